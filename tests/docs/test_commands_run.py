@@ -17,7 +17,8 @@ from pairmq.cli._app import run
 from pairmq.sync import Pair
 from pairmq_redis.testing import RedisServer
 
-SLOW = {"--open", "--pipeline", "--real", "--shrink", "--watch", "dashboard", "demo", "pipeline", "servicebus-server", "upgrade"}
+SLOW = {"--open", "--pipeline", "--real", "--shrink", "--watch", "dashboard", "demo", "pipeline", "servicebus-server"}
+SLOW |= {"upgrade"}
 """What takes long, has no end or wants a screen: these have tests of their own, where their options are."""
 
 READER_HAS = {
