@@ -64,7 +64,8 @@ class Idle:
             if isinstance(event, OperationsCounted) and event.side is Side.SECONDARY:
                 counted.append(event.receives)
 
-        options = PairOptions(enable_syphon=True, syphon_receive_wait=wait)
+        # Without looks at an operator's decisions, whose reports receive too.
+        options = PairOptions(enable_syphon=True, syphon_receive_wait=wait, control_interval=0)
         async with Pair.connect(*self._urls, options=options) as pair:
             await self._settle(pair)
             pair.subscribe(watch)
