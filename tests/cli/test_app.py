@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -47,6 +48,31 @@ def test_without_its_extra_it_says_what_to_install() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == "error: the command line needs typer and rich: pip install 'pairmq[cli]'\n"
+
+
+def test_ctrl_c_leaves_no_traceback_while_the_program_imports() -> None:
+    # An import hook sends the signal when the first module of the package is imported.
+    code = """
+import importlib.abc, os, signal, sys
+from pairmq_command import main
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        assert name == "pairmq", name
+        os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_ctrl_c_stays_ignored_where_the_program_was_started_so() -> None:
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from pairmq_command import main; main()"
+    code = code.replace("main()", "import sys; sys.argv[1:] = ['--version']\ntry: main()\nexcept SystemExit: pass")
+    code += "\nassert signal.getsignal(signal.SIGINT) is signal.SIG_IGN"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
 def test_the_library_alone_imports_neither_typer_nor_rich() -> None:
