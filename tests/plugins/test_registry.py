@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -575,3 +576,64 @@ def test_a_plugin_unregistered_after_the_first_question_is_gone():
     assert registry.transports() != ()
     registry.unregister(plugin)
     assert registry.transports() == ()
+
+
+FORK_WHILE_LOADING = """
+import os, signal, sys, threading
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+from pairmq.plugins import Registry
+
+began, go_on = threading.Event(), threading.Event()
+sys.modules["gates"] = SimpleNamespace(began=began, go_on=go_on)
+registry = Registry(lambda: [(EntryPoint("slow", "slow_plugin", "pairmq"), None)])
+loader = threading.Thread(target=lambda: registry.plugins)
+loader.start()
+began.wait()
+threading.Timer(0.2, go_on.set).start()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # ends it when it hangs
+    os._exit(0 if [plugin.name for plugin in registry.plugins] == ["slow"] else 1)
+loader.join()
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_while_another_thread_imports_plugins_leaves_a_child_that_can_use_them(tmp_path: Path) -> None:
+    (tmp_path / "slow_plugin.py").write_text("import gates\ngates.began.set()\ngates.go_on.wait()\n")
+    program = [sys.executable, "-W", "ignore", "-c", FORK_WHILE_LOADING]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+IMPORTS_IN_A_CIRCLE = """
+import sys, threading
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+from pairmq.plugins import Registry, _manager
+
+_manager._LOADING_WAITS = 0.1
+began, go_on = threading.Event(), threading.Event()
+registry = Registry(lambda: [(EntryPoint("own", "own_plugin", "pairmq"), None)])
+sys.modules["gates"] = SimpleNamespace(began=began, go_on=go_on, registry=registry)
+application = threading.Thread(target=lambda: __import__("application"))
+application.start()
+began.wait()
+loader = threading.Thread(target=lambda: registry.plugins)
+loader.start()
+threading.Timer(0.2, go_on.set).start()
+for thread in (application, loader):
+    thread.join()
+"""
+
+
+def test_an_application_that_uses_plugins_while_it_is_imported_does_not_hang(tmp_path: Path) -> None:
+    (tmp_path / "application.py").write_text(
+        "import gates\ngates.began.set()\ngates.go_on.wait()\ngates.registry.plugins\n"
+    )
+    (tmp_path / "own_plugin.py").write_text("import application\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    program = [sys.executable, "-c", IMPORTS_IN_A_CIRCLE]
+    assert subprocess.run(program, env=environment, capture_output=True, timeout=120, check=False).returncode == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint, distributions
@@ -30,6 +32,11 @@ _KNOWN = {
 
 # What people write who know the product, or Celery's URL, and not yet the scheme.
 _MEANT = {"pairmq": "amqp", "pairmqs": "amqps", "rabbitmq": "amqp", "valkey": "redis", "valkeys": "rediss"}
+
+# Held while plugins are imported: the child of a fork meanwhile would wait forever for the thread that does it.
+_loading = threading.RLock()
+_LOADING_WAITS = 5.0  # s: an application's own plugin may be imported by a thread that waits here
+_FORK_WAITS = 60.0  # s
 
 Record = TypeVar("Record", TransportRecord, ObserverRecord)
 
@@ -88,7 +95,14 @@ class Registry:
     def plugins(self) -> tuple[PluginInfo, ...]:
         """Every plugin found, the broken ones too."""
         if self._plugins is None:
-            self._plugins = tuple(self._load())
+            held = _loading.acquire(timeout=_LOADING_WAITS)
+            try:
+                # Another thread may have loaded them meanwhile.
+                if self._plugins is None:
+                    self._plugins = tuple(self._load())
+            finally:
+                if held:
+                    _loading.release()
         return self._plugins
 
     def transports(self) -> tuple[TransportRecord, ...]:
@@ -167,6 +181,22 @@ class Registry:
             yield _inspect(name, None, lambda plugin=plugin: plugin)  # type: ignore[misc]  # mypy can't infer the default
         for entry_point, distribution in self._find():
             yield _inspect(entry_point.name, distribution, entry_point.load)
+
+
+_fork_holds = threading.local()
+
+
+def _before_fork() -> None:
+    _fork_holds.loading = _loading.acquire(timeout=_FORK_WAITS)
+
+
+def _after_fork() -> None:
+    if _fork_holds.loading:
+        _loading.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 def _installed_entry_points() -> Iterable[tuple[EntryPoint, str | None]]:
