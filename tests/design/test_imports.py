@@ -10,6 +10,7 @@ PACKAGES = (
     "pairmq",
     "pairmq_faststream",
     "pairmq_kombu",
+    "pairmq_postgres",
     "pairmq_rabbitmq",
     "pairmq_redis",
     "pairmq_servicebus",

@@ -24,6 +24,8 @@ _KNOWN = {
     "amqp": "pairmq-rabbitmq",
     "amqps": "pairmq-rabbitmq",
     "fakeredis": "pairmq-redis[fakeredis]",
+    "postgres": "pairmq-postgres",
+    "postgresql": "pairmq-postgres",
     "redis": "pairmq-redis",
     "rediss": "pairmq-redis",
     "sb": "pairmq-servicebus",

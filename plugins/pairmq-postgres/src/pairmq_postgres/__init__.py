@@ -1,0 +1,1 @@
+"""PostgreSQL for PairMQ: ``postgresql://user:password@host:5432/database``."""

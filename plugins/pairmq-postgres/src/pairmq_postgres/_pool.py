@@ -1,0 +1,283 @@
+"""Connections: a pool that retries nothing, and the one that listens.
+
+Not psycopg's own pool: that one connects in the background, again and again, and reports a time-out where a caller must
+learn why there is no connection, and whether anything was sent.
+
+A call that is cancelled drops its connection, if a statement is on its way: whatever the server makes of it, no later
+call meets it. psycopg by itself would ask the server to cancel the statement, and wait for an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, waiting
+from psycopg.pq import TransactionStatus
+
+from pairmq.model import TransportError
+from pairmq.transport import Scope, nothing_sent, start_task
+from pairmq_postgres import _errors, _sql
+from pairmq_postgres._errors import NotSent
+from pairmq_postgres._url import PostgresUrl
+
+Rows = list[tuple[Any, ...]]
+Statement = tuple[Any, Mapping[str, Any]]
+
+_NOTIFIED_WITHIN = 0.5  # s that a close waits for notifications of what was sent
+_SOON = 0.05  # s
+
+
+class _Connection(AsyncConnection[tuple[Any, ...]]):
+    async def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return await waiting.wait_async(gen, self.pgconn.socket, *arguments, **options)
+        except asyncio.CancelledError:
+            self.pgconn.finish()
+            raise
+
+
+class Arrivals:
+    """Wakes receivers when something has arrived at a path."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, asyncio.Event] = {}
+
+    def next(self, path: str) -> asyncio.Event:
+        """Return what will be set when something arrives; ask for it *before* looking, lest it arrive in between."""
+        return self._events.setdefault(path, asyncio.Event())
+
+    def tell(self, path: str) -> None:
+        """Wake the receivers of a path."""
+        event = self._events.pop(path, None)
+        if event is not None:
+            event.set()
+
+    def tell_all(self) -> None:
+        """Wake all receivers."""
+        for path in tuple(self._events):
+            self.tell(path)
+
+
+class Pool:
+    """A transport's connections, made when they are needed.
+
+    Args:
+        url: where to, and how many at most.
+    """
+
+    def __init__(self, url: PostgresUrl) -> None:
+        self.url = url
+        self.arrivals = Arrivals()
+        self._idle: list[_Connection] = []
+        self._turns = asyncio.Semaphore(url.pool_size)
+        self._listening: asyncio.Task[None] | None = None
+        self._heard = asyncio.Event()
+        self._to_notify: set[str] = set()
+        self._notifying: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def run(self, statements: Sequence[Statement], begin: Callable[[], None] | None = None) -> list[Rows]:
+        """Run statements in one round trip and one transaction, and return the rows of each.
+
+        Args:
+            statements: each with its parameters.
+            begin: called before the first byte is sent.
+
+        Raises:
+            NotSent: there is no connection.
+            psycopg.Error: as the server or libpq reported it.
+        """
+        async with self._connection() as connection:
+            if begin is not None:
+                begin()
+            if len(statements) == 1:
+                return [await _rows(await _execute(connection, statements[0]))]
+            async with connection.pipeline():
+                cursors = [await _execute(connection, each) for each in statements]
+            return [await _rows(cursor) for cursor in cursors]
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[_Connection]:
+        async with self._turns:
+            connection = self._idle_one() or await self.connect()
+            try:
+                yield connection
+            except Exception as error:
+                if _errors.leads_elsewhere(error) or connection.closed:
+                    # Those that are idle were made to the same server.
+                    self._drop_idle()
+                    connection.pgconn.finish()
+                raise
+            finally:
+                if self._closed or connection.pgconn.transaction_status != TransactionStatus.IDLE:
+                    connection.pgconn.finish()
+                else:
+                    self._idle.append(connection)
+
+    def _idle_one(self) -> _Connection | None:
+        """Find an idle connection that the server has not ended meanwhile."""
+        while self._idle:
+            connection = self._idle.pop()
+            try:
+                connection.pgconn.consume_input()
+            except psycopg.OperationalError:
+                connection.pgconn.finish()
+                self._drop_idle()
+            else:
+                if connection.pgconn.transaction_status == TransactionStatus.IDLE:
+                    return connection
+                connection.pgconn.finish()
+        return None
+
+    async def connect(self) -> _Connection:
+        """Connect to the first host that takes writes.
+
+        Raises:
+            NotSent: none does.
+        """
+        try:
+            return await _Connection.connect(
+                **self.url.parameters(),
+                autocommit=True,
+                prepare_threshold=0 if self.url.listen else None,
+            )
+        except (psycopg.Error, OSError) as error:
+            raise NotSent(error) from None
+
+    def _drop_idle(self) -> None:
+        for connection in self._idle:
+            connection.pgconn.finish()
+        self._idle.clear()
+
+    # Notifications.
+
+    def notify(self, path: str) -> None:
+        """Wake the receivers of a path in all processes, a moment after the send that was confirmed.
+
+        Not in the send's own transaction: those that notify are committed one after the other, throughout the database.
+        Senders would wait for each other's writes to the disk.
+        """
+        self.arrivals.tell(path)
+        self._to_notify.add(path)
+        if self._notifying is None and not self._closed:
+            self._notifying = start_task(self._notify())
+
+    async def _notify(self) -> None:
+        try:
+            while self._to_notify:
+                paths, self._to_notify = sorted(self._to_notify), set()
+                # Receivers look without being notified, only less often.
+                with contextlib.suppress(NotSent, psycopg.Error):
+                    await self.run([(_sql.NOTIFY, {"paths": paths})])
+        finally:
+            self._notifying = None
+
+    async def listen(self) -> bool:
+        """Listen for notifications; False if it already did, or can't: then look again soon."""
+        if not self.url.listen or self._closed or (self._listening is not None and self._heard.is_set()):
+            return False
+        if self._listening is None:
+            self._listening = start_task(self._listen())
+        await self._heard.wait()
+        return self._listening is not None
+
+    async def _listen(self) -> None:
+        connection = None
+        try:
+            connection = await self.connect()
+            await connection.execute("LISTEN pairmq")
+            self._heard.set()
+            async for notification in connection.notifies():
+                self.arrivals.tell(notification.payload)
+        except (NotSent, psycopg.Error):
+            pass  # the next look reports it, if it concerns more than this connection
+        finally:
+            if connection is not None:
+                connection.pgconn.finish()
+            self._listening = None
+            self._heard.set()
+            self._heard = asyncio.Event()
+            self.arrivals.tell_all()
+
+    async def close(self) -> None:
+        """End all connections, those in use too."""
+        self._closed = True
+        if self._notifying is not None:
+            await asyncio.wait((self._notifying,), timeout=_NOTIFIED_WITHIN)
+        tasks = [task for task in (self._notifying, self._listening) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_SOON)
+        self._drop_idle()
+
+
+class Calls:
+    """The calls of one object, which end when it closes.
+
+    Args:
+        pool: runs them.
+        scope: ends them.
+    """
+
+    def __init__(self, pool: Pool, scope: Scope) -> None:
+        self.pool = pool
+        self.scope = scope
+
+    async def run(self, doing: str, *statements: Statement) -> list[Rows]:
+        """Run statements in one round trip and one transaction.
+
+        Args:
+            doing: what they do, in words: ``send to orders``.
+            statements: each with its parameters.
+
+        Raises:
+            TransportError: they were not run, or that is in doubt.
+        """
+        self.scope.check()
+        call = _Call()
+        self.scope.add(call)
+        task = start_task(self.pool.run(statements, call.begin))
+        try:
+            await asyncio.wait((task, call.ended), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise call.ended.result()
+            return task.result()
+        except (NotSent, psycopg.Error) as error:
+            made = _errors.failure(error, doing)
+            raise made from made.__cause__
+        except asyncio.CancelledError as cancellation:
+            if not call.begun:
+                nothing_sent(cancellation)
+            raise
+        finally:
+            self.scope.discard(call)
+            task.cancel()
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # seen, if it fails now
+
+
+class _Call:
+    def __init__(self) -> None:
+        self.begun = False
+        self.ended: asyncio.Future[TransportError] = asyncio.get_running_loop().create_future()
+
+    def begin(self) -> None:
+        self.begun = True
+
+    def end(self, error: TransportError) -> None:
+        if not self.ended.done():
+            error.maybe_applied = self.begun
+            self.ended.set_result(error)
+
+
+async def _execute(connection: _Connection, statement: Statement) -> psycopg.AsyncCursor[tuple[Any, ...]]:
+    query, parameters = statement
+    return await connection.cursor(binary=True).execute(query, parameters)
+
+
+async def _rows(cursor: psycopg.AsyncCursor[tuple[Any, ...]]) -> Rows:
+    return await cursor.fetchall() if cursor.description else []

@@ -1,0 +1,401 @@
+"""Receiving under peek-lock: a lock is an instant in the message's row, before which no other receiver gets it.
+
+A lock has a name: the receiver's, which is random, and the number of its receive. Settling requires that name, so that
+a delivery whose lock has ended can't affect a message that another receiver has locked by now.
+
+A waiting receiver is notified (see `_pool`), and looks again after the poll interval, or when the first lock or
+schedule that it met ends.
+
+Locks outlast a lost connection. What a receive with an unknown outcome has locked, and what a receiver held that closed
+meanwhile, is released with the next receive of this process (SPEC 7.6). What another receiver holds is in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import psycopg
+
+from pairmq.model import Delivery, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.transport import MalformedHeader, Receiver, SessionReceiver, decode_header, start_task
+from pairmq_postgres import _errors, _sql
+from pairmq_postgres._errors import LockEnded, NoSessions, NoSuchEntity, NotSent, SessionsOnly
+from pairmq_postgres._pool import Calls, Rows, Statement
+from pairmq_postgres._sender import MAX_MESSAGE_BYTES
+
+_RELEASE_WITHIN = 0.9
+_MOST_MESSAGES = 1000
+_MOST_BYTES = 16 * 1024 * 1024
+_MOST_LETTERS = 1024
+_MOST_LEFT = 10_000
+_DOUBT = 60.0
+"""Seconds in which a statement whose answer never came may still be run: an unresponsive server may yet read it."""
+
+
+class _Token(NamedTuple):
+    """What settles a delivery."""
+
+    number: int
+    lock: str
+
+
+@dataclass(slots=True)
+class LeftLocks:
+    """What closed receivers of a source could not release, for the next one to do so.
+
+    Args:
+        held: numbers of messages, with their locks.
+        doubtful: locks of receives whose answer never came, with the instant after which none comes.
+    """
+
+    held: dict[int, str] = field(default_factory=dict)
+    doubtful: dict[str, float] = field(default_factory=dict)
+
+    def current(self) -> list[str]:
+        """Forget the doubtful locks that are over, and return the others."""
+        now = time.monotonic()
+        self.doubtful = {lock: until for lock, until in self.doubtful.items() if until > now}
+        return list(self.doubtful)
+
+    def doubt(self, lock: str) -> None:
+        """Add a receive whose answer never came."""
+        self.doubtful[lock] = time.monotonic() + _DOUBT
+
+    def add(self, other: LeftLocks) -> None:
+        """Take over what another one has."""
+        self.held |= dict(list(other.held.items())[:_MOST_LEFT])
+        self.doubtful |= other.doubtful
+
+
+class PostgresReceiver(Receiver):
+    """Reads a queue, a subscription or a dead-letter queue.
+
+    Args:
+        calls: this receiver's.
+        source: what to read.
+        left: what the transport's closed receivers left, by source.
+        receivers: the transport's open ones.
+    """
+
+    _take = _sql.TAKE
+
+    def __init__(
+        self, calls: Calls, source: Source, left: dict[Source, LeftLocks], receivers: set[PostgresReceiver]
+    ) -> None:
+        self._calls = calls
+        self.scope = calls.scope
+        self._source = source
+        self._path = source.entity.path
+        self._receiving, self._settling = f"receive from {source}", f"settle a delivery of {source}"
+        self._place = place_of(source)
+        self._name = secrets.token_hex(8)
+        self._receives = 0
+        self._locks = LeftLocks()
+        self._left = left
+        self._receivers = receivers
+        self._closing: asyncio.Task[None] | None = None
+        receivers.add(self)
+
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        if max_messages < 1:
+            raise ValueError(f"max_messages is {max_messages}: at least 1")
+        most = min(max_messages, _MOST_MESSAGES)
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + wait
+        while True:
+            arrival = self._calls.pool.arrivals.next(self._path)
+            deliveries, free_in = await self._look(most)
+            left = ends_at - loop.time()
+            if deliveries or left <= 0:
+                return deliveries
+            await self._wait(arrival, left, free_in)
+
+    async def complete(self, delivery: Delivery) -> None:
+        (failed,) = await self.complete_batch([delivery])
+        if failed is not None:
+            raise failed
+
+    async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
+        tokens = [self._own_token(delivery) for delivery in deliveries]
+        own = [token for token in tokens if token is not None]
+        done: set[int] = set()
+        if own:
+            parameters = {"numbers": [token.number for token in own], "locks": [token.lock for token in own]}
+            try:
+                (rows,) = await self._calls.run(self._settling, (_sql.COMPLETE, parameters))
+            except TransportError as error:
+                return [error] * len(deliveries)
+            done = {number for (number,) in rows}
+            self._forget(own)
+        return [None if token and token.number in done else self._lock_lost() for token in tokens]
+
+    async def abandon(self, delivery: Delivery) -> None:
+        await self._settle(delivery, _sql.ABANDON, {})
+        self._calls.pool.notify(self._path)
+
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        """Move a delivery to the dead letters, in one step; reason and description are cut to 1024 letters each."""
+        if self._source.dead_letter:
+            text = f"{self._settling}: it is in the dead-letter queue already"
+            raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+        why = {"reason": _storable(reason), "description": _storable(description)}
+        await self._settle(delivery, _sql.DEAD_LETTER, why)
+        self._calls.pool.notify(self._path)
+
+    async def renew_lock(self, delivery: Delivery) -> Delivery:
+        ((until,),) = await self._settle(delivery, _sql.RENEW, {}, forget=False)
+        return replace(delivery, locked_until=until)
+
+    async def close(self) -> None:
+        if self._closing is None:
+            self._calls.scope.close()
+            self._closing = start_task(self._release_all())
+        await asyncio.shield(self._closing)
+
+    # Receiving.
+
+    async def _look(self, most: int) -> tuple[list[Delivery], float]:
+        """Lock and decode what is free, in one round trip; else seconds until something is known to become free."""
+        while True:
+            self._receives += 1
+            lock = f"{self._name}:{self._receives}"
+            rows = await self._run_take(lock, most)
+            if not rows:
+                raise self._failure(NoSuchEntity(), self._receiving)
+            *_, needs_session, is_lost, worn, free_in = rows[0]
+            if needs_session and self._take is _sql.TAKE:
+                raise self._failure(SessionsOnly(), self._receiving)
+            if is_lost:
+                raise self._failure(LockEnded(), self._receiving)
+            if worn:
+                self._calls.pool.notify(self._path)  # for who reads the dead letters
+            found = [row for row in rows if row[0] is not None]
+            deliveries = [delivery for row in found if (delivery := await self._delivery(row, lock)) is not None]
+            if deliveries or not (found or worn):
+                return deliveries, float("inf") if free_in is None else free_in
+
+    def _take_parameters(self, lock: str, most: int) -> dict[str, Any]:
+        return {**self._place, "receiver": f"{self._name}:", "lock": lock, "most": most, "most_bytes": _MOST_BYTES}
+
+    async def _run_take(self, lock: str, most: int) -> Rows:
+        statements: list[Statement] = [(_sql.SWEEP, self._place), (self._take, self._take_parameters(lock, most))]
+        left = self._left.pop(self._source, LeftLocks())
+        if left.held:
+            statements.insert(0, _release_of(left))
+        self._locks.doubtful |= left.doubtful
+        if doubtful := self._locks.current():
+            statements.insert(0, (_sql.TAKE_BACK, {**self._place, "locks": doubtful}))
+        try:
+            rows = (await self._calls.run(self._receiving, *statements))[-1]
+        except BaseException as error:
+            if getattr(error, "maybe_applied", True):
+                self._locks.doubt(lock)
+            if left.held:
+                self._left.setdefault(self._source, LeftLocks()).add(left)
+            raise
+        for row in rows:
+            if row[0] is not None:
+                self._locks.held[row[0]] = lock
+        return rows
+
+    async def _delivery(self, row: tuple[Any, ...], lock: str) -> Delivery | None:
+        """Decode a row; what can't be decoded is dead-lettered. A dead letter is shown as far as it can be read."""
+        header, body = row[6:8]
+        token = _Token(row[0], lock)
+        try:
+            message = shown(header, body) if self._source.dead_letter else decode_header(header, body)
+        except MalformedHeader as problem:
+            malformed = delivery_of(row, Message(), token)
+            with contextlib.suppress(TransportError):  # it is locked, and met again when that has ended
+                await self.dead_letter(malformed, "malformed", str(problem))
+            return None
+        return delivery_of(row, message, token)
+
+    async def _wait(self, arrival: asyncio.Event, left: float, free_in: float) -> None:
+        """Wait until there may be something."""
+        pool = self._calls.pool
+
+        async def wait() -> None:
+            if not await pool.listen():
+                await arrival.wait()
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(left, pool.url.poll_interval, max(free_in, 0.001))):
+                await self._calls.scope.race(wait())
+
+    # Settling.
+
+    async def _settle(self, delivery: Delivery, statement: Any, more: dict[str, Any], *, forget: bool = True) -> Rows:
+        token = self._own_token(delivery)
+        if token is None:
+            raise self._lock_lost()
+        parameters = {"number": token.number, "lock": token.lock, **more}
+        (rows,) = await self._calls.run(self._settling, (statement, parameters))
+        if forget or not rows:
+            self._forget([token])
+        if not rows:
+            raise self._lock_lost()
+        return rows
+
+    def _own_token(self, delivery: Delivery) -> _Token | None:
+        """What settles a delivery; None if this receiver did not return it."""
+        token = delivery.lock_token
+        return token if isinstance(token, _Token) and token.lock.startswith(f"{self._name}:") else None
+
+    def _forget(self, tokens: Sequence[_Token]) -> None:
+        for token in tokens:
+            if self._locks.held.get(token.number) == token.lock:
+                del self._locks.held[token.number]
+
+    def _lock_lost(self) -> TransportError:
+        return self._failure(LockEnded(), self._settling)
+
+    def _failure(self, error: BaseException, doing: str) -> TransportError:
+        return _errors.failure(error, doing)
+
+    # Closing.
+
+    async def _release_all(self) -> None:
+        """Release what is not settled; if that can't be done now, the next receiver does so, or the locks end."""
+        self._receivers.discard(self)
+        statements = self._releases()
+        if not statements:
+            return
+        try:
+            async with asyncio.timeout(_RELEASE_WITHIN):
+                await self._calls.pool.run(statements)
+        except (NotSent, psycopg.Error, TimeoutError):
+            self._left.setdefault(self._source, LeftLocks()).add(self._locks)
+        else:
+            self._calls.pool.notify(self._path)
+
+    def _releases(self) -> list[Statement]:
+        statements: list[Statement] = [_release_of(self._locks)] if self._locks.held else []
+        if doubtful := self._locks.current():
+            statements.append((_sql.TAKE_BACK, {**self._place, "locks": doubtful}))
+        return statements
+
+
+class PostgresSessionReceiver(PostgresReceiver, SessionReceiver):
+    """Reads one session of a source; made by `accept`."""
+
+    _take = _sql.TAKE_OF_SESSION
+    _session: bytes | None = None
+    _until: datetime
+
+    @property
+    def session_id(self) -> str:
+        return (self._session or b"").decode()
+
+    @property
+    def locked_until(self) -> datetime:
+        return self._until
+
+    async def accept(self, session_id: str | None, wait: float) -> bool:
+        """Lock a session; called once, before everything else."""
+        named = None if session_id is None else session_id.encode()
+        parameters = {**self._place, "session": named, "receiver": f"{self._name}:"}
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + wait
+        while True:
+            arrival = self._calls.pool.arrivals.next(self._path)
+            (rows,) = await self._calls.run(self._receiving, (_sql.ACCEPT, parameters))
+            if not rows:
+                raise self._failure(NoSuchEntity(), self._receiving)
+            ((has_sessions, found, until),) = rows
+            if not has_sessions:
+                raise self._failure(NoSessions(), self._receiving)
+            if found is not None:
+                self._session, self._until = found, until
+                return True
+            left = ends_at - loop.time()
+            if left <= 0:
+                return False
+            await self._wait(arrival, left, float("inf"))
+
+    async def renew_lock(self, delivery: Delivery) -> Delivery:
+        token = self._own_token(delivery)
+        if token is None or self._locks.held.get(token.number) != token.lock:
+            raise self._lock_lost()
+        return replace(delivery, locked_until=await self.renew_session_lock())
+
+    async def renew_session_lock(self) -> datetime:
+        ((until,),) = await self._with_session(_sql.RENEW_SESSION)
+        self._until = until
+        return self._until
+
+    async def get_state(self) -> bytes | None:
+        ((state,),) = await self._with_session(_sql.GET_STATE)
+        return None if state is None else bytes(state)
+
+    async def set_state(self, state: bytes | None) -> None:
+        if state is not None and len(state) > MAX_MESSAGE_BYTES:
+            text = f"set the state of a session: it has {len(state)} bytes, at most {MAX_MESSAGE_BYTES} are allowed"
+            raise TransportError(text, FailureKind.REFUSED, FailureReason.TOO_LARGE)
+        await self._with_session(_sql.SET_STATE, state=state)
+
+    def _take_parameters(self, lock: str, most: int) -> dict[str, Any]:
+        return {**super()._take_parameters(lock, most), "session": self._session}
+
+    async def _with_session(self, statement: Any, **more: Any) -> Rows:
+        parameters = {**self._place, "session": self._session, "receiver": f"{self._name}:", **more}
+        (rows,) = await self._calls.run(self._settling, (statement, parameters))
+        if not rows:
+            raise self._lock_lost()
+        return rows
+
+    def _releases(self) -> list[Statement]:
+        if self._session is None:
+            return []
+        parameters = {**self._place, "session": self._session, "receiver": f"{self._name}:"}
+        return [(_sql.RELEASE_SESSION, parameters)]
+
+
+def place_of(source: Source) -> dict[str, Any]:
+    """The parameters that name a source."""
+    return {
+        "path": source.entity.path,
+        "kind": source.entity.kind.value,
+        "subscription": source.subscription or "",
+        "sign": -1 if source.dead_letter else 1,
+    }
+
+
+def _release_of(locks: LeftLocks) -> Statement:
+    """The statement that releases what a closed receiver held."""
+    return _sql.RELEASE, {"numbers": list(locks.held), "locks": list(locks.held.values())}
+
+
+def delivery_of(row: tuple[Any, ...], message: Message, token: object = None) -> Delivery:
+    """Make a delivery of a row."""
+    number, enqueued_at, deliveries, reason, description, locked_until = row[:6]
+    return Delivery(
+        message=message,
+        lock_token=token,
+        delivery_count=deliveries,
+        sequence_number=str(number),
+        enqueued_at=enqueued_at,
+        locked_until=locked_until,
+        dead_letter_reason=reason,
+        dead_letter_description=description,
+    )
+
+
+def shown(header: str, body: bytes) -> Message:
+    """Decode a row that may be malformed, so that a person can look at it: its header becomes a property."""
+    try:
+        return decode_header(header, body)
+    except MalformedHeader:
+        return Message(body, application_properties={"raw:header": header})
+
+
+def _storable(text: str) -> str:
+    """Cut a text, and replace what no text in PostgreSQL holds."""
+    return text[:_MOST_LETTERS].encode(errors="replace").decode().replace("\0", "\ufffd")

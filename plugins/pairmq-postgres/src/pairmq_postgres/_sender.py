@@ -1,0 +1,113 @@
+"""Sending: rows in a table, confirmed by the commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
+from pairmq.transport import Sender, encode_header
+from pairmq_postgres import _errors, _sql
+from pairmq_postgres._errors import NoSuchEntity
+from pairmq_postgres._pool import Calls
+
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+"""More than other brokers take, so that this one can stand behind any of them. PostgreSQL itself ends at 1 GB a row."""
+
+_CHUNK_MESSAGES = 1000
+_CHUNK_BYTES = 8 * 1024 * 1024
+
+_Row = tuple[Message, str, int]
+"""A message, its header, and the bytes of both."""
+
+
+class PostgresSender(Sender):
+    """Sends to one queue or topic.
+
+    Args:
+        calls: this sender's.
+        entity: where to.
+    """
+
+    def __init__(self, calls: Calls, entity: Entity) -> None:
+        self._calls = calls
+        self.scope = calls.scope
+        self._entity = entity
+        self._doing = f"send to {entity}"
+
+    async def send(self, message: Message) -> None:
+        (failed,) = await self._store([_row(message)])
+        if failed is not None:
+            raise failed
+
+    async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        """Send in chunks, each in one statement: all of a chunk is stored, or nothing of it."""
+        outcomes: list[TransportError | None] = []
+        for chunk in _chunks(messages):
+            try:
+                outcomes += await self._store(chunk)
+            except TransportError as error:
+                outcomes += [error] * len(chunk)
+            except asyncio.CancelledError as cancellation:
+                if outcomes:  # that nothing was sent may be true of this chunk; of the batch it is not
+                    raise asyncio.CancelledError(*cancellation.args) from None
+                raise
+        return outcomes
+
+    async def make_ready(self) -> None:
+        """Connect."""
+        await self._calls.run(f"connect to {self._entity}", ("SELECT 1", {}))
+
+    async def _store(self, rows: Sequence[_Row]) -> list[TransportError | None]:
+        fitting = [(message, header) for message, header, size in rows if size <= MAX_MESSAGE_BYTES]
+        (found,) = await self._calls.run(self._doing, (_sql.SEND, self._parameters(fitting)))
+        if not found:
+            error = _errors.failure(NoSuchEntity(), self._doing)
+            raise error from error.__cause__
+        self._calls.pool.notify(self._entity.path)
+        ((needs_session,),) = found
+        return [self._refusal(message, size, needs_session) for message, _, size in rows]
+
+    def _parameters(self, rows: Sequence[tuple[Message, str]]) -> dict[str, Any]:
+        lives = [message.time_to_live for message, _ in rows]
+        sessions = [message.session_id for message, _ in rows]
+        return {
+            "path": self._entity.path,
+            "kind": self._entity.kind.value,
+            "headers": [header for _, header in rows],
+            "bodies": [message.body for message, _ in rows],
+            "due_at": [message.scheduled_enqueue_at for message, _ in rows],
+            "lives": [None if each is None else timedelta(seconds=each) for each in lives],
+            "sessions": [None if each is None else each.encode() for each in sessions],
+        }
+
+    def _refusal(self, message: Message, size: int, needs_session: bool) -> TransportError | None:
+        if size > MAX_MESSAGE_BYTES:
+            text = f"{self._doing}: the message has {size} bytes, at most {MAX_MESSAGE_BYTES} are allowed"
+            return TransportError(text, FailureKind.REFUSED, FailureReason.TOO_LARGE)
+        if needs_session and message.session_id is None:
+            text = f"{self._doing}: the message has no session id, and the entity requires one"
+            return TransportError(text, FailureKind.REFUSED, FailureReason.MALFORMED)
+        return None
+
+
+def _row(message: Message) -> _Row:
+    header = encode_header(message)
+    return message, header, len(header) + len(message.body)
+
+
+def _chunks(messages: Sequence[Message]) -> Iterator[list[_Row]]:
+    """Cut a batch into statements that hold neither the server nor the memory for long."""
+    chunk: list[_Row] = []
+    total = 0
+    for message in messages:
+        row = _row(message)
+        if chunk and (len(chunk) == _CHUNK_MESSAGES or total + row[2] > _CHUNK_BYTES):
+            yield chunk
+            chunk, total = [], 0
+        chunk.append(row)
+        total += row[2]
+    if chunk:
+        yield chunk

@@ -1,0 +1,357 @@
+"""The statements on entities and messages. Each call is one round trip: a statement, or a few in a pipeline, which
+PostgreSQL runs as one transaction.
+
+Whatever needs several steps is one statement with several parts, so that no transaction is ever left open by a client
+that was cancelled, was killed or lost its connection. `statement_timestamp()` is when the statement reached the server.
+"""
+
+from __future__ import annotations
+
+from typing import Final, LiteralString
+
+_PLACE: Final[LiteralString] = """
+place AS (
+    SELECT e.*, s.id AS live, s.id * %(sign)s::bigint AS shelf, %(sign)s::bigint < 0 AS reads_dead,
+        e.single_consumer AND %(sign)s::bigint > 0 AS one_at_a_time
+    FROM pairmq.entity e JOIN pairmq.source s ON s.entity = e.id AND s.subscription = %(subscription)s::text
+    WHERE e.path = %(path)s::text AND e.kind = %(kind)s::text
+)"""
+"""Where a source's messages are, and its entity's settings; no row if it does not exist."""
+
+_BURIED: Final[LiteralString] = """
+    due_at = NULL, expires_at = NULL, locked_until = NULL, lock = NULL, held = false, session = NULL"""
+"""What a dead letter has not: it lives until a consumer completes it."""
+
+_FREE: Final[LiteralString] = "(m.locked_until IS NULL OR m.locked_until <= statement_timestamp())"
+
+SEND: Final[LiteralString] = """
+WITH target AS (
+    SELECT e.*, s.id AS shelf FROM pairmq.entity e LEFT JOIN pairmq.source s ON s.entity = e.id
+    WHERE e.path = %(path)s::text AND e.kind = %(kind)s::text
+), stored AS (
+    INSERT INTO pairmq.message (shelf, due_at, expires_at, session, header, body)
+    SELECT t.shelf, n.due_at,
+        greatest(n.due_at, statement_timestamp()) + least(n.lives, t.default_time_to_live),
+        CASE WHEN t.requires_session THEN n.session END, n.header, n.body
+    FROM target t, unnest(
+        %(headers)s::text[], %(bodies)b::bytea[], %(due_at)s::timestamptz[], %(lives)s::interval[],
+        %(sessions)b::bytea[]
+    ) WITH ORDINALITY AS n (header, body, due_at, lives, session, position)
+    WHERE t.shelf IS NOT NULL AND (n.session IS NOT NULL OR NOT t.requires_session)
+    ORDER BY n.position
+)
+SELECT requires_session FROM target LIMIT 1
+"""
+"""Store messages in order, in the queue or in each subscription that the topic has now."""
+
+NOTIFY: Final[LiteralString] = "SELECT pg_notify('pairmq', path) FROM unnest(%(paths)s::text[]) AS path"
+
+SWEEP: Final[LiteralString] = f"""
+WITH {_PLACE}, turn AS (
+    SELECT 1 FROM pairmq.source WHERE id = (SELECT live FROM place WHERE one_at_a_time) FOR UPDATE
+), due AS (
+    UPDATE pairmq.message SET due_at = NULL WHERE number IN (
+        SELECT number FROM pairmq.message
+        WHERE shelf = (SELECT live FROM place) AND due_at <= statement_timestamp()
+        ORDER BY due_at LIMIT 1000 FOR UPDATE SKIP LOCKED
+    )
+), expired AS (
+    SELECT number FROM pairmq.message m
+    WHERE shelf = (SELECT live FROM place) AND expires_at <= statement_timestamp() AND due_at IS NULL AND {_FREE}
+    ORDER BY expires_at LIMIT 1000 FOR UPDATE SKIP LOCKED
+), dropped AS (
+    DELETE FROM pairmq.message WHERE number IN (SELECT number FROM expired)
+        AND NOT (SELECT dead_letter_on_expiration FROM place)
+), buried AS (
+    UPDATE pairmq.message SET shelf = -shelf, {_BURIED},
+        reason = 'expired', description = 'its time-to-live ended before it was completed'
+    WHERE number IN (SELECT number FROM expired) AND (SELECT dead_letter_on_expiration FROM place)
+)
+SELECT count(*) FROM turn
+"""
+"""Take a turn at a queue of a single consumer, make due what is, and put away what has expired: before each `TAKE`, in
+the same transaction. By `TAKE` alone, which would wait for its turn, what others did meanwhile would not be seen."""
+
+_TAKE: Final[LiteralString] = f"""
+WITH {_PLACE}, found AS MATERIALIZED (
+    SELECT m.number, m.deliveries, octet_length(m.body) AS size FROM pairmq.message m
+    WHERE m.shelf = (SELECT shelf FROM place) AND m.due_at IS NULL AND {_FREE}
+        AND (m.expires_at IS NULL OR m.expires_at > statement_timestamp())
+        AND NOT (SELECT one_at_a_time AND EXISTS (
+            SELECT 1 FROM pairmq.message h
+            WHERE h.shelf = place.shelf AND h.held AND h.locked_until > statement_timestamp()
+                AND NOT starts_with(h.lock, %(receiver)s::text)
+        ) FROM place)
+        AND {{which}}
+    ORDER BY m.number LIMIT %(most)s::bigint FOR UPDATE SKIP LOCKED
+), fitting AS (
+    SELECT number, NOT p.reads_dead AND f.deliveries >= p.max_delivery_count AS worn,
+        sum(size) OVER (ORDER BY number) - size < %(most_bytes)s::bigint AS fits
+    FROM found f, place p
+), worn AS (
+    UPDATE pairmq.message m SET shelf = -shelf, {_BURIED}, reason = 'max-delivery-count',
+        description = format('it was delivered %%s times and never completed', m.deliveries)
+    FROM fitting f WHERE m.number = f.number AND f.worn RETURNING 1
+), taken AS (
+    UPDATE pairmq.message m SET locked_until = {{until}}, lock = %(lock)s::text, deliveries = m.deliveries + 1,
+        held = p.one_at_a_time
+    FROM fitting f, place p WHERE m.number = f.number AND f.worn IS NOT TRUE AND f.fits
+    RETURNING m.number, m.enqueued_at, m.deliveries, m.reason, m.description, m.locked_until, m.header, m.body
+)
+SELECT t.*, p.requires_session AND NOT p.reads_dead, {{lost}}, (SELECT count(*) FROM worn),
+    CASE WHEN t.number IS NULL THEN extract(epoch FROM least(
+        (SELECT min(due_at) FROM pairmq.message WHERE shelf = p.shelf AND due_at IS NOT NULL),
+        (SELECT min(locked_until) FROM (
+            SELECT locked_until FROM pairmq.message
+            WHERE shelf = p.shelf AND due_at IS NULL ORDER BY number LIMIT 1000
+        ) AS first)
+    ) - statement_timestamp())::float8 END
+FROM place p LEFT JOIN taken t ON true ORDER BY t.number
+"""
+
+TAKE: Final[LiteralString] = _TAKE.format(
+    which="NOT (SELECT requires_session AND NOT reads_dead FROM place)",
+    until="statement_timestamp() + p.lock_duration",
+    lost="false",
+)
+"""Lock the first messages that are free; one row without a number where none is, and none without the source."""
+
+_OWN_SESSION: Final[LiteralString] = """
+    SELECT {what} FROM pairmq.session
+    WHERE shelf = (SELECT live FROM place) AND name = %(session)b::bytea AND lock = %(receiver)s::text
+        AND locked_until > statement_timestamp()"""
+
+TAKE_OF_SESSION: Final[LiteralString] = _TAKE.format(
+    which="m.session = %(session)b::bytea AND EXISTS (" + _OWN_SESSION.format(what="1") + ")",
+    until="(" + _OWN_SESSION.format(what="locked_until") + ")",
+    lost="NOT EXISTS (" + _OWN_SESSION.format(what="1") + ")",
+)
+"""The same in a session that is locked: its messages' locks are the session's."""
+
+COMPLETE: Final[LiteralString] = """
+DELETE FROM pairmq.message m USING unnest(%(numbers)s::bigint[], %(locks)s::text[]) AS t (number, lock)
+WHERE m.number = t.number AND m.lock = t.lock AND m.locked_until > statement_timestamp()
+RETURNING m.number
+"""
+
+ABANDON: Final[LiteralString] = """
+UPDATE pairmq.message SET locked_until = NULL, lock = NULL, held = false
+WHERE number = %(number)s::bigint AND lock = %(lock)s::text AND locked_until > statement_timestamp()
+RETURNING number
+"""
+
+DEAD_LETTER: Final[LiteralString] = f"""
+UPDATE pairmq.message SET shelf = -shelf, {_BURIED}, deliveries = 0, reason = %(reason)s::text,
+    description = %(description)s::text
+WHERE number = %(number)s::bigint AND lock = %(lock)s::text AND locked_until > statement_timestamp()
+RETURNING number
+"""
+
+RENEW: Final[LiteralString] = """
+UPDATE pairmq.message m SET locked_until = statement_timestamp() + e.lock_duration
+FROM pairmq.source s JOIN pairmq.entity e ON e.id = s.entity
+WHERE m.number = %(number)s::bigint AND m.lock = %(lock)s::text AND m.locked_until > statement_timestamp()
+    AND s.id = abs(m.shelf)
+RETURNING m.locked_until
+"""
+
+RELEASE: Final[LiteralString] = """
+UPDATE pairmq.message m SET locked_until = NULL, lock = NULL, held = false
+FROM unnest(%(numbers)s::bigint[], %(locks)s::text[]) AS t (number, lock)
+WHERE m.number = t.number AND m.lock = t.lock AND m.locked_until > statement_timestamp()
+"""
+"""Release what a receiver held that has closed."""
+
+TAKE_BACK: Final[LiteralString] = f"""
+WITH {_PLACE}
+UPDATE pairmq.message SET locked_until = NULL, lock = NULL, held = false, deliveries = deliveries - 1
+WHERE shelf = (SELECT shelf FROM place) AND due_at IS NULL AND lock = ANY (%(locks)s::text[])
+    AND locked_until > statement_timestamp()
+"""
+"""Undo each `TAKE` whose answer never came: it was no delivery."""
+
+ACCEPT: Final[LiteralString] = f"""
+WITH RECURSIVE {_PLACE}, each AS (
+    (SELECT session FROM pairmq.message WHERE shelf = (SELECT shelf FROM place) AND session IS NOT NULL
+        AND %(session)b::bytea IS NULL ORDER BY session LIMIT 1)
+    UNION ALL
+    SELECT (SELECT session FROM pairmq.message WHERE shelf = (SELECT shelf FROM place) AND session > each.session
+        ORDER BY session LIMIT 1)
+    FROM each WHERE each.session IS NOT NULL
+), free AS (
+    SELECT each.session AS name, first.number FROM each CROSS JOIN LATERAL (
+        SELECT m.number FROM pairmq.message m
+        WHERE m.shelf = (SELECT shelf FROM place) AND m.session = each.session
+            AND (m.due_at IS NULL OR m.due_at <= statement_timestamp())
+            AND (m.expires_at IS NULL OR m.expires_at > statement_timestamp())
+        ORDER BY m.number LIMIT 1
+    ) AS first
+    WHERE NOT EXISTS (
+        SELECT 1 FROM pairmq.session s
+        WHERE s.shelf = (SELECT live FROM place) AND s.name = each.session AND s.locked_until > statement_timestamp()
+    )
+    UNION ALL SELECT %(session)b::bytea, 0 WHERE %(session)b::bytea IS NOT NULL
+    ORDER BY 2 LIMIT 1
+), accepted AS (
+    INSERT INTO pairmq.session AS s (shelf, name, locked_until, lock)
+    SELECT p.live, free.name, statement_timestamp() + p.lock_duration, %(receiver)s::text FROM free, place p
+    WHERE p.requires_session AND NOT p.reads_dead
+    ON CONFLICT (shelf, name) DO UPDATE SET locked_until = excluded.locked_until, lock = excluded.lock
+    WHERE s.locked_until IS NULL OR s.locked_until <= statement_timestamp()
+    RETURNING s.name, s.locked_until
+)
+SELECT p.requires_session AND NOT p.reads_dead, a.name, a.locked_until FROM place p LEFT JOIN accepted a ON true
+"""
+"""Lock a session: the one that is named, or of those that are free the one with the oldest message."""
+
+RENEW_SESSION: Final[LiteralString] = f"""
+WITH {_PLACE}, renewed AS (
+    UPDATE pairmq.session s SET locked_until = statement_timestamp() + p.lock_duration FROM place p
+    WHERE s.shelf = p.live AND s.name = %(session)b::bytea AND s.lock = %(receiver)s::text
+        AND s.locked_until > statement_timestamp()
+    RETURNING s.locked_until
+), locked AS (
+    UPDATE pairmq.message m SET locked_until = renewed.locked_until FROM renewed
+    WHERE m.shelf = (SELECT shelf FROM place) AND m.session = %(session)b::bytea
+        AND starts_with(m.lock, %(receiver)s::text)
+)
+SELECT locked_until FROM renewed
+"""
+
+GET_STATE: Final[LiteralString] = f"WITH {_PLACE} " + _OWN_SESSION.format(what="state")
+
+SET_STATE: Final[LiteralString] = f"""
+WITH {_PLACE}
+UPDATE pairmq.session SET state = %(state)b::bytea
+WHERE shelf = (SELECT live FROM place) AND name = %(session)b::bytea AND lock = %(receiver)s::text
+    AND locked_until > statement_timestamp()
+RETURNING name
+"""
+
+RELEASE_SESSION: Final[LiteralString] = f"""
+WITH {_PLACE}, messages AS (
+    UPDATE pairmq.message SET locked_until = NULL, lock = NULL
+    WHERE shelf = (SELECT shelf FROM place) AND session = %(session)b::bytea
+        AND starts_with(lock, %(receiver)s::text)
+), own AS (
+    SELECT shelf, name, state FROM pairmq.session
+    WHERE shelf = (SELECT live FROM place) AND name = %(session)b::bytea AND lock = %(receiver)s::text FOR UPDATE
+), forgotten AS (
+    DELETE FROM pairmq.session s USING own WHERE s.shelf = own.shelf AND s.name = own.name AND own.state IS NULL
+)
+UPDATE pairmq.session s SET locked_until = NULL, lock = NULL FROM own
+WHERE s.shelf = own.shelf AND s.name = own.name AND own.state IS NOT NULL
+"""
+"""Release a session; one without a state is forgotten."""
+
+CREATE: Final[LiteralString] = """
+WITH made AS (
+    INSERT INTO pairmq.entity (path, kind, lock_duration, max_delivery_count, default_time_to_live,
+        dead_letter_on_expiration, requires_session, single_consumer, settings)
+    VALUES (%(path)s::text, %(kind)s::text, %(lock_duration)s::interval, %(max_delivery_count)s::bigint,
+        %(default_time_to_live)s::interval, %(dead_letter_on_expiration)s::boolean, %(requires_session)s::boolean,
+        %(single_consumer)s::boolean, %(settings)s::text)
+    ON CONFLICT (path) DO NOTHING RETURNING id
+), source AS (
+    INSERT INTO pairmq.source (entity, subscription) SELECT id, '' FROM made WHERE %(kind)s::text = 'queue'
+)
+SELECT id FROM made
+"""
+
+SUBSCRIBE: Final[LiteralString] = """
+WITH topic AS (
+    SELECT id FROM pairmq.entity WHERE path = %(path)s::text AND kind = %(kind)s::text
+), made AS (
+    INSERT INTO pairmq.source (entity, subscription) SELECT id, %(subscription)s::text FROM topic
+    ON CONFLICT (entity, subscription) DO NOTHING RETURNING id
+)
+SELECT made.id FROM topic LEFT JOIN made ON true
+"""
+
+SETTINGS: Final[LiteralString] = "SELECT kind, settings FROM pairmq.entity WHERE path = %(path)s::text"
+
+DELETE: Final[LiteralString] = """
+WITH gone AS (
+    DELETE FROM pairmq.entity WHERE path = %(path)s::text AND kind = %(kind)s::text RETURNING id
+), sources AS (
+    SELECT s.id FROM pairmq.source s JOIN gone ON gone.id = s.entity
+), shelves AS (
+    SELECT id FROM sources UNION ALL SELECT -id FROM sources
+), ready AS (
+    DELETE FROM pairmq.message USING shelves WHERE shelf = shelves.id AND due_at IS NULL
+), scheduled AS (
+    DELETE FROM pairmq.message USING shelves WHERE shelf = shelves.id AND due_at IS NOT NULL
+)
+SELECT count(*) FROM gone
+"""
+
+LIST: Final[LiteralString] = """
+SELECT path, kind FROM pairmq.entity WHERE starts_with(path, %(prefix)s::text) ORDER BY path
+"""
+
+COUNTS: Final[LiteralString] = f"""
+WITH {_PLACE}, each AS (
+    SELECT due_at > statement_timestamp() IS TRUE AS later, locked_until > statement_timestamp() IS TRUE AS locked,
+        NOT p.reads_dead AND expires_at <= statement_timestamp() IS TRUE AS expired,
+        NOT p.reads_dead AND deliveries >= p.max_delivery_count IS TRUE AS worn
+    FROM (
+        SELECT due_at, locked_until, expires_at, deliveries FROM pairmq.message
+        WHERE shelf = (SELECT shelf FROM place) AND due_at IS NULL
+        UNION ALL
+        SELECT due_at, locked_until, expires_at, deliveries FROM pairmq.message
+        WHERE shelf = (SELECT shelf FROM place) AND due_at IS NOT NULL
+    ) AS message, place p
+)
+SELECT count(*) FILTER (WHERE NOT later AND NOT locked AND NOT expired AND NOT worn),
+    count(*) FILTER (WHERE locked), count(*) FILTER (WHERE later),
+    count(*) FILTER (WHERE NOT later AND NOT locked AND (worn OR expired)
+        AND (NOT expired OR p.dead_letter_on_expiration))
+        + (SELECT count(*) FROM pairmq.message WHERE shelf = -p.live AND due_at IS NULL AND NOT p.reads_dead)
+FROM place p LEFT JOIN each ON true GROUP BY p.live, p.reads_dead, p.dead_letter_on_expiration
+"""
+
+POSITIONS: Final[LiteralString] = f"""
+WITH {_PLACE}
+SELECT least(
+        (SELECT min(number) FROM pairmq.message WHERE shelf = p.shelf AND due_at IS NULL),
+        (SELECT min(number) FROM pairmq.message WHERE shelf = p.shelf AND due_at IS NOT NULL)
+    ), (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM pairmq.message_number_seq)
+FROM place p
+"""
+
+PEEK: Final[LiteralString] = f"""
+WITH {_PLACE}, ready AS (
+    SELECT * FROM pairmq.message WHERE shelf = (SELECT shelf FROM place) AND due_at IS NULL
+    ORDER BY number LIMIT %(most)s::bigint
+), scheduled AS (
+    SELECT * FROM pairmq.message WHERE shelf = (SELECT shelf FROM place) AND due_at IS NOT NULL
+    ORDER BY due_at, number LIMIT %(most)s::bigint
+), shown AS (
+    SELECT * FROM ready UNION ALL SELECT * FROM scheduled
+)
+SELECT s.number, s.enqueued_at, greatest(s.deliveries, 1), s.reason, s.description, NULL::timestamptz, s.header, s.body
+FROM place p LEFT JOIN shown s ON true ORDER BY s.due_at NULLS FIRST, s.number LIMIT %(most)s::bigint
+"""
+
+PURGE: Final[LiteralString] = f"""
+WITH {_PLACE}, ready AS (
+    DELETE FROM pairmq.message WHERE shelf = (SELECT shelf FROM place) AND due_at IS NULL RETURNING 1
+), scheduled AS (
+    DELETE FROM pairmq.message WHERE shelf = (SELECT shelf FROM place) AND due_at IS NOT NULL RETURNING 1
+)
+SELECT (SELECT count(*) FROM ready) + (SELECT count(*) FROM scheduled) FROM place
+"""
+
+PROBE: Final[LiteralString] = """
+INSERT INTO pairmq.message (shelf, header, body)
+SELECT 0, '{}', %(body)b::bytea FROM pairmq.entity WHERE path = %(path)s::text AND kind = %(kind)s::text
+RETURNING number
+"""
+PROBED: Final[LiteralString] = "DELETE FROM pairmq.message WHERE shelf = 0 AND due_at IS NULL"
+"""Write a message where no consumer looks, and remove it in the same transaction."""
+
+CHECK: Final[LiteralString] = "SELECT version FROM pairmq.version"
+
+RISKS: Final[LiteralString] = """
+SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit')
+"""

@@ -1,0 +1,108 @@
+"""The transport: it reads the URL, says what it can do, and makes senders, receivers and the admin. No IO here."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pairmq.model import Entity, Message, Source
+from pairmq.transport import (
+    Admin,
+    Capabilities,
+    Receiver,
+    Scope,
+    Sender,
+    SessionReceiver,
+    Transport,
+    encode_header,
+    start_task,
+)
+from pairmq_postgres._admin import PostgresAdmin
+from pairmq_postgres._pool import Calls, Pool
+from pairmq_postgres._receiver import LeftLocks, PostgresReceiver, PostgresSessionReceiver
+from pairmq_postgres._sender import MAX_MESSAGE_BYTES, PostgresSender
+from pairmq_postgres._url import parse_url
+
+CAPABILITIES = Capabilities(
+    max_message_bytes=MAX_MESSAGE_BYTES,
+    topics=True,
+    sessions=True,
+    scheduling=True,
+    counts_scheduled=True,
+    time_to_live=True,
+    dead_letter=True,
+    lock_renewal=True,
+    probes=True,
+    peek=True,
+    quiet_peek=True,
+    ordered_consumer=True,
+    durable=True,
+)
+"""All that a transport can do."""
+
+_RELEASE_WITHIN = 1.0
+"""Seconds; a close takes 2 at the most."""
+
+
+class PostgresTransport(Transport):
+    """Queues and topics in one PostgreSQL database.
+
+    Args:
+        url: ``postgresql://user:password@host:5432/database``; the options are in the README.
+
+    Raises:
+        ConfigurationError: the URL can't work.
+    """
+
+    def __init__(self, url: str) -> None:
+        parsed = parse_url(url)
+        super().__init__(parsed.endpoint)
+        self._pool = Pool(parsed)
+        self._admin = PostgresAdmin(self._calls(""))
+        self._left: dict[Source, LeftLocks] = {}
+        self._receivers: set[PostgresReceiver] = set()
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    @property
+    def admin(self) -> Admin:
+        return self._admin
+
+    def sender(self, entity: Entity) -> Sender:
+        return PostgresSender(self._calls(f"send to {entity}"), entity)
+
+    def receiver(self, source: Source) -> Receiver:
+        return PostgresReceiver(self._calls(f"receive from {source}"), source, self._left, self._receivers)
+
+    async def accept_session(
+        self, source: Source, session_id: str | None = None, *, wait: float
+    ) -> SessionReceiver | None:
+        calls = self._calls(f"receive from {source}")
+        receiver = PostgresSessionReceiver(calls, source, self._left, self._receivers)
+        accepted = False
+        try:
+            accepted = await receiver.accept(session_id, wait)
+        finally:
+            if not accepted:
+                self._receivers.discard(receiver)
+        return receiver if accepted else None
+
+    def measure(self, message: Message) -> int:
+        return len(encode_header(message)) + len(message.body)
+
+    def _calls(self, doing: str) -> Calls:
+        return Calls(self._pool, Scope(self.scope, doing))
+
+    async def _close(self) -> None:
+        # In a task of its own, which a caller that is cancelled does not take along.
+        if self._closing is None:
+            self._closing = start_task(self._close_all())
+        await asyncio.shield(self._closing)
+
+    async def _close_all(self) -> None:
+        releases = [asyncio.ensure_future(receiver.close()) for receiver in tuple(self._receivers)]
+        if releases:
+            await asyncio.wait(releases, timeout=_RELEASE_WITHIN)
+        await self._pool.close()

@@ -1,0 +1,156 @@
+"""What a broker URL says: the hosts, how to log in, the database, and the options of its query.
+
+No error here repeats a value that may be secret: a bad URL is explained by its part's name.
+"""
+
+from __future__ import annotations
+
+import math
+import ssl
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from pairmq.model import ConfigurationError
+from pairmq.transport import (
+    ENDPOINT_OPTIONS,
+    LOOPBACK,
+    BrokerUrl,
+    Endpoint,
+    UrlOptions,
+    bracketed,
+    chosen_endpoint,
+    endpoint_with_default_name,
+    is_local_address,
+)
+
+SCHEMES = ("postgresql", "postgres")
+DEFAULT_PORT = 5432
+
+_FORM = "postgresql://user:password@host:5432/database"
+_TLS_FILES = ("sslcert", "sslkey", "sslrootcert")
+_OPTIONS = ("connect_timeout", "listen", "poll_interval", "pool_size", "sslmode", *_TLS_FILES, *ENDPOINT_OPTIONS)
+_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
+_MOST_BYTES = 63
+"""PostgreSQL cuts longer names silently, and would find another user or database."""
+
+# The planner's statistics of a queue are wrong most of the time: it was empty when they were made, or it is now.
+_SETTINGS = "-c enable_seqscan=off -c jit=off -c lock_timeout=0 -c statement_timeout=0 -c timezone=UTC"
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresUrl:
+    """A broker URL, read and checked.
+
+    Args:
+        endpoint: what PairMQ shows of it.
+        hosts: each with its port; asked in turn for one that takes writes.
+        connect_timeout: seconds for connecting to one host and logging in.
+        pool_size: connections at most, besides the one that listens.
+        poll_interval: seconds after which a waiting receiver looks again, whether or not it was notified.
+        listen: whether receivers are notified; not possible behind PgBouncer in transaction mode, where the server
+            keeps nothing for a client between two transactions: no prepared statement either.
+    """
+
+    endpoint: Endpoint
+    hosts: tuple[tuple[str, int], ...]
+    database: str
+    username: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+    tls: tuple[tuple[str, str], ...] = ()
+    connect_timeout: float = 5.0
+    pool_size: int = 10
+    poll_interval: float = 1.0
+    listen: bool = True
+
+    def parameters(self) -> dict[str, Any]:
+        """What libpq is given to connect."""
+        found: dict[str, Any] = {
+            "host": ",".join(host for host, _ in self.hosts),
+            "port": ",".join(str(port) for _, port in self.hosts),
+            "dbname": self.database,
+            "connect_timeout": max(math.ceil(self.connect_timeout), 1),
+            "application_name": "pairmq",
+            "client_encoding": "utf8",
+            "gssencmode": "disable",
+            # A server that takes no writes, as a standby, can't even lock a message.
+            "target_session_attrs": "read-write",
+            # An unresponsive host is noticed by the time limits of calls; this ends the connection that listens.
+            "keepalives_idle": 30,
+            "keepalives_interval": 10,
+            "keepalives_count": 3,
+            **dict(self.tls),
+        }
+        if self.listen:  # PgBouncer refuses settings at the start of a session
+            found["options"] = _SETTINGS
+        if self.username is not None:
+            found["user"] = self.username
+        if self.password is not None:
+            found["password"] = self.password
+        return found
+
+
+def parse_url(url: str) -> PostgresUrl:
+    """Read ``postgresql://[user[:password]@]host[:port][,host[:port]…]/database[?options]``.
+
+    Raises:
+        ConfigurationError: it can't work; the text says which part and why, without secrets.
+    """
+    read = BrokerUrl(url, _FORM, *SCHEMES)
+    hosts = _hosts(read)
+    database = _name(read, read.parts.path[1:], "database")
+    if not database or "/" in read.parts.path[1:]:
+        raise ConfigurationError(f"{read.where} does not name one database: write it as {_FORM}, '/' in it as %2F")
+    options = read.options(*_OPTIONS)
+    return PostgresUrl(
+        endpoint=chosen_endpoint(_endpoint(hosts, database), options, read.where),
+        hosts=hosts,
+        database=database,
+        username=_name(read, read.parts.username, "user name") or None,
+        password=read.decoded(read.parts.password, "password") or None,
+        tls=_tls(options, hosts),
+        connect_timeout=options.number("connect_timeout", 5.0, 0.1, 300),
+        pool_size=int(options.number("pool_size", 10, 1, 1000, whole=True)),
+        poll_interval=options.number("poll_interval", 1.0, 0.01, 60),
+        listen=options.choice("listen", "true", "false") != "false",
+    )
+
+
+def _hosts(read: BrokerUrl) -> tuple[tuple[str, int], ...]:
+    found = []
+    for each in read.parts.netloc.rpartition("@")[2].split(","):
+        one = BrokerUrl(f"{read.scheme}://{each}", _FORM, *SCHEMES)
+        if "@" in read.parts.path or one.parts.path:
+            raise ConfigurationError(f"{read.where} holds '@' behind its host: write '@' as %40, '/' as %2F")
+        found.append((one.host(), one.port(DEFAULT_PORT)))
+    return tuple(dict.fromkeys(found))
+
+
+def _name(read: BrokerUrl, text: str | None, what: str) -> str:
+    return read.decoded(text, what, most_bytes=_MOST_BYTES)
+
+
+def _tls(options: UrlOptions, hosts: tuple[tuple[str, int], ...]) -> tuple[tuple[str, str], ...]:
+    """Check certificates and host names, unless the URL says otherwise or all hosts are this machine."""
+    mode = options.get("sslmode") or ("prefer" if all(is_local_address(host) for host, _ in hosts) else "verify-full")
+    if mode not in _MODES:
+        raise ConfigurationError(f"{options.where}'s option sslmode is none of {', '.join(_MODES)}")
+    if options.get("sslkey") and not options.get("sslcert"):
+        raise ConfigurationError(f"{options.where} has sslkey without sslcert: give both")
+    found = {"sslmode": mode, **{name: options[name] for name in _TLS_FILES if options.get(name)}}
+    if mode.startswith("verify") and "sslrootcert" not in found:
+        # The libpq in psycopg's wheels does not know where this system keeps its authorities; Python does.
+        found["sslrootcert"] = ssl.get_default_verify_paths().cafile or "system"
+    return tuple(found.items())
+
+
+def _endpoint(hosts: tuple[tuple[str, int], ...], database: str) -> Endpoint:
+    # In any order they are the same servers.
+    places = sorted(("127.0.0.1" if host in LOOPBACK else host, str(port)) for host, port in hosts)
+    identity = ("postgresql", ",".join(host for host, _ in places), ",".join(port for _, port in places), database)
+    written = ",".join(f"{bracketed(host)}:{port}" for host, port in hosts)
+    url = f"postgresql://{written}/{quote(database, safe='')}"
+    local = all(is_local_address(host) for host, _ in hosts)
+    place = "-".join(port for _, port in places) if local else "-".join("-".join(each) for each in places)
+    # Names of databases may hold dashes and digits, so that two brokers could be read in one way.
+    return endpoint_with_default_name(identity, url, f"{place}-{database}", unique=False, local=local)
