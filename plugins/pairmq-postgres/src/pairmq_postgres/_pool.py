@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -122,15 +123,9 @@ class Pool:
         """Find an idle connection that the server has not ended meanwhile."""
         while self._idle:
             connection = self._idle.pop()
-            try:
-                connection.pgconn.consume_input()
-            except psycopg.OperationalError:
-                connection.pgconn.finish()
-                self._drop_idle()
-            else:
-                if connection.pgconn.transaction_status == TransactionStatus.IDLE:
-                    return connection
-                connection.pgconn.finish()
+            if not _has_news(connection):
+                return connection
+            connection.pgconn.finish()
         return None
 
     async def connect(self) -> _Connection:
@@ -272,6 +267,13 @@ class _Call:
         if not self.ended.done():
             error.maybe_applied = self.begun
             self.ended.set_result(error)
+
+
+def _has_news(connection: _Connection) -> bool:
+    """Whether the server has sent anything over a connection that asked for nothing: its end, as good as always."""
+    poll = select.poll()
+    poll.register(connection.pgconn.socket, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 async def _execute(connection: _Connection, statement: Statement) -> psycopg.AsyncCursor[tuple[Any, ...]]:

@@ -64,7 +64,7 @@ CREATE TABLE pairmq.message (
     header text NOT NULL,
     body bytea NOT NULL
 ) WITH (
-    fillfactor = 70,
+    fillfactor = 45,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000,
     autovacuum_vacuum_cost_delay = 0,

@@ -1,0 +1,340 @@
+"""What only PostgreSQL does: its logins and rights, its standbys, its sessions and transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
+from pairmq.transport import QueueProperties, Transport
+from pairmq_postgres._errors import SchemaVersion
+from pairmq_postgres._schema import VERSION, migrate, script
+from pairmq_postgres.testing import PostgresServer
+
+pytestmark = pytest.mark.real_server
+
+ORDERS = Entity("orders")
+PATIENCE = 60.0
+SESSIONS = """
+    SELECT count(*), count(*) FILTER (WHERE state LIKE 'idle in transaction%%') FROM pg_stat_activity
+    WHERE usename = 'messenger' AND query NOT LIKE 'LISTEN%%'
+"""
+
+
+async def refused(transport: Transport) -> TransportError:
+    with pytest.raises(TransportError) as caught:
+        async with asyncio.timeout(PATIENCE):
+            await transport.admin.check()
+    return caught.value
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+# Logins and rights.
+
+
+async def test_wrong_password_is_refused_and_not_repeated(server, connect):
+    error = await refused(connect(server.url_of("messenger", "wrong-secret")))
+    assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
+    assert "wrong-secret" not in f"{error!r} {error.__cause__!r} {error.__context__!r}"
+
+
+async def test_role_without_rights_is_refused(server, connect):
+    with contextlib.suppress(psycopg.errors.DuplicateObject):
+        server.query("CREATE ROLE stranger LOGIN PASSWORD 'secret'")
+    error = await refused(connect(server.url_of("stranger", "secret")))
+    assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
+
+
+async def test_missing_database_is_refused(server, connect):
+    error = await refused(connect(server.url.replace("/queues", "/no-such-database")))
+    assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+
+
+async def test_database_without_tables_names_the_command_that_makes_them(server, connect):
+    error = await refused(connect(server.url.replace("/queues", "/postgres")))
+    assert error.kind is FailureKind.REFUSED
+    assert "run `pairmq postgres migrate`" in str(error)
+
+
+async def test_server_without_a_connection_to_spare_is_transient(server, connect):
+    server.query("ALTER ROLE messenger CONNECTION LIMIT 0")
+    try:
+        error = await refused(connect())
+    finally:
+        server.query("ALTER ROLE messenger CONNECTION LIMIT -1")
+    assert (error.kind, error.maybe_applied) == (FailureKind.TRANSIENT, False)
+
+
+# The tables.
+
+
+def test_tables_are_made_once(server):
+    server.query("DROP DATABASE IF EXISTS other", "CREATE DATABASE other", database="postgres")
+    parameters = server.parameters("other")
+    assert migrate(parameters) == (0, VERSION)
+    assert migrate(parameters) == (VERSION, VERSION)
+    server.query("UPDATE pairmq.version SET version = 1000", database="other")
+    with pytest.raises(SchemaVersion):
+        migrate(parameters)
+
+
+def test_printed_sql_makes_the_same_tables(server):
+    columns = """
+        SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = 'pairmq'
+        UNION ALL SELECT tablename, indexname, indexdef FROM pg_indexes WHERE schemaname = 'pairmq' ORDER BY 1, 2
+    """
+    server.query("DROP DATABASE IF EXISTS printed", "CREATE DATABASE printed", database="postgres")
+    with psycopg.connect(**server.parameters("printed"), autocommit=True) as connection:
+        connection.execute(script())
+    assert server.query(columns, database="printed") == server.query(columns)
+    assert migrate(server.parameters("printed")) == (VERSION, VERSION)
+
+
+# Other servers.
+
+
+async def test_server_that_only_reads_is_left_for_one_that_writes(server, connect, message):
+    """Several hosts in the URL: after a failover the next call asks them all again."""
+    with PostgresServer() as other:
+        with psycopg.connect(**other.parameters(), autocommit=True) as connection:
+            connection.execute(psycopg.sql.SQL("ALTER ROLE messenger PASSWORD {}").format(server.password))
+        hosts = f"127.0.0.1:{server.port},127.0.0.1:{other.port}"
+        transport = connect(server.url.replace(f"127.0.0.1:{server.port}", hosts))
+        await transport.admin.create(ORDERS)
+        await connect(other.url_of("messenger", server.password)).admin.create(ORDERS)
+        sender = transport.sender(ORDERS)
+        await sender.send(message("first"))
+        server.query("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
+        failures = []
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while not other.query("SELECT 1 FROM pairmq.message"):
+                    try:
+                        await sender.send(message("second"))
+                    except TransportError as error:  # the settings are read between two statements
+                        failures.append((error.kind, error.maybe_applied))
+            await sender.send(message("third"))
+        finally:
+            server.query("ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()")
+        assert set(failures) <= {(FailureKind.UNAVAILABLE, False)}
+        stored = other.query("SELECT convert_from(body, 'utf8') FROM pairmq.message ORDER BY number")
+        assert stored[-1] == ("third",)
+
+
+async def test_connections_of_a_server_that_only_reads_are_dropped(server, queue, transport, message):
+    sender = transport.sender(queue)
+    await sender.send(message("first"))
+    trigger = """
+        CREATE FUNCTION pairmq.refuse() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = 'a standby by now'; END $$
+    """
+    server.query(
+        trigger,
+        "CREATE TRIGGER refuse BEFORE INSERT ON pairmq.message FOR EACH STATEMENT EXECUTE FUNCTION pairmq.refuse()",
+    )
+    try:
+        with pytest.raises(TransportError) as caught:
+            await sender.send(message("second"))
+    finally:
+        server.query("DROP FUNCTION pairmq.refuse CASCADE")
+    assert (caught.value.kind, caught.value.maybe_applied) == (FailureKind.UNAVAILABLE, False)
+    await until(lambda: server.query(SESSIONS)[0][0] == 0)
+    await sender.send(message("third"))
+
+
+async def test_send_is_in_doubt_when_the_server_shuts_down_under_it(server, queue, transport, message):
+    sender = transport.sender(queue)
+    await sender.send(message("before"))
+    with psycopg.connect(**server.parameters()) as blocker:
+        blocker.execute("LOCK TABLE pairmq.message IN ACCESS EXCLUSIVE MODE")
+        sending = asyncio.ensure_future(sender.send(message("in doubt")))
+        await until(lambda: server.query("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(1,)])
+        blocker.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE NOT granted")
+        with pytest.raises(TransportError) as caught:
+            await sending
+    assert (caught.value.kind, caught.value.maybe_applied) == (FailureKind.TRANSIENT, True)
+    await sender.send(message("after"))
+
+
+async def test_deadlock_is_transient(server, queue, transport, message):
+    await transport.sender(queue).send_batch([message("a"), message("b")])
+    receiver = transport.receiver(Source(queue))
+    deliveries = await receiver.receive(2, 0)
+    with psycopg.connect(**server.parameters()) as other:
+        other.execute("SET deadlock_timeout = '60s'")
+        other.execute("SELECT 1 FROM pairmq.message WHERE number = 2 FOR UPDATE")
+        completing = asyncio.ensure_future(receiver.complete_batch(deliveries))
+        await until(lambda: server.query("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(1,)])
+        await asyncio.to_thread(other.execute, "SELECT 1 FROM pairmq.message WHERE number = 1 FOR UPDATE")
+        outcomes = await completing
+    assert [error and (error.kind, error.maybe_applied) for error in outcomes] == [(FailureKind.TRANSIENT, False)] * 2
+    assert list(await receiver.complete_batch(deliveries)) == [None, None]
+
+
+# Connections.
+
+
+async def test_cancelled_calls_leave_no_connection_and_no_transaction_behind(server, connect, message):
+    chance = random.Random(7)
+    transport = connect(pool_size=4)
+    await transport.admin.create(ORDERS)
+    sender, receiver = transport.sender(ORDERS), transport.receiver(Source(ORDERS))
+
+    async def cut_off(number: int) -> None:
+        call = [
+            lambda: sender.send(message(str(number))),
+            lambda: sender.send_batch([message(str(number)) for _ in range(3)]),
+            lambda: transport.admin.counts(Source(ORDERS)),
+            lambda: transport.receiver(Source(ORDERS)).receive(2, 0.1),
+        ][number % 4]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(chance.random() * 0.05):
+                await call()
+
+    for _ in range(10):
+        await asyncio.gather(*map(cut_off, range(20)))
+    assert await asyncio.gather(*(transport.admin.exists(ORDERS) for _ in range(20))) == [True] * 20
+    await receiver.receive(1, 0)
+    # A server notices the end of a connection when it next reads.
+    await until(lambda: server.query(SESSIONS)[0][0] <= 4)
+    assert server.query(SESSIONS)[0][1] == 0
+
+
+async def test_idle_pool_survives_the_end_of_its_connections(server, queue, transport, message):
+    await asyncio.gather(*(transport.admin.exists(queue) for _ in range(10)))
+    server.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'messenger'")
+    await until(lambda: server.query(SESSIONS)[0][0] == 0)
+    await transport.sender(queue).send(message("no error: nothing was sent over a connection that has ended"))
+
+
+async def test_waiting_receiver_is_notified_by_another_process(connect, message):
+    reading, sending = connect(poll_interval=60), connect()
+    await sending.admin.create(ORDERS)
+    receiver = reading.receiver(Source(ORDERS))
+    waiting = asyncio.ensure_future(receiver.receive(1, PATIENCE))
+    await asyncio.sleep(0.5)
+    await sending.sender(ORDERS).send(message("hello"))
+    async with asyncio.timeout(30):
+        assert [delivery.message.body for delivery in await waiting] == [b"hello"]
+
+
+async def test_waiting_receiver_is_notified_when_the_listening_connection_was_lost(server, connect, message):
+    reading, sending = connect(poll_interval=60), connect()
+    await sending.admin.create(ORDERS)
+    waiting = asyncio.ensure_future(reading.receiver(Source(ORDERS)).receive(1, PATIENCE))
+    listening = "SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN pairmq'"
+    await until(lambda: server.query(listening) == [(1,)])
+    server.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'LISTEN pairmq'")
+    await until(lambda: server.query(listening) == [(1,)])
+    await sending.sender(ORDERS).send(message("hello"))
+    async with asyncio.timeout(30):
+        assert len(await waiting) == 1
+
+
+async def test_waiting_receiver_finds_what_it_was_not_notified_of(server, connect, message):
+    """A process may be killed between the commit and the notification."""
+    reading = connect(poll_interval=0.2)
+    await reading.admin.create(ORDERS)
+    waiting = asyncio.ensure_future(reading.receiver(Source(ORDERS)).receive(1, PATIENCE))
+    await asyncio.sleep(0.5)
+    server.query("INSERT INTO pairmq.message (shelf, header, body) SELECT id, '{}', 'hello' FROM pairmq.source")
+    async with asyncio.timeout(30):
+        assert [delivery.message.body for delivery in await waiting] == [b"hello"]
+
+
+async def test_idle_receivers_ask_no_more_than_once_a_poll_interval(server, connect):
+    transport = connect(poll_interval=60)
+    await transport.admin.create(ORDERS)
+    waiting = [asyncio.ensure_future(transport.receiver(Source(ORDERS)).receive(1, PATIENCE)) for _ in range(5)]
+    await asyncio.sleep(1.0)
+    server.query("SELECT pg_stat_clear_snapshot()")
+    statement = "SELECT sum(calls) FROM (SELECT xact_commit AS calls FROM pg_stat_database WHERE datname = 'queues') x"
+    await asyncio.sleep(1.5)  # what a session has done is reported a second later
+    before = server.query(statement)[0][0]
+    await asyncio.sleep(3)
+    after = server.query(statement)[0][0]
+    assert after - before <= 8, "the test's own transactions, and those of the server"
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+# Messages.
+
+
+async def test_batch_of_any_size_is_one_statement(server, queue, transport, message):
+    before = server.query("SELECT count(DISTINCT xmin::text) FROM pairmq.message")[0][0]
+    assert list(await transport.sender(queue).send_batch([message("x") for _ in range(900)])) == [None] * 900
+    assert server.query("SELECT count(DISTINCT xmin::text) FROM pairmq.message")[0][0] - before == 1
+    deliveries = await transport.receiver(Source(queue)).receive(900, 0)
+    assert len(deliveries) == 900
+    assert server.query("SELECT count(DISTINCT xmin::text) FROM pairmq.message") == [(1,)]
+
+
+async def test_row_of_another_program_is_dead_lettered_and_the_next_one_delivered(server, queue, transport, message):
+    server.query("INSERT INTO pairmq.message (shelf, header, body) SELECT id, 'no header', '' FROM pairmq.source")
+    await transport.sender(queue).send(message("next"))
+    (delivery,) = await transport.receiver(Source(queue)).receive(1, PATIENCE)
+    assert delivery.message.body == b"next"
+    (dead,) = await transport.receiver(Source(queue, dead_letter=True)).receive(1, PATIENCE)
+    assert dead.dead_letter_reason == "malformed"
+
+
+@pytest.mark.parametrize("path", ["orders'; DROP SCHEMA pairmq CASCADE; --", 'a"b', "%s", "ä/世界", "pairmq.message"])
+async def test_name_of_a_queue_is_a_value(transport, message, path):
+    entity = Entity(path)
+    await transport.admin.create(entity)
+    await transport.sender(entity).send(message("hello"))
+    (delivery,) = await transport.receiver(Source(entity)).receive(1, PATIENCE)
+    assert delivery.message.body == b"hello"
+    assert await transport.admin.list_entities() == [entity]
+
+
+async def test_texts_that_no_column_holds_are_carried(transport, message):
+    entity = Entity("by-session")
+    await transport.admin.create(entity, QueueProperties(requires_session=True))
+    sent = message("hello", session_id="a\0ß", subject="nul \0")
+    await transport.sender(entity).send(sent)
+    receiver = await transport.accept_session(Source(entity), wait=PATIENCE)
+    assert receiver is not None and receiver.session_id == "a\0ß"
+    (delivery,) = await receiver.receive(1, PATIENCE)
+    assert delivery.message == sent
+    await receiver.dead_letter(delivery, "nul \0", "lone \ud800")
+    (dead,) = await transport.receiver(Source(entity, dead_letter=True)).receive(1, PATIENCE)
+    assert (dead.dead_letter_reason, dead.dead_letter_description) == ("nul \ufffd", "lone ?")
+
+
+async def test_receive_is_not_slowed_by_what_is_scheduled(server, queue, transport, message):
+    server.query(
+        "INSERT INTO pairmq.message (shelf, due_at, header, body)"
+        " SELECT id, now() + interval '1 hour', '{}', '' FROM pairmq.source, generate_series(1, 50000)"
+    )
+    await transport.sender(queue).send(message("now"))
+    receiver = transport.receiver(Source(queue))
+    began = time.process_time()
+    (delivery,) = await receiver.receive(1, PATIENCE)
+    assert delivery.message.body == b"now"
+    assert time.process_time() - began < 5
+    assert (await transport.admin.counts(Source(queue))).scheduled == 50000
+
+
+async def test_doctor_hears_of_settings_that_lose_messages(server, connect):
+    risks = [risk.text for risk in await connect().admin.confirm_risks()]
+    assert len(risks) == 1 and risks[0].startswith("fsync is off"), "this server syncs nothing, as it lives for a test"
+    server.query("ALTER ROLE messenger SET synchronous_commit = off")
+    try:
+        risks = [risk.text for risk in await connect(listen="false").admin.confirm_risks()]
+    finally:
+        server.query("ALTER ROLE messenger RESET synchronous_commit")
+    assert [risk.partition(" is ")[0] for risk in risks] == ["synchronous_commit", "fsync", "listen"]
