@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -28,11 +27,11 @@ COUNT = 300
 
 
 @pytest.fixture
-async def memory() -> AsyncIterator[tuple[str, BrokerControl]]:
+async def memory() -> tuple[str, BrokerControl]:
     url = f"memory://{uuid.uuid4().hex}"
     control = registry.transport_record(url).broker_control
     assert control is not None
-    yield url, control(url)
+    return url, control(url)
 
 
 async def until(condition) -> None:

@@ -20,14 +20,17 @@ def test_url_is_read():
 
 def test_scheme_postgres_is_the_same_broker():
     one, other = parse_url("postgresql://a/q").endpoint, parse_url("postgres://a:5432/q").endpoint
-    assert one.identity == other.identity and one.name == other.name
+    assert one.identity == other.identity
+    assert one.name == other.name
 
 
 def test_servers_of_a_cluster_are_one_broker_in_any_order():
     one, other = parse_url("postgresql://a,b:5433/q"), parse_url("postgresql://b:5433,a:5432/q")
     assert one.hosts == (("a", 5432), ("b", 5433))
-    assert one.parameters()["host"] == "a,b" and one.parameters()["port"] == "5432,5433"
-    assert one.endpoint.identity == other.endpoint.identity and one.endpoint.name == other.endpoint.name
+    assert one.parameters()["host"] == "a,b"
+    assert one.parameters()["port"] == "5432,5433"
+    assert one.endpoint.identity == other.endpoint.identity
+    assert one.endpoint.name == other.endpoint.name
 
 
 def test_only_a_server_that_takes_writes_is_used():
@@ -74,7 +77,8 @@ def test_pgbouncer_is_given_no_settings():
 def test_bad_url_is_explained_without_its_password(url, part):
     with pytest.raises(ConfigurationError, match=part) as caught:
         parse_url(url)
-    assert "se/cr" not in str(caught.value) and "se%2F" not in str(caught.value)
+    assert "se/cr" not in str(caught.value)
+    assert "se%2F" not in str(caught.value)
 
 
 def test_password_is_in_no_repr():

@@ -74,6 +74,8 @@ class Pool:
         self.url = url
         self.arrivals = Arrivals()
         self._idle: list[_Connection] = []
+        self._era = 0  # how many times the server was found to be another one, or down
+        self._place: tuple[str, int] | None = None
         self._turns = asyncio.Semaphore(url.pool_size)
         self._listening: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
@@ -104,29 +106,36 @@ class Pool:
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[_Connection]:
         async with self._turns:
-            connection = self._idle_one() or await self.connect()
+            connection = self._idle_one()
+            if connection is None:
+                connection = await self.connect()
+                place = (connection.info.host, connection.info.port)
+                if self._place not in (None, place):  # another one of the hosts takes writes now
+                    self._distrust()
+                self._place = place
+            era = self._era
             try:
                 yield connection
             except Exception as error:
                 if _errors.leads_elsewhere(error) or connection.closed:
-                    # Those that are idle were made to the same server.
-                    self._drop_idle()
                     connection.pgconn.finish()
+                    self._distrust()
                 raise
             finally:
-                if self._closed or connection.pgconn.transaction_status != TransactionStatus.IDLE:
+                is_idle = connection.pgconn.transaction_status == TransactionStatus.IDLE
+                if self._closed or era != self._era or not is_idle:
                     connection.pgconn.finish()
                 else:
                     self._idle.append(connection)
 
     def _idle_one(self) -> _Connection | None:
         """Find an idle connection that the server has not ended meanwhile."""
-        while self._idle:
-            connection = self._idle.pop()
-            if not _has_news(connection):
-                return connection
+        connection = self._idle.pop() if self._idle else None
+        if connection is not None and _has_news(connection):
             connection.pgconn.finish()
-        return None
+            self._distrust()
+            return None
+        return connection
 
     async def connect(self) -> _Connection:
         """Connect to the first host that takes writes.
@@ -142,6 +151,11 @@ class Pool:
             )
         except (psycopg.Error, OSError) as error:
             raise NotSent(error) from None
+
+    def _distrust(self) -> None:
+        """Drop what is idle, and later what is in use: it was connected to the same server."""
+        self._era += 1
+        self._drop_idle()
 
     def _drop_idle(self) -> None:
         for connection in self._idle:
@@ -270,7 +284,7 @@ class _Call:
 
 
 def _has_news(connection: _Connection) -> bool:
-    """Whether the server has sent anything over a connection that asked for nothing: its end, as good as always."""
+    """Whether the server has sent anything over a connection that asked for nothing: its end, or changed settings."""
     poll = select.poll()
     poll.register(connection.pgconn.socket, select.POLLIN)
     return bool(poll.poll(0))
