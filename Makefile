@@ -28,7 +28,7 @@ $(STAMP): requirements/dev.txt $(PYPROJECTS) scripts/setup.sh
 	@PYTHON="$(PYTHON)" scripts/setup.sh "$(VENV)"
 	@touch $@
 
-system: ## install the system packages the tests need (redis-server, rabbitmq-server, openssl, java, chromium)
+system: ## install the system packages the tests need (redis-server, rabbitmq-server, postgresql, pgbouncer, openssl, java, chromium)
 	@scripts/system-packages.sh
 
 # Not a part of the help: `make test` runs without them, too, and says so.

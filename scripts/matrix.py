@@ -26,6 +26,7 @@ PAGE = ROOT / "docs" / "reference" / "versions.md"
 PACKAGES = (
     "?essential",  # no package names these as its dependencies: dash is /bin/sh
     *("python3", "python3-venv", "python3-pip-whl", "redis-server", "rabbitmq-server", "openssl", "git", "make"),
+    *("postgresql", "pgbouncer"),
     *("iproute2", "mawk", "media-types", "netbase", "procps", "tzdata"),
 )
 LINKS = ("bin", "sbin", "lib", "lib64")

@@ -1,8 +1,8 @@
 #!/bin/sh
 # usage: system-packages.sh [smoke]
-# Make sure the system programs that the tests start are there: redis-server, rabbitmq-server, openssl for
-# certificates, Java for Spark, and a browser that looks at the report. Debian's packages have the programs' names, but
-# for Java's. With `smoke` only those of the outages in `make test`, which goes on without them: it says so in a line.
+# Make sure the system programs that the tests start are there: redis-server, rabbitmq-server, PostgreSQL, PgBouncer,
+# openssl for certificates, Java for Spark, and a browser that looks at the report. Debian's packages have the
+# programs' names, but for Java's. With `smoke` only those of the outages in `make test`, which goes on without them: it says so in a line.
 set -eu
 only=${1:-}
 cd "$(dirname "$0")/.."
@@ -27,6 +27,10 @@ missing() {
     # The tests run the server itself; its command of the same name is in sbin, which a user's PATH may lack.
     [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || command -v rabbitmqctl >/dev/null 2>&1 || printf ' rabbitmq-server'
     [ -z "$only" ] || return 0
+    # Debian keeps the server's programs in a directory for each version, which is not on PATH.
+    command -v postgres >/dev/null 2>&1 || [ -n "$(find /usr/lib/postgresql -name postgres 2>/dev/null)" ] ||
+        printf ' postgresql'
+    command -v pgbouncer >/dev/null 2>&1 || [ -x /usr/sbin/pgbouncer ] || printf ' pgbouncer'
     # By which the kernel ends the tests' servers when the tests are killed.
     command -v setpriv >/dev/null 2>&1 || printf ' util-linux'
     # Any browser of that family will do; only Debian's can be installed from here.
@@ -48,7 +52,7 @@ if [ "$status" -eq 0 ]; then
         [ "$(id -u)" -eq 0 ] || sudo="sudo -n"
         for program in $wanted; do
             case $program in
-                *-server) $sudo systemctl disable --quiet --now "$program.service" || true ;;
+                *-server | postgresql | pgbouncer) $sudo systemctl disable --quiet --now "$program.service" || true ;;
             esac
         done
     fi

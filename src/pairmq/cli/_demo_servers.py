@@ -24,7 +24,12 @@ from pairmq.plugins import LocalServer, registry
 _POLL = 0.05  # s
 _FRAMES = 8  # a second
 _LOG_LINES = 20
-_BROUGHT_BY = {"rabbitmq": "pairmq-rabbitmq", "redis": "pairmq-redis", "servicebus": "pairmq-servicebus[server]"}
+_BROUGHT_BY = {
+    "postgres": "pairmq-postgres",
+    "rabbitmq": "pairmq-rabbitmq",
+    "redis": "pairmq-redis",
+    "servicebus": "pairmq-servicebus[server]",
+}
 
 
 class OwnServer:

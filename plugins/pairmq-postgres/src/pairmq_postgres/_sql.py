@@ -276,11 +276,11 @@ WITH gone AS (
 ), sources AS (
     SELECT s.id FROM pairmq.source s JOIN gone ON gone.id = s.entity
 ), shelves AS (
-    SELECT id FROM sources UNION ALL SELECT -id FROM sources
+    SELECT ARRAY(SELECT id FROM sources UNION ALL SELECT -id FROM sources) AS ids
 ), ready AS (
-    DELETE FROM pairmq.message USING shelves WHERE shelf = shelves.id AND due_at IS NULL
+    DELETE FROM pairmq.message WHERE shelf = ANY ((SELECT ids FROM shelves)::bigint[]) AND due_at IS NULL
 ), scheduled AS (
-    DELETE FROM pairmq.message USING shelves WHERE shelf = shelves.id AND due_at IS NOT NULL
+    DELETE FROM pairmq.message WHERE shelf = ANY ((SELECT ids FROM shelves)::bigint[]) AND due_at IS NOT NULL
 )
 SELECT count(*) FROM gone
 """

@@ -134,7 +134,7 @@ def _tls(options: UrlOptions, hosts: tuple[tuple[str, int], ...]) -> tuple[tuple
     """Check certificates and host names, unless the URL says otherwise or all hosts are this machine."""
     mode = options.get("sslmode") or ("prefer" if all(is_local_address(host) for host, _ in hosts) else "verify-full")
     if mode not in _MODES:
-        raise ConfigurationError(f"{options.where}'s option sslmode is none of {', '.join(_MODES)}")
+        raise ConfigurationError(f"{options.where}'s option sslmode is unknown: known are {', '.join(_MODES)}")
     if options.get("sslkey") and not options.get("sslcert"):
         raise ConfigurationError(f"{options.where} has sslkey without sslcert: give both")
     found = {"sslmode": mode, **{name: options[name] for name in _TLS_FILES if options.get(name)}}

@@ -44,15 +44,15 @@ class PostgresServer(ServerProcess):
     def __init__(
         self, *, settings: dict[str, str] | None = None, port: int | None = None, role: str = "messenger"
     ) -> None:
+        self._initdb, program = _program("initdb"), _program("postgres")
         self._home = Path(tempfile.mkdtemp(prefix="pairmq-postgres-"))
-        self._initdb = _program("initdb")
         self.port = port or free_port()
         self.role = role
         self.password = secrets.token_hex(8) + "/ä"
         self._admin_password = secrets.token_hex(16)
         self.url = self.url_of(role, self.password)
         self._as_user = _as_user(self._home)
-        command = [*self._as_user, _program("postgres"), "-D", str(self.data), "-k", "", "-h", "127.0.0.1"]
+        command = [*self._as_user, program, "-D", str(self.data), "-k", "", "-h", "127.0.0.1"]
         for name, value in {"port": str(self.port), "fsync": "on", **(settings or {})}.items():
             command += ["-c", f"{name}={value}"]
         super().__init__(command, ready=self._answers, directory=self._home, start_timeout=120.0, name="postgres")
@@ -99,7 +99,7 @@ class PostgresServer(ServerProcess):
             with psycopg.connect(**self.parameters(), autocommit=True) as connection:
                 role, password = psycopg.sql.Identifier(self.role), psycopg.sql.Literal(self.password)
                 connection.execute(psycopg.sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, password))
-                for grant in GRANTS:
+                for grant in _GRANTS:
                     connection.execute(psycopg.sql.SQL(grant).format(role))
 
     def _initialize(self) -> None:
@@ -154,7 +154,7 @@ class PostgresServer(ServerProcess):
             return False
 
 
-GRANTS: Sequence[LiteralString] = (
+_GRANTS: Sequence[LiteralString] = (
     "GRANT USAGE ON SCHEMA pairmq TO {}",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pairmq TO {}",
     "GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA pairmq TO {}",

@@ -1,0 +1,77 @@
+"""Behind PgBouncer in transaction mode, with `listen=false`: each transaction may have another session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pairmq.model import Entity, Source
+from pairmq.testing.servers import ServerProcess, accepts_connections, free_port
+
+pytestmark = pytest.mark.real_server
+
+NOBODY = 65534  # it does not run as root
+
+
+@pytest.fixture
+def pgbouncer(server) -> Iterator[str]:
+    """The URL of a PgBouncer in front of the server, which gives two sessions to all clients."""
+    port = free_port()
+    settings = f"""
+[databases]
+queues = host=127.0.0.1 port={server.port} dbname=queues user=messenger password='{server.password}'
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 2
+max_client_conn = 100
+"""
+    folder = Path(tempfile.mkdtemp(prefix="pairmq-pgbouncer-"))
+    file = folder / "pgbouncer.ini"
+    file.write_text(settings)
+    # Debian keeps it where a user's PATH may not look.
+    command = [shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin") or "pgbouncer", str(file)]
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+        ids = ["--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
+        command = ["setpriv", *ids, "--pdeathsig", "KILL", "--", *command]
+    with ServerProcess(command, ready=lambda: accepts_connections("127.0.0.1", port), directory=folder):
+        yield f"postgresql://messenger@127.0.0.1:{port}/queues"
+    shutil.rmtree(folder)
+
+
+async def test_messages_pass_pgbouncer_in_transaction_mode(pgbouncer, connect, message):
+    entity = Entity("orders")
+    sending, reading = (connect(pgbouncer, listen="false", poll_interval=0.1) for _ in range(2))
+    await sending.admin.create(entity)
+    receiver = reading.receiver(Source(entity))
+    waiting = asyncio.ensure_future(receiver.receive(1, 60.0))
+    await asyncio.sleep(0.3)
+    sender = sending.sender(entity)
+    await asyncio.gather(*(sender.send(message(str(number))) for number in range(40)))
+    found = await waiting
+    while len(found) < 40:
+        found += await receiver.receive(40, 60.0)
+    assert list(await receiver.complete_batch(found)) == [None] * 40
+    await sending.admin.probe(entity)
+    assert (await reading.admin.counts(Source(entity))).pending == 0
+    assert "listen is false" in " ".join(risk.text for risk in await reading.admin.confirm_risks())
+
+
+async def test_server_prepares_nothing_for_pgbouncer(pgbouncer, connect, message, server):
+    transport = connect(pgbouncer, listen="false")
+    await transport.admin.create(Entity("orders"))
+    for _ in range(10):
+        await transport.sender(Entity("orders")).send(message("hello"))
+    with psycopg.connect(pgbouncer, autocommit=True, prepare_threshold=None) as connection:
+        assert connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)

@@ -1,0 +1,108 @@
+"""The plans of the statements: each finds its messages by an index, however full or empty the table is."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from pairmq_postgres import _sql
+from pairmq_postgres.testing import PostgresServer
+
+pytestmark = pytest.mark.real_server
+
+STATEMENTS = {
+    name: text
+    for name, text in vars(_sql).items()
+    if name.isupper() and not name.startswith("_") and name not in ("RISKS", "CHECK", "NOTIFY", "LIST")
+}
+PARAMETERS: dict[str, Any] = {
+    "path": "orders-7",
+    "kind": "queue",
+    "subscription": "",
+    "sign": 1,
+    "receiver": "receiver:",
+    "lock": "receiver:1",
+    "locks": ["receiver:1"],
+    "number": 5,
+    "numbers": [5],
+    "most": 100,
+    "most_bytes": 1_000_000,
+    "session": b"session-5",
+    "reason": "",
+    "description": "",
+    "state": b"",
+    "body": b"",
+    "prefix": "",
+    "settings": "{}",
+    "headers": ["{}"],
+    "bodies": [b""],
+    "due_at": [None],
+    "lives": [None],
+    "sessions": [None],
+    "lock_duration": datetime.timedelta(seconds=60),
+    "max_delivery_count": 10,
+    "default_time_to_live": None,
+    "dead_letter_on_expiration": True,
+    "requires_session": False,
+    "single_consumer": False,
+}
+FILL = (
+    """
+    INSERT INTO pairmq.entity (path, kind, lock_duration, dead_letter_on_expiration, requires_session, single_consumer,
+        settings)
+    SELECT 'orders-' || n, 'queue', '60 s', true, n % 3 = 0, n % 5 = 0, '{}' FROM generate_series(1, 20) AS n
+    """,
+    "INSERT INTO pairmq.source (entity, subscription) SELECT id, '' FROM pairmq.entity",
+    """
+    INSERT INTO pairmq.message (shelf, due_at, expires_at, session, header, body)
+    SELECT s.id, CASE WHEN n % 7 = 0 THEN now() + interval '1 hour' END,
+        CASE WHEN n % 2 = 0 THEN now() + interval '1 day' END,
+        CASE WHEN s.id % 3 = 0 THEN convert_to('session-' || n % 50, 'utf8') END, '{}', 'hello'
+    FROM pairmq.source s, generate_series(1, 1000) AS n
+    """,
+    """
+    INSERT INTO pairmq.session (shelf, name)
+    SELECT s.id, convert_to('session-' || n, 'utf8') FROM pairmq.source s, generate_series(1, 50) AS n
+    """,
+    "ANALYZE",
+)
+
+
+@pytest.fixture(scope="module")
+def empty(running: PostgresServer) -> PostgresServer:
+    running.start()
+    running.query("TRUNCATE pairmq.entity, pairmq.source, pairmq.session, pairmq.message CASCADE", "ANALYZE")
+    return running
+
+
+@pytest.fixture(scope="module")
+def full(empty: PostgresServer) -> Iterator[PostgresServer]:
+    empty.query(*FILL)
+    yield empty
+    empty.query("TRUNCATE pairmq.entity, pairmq.source, pairmq.session, pairmq.message CASCADE", "ANALYZE")
+
+
+def scanned(server: PostgresServer, statement: str, *settings: str) -> list[str]:
+    """The lines of a plan that read all of a table with messages."""
+    with psycopg.connect(**server.parameters(), cursor_factory=psycopg.ClientCursor) as connection:
+        for setting in settings:
+            connection.execute(setting)  # type: ignore[call-overload]
+        rows = connection.execute(f"EXPLAIN {statement}", PARAMETERS).fetchall()  # type: ignore[call-overload]
+        connection.rollback()
+    return [line for (line,) in rows if re.search(r"Seq Scan on (message|session)\b", line)]
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_statement_reads_no_whole_table_when_it_was_planned_for_an_empty_one(empty, name):
+    assert scanned(empty, STATEMENTS[name], "SET enable_seqscan = off") == []
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_statement_reads_no_whole_table_when_it_is_full(full, name):
+    """By the planner's own choice, as behind PgBouncer."""
+    assert scanned(full, STATEMENTS[name]) == []
