@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pairmq_postgres import _sql
+from pairmq_postgres import _sql, _url
 from pairmq_postgres.testing import PostgresServer
 
 pytestmark = pytest.mark.real_server
@@ -87,14 +87,19 @@ def full(empty: PostgresServer) -> Iterator[PostgresServer]:
     empty.query("TRUNCATE pairmq.entity, pairmq.source, pairmq.session, pairmq.message CASCADE", "ANALYZE")
 
 
-def scanned(server: PostgresServer, statement: str, *settings: str) -> list[str]:
-    """The lines of a plan that read all of a table with messages."""
+def plan(server: PostgresServer, statement: str, *settings: str) -> list[str]:
+    """The lines of a plan."""
     with psycopg.connect(**server.parameters(), cursor_factory=psycopg.ClientCursor) as connection:
         for setting in settings:
             connection.execute(setting)  # type: ignore[call-overload]
         rows = connection.execute(f"EXPLAIN {statement}", PARAMETERS).fetchall()  # type: ignore[call-overload]
         connection.rollback()
-    return [line for (line,) in rows if re.search(r"Seq Scan on (message|session)\b", line)]
+    return [line for (line,) in rows]
+
+
+def scanned(server: PostgresServer, statement: str, *settings: str) -> list[str]:
+    """The lines of a plan that read all of a table with messages."""
+    return [line for line in plan(server, statement, *settings) if re.search(r"Seq Scan on (message|session)\b", line)]
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
@@ -106,3 +111,13 @@ def test_statement_reads_no_whole_table_when_it_was_planned_for_an_empty_one(emp
 def test_statement_reads_no_whole_table_when_it_is_full(full, name):
     """By the planner's own choice, as behind PgBouncer."""
     assert scanned(full, STATEMENTS[name]) == []
+
+
+def test_receive_reads_no_more_than_it_takes_when_nothing_is_known_of_the_table(server):
+    """Without statistics, as of a queue that has just been filled."""
+    server.query(*FILL[:3])
+    settings = [f"SET {name} = {value}" for name, value in re.findall(r"-c (\w+)=(\w+)", _url._SETTINGS)]
+    take, sweep = (plan(server, statement, *settings) for statement in (_sql.TAKE, _sql.SWEEP))
+    assert any("Index Scan using message_ready on message m " in line for line in take)
+    assert any("Index Scan using message_expiring on message m " in line for line in sweep)
+    assert not [line for line in (*take, *sweep) if "Bitmap" in line or "Sort Key: m." in line]

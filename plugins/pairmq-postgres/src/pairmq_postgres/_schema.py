@@ -72,8 +72,10 @@ CREATE TABLE pairmq.message (
     toast.autovacuum_vacuum_cost_delay = 0
 )
 """,
+    # Not by `number` itself: the planner would walk along the primary key, past all other queues' messages, to get some
+    # of one queue in order, where its statistics let that look cheap.
     """
-CREATE INDEX message_ready ON pairmq.message (shelf, number) WHERE due_at IS NULL
+CREATE INDEX message_ready ON pairmq.message (shelf, (number + 0)) WHERE due_at IS NULL
 """,
     """
 CREATE INDEX message_due ON pairmq.message (shelf, due_at) WHERE due_at IS NOT NULL

@@ -57,7 +57,7 @@ WITH {_PLACE}, turn AS (
     )
 ), expired AS (
     SELECT number FROM pairmq.message m
-    WHERE shelf = (SELECT live FROM place) AND expires_at <= statement_timestamp() AND due_at IS NULL AND {_FREE}
+    WHERE shelf = (SELECT live FROM place) AND expires_at <= statement_timestamp() AND {_FREE}
     ORDER BY expires_at LIMIT 1000 FOR UPDATE SKIP LOCKED
 ), dropped AS (
     DELETE FROM pairmq.message WHERE number IN (SELECT number FROM expired)
@@ -83,7 +83,7 @@ WITH {_PLACE}, found AS MATERIALIZED (
                 AND NOT starts_with(h.lock, %(receiver)s::text)
         ) FROM place)
         AND {{which}}
-    ORDER BY m.number LIMIT %(most)s::bigint FOR UPDATE SKIP LOCKED
+    ORDER BY (m.number + 0) LIMIT %(most)s::bigint FOR UPDATE SKIP LOCKED
 ), fitting AS (
     SELECT number, NOT p.reads_dead AND f.deliveries >= p.max_delivery_count AS worn,
         sum(size) OVER (ORDER BY number) - size < %(most_bytes)s::bigint AS fits
@@ -103,7 +103,7 @@ SELECT t.*, p.requires_session AND NOT p.reads_dead, {{lost}}, (SELECT count(*) 
         (SELECT min(due_at) FROM pairmq.message WHERE shelf = p.shelf AND due_at IS NOT NULL),
         (SELECT min(locked_until) FROM (
             SELECT locked_until FROM pairmq.message
-            WHERE shelf = p.shelf AND due_at IS NULL ORDER BY number LIMIT 1000
+            WHERE shelf = p.shelf AND due_at IS NULL ORDER BY (number + 0) LIMIT 1000
         ) AS first)
     ) - statement_timestamp())::float8 END
 FROM place p LEFT JOIN taken t ON true ORDER BY t.number
@@ -313,8 +313,8 @@ FROM place p LEFT JOIN each ON true GROUP BY p.live, p.reads_dead, p.dead_letter
 POSITIONS: Final[LiteralString] = f"""
 WITH {_PLACE}
 SELECT least(
-        (SELECT min(number) FROM pairmq.message WHERE shelf = p.shelf AND due_at IS NULL),
-        (SELECT min(number) FROM pairmq.message WHERE shelf = p.shelf AND due_at IS NOT NULL)
+        (SELECT min(number + 0) FROM pairmq.message WHERE shelf = p.shelf AND due_at IS NULL),
+        (SELECT min(number + 0) FROM pairmq.message WHERE shelf = p.shelf AND due_at IS NOT NULL)
     ), (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM pairmq.message_number_seq)
 FROM place p
 """
@@ -322,7 +322,7 @@ FROM place p
 PEEK: Final[LiteralString] = f"""
 WITH {_PLACE}, ready AS (
     SELECT * FROM pairmq.message WHERE shelf = (SELECT shelf FROM place) AND due_at IS NULL
-    ORDER BY number LIMIT %(most)s::bigint
+    ORDER BY (number + 0) LIMIT %(most)s::bigint
 ), scheduled AS (
     SELECT * FROM pairmq.message WHERE shelf = (SELECT shelf FROM place) AND due_at IS NOT NULL
     ORDER BY due_at, number LIMIT %(most)s::bigint
