@@ -33,6 +33,11 @@ def test_servers_of_a_cluster_are_one_broker_in_any_order():
     assert one.endpoint.name == other.endpoint.name
 
 
+def test_login_that_looks_like_the_hosts_is_kept():
+    read = parse_url("postgresql://a,b:a,b@a,b/q")
+    assert (read.username, read.password, len(read.hosts)) == ("a,b", "a,b", 2)
+
+
 def test_only_a_server_that_takes_writes_is_used():
     assert parse_url("postgresql://a,b/q").parameters()["target_session_attrs"] == "read-write"
 

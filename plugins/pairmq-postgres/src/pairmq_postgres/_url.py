@@ -6,7 +6,9 @@ No error here repeats a value that may be secret: a bad URL is explained by its 
 from __future__ import annotations
 
 import math
+import re
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -99,8 +101,12 @@ def parse_url(url: str) -> PostgresUrl:
     Raises:
         ConfigurationError: it can't work; the text says which part and why, without secrets.
     """
-    read = BrokerUrl(url, _FORM, *SCHEMES)
-    hosts = _hosts(read)
+    # All but the first host are read by themselves: no other URL has several.
+    netloc = re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]
+    login, at, listed = netloc.rpartition("@")
+    first, *others = listed.split(",")
+    read = BrokerUrl(url.replace(netloc, f"{login}{at}{first}", 1) if others else url, _FORM, *SCHEMES)
+    hosts = _hosts(read, others)
     database = _name(read, read.parts.path[1:], "database")
     if not database or "/" in read.parts.path[1:]:
         raise ConfigurationError(f"{read.where} does not name one database: write it as {_FORM}, '/' in it as %2F")
@@ -119,14 +125,11 @@ def parse_url(url: str) -> PostgresUrl:
     )
 
 
-def _hosts(read: BrokerUrl) -> tuple[tuple[str, int], ...]:
-    found = []
-    for each in read.parts.netloc.rpartition("@")[2].split(","):
-        one = BrokerUrl(f"{read.scheme}://{each}", _FORM, *SCHEMES)
-        if "@" in read.parts.path or one.parts.path:
-            raise ConfigurationError(f"{read.where} holds '@' behind its host: write '@' as %40, '/' as %2F")
-        found.append((one.host(), one.port(DEFAULT_PORT)))
-    return tuple(dict.fromkeys(found))
+def _hosts(read: BrokerUrl, others: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    if "@" in read.parts.path:  # what precedes it may be the end of a password
+        raise ConfigurationError(f"{read.where} holds '@' behind its host: write '@' as %40, '/' as %2F")
+    each = (read, *(BrokerUrl(f"{read.scheme}://{other}", _FORM, *SCHEMES) for other in others))
+    return tuple(dict.fromkeys((one.host(), one.port(DEFAULT_PORT)) for one in each))
 
 
 def _name(read: BrokerUrl, text: str | None, what: str) -> str:
