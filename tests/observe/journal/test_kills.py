@@ -315,6 +315,21 @@ def test_what_a_killed_process_left_empty_is_swept_up(tmp_path):
     assert list((tmp_path / "_open").iterdir()) == []
 
 
+def test_a_mark_that_a_killed_process_did_not_finish_is_swept_up(tmp_path):
+    (tmp_path / "_open").mkdir()
+    left = tmp_path / "_open" / "host-1-000003.lost-1-2-3-4.new"
+    young = left.with_name("host-1-000004.lost-1-2-3-4.new")
+    held = left.with_name("host-1-000005.lost-1-2-3-4.new")
+    for path in (left, young, held):
+        path.write_text("")
+    for path in (left, held):
+        os.utime(path, (1, 1))
+    with held.open("rb") as owner:
+        part_module.fcntl.flock(owner, part_module.fcntl.LOCK_EX)
+        assert recover(tmp_path).failed == {}
+    assert sorted((tmp_path / "_open").iterdir()) == [young, held]
+
+
 def _left_behind(directory: Path, count: int) -> tuple[str, Path]:
     """A part with a row a batch, as a killed process leaves it; its process and its path."""
     command = [sys.executable, "-c", LEAVE, str(SUPPORT), str(directory), str(count)]

@@ -29,6 +29,7 @@ _LOST = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9.-]{0,199})-([0-9]{6,12})\.lost-([0-9]{1,18})-([0-9]{1,18})-([0-9]{1,15})-([0-9]{1,15})(?:-closed-([0-9]{1,18}))?"
 )
 _ASIDE = re.compile(r"(.+)\.[0-9]{4}-[0-9]{2}-[0-9]{2}\.tmp")
+_NEW = ".new"
 _LAST_DAY = 2_932_896  # 9999-12-31, in days since 1970: what a date can be
 
 
@@ -126,6 +127,16 @@ def is_of_host(process: str, host: str) -> bool:
 def aside_path(part: Path, date: str) -> Path:
     """Where a part's segment of one day is written before it is put in place."""
     return part.with_suffix(f".{date}.tmp")
+
+
+def mark_aside(path: Path) -> Path:
+    """Where the empty file of a loss is made before it is put in place."""
+    return path.with_name(f"{path.name}{_NEW}")
+
+
+def is_mark_aside(path: Path) -> bool:
+    """Whether a file is one that `mark_aside` names."""
+    return path.suffix == _NEW and parse_loss(path.with_suffix("")) is not None
 
 
 def part_of_aside(path: Path) -> Path | None:

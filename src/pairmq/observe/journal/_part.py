@@ -155,7 +155,7 @@ class Part:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         # Under its name only when it is locked: a recovery would take it for the mark of a dead process.
-        aside = path.with_name(f"{path.name}.new")
+        aside = _layout.mark_aside(path)
         part = cls(aside, os.open(aside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
         try:
             fcntl.flock(part._descriptor, fcntl.LOCK_EX)

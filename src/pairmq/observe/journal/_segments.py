@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from pairmq.observe.journal._part import Contents, DamagedPart, Head, Part
 META = b"pairmq."
 """What the names of a segment's own metadata begin with."""
 
+_YOUNG = 60.0  # s
 _DICTIONARIES = [c.name for c in COLUMNS if c.type == "string" and c.name not in UNIQUE]
 
 
@@ -275,12 +277,25 @@ def _is_empty(part: Part) -> bool:
 
 
 def _sweep(found: list[Path]) -> None:
-    """Delete unfinished segments without a part: they will never be finished."""
+    """Delete unfinished segments without a part, and unfinished marks: they will never be finished."""
     for path in found:
+        if _layout.is_mark_aside(path):
+            with contextlib.suppress(OSError):
+                _sweep_mark(path)
+            continue
         part = _layout.part_of_aside(path)
         if part is not None and not part.exists():
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def _sweep_mark(path: Path) -> None:
+    """Delete a mark whose maker is dead: not a young one, which may be made this very moment and not be locked yet."""
+    if time.time() - path.stat().st_mtime < _YOUNG:
+        return
+    mark = Part.adopt(path)
+    if mark is not None:
+        mark.remove()
 
 
 class Compactor:
