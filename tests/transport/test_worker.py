@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
 
 import pytest
@@ -77,6 +79,31 @@ async def test_a_call_that_is_cancelled_before_its_work_began_reports_that_nothi
     assert await first == "through"
     await worker.run(lambda: None, Scope())
     assert done == []
+
+
+async def test_a_call_that_is_cancelled_lets_go_of_its_message_while_the_thread_is_blocked(
+    worker: Worker, gate: Gate
+) -> None:
+    class Kept:
+        """As a message is kept by the work that sends it."""
+
+        def send(self) -> None:
+            """Never called."""
+
+    first = asyncio.ensure_future(worker.run(gate, Scope()))
+    await gate.reached()
+    message = Kept()
+    kept = weakref.ref(message)
+    second = asyncio.ensure_future(worker.run(message.send, Scope()))
+    await asyncio.sleep(0)
+    del message
+    assert await cut_off(second)
+    del second
+    await asyncio.sleep(0)  # the loop keeps what it runs now, and the call with it
+    gc.collect()
+    assert kept() is None
+    gate.open.set()
+    assert await first == "through"
 
 
 async def test_a_call_that_is_cancelled_after_its_work_began_reports_nothing(worker: Worker, gate: Gate) -> None:

@@ -66,6 +66,7 @@ class Job(Generic[T]):
         with self._worker.changed:
             if self._state is _State.WAITING:
                 self._state = _State.WITHDRAWN
+                self.work = _nothing  # a blocked thread would keep the message until it goes on
             return self._state is _State.WITHDRAWN
 
     def end(self, error: TransportError) -> None:
@@ -87,6 +88,10 @@ class Job(Generic[T]):
         if not self._ended.done():  # else the caller waits no more
             self._result, self._error = result, error
             self._ended.set_result(None)
+
+
+def _nothing() -> Any:
+    """Stand for work that was withdrawn."""
 
 
 class Worker:
