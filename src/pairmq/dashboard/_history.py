@@ -73,7 +73,7 @@ class Past:
         return bool(self.changes) and self.changes[-1].held
 
 
-class Line:
+class HistoryLine:
     """One line of the list."""
 
     __slots__ = ("at", "count", "last_at", "sentence")
@@ -97,7 +97,7 @@ class History:
         """Messages that this process's syphon dead-lettered."""
         self.ended: PairEnded | None = None
         self._pasts: OrderedDict[Entity, Past] = OrderedDict()  # what changed last stands last
-        self._lines: deque[Line] = deque(maxlen=MOST_LINES)  # newest first
+        self._lines: deque[HistoryLine] = deque(maxlen=MOST_LINES)  # newest first
         self._out: dict[str, RotationChanged] = {}
 
     @property
@@ -110,7 +110,7 @@ class History:
         """The backlog queues that are out of use, by name."""
         return MappingProxyType(self._out)
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[HistoryLine]:
         """The list of events, newest first."""
         return iter(self._lines)
 
@@ -161,7 +161,7 @@ class History:
                 line.last_at = at
                 line.sentence = sentence
                 return
-        self._lines.appendleft(Line(at, sentence))
+        self._lines.appendleft(HistoryLine(at, sentence))
 
 
 class Tone(enum.StrEnum):
