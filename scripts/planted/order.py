@@ -38,8 +38,8 @@ ORDER = (
     Mutant(
         "a restarted process takes every session for clean",
         "src/pairmq/runner/_ordered.py",
-        "Line(KeyOrder(now), self._queue(state, session), now)",
-        "Line(KeyOrder(now, fresh=True), self._queue(state, session), now)",
+        "KeyLine(KeyOrder(now), self._queue(state, session), now)",
+        "KeyLine(KeyOrder(now, fresh=True), self._queue(state, session), now)",
         ordering="session",
     ),
     Mutant(
@@ -52,8 +52,8 @@ ORDER = (
     Mutant(
         "sends of one session go side by side",
         "src/pairmq/runner/_ordered.py",
-        "        if not self.turn.done():\n            await asyncio.wait(",
-        "        if not self.turn.done():\n            return True\n            await asyncio.wait(",
+        "        return came is True\n",
+        "        return True\n",
         ordering="session",
     ),
     Mutant(

@@ -229,7 +229,7 @@ SENDS = (
         "of very many time limits that are reached together some are forgotten",
         "src/pairmq/runner/_limits.py",
         "        self._arm()\n        self._last_turn = (now",
-        "        self._keep([entry for entry in limits if entry[2].reached or self._reached_at(entry) > now])\n"
+        "        self._limits = [entry for entry in self._limits if entry[0] - self.lead > now]\n"
         "        self._arm()\n        self._last_turn = (now",
     ),
     Mutant(

@@ -89,29 +89,29 @@ TESTED = (
     Mutant(
         "the timer is not set anew when a close shortens the limits",
         _LIMITS,
-        "*entry[1:]) for entry in running])\n        self._arm()\n",
-        "*entry[1:]) for entry in running])\n",
+        "        self._tidy()\n        self._arm()\n",
+        "        self._tidy()\n",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
         "a caller is cancelled by the limit of an operation that has ended",
         _LIMITS,
-        "            if limit.running:\n",
-        "            if True:\n",
+        "            if not limit.running:\n",
+        "            if False:\n",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
         "the limits of what runs are forgotten with those of what has ended",
         _LIMITS,
-        "            self._keep([entry for entry in self._limits if entry[2].running])",
-        "            self._keep([])",
+        "            heap[:] = [entry for entry in heap if entry[2].running]\n",
+        "            heap.clear()\n",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
         "an operation that goes on after its limit is cancelled only once",
         _LIMITS,
-        "                heapq.heappush(limits, (now + _AGAIN, number, limit))\n",
-        "                pass\n",
+        "                    heapq.heappush(self._exact, (now + _AGAIN, number, limit))\n",
+        "                    pass\n",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
@@ -132,9 +132,9 @@ TESTED = (
     Mutant(
         "a closing send waits for one more attempt",
         "src/pairmq/core/send.py",
-        "        return Wait(min(now + wait, self._deadline), queue, nowhere)",
+        "        return Wait(min(now + wait, self._ends(lead)), queue, nowhere)",
         "        return Wait(now + wait, queue, nowhere)",
-        tests=("tests/runner/test_close.py",),
+        tests=("tests/core/test_send.py",),
     ),
     # The syphon.
     Mutant(
@@ -236,8 +236,8 @@ TESTED = (
     Mutant(
         "all limits of one instant are reached in one turn of the loop",
         _LIMITS,
-        " and cancelled < _AT_ONCE and ",
-        " and ",
+        "        while reached < _AT_ONCE:\n",
+        "        while True:\n",
         tests=_LIMITS_TESTS,
     ),
     Mutant(

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pairmq.core import MAYBE_DUPLICATE, Diversion, Gates, ImpossibleInputError, PairOptions, PumpMachine, divert
-from pairmq.core.pump import ITEM, Item, Line, Next, Room, State, Symbol, adapted, is_poison
+from pairmq.core.pump import ITEM, DestinationLine, Ending, Item, Next, Room, State, Symbol, adapted, is_poison
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, TransportError
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
@@ -45,7 +45,7 @@ class Pump:
         self.gates = Gates(60.0)
         self.machine = PumpMachine(PairOptions(**options), self.gates, lambda entity: entity.path == "system")
         self.machine.opened(lock, ordered=ordered)
-        self.lines: dict[Entity, Line] = {}
+        self.lines: dict[Entity, DestinationLine] = {}
 
     def receive(self, *messages: Message, now: float = 0.0, first: int = 1, count: int = 1) -> list[Item]:
         """Give it messages at positions from the first on; returns what it settles at once."""
@@ -211,6 +211,67 @@ def test_what_was_delivered_is_not_sent_again_when_it_is_redelivered():
     pump.settle([item])
     assert (pump.machine.moved, len(pump.machine)) == (1, 0)
     assert pump.receive(envelope(1)) == []  # a later message of that name is another one
+
+
+def with_time(seconds: float, session: str | None = None) -> Message:
+    """A message that was delivered while it had time to live, and has so much left."""
+    at = AT - timedelta(seconds=60 - seconds)
+    return divert(Message(b"", message_id="m1", time_to_live=60.0, session_id=session), Diversion(ORDERS, at, "s", 1))
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_was_delivered_is_completed_although_its_time_has_run_out_since(ordered):
+    """A dead letter of it would be a second copy."""
+    pump = Pump(ordered=ordered, ttl_policy="elapse")
+    message = with_time(1.0)
+    pump.receive(message)
+    pump.settle(pump.send(None).settle, LOCK_LOST)
+    if pump.machine.broken:
+        pump.machine.release()
+    settle, _ = pump.machine.received(
+        [Delivery(message, object(), delivery_count=2, sequence_number="1")], 0.0, AT + timedelta(seconds=2)
+    )
+    assert [(item.poison, item.ending) for item in settle] == [(None, Ending.REDELIVERED)]
+
+
+def test_what_was_delivered_under_another_lock_is_completed_although_its_time_has_run_out():
+    pump = Pump(ttl_policy="elapse")
+    message = with_time(1.0)
+    pump.receive(message)
+    pump.receive(message, first=2)  # a copy
+    line = pump.lines[ORDERS]
+    [first, second] = pump.machine.take(line)
+    pump.settle(pump.machine.sent(line.gate, [first], [None], 0.0).settle, LOCK_LOST)
+    send, settle = pump.machine.screened([second], AT + timedelta(seconds=2))
+    assert (send, [(item.poison, item.ending) for item in settle]) == ([], [(None, Ending.REDELIVERED)])
+
+
+LOST_ANSWER = TransportError("no answer", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT, maybe_applied=True)
+UNAPPLIED = TransportError("not sent", FailureKind.UNAVAILABLE, FailureReason.CONNECTION)
+
+
+@pytest.mark.parametrize(("first", "reported"), [(LOST_ANSWER, 1), (UNAPPLIED, 0)])
+@pytest.mark.parametrize("then", [LOCK_LOST, NOT_FOUND])
+def test_a_dead_letter_is_reported_when_its_confirmation_was_lost(first, reported, then):
+    """The broker has no lock of it any more, as it lies in the dead-letter queue."""
+    pump = Pump()
+    [item] = pump.receive(Message(b"forged", message_id="m1"))
+    assert pump.settle([item], first)[0] == []
+    reports, _ = pump.settle([item], then)
+    assert [report.item for report in reports] == [item] * reported
+    assert (pump.machine.dead_lettered, len(pump.machine)) == (reported, 0)
+
+
+def test_a_dead_letter_in_doubt_is_reported_once_when_it_is_redelivered():
+    pump = Pump()
+    [item] = pump.receive(Message(b"forged", message_id="m1"))
+    pump.settle([item], LOST_ANSWER)
+    pump.settle([item], LOCK_LOST)
+    [again] = pump.receive(Message(b"forged", message_id="m1"), count=2)
+    assert pump.settle([again])[0] == []
+    assert pump.machine.dead_lettered == 1
+    [another] = pump.receive(Message(b"forged", message_id="m1"), first=2)
+    assert len(pump.settle([another])[0]) == 1
 
 
 def test_what_is_here_already_goes_on_under_its_new_lock():
@@ -444,7 +505,7 @@ ANSWERS = [None, None, None, None, None, AWAY, IN_DOUBT, CUT_OFF, TOO_LARGE, NOT
 class Operation:
     """What a line is doing: it waits for dead-letters, or for an answer."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: DestinationLine) -> None:
         self.line = line
         self.sent: list[Item] = []
         self.waits_for: list[Item] = []
@@ -470,7 +531,7 @@ class AnyPump:
         self.copied: set[str] = set()
         self.dead: set[str] = set()
         self.keys: dict[str, str | None] = {}
-        self.operations: dict[Line, Operation | None] = {}
+        self.operations: dict[DestinationLine, Operation | None] = {}
         self.settlements: list[tuple[list[Item], list[Delivery]]] = []
         self.items: dict[Item, None] = {}
         self.reports: Counter[Item] = Counter()
@@ -513,7 +574,7 @@ class AnyPump:
         self.items.update(dict.fromkeys([*settle, *(item for line in self.operations for item in line.items)]))
         self.settle(settle)
 
-    def lines(self, *, busy: bool) -> list[Line]:
+    def lines(self, *, busy: bool) -> list[DestinationLine]:
         return [line for line, operation in self.operations.items() if (operation is not None) is busy]
 
     def begin_operation(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,6 +25,19 @@ DURATIONS = st.integers(1, 40).map(lambda tenths: tenths / 10)
 
 def now() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def most_in_a_turn(works: Sequence[Awaitable[object]]) -> int:
+    """Await them all; returns how many ended in one turn of the loop at most."""
+    log: list[str] = []
+
+    async def one(work: Awaitable[object]) -> None:
+        await work
+        log.append("e")
+        asyncio.get_running_loop().call_soon(log.append, " ")
+
+    await asyncio.gather(*(one(work) for work in works))
+    return max(len(ends) for ends in "".join(log).split())
 
 
 async def answer(after: float) -> float:
@@ -220,16 +235,13 @@ async def test_what_runs_alone_ends_when_a_close_says_so():
 
 @in_virtual_time
 async def test_many_limits_of_one_instant_are_reached_over_many_turns_of_the_loop():
-    limits, log = TimeLimits(), []
+    limits = TimeLimits()
 
     async def one() -> None:
         with pytest.raises(TransportError):
             await limits.run(answer(50), 10.0)
-        log.append("end")
-        asyncio.get_running_loop().call_soon(log.append, "turn")
 
-    await asyncio.gather(*(one() for _ in range(1000)))
-    assert max(len(ends) for ends in "".join("e" if what == "end" else " " for what in log).split()) <= 100
+    assert await most_in_a_turn([one() for _ in range(1000)]) <= 100
 
 
 def test_many_operations_end_by_their_limits_when_their_ends_take_a_while():
@@ -258,6 +270,95 @@ def test_many_operations_end_by_their_limits_when_their_ends_take_a_while():
     assert 10.9 < max(ends[0]) < 11.1
     assert 20 - 2 * count * takes < min(ends[1])
     assert max(ends[1]) < 20.05
+
+
+class _Slow:
+    """A loop in which each operation that is cut off takes a while of its own."""
+
+    def __init__(self, takes: float) -> None:
+        self._selector = JumpingSelector()
+        self._takes = takes
+
+    async def hang(self) -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            self._selector.now += self._takes
+
+    async def until(self, limits: TimeLimits, limit: float) -> float:
+        """Cut one off at a limit; returns when it ended."""
+        with pytest.raises(TransportError):
+            await limits.run(self.hang(), limit)
+        return now()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(self._selector)) as runner:
+            runner.run(work)
+
+
+def test_short_operations_do_not_hold_up_those_that_are_cut_off_early():
+    slow, count = _Slow(0.0002), 5000
+
+    async def work() -> None:
+        limits, ended = TimeLimits(), False
+
+        async def short() -> None:
+            while not ended:
+                await slow.until(limits, now() + 0.2)
+
+        await asyncio.gather(*(slow.until(limits, 10.0) for _ in range(count)))
+        others = [asyncio.create_task(short()) for _ in range(100)]
+        ends = await asyncio.gather(*(slow.until(limits, 20.0) for _ in range(count)))
+        ended = True
+        await asyncio.wait(others)
+        assert max(ends) < 20.1
+
+    slow.run(work())
+
+
+def test_what_operations_cost_a_while_ago_does_not_end_later_ones_early():
+    slow = _Slow(0.0005)
+
+    async def work() -> None:
+        limits = TimeLimits()
+        await asyncio.gather(*(slow.until(limits, 10.0) for _ in range(3000)))
+        await asyncio.sleep(100)
+        others = [asyncio.create_task(slow.until(limits, now() + 500)) for _ in range(3000)]
+        await asyncio.sleep(0)
+        began = now()
+        assert await slow.until(limits, began + 1) == pytest.approx(began + 1, abs=0.01)
+        for other in others:
+            other.cancel()
+        await asyncio.wait(others)
+
+    slow.run(work())
+
+
+@in_virtual_time
+async def test_many_waits_of_one_instant_end_over_many_turns_of_the_loop():
+    limits = TimeLimits()
+    most = await most_in_a_turn([limits.wait(asyncio.get_running_loop().create_future(), 5.5) for _ in range(1000)])
+    assert most <= 100
+
+
+@in_virtual_time
+async def test_many_who_wait_are_woken_over_many_turns_of_the_loop():
+    waiters = [asyncio.get_running_loop().create_future() for _ in range(1000)]
+    asyncio.get_running_loop().call_later(5.5, TimeLimits.wake, waiters)
+    assert await most_in_a_turn(waiters) <= 100
+
+
+@in_virtual_time
+async def test_a_wait_ends_with_its_future_or_at_its_instant():
+    limits = TimeLimits()
+    early: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(1, early.set_result, "came")
+    late: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+    assert await limits.wait(early, 2.0) == "came"
+    assert now() == pytest.approx(1.0)
+    assert await limits.wait(early, 0.5) == "came"
+    assert await limits.wait(late, 3.0) is None
+    assert now() == pytest.approx(3.0)
 
 
 @in_virtual_time

@@ -744,6 +744,20 @@ async def test_a_hold_of_the_syphon_stops_a_drain_that_is_under_way_after_one_op
 
 
 @in_virtual_time
+async def test_what_waits_for_the_rate_is_not_sent_when_its_destination_failed_meanwhile(world):
+    async with world(enable_syphon=True, syphon_max_rate=0.2, backlog_queue_count=2) as w:
+        w.east.fail(Fault.DOWN, Operation.SEND, times=1, entities=["orders"])
+        w.east.fail(Fault.DOWN, Operation.PROBE, entities=["orders"])
+        leave(w, envelope(b"1"))
+        leave(w, envelope(b"2"), queue="east/x-servicebus-transfer/1")
+        await asyncio.sleep(60)
+        assert w.home() == []
+        w.east.heal()
+        await drained(w)
+        assert sorted(w.home()) == [b"1", b"2"]
+
+
+@in_virtual_time
 async def test_a_good_probe_ends_no_hold_of_the_syphon(world):
     async with world(enable_syphon=True, syphon_batch=5) as w:
         w.east.fail(Fault.DOWN, entities=["orders"])

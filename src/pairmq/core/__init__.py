@@ -43,8 +43,8 @@ from pairmq.core.options import OPTION_NAMES, OPTION_RANGES, RECORD_QUEUE, PairO
 from pairmq.core.order import DrainView, KeyOrder, Look, backlog_queue_of
 from pairmq.core.pump import (
     DEAD_LETTERS_AT_ONCE,
+    DestinationLine,
     Item,
-    Line,
     Next,
     Poison,
     PumpMachine,
@@ -53,6 +53,7 @@ from pairmq.core.pump import (
 )
 from pairmq.core.record import MAX_ENTRIES, Configuration, Record, conflict_text
 from pairmq.core.rotation import Rotation
+from pairmq.core.send import Job, SendMachine, SendRules
 from pairmq.core.switch import (
     REPORT_INTERVAL,
     REPORT_LIFETIME,
@@ -95,6 +96,7 @@ __all__ = [
     "Configuration",
     "Decision",
     "Decisions",
+    "DestinationLine",
     "Diversion",
     "DivertEnded",
     "DivertRequested",
@@ -112,9 +114,9 @@ __all__ = [
     "ImpossibleInputError",
     "Input",
     "Item",
+    "Job",
     "KeyOrder",
     "LateResult",
-    "Line",
     "Look",
     "MarkHealthy",
     "Next",
@@ -135,7 +137,9 @@ __all__ = [
     "Room",
     "Rotation",
     "RouteRequested",
+    "SendMachine",
     "SendPing",
+    "SendRules",
     "StopPing",
     "SwitchAction",
     "SwitchReport",

@@ -172,7 +172,7 @@ class Item:
     ``diversion`` is None for poison that has none; ``locked_until`` is an instant, and so are ``renew_at``, when its
     lock is to be renewed, and ``copy_after``, before which no other copy of it is put at its queue's tail: there may be
     one, in doubt. Its ``identity`` names a diverted message wherever copies of it lie: its id, and its sender's number
-    of it. ``unknown``: the primary may hold a copy.
+    of it. ``unknown``: the primary may hold a copy; ``in_doubt``: the confirmation of its settlement was lost.
     """
 
     __slots__ = (
@@ -182,6 +182,7 @@ class Item:
         "diversion",
         "ending",
         "identity",
+        "in_doubt",
         "locked_until",
         "message",
         "poison",
@@ -200,7 +201,7 @@ class Item:
         self.copy_after = 0.0
         self.ending = Ending.MOVED  # unless it is poison
         self.poison: Poison | None = None
-        self.unknown = False
+        self.unknown = self.in_doubt = False
         self.identity = ("", "", 0)
         if diversion is not None:
             self.unknown = diversion.maybe_duplicate
@@ -229,7 +230,7 @@ class Item:
         self.state = state
 
 
-class Line:
+class DestinationLine:
     """Messages on their way to one destination, in order; ``taken`` are those in the operation under way.
 
     It keeps the gate that it began with: `Gates` forgets one whose destination does not exist, and would make another.
@@ -344,11 +345,12 @@ class PumpMachine:
         self._flows = False  # the last send was confirmed
         self._primary_was_unavailable = False
         self._renewals_took = 0.0  # s for the last renewals that were begun side by side
-        self._lines: dict[Entity, Line] = {}
+        self._lines: dict[Entity, DestinationLine] = {}
         self._locked: dict[Item, None] = {}
         self._places: dict[str, Item] = {}  # the same by their position in the queue, where the broker gives it
         self._settling: dict[Item, None] = {}  # each is reported once
         self._delivered: OrderedDict[tuple[str, str, int], None] = OrderedDict()
+        self._dead_in_doubt: OrderedDict[tuple[object, ...], None] = OrderedDict()  # reported, and may be redelivered
 
     def __len__(self) -> int:
         return len(self._locked)
@@ -399,7 +401,7 @@ class PumpMachine:
         return Room.SOON if moving >= max(self.batch, self.ahead) else Room.ENOUGH
 
     @property
-    def _shut(self) -> list[Line]:
+    def _shut(self) -> list[DestinationLine]:
         return [line for line in self._lines.values() if not line.gate.is_open]
 
     def _holds_more(self) -> bool:
@@ -413,7 +415,9 @@ class PumpMachine:
 
     # Receiving.
 
-    def received(self, deliveries: Sequence[Delivery], now: float, instant: datetime) -> tuple[list[Item], list[Line]]:
+    def received(
+        self, deliveries: Sequence[Delivery], now: float, instant: datetime
+    ) -> tuple[list[Item], list[DestinationLine]]:
         """Put deliveries in the lines of their destinations.
 
         Args:
@@ -441,12 +445,12 @@ class PumpMachine:
             if entity not in self._lines and not self._admits(entity):  # what has a line was looked at
                 text = f"{entity} is not among the pair's allowed_entities"
                 settle.append(self._dead(item, Poison("destination-not-allowed", text)))
+            elif item.identity in self._delivered:  # whatever its time: a dead letter would be a second copy
+                settle.append(self._settle(item, Symbol.KNOWN, Ending.REDELIVERED))
             # Where order is kept, it is for its turn to find out that its time has run out: should it be redelivered,
             # to a process whose wall clock is behind, those behind it must still be there.
             elif self._counts_time and not self.ordered and (poison := self._overdue(item, instant)) is not None:
                 settle.append(self._dead(item, poison))
-            elif item.identity in self._delivered:
-                settle.append(self._settle(item, Symbol.KNOWN, Ending.REDELIVERED))
             else:
                 groups.setdefault(entity, []).append(item)
         return settle, [line for entity, items in groups.items() if (line := self._line_up(entity, items)) is not None]
@@ -504,16 +508,16 @@ class PumpMachine:
 
     # Lines.
 
-    def _line_up(self, entity: Entity, items: Iterable[Item]) -> Line | None:
+    def _line_up(self, entity: Entity, items: Iterable[Item]) -> DestinationLine | None:
         """Put items at the end of their destination's line; gives the line if it has begun."""
         line, begun = self._lines.get(entity), None
         if line is None:
-            line = begun = self._lines[entity] = Line(self._gates.of(entity))
+            line = begun = self._lines[entity] = DestinationLine(self._gates.of(entity))
             line.gate.users += 1
         line.items.extend(items)
         return begun
 
-    def next(self, line: Line) -> Next:
+    def next(self, line: DestinationLine) -> Next:
         """Return what a line does next; one that ends is dropped, and its user has `left`."""
         while line.items and line.items[0].lost:
             line.items.popleft()
@@ -522,11 +526,11 @@ class PumpMachine:
             return Next.END
         return Next.SEND if line.gate.is_open else Next.WAIT
 
-    def left(self, line: Line) -> None:
+    def left(self, line: DestinationLine) -> None:
         """Nothing is done for a line any more."""
         line.gate.users -= 1
 
-    def is_current(self, line: Line) -> bool:
+    def is_current(self, line: DestinationLine) -> bool:
         """Whether a line was not dropped."""
         return self._lines.get(line.gate.entity) is line
 
@@ -534,14 +538,14 @@ class PumpMachine:
         """Begin nothing new in the lines that there are."""
         self._lines = {}
 
-    def _drop_if_empty(self, line: Line) -> None:
+    def _drop_if_empty(self, line: DestinationLine) -> None:
         """Keep no empty line at its gate: of every path ever seen, that would be a leak."""
         if self.is_current(line) and not line.items and not line.taken:
             del self._lines[line.gate.entity]
 
     # Sending.
 
-    def take(self, line: Line) -> list[Item]:
+    def take(self, line: DestinationLine) -> list[Item]:
         """Take what goes in one operation, in order: where order is kept, one message a key."""
         most = min(line.gate.most, self._most_sent)
         keys: set[tuple[bool, str]] = set()
@@ -560,7 +564,7 @@ class PumpMachine:
             waiting.popleft()
         return taken
 
-    def ended(self, line: Line) -> None:
+    def ended(self, line: DestinationLine) -> None:
         """The operation has ended: what was not stored goes back to the line's head."""
         line.items.extendleft(reversed(self._not_taken(line.taken)))
         line.taken = []
@@ -575,16 +579,16 @@ class PumpMachine:
     def screened(self, items: Iterable[Item], instant: datetime) -> tuple[list[Item], list[Item]]:
         """Part the items of an operation into those that are sent, and those that are settled instead.
 
-        They have run out of their time, or were delivered while they were held: their lock was lost unnoticed, and they
-        were redelivered here.
+        They were delivered while they were held: their lock was lost unnoticed, and they were redelivered here. Or they
+        have run out of their time.
         """
         send: list[Item] = []
         settle: list[Item] = []
         for item in items:
-            if self._counts_time and (poison := self._overdue(item, instant)) is not None:
-                settle.append(self._dead(item, poison))
-            elif item.identity in self._delivered:
+            if item.identity in self._delivered:
                 settle.append(self._settle(item, Symbol.KNOWN, Ending.REDELIVERED))
+            elif self._counts_time and (poison := self._overdue(item, instant)) is not None:
+                settle.append(self._dead(item, poison))
             else:
                 send.append(item)
         return send, settle
@@ -642,19 +646,19 @@ class PumpMachine:
 
     # Postponing: to the tail of the queue, so that those behind come into sight.
 
-    def fullest(self, now: float) -> Line | None:
+    def fullest(self, now: float) -> DestinationLine | None:
         """Return the line with the most messages that can't go on and may be postponed."""
         shut = [line for line in self._shut if line.items]
         return max(shut, key=lambda line: sum(item.copy_after <= now for item in line.items), default=None)
 
-    def primary_seen(self, line: Line, *, answers: bool) -> bool:
+    def primary_seen(self, line: DestinationLine, *, answers: bool) -> bool:
         """Take whether the primary as such answers; return whether its destination may be asked, and room be made."""
         if answers and self._primary_was_unavailable:
             line.gate.try_after = 0.0
         self._primary_was_unavailable = not answers
         return answers
 
-    def postpone(self, line: Line, now: float) -> list[Item]:
+    def postpone(self, line: DestinationLine, now: float) -> list[Item]:
         """Take out of a line what is to be copied: should the gate open meanwhile, nothing else may send it."""
         # What was copied before has to be gone from its place first, or the next round would copy it again.
         if self.unsettled:
@@ -679,8 +683,8 @@ class PumpMachine:
         return copy
 
     def copied(
-        self, line: Line, items: Sequence[Item], results: Sequence[TransportError | None], now: float
-    ) -> tuple[list[Item], Line | None]:
+        self, line: DestinationLine, items: Sequence[Item], results: Sequence[TransportError | None], now: float
+    ) -> tuple[list[Item], DestinationLine | None]:
         """Take what came of the copies: one entry each, None for confirmed.
 
         Returns:
@@ -841,6 +845,7 @@ class PumpMachine:
         for item, delivery, error in zip(items, used, errors, strict=True):
             if item not in self._settling:
                 continue  # it was given up meanwhile
+            item.in_doubt = item.in_doubt or (error is not None and error.maybe_applied)
             if error is None:
                 item.step(Symbol.SETTLED)
                 self._let_go(item)
@@ -875,12 +880,25 @@ class PumpMachine:
     def _report(self, item: Item, reports: list[Report], *, completed: bool) -> None:
         del self._settling[item]
         if item.poison is not None:
-            if completed:  # else it is redelivered, and dead-lettered then
-                self.dead_lettered += 1
-                reports.append(Report(item, completed))
+            self._report_dead(item, reports, completed=completed)
             return
         if completed and item.ending is not Ending.COPIED:
             self._delivered.pop(item.identity, None)
         if item.ending is Ending.MOVED:
             self.moved += 1
             reports.append(Report(item, completed))
+
+    def _report_dead(self, item: Item, reports: list[Report], *, completed: bool) -> None:
+        """Report a dead letter once, although where a confirmation was lost it may still be redelivered."""
+        name = (item.delivery.sequence_number, item.message.message_id, item.identity)
+        if completed and name in self._dead_in_doubt:
+            del self._dead_in_doubt[name]
+            return
+        if not completed:
+            if not item.in_doubt or name in self._dead_in_doubt:
+                return  # it is redelivered, and dead-lettered then; or was reported
+            self._dead_in_doubt[name] = None
+            if len(self._dead_in_doubt) > _REMEMBERED:
+                self._dead_in_doubt.popitem(last=False)
+        self.dead_lettered += 1
+        reports.append(Report(item, completed))

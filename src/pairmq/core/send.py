@@ -372,9 +372,9 @@ class SendMachine:
             return self._round(now, lead)  # the backlog takes it at once
         elif worst is FailureKind.UNAVAILABLE and self._rules.raises:
             return self.give_up("the primary failed and while_failing is 'raise'")
-        return self._pause(now, queue=diverting)
+        return self._pause(now, lead, queue=diverting)
 
-    def checked(self, unfit: Collection[Job], now: float) -> Step:
+    def checked(self, unfit: Collection[Job], now: float, lead: float = 0.0) -> Step:
         """Go on after a `Check`; those that are unfit have been refused."""
         self.drop(unfit)
         if not self.pending:
@@ -384,7 +384,7 @@ class SendMachine:
         self._waited = True
         if self._key is None and self._rules.raises:
             return self.give_up(_NO_QUEUE, BacklogUnavailable, nowhere=True)
-        return self._pause(now, queue=True, nowhere=True)
+        return self._pause(now, lead, queue=True, nowhere=True)
 
     def looked(self, look: Look | None, now: float, lead: float = 0.0) -> Step:
         """Go on after a `LookAt`; None when the queue could not be asked, or not in time."""
@@ -490,13 +490,16 @@ class SendMachine:
 
     def _round(self, now: float, lead: float) -> Step:
         enabled = self._primary_enabled()
-        # Early by half of its time at most: both brokers are to have an attempt.
-        if now >= self._deadline - min(lead, (self._deadline - self._started) / 2):
+        if now >= self._ends(lead):
             no_queue = self._waited and not enabled
             return self.give_up(f"{_NO_QUEUE} until the deadline" if no_queue else "the deadline passed")
         only = None if self._key is None else self._key.queue
         self._waits = not enabled and not self._rules.usable(now, only)
         return Check(self.pending, self._waits and not self._waited)
+
+    def _ends(self, lead: float) -> float:
+        """When to give up; early by half of its time at most: both brokers are to have an attempt."""
+        return self._deadline - min(lead, (self._deadline - self._started) / 2)
 
     def _go(self, now: float) -> Step:
         if self._key is None:
@@ -523,11 +526,11 @@ class SendMachine:
             self._fair = until - now > min(rules.attempt_timeout, FAIR_TRIAL) - 0.001
         return Attempt(self._route, route.epoch, self.pending, until)
 
-    def _pause(self, now: float, *, queue: bool, nowhere: bool = False) -> Wait:
+    def _pause(self, now: float, lead: float, *, queue: bool, nowhere: bool = False) -> Wait:
         """Wait before the next attempt, longer each time."""
         wait = _BACKOFF.wait(self._retry, self._rules.chance())
         self._retry += 1
-        return Wait(min(now + wait, self._deadline), queue, nowhere)
+        return Wait(min(now + wait, self._ends(lead)), queue, nowhere)
 
     def _go_on_with(
         self, results: Sequence[TransportError | None], fates: Sequence[Fate], worst: FailureKind | None

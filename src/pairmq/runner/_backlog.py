@@ -14,7 +14,6 @@ from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason,
 from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
-from pairmq.runner._entity import wake
 from pairmq.runner._limits import TimeLimits, remembered
 from pairmq.transport import QueueProperties, Sender, Transport, start_task
 
@@ -335,7 +334,7 @@ class BacklogQueues:
             self.last_failure = None
         left = len(self.rotation.in_use)
         self._emit(RotationChanged, queue=self.entities[index].path, in_use=True, left=left)
-        wake(self.waiting)
+        TimeLimits.wake(self.waiting)
 
     async def _limited(self, operation: Awaitable[T]) -> T:
         return await self._limits.run(operation, self._clock.now() + self._options.attempt_timeout)

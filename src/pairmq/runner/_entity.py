@@ -32,17 +32,10 @@ from pairmq.model import Entity, EntityState, FailureKind, FailureReason, Transp
 from pairmq.model.events import Cause, PingCompleted, StateChanged, Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
-from pairmq.runner._limits import remembered
+from pairmq.runner._limits import TimeLimits, remembered
 from pairmq.transport import Sender, start_task
 
 _UP = frozenset((EntityState.HEALTHY, EntityState.DRAINING))
-
-
-def wake(waiters: Iterable[asyncio.Future[None]]) -> None:
-    """Let those who wait go on."""
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)
 
 
 class EntityRunner:
@@ -166,11 +159,14 @@ class EntityRunner:
         """A send waits for the primary as much as for the backlog: the machine decides whether to ping now."""
         self._handle(PingWanted(self._clock.chance()))
 
-    async def wait_for_change(self, seconds: float, besides: set[asyncio.Future[None]] | None = None) -> None:
-        """Return at the entity's next change, or after ``seconds``.
+    async def wait_for_change(
+        self, until: float, limits: TimeLimits, besides: set[asyncio.Future[None]] | None = None
+    ) -> None:
+        """Return at the entity's next change, or at ``until``.
 
         Args:
-            seconds: at most.
+            until: instant of the loop's clock.
+            limits: ends the wait: thousands may end at one instant.
             besides: whose futures are set at another change that ends the wait.
         """
         waiter = self._loop.create_future()
@@ -179,7 +175,7 @@ class EntityRunner:
         if besides is not None:
             besides.add(waiter)
         try:
-            await asyncio.wait((waiter,), timeout=seconds)
+            await limits.wait(waiter, until)
         finally:
             waiters.discard(waiter)
             if besides is not None:
@@ -187,7 +183,7 @@ class EntityRunner:
 
     def wake(self) -> None:
         """Let every send that waits look again."""
-        wake(self._waiters or ())
+        TimeLimits.wake(self._waiters or ())
 
     def stop_pings(self) -> None:
         """Ping no more, as the pair closes (SPEC 6.4); the sends that are left may still find failover."""

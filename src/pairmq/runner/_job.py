@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from pairmq.core import Diversion, divert, reserved_properties
-from pairmq.core.send import Job
+from pairmq.core import Diversion, Job, divert, reserved_properties
 from pairmq.model import (
     Entity,
     EntityNotFound,

@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import math
 from collections.abc import Awaitable, Iterable, Sequence
-from typing import Self, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.transport import is_nothing_sent
@@ -15,12 +15,16 @@ T = TypeVar("T")
 
 _AGAIN = 2.5  # s after which an operation that still runs is cancelled once more; a call may need 2 to put things away
 _MANY = 64  # operations that have ended, from which on the list of limits is tidied
-_AT_ONCE = 50  # operations cancelled in one turn of the loop: each then runs on to its next attempt, or to its end
+_AT_ONCE = 100  # operations cancelled in one turn of the loop: each then runs on to its next attempt, or to its end
 _COST = 0.0005  # s at most that one of them counts for: a loop that stands still for a while shows nothing of it
+_FORGOTTEN = 60.0  # s after which that measure says nothing about the present load any more
+
+
+_Entry: TypeAlias = "tuple[float, int, Limit | _Wait[Any]]"
 
 
 class TimeLimits:
-    """Runs operations under time limits, and can shorten the limits of those that run, for closing.
+    """Runs operations, and waits, under time limits, and can shorten the limits of those that run, for closing.
 
     An `asyncio.timeout` for each of them would make a timer of the loop's for every send and take it back, which a
     healthy send feels. Here one timer serves all: it stands at the earliest limit, and what has ended in time is passed
@@ -33,10 +37,12 @@ class TimeLimits:
     """
 
     def __init__(self) -> None:
-        self._limits: list[tuple[float, int, Limit]] = []  # a heap; the number makes equal instants first come, first
-        self._number = 0
-        self._ended = 0  # of those in the heap
+        self._limits: list[_Entry] = []  # a heap of operations by their limits; they are cancelled `lead` earlier
+        self._exact: list[_Entry] = []  # a heap by instants without a lead: waits, and what was cancelled once
+        self._number = 0  # makes equal instants first come, first served
+        self._ended = 0  # of those in the heaps
         self._cost = 0.0  # s that each of many cancelled operations takes, as measured
+        self._measured_at = 0.0
         self._last_turn: tuple[float, int] | None = None  # of an unfinished row of turns: its instant, and operations
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for = math.inf
@@ -49,7 +55,11 @@ class TimeLimits:
 
         What begins with less time than this ends late.
         """
-        running = len(self._limits) - self._ended
+        if not self._cost:
+            return 0.0
+        if asyncio.get_running_loop().time() - self._measured_at > _FORGOTTEN:
+            self._cost = 0.0  # else one slow minute would end sends early for the rest of the pair's life
+        running = len(self._limits) + len(self._exact) - self._ended
         return running * self._cost if running > _AT_ONCE else 0.0
 
     async def run(self, operation: Awaitable[T], limit_at: float) -> T:
@@ -76,11 +86,31 @@ class TimeLimits:
         finally:
             del failure  # its trace has this frame
 
+    async def wait(self, future: asyncio.Future[T | None], until: float) -> T | None:
+        """Wait for the result of a future; at the instant ``until`` of the loop's clock the result is None."""
+        if not future.done():
+            wait = _Wait(self, future, until)
+            try:
+                return await future
+            finally:
+                wait.end()
+        return future.result()
+
+    @staticmethod
+    def wake(waiters: Iterable[asyncio.Future[None]]) -> None:
+        """Let those who wait go on, of thousands a few in each turn of the loop: each goes on with an attempt."""
+        asleep = [waiter for waiter in waiters if not waiter.done()]
+        for waiter in asleep[:_AT_ONCE]:
+            waiter.set_result(None)
+        if len(asleep) > _AT_ONCE:
+            asyncio.get_running_loop().call_soon(TimeLimits.wake, asleep[_AT_ONCE:])
+
     def end_by(self, instant: float) -> None:
         """Let no operation, running or new, last longer than ``instant``."""
         self._ends_at = instant
-        running = [entry for entry in self._limits if entry[2].running]
-        self._keep([entry if entry[2].reached else (min(entry[0], instant), *entry[1:]) for entry in running])
+        for heap in (self._limits, self._exact):
+            heap[:] = [entry if entry[2].reached else (min(entry[0], instant), *entry[1:]) for entry in heap]
+        self._tidy()
         self._arm()
 
     def _timeout(self, *, maybe_applied: bool) -> TransportError:
@@ -92,61 +122,68 @@ class TimeLimits:
             )
         return self._timeouts[maybe_applied]
 
-    def _begin(self, limit: Limit, at: float) -> None:
+    def _begin(self, limit: Limit | _Wait[Any], at: float, *, exact: bool = False) -> None:
         at = min(at, self._ends_at)
         self._number += 1
-        if self._ended > _MANY and 2 * self._ended > len(self._limits):
-            self._keep([entry for entry in self._limits if entry[2].running])
-        heapq.heappush(self._limits, (at, self._number, limit))
+        if self._ended > _MANY and 2 * self._ended > len(self._limits) + len(self._exact):
+            self._tidy()
+        heapq.heappush(self._exact if exact else self._limits, (at, self._number, limit))
         if at < self._armed_for or (self._cost and not self._number % _MANY):  # as more of them run, `lead` grows
             self._arm()
 
-    def _keep(self, limits: list[tuple[float, int, Limit]]) -> None:
-        heapq.heapify(limits)
-        self._limits = limits
+    def _tidy(self) -> None:
+        for heap in (self._limits, self._exact):
+            heap[:] = [entry for entry in heap if entry[2].running]
+            heapq.heapify(heap)
         self._ended = 0
 
     def _arm(self) -> None:
-        """Set the timer for the earliest limit of an operation that runs."""
-        limits = self._limits
-        while limits and not limits[0][2].running:
-            heapq.heappop(limits)
-            self._ended -= 1
+        """Set the timer for the earliest limit of what runs."""
+        for heap in (self._limits, self._exact):
+            while heap and not heap[0][2].running:
+                heapq.heappop(heap)
+                self._ended -= 1
         if self._timer is not None:
             self._timer.cancel()
-        self._armed_for = self._reached_at(limits[0]) if limits else math.inf
-        self._timer = asyncio.get_running_loop().call_at(self._armed_for, self._reach) if limits else None
+        self._armed_for = min(self._due())
+        runs = self._armed_for < math.inf
+        self._timer = asyncio.get_running_loop().call_at(self._armed_for, self._reach) if runs else None
 
-    def _reached_at(self, entry: tuple[float, int, Limit]) -> float:
-        """When to cancel an operation: at its limit, or so much earlier that the others get their turn in time."""
-        at, _, limit = entry
-        return at - min(self.lead, max(0.0, (at - limit.began_at) / 2))
+    def _due(self) -> tuple[float, float]:
+        """When the first entry of each heap is due."""
+        early = self._limits[0][0] - self.lead if self._limits else math.inf
+        return early, self._exact[0][0] if self._exact else math.inf
 
     def _reach(self) -> None:
         # A loop may call a timer up to one tick of its clock early.
         now = max(self._armed_for, asyncio.get_running_loop().time())
         self._measure(now)
-        limits = self._limits
         self._timeouts = {}
-        cancelled = 0
-        while limits and cancelled < _AT_ONCE and self._reached_at(limits[0]) <= now:
-            _, number, limit = heapq.heappop(limits)
-            if limit.running:
-                cancelled += 1
-                limit.reached += 1
-                limit.task.cancel()
-                heapq.heappush(limits, (now + _AGAIN, number, limit))
-            else:
+        reached = 0
+        while reached < _AT_ONCE:
+            early, exact = self._due()
+            if min(early, exact) > now:
+                break
+            at, number, limit = heapq.heappop(self._limits if early < exact else self._exact)
+            if not limit.running:
                 self._ended -= 1
+            elif early < exact and (half := min(at, (at + limit.began_at) / 2)) > now:
+                # It has half of its time at least; and what is behind it need not wait for that.
+                heapq.heappush(self._exact, (half, number, limit))
+            else:
+                reached += 1
+                if limit.reach():
+                    heapq.heappush(self._exact, (now + _AGAIN, number, limit))
         self._arm()
-        self._last_turn = (now, cancelled) if cancelled == _AT_ONCE and self._armed_for <= now else None
+        self._last_turn = (now, reached) if reached == _AT_ONCE and self._armed_for <= now else None
 
     def _measure(self, now: float) -> None:
         """See what the last turn has cost, where this one follows it."""
         if self._last_turn is not None:
-            began, cancelled = self._last_turn
-            cost = min((now - began) / cancelled, _COST)
+            began, reached = self._last_turn
+            cost = min((now - began) / reached, _COST)
             self._cost = cost if not self._cost else 0.9 * self._cost + 0.1 * cost
+            self._measured_at = now
 
 
 class Limit:
@@ -202,11 +239,44 @@ class Limit:
             self.failure = _unmapped(error)
         return self.failure is not None
 
+    def reach(self) -> bool:
+        """Cancel the operation; returns whether to do so again if it has not ended after a while."""
+        self.reached += 1
+        self.task.cancel()
+        return True
+
     def take_failure(self) -> TransportError:
         """Give the failure, to be raised: kept here it would be in a circle with the frame that raises it."""
         failure, self.failure = self.failure, None
         assert failure is not None  # noqa: S101  # only a failure ends the `with` without leaving it
         return failure
+
+
+class _Wait(Generic[T]):
+    """The limit of a wait for a future; see `TimeLimits.wait`. Of `asyncio.wait` each has a timer and a task's turn."""
+
+    __slots__ = ("_future", "_limits", "began_at", "reached", "running")
+
+    def __init__(self, limits: TimeLimits, future: asyncio.Future[T | None], at: float) -> None:
+        self._limits = limits
+        self._future = future
+        self.began_at = at
+        self.running = True
+        self.reached = 0
+        limits._begin(self, at, exact=True)
+
+    def reach(self) -> bool:
+        """Let the one who waits go on."""
+        self.running = False
+        if not self._future.done():
+            self._future.set_result(None)
+        return False
+
+    def end(self) -> None:
+        """It is waited for no longer."""
+        if self.running:
+            self.running = False
+            self._limits._ended += 1
 
 
 async def settled_within(seconds: float, closing: Awaitable[None]) -> TransportError | None:
@@ -243,8 +313,16 @@ def besides(failure: TransportError | None, causes: Iterable[BaseException]) -> 
     """What a remembered failure adds to a send's own ones; None when one of them says the same."""
     if failure is None:
         return None
-    said = repr(failure)
-    return None if any(repr(cause) == said for cause in causes) else failure
+    return None if any(_says(cause, failure) for cause in causes) else failure
+
+
+def _says(cause: BaseException, failure: TransportError) -> bool:
+    """Whether two failures say the same; asked of each send that fails, so not by their whole text."""
+    return (
+        isinstance(cause, TransportError)
+        and (cause.kind, cause.reason, cause.maybe_applied) == (failure.kind, failure.reason, failure.maybe_applied)
+        and cause.args == failure.args
+    )
 
 
 async def first(waits: Sequence[Awaitable[object]], seconds: float | None = None) -> None:

@@ -11,9 +11,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from pairmq.core import DrainView, KeyOrder, Look, PairOptions, backlog_queue_of
+from pairmq.core import DrainView, Job, KeyOrder, Look, PairOptions, backlog_queue_of
 from pairmq.core.order import Key, KeyRoute, LookAt
-from pairmq.core.send import Job
 from pairmq.model import Entity, TransportError
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
@@ -25,14 +24,15 @@ _REMEMBERED: Final = 10_000
 """Sessions that are kept in mind while nothing of them is in flight; a forgotten one is looked at anew."""
 
 
-class Line(Key):
+class KeyLine(Key):
     """A key, and the turns of those that wait in its line."""
 
     __slots__ = ("turns",)
 
     def __init__(self, facts: KeyOrder, queue: int, now: float) -> None:
         super().__init__(facts, queue, now)
-        self.turns: OrderedDict[asyncio.Future[None], None] = OrderedDict()  # thousands may be given up at one instant
+        # Thousands may be given up at one instant.
+        self.turns: OrderedDict[asyncio.Future[bool | None], None] = OrderedDict()
 
 
 class Place:
@@ -43,20 +43,19 @@ class Place:
 
     __slots__ = ("jobs", "line", "route", "turn")
 
-    def __init__(self, line: Line, view: DrainView) -> None:
+    def __init__(self, line: KeyLine, view: DrainView) -> None:
         self.jobs: list[Job] = []
         self.line = line
         self.route = KeyRoute(line, view)
-        self.turn = asyncio.get_running_loop().create_future()
+        self.turn: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
         line.turns[self.turn] = None
         if len(line.turns) == 1:
-            self.turn.set_result(None)
+            self.turn.set_result(True)
 
-    async def come(self, deadline: float) -> bool:
+    async def come(self, deadline: float, limits: TimeLimits) -> bool:
         """Wait until all before it have left; returns whether that was before ``deadline``."""
-        if not self.turn.done():
-            await asyncio.wait((self.turn,), timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
-        return self.turn.done()
+        came = await limits.wait(self.turn, deadline)
+        return came is True
 
     def leave(self) -> None:
         """Let the next one go on. Idempotent."""
@@ -66,7 +65,7 @@ class Place:
             self.line.lined_up -= len(self.jobs)
             following = next(iter(turns), None)
             if following is not None and not following.done():
-                following.set_result(None)
+                following.set_result(True)
 
 
 class Orders:
@@ -85,7 +84,7 @@ class Orders:
     ) -> None:
         self._options = options
         self._clock = clock
-        self._sessions: OrderedDict[tuple[Entity, str], Line] = OrderedDict()
+        self._sessions: OrderedDict[tuple[Entity, str], KeyLine] = OrderedDict()
         self._watches = [
             _QueueWatch(secondary.admin, entity, options.attempt_timeout, clock, limits) for entity in backlog.entities
         ]
@@ -93,7 +92,7 @@ class Orders:
 
     def line_up(self, state: SenderState, jobs: Sequence[Job]) -> list[Place]:
         """Give jobs their places behind all earlier ones of their keys, at once: calls keep their order."""
-        places: dict[Line, Place] = {}
+        places: dict[KeyLine, Place] = {}
         for job in jobs:
             line = self._line(state, job.message.session_id)
             if line not in places:
@@ -102,17 +101,17 @@ class Orders:
             line.lined_up += 1
         return list(places.values())
 
-    def _line(self, state: SenderState, session: str | None) -> Line:
+    def _line(self, state: SenderState, session: str | None) -> KeyLine:
         now = self._clock.now()
         if session is None:
-            if not isinstance(state.line, Line):
+            if not isinstance(state.line, KeyLine):
                 # The sender's id is new: whatever lies in the backlog is not of this key.
-                state.line = Line(KeyOrder(now, fresh=True), self._queue(state, None), now)
+                state.line = KeyLine(KeyOrder(now, fresh=True), self._queue(state, None), now)
             return state.line
         name = (state.runner.entity, session)
         line = self._sessions.get(name)
         if line is None:
-            line = self._sessions[name] = Line(KeyOrder(now), self._queue(state, session), now)
+            line = self._sessions[name] = KeyLine(KeyOrder(now), self._queue(state, session), now)
             self._forget_some()
         else:
             line.used(now)
@@ -159,8 +158,7 @@ class _QueueWatch:
         self._asked.append(future)
         if self._task is None:
             self._task = start_task(self._run(), name=f"look at {self._queue}")
-        await asyncio.wait((future,), timeout=max(0.0, until - self._clock.now()))
-        return future.result() if future.done() else None
+        return await self._limits.wait(future, until)
 
     async def _run(self) -> None:
         try:

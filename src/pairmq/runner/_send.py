@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Final
 
-from pairmq.core import Diversion, PairOptions, divert
+from pairmq.core import Diversion, Job, PairOptions, SendMachine, SendRules, divert
 from pairmq.core.order import KeyRoute
 from pairmq.core.send import (
     Attempt,
@@ -23,10 +23,7 @@ from pairmq.core.send import (
     Check,
     Done,
     Fate,
-    Job,
     RoundTrip,
-    SendMachine,
-    SendRules,
     Step,
     Wait,
 )
@@ -88,9 +85,7 @@ class Admission:
         turn = asyncio.get_running_loop().create_future()
         self._queue[turn] = min(messages, self.limit)
         try:
-            await self._limits.run(_came(turn), deadline)
-        except TransportError:
-            pass  # too late, unless the turn came at this very instant
+            await self._limits.wait(turn, deadline)
         except asyncio.CancelledError:
             if self._has_come(turn):
                 self.leave(messages)
@@ -120,10 +115,6 @@ class Admission:
             self._free -= messages
             if not turn.done():  # else it is about to be given up, and learns that it came
                 turn.set_result(None)
-
-
-async def _came(turn: asyncio.Future[None]) -> None:
-    await turn
 
 
 class Attempts:
@@ -476,7 +467,7 @@ class SendProcedure:
             await asyncio.wait(tasks)
 
     async def _go_along(self, state: SenderState, place: Place, started: float, deadline: float) -> None:
-        if not await place.come(deadline):
+        if not await place.come(deadline, self._limits):
             send = self._machine(state, place.jobs, started, deadline, place.route)
             why = "earlier sends of its session or sender were under way until the deadline"
             self._give_up(state, send, send.give_up(why))
@@ -530,10 +521,10 @@ class SendProcedure:
                 if step.nowhere:
                     state.runner.want_ping()
                 also = self._backlog.waiting if step.queue else None
-                await state.runner.wait_for_change(max(0.0, step.until - now()), also)
+                await state.runner.wait_for_change(step.until, self._limits, also)
                 step = self._resumed(send)
             elif isinstance(step, Check):
-                step = send.checked(attempts.refuse_unfit(state, step), now())
+                step = send.checked(attempts.refuse_unfit(state, step), now(), self._limits.lead)
             else:
                 look = None if self._orders is None else await self._orders.look(step)
                 step = self._up_to_date(send).looked(look, now(), self._limits.lead)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from pairmq.core import Backoff, Gate, Item, Line, Next, PumpMachine, Room
+from pairmq.core import Backoff, DestinationLine, Gate, Item, Next, PumpMachine, Room
 from pairmq.model import Delivery, Entity, FailureReason, Message, TransportError
 from pairmq.model.events import SyphonFailed
 from pairmq.runner._limits import end, first, pause
@@ -45,7 +45,7 @@ class Pump:
         self._reader = BacklogReader(queue, context, self._machine, self._changed)
         self._stopping = asyncio.Event()
         self._moved_on = asyncio.Event()
-        self._lines: dict[Line, asyncio.Task[None]] = {}
+        self._lines: dict[DestinationLine, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -125,13 +125,13 @@ class Pump:
         self._reader.settler.settle_soon(settle)
         self._start(begun)
 
-    def _start(self, lines: Iterable[Line]) -> None:
+    def _start(self, lines: Iterable[DestinationLine]) -> None:
         for line in lines:
             task = self._lines[line] = start_task(self._deliver(line), name=f"deliver {line.gate.entity}")
             task.add_done_callback(partial(self._left, line))
             self._context.gates.drop_idle()
 
-    def _left(self, line: Line, _: object) -> None:
+    def _left(self, line: DestinationLine, _: object) -> None:
         self._lines.pop(line, None)
         self._machine.left(line)
 
@@ -192,7 +192,7 @@ class Pump:
 
     # Sending: send, have it confirmed, complete.
 
-    async def _deliver(self, line: Line) -> None:
+    async def _deliver(self, line: DestinationLine) -> None:
         """Send what is in a line, in order, whenever its gate is open."""
         machine = self._machine
         retry = 0
@@ -218,8 +218,8 @@ class Pump:
     async def _send(self, gate: Gate, items: Sequence[Item]) -> None:
         """Send items in one operation, and settle what was stored, or is not to be sent."""
         context, machine, receiver = self._context, self._machine, self._reader.receiver
-        if not await context.rate.take(len(items), self._stopping) or gate.held:
-            return
+        if not await context.rate.take(len(items), self._stopping) or not gate.is_open:
+            return  # it was shut, or is held, while these waited for their turn
         settle = items
         while settle:
             # Where order is kept a dead-letter has taken a while, and with it the others' time.
