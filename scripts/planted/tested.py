@@ -236,7 +236,7 @@ TESTED = (
     Mutant(
         "all limits of one instant are reached in one turn of the loop",
         _LIMITS,
-        "        while reached < _AT_ONCE:\n",
+        "        while reached < most:\n",
         "        while True:\n",
         tests=_LIMITS_TESTS,
     ),

@@ -17,6 +17,7 @@ _AGAIN = 2.5  # s after which an operation that still runs is cancelled once mor
 _MANY = 64  # operations that have ended, from which on the list of limits is tidied
 _AT_ONCE = 100  # operations cancelled in one turn of the loop: each then runs on to its next attempt, or to its end
 _COST = 0.0005  # s at most that one of them counts for: a loop that stands still for a while shows nothing of it
+_TURN = 0.02  # s that those of one turn may take, as measured
 _FORGOTTEN = 60.0  # s after which that measure says nothing about the present load any more
 
 
@@ -159,8 +160,8 @@ class TimeLimits:
         now = max(self._armed_for, asyncio.get_running_loop().time())
         self._measure(now)
         self._timeouts = {}
-        reached = 0
-        while reached < _AT_ONCE:
+        reached, most = 0, min(_AT_ONCE, int(_TURN / self._cost)) if self._cost else _AT_ONCE
+        while reached < most:
             early, exact = self._due()
             if min(early, exact) > now:
                 break
@@ -175,7 +176,7 @@ class TimeLimits:
                 if limit.reach():
                     heapq.heappush(self._exact, (now + _AGAIN, number, limit))
         self._arm()
-        self._last_turn = (now, reached) if reached == _AT_ONCE and self._armed_for <= now else None
+        self._last_turn = (now, reached) if reached == most and self._armed_for <= now else None
 
     def _measure(self, now: float) -> None:
         """See what the last turn has cost, where this one follows it."""
