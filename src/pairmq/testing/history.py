@@ -77,10 +77,11 @@ class Life:
     left: tuple[str, ...] = ()
     locks_left: tuple[int, ...] = ()
 
-    @property
-    def name(self) -> str:
-        """``a/2``: the second run of process a."""
-        return f"{self.process}/{self.number}"
+    name: str = field(init=False)
+    """``a/2``: the second run of process a."""
+
+    def __post_init__(self) -> None:
+        self.name = f"{self.process}/{self.number}"
 
     def __hash__(self) -> int:
         return hash((self.process, self.number))

@@ -272,7 +272,7 @@ class Facts:
             next((f"{copy.broker} {copy.entity}" for copy in (*home, *backlog)), ""),
             "" if self.history.exact else next(iter(waiting), ""),
             bool(waiting) or any(copy.gone in ("deleted", "dead-lettered") for copy in backlog),
-            self.explained(sent),
+            len(home) > 1 and self.explained(sent),
             (len(sure) - by_syphon, doubts, min(by_syphon, sum(len(copy.handovers) for copy in backlog) - postponed)),
         )
 

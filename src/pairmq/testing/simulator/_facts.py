@@ -33,6 +33,11 @@ class Facts(judge.Facts):
         """The ticks at which a process took a backlog queue into use again."""
         self.queues_left: dict[str, list[tuple[int, int]]] = defaultdict(list)
         """How many backlog queues a process had in use, from which tick on."""
+        self.of_sends: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
+        """The attempts of a process's sends at a broker."""
+        for attempt in history.attempts:
+            if not attempt.syphon:
+                self.of_sends[attempt.life, attempt.broker].append(attempt)
         for note in history.notes:
             if isinstance(note.event, StateChanged):
                 self.changes[note.life, note.event.entity].append(note)

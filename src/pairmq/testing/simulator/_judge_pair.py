@@ -218,10 +218,10 @@ def _cause_is_there(facts: Facts, life: Life, entity: Entity, note: Note, since:
     """Whether an attempt that began after the last change of health has just ended as the event reports."""
     event = note.event
     assert isinstance(event, StateChanged)
-    for attempt in reversed(facts.history.attempts):
+    for attempt in reversed(facts.of_sends[life.name, PRIMARY]):
         if attempt.tick < since:
             return False
-        if attempt.life != life.name or attempt.entity != entity or attempt.broker != PRIMARY or attempt.syphon:
+        if attempt.entity != entity:
             continue
         at_once = attempt.ended_at == note.at or not facts.history.exact
         if not at_once or not attempt.told or attempt.end_tick is None or attempt.end_tick > note.tick:
@@ -242,14 +242,11 @@ def _trial_ended(facts: Facts, life: Life, entity: Entity, since: int, until: in
         ):
             return True
     return any(
-        attempt.life == life.name
-        and attempt.entity == entity
-        and attempt.broker == PRIMARY
-        and not attempt.syphon
+        attempt.entity == entity
         and attempt.tick > since
         and (attempt.end_tick or until) < until
         and any(told.confirmed for told in attempt.told or ())
-        for attempt in facts.history.attempts
+        for attempt in facts.of_sends[life.name, PRIMARY]
     )
 
 
@@ -261,24 +258,22 @@ def _said_drained(facts: Facts, life: Life, entity: Entity, note: Note, where: s
     # yet written to it.
     known = counted - _RECORD_AGE - 10 * options.attempt_timeout
     agreed = facts.is_agreed(known - LOOK_INTERVAL, note.at)
-    for attempts in facts.history.attempts:
+    for attempts in facts.of_sends[life.name, SECONDARY]:
         if attempts.tick > note.tick:
             break
-        if attempts.life != life.name or attempts.broker != SECONDARY or attempts.syphon:
-            continue
         number = attempts.messages[0]
         under_way = attempts.end_tick is None or attempts.end_tick > note.tick
         if under_way and number is not None and facts.history.sent[number].entity == entity:
             yield Violation(Verdict.STATE, note.at, f"{where}, while {number} was being diverted", number)
     for number, copies in facts.at_secondary.items():
-        sent = facts.history.sent.get(number)
-        if sent is None or sent.entity != entity:
-            continue
         for copy in copies:
             there = copy.tick < note.tick and (copy.gone_tick is None or copy.gone_tick > note.tick)
+            sent = facts.history.sent.get(number) if there else None
+            if sent is None or sent.entity != entity:
+                continue
             own = sent.life == life.name and facts.is_confirmed(copy) and not facts.is_syphons(copy)
             seen = copy.at < counted if facts.is_own(life, copy.entity) else agreed and copy.at < known
-            if there and (own or seen):
+            if own or seen:
                 text = f"{where}, while {copy.entity} held {number} as copy {copy.number}"
                 yield Violation(Verdict.STATE, note.at, text, number)
 
