@@ -11,6 +11,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
+from pairmq.cli._app import run
 from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import QueueProperties, Transport
 from pairmq_postgres._errors import SchemaVersion
@@ -87,6 +88,23 @@ def test_tables_are_made_once(server):
     server.query("UPDATE pairmq.version SET version = 1000", database="other")
     with pytest.raises(SchemaVersion):
         migrate(parameters)
+
+
+def test_command_makes_the_tables_once_and_says_what_it_did(server, capsys, monkeypatch):
+    monkeypatch.delenv("PAIRMQ_POSTGRES_URL", raising=False)
+    server.query("CREATE DATABASE commanded")
+    parameters = server.parameters("commanded")
+    login = f"{parameters['user']}:{parameters['password']}"
+    url = f"postgresql://{login}@127.0.0.1:{server.port}/commanded?sslmode=disable"
+    statuses = [run(["postgres", "migrate", url]), run(["postgres", "migrate", url]), run(["postgres", "migrate"])]
+    statuses.append(run(["postgres", "migrate", url.replace("/commanded", "/no-such-database")]))
+    assert statuses == [0, 0, 2, 1]
+    told = capsys.readouterr()
+    first, second = told.out.splitlines()
+    assert first.endswith(f": from version 0 to {VERSION}")
+    assert second.endswith(f": version {VERSION} already")
+    assert told.err.count("error: ") == 2
+    assert parameters["password"] not in told.out + told.err
 
 
 def test_printed_sql_makes_the_same_tables(server):
