@@ -11,12 +11,13 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
+from doc_blocks import blocks
 from pairmq.cli._app import run
 from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import QueueProperties, Transport
 from pairmq_postgres._errors import SchemaVersion
 from pairmq_postgres._schema import VERSION, migrate, script
-from pairmq_postgres.testing import PostgresServer
+from pairmq_postgres.testing import GRANTS, PostgresServer
 
 pytestmark = pytest.mark.real_server
 
@@ -105,6 +106,11 @@ def test_command_makes_the_tables_once_and_says_what_it_did(server, capsys, monk
     assert second.endswith(f": version {VERSION} already")
     assert told.err.count("error: ") == 2
     assert parameters["password"] not in told.out + told.err
+
+
+def test_grants_of_the_readme_are_those_of_the_role_here():
+    (block,) = (block for block in blocks("plugins/pairmq-postgres/README.md") if block.language == "sql")
+    assert block.text.replace("app;", "{};").splitlines() == [f"{grant};" for grant in GRANTS]
 
 
 def test_printed_sql_makes_the_same_tables(server):

@@ -99,7 +99,7 @@ class PostgresServer(ServerProcess):
             with psycopg.connect(**self.parameters(), autocommit=True) as connection:
                 role, password = psycopg.sql.Identifier(self.role), psycopg.sql.Literal(self.password)
                 connection.execute(psycopg.sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, password))
-                for grant in _GRANTS:
+                for grant in GRANTS:
                     connection.execute(psycopg.sql.SQL(grant).format(role))
 
     def _initialize(self) -> None:
@@ -154,7 +154,7 @@ class PostgresServer(ServerProcess):
             return False
 
 
-_GRANTS: Sequence[LiteralString] = (
+GRANTS: Sequence[LiteralString] = (
     "GRANT USAGE ON SCHEMA pairmq TO {}",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pairmq TO {}",
     "GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA pairmq TO {}",
