@@ -143,7 +143,7 @@ def test_a_product_without_a_local_server_is_a_usage_error_that_names_the_others
     ended = cli("demo", "--real", products)
     assert ended.status == 2
     assert len(ended.error_lines) == 1
-    assert "plugins with a local server: rabbitmq, redis" in ended.err
+    assert "plugins with a local server: postgres, rabbitmq, redis" in ended.err
 
 
 def test_a_product_whose_plugin_is_missing_is_told_with_what_brings_it(cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -384,7 +384,7 @@ class Engine:
 
 
 async def _end_link(sender: Sender) -> None:
-    await settled_within(_TRANSPORT_CLOSE, sender.close())
+    await settled_within(_TRANSPORT_CLOSE, sender.close)
 
 
 async def _bounded(seconds: float, *steps: Awaitable[None]) -> None:
@@ -444,4 +444,4 @@ class LinkedFaults:
         self._faulted = True
         self._on_fault(cause)
         if not other.ended:
-            await settled_within(_TRANSPORT_CLOSE, other.fault(cause))
+            await settled_within(_TRANSPORT_CLOSE, lambda: other.fault(cause))

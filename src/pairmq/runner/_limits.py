@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import math
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from pairmq.model import FailureKind, FailureReason, TransportError
@@ -280,18 +281,23 @@ class _Wait(Generic[T]):
             self._limits._ended += 1
 
 
-async def settled_within(seconds: float, closing: Awaitable[None]) -> TransportError | None:
+async def settled_within(seconds: float, close: Callable[[], Awaitable[None]]) -> TransportError | None:
     """Await a closing step of a transport, which never fails and ends soon if it keeps its promises.
 
     Args:
-        closing: of a sender, a receiver or a transport.
         seconds: after which it is cut off.
+        close: of a sender, a receiver or a transport.
 
     Returns:
         How it failed all the same: by an error, by cancelling itself, or by lasting too long; None when it did not.
     """
+    task = None
+    with contextlib.suppress(RuntimeError):  # no running loop
+        task = asyncio.current_task()
+    if task is None:  # a loop was dropped with its tasks, and the collector ends this one: nothing can be awaited
+        return None
     try:
-        await TimeLimits().run(closing, asyncio.get_running_loop().time() + seconds)
+        await TimeLimits().run(close(), asyncio.get_running_loop().time() + seconds)
     except TransportError as error:
         return error
     return None

@@ -394,7 +394,7 @@ class Looker:
         try:
             await self._limited(sender.send(message))
         finally:
-            await settled_within(_CLOSE, sender.close())
+            await settled_within(_CLOSE, sender.close)
 
     async def make(self, queue: Entity, properties: QueueProperties) -> None:
         """Ask for a queue, as pairing does."""
@@ -421,7 +421,7 @@ class Looker:
                 for delivery in found:
                     await self._limited(receiver.abandon(delivery))
             finally:
-                await settled_within(_CLOSE, receiver.close())
+                await settled_within(_CLOSE, receiver.close)
             return [delivery.message.body for delivery in found]
         except TransportError as error:
             if error.reason is FailureReason.NOT_FOUND:
@@ -442,7 +442,7 @@ class Looker:
                 settle = receiver.complete if unwanted(delivery.message.body) else receiver.abandon
                 await self._limited(settle(delivery))
         finally:
-            await settled_within(_CLOSE, receiver.close())
+            await settled_within(_CLOSE, receiver.close)
 
     async def remove_copies(self, own: Configuration) -> None:
         """Remove what the record holds twice: each copy while another one is locked here, so that none is lost."""
@@ -455,7 +455,7 @@ class Looker:
                         await self._limited(receiver.complete(delivery))
                     kept.add(delivery.message.body)
             finally:
-                await settled_within(_CLOSE, receiver.close())
+                await settled_within(_CLOSE, receiver.close)
 
     async def used(self, own: Configuration, record: Record) -> tuple[Entity, ...]:
         """Those of the backlog queues that exist which other processes of this primary use, and this one does not."""

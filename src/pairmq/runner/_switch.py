@@ -131,7 +131,7 @@ class SwitchFollower:
     async def leave(self) -> None:
         """Report that the process has closed the pair, if it was ever reported; never raises, and takes a second."""
         if self._reports:
-            await settled_within(_LEAVE, self._report(ended=True))
+            await settled_within(_LEAVE, lambda: self._report(ended=True))
 
     async def _report_if_due(self) -> None:
         following = self._following.followed

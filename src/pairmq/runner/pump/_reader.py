@@ -407,7 +407,7 @@ class BacklogReader:
         self._machine.release()
         if receiver is not None:
             # A driver that cancels itself here would end the pump, with the backlog stranded.
-            failed = await settled_within(_CLOSE_TIMEOUT, receiver.close())
+            failed = await settled_within(_CLOSE_TIMEOUT, receiver.close)
             if failed is not None:
                 self.settler.failed(f"close: {failed}")  # the broker releases what was locked when the locks end
         await self.settler.give_up()
