@@ -18,7 +18,8 @@ from pairmq.model import Entity
 from pairmq.pair import Agreement
 from pairmq.testing.servers import free_port
 from pairmq.transport import ConfirmRisk, QueueCounts
-from pairmq_rabbitmq._transport import CAPABILITIES, RabbitTransport
+from pairmq_rabbitmq._capabilities import CAPABILITIES
+from pairmq_rabbitmq._transport import RabbitTransport
 from pairmq_redis.testing import RedisServer
 
 

@@ -411,6 +411,50 @@ def test_the_user_may_interrupt_a_plugins_import(install: Install):
         registry_of(install("raise KeyboardInterrupt")).transports()
 
 
+LATE = """
+def make(url):
+    if not url.partition("://")[2]:
+        raise ValueError("no host")
+    import pairmq_no_such_library
+
+@hookimpl
+def pairmq_transports():
+    yield TransportRecord(name="late", schemes=("late",), factory=make, capabilities=Capabilities())
+"""
+
+
+def test_a_transport_whose_library_is_missing_is_refused_by_the_name_of_its_distribution(install: Install):
+    registry = registry_of(install(LATE, "late"), install(SOUND, "sound"))
+    with pytest.raises(ConfigurationError) as caught:
+        registry.transport("LATE://host")
+    assert str(caught.value).startswith(
+        "no transport for late://: pairmq-late 1.0 is installed but can't be used: ModuleNotFoundError: No module named"
+    )
+    assert registry.transport("sound://host") == "sound://host"
+
+
+def test_a_check_reports_transports_that_lack_a_library_and_no_others(install: Install):
+    late = LATE.replace('    if not url.partition("://")[2]:\n        raise ValueError("no host")\n', "")
+    registry = registry_of(install(late, "late"), install(LATE, "picky"), install(SOUND, "sound"), install("def (:"))
+    assert [str(plugin.error).partition(":")[0] for plugin in registry.plugins[:3]] == ["None"] * 3
+    checked = {plugin.name: plugin for plugin in registry.check()}
+    assert str(checked["late"].error).startswith("ModuleNotFoundError: No module named")
+    assert (checked["late"].distribution, checked["late"].transports) == ("pairmq-late 1.0", ())
+    assert [plugin.error for plugin in (checked["picky"], checked["sound"])] == [None, None]
+    assert str(checked["broken"].error).startswith("SyntaxError")
+
+
+def test_a_transport_imports_no_client_of_another():
+    program = """
+import sys
+from pairmq.plugins import registry
+registry.transport("memory://one")
+print(*sorted({"aio_pika", "aiormq", "azure.servicebus", "fakeredis", "psycopg", "redis"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
 # ------------------------------------------------------------------------------------------------------------ conflicts
 
 

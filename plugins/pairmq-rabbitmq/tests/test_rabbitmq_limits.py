@@ -8,8 +8,8 @@ import pytest
 from aiormq.exceptions import ChannelPreconditionFailed
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
+from pairmq_rabbitmq._capabilities import MAX_MESSAGE_BYTES
 from pairmq_rabbitmq._publish import Lost
-from pairmq_rabbitmq._sender import MAX_MESSAGE_BYTES
 from pairmq_rabbitmq._transport import RabbitTransport
 
 QUEUE, TOPIC = Entity("orders"), Entity("prices", EntityKind.TOPIC)

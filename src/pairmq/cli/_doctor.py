@@ -168,7 +168,7 @@ def _python() -> Finding:
 
 
 def _plugins() -> Iterator[Finding]:
-    for plugin in registry.plugins:
+    for plugin in registry.check():
         name = f"plugin {plugin.name}"
         if plugin.error:
             yield Finding(Grade.FAIL, name, plugin.error, f"reinstall or remove {plugin.distribution or 'it'}")

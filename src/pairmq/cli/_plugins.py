@@ -14,7 +14,7 @@ from pairmq.cli._common import Json, examples
 from pairmq.cli._errors import CommandFailed
 from pairmq.cli._extensions import ExtensibleGroup, Extension
 from pairmq.cli._output import FAIL, cells, complain, put_json, stdout_console
-from pairmq.plugins import Registry, registry
+from pairmq.plugins import PluginInfo, registry
 from pairmq.transport import Capabilities
 
 
@@ -28,7 +28,7 @@ def plugins(ctx: typer.Context, json: Json = False) -> int:
 
     Exit status: 0 when all are usable, 1 when one is broken or two claim the same URL scheme.
     """
-    found = registry.plugins
+    found = registry.check()
     conflicts = registry.conflicts()
     group = ctx.find_root().command
     commands = [
@@ -38,7 +38,7 @@ def plugins(ctx: typer.Context, json: Json = False) -> int:
     if json:
         put_json(
             {
-                "plugins": _as_json(registry),
+                "plugins": _as_json(found),
                 "commands": [
                     {"name": extension.name, "distribution": extension.distribution, "error": error}
                     for extension, error in commands
@@ -48,7 +48,7 @@ def plugins(ctx: typer.Context, json: Json = False) -> int:
             indent=2,
         )
     else:
-        _show(registry, commands)
+        _show(found, commands)
         for conflict in conflicts:
             complain(conflict)
     broken = any(plugin.error for plugin in found) or any(error for _, error in commands)
@@ -68,13 +68,13 @@ def _problem(extension: Extension) -> str | None:
     return None
 
 
-def _show(installed: Registry, commands: Sequence[tuple[Extension, str | None]]) -> None:
+def _show(installed: Sequence[PluginInfo], commands: Sequence[tuple[Extension, str | None]]) -> None:
     console = stdout_console()
-    if not installed.plugins and not commands:
+    if not installed and not commands:
         console.print("no plugins installed: e.g. pip install pairmq-redis")
         return
     blocks: list[_Block] = []
-    for plugin in installed.plugins:
+    for plugin in installed:
         origin = plugin.distribution or "registered manually"
         if plugin.error:
             blocks.append(_Block(plugin.name, f"BROKEN, of {origin}", [plugin.error], FAIL))
@@ -110,7 +110,7 @@ class _Block(NamedTuple):
     style: str | None = None
 
 
-def _as_json(installed: Registry) -> list[dict[str, Any]]:
+def _as_json(installed: Sequence[PluginInfo]) -> list[dict[str, Any]]:
     return [
         {
             "name": plugin.name,
@@ -131,5 +131,5 @@ def _as_json(installed: Registry) -> list[dict[str, Any]]:
                 for record in plugin.observers
             ],
         }
-        for plugin in installed.plugins
+        for plugin in installed
     ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import Any, TypeVar
@@ -97,15 +98,18 @@ class Registry:
     def plugins(self) -> tuple[PluginInfo, ...]:
         """Every plugin found, the broken ones too."""
         if self._plugins is None:
-            held = _loading.acquire(timeout=_LOADING_WAITS)
-            try:
+            with _importing():
                 # Another thread may have loaded them meanwhile.
                 if self._plugins is None:
                     self._plugins = tuple(self._load())
-            finally:
-                if held:
-                    _loading.release()
         return self._plugins
+
+    def check(self) -> tuple[PluginInfo, ...]:
+        """Give every plugin as `plugins` does, after each transport has imported what it needs.
+
+        A plugin of which one can't be imported is broken, with the error of that import.
+        """
+        return tuple(map(_with_imports, self.plugins))
 
     def transports(self) -> tuple[TransportRecord, ...]:
         """The transports of all sound plugins."""
@@ -148,7 +152,16 @@ class Registry:
         Raises:
             ConfigurationError: as `transport_record`, or the URL itself can't work.
         """
-        return self.transport_record(url).factory(url)
+        record = self.transport_record(url)
+        try:
+            with _importing():
+                return record.factory(url)
+        except ImportError as error:
+            owner = next((plugin for plugin in self.plugins if record in plugin.transports), None)
+            raise ConfigurationError(
+                f"no transport for {url.partition('://')[0].lower()}://: "
+                f"{(owner and owner.distribution) or record.name} is installed but can't be used: {_described(error)}"
+            ) from error
 
     def conflicts(self) -> tuple[str, ...]:
         """Name every scheme that two plugins claim, one sentence each."""
@@ -183,6 +196,16 @@ class Registry:
             yield _inspect(name, None, lambda plugin=plugin: plugin)  # type: ignore[misc]  # mypy can't infer the default
         for entry_point, distribution in self._find():
             yield _inspect(entry_point.name, distribution, entry_point.load)
+
+
+@contextlib.contextmanager
+def _importing() -> Iterator[None]:
+    held = _loading.acquire(timeout=_LOADING_WAITS)
+    try:
+        yield
+    finally:
+        if held:
+            _loading.release()
 
 
 _fork_holds = threading.local()
@@ -240,6 +263,19 @@ def _inspect(name: str, distribution: str | None, load: Callable[[], object]) ->
             raise
         return PluginInfo(name, distribution, error=_described(error))
     return PluginInfo(name, distribution, transports, observers)
+
+
+def _with_imports(plugin: PluginInfo) -> PluginInfo:
+    """Make a transport of a URL that names no host: most refuse it, after their imports."""
+    for record in plugin.transports:
+        try:
+            with _importing():
+                record.factory(f"{record.schemes[0]}://")
+        except ImportError as error:
+            return PluginInfo(plugin.name, plugin.distribution, error=_described(error))
+        except Exception:  # noqa: S112  # such as what it says of that URL
+            continue
+    return plugin
 
 
 def _described(error: BaseException) -> str:

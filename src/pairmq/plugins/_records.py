@@ -74,7 +74,8 @@ class TransportRecord:
         name: the product in lower case, for people: ``redis``.
         schemes: the URL schemes it serves: ``("redis", "rediss")``; each belongs to one plugin only.
         factory: makes a transport from a URL without IO; raises `ConfigurationError` for an invalid URL. The error must
-            not repeat a password.
+            not repeat a password. Import the broker's client in it rather than in the plugin's module, which every
+            program imports that uses any plugin.
         capabilities: of its transports, as far as known before connecting.
         description: one line for ``pairmq plugins``.
         broker_control: for in-process brokers: returns the control of a URL's broker, for tests and demos.

@@ -26,9 +26,9 @@ import psycopg
 from pairmq.model import Delivery, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import MalformedHeader, Receiver, SessionReceiver, decode_header, start_task
 from pairmq_postgres import _errors, _sql
+from pairmq_postgres._capabilities import MAX_MESSAGE_BYTES
 from pairmq_postgres._errors import LockEnded, NoSessions, NoSuchEntity, NotSent, SessionsOnly
 from pairmq_postgres._pool import Calls, Rows, Statement
-from pairmq_postgres._sender import MAX_MESSAGE_BYTES
 
 _RELEASE_WITHIN = 0.9
 _MOST_MESSAGES = 1000

@@ -10,11 +10,9 @@ from typing import Any
 from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import Sender, encode_header
 from pairmq_postgres import _errors, _sql
+from pairmq_postgres._capabilities import MAX_MESSAGE_BYTES
 from pairmq_postgres._errors import NoSuchEntity
 from pairmq_postgres._pool import Calls
-
-MAX_MESSAGE_BYTES = 256 * 1024 * 1024
-"""More than other brokers take, so that this one can stand behind any of them. PostgreSQL itself ends at 1 GB a row."""
 
 _CHUNK_MESSAGES = 1000
 _CHUNK_BYTES = 8 * 1024 * 1024

@@ -17,27 +17,11 @@ from pairmq.transport import (
     start_task,
 )
 from pairmq_postgres._admin import PostgresAdmin
+from pairmq_postgres._capabilities import CAPABILITIES
 from pairmq_postgres._pool import Calls, Pool
 from pairmq_postgres._receiver import LeftLocks, PostgresReceiver, PostgresSessionReceiver
-from pairmq_postgres._sender import MAX_MESSAGE_BYTES, PostgresSender
+from pairmq_postgres._sender import PostgresSender
 from pairmq_postgres._url import parse_url
-
-CAPABILITIES = Capabilities(
-    max_message_bytes=MAX_MESSAGE_BYTES,
-    topics=True,
-    sessions=True,
-    scheduling=True,
-    counts_scheduled=True,
-    time_to_live=True,
-    dead_letter=True,
-    lock_renewal=True,
-    probes=True,
-    peek=True,
-    quiet_peek=True,
-    ordered_consumer=True,
-    durable=True,
-)
-"""All that a transport can do."""
 
 _RELEASE_WITHIN = 1.0
 """Seconds; a close takes 2 at the most."""

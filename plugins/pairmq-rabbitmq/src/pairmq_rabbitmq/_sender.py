@@ -16,15 +16,13 @@ from aiormq.exceptions import AMQPChannelError
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import Scope, Sender, nothing_sent
 from pairmq_rabbitmq import _codec, _errors, _names, _plain
+from pairmq_rabbitmq._capabilities import MAX_MESSAGE_BYTES
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._header import is_costly
 from pairmq_rabbitmq._inspection import why_nacked
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._schedule import Schedule, check_delay
-
-MAX_MESSAGE_BYTES = 128 * 1024 * 1024
-"""RabbitMQ's ``max_message_size`` from 3.8 on; 4.0 made it 16 MiB, and a server may be configured with another."""
 
 _MAX_ROUTING_KEY = 255  # bytes
 _FRAME_MAX = 131_072  # of RabbitMQ unless configured otherwise

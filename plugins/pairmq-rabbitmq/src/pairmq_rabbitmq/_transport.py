@@ -8,27 +8,12 @@ from pairmq.model import Entity, Message, Source
 from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, start_task
 from pairmq_rabbitmq import _codec, _errors
 from pairmq_rabbitmq._admin import RabbitAdmin
+from pairmq_rabbitmq._capabilities import CAPABILITIES
 from pairmq_rabbitmq._context import Context
-from pairmq_rabbitmq._names import MAX_PATH_LENGTH
 from pairmq_rabbitmq._receiving import RabbitReceiver
 from pairmq_rabbitmq._schedule import Schedule
-from pairmq_rabbitmq._sender import MAX_MESSAGE_BYTES, RabbitSender, check_message
+from pairmq_rabbitmq._sender import RabbitSender, check_message
 from pairmq_rabbitmq._url import parse_rabbitmq_url
-
-CAPABILITIES = Capabilities(
-    max_message_bytes=MAX_MESSAGE_BYTES,
-    max_path_length=MAX_PATH_LENGTH,
-    topics=True,
-    scheduling=True,
-    time_to_live=True,
-    dead_letter=True,
-    lock_renewal=True,
-    probes=True,
-    peek=True,
-    ordered_consumer=True,
-    durable=True,
-)
-"""What RabbitMQ supports through this transport; its README has the details."""
 
 _RECEIVERS = 1.2  # s
 _CLOSE = 0.5

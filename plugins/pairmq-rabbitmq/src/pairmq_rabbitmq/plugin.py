@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pairmq.plugins import LocalServer, TransportRecord, hookimpl
-from pairmq_rabbitmq._transport import CAPABILITIES, RabbitTransport
+from pairmq.transport import Transport
+from pairmq_rabbitmq._capabilities import CAPABILITIES
 
 
 @hookimpl
@@ -14,11 +15,17 @@ def pairmq_transports() -> Iterable[TransportRecord]:
     yield TransportRecord(
         name="rabbitmq",
         schemes=("amqp", "amqps"),
-        factory=RabbitTransport,
+        factory=_transport,
         capabilities=CAPABILITIES,
         description="RabbitMQ, 3.8 or newer: AMQP 0-9-1 with publisher confirms",
         local_server=_local_server,
     )
+
+
+def _transport(url: str) -> Transport:
+    from pairmq_rabbitmq._transport import RabbitTransport  # and the client, which other transports don't need
+
+    return RabbitTransport(url)
 
 
 def _local_server() -> LocalServer:

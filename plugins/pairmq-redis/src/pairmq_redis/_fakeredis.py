@@ -20,20 +20,18 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from redis import exceptions as driver
 
 from pairmq.model import ConfigurationError
 from pairmq_redis import _scripts
+from pairmq_redis._capabilities import FAKEREDIS_CAPABILITIES
 from pairmq_redis._errors import is_answer
-from pairmq_redis._transport import CAPABILITIES, StreamsTransport
+from pairmq_redis._transport import StreamsTransport
 from pairmq_redis._url import parse_fakeredis_url
 from pairmq_redis._wire import Command, Reply
-
-FAKEREDIS_CAPABILITIES = replace(CAPABILITIES, durable=False)
-"""All that Redis does, but nothing outlives the process."""
 
 _OPEN_TIMEOUT = 5.0
 _BLOCK_AT = 6

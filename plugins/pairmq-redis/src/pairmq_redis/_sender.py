@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import Scope, Sender, is_nothing_sent, start_task
 from pairmq_redis import _codec, _errors, _scripts
+from pairmq_redis._capabilities import MAX_MESSAGE_BYTES
 from pairmq_redis._context import Context
 from pairmq_redis._errors import NotSent
 from pairmq_redis._keys import EntityKeys
@@ -21,8 +22,6 @@ from pairmq_redis._wire import Command, Reply
 
 CHUNK_MESSAGES = 250
 CHUNK_BYTES = 1 << 20
-MAX_MESSAGE_BYTES = 512 * 1024 * 1024
-"""Redis' limit for one string (``proto-max-bulk-len``), taken for the whole message."""
 
 
 class RedisSender(Sender):

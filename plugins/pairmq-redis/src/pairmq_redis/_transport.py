@@ -15,27 +15,12 @@ from pairmq.model import Entity, Message, Source
 from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, start_task
 from pairmq_redis import _codec, _errors
 from pairmq_redis._admin import RedisAdmin
+from pairmq_redis._capabilities import CAPABILITIES
 from pairmq_redis._context import Context
 from pairmq_redis._receiver import RedisReceiver
-from pairmq_redis._sender import MAX_MESSAGE_BYTES, RedisSender
+from pairmq_redis._sender import RedisSender
 from pairmq_redis._url import RedisUrl, parse_redis_url
 from pairmq_redis._wire import RedisWire, Wire
-
-CAPABILITIES = Capabilities(
-    max_message_bytes=MAX_MESSAGE_BYTES,
-    topics=True,
-    scheduling=True,
-    counts_scheduled=True,
-    time_to_live=True,
-    dead_letter=True,
-    lock_renewal=True,
-    probes=True,
-    peek=True,
-    ordered_consumer=True,
-    quiet_peek=True,
-    durable=True,
-)
-"""What Redis supports. Durable as far as ``appendfsync`` is on; it has no sessions."""
 
 _CLOSE_TIMEOUT = 1.8
 

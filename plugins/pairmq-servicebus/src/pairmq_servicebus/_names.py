@@ -8,7 +8,6 @@ from typing import Final
 from pairmq.model import Entity, FailureReason, Source
 from pairmq_servicebus import _errors
 
-MAX_PATH_LENGTH: Final = 260
 MAX_SUBSCRIPTION_LENGTH: Final = 50
 
 _PATH = re.compile(r"[A-Za-z0-9._~/-]+")

@@ -15,9 +15,6 @@ from pairmq_servicebus._measure import measure, without_body
 from pairmq_servicebus._outbox import Outbox, Parcel
 from pairmq_servicebus._single_consumer import SESSION
 
-MAX_MESSAGE_BYTES = 256 * 1024
-"""Of the tier Standard (Service Bus documentation: Quotas); a link to a Premium namespace tells more."""
-
 MAX_PROPERTY_BYTES = 64 * 1024
 """Of all properties of a message together (the same page)."""
 

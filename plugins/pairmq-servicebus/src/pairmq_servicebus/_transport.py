@@ -9,30 +9,12 @@ from pairmq.model import Entity, Message, Source
 from pairmq.transport import Admin, Capabilities, Receiver, Sender, SessionReceiver, Transport, start_task
 from pairmq_servicebus import _codec, _errors
 from pairmq_servicebus._admin import BusAdmin
+from pairmq_servicebus._capabilities import CAPABILITIES
 from pairmq_servicebus._client import ClientSettings, Namespace
 from pairmq_servicebus._measure import measure
-from pairmq_servicebus._names import MAX_PATH_LENGTH
 from pairmq_servicebus._receiving import BusReceiver, accept_session
-from pairmq_servicebus._sender import MAX_MESSAGE_BYTES, BusSender, check_message
+from pairmq_servicebus._sender import BusSender, check_message
 from pairmq_servicebus._url import NamespaceUrl, parse_servicebus_url
-
-CAPABILITIES = Capabilities(
-    max_message_bytes=MAX_MESSAGE_BYTES,
-    max_path_length=MAX_PATH_LENGTH,
-    topics=True,
-    sessions=True,
-    scheduling=True,
-    counts_scheduled=True,
-    time_to_live=True,
-    dead_letter=True,
-    lock_renewal=True,
-    probes=True,
-    peek=True,
-    quiet_peek=True,
-    ordered_consumer=True,
-    durable=True,
-)
-"""What Service Bus does through this transport; its README tells the fine print."""
 
 _OBJECTS = 1.4  # s for senders and receivers to close
 

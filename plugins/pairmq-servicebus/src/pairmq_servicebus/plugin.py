@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pairmq.plugins import LocalServer, TransportRecord, hookimpl
-from pairmq_servicebus._transport import CAPABILITIES, ServiceBusTransport
+from pairmq.transport import Transport
+from pairmq_servicebus._capabilities import CAPABILITIES
 
 
 @hookimpl
@@ -14,11 +15,17 @@ def pairmq_transports() -> Iterable[TransportRecord]:
     yield TransportRecord(
         name="servicebus",
         schemes=("sb",),
-        factory=ServiceBusTransport,
+        factory=_transport,
         capabilities=CAPABILITIES,
         description="Azure Service Bus, its emulator, and the local server of this distribution: AMQP 1.0",
         local_server=_local_server,
     )
+
+
+def _transport(url: str) -> Transport:
+    from pairmq_servicebus._transport import ServiceBusTransport  # and the client, which other transports don't need
+
+    return ServiceBusTransport(url)
 
 
 def _local_server() -> LocalServer:

@@ -16,7 +16,8 @@ import pytest
 from pairmq import Pair, PairOptions
 from pairmq.model import ConfigurationError, Entity, FailureKind, Message, Route, Source, TransportError
 from pairmq.plugins import registry
-from pairmq_servicebus._transport import CAPABILITIES, ServiceBusTransport
+from pairmq_servicebus._capabilities import CAPABILITIES
+from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus.testing import ServiceBusServer
 
 pytestmark = pytest.mark.real_server
