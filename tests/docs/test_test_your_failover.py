@@ -12,21 +12,24 @@ pytest_plugins = ["pytester"]
 DOCUMENT = (Path(__file__).parents[2] / "docs/how-to/test-your-failover.md").read_text("utf-8")
 FILES = dict(re.findall(r"```python\n# (\S+\.py)\n(.*?)```", DOCUMENT, re.DOTALL))
 TESTS = sorted(name for name in FILES if name.startswith("test_"))
+REAL = [name for name in TESTS if "real" in name]
+ALONE = [name for name in TESTS if name not in REAL]  # in one run: each start of pytest costs a second
 
 
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
-    """Runs one of the document's files, perhaps with something changed, beside its code under test and its settings."""
+    """Runs the document's files, perhaps with something changed, beside their code under test and their settings."""
 
     # With it hypothesis draws the same examples in every run, and asks of none of them to be quick.
     monkeypatch.setenv("CI", "true")
 
-    def run(name: str, shop: str = FILES["shop.py"], more: str = "") -> pytest.RunResult:
+    def run(*names: str, shop: str = FILES["shop.py"], more: str = "") -> pytest.RunResult:
         (settings,) = re.findall(r"```toml\n(.*?)```", DOCUMENT, re.DOTALL)
         (pytester.path / "pyproject.toml").write_text(settings)
         (pytester.path / "shop.py").write_text(shop)
-        (pytester.path / name).write_text(FILES[name] + more)
-        return pytester.runpytest_subprocess("-W", "error", "-p", "no:cacheprovider", name, timeout=240)
+        for name in names:
+            (pytester.path / name).write_text(FILES[name] + more)
+        return pytester.runpytest_subprocess("-v", "-W", "error", "-p", "no:cacheprovider", *names, timeout=240)
 
     return run
 
@@ -36,18 +39,17 @@ def test_every_example_is_in_a_file():
     assert len(TESTS) == 6
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.real_server] if "real" in name else []) for name in TESTS]
-)
-def test_an_example_passes(run, name: str):
-    result = run(name)
+@pytest.mark.parametrize("names", [ALONE, pytest.param(REAL, marks=pytest.mark.real_server)], ids=["alone", "real"])
+def test_the_examples_pass(run, names: list[str]):
+    result = run(*names)
     assert result.ret == 0
     assert set(result.parseoutcomes()) == {"passed"}
+    assert {name for name in names if f"\n{name}::" in result.stdout.str()} == set(names)
 
 
 def test_the_machine_says_what_the_document_says_of_an_order_without_an_id(run):
     nameless = FILES["shop.py"].replace(', message_id=f"order-{number}"', "")
-    result = run("test_shop_machine.py", nameless, SEARCH)
+    result = run("test_shop_machine.py", shop=nameless, more=SEARCH)
     result.assert_outcomes(failed=1)
     told = r"BrokenPromise: b'tea \d+' came to orders under \d message ids \('process .*?\): who drops"
     assert re.search(told, DOCUMENT)
