@@ -80,6 +80,17 @@ def test_the_library_alone_imports_neither_typer_nor_rich() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_command_imports_no_other() -> None:
+    code = """
+import sys
+from pairmq.cli._app import COMMANDS, run
+run(["cost", "--json"])
+print(*sorted({f"pairmq.cli._{name}" for name in COMMANDS} & set(sys.modules)))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "pairmq.cli._cost"
+
+
 def test_it_starts_on_a_system_that_knows_no_hangup() -> None:
     code = "import signal; del signal.SIGHUP; from pairmq.cli._app import run; raise SystemExit(run(['--version']))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

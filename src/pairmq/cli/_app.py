@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import importlib
 import importlib.metadata
 import logging
 import sys
@@ -13,30 +14,11 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 import typer
 from typer.core import TyperCommand
-from typer.main import get_command
+from typer.main import get_command, get_group
 
-from pairmq.cli import (
-    _backlog,
-    _conformance,
-    _cost,
-    _dashboard,
-    _demo,
-    _doctor,
-    _entity,
-    _journal,
-    _ping,
-    _pipeline,
-    _plugins,
-    _receive,
-    _send,
-    _simulate,
-    _status,
-    _switch,
-    _syphon,
-)
 from pairmq.cli._common import examples
 from pairmq.cli._errors import BadUsage, CommandFailed, OutputClosed, file_problem, without_secrets
-from pairmq.cli._extensions import ExtensibleGroup, show_no_values
+from pairmq.cli._extensions import ExtensibleGroup, Unmade, show_no_values
 from pairmq.cli._output import complain, open_closed_streams, say, silence_stdout, stdout_written, warn
 from pairmq.model import ConfigurationError, PairMQError
 
@@ -44,9 +26,48 @@ _BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
+# In the order of the help; each is in the module of its name.
+COMMANDS = (
+    "demo",
+    "send",
+    "receive",
+    "syphon",
+    "status",
+    "dashboard",
+    "ping",
+    "doctor",
+    "plugins",
+    "cost",
+    "simulate",
+    "conformance",
+    "switch",
+    "backlog",
+    "entity",
+    "journal",
+    "pipeline",
+)
+
+
+class _Group(ExtensibleGroup):
+    """PairMQ's commands, of which only the called one is imported."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**named)
+        self.commands = Unmade(COMMANDS, self._made)
+
+    def _made(self, name: str) -> Any:
+        application = typer.Typer()
+        importlib.import_module(f"pairmq.cli._{name}").add(application)
+        command: Any = get_group(application).commands[name]
+        # For the names of its option --help.
+        parent = self.context_class(self, info_name=self.name, **self.context_settings)
+        show_no_values(command, command.context_class(command, info_name=name, parent=parent))
+        return command
+
+
 app = typer.Typer(
     name="pairmq",
-    cls=ExtensibleGroup,
+    cls=_Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -106,28 +127,6 @@ def pairmq(
     logger = logging.getLogger("pairmq")
     logger.handlers[:] = [handler]
     logger.setLevel(logging.WARNING if not verbose else logging.INFO if verbose == 1 else logging.DEBUG)
-
-
-for _command in (
-    _demo,
-    _send,
-    _receive,
-    _syphon,
-    _status,
-    _dashboard,
-    _switch,
-    _ping,
-    _backlog,
-    _entity,
-    _doctor,
-    _plugins,
-    _cost,
-    _simulate,
-    _conformance,
-    _journal,
-    _pipeline,
-):
-    _command.add(app)
 
 
 def run(arguments: list[str] | None = None, *, application: typer.Typer = app, name: str = "pairmq") -> int:

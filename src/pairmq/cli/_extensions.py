@@ -6,7 +6,7 @@ is called or its help is shown, never else: ``pairmq --help`` lists it by the di
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, distributions
 from typing import Any
@@ -82,6 +82,34 @@ def installed(taken: Iterable[str] = ()) -> tuple[Extension, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
+class Unmade(MutableMapping[str, Any]):
+    """Commands by their names, each made when it is first asked for."""
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], Any]) -> None:
+        self._made: dict[str, Any] = dict.fromkeys(names)
+        self._make = make
+
+    def __getitem__(self, name: str) -> Any:
+        if self._made[name] is None:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
 class ExtensibleGroup(TyperGroup):
     """PairMQ's commands, and after them those that other distributions bring."""
 
@@ -94,7 +122,7 @@ class ExtensibleGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Name all subcommands."""
-        return [*super().list_commands(ctx), *self._found()]
+        return [*self.commands, *self._found()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Give a subcommand; one of another distribution as what lists and completes it, without an import."""
@@ -148,5 +176,8 @@ def show_no_values(command: Any, context: Any) -> None:
         takes_none = getattr(option, "is_flag", False) or getattr(option, "count", False)
         if takes_none and option.metavar is None:
             option.metavar = ""
-    for name, below in getattr(command, "commands", {}).items():
+    commands = getattr(command, "commands", {})
+    if isinstance(commands, Unmade):
+        return  # what makes them does this
+    for name, below in commands.items():
         show_no_values(below, below.context_class(below, info_name=name, parent=context))
