@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ __all__ = ["external", "swept", "swept_at_last"]
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    folder = f"{Path(__file__).parent}{os.sep}"
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(folder):
             item.add_marker(pytest.mark.filterwarnings(LEFT_BY_THE_CLIENT, ASKED_BY_THE_CLIENT))
