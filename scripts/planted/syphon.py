@@ -101,7 +101,7 @@ SYPHON = (
     Mutant(
         "a close does not release its locked messages",
         "src/pairmq/runner/pump/_reader.py",
-        "            failed = await settled_within(_CLOSE_TIMEOUT, receiver.close())",
+        "            failed = await settled_within(_CLOSE_TIMEOUT, receiver.close)",
         "            failed = None",
     ),
     Mutant(
