@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Search the model of the design: every hazard planted, and every world with the real rules.
+"""Search the core in small worlds: every hazard planted, and every world with the real rules.
 
     python scripts/model.py                writes a table
     python scripts/model.py --hazard 7     tells the stories of one hazard
@@ -125,7 +125,7 @@ def _line(hazard: Hazard, check: Check, trial: Search, clean: Search) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Search everything, or tell of one hazard."""
-    parser = argparse.ArgumentParser(description="search the model of the design")
+    parser = argparse.ArgumentParser(description="search the core in small worlds")
     parser.add_argument(
         "--hazard", type=int, choices=[hazard.number for hazard in HAZARDS], metavar="N", help="a story"
     )

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from pairmq.core import ImpossibleInputError, KeyOrder
+from pairmq.core.pump import ITEM
+from pairmq.core.pump import State as ItemState
+from pairmq.core.pump import Symbol as ItemSymbol
+from pairmq.core.send import Job
 from pairmq.testing.design import HAZARDS, MEANING, WORLDS, Design, Found, Hazard, Naive, Verdict, World, search, system
-from pairmq.testing.design._model import beginning, judge
+from pairmq.testing.design import _design as worlds
+from pairmq.testing.design._model import Model
 from pairmq.testing.design._state import Fate, Message, Phase
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,8 +85,9 @@ def test_what_the_worlds_are_for_happens_in_them():
         "dies", "is started again", "begins to close", "is closed", "cancelled by its caller",
         "its confirmation is lost", "its connection dies", "applies a late write", "falls silent", "goes down",
         "lets pings pass", "can't be reached", "can be reached again", "failed over", "back at the primary",
-        "a successful ping; more are needed", "drained", "is not empty", "receives message", "completes message",
-        "dead-lettered", "runs out in queue", "is lost", "gives message", "it is unknown", "it is refused",
+        "a successful ping; more are needed",
+        "drained", "is not empty", "receives message", "completes message", "waits no longer", "the gate opens",
+        "dead-letters", "runs out in queue", "is lost", "its syphon ends", "is unknown", "is refused",
     }  # fmt: skip
     texts = set()
     for world in WORLDS:
@@ -98,24 +105,54 @@ def test_what_the_worlds_are_for_happens_in_them():
 # The judge: what no planted hazard shows.
 
 
+def verdict(messages: tuple[Message, ...], home: tuple[int, ...]) -> Verdict | None:
+    """What is wrong with these messages, once the primary has these copies."""
+    model = Model(Design(WORLDS[0]))
+    return model.judge(model.beginning()._replace(messages=messages, home=home))
+
+
 def test_a_message_that_was_refused_and_arrives_is_a_phantom():
-    design = Design(WORLDS[0])
-    refused = (Message(Phase.REFUSED), Message())
-    assert judge(design, beginning(design)._replace(messages=refused, home=(0,))) is Verdict.PHANTOM
+    assert verdict((Message(Phase.REFUSED), Message()), (0,)) is Verdict.PHANTOM
 
 
 def test_a_message_that_was_never_sent_and_arrives_is_a_phantom():
-    design = Design(WORLDS[0])
-    assert judge(design, beginning(design)._replace(home=(0,))) is Verdict.PHANTOM
+    assert verdict((Message(), Message()), (0,)) is Verdict.PHANTOM
 
 
 def test_a_second_copy_that_is_marked_is_no_duplicate():
-    design = Design(WORLDS[0])
-    marked = (Message(Phase.AT_HOME, explained=True), Message())
-    assert judge(design, beginning(design)._replace(messages=marked, home=(0, 0))) is None
+    assert verdict((Message(Phase.AT_HOME, explained=True), Message()), (0, 0)) is None
 
 
 def test_a_message_that_was_set_aside_is_not_lost():
-    design = Design(WORLDS[0])
-    aside = (Message(Phase.AT_BACKLOG, fate=Fate.SET_ASIDE), Message())
-    assert judge(design, beginning(design)._replace(messages=aside)) is None
+    assert verdict((Message(Phase.AT_BACKLOG, fate=Fate.SET_ASIDE), Message()), ()) is None
+
+
+# The core itself is searched: what is wrong with it is found.
+
+
+def test_a_bug_of_a_send_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Job, "failed", lambda *_: None)
+    found = search(system(Design(worlds.SENDS)), only=Verdict.DUPLICATE)
+    assert found.counterexample is not None
+
+
+def test_a_bug_of_a_session_s_order_is_found(monkeypatch: pytest.MonkeyPatch):
+    def clean(key: KeyOrder, _: object) -> bool:
+        key._clean = True
+        return True
+
+    monkeypatch.setattr(KeyOrder, "seen", clean)
+    found = search(system(Design(worlds.LONG_SESSION)), only=Verdict.ORDER)
+    assert found.counterexample is not None
+
+
+def test_an_input_that_an_entity_takes_for_impossible_ends_the_search(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pairmq.core.machine.starts_epoch", lambda *_: False)
+    with pytest.raises(ImpossibleInputError, match="ACCEPTED in DOWN"):
+        search(system(Design(worlds.SENDS)))
+
+
+def test_a_bug_of_a_pump_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(ITEM[ItemState.SENDING], ItemSymbol.NOT_TAKEN, ItemState.GONE)
+    found = search(system(Design(worlds.EXPIRY)), only=Verdict.STRANDED)
+    assert found.counterexample is not None

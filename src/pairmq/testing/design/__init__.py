@@ -1,12 +1,12 @@
-"""An explicit-state model of the abstract design, and a search of everything that can happen in it.
+"""A search of everything that can happen to the machines of the core, in worlds that are small enough for that.
 
     found = search(system(Design(WORLDS[0])))       # the real rules: clean, in every state
     found = search(system(HAZARDS[0].planted(...)))  # a naive one: a shortest counterexample
 
-It is not a model of the code. It checks whether the rules of the specification keep the promises in every order of
-events that a small world allows; tests and simulation say whether the code keeps the rules. The state (`_state`) is a
-tuple; `_sends` and `_syphon` say what can happen in it, `_model` what is wrong with it, `_design` how much of
-everything there is, and `_hazards` which naive behaviour each rule stands against.
+What decides is the code of `pairmq.core` itself, in cells (`_cells`): `_sends` holds the machines of an entity and its
+sends, `_syphon` those of a syphon's pumps, each driven as the runner drives them. `_state` is what is around them,
+`_model` what can happen there and what is wrong with it, `_design` how much of everything there is, and `_hazards`
+which naive behaviour each rule stands against. The tasks and the I/O of the runner are not searched.
 """
 
 from pairmq.testing.design._design import MEANING, WORLDS, Design, Naive, Trouble, Verdict, World

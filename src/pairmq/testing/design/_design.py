@@ -81,6 +81,8 @@ class World:
         expires: whether the messages' time-to-live may run out in the backlog.
         probe_lies: whether a ping passes where messages are refused.
         delivery_limit: deliveries after which the secondary drops a message; 0 for no limit.
+        flap_window: the option of that name; what it bounds lasts as long as the world, or no time at all.
+        outage: whether the primary refuses everything at first.
     """
 
     name: str
@@ -98,6 +100,8 @@ class World:
     expires: bool = False
     probe_lies: bool = False
     delivery_limit: int = 0
+    flap_window: float = 0.0
+    outage: bool = False
 
     @property
     def pumps(self) -> tuple[tuple[int, int], ...]:
@@ -118,27 +122,26 @@ SENDS: Final = World(
     "two sends and a cancellation, with everything that can happen to an attempt, and no syphon",
     senders=(0, 0),
     hosts=(False,),
-    trouble=T.REFUSES | T.SILENT | T.UNCONFIRMED | T.DELAYED,
+    trouble=T.REFUSES | T.UNCONFIRMED | T.DELAYED,
     faults=2,
     cancels=1,
 )
 DRAIN: Final = World(
     "drain",
     "two backlog queues, of which one or both may be unavailable",
-    senders=(0, 0),
+    senders=(0,),
     hosts=(True,),
     trouble=T.REFUSES | T.QUEUE_AWAY,
-    faults=2,
+    faults=3,
     queues=2,
 )
 RESTART: Final = World(
     "restart",
-    "two backlog queues, and a process that dies at any moment and is started again",
+    "a backlog queue that may be unavailable, and a process that dies at any moment and is started again",
     senders=(0, 0),
     hosts=(True,),
     trouble=T.REFUSES | T.UNCONFIRMED | T.QUEUE_AWAY,
     faults=1,
-    queues=2,
     crashes=1,
 )
 TWO_PROCESSES: Final = World(
@@ -161,10 +164,19 @@ BOTH: Final = World(
 )
 SESSIONS: Final = World(
     "sessions",
-    "two messages of one session, two backlog queues, and writes that are applied late",
+    "two messages of one session, a backlog queue that may be unavailable, and writes that are applied late",
     senders=(0, 0),
     hosts=(True,),
     trouble=T.REFUSES | T.DELAYED | T.QUEUE_AWAY,
+    faults=2,
+    ordered=True,
+)
+SESSION_QUEUES: Final = World(
+    "session queues",
+    "two messages of one session, and two backlog queues",
+    senders=(0, 0),
+    hosts=(True,),
+    trouble=T.REFUSES | T.QUEUE_AWAY,
     faults=2,
     queues=2,
     ordered=True,
@@ -190,22 +202,24 @@ SESSION_RESTART: Final = World(
 )
 TWO_SYPHONS: Final = World(
     "two syphons",
-    "two messages of one session, two processes with a syphon, and locks that are lost",
+    "two messages of one session in an outage, two processes with a syphon, and a lock that is lost",
     senders=(0, 0),
     hosts=(True, True),
-    trouble=T.REFUSES | T.LOCK_LOST,
-    faults=2,
+    trouble=T.LOCK_LOST,
+    faults=1,
     ordered=True,
+    outage=True,
 )
 SYPHON_DIES: Final = World(
     "a syphon dies",
-    "the same, and one of the two processes dies",
+    "the same, and one of the two processes dies instead",
     senders=(0, 0),
     hosts=(True, True),
-    trouble=T.REFUSES,
-    faults=1,
+    trouble=T.NONE,
+    faults=0,
     crashes=1,
     ordered=True,
+    outage=True,
 )
 QUOTA: Final = World(
     "quota",
@@ -215,6 +229,7 @@ QUOTA: Final = World(
     trouble=T.REFUSES | T.FULL,
     faults=2,
     probe_lies=True,
+    flap_window=86_400.0,
 )
 EXPIRY: Final = World(
     "expiry",
@@ -280,6 +295,7 @@ WORLDS: Final = (
     TWO_PROCESSES,
     BOTH,
     SESSIONS,
+    SESSION_QUEUES,
     LONG_SESSION,
     SESSION_RESTART,
     TWO_SYPHONS,

@@ -1,337 +1,455 @@
-"""Sends (SPEC 3), and the state of the entity as each process sees it (SPEC 4 and 6).
+"""The sending half of a process: the machines of its entity and of its sends, driven as the runner drives them.
 
-A send is begun, routed, attempted, confirmed, and ended in exactly one way. The entity's state changes by results, the
-failover interval, pings, and looks at the backlog. A timer may fire at any moment. The one thing that needs to be said
-of time is that a process which waits longer before it pings (SPEC 4.8) lets the sends that wait have their turn first.
+What a naive design does otherwise is a subclass of the machine whose rule it breaks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Hashable, Iterable
+from typing import Any, ClassVar, Final, NamedTuple
 
-from pairmq.testing.design._design import Design, Naive, Trouble
-from pairmq.testing.design._search import Kind, Step
-from pairmq.testing.design._state import (
-    HOME,
-    IN_FLIGHT,
-    LETTERS,
-    RUNNING,
-    UNDER_WAY,
-    Entry,
+from pairmq.core import (
+    DIVERT_ENDED,
+    DIVERT_REQUESTED,
+    ROUTE_REQUESTED,
+    Backlog,
+    BacklogSeenEmpty,
+    Changed,
+    DrainView,
+    Effect,
+    EmptyWatch,
+    EntityMachine,
     Health,
-    Message,
-    Mode,
-    Phase,
-    Primary,
-    Process,
-    State,
-    with_message,
-    with_process,
-    with_queue,
+    Input,
+    KeyOrder,
+    Look,
+    PairOptions,
+    PingFailed,
+    PingSucceeded,
+    PrimaryAbandoned,
+    PrimaryAccepted,
+    PrimaryFailed,
+    Rotation,
+    SendPing,
+    TimerFired,
+    ToBacklog,
+    ToPrimary,
 )
+from pairmq.core._transitions import HEALTH, Do, Row, Symbol
+from pairmq.core.order import Key, KeyRoute, LookAt, Way
+from pairmq.core.send import Attempt, Check, Done, Fate, Job, SendMachine, SendRules, Step, Wait
+from pairmq.model import EntityState, FailureKind, FailureReason, Message, Route, SendUnknown, TransportError
+from pairmq.model.events import Cause
+from pairmq.testing.design._cells import Outputs, View
+from pairmq.testing.design._design import Design, Naive
+from pairmq.testing.design._state import HOME
+
+TICK: Final = 1e-6
+"""Between two facts: so little that nothing is due by it alone. What takes time is due when the search says so."""
+
+_LONG: Final = 1e6
+_MESSAGE: Final = Message(b"", "m")
 
 
-def send_steps(design: Design, state: State) -> Iterator[Step[State]]:
-    """What can happen to each message that its caller still waits for, or has not sent yet."""
-    for number, message in enumerate(state.messages):
-        if message.phase is Phase.IDLE:
-            yield from _begin(design, state, number)
-        elif message.phase is Phase.WAITING:
-            yield from _route(design, state, number)
-            yield from _give_up(design, state, number)
-        elif message.phase is Phase.ROUTED:
-            registered = with_message(state, number, message._replace(phase=Phase.SENT))
-            yield Step(Kind.DIVERT, f"send {number + 1}: registered, and in flight", registered)
-        elif message.phase is Phase.SENT:
-            yield from _arrive(design, state, number)
-            yield from _interrupted(design, state, number)
-        elif message.phase is Phase.STORED:
-            yield from _confirmed(design, state, number)
-            yield from _interrupted(design, state, number)
+def failure(kind: FailureKind, reason: FailureReason, *, maybe_applied: bool = False) -> TransportError:
+    """One that machines keep, and need not copy."""
+    return TransportError(str(reason), kind, reason, maybe_applied=maybe_applied)
 
 
-def _begin(design: Design, state: State, number: int) -> Iterator[Step[State]]:
-    senders = design.world.senders
-    if state.processes[senders[number]].mode is not Mode.OPEN:
-        return
-    for earlier in range(number):
-        if senders[earlier] == senders[number]:
-            phase = state.messages[earlier].phase
-            # Messages of one process are alike, so that they may as well begin in this order. Where order is kept
-            # the sends of one key go one at a time: two in flight could be confirmed in another order than stored.
-            if phase is Phase.IDLE or (design.world.ordered and phase in UNDER_WAY):
-                return
-    begun = with_message(state, number, Message(Phase.WAITING))
-    yield Step(Kind.USER, f"send {number + 1}: begins in process {LETTERS[senders[number]]}", begun)
+FAILURES: Final[dict[str, TransportError]] = {
+    "refuses": failure(FailureKind.UNAVAILABLE, FailureReason.CONNECTION),
+    "silent": failure(FailureKind.UNAVAILABLE, FailureReason.TIMEOUT, maybe_applied=True),
+    "cut": failure(FailureKind.UNAVAILABLE, FailureReason.CONNECTION, maybe_applied=True),
+    "poison": failure(FailureKind.REFUSED, FailureReason.NOT_FOUND),
+    "lock lost": failure(FailureKind.REFUSED, FailureReason.LOCK_LOST),
+}
 
 
-def _route(design: Design, state: State, number: int) -> Iterator[Step[State]]:
-    """Routing and registering, in one step (SPEC 4.6)."""
-    world, owner = design.world, design.world.senders[number]
-    process, message = state.processes[owner], state.messages[number]
-    if process.mode is not Mode.OPEN:
-        return
-    keeps_diverting = world.ordered and process.dirty and not design.does(Naive.RETURN_WITH_BACKLOG)
-    if is_running(process) and not keeps_diverting:
-        sent = message._replace(phase=Phase.SENT, to=HOME, late=False)
-        yield Step(Kind.STEP, f"send {number + 1}: in flight to the primary", with_message(state, number, sent))
-        return
-    # Dirty from before the first diverted send leaves (SPEC 4.5).
-    if world.tracks(owner) and not process.dirty:
-        state = with_process(state, owner, process._replace(dirty=True))
-    for queue in range(design.choice):
-        if design.does(Naive.AWAIT_BETWEEN_ROUTE_AND_REGISTER):
-            routed = with_message(state, number, message._replace(phase=Phase.ROUTED, to=queue, late=False))
-            yield Step(Kind.STEP, f"send {number + 1}: routed to queue {queue + 1}", routed)
+class Facts(NamedTuple):
+    """What can be seen of a sending half from outside: what its sends wait for, as (message, for what)."""
+
+    health: Health
+    dirty: bool
+    misled: bool
+    looked: int
+    waits: tuple[tuple[int, str], ...]
+    out: tuple[int, ...]
+    unregistered: tuple[int, ...]
+
+
+class Sending:
+    """The machines of one process that sends, and what its sends wait for."""
+
+    VIEW: ClassVar[dict[str, View]] = dict.fromkeys(("design", "now", "rules", "chance", "steps", "_out", "_woken"))
+
+    def __init__(self, design: Design, process: int) -> None:
+        world = design.world
+        options = options_of(design)
+        self.design = design
+        self.now = 0.0
+        self.chance = 0.0
+        kind = _MACHINES.get(next((each for each in design.naive if each in _MACHINES), None), EntityMachine)
+        clean = design.does(Naive.RESTART_IS_CLEAN)
+        self.entity = kind(options, 0.0, tracks_backlog=world.hosts[process], drained=clean)
+        self.rotation = Rotation(world.queues, options.backlog_retry_interval)
+        self.rules = SendRules(options, self.rotation, float)
+        self.watch = EmptyWatch(world.queues)
+        self.looked = 0
+        self.key = Key(KeyOrder(0.0, fresh=clean), 0, 0.0) if world.ordered else None
+        self.queue: int | None = None
+        self.sends: dict[int, SendMachine] = {}
+        self.steps: dict[int, Step] = {}
+        self.at: dict[int, tuple[int, bool]] = {}
+        self.misled = False
+        self.unregistered: list[int] = []
+        self._out: list[tuple[Any, ...]] = []
+        self._woken: list[tuple[int, Wait]] = []
+
+    def shared(self) -> Iterable[object]:
+        """What never changes."""
+        return self.design, options_of(self.design), _MESSAGE, *FAILURES.values()
+
+    def order(self) -> Hashable:
+        """What is to be known of instants, and of numbers that count for a while only.
+
+        Of each attempt, whether its epoch is the present one; of each queue that the round of looks has seen, whether
+        that was since the entity was settled; whether a failure now would be a flap; good pings, while pings are sent.
+        """
+        entity, settled = self.entity, self.entity._settled_at
+        return (
+            tuple(
+                (number, step.route, step.epoch == entity.epoch)
+                if isinstance(step, Attempt)
+                else (number, type(step).__name__)
+                for number, step in self.steps.items()
+            ),
+            tuple(since is not None and since >= settled for since in self.watch._since[: self.looked]),
+            entity._flaps(self.now),
+            entity._good_pings if entity.health is Health.DOWN else 0,
+        )
+
+    # What the search reports.
+
+    def take(self, chance: float, what: str, *details: Any) -> Outputs:
+        """Hand the machines one fact, and a choice of a queue."""
+        self.now += TICK
+        self.chance = chance
+        self._out, self._woken = [], []
+        getattr(self, f"_on_{what}")(*details)
+        while self._woken:
+            number, step = self._woken.pop(0)
+            if self.steps.get(number) is step:
+                self._go_on(number, self.sends[number].resume(self.now))
+        out, self._out = tuple(self._out), []
+        return out
+
+    def _on_begin(self, number: int) -> None:
+        job = (_Forgetful if self.design.does(Naive.UNMARKED_COPY) else Job)(_MESSAGE)
+        key = None
+        if self.key is not None:
+            self.key.lined_up = 1
+            kind = _Returning if self.design.does(Naive.RETURN_WITH_BACKLOG) else KeyRoute
+            kind = _Anywhere if self.design.does(Naive.SESSION_OVER_QUEUES) else kind
+            key = kind(self.key, DrainView())
+        send = self.sends[number] = SendMachine(self.rules, self, [job], self.now, _LONG, key)
+        self._go_on(number, send.start(self.now))
+
+    def _on_ended(self, number: int, why: str | None, in_time: bool) -> None:
+        """An attempt ended; not in time: at the deadline of its send."""
+        send, step = self.sends[number], self.steps[number]
+        assert isinstance(step, Attempt)
+        error = None if why is None else FAILURES[why]
+        job = send.pending[0]
+        if step.route is Route.PRIMARY:
+            outcome = send.primary_ended([error])
+            if outcome.accepted:
+                self._handle(PrimaryAccepted(step.epoch), step.epoch)
+            elif outcome.evidence is None:
+                self._handle(PrimaryAbandoned(step.epoch), step.epoch)
+            else:
+                self._handle(PrimaryFailed(step.epoch, outcome.evidence.kind), step.epoch)
+            fate = outcome.fates[0]
         else:
-            sent = message._replace(phase=Phase.SENT, to=queue, late=False)
-            text = f"send {number + 1}: in flight to queue {queue + 1}"
-            yield Step(Kind.DIVERT, text, with_message(state, number, sent))
+            backlog = send.backlog_ended([error])
+            self._divert_ended(number, maybe_there=backlog.maybe_there, works=backlog.works)
+            fate = backlog.fates[0]
+            if fate is Fate.LEAVE:
+                self.rotation.take_out(self.at[number][0], self.now)
+            elif fate is Fate.ELSEWHERE:
+                self.queue = None
+            del self.at[number]
+        if not send.pending:
+            ending = "accepted" if fate is Fate.ACCEPTED else "unknown" if job.unknown else "refused"
+            self._end(number, ending, marked=job.unknown)
+        else:
+            self._go_on(number, send.resume(self.now if in_time else _LONG))
 
+    def _on_abandoned(self, number: int) -> None:
+        """Its caller cancels it, or the grace of a close is over."""
+        step = self.steps[number]
+        if isinstance(step, Attempt):
+            if step.route is Route.PRIMARY:
+                self._handle(PrimaryAbandoned(step.epoch), step.epoch)
+            else:
+                self._divert_ended(number, maybe_there=True, works=None)
+                del self.at[number]
+        self._end(number, "unknown", marked=True)
 
-def _give_up(design: Design, state: State, number: int) -> Iterator[Step[State]]:
-    """The deadline, or the close, while no attempt is under way."""
-    if state.messages[number].doubt:
-        ended, told = Phase.UNKNOWN, "unknown"
-    else:
-        ended, told = Phase.REFUSED, "refused"
-    yield Step(Kind.STEP, f"send {number + 1}: its time limit has passed, it is {told}", _ended(state, number, ended))
-
-
-def _arrive(design: Design, state: State, number: int) -> Iterator[Step[State]]:
-    """The attempt reaches its broker, which stores the message, refuses it, or says nothing."""
-    message, owner = state.messages[number], design.world.senders[number]
-    stored = with_message(state, number, message._replace(phase=Phase.STORED))
-    if message.to != HOME:
-        queue = state.queues[message.to]
-        if not queue.there:
-            text = f"send {number + 1}: queue {message.to + 1} can't be reached"
-            yield Step(Kind.STEP, text, _attempt_failed(design, state, number, applied=False))
+    def _on_later(self, number: int, how: str) -> None:
+        """What a send waits for has taken its time; ``how``: until its pause, its patience or its deadline is over."""
+        send, step = self.sends[number], self.steps[number]
+        if isinstance(step, LookAt):
+            self._go_on(number, send.looked(None, _LONG))
             return
-        owed = 1 << owner if design.world.tracks(owner) else 0
-        more = queue._replace(entries=(*queue.entries, Entry(number, owed=owed)))
-        stored = with_queue(stored, message.to, more)
-        yield Step(Kind.STEP, f"send {number + 1}: stored in queue {message.to + 1}", stored)
-    elif state.primary is Primary.WORKS:
-        yield Step(Kind.STEP, f"send {number + 1}: stored at the primary", at_home(design, stored, number))
-    elif state.primary is Primary.SILENT:
-        text = f"send {number + 1}: the primary says nothing, the attempt's time is over"
-        yield Step(Kind.STEP, text, _attempt_failed(design, state, number, applied=True))
-    else:
-        text = f"send {number + 1}: the primary takes no messages"
-        yield Step(Kind.STEP, text, _attempt_failed(design, state, number, applied=False))
+        later = _LONG
+        if how != "deadline" and isinstance(step, Wait):
+            wait = None if send._key is None else send._key._wait
+            # Without order it may be the turn of any queue that is out.
+            later = self.now + 1000.0 if wait is None else step.until if how == "pause" else wait.ends_at
+        self._go_on(number, send.resume(later), later)
+
+    def _on_look(self, number: int, oldest: int | None, newest: int | None) -> None:
+        look = None if newest is None else Look(self.now, oldest, newest)
+        if look is None and self.design.does(Naive.UNREACHABLE_IS_EMPTY):
+            look = Look(self.now, None, 0)
+        self._go_on(number, self.sends[number].looked(look, self.now))
+
+    def _on_interval(self) -> None:
+        self._timer()
+
+    def _on_ping(self, passes: bool) -> None:
+        """The timer of the next ping, and at once its answer."""
+        number = next(each.number for each in self._timer() if isinstance(each, SendPing))
+        self._handle(PingSucceeded(number) if passes else PingFailed(number))
+
+    def _on_seen(self, empty: bool) -> None:
+        """One look of a round, at the next queue; with the last of them the backlog may be called empty (SPEC 4.5)."""
+        if not empty:
+            self.watch.not_empty(self.looked)
+            self.looked = 0
+            return
+        since = self.watch.seen_empty(self.looked, self.now)
+        self.looked = (self.looked + 1) % self.design.world.queues
+        if not self.looked and since is not None:
+            self._handle(BacklogSeenEmpty(since))
+
+    def _on_back(self, index: int) -> None:
+        self.rotation.put_back(index)
+
+    def _on_registered(self, number: int) -> None:
+        self.unregistered.remove(number)
+        self.entity._diverting += 1
+
+    # A send's steps.
+
+    def _go_on(self, number: int, step: Step, later: float = 0.0) -> None:
+        """Do what needs no broker, until the send waits for one, or for time."""
+        send, now = self.sends[number], max(self.now, later)
+        while True:
+            self.steps[number] = step
+            if isinstance(step, Check):
+                step = send.checked((), now)
+            elif isinstance(step, Attempt):
+                job = send.pending[0]
+                to: int | None = HOME
+                if step.route is Route.BACKLOG:
+                    only = None if send._key is None else send._key.queue
+                    to, trial = self.rotation.attempt(now, self.chance, self.queue, only)
+                    if to is None:
+                        send.no_queue()
+                        self._divert_ended(number, maybe_there=False, works=None)
+                        step = send.resume(now)
+                        continue
+                    if send._key is None:
+                        self.queue = to
+                    self.at[number] = (to, trial)
+                    if self.design.does(Naive.AWAIT_BETWEEN_ROUTE_AND_REGISTER):
+                        self.entity._diverting -= 1
+                        self.unregistered.append(number)
+                self._out.append(("send", number, to, job.unknown))
+                return
+            elif isinstance(step, Done):
+                job = send.pending[0]
+                unknown = step.refusal is not None and job.ends_as(step.refusal) is SendUnknown
+                self._end(number, "unknown" if unknown else "refused", marked=job.unknown)
+                return
+            else:
+                return
+
+    def _end(self, number: int, ending: str, *, marked: bool) -> None:
+        del self.sends[number], self.steps[number]
+        self._out.append(("end", number, ending, marked))
+
+    def _divert_ended(self, number: int, *, maybe_there: bool, works: bool | None) -> None:
+        key = self.sends[number]._key
+        if key is not None:
+            key.divert_ended(self.now, maybe_there=maybe_there)
+        if number in self.unregistered:
+            self.unregistered.remove(number)
+        else:
+            self._handle(DIVERT_ENDED)
+        if number in self.at and self.at[number][1]:
+            self.rotation.end_trial(self.at[number][0], self.now, 0.0, works=works)
+
+    # The entity, as a send sees it, and its effects.
+
+    @property
+    def seen(self) -> EntityState:
+        """Its state."""
+        return self.entity.state
+
+    def route(self) -> ToPrimary | ToBacklog:
+        """Route one attempt and register it as in flight."""
+        effect: ToPrimary | ToBacklog = self.entity.handle(ROUTE_REQUESTED, self.now)[0]  # type: ignore[assignment]
+        return effect
+
+    def divert(self) -> ToBacklog:
+        """Register one attempt at the backlog, whatever the health."""
+        effects = self.entity.handle(DIVERT_REQUESTED, self.now)
+        self._carry_out(effects[1:])
+        return effects[0]  # type: ignore[return-value]
+
+    def _timer(self) -> tuple[Any, ...]:
+        due = self.entity.next_deadline()
+        assert due is not None
+        effects = self.entity.handle(TimerFired(), due)
+        self._carry_out(effects)
+        return effects
+
+    def _handle(self, input: Any, epoch: int | None = None) -> None:
+        before, late = self.entity.health, epoch is not None and epoch != self.entity.epoch
+        self._carry_out(self.entity.handle(input, self.now))
+        if late and self.entity.health is not before:
+            self.misled = True
+
+    def _carry_out(self, effects: Iterable[Any]) -> None:
+        if any(isinstance(each, Changed) for each in effects):
+            # At once: a broker's answer takes longer than what the process can do by itself.
+            self._woken += [(number, step) for number, step in self.steps.items() if isinstance(step, Wait)]
 
 
-def _confirmed(design: Design, state: State, number: int) -> Iterator[Step[State]]:
-    message, owner = state.messages[number], design.world.senders[number]
-    if message.to == HOME:
-        accepted = _ended(state, number, Phase.AT_HOME)
-        accepted = succeeded(design, accepted, owner, late=message.late)
-        text = f"send {number + 1}: accepted by the primary"
-    else:
-        accepted = _divert_ended(design, _ended(state, number, Phase.AT_BACKLOG), owner)
-        text = f"send {number + 1}: accepted by queue {message.to + 1}"
-    if design.world.ordered:
-        accepted = accepted._replace(receipts=(*accepted.receipts, number))
-    yield Step(Kind.STEP, text, accepted)
-
-
-def _interrupted(design: Design, state: State, number: int) -> Iterator[Step[State]]:
-    """What can end an attempt before its confirmation comes: the connection, its caller, or a close."""
-    message, world = state.messages[number], design.world
-    stored = message.phase is Phase.STORED
-    wanted = Trouble.UNCONFIRMED if stored else Trouble.DELAYED
-    if state.faults and world.trouble & wanted:
-        lost = "its confirmation is lost" if stored else "its connection dies with the write on it"
-        fewer = state._replace(faults=state.faults - 1)
-        failed = _attempt_failed(design, fewer, number, applied=True)
-        yield Step(Kind.FAULT, f"send {number + 1}: {lost}", failed)
-    if state.cancels:
-        fewer = state._replace(cancels=state.cancels - 1)
-        told = Phase.NOT_SENT if design.does(Naive.CANCELLED_IS_NOT_SENT) else Phase.UNKNOWN
-        name = "not sent" if told is Phase.NOT_SENT else "unknown"
-        text = f"send {number + 1}: cancelled by its caller, it is {name}"
-        yield Step(Kind.USER, text, abandoned(design, fewer, number, told))
-    if state.processes[world.senders[number]].mode is Mode.CLOSING:
-        text = f"send {number + 1}: the grace of the close is over, it is unknown"
-        yield Step(Kind.STEP, text, abandoned(design, state, number, Phase.UNKNOWN))
-
-
-def _attempt_failed(design: Design, state: State, number: int, *, applied: bool) -> State:
-    """An attempt failed; ``applied``: the broker may have stored the message, or may yet."""
-    message, owner = state.messages[number], design.world.senders[number]
-    waiting = message._replace(phase=Phase.WAITING, to=HOME, late=False)
-    if applied:
-        marked = not design.does(Naive.UNMARKED_COPY)
-        waiting = waiting._replace(doubt=True, explained=message.explained or marked)
-        state = set_adrift(state, number)
-    state = with_message(state, number, waiting)
-    if message.to == HOME:
-        return failed(design, state, owner, late=message.late)
-    return _divert_ended(design, state, owner)
-
-
-def set_adrift(state: State, number: int) -> State:
-    """The write of an attempt that is given up may be applied later, unless it has been already."""
-    message = state.messages[number]
-    return late_write(state, number, message.to) if message.phase is Phase.SENT else state
-
-
-def late_write(state: State, number: int, to: int) -> State:
-    """Note a write that may be applied later; a second one of the same message to the same place adds nothing."""
-    if (number, to) in state.adrift:
-        return state
-    return state._replace(adrift=tuple(sorted((*state.adrift, (number, to)))))
-
-
-def abandoned(design: Design, state: State, number: int, told: Phase) -> State:
-    """An attempt is abandoned: its outcome is unknown, whatever is reported (SPEC 3.7)."""
-    message = state.messages[number]
-    ended = _ended(set_adrift(state, number), number, told)
-    if message.to == HOME:
-        return ended
-    return _divert_ended(design, ended, design.world.senders[number])
-
-
-def _ended(state: State, number: int, phase: Phase) -> State:
-    """A message reached its end: nothing of its attempts matters any more."""
-    message = state.messages[number]
-    return with_message(state, number, Message(phase, explained=message.explained, fate=message.fate))
-
-
-def _divert_ended(design: Design, state: State, owner: int) -> State:
-    """A diverted send is no longer in flight: only looks that begin now count (SPEC 4.5)."""
-    process = state.processes[owner]
-    if not process.seen or design.does(Naive.DRAINED_IN_FLIGHT):
-        return state
-    return with_process(state, owner, process._replace(seen=0))
-
-
-def at_home(design: Design, state: State, number: int) -> State:
-    """The primary stored a copy; a third would add nothing, nor does their order if none is required."""
-    if state.home.count(number) > 1:
-        return state
-    home = (*state.home, number)
-    return state._replace(home=home if design.world.ordered else tuple(sorted(home)))
-
-
-MOST_NEEDED: Final = 2
-"""Cap of the good pings that a flapping entity needs; the real one is 8, and two show all that three would."""
-
-
-def succeeded(design: Design, state: State, number: int, *, late: bool) -> State:
-    """The process received the primary's confirmation of an attempt."""
-    process = state.processes[number]
-    if late and not _counts_late_success(design, process):
-        return state
-    if process.health is Health.UP:
-        return state
-    back = process._replace(health=Health.UP, needed=1, good=0, patient=False, misled=process.misled or late)
-    if process.health is Health.FAILING and design.does(Naive.ONE_CHAIN_OF_STATES):
-        back = back._replace(dirty=False)
-    if process.health is Health.TRIAL:
-        return with_process(state, number, back)  # no new epoch: the other sends of the canary phase are not late
-    return _new_epoch(design, with_process(state, number, back), number)
-
-
-def _counts_late_success(design: Design, process: Process) -> bool:
-    if process.health is Health.DOWN and design.does(Naive.LATE_SUCCESS_REOPENS):
-        return True
-    return design.does(Naive.RESULTS_WITHOUT_EPOCHS)
-
-
-def failed(design: Design, state: State, number: int, *, late: bool) -> State:
-    """The process received a failure of an attempt at the primary that counts toward failover."""
-    process = state.processes[number]
-    if late and not design.does(Naive.RESULTS_WITHOUT_EPOCHS):
-        return state
-    if process.health in (Health.FAILING, Health.DOWN):
-        return state
-    if process.health is Health.TRIAL and not design.does(Naive.PINGS_AT_ONCE):
-        # The canary: no second interval is spent on a ping's word, and the next ping waits longer.
-        needed = min(MOST_NEEDED, process.needed * 2)
-        down = process._replace(health=Health.DOWN, needed=needed, good=0, patient=True, misled=process.misled or late)
-        return _new_epoch(design, with_process(state, number, down), number)
-    failing = process._replace(health=Health.FAILING, misled=process.misled or late)
-    return _new_epoch(design, with_process(state, number, failing), number)
-
-
-def _new_epoch(design: Design, state: State, number: int) -> State:
-    """Every attempt at the primary that is in flight is now one of an earlier epoch (SPEC 4.6)."""
-    senders = design.world.senders
-    messages = tuple(
-        message._replace(late=True)
-        if message.phase in IN_FLIGHT and message.to == HOME and senders[index] == number
-        else message
-        for index, message in enumerate(state.messages)
-    )
-    return state._replace(messages=messages)
-
-
-def health_steps(design: Design, state: State) -> Iterator[Step[State]]:
-    """The interval's end, pings, and looks at the backlog queues, of each process that is open."""
-    for number, process in enumerate(state.processes):
-        if process.mode is not Mode.OPEN:
-            continue
-        name = LETTERS[number]
-        if process.health is Health.FAILING:
-            down = with_process(state, number, process._replace(health=Health.DOWN))
-            yield Step(
-                Kind.STEP, f"{name}: the failover interval has elapsed, failed over", _new_epoch(design, down, number)
-            )
-        elif process.health is Health.DOWN:
-            yield from _ping(design, state, number, name)
-        elif process.dirty and design.world.tracks(number):
-            yield from _looks(design, state, number, name)
-
-
-def _ping(design: Design, state: State, number: int, name: str) -> Iterator[Step[State]]:
-    process = state.processes[number]
-    if process.patient and any(
-        message.phase is Phase.WAITING and sender == number
-        for message, sender in zip(state.messages, design.world.senders, strict=True)
-    ):
-        return
-    passes = state.primary is Primary.WORKS or (state.primary is Primary.FULL and design.world.probe_lies)
-    if not passes:
-        if process.good:
-            yield Step(Kind.STEP, f"{name}: a ping fails", with_process(state, number, process._replace(good=0)))
-    elif process.good + 1 < process.needed:
-        good = process._replace(good=process.good + 1)
-        yield Step(Kind.STEP, f"{name}: a successful ping; more are needed", with_process(state, number, good))
-    else:
-        health = Health.UP if design.does(Naive.PINGS_AT_ONCE) else Health.TRIAL
-        back = process._replace(health=health, good=0, patient=False, seen=0)
-        there = _new_epoch(design, with_process(state, number, back), number)
-        yield Step(Kind.RECOVERY, f"{name}: a good ping, back at the primary", there)
-
-
-def _looks(design: Design, state: State, number: int, name: str) -> Iterator[Step[State]]:
-    """One look at one queue; with the last of them the backlog may be called empty (SPEC 4.5)."""
-    process = state.processes[number]
-    everywhere = (1 << design.choice) - 1
-    for index, queue in enumerate(state.queues[: design.choice]):
-        empty = not queue.entries if queue.there else design.does(Naive.UNREACHABLE_IS_EMPTY)
-        seen = process.seen | 1 << index if empty else process.seen & ~(1 << index)
-        how = "is empty" if queue.there else "can't be reached, so it counts as empty"
-        if seen == everywhere and (design.does(Naive.DRAINED_IN_FLIGHT) or not diverting(design, state, number)):
-            clean = process._replace(dirty=False, seen=0)
-            text = f"{name}: queue {index + 1} {how}, and so were all: drained"
-            yield Step(Kind.STEP, text, with_process(state, number, clean))
-        elif seen not in (process.seen, everywhere):
-            text = f"{name}: queue {index + 1} {how if empty else 'is not empty'}"
-            yield Step(Kind.STEP, text, with_process(state, number, process._replace(seen=seen)))
-
-
-def diverting(design: Design, state: State, number: int) -> bool:
-    """Whether a diverted send of the process is registered as in flight."""
-    return any(
-        message.phase in IN_FLIGHT and message.to != HOME and sender == number
-        for message, sender in zip(state.messages, design.world.senders, strict=True)
+def facts(cell: Sending) -> Facts:
+    """What can be seen of a sending half from outside."""
+    entity = cell.entity
+    return Facts(
+        health=entity.health,
+        dirty=entity.backlog is Backlog.DIRTY,
+        misled=cell.misled,
+        looked=cell.looked,
+        waits=tuple((number, _kind(cell, number, step)) for number, step in cell.steps.items()),
+        out=cell.rotation.out,
+        unregistered=tuple(cell.unregistered),
     )
 
 
-def is_running(process: Process) -> bool:
-    """Whether sends of the process go to the primary, or try to."""
-    return process.health in RUNNING or process.health is Health.FAILING
+def _kind(cell: Sending, number: int, step: Step) -> str:
+    if isinstance(step, LookAt):
+        return "look"
+    if isinstance(step, Wait):
+        key = cell.sends[number]._key
+        return "pause" if key is None or key._wait is None else "patience"
+    return "attempt"
+
+
+_OPTIONS: dict[str, PairOptions] = {}
+
+
+def options_of(design: Design) -> PairOptions:
+    """The options of a world, one object for all its machines."""
+    name = design.world.name
+    if name not in _OPTIONS:
+        _OPTIONS[name] = PairOptions(
+            backlog_queue_count=design.world.queues,
+            ordering="session" if design.world.ordered else "none",
+            ttl_policy="elapse" if design.world.expires else "restore",
+            syphon_batch=1,
+            flap_window=design.world.flap_window,
+        )
+    return _OPTIONS[name]
+
+
+# The naive designs.
+
+
+class _Forgetful(Job):
+    __slots__ = ()
+
+    def failed(self, failure: TransportError) -> None:
+        self.causes = (*self.causes, failure)
+
+
+class _Returning(KeyRoute):
+    __slots__ = ()
+
+    def way(self, now: float, deadline: float, *, enabled: bool) -> Way | LookAt:
+        return Way.ROUTE if enabled else Way.DIVERT
+
+
+class _Anywhere(KeyRoute):
+    __slots__ = ()
+
+    @property
+    def queue(self) -> int:
+        return None  # type: ignore[return-value]
+
+
+class _DrainedInFlight(EntityMachine):
+    __slots__ = ()
+
+    def handle(self, input: Input, now: float) -> tuple[Effect, ...]:
+        if not isinstance(input, BacklogSeenEmpty):
+            return super().handle(input, now)
+        before, self._backlog = self.state, Backlog.CLEAN
+        return self._changed(before, Cause.DRAINED, now)
+
+
+class _OneChain(EntityMachine):
+    __slots__ = ()
+
+    def _enter(self, health: Health, now: float) -> None:
+        if self._health is Health.FAILING and health is Health.UP:
+            self._backlog = Backlog.CLEAN
+        super()._enter(health, now)
+
+
+class _WithoutEpochs(EntityMachine):
+    __slots__ = ()
+
+    def _on_result(self, epoch: int, symbol: Symbol, now: float) -> Any:
+        return super()._on_result(self._epoch, symbol, now)
+
+    def _row(self, symbol: Symbol) -> Row:
+        if self._health is Health.DOWN and symbol is Symbol.ACCEPTED:
+            return Row(Health.UP, (Do.COUNT_SENT, Do.STOP_PINGS), Cause.SEND_SUCCEEDED)
+        if self._health is Health.DOWN and symbol not in HEALTH[Health.DOWN]:
+            return Row(Health.DOWN)
+        return super()._row(symbol)
+
+
+class _Reopened(_WithoutEpochs):
+    __slots__ = ()
+
+    def _on_result(self, epoch: int, symbol: Symbol, now: float) -> Any:
+        if self._health is Health.DOWN and symbol is Symbol.ACCEPTED:
+            return super()._on_result(epoch, symbol, now)
+        return EntityMachine._on_result(self, epoch, symbol, now)
+
+
+class _PingsAtOnce(EntityMachine):
+    __slots__ = ()
+
+    def _row(self, symbol: Symbol) -> Row:
+        row = super()._row(symbol)
+        return row._replace(next=Health.UP) if row.next is Health.TRIAL else row
+
+    def _flaps(self, now: float) -> bool:
+        return False
+
+
+_MACHINES: Final[dict[Naive | None, type[EntityMachine]]] = {
+    Naive.DRAINED_IN_FLIGHT: _DrainedInFlight,
+    Naive.ONE_CHAIN_OF_STATES: _OneChain,
+    Naive.RESULTS_WITHOUT_EPOCHS: _WithoutEpochs,
+    Naive.LATE_SUCCESS_REOPENS: _Reopened,
+    Naive.PINGS_AT_ONCE: _PingsAtOnce,
+}
