@@ -148,7 +148,7 @@ def test_a_bug_of_a_session_s_order_is_found(monkeypatch: pytest.MonkeyPatch):
 
 def test_an_input_that_an_entity_takes_for_impossible_ends_the_search(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pairmq.core.machine.starts_epoch", lambda *_: False)
-    with pytest.raises(ImpossibleInputError, match="ACCEPTED in DOWN"):
+    with pytest.raises(ImpossibleInputError, match="FAILED in DOWN"):
         search(system(Design(worlds.SENDS)))
 
 
