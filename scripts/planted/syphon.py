@@ -144,6 +144,20 @@ SYPHON = (
         "        return True",
     ),
     Mutant(
+        "what is stored is released with the rest when order is lost with a lock",
+        "src/pairmq/core/pump.py",
+        "                if not _is_delivering(other):\n                    self._lose(other)",
+        "                self._lose(other)",
+        tests=("tests/core/test_pump.py", "tests/runner/test_order.py"),
+    ),
+    Mutant(
+        "a pump that begins anew completes nothing before",
+        "src/pairmq/runner/pump/_pump.py",
+        "        if self._machine.broken:  # the queue works",
+        "        if False:  # the queue works",
+        tests=("tests/runner/test_order.py",),
+    ),
+    Mutant(
         "a completion that fails is forgotten",
         "src/pairmq/core/pump.py",
         "                item.step(Symbol.NOT_SETTLED)\n                failures.append(error)\n",

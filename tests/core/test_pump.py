@@ -374,6 +374,32 @@ def test_where_order_is_kept_a_lost_lock_releases_all_that_is_held():
         assert (pump.machine.broken, len(pump.machine)) == (ordered, 0 if ordered else 2)
 
 
+def test_where_order_is_kept_what_is_sent_or_stored_stays_locked_when_another_lock_is_lost():
+    pump = Pump(ordered=True)
+    pump.receive(*(envelope(number, session=session) for number, session in enumerate("aabbc")))
+    line = pump.lines[ORDERS]
+    line.gate.most = 1
+    [stored] = pump.send(None).settle
+    line.gate.most = 2
+    poison, sent = pump.machine.take(line)
+    pump.machine.sent(line.gate, [poison], [TOO_LARGE], 0.0)
+    pump.machine.miss(line.items[0])
+    assert [item.state for item in (stored, poison, sent)] == [State.SETTLING, State.LAPSED, State.SENDING]
+    assert (pump.machine.delivering, len(pump.machine), pump.machine.next(line)) == (True, 2, Next.END)
+    pump.settle([stored])
+    assert pump.machine.delivering
+    pump.machine.ended(line)
+    assert not pump.machine.delivering
+
+
+def test_where_order_was_lost_with_a_lock_nothing_is_sent_that_was_not():
+    pump = Pump(ordered=True)
+    pump.receive(envelope(1, session="a"), envelope(2, session="b"))
+    missed, other = pump.machine.take(pump.lines[ORDERS])
+    pump.machine.miss(missed)
+    assert pump.machine.screened([other], AT) == ([], [])
+
+
 def test_where_order_is_kept_a_completion_that_lost_its_lock_makes_all_locks_doubtful():
     for ordered in (False, True):
         pump = Pump(ordered=ordered)
@@ -715,7 +741,8 @@ class AnyPump:
     def steps(self) -> list[Callable[[], None]]:
         """What can happen now; what is there twice happens more often."""
         if self.machine.broken:
-            return [self.begin_anew]
+            ways = [self.answer] * bool(self.lines(busy=True)) + [self.end_settlement] * bool(self.settlements)
+            return [*ways, self.try_settlements_again] if self.machine.delivering else [self.begin_anew]
         steps = [self.divert, self.divert, self.receive, self.receive, self.open_gate, self.postpone]
         steps += [self.begin_operation] * 3 * bool(self.lines(busy=False)) + [self.answer] * 3 * bool(
             self.lines(busy=True)

@@ -415,6 +415,31 @@ async def test_nothing_passes_a_message_whose_lock_was_lost(world):
 
 
 @in_virtual_time
+async def test_what_is_stored_is_completed_when_the_lock_of_another_message_is_lost(world):
+    """Released with the rest, it would be sent once more by another process."""
+    async with world(ordering="session", backlog_queue_count=1) as w:
+        sender = w.pair.sender("orders")
+        await diverted(w, sender, "s", "a")
+        w.west.fail(Fault.HANG, Operation.SETTLE, times=1)  # until after the next renewals
+        async with syphon(w, backlog_queue_count=1, attempt_timeout=25.0) as other:
+            moved = []
+            other.subscribe(lambda event: isinstance(event, MessageMoved) and moved.append(event.completed))
+            await asyncio.sleep(1)
+            w.east.fail(Fault.DOWN)
+            assert (w.home(), (await sender.send(of("s", "b"))).route) == ([b"a"], BACKLOG)
+            await asyncio.sleep(1)
+            queue = w.west.queues[Entity(queue_of(w, "s", 1))]
+            first, second = queue.stored.values()
+            queue.release(second)  # it is given to another process, which dies
+            queue.take(w, 1, asyncio.get_running_loop().time())
+            await asyncio.sleep(60)
+            assert (moved, first.deliveries) == ([True], 1)
+            w.east.heal()
+            await asyncio.sleep(300)
+        assert w.home() == [b"a", b"b"]
+
+
+@in_virtual_time
 async def test_nothing_passes_poison_before_it_is_set_aside(world):
     async with world(ordering="session", backlog_queue_count=1) as w:
         await diverted(w, w.pair.sender("orders"), "s", "a", "b")

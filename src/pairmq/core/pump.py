@@ -16,7 +16,8 @@ Rules.
    is confirmed: should it be redelivered, it is completed and not sent again (SPEC 7.6, ADR 7).
 4. Of a queue with one consumer at a time order is kept (SPEC 8): of one key one message an operation is sent, so that
    none is stored while an earlier one is in doubt; what is dead-lettered is gone before the next one goes; nothing goes
-   to the tail, but several batches are held; and when a lock is lost all that is held is released.
+   to the tail, but several batches are held; and when a lock is lost all that waits is released, once what is being
+   sent has its answer, and what is stored was completed: under another lock it would be sent twice.
 5. An operation that hits its time limit reports the outcome of none of its messages: the next one carries fewer.
 6. A settlement that failed in passing is tried again, and each is reported once, however it ends.
 
@@ -309,6 +310,12 @@ def adapted(most: int, tried: int, errors: Sequence[TransportError | None], took
     return min(ceiling, most * 2 if took < _DOUBLES else most + 1)
 
 
+def _is_delivering(item: Item) -> bool:
+    return item.state is State.SENDING or (
+        item.poison is None and (item.state is State.SETTLING or item.state is State.UNSETTLED)
+    )
+
+
 class PumpMachine:
     """Decides for one backlog queue what is received, sent, put back, settled and given up.
 
@@ -326,7 +333,7 @@ class PumpMachine:
         self.ordered = False
         """The queue has one consumer at a time: what is read of it is sent in order (SPEC 8)."""
         self.broken = False
-        """A lock was lost that order rests on: nothing of what was locked goes on, and all begins anew."""
+        """A lock was lost that order rests on: nothing more of what was locked is sent, and all begins anew."""
         self.requeue_wait = min(60.0, max(1.0, options.ping_primary_interval))
         """Seconds after which a message that went to the tail is to be seen again."""
         rate = options.syphon_max_rate
@@ -580,11 +587,11 @@ class PumpMachine:
         """Part the items of an operation into those that are sent, and those that are settled instead.
 
         They were delivered while they were held: their lock was lost unnoticed, and they were redelivered here. Or they
-        have run out of their time.
+        have run out of their time. Once order is lost with a lock, nothing of them goes on.
         """
         send: list[Item] = []
         settle: list[Item] = []
-        for item in items:
+        for item in () if self.broken else items:
             if item.identity in self._delivered:
                 settle.append(self._settle(item, Symbol.KNOWN, Ending.REDELIVERED))
             elif self._counts_time and (poison := self._overdue(item, instant)) is not None:
@@ -765,15 +772,23 @@ class PumpMachine:
     def miss(self, item: Item) -> None:
         """Lose an item that is not stored in the primary either: where order is kept, nothing behind it goes on.
 
-        Whatever is locked is released, and redelivered in its order, to another process maybe.
+        Whatever waits is released, and redelivered in its order, to another process maybe. What is being sent, or is
+        stored, stays locked until it is `delivering` no longer.
         """
         if item not in self._locked:
             return  # this was done when it was lost; what is locked by now came later
         self._lose(item)
         if self.ordered:
             self.broken = True
+            self.drop_lines()
             for other in tuple(self._locked):
-                self._lose(other)
+                if not _is_delivering(other):
+                    self._lose(other)
+
+    @property
+    def delivering(self) -> bool:
+        """Whether something locked is being sent, or is stored and not yet completed: released, it would come twice."""
+        return any(map(_is_delivering, self._locked))
 
     def _lose(self, item: Item) -> None:
         """It will be redelivered; sending it from here as well would make a second copy."""

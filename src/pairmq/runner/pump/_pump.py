@@ -110,6 +110,10 @@ class Pump:
             if not line.taken:
                 task.cancel()
         self._lines.clear()
+        if self._machine.broken:  # the queue works: what is being sent, or is stored, is completed before all is released
+            ends_at = self._clock.now() + self._context.options.attempt_timeout
+            await end(sending, self._context.options.attempt_timeout)
+            await self._reader.settler.finish(ends_at)
         await self._reader.reset()
         # Nothing more is sent of it, and what is under way may end: cut off, it would be sent once more when it is
         # redelivered, and nothing would show that it was delivered.
@@ -255,7 +259,7 @@ class Pump:
         await self._reader.settler.settle(items)
         retry = 0
         while machine.waits_for(items):
-            if self._stopping.is_set():
+            if self._stopping.is_set() or machine.broken:
                 return False
             await pause(_LOOK_BACKOFF.wait(retry, self._clock.chance()), self._stopping)
             retry += 1

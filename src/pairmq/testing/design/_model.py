@@ -364,8 +364,9 @@ class Model:
         pump = self._pump_of[owner, index]
         name = f"{LETTERS[owner]}'s pump {index + 1}"
         if facts.broken:
-            text = f"{name}: order was lost with a lock, it begins anew"
-            yield self._pumped(self._freed(state, owner, index), owner, text, "anew", index)
+            if not facts.delivering:
+                text = f"{name}: order was lost with a lock, it begins anew"
+                yield self._pumped(self._freed(state, owner, index), owner, text, "anew", index)
         elif process.mode is Mode.OPEN:
             yield from self._receive(state, owner, index, name)
         if state.pumps[pump].message >= 0:
@@ -509,23 +510,23 @@ class Model:
         return with_queue(state, index, _with_entry(queue, place, entry._replace(holder=FREE)))
 
     def _freed(self, state: State, owner: int, index: int) -> State:
-        """Whatever a pump has locked is released; what it has under way, or was about to complete, may come twice."""
+        """Whatever a pump has locked is released."""
         pump = self._pump_of[owner, index]
-        if state.pumps[pump].message >= 0:
-            state = _explained(state, state.pumps[pump].message)
-        for item in self.syphons.facts[state.processes[owner].syphon].pumps[index].settling:
-            if not item.dead:
-                state = _explained(state, item.message)
         for entry in state.queues[index].entries:
             if entry.holder == pump:
                 state = self._given_back(state, index, entry.position)
         return state
 
     def _pumps_ended(self, state: State, owner: int) -> State:
-        """The pumps of a process are gone, with what they had under way."""
+        """The pumps of a process are gone: what they had under way, or were about to complete, may come twice."""
         for index in range(self.world.queues):
             pump = self._pump_of[owner, index]
             number, stored = state.pumps[pump]
+            for item in self.syphons.facts[state.processes[owner].syphon].pumps[index].settling:
+                if not item.dead:
+                    state = _explained(state, item.message)
+            if number >= 0:
+                state = _explained(state, number)
             state = self._freed(state, owner, index)
             if number >= 0 and not stored:
                 state = _late_write(state, number, HOME)

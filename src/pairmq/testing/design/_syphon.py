@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, NamedTuple
 
-from pairmq.core import Diversion, Gates, Item, Line, Next, PumpMachine, Room, divert
+from pairmq.core import DestinationLine, Diversion, Gates, Item, Next, PumpMachine, Room, divert
 from pairmq.core.pump import is_poison
 from pairmq.model import Delivery, Entity, Message
 from pairmq.testing.design._cells import Outputs, View
@@ -34,6 +34,7 @@ class PumpFacts(NamedTuple):
     room: Room
     more: bool
     broken: bool
+    delivering: bool
     held: tuple[tuple[int, int], ...]
     settling: tuple[Settling, ...]
     stale: tuple[int, ...]
@@ -53,7 +54,7 @@ class Driven:
 
     def __init__(self, machine: PumpMachine) -> None:
         self.machine = machine
-        self.line: Line | None = None
+        self.line: DestinationLine | None = None
         self.sending: tuple[Item, ...] = ()
         self.stale: tuple[Item, ...] = ()
         self.anew = False
@@ -208,10 +209,9 @@ class Syphon:
             self._send(index)
 
     def _on_anew(self, index: int) -> None:
-        """Order was lost with a lock: everything that is locked is released; what is on its way may end."""
+        """Order was lost with a lock, and nothing is being delivered: all that is locked is released."""
         pump = self.pumps[index]
         machine, line = pump.machine, pump.line
-        machine.drop_lines()
         pump.stale = ()
         machine.release()
         machine.give_up()
@@ -233,6 +233,7 @@ def _pump_facts(pump: Driven) -> PumpFacts:
         room=Room.SOON if pump.anew else pump.room,
         more=pump.more,
         broken=machine.broken,
+        delivering=machine.delivering,
         held=tuple((_number(item), _position(item)) for item in machine._locked),
         settling=tuple(Settling(_number(item), _position(item), item.poison is not None) for item in machine._settling),
         stale=tuple(map(_position, pump.stale)),
