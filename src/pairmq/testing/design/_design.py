@@ -227,7 +227,7 @@ QUOTA: Final = World(
     senders=(0, 0),
     hosts=(True,),
     trouble=T.REFUSES | T.FULL,
-    faults=2,
+    faults=1,
     probe_lies=True,
     flap_window=86_400.0,
 )
