@@ -153,8 +153,8 @@ SYPHON = (
     Mutant(
         "a pump that begins anew completes nothing before",
         "src/pairmq/runner/pump/_pump.py",
-        "        if self._machine.broken:  # the queue works",
-        "        if False:  # the queue works",
+        "        if self._machine.broken:\n            # The queue works",
+        "        if False:\n            # The queue works",
         tests=("tests/runner/test_order.py",),
     ),
     Mutant(

@@ -110,9 +110,8 @@ class Pump:
             if not line.taken:
                 task.cancel()
         self._lines.clear()
-        if (
-            self._machine.broken
-        ):  # the queue works: what is being sent, or is stored, is completed before all is released
+        if self._machine.broken:
+            # The queue works: what is being sent, or is stored, is completed before the rest is released.
             ends_at = self._clock.now() + self._context.options.attempt_timeout
             await end(sending, self._context.options.attempt_timeout)
             await self._reader.settler.finish(ends_at)

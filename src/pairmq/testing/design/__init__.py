@@ -3,7 +3,7 @@
     found = search(system(Design(WORLDS[0])))       # the real rules: clean, in every state
     found = search(system(HAZARDS[0].planted(...)))  # a naive one: a shortest counterexample
 
-What decides is the code of `pairmq.core` itself, in cells (`_cells`): `_sends` holds the machines of an entity and its
+What decides is the code in `pairmq.core`, in cells (`_cells`): `_sends` holds the machines of an entity and its
 sends, `_syphon` those of a syphon's pumps, each driven as the runner drives them. `_state` is what is around them,
 `_model` what can happen there and what is wrong with it, `_design` how much of everything there is, and `_hazards`
 which naive behaviour each rule stands against. The tasks and the I/O of the runner are not searched.
