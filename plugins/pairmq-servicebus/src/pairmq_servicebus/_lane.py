@@ -58,11 +58,11 @@ class Job(ABC, Generic[L]):
     """Something to do on the link.
 
     Args:
-        limit: seconds after which it is cut off, whether or not a caller waits.
+        limit: seconds after which it is cut off, whether or not a caller waits; None when it sees to that by itself.
         yields: it waits for what may come, and is interrupted when there is something to do; it then goes on.
     """
 
-    def __init__(self, limit: float, *, yields: bool = False) -> None:
+    def __init__(self, limit: float | None, *, yields: bool = False) -> None:
         self.limit = limit
         self.yields = yields
 
@@ -292,7 +292,7 @@ class Lane(Generic[L]):
     async def _do(self, job: Job[L], link: L, me: asyncio.Task[None] | None) -> None:
         loop = asyncio.get_running_loop()
         self._current = job
-        clock = loop.call_later(job.limit, self._expire, job)
+        clock = None if job.limit is None else loop.call_later(job.limit, self._expire, job)
         try:
             await job.run(link)
         except asyncio.CancelledError:
@@ -303,7 +303,8 @@ class Lane(Generic[L]):
             # Behind what it made way for.
             self._jobs.append(job)
         finally:
-            clock.cancel()
+            if clock is not None:
+                clock.cancel()
             if self._task is me:
                 self._current = None
                 self._interrupting = False

@@ -1,17 +1,21 @@
 """Messages on their way out through one link: what waits while a batch is under way goes out in the next one.
 
 A batch is one transfer and one answer (Service Bus documentation: AMQP 1.0 protocol guide, "Messages"): the service
-stores all of it or nothing. Its messages share a session, or a partition key. A batch that was refused is sent again
-message by message, so that each gets its own answer.
+stores all of it or nothing. Its messages share a session, or a partition key: they are one group. A group has one
+transfer under way, which keeps its order; different groups have theirs at the same time, so that a distant service
+answers many in one round trip. A batch that was refused is sent again message by message, so that each gets its own
+answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from collections import deque
+import math
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from functools import partial
+from typing import Final, Protocol
 
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.transport import nothing_sent
@@ -21,6 +25,12 @@ from pairmq_servicebus._lane import Job, Lane, OpenLink
 
 MOST_MESSAGES = 1000
 """In one batch."""
+
+MOST_TRANSFERS: Final = 100
+"""That are under way on one link: a tenth of the credit that the service grants a sender."""
+
+_MOST_BYTES: Final = 1024 * 1024  # that are under way on one link, unless one transfer has more
+_MOST_GRACE: Final = 5.0  # s that a transfer whose callers have given up may take on a link that answers others
 
 _ENVELOPE = 512  # bytes: of a batch around its messages, with the first one's ids
 _INNER = 8  # bytes: around each of its messages
@@ -36,6 +46,10 @@ _OF_A_MESSAGE = frozenset(
 )
 
 
+Answered = Callable[[Exception | None], None]
+"""Takes the answer to a transfer: None, or the client's exception."""
+
+
 class SendLink(OpenLink, Protocol):
     """An open link that messages can be sent on."""
 
@@ -47,8 +61,25 @@ class SendLink(OpenLink, Protocol):
     def max_batch_bytes(self) -> int:
         """Of one batch."""
 
-    async def send(self, messages: Sequence[Parts]) -> None:
-        """Send one message, or several as a batch, and wait for the answer; raises the client's exceptions."""
+    @property
+    def credit(self) -> int:
+        """How many transfers the service takes now."""
+
+    @property
+    def took(self) -> float:
+        """Seconds that opening it took."""
+
+    async def begin(self, messages: Sequence[Parts], answered: Answered) -> None:
+        """Put a transfer of one message, or of several as a batch, on its way.
+
+        Args:
+            answered: called with its answer, by `progress` as a rule.
+
+        Raises the client's exceptions.
+        """
+
+    async def progress(self) -> None:
+        """Write what was begun, and take in answers; waits a moment for them. Raises the client's exceptions."""
 
 
 class _State(enum.Enum):
@@ -65,7 +96,7 @@ class Parcel:
         group: its session id, or partition key; messages of one batch share it.
     """
 
-    __slots__ = ("alone", "done", "group", "parts", "size", "state")
+    __slots__ = ("alone", "done", "group", "parts", "size", "state", "transfer")
 
     def __init__(self, parts: Parts, size: int, group: str | None) -> None:
         self.parts = parts
@@ -73,6 +104,7 @@ class Parcel:
         self.group = group
         self.alone = False  # it was in a batch that was refused
         self.state = _State.WAITING
+        self.transfer: _Transfer | None = None
         self.done: asyncio.Future[TransportError | None] = asyncio.get_running_loop().create_future()
 
     def end(self, outcome: TransportError | None) -> None:
@@ -82,8 +114,26 @@ class Parcel:
             self.done.set_result(outcome)
 
 
+class _Transfer:
+    """A batch that was given to the client, and is not answered."""
+
+    __slots__ = ("awaited", "batch", "began", "given_up_at", "size")
+
+    def __init__(self, batch: Sequence[Parcel], began: float) -> None:
+        self.batch = batch
+        self.size = sum(parcel.size for parcel in batch)
+        self.began = began
+        self.awaited = len(batch)  # by callers that have not given up: thousands may do so at about one instant
+        self.given_up_at = math.inf
+
+
 class Outbox:
     """Sends on one link.
+
+    A transfer whose callers have all given up may still be answered, and another link takes as long as a few answers:
+    so it has a grace, the time that opening its link took, counted from the link's last answer. Until the link has
+    answered something, nothing more is begun on it; if it does not, it is dropped as soon as no caller waits for
+    anything that is under way on it.
 
     Args:
         limit: seconds for one transfer and its answer.
@@ -98,9 +148,12 @@ class Outbox:
         idle_limit: float | None = None,
     ) -> None:
         self.doing = doing
-        self.waiting: deque[Parcel] = deque()
+        self.waiting: dict[str | None, OrderedDict[Parcel, None]] = {}
+        """By group."""
+        self.ready: OrderedDict[str | None, None] = OrderedDict()
+        """The groups of them that have nothing under way."""
         self._lane: Lane[SendLink] = Lane(opener, doing, idle_limit=idle_limit)
-        self._flush = _Flush(self, limit)
+        self._flush = _Flush(self, self._lane, limit)
         self._queued = False
 
     async def send(self, parcel: Parcel) -> TransportError | None:
@@ -120,7 +173,7 @@ class Outbox:
             raise
 
     async def send_all(self, parcels: Sequence[Parcel]) -> list[TransportError | None]:
-        """Send several, in order; one outcome each, as `send`."""
+        """Send several, each group in order; one outcome each, as `send`."""
         for parcel in parcels:
             self._put(parcel)
         try:
@@ -133,9 +186,7 @@ class Outbox:
     async def close(self) -> None:
         """End it: what waits fails for certain, what is under way is in doubt."""
         link = self._lane.shut()
-        for parcel in self.waiting:
-            parcel.end(_errors.closed(self.doing))
-        self.waiting.clear()
+        self.fail_waiting(_errors.closed(self.doing))
         if link is not None:
             await link.close()
 
@@ -153,78 +204,208 @@ class Outbox:
         if self._lane.closed:
             parcel.end(_errors.closed(self.doing))
             return
-        self.waiting.append(parcel)
+        group = self.waiting.setdefault(parcel.group, OrderedDict())
+        group[parcel] = None
+        self.free(parcel.group)
         self.wake()
+
+    def free(self, group: str | None) -> None:
+        """Let a group have its turn, when messages of it wait and none is under way."""
+        if group in self.waiting and group not in self._flush.under_way:
+            self.ready[group] = None
 
     def wake(self) -> None:
         """Have what waits sent."""
-        while self.waiting and self.waiting[0].state is not _State.WAITING:
-            self.waiting.popleft()
-        if self.waiting and not self._queued:
+        if self.ready and not self._queued:
             self._queued = True
             self._lane.submit(self._flush)
 
     def taken(self) -> None:
-        """Called by the job when it begins or ends without having begun: it may be queued again."""
+        """Called by the job when it ends: it may be queued again."""
         self._queued = False
+
+    def take(self, parcel: Parcel) -> None:
+        """Take a message out of those that wait."""
+        group = self.waiting[parcel.group]
+        del group[parcel]
+        if not group:
+            del self.waiting[parcel.group]
+            self.ready.pop(parcel.group, None)
+
+    def put_back(self, parcel: Parcel) -> None:
+        """Put a message in front of those of its group that wait."""
+        group = self.waiting.setdefault(parcel.group, OrderedDict())
+        group[parcel] = None
+        group.move_to_end(parcel, last=False)
+
+    def fail_waiting(self, error: TransportError) -> None:
+        """Tell the callers of all that waits that it was not sent."""
+        waiting = [parcel for group in self.waiting.values() for parcel in group]
+        self.waiting.clear()
+        self.ready.clear()
+        for parcel in waiting:
+            parcel.end(_errors.again(error))
 
     def _withdraw(self, parcels: Sequence[Parcel]) -> bool:
         """Take parcels back that no caller waits for; tells whether the client has had none of them."""
         untouched = all(parcel.state is _State.WAITING for parcel in parcels)
-        flush = self._flush
         given_up = False
         for parcel in parcels:
-            if parcel.state is _State.IN_FLIGHT:
-                flush.awaited -= 1
-                given_up = True
-            parcel.state = _State.OVER  # one that waits is passed over when its turn comes
+            if parcel.state is _State.WAITING:
+                self.take(parcel)
+            elif parcel.state is _State.IN_FLIGHT and parcel.transfer is not None:
+                given_up = self._flush.give_up(parcel.transfer) or given_up
+            parcel.state = _State.OVER
             parcel.done.cancel()  # of a list, the call had waited for one of them only
-        if given_up and not flush.awaited:
-            # The last caller of this batch gave up; the client might wait for its answer forever.
-            flush.batch = []
-            self._lane.cut(flush)
-            self.wake()
+        if given_up:
+            self._flush.check()
         return untouched
 
 
 class _Flush(Job[SendLink]):
-    """Sends one batch of what waits."""
+    """Sends what waits, a batch of each group at a time, until nothing waits or is under way."""
 
-    def __init__(self, box: Outbox, limit: float) -> None:
-        super().__init__(limit)
+    def __init__(self, box: Outbox, lane: Lane[SendLink], limit: float) -> None:
+        super().__init__(None)
         self._box = box
-        self.batch: list[Parcel] = []
-        self.awaited = 0
-        """Of the batch, by callers that have not given up: thousands may do so at about one instant."""
+        self._lane = lane
+        self._limit = limit
+        self.under_way: dict[str | None, _Transfer] = {}
+        self._grace = 0.0
+        self._answered_at = -math.inf
+        self._given_up = 0  # of the transfers under way
+        self._clock: asyncio.TimerHandle | None = None
+        self._turn: object = None
 
     async def run(self, link: SendLink) -> None:
-        self._box.taken()
-        batch = self.batch = self._next(link)
-        self.awaited = len(batch)
-        if batch:
-            for parcel in batch:
-                parcel.state = _State.IN_FLIGHT
-            failed: TransportError | None = None
-            try:
-                await link.send([parcel.parts for parcel in batch])
-            except Exception as error:
-                failed = _errors.send_failure(error, self._box.doing)
-            self.batch = []
-            self._tell(batch, failed)
-        self._box.wake()
+        turn = self._turn = object()
+        self._grace = link.took
+        self._answered_at = -math.inf
+        try:
+            await self._begin(link, turn, first=True)
+            while True:
+                if turn is not self._turn or not self.under_way:
+                    break
+                await link.progress()
+                if turn is not self._turn:  # it was cut off, and the cancellation was swallowed
+                    return
+                await self._begin(link, turn)
+        except Exception as error:
+            if turn is not self._turn:
+                return
+            self._end_all(_errors.send_failure(error, self._box.doing))
+        if turn is self._turn:
+            self._rest()
+            self._box.wake()
 
     def fail(self, error: TransportError, *, begun: bool) -> None:
-        self._box.taken()
+        self._rest()
         if begun:
-            batch, self.batch = self.batch, []
-            for parcel in batch:
-                parcel.end(_errors.again(error))
+            self._end_all(error)
+            self._box.wake()
+        else:
+            self._box.fail_waiting(error)
+
+    def give_up(self, transfer: _Transfer) -> bool:
+        """Take note that one caller waits no more; tells whether it was the last one."""
+        transfer.awaited -= 1
+        if transfer.awaited:
+            return False
+        transfer.given_up_at = asyncio.get_running_loop().time()
+        self._given_up += 1
+        return True
+
+    def check(self) -> None:
+        """Drop the link when a transfer has reached the limit, or when no caller waits and it does not answer."""
+        now = asyncio.get_running_loop().time()
+        transfers = self.under_way.values()
+        ends_at = min((transfer.began + self._limit for transfer in transfers), default=math.inf)
+        suspect_at = min((self._suspect_at(transfer) for transfer in transfers), default=math.inf)
+        if ends_at <= now or (suspect_at <= now and self._given_up == len(self.under_way)):
+            # The client might wait for the answers forever.
+            self._rest()
+            self._end_all(_errors.timed_out(self._box.doing, maybe_applied=True))
+            self._lane.cut(self)
             self._box.wake()
             return
-        waiting = list(self._box.waiting)
-        self._box.waiting.clear()
-        for parcel in waiting:
-            parcel.end(_errors.again(error))
+        self._watch(min(ends_at, suspect_at if suspect_at > now else math.inf))
+
+    def _rest(self) -> None:
+        self._turn = None
+        self._watch(math.inf)
+        self._box.taken()
+
+    def _watch(self, ends_at: float) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+        if ends_at < math.inf:
+            self._clock = asyncio.get_running_loop().call_at(ends_at, self.check)
+
+    def _suspect_at(self, transfer: _Transfer) -> float:
+        """The instant at which the link of a transfer whose callers have given up has had its grace."""
+        if transfer.given_up_at == math.inf:
+            return math.inf
+        last = max(transfer.began, self._answered_at)
+        return max(transfer.given_up_at, min(last + self._grace, transfer.given_up_at + _MOST_GRACE))
+
+    def _in_doubt(self) -> bool:
+        """Whether the link may be a dead one: what is begun on it would be in doubt, too."""
+        if not self._given_up:
+            return False
+        now = asyncio.get_running_loop().time()
+        return any(
+            transfer.given_up_at < math.inf
+            and (transfer.given_up_at >= self._answered_at or self._suspect_at(transfer) <= now)
+            for transfer in self.under_way.values()
+        )
+
+    async def _begin(self, link: SendLink, turn: object, *, first: bool = False) -> None:
+        """Give as much to the client as may be under way."""
+        box, under_way = self._box, self.under_way
+        room = min(MOST_TRANSFERS - len(under_way), link.credit)
+        while box.ready and turn is self._turn:
+            if not first and not link.usable():
+                return
+            if under_way and (
+                room <= 0 or sum(transfer.size for transfer in under_way.values()) >= _MOST_BYTES or self._in_doubt()
+            ):
+                return
+            first = False
+            group, _ = box.ready.popitem(last=False)
+            batch = self._next(group, link)
+            if not batch:
+                continue
+            room -= 1
+            transfer = under_way[group] = _Transfer(batch, asyncio.get_running_loop().time())
+            for parcel in batch:
+                parcel.state, parcel.transfer = _State.IN_FLIGHT, transfer
+            if self._clock is None:
+                self._watch(transfer.began + self._limit)
+            answer = partial(self._answer, group, transfer)
+            try:
+                await link.begin([parcel.parts for parcel in batch], answer)
+            except Exception as error:
+                answer(error)
+
+    def _answer(self, group: str | None, transfer: _Transfer, error: Exception | None) -> None:
+        if self.under_way.get(group) is not transfer:
+            return  # it was cut off
+        del self.under_way[group]
+        self._given_up -= transfer.given_up_at < math.inf
+        self._answered_at = asyncio.get_running_loop().time()
+        self._tell(transfer.batch, None if error is None else _errors.send_failure(error, self._box.doing))
+        self._box.free(group)
+
+    def _end_all(self, error: TransportError) -> None:
+        """Tell the callers of all that is under way that it is in doubt, or failed."""
+        groups = list(self.under_way.items())
+        self.under_way.clear()
+        self._given_up = 0
+        for group, transfer in groups:
+            for parcel in transfer.batch:
+                parcel.end(_errors.again(error))
+            self._box.free(group)
 
     def _tell(self, batch: Sequence[Parcel], failed: TransportError | None) -> None:
         if failed is None:
@@ -238,33 +419,29 @@ class _Flush(Job[SendLink]):
                     parcel.state = _State.OVER
                 else:
                     parcel.state, parcel.alone = _State.WAITING, True
-                    self._box.waiting.appendleft(parcel)
+                    self._box.put_back(parcel)
             return
         for parcel in batch:
             parcel.end(_errors.again(failed))
 
-    def _next(self, link: SendLink) -> list[Parcel]:
-        """Take what fits into one transfer, in order."""
-        waiting = self._box.waiting
+    def _next(self, group: str | None, link: SendLink) -> list[Parcel]:
+        """Take what fits into one transfer of a group, in order."""
         batch: list[Parcel] = []
         room = min(link.max_batch_bytes, link.max_message_bytes) - _ENVELOPE
-        while waiting and len(batch) < MOST_MESSAGES:
-            parcel = waiting[0]
-            if parcel.state is not _State.WAITING or parcel.done.done():
-                waiting.popleft()
-                continue
+        while (waiting := self._box.waiting.get(group)) and len(batch) < MOST_MESSAGES:
+            parcel = next(iter(waiting))
             if parcel.size > link.max_message_bytes:
-                waiting.popleft()
+                self._box.take(parcel)
                 text = f"it has {parcel.size} bytes with its properties, this link takes at most"
                 parcel.end(
                     _errors.refused(self._box.doing, f"{text} {link.max_message_bytes}", FailureReason.TOO_LARGE)
                 )
                 continue
-            if batch and (parcel.alone or batch[0].alone or parcel.group != batch[0].group):
+            if batch and (parcel.alone or batch[0].alone):
                 break
             room -= parcel.size + _INNER
             if batch and room < 0:
                 break
-            waiting.popleft()
+            self._box.take(parcel)
             batch.append(parcel)
         return batch

@@ -194,6 +194,12 @@ def max_message_bytes(sender: ServiceBusSender) -> int:
     return int(sender._max_message_size_on_link)
 
 
+def credit_of(sender: ServiceBusSender) -> int:
+    """How many transfers the service takes now: the client itself writes more than that."""
+    link: Any = getattr(handler_of(sender), "_link", None)
+    return 0 if link is None else int(link.current_link_credit)
+
+
 def handler_of(client: ServiceBusSender | ServiceBusReceiver) -> object | None:
     """The connection and link behind a sender or receiver: another one after the client has opened it anew by itself.
 

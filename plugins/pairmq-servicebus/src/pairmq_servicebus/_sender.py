@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
+from azure.servicebus import ServiceBusMessageBatch
 from azure.servicebus.aio import ServiceBusSender as Client
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
@@ -12,7 +14,7 @@ from pairmq_servicebus import _codec, _direct, _errors, _names, _private
 from pairmq_servicebus._client import Namespace
 from pairmq_servicebus._codec import Parts
 from pairmq_servicebus._measure import measure, without_body
-from pairmq_servicebus._outbox import Outbox, Parcel
+from pairmq_servicebus._outbox import Answered, Outbox, Parcel
 from pairmq_servicebus._single_consumer import SESSION
 
 MAX_PROPERTY_BYTES = 64 * 1024
@@ -22,17 +24,23 @@ MAX_PROPERTY_BYTES = 64 * 1024
 class ClientSendLink:
     """A sender of the client that is open."""
 
-    def __init__(self, namespace: Namespace, client: Client, max_batch_bytes: int) -> None:
+    def __init__(self, namespace: Namespace, client: Client, max_batch_bytes: int, took: float) -> None:
         self._namespace = namespace
         self.client = client
         self._handler = _private.handler_of(client)
         _private.fix_answers(client)
         _direct.fix_reads(client)
         self.max_batch_bytes = max_batch_bytes
+        self.took = took
         self.max_message_bytes = _private.max_message_bytes(client)
+        self._broken = False
+
+    @property
+    def credit(self) -> int:
+        return _private.credit_of(self.client)
 
     def usable(self) -> bool:
-        return _private.handler_of(self.client) is self._handler and _private.is_open(self.client)
+        return not self._broken and _private.handler_of(self.client) is self._handler and _private.is_open(self.client)
 
     def unread(self) -> bool:
         return _private.unread(self.client)
@@ -46,17 +54,37 @@ class ClientSendLink:
     async def close(self) -> None:
         await self._namespace.farewell(self.client)
 
-    async def send(self, messages: Sequence[Parts]) -> None:
-        if len(messages) == 1:
-            if _direct.is_plain(messages[0]):
-                await _direct.send(self.client, messages[0])
-            else:
-                await self.client.send_messages(_codec.encode(messages[0]))
-            return
+    async def begin(self, messages: Sequence[Parts], answered: Answered) -> None:
+        if _direct.is_traced():
+            await self._send_traced(messages, answered)
+        elif len(messages) == 1:
+            await _direct.begin(self.client, _direct.encoded(self.client, messages[0]), answered)
+        else:
+            await _direct.begin(self.client, _direct.batch_of(await self._batch(messages)), answered)
+
+    async def progress(self) -> None:
+        try:
+            await _direct.progress(self.client)
+        except BaseException:
+            self._broken = True
+            raise
+
+    async def _send_traced(self, messages: Sequence[Parts], answered: Answered) -> None:
+        """Send by the public sender, which makes the spans, and has one transfer under way at a time."""
+        error: Exception | None = None
+        try:
+            await self.client.send_messages(
+                _codec.encode(messages[0]) if len(messages) == 1 else await self._batch(messages)
+            )
+        except Exception as failed:
+            error = failed
+        answered(error)
+
+    async def _batch(self, messages: Sequence[Parts]) -> ServiceBusMessageBatch:
         batch = await self.client.create_message_batch()
         for parts in messages:
             batch.add_message(_codec.encode(parts))
-        await self.client.send_messages(batch)
+        return batch
 
 
 async def open_send_link(namespace: Namespace, entity: Entity, doing: str) -> ClientSendLink:
@@ -65,6 +93,8 @@ async def open_send_link(namespace: Namespace, entity: Entity, doing: str) -> Cl
     Raises:
         TransportError: it can't be opened.
     """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     client = namespace.new_sender(entity)
     await namespace.open(client, doing)
     try:
@@ -73,7 +103,7 @@ async def open_send_link(namespace: Namespace, entity: Entity, doing: str) -> Cl
         namespace.discard(client)
         failed = _errors.failure(error, doing)
         raise failed from failed.__cause__
-    link = ClientSendLink(namespace, client, most)
+    link = ClientSendLink(namespace, client, most, loop.time() - began)
     namespace.message_limits[entity] = link.max_message_bytes
     known = namespace.max_message_bytes
     namespace.max_message_bytes = min(link.max_message_bytes, known or link.max_message_bytes)
