@@ -339,8 +339,8 @@ TESTED = (
     Mutant(
         "a send that Service Bus has rejected counts as accepted",
         "plugins/pairmq-servicebus/src/pairmq_servicebus/_direct.py",
-        "    except Exception as error:\n        failure = error\n",
-        "    except Exception:\n        return\n",
+        "        answered(told(sender, error) if failed else None)\n",
+        "        answered(None)\n",
         tests=("plugins/pairmq-servicebus/tests/transport/test_direct.py",),
     ),
     Mutant(
@@ -418,8 +418,8 @@ TESTED = (
     Mutant(
         "each caller of Service Bus that gives up looks at its whole batch",
         "plugins/pairmq-servicebus/src/pairmq_servicebus/_outbox.py",
-        "        if given_up and not flush.awaited:\n",
-        "        if flush.batch and all(parcel.done.done() for parcel in flush.batch):\n",
+        "        if transfer.awaited:\n",
+        "        if not all(parcel.done.done() for parcel in transfer.batch):\n",
         tests=("plugins/pairmq-servicebus/tests/transport/test_outbox.py",),
     ),
     # RabbitMQ.

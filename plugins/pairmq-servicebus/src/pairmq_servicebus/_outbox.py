@@ -287,7 +287,9 @@ class _Flush(Job[SendLink]):
                 if turn is not self._turn or not self.under_way:
                     break
                 await link.progress()
-                if turn is not self._turn:  # it was cut off, and the cancellation was swallowed
+                if turn is self._turn and self._given_up:
+                    self.check()  # no caller may wait for what is left
+                if turn is not self._turn:  # it was cut off; the client may have swallowed the cancellation
                     return
                 await self._begin(link, turn)
         except Exception as error:

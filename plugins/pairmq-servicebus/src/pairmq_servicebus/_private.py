@@ -257,12 +257,25 @@ def keep_arrivals(receiver: ServiceBusReceiver) -> None:
     receiver._receive_context.set()
 
 
-async def take_back_credit(receiver: ServiceBusReceiver) -> None:
-    """Ask for no more: a receive that ends early leaves its credit, on which the service would lock messages."""
+async def take_back_credit(receiver: ServiceBusReceiver) -> bool:
+    """Ask for no more: a receive that ends early leaves its credit, on which the service would lock messages.
+
+    Returns:
+        Whether there was credit to take back: the service answers that.
+    """
     handler: Any = handler_of(receiver)
     link = getattr(handler, "_link", None)
-    if link is not None and link.current_link_credit > 0:
-        await link.flow(link_credit=0, drain=True)
+    if link is None or link.current_link_credit <= 0:
+        return False
+    await link.flow(link_credit=0, drain=True)
+    return True
+
+
+def last_heard(receiver: ServiceBusReceiver) -> float | None:
+    """When the last frame came, by the system's clock: another value after each."""
+    connection: Any = getattr(handler_of(receiver), "_connection", None)
+    heard: float | None = getattr(connection, "_last_frame_received_time", None)
+    return heard
 
 
 async def give_back(receiver: ServiceBusReceiver) -> None:

@@ -29,9 +29,9 @@ def test_what_the_public_sender_computes_something_of_is_left_to_it(message: Mak
         assert not _direct.is_plain(take_apart(message(b"1", **fields)))
 
 
-def test_who_traces_the_client_sees_its_spans(message: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_send_is_traced_when_the_client_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_direct, "is_tracing_enabled", lambda: True)
-    assert not _direct.is_plain(take_apart(message(b"1")))
+    assert _direct.is_traced()
 
 
 @pytest.mark.real_server
@@ -52,25 +52,22 @@ async def test_a_failure_is_told_as_the_public_sender_tells_it(
     async def failing(*_: object, **__: object) -> None:
         raise failure
 
-    async def told(send: Callable[[ServiceBusSender], Any]) -> tuple[object, ...]:
-        namespace = Namespace(parse_servicebus_url(f"{server.url}&connect-timeout=30"))
-        try:
-            sender = namespace.new_sender(queue)
-            await namespace.open(sender, "open")
-            handler: Any = _private.handler_of(sender)
-            handler.send_message_async = failing
-            with pytest.raises(ServiceBusError) as caught:
-                await send(sender)
-            error = caught.value
-            condition, answered = _private.condition_of(error), _private.was_answered(error)
-            return type(error), str(error), condition, answered, _private.handler_of(sender) is handler
-        finally:
-            await namespace.close()
+    def seen(error: BaseException) -> tuple[object, ...]:
+        assert isinstance(error, ServiceBusError)
+        return type(error), str(error), _private.condition_of(error), _private.was_answered(error)
 
-    parts = take_apart(message(b"1"))
-    assert await told(lambda sender: _direct.send(sender, parts)) == await told(
-        lambda sender: sender.send_messages(ServiceBusMessage(b"1"))
-    )
+    namespace = Namespace(parse_servicebus_url(f"{server.url}&connect-timeout=30"))
+    try:
+        sender = namespace.new_sender(queue)
+        await namespace.open(sender, "open")
+        told = seen(_direct.told(sender, failure))
+        handler: Any = _private.handler_of(sender)
+        handler.send_message_async = failing
+        with pytest.raises(ServiceBusError) as caught:
+            await sender.send_messages(ServiceBusMessage(b"1"))
+        assert told == seen(caught.value)
+    finally:
+        await namespace.close()
 
 
 @pytest.mark.real_server
@@ -94,8 +91,12 @@ async def test_an_outcome_that_is_no_acceptance_fails_the_send(
             await told(delivery, reason, outcome)
 
         handler._on_send_complete_async = tell
-        with pytest.raises(ServiceBusError):
-            await _direct.send(sender, take_apart(message(b"1")))
+        answers: list[Exception | None] = []
+        await _direct.begin(sender, _direct.encoded(sender, take_apart(message(b"1"))), answers.append)
+        async with asyncio.timeout(30):
+            while not answers:
+                await _direct.progress(sender)
+        assert isinstance(answers[0], ServiceBusError)
     finally:
         await namespace.close()
 
@@ -127,17 +128,22 @@ async def test_a_frame_that_does_not_come_is_waited_for_no_longer_than_allowed(
 
 
 @pytest.mark.real_server
-async def test_plain_messages_go_the_short_way(
+async def test_a_traced_send_goes_through_the_public_sender(
     transport: ServiceBusTransport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[object] = []
-    send = _direct.send
+    send = ServiceBusSender.send_messages
 
-    async def noted(sender: ServiceBusSender, parts: Any) -> None:
-        sent.append(parts)
-        await send(sender, parts)
+    async def noted(sender: ServiceBusSender, whole: Any, **options: Any) -> None:
+        sent.append(whole)
+        await send(sender, whole, **options)
 
-    monkeypatch.setattr(_direct, "send", noted)
-    await transport.sender(queue).send(message(b"plain"))
-    await transport.sender(queue).send(message(b"not plain", priority=1))
-    assert len(sent) == 1
+    monkeypatch.setattr(ServiceBusSender, "send_messages", noted)
+    sender = transport.sender(queue)
+    await sender.send(message(b"plain"))
+    await sender.send(message(b"not plain", priority=1))
+    assert not sent
+    monkeypatch.setattr(_direct, "is_traced", lambda: True)
+    await sender.send(message(b"traced"))
+    assert await sender.send_batch([message(b"1"), message(b"2")]) == [None, None]
+    assert len(sent) == 2

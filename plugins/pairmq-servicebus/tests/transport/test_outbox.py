@@ -14,7 +14,7 @@ from pairmq.transport import is_nothing_sent
 from pairmq_servicebus import _codec
 from pairmq_servicebus._codec import Parts
 from pairmq_servicebus._measure import measure
-from pairmq_servicebus._outbox import MOST_MESSAGES, Outbox, Parcel
+from pairmq_servicebus._outbox import MOST_MESSAGES, MOST_TRANSFERS, Outbox, Parcel
 
 
 class FakeLink:
@@ -366,3 +366,105 @@ async def test_a_link_is_dropped_when_lists_and_single_sends_of_one_batch_were_a
     bench.send("4")
     await settle()
     assert bench.links[1].transfers == [["4"]]
+
+
+async def test_batches_of_different_sessions_take_one_round_trip_together() -> None:
+    bench = Bench()
+    bench.by_itself = lambda ids: None
+    count = MOST_TRANSFERS // 2
+    sessions = [f"s{number}" for number in range(count)]
+    assert set(await bench.box.send_all([parcel(name, name) for name in sessions * 2])) == {None}
+    [link] = bench.links
+    assert link.transfers == [[name, name] for name in sessions]
+    assert link.round_trips == 1
+
+
+async def test_no_more_transfers_are_under_way_than_the_link_takes() -> None:
+    bench = Bench()
+    bench.by_itself = lambda ids: None
+    await bench.box.send_all([parcel("m", f"s{number}") for number in range(3 * MOST_TRANSFERS)])
+    [link] = bench.links
+    assert link.most_at_once == MOST_TRANSFERS
+    link.most_at_once, link.credit = 0, 3
+    await bench.box.send_all([parcel("m", f"s{number}") for number in range(10)])
+    assert link.most_at_once == 3
+    link.most_at_once, link.credit = 0, 1000
+    link.max_message_bytes = link.max_batch_bytes = 1024 * 1024
+    await bench.box.send_all([parcel("m", f"s{number}", size=400_000) for number in range(10)])
+    assert link.most_at_once == 3
+
+
+async def test_a_session_waits_for_its_own_transfer_only() -> None:
+    bench = Bench()
+    first = asyncio.create_task(bench.box.send_all([parcel("1", "a", 6000), parcel("2", "a", 6000), parcel("3", "b")]))
+    await settle()
+    [link] = bench.links
+    assert link.transfers == [["1"], ["3"]]
+    link.answers[1].set_result(None)
+    await settle()
+    assert link.transfers == [["1"], ["3"]]
+    link.answers[0].set_result(None)
+    await settle()
+    assert link.transfers == [["1"], ["3"], ["2"]]
+    link.answers[2].set_result(None)
+    assert await first == [None] * 3
+
+
+async def test_a_refused_batch_of_one_session_holds_up_no_other_and_keeps_its_order() -> None:
+    bench = Bench()
+    bench.by_itself = lambda ids: rejected("amqp:not-allowed") if "bad" in ids else None
+    names = [("a1", "a"), ("b1", "b"), ("bad", "a"), ("a2", "a"), ("b2", "b")]
+    outcomes = await bench.box.send_all([parcel(*each) for each in names])
+    assert [outcome is None for outcome in outcomes] == [True, True, False, True, True]
+    assert bench.links[0].transfers == [["a1", "bad", "a2"], ["b1", "b2"], ["a1"], ["bad"], ["a2"]]
+
+
+async def test_a_link_that_answers_within_the_grace_is_kept_when_its_callers_gave_up() -> None:
+    bench = Bench(took=30.0)
+    given_up = bench.send("1", "a")
+    await settle()
+    given_up.cancel()
+    waiting = bench.send("2", "b")
+    await settle()
+    [link] = bench.links
+    assert link.open
+    assert link.transfers == [["1"]]  # it may be a dead one
+    link.answers[0].set_result(None)
+    await settle()
+    assert link.transfers == [["1"], ["2"]]
+    link.answers[1].set_result(None)
+    assert await waiting is None
+    assert len(bench.links) == 1
+
+
+async def test_a_link_that_answers_nothing_is_dropped_after_the_grace_when_its_callers_gave_up() -> None:
+    bench = Bench(took=0.05)
+    given_up = bench.send("1", "a")
+    await settle()
+    given_up.cancel()
+    waiting = bench.send("2", "b")
+    async with asyncio.timeout(30):
+        while len(bench.links) < 2 or not bench.links[1].answers:
+            await asyncio.sleep(0.01)
+    assert not bench.links[0].open
+    assert bench.links[1].transfers == [["2"]]
+    bench.links[1].answers[0].set_result(None)
+    assert await waiting is None
+
+
+async def test_a_caller_that_gives_up_puts_no_transfer_of_others_in_doubt() -> None:
+    bench = Bench()
+    given_up, other = bench.send("1", "a"), bench.send("2", "b")
+    await settle()
+    given_up.cancel()
+    later = bench.send("3", "c")
+    await settle()
+    [link] = bench.links
+    assert link.open
+    assert link.transfers == [["1"], ["2"]]
+    link.answers[1].set_result(None)
+    assert await other is None
+    await settle()
+    assert not link.open  # no caller waits for what is left
+    bench.links[1].answers[0].set_result(None)
+    assert await later is None

@@ -32,6 +32,7 @@ _MOST_ROUND_TRIP = 1.0
 
 _MOST_DIGITS: Final = 19  # of a sequence number, which has 64 bits
 _LEAST_PATIENCE: Final = 0.5  # s between looks at the lock while a receive waits
+_SILENCE: Final = 10.0  # s: longer waits are cut into these, so that a service that went silent is noticed
 
 
 class ReceiveLink:
@@ -52,9 +53,13 @@ class ReceiveLink:
         self.round_trip = round_trip
         self.ended = False
         """It was given up: what came over it as part of a session is lost with it."""
+        self._silence = min(_SILENCE, namespace.url.operation_timeout)
+        self.patience = self._silence
+        """Seconds that a receive may wait without `keep` and a question to the service."""
+        self._asked_at = math.inf
+        self._heard: float | None = None
+        self._lost = False
 
-    patience = math.inf
-    """Seconds that a receive may wait without `keep`."""
     closing_gives_back = False
     """What is not settled goes back by itself when it is closed."""
     locks_end_with_it = False
@@ -67,6 +72,23 @@ class ReceiveLink:
 
     def fetched(self) -> None:
         """Called when a receive of the client has ended, before anything else is read."""
+
+    async def ask_for_no_more(self) -> None:
+        """Take the credit back, which the service answers: a queue without messages is as quiet as a lost connection.
+
+        What is in transit now belongs to the next receive, or is released if no receive follows soon.
+        """
+        if await _private.take_back_credit(self.client) and self._asked_at == math.inf:
+            self._asked_at = asyncio.get_running_loop().time()
+            self._heard = _private.last_heard(self.client)
+        _private.keep_arrivals(self.client)
+
+    def is_silent(self) -> bool:
+        """Whether the service owes an answer for too long; asked after a read, and if so, the link is not usable."""
+        if _private.last_heard(self.client) != self._heard:
+            self._asked_at = math.inf
+        self._lost = asyncio.get_running_loop().time() - self._asked_at >= self._silence
+        return self._lost
 
     async def admit(self, messages: Sequence[Received]) -> Sequence[Received]:
         """Note messages that are about to be handed out, in the order returned; if this fails, none of them is."""
@@ -88,7 +110,8 @@ class ReceiveLink:
         """Do what has to be done before a message is abandoned."""
 
     def usable(self) -> bool:
-        return _private.handler_of(self.client) is self._handler and _private.is_open(self.client)
+        is_same = _private.handler_of(self.client) is self._handler
+        return is_same and _private.is_open(self.client) and not self._lost
 
     def unread(self) -> bool:
         return False  # what arrives here are messages, for the next receive
@@ -167,7 +190,7 @@ class ConsumerLink(ReceiveLink):
         super().__init__(namespace, client, round_trip)
         self._session: ServiceBusSession = client.session
         self._lasts = self._left()
-        self.patience = max(_LEAST_PATIENCE, self._lasts / 4)
+        self.patience = min(self.patience, max(_LEAST_PATIENCE, self._lasts / 4))
         self._renewed_at = 0.0
         self._handed_out = self._handed_out_before = 0
         self._highest = 0

@@ -69,10 +69,13 @@ class Receive(Job[ReceiveLink]):
                     # Kept before anything else is awaited: an interruption would lose them.
                     self._arrived = await self._fetch(link, max(min(left, link.patience), link.round_trip))
                     link.fetched()
+                    if not self._arrived and link.is_silent():
+                        raise _errors.timed_out(self._doing)
                 received = await self._admit(link)
                 self._hand_out(link, received)
                 if len(received) < self._most:
-                    await self._ask_for_no_more(link)
+                    await link.ask_for_no_more()
+                    self._lane.look_soon = True
                 await self._set_aside(link)
                 if link.takes_note and not self.done.done():
                     self._lane.give_way(self)
@@ -123,12 +126,6 @@ class Receive(Job[ReceiveLink]):
             self._unwanted = [held for delivery in deliveries if isinstance(held := delivery.lock_token, Held)]
         else:
             self._end(deliveries)
-
-    async def _ask_for_no_more(self, link: ReceiveLink) -> None:
-        # What is in transit now belongs to the next receive, or is released if no receive follows soon.
-        await _private.take_back_credit(link.client)
-        _private.keep_arrivals(link.client)
-        self._lane.look_soon = True
 
     async def _set_aside(self, link: ReceiveLink) -> None:
         """Settle what no caller gets: messages that can't be read, and those whose caller has left."""
