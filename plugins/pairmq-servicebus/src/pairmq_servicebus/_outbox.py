@@ -283,19 +283,16 @@ class _Flush(Job[SendLink]):
         self._answered_at = -math.inf
         try:
             await self._begin(link, turn, first=True)
-            while True:
-                if turn is not self._turn or not self.under_way:
-                    break
+            while turn is self._turn and self.under_way:
                 await link.progress()
                 if turn is self._turn and self._given_up:
                     self.check()  # no caller may wait for what is left
-                if turn is not self._turn:  # it was cut off; the client may have swallowed the cancellation
-                    return
                 await self._begin(link, turn)
         except Exception as error:
             if turn is not self._turn:
                 return
             self._end_all(_errors.send_failure(error, self._box.doing))
+        # Another turn may have begun: this one was cut off, and the client has swallowed the cancellation.
         if turn is self._turn:
             self._rest()
             self._box.wake()

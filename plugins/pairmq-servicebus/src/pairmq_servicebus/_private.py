@@ -261,13 +261,13 @@ async def take_back_credit(receiver: ServiceBusReceiver) -> bool:
     """Ask for no more: a receive that ends early leaves its credit, on which the service would lock messages.
 
     Returns:
-        Whether there was credit to take back: the service answers that.
+        Whether there was credit to take back: the service answers that, even when new credit comes close behind it.
     """
     handler: Any = handler_of(receiver)
     link = getattr(handler, "_link", None)
     if link is None or link.current_link_credit <= 0:
         return False
-    await link.flow(link_credit=0, drain=True)
+    await link.flow(link_credit=0, drain=True, echo=True)
     return True
 
 

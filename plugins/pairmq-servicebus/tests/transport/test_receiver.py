@@ -15,6 +15,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.testing import TcpProxy
 from pairmq.transport import QueueProperties, Receiver
 from pairmq_servicebus._receiving import _link, _receive, _receiver
 from pairmq_servicebus._transport import ServiceBusTransport
@@ -523,3 +524,48 @@ async def test_a_receive_cancelled_while_it_is_interrupted_holds_nothing(
         for delivery in await take(receiver, 1) if poll.cancelled() else poll.result():
             await receiver.complete(delivery)
     pytest.fail("no receive was interrupted for long enough")
+
+
+async def test_a_receive_fails_when_the_service_went_silent_and_the_next_one_delivers(
+    server: ServiceBusServer, transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    limits = "operation-timeout=2&connect-timeout=30"
+    near = ServiceBusTransport(f"{server.url}&{limits}")
+    with TcpProxy("127.0.0.1", server.port) as proxy:
+        through = ServiceBusTransport(proxy.rewrite(f"{server.url}&{limits}"))
+        receiver, control = through.receiver(Source(queue)), near.receiver(Source(queue))
+        assert not await receiver.receive(1, 0)
+        assert not await control.receive(1, 0)
+        proxy.silence(drop=True)
+        async with asyncio.timeout(60):
+            with pytest.raises(TransportError) as caught:
+                await receiver.receive(1, LONG)
+        assert (caught.value.kind, caught.value.reason) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
+        # A queue without messages is as quiet.
+        assert not await control.receive(1, 5)
+        await control.close()
+        proxy.restore()
+        await transport.sender(queue).send(message("after"))
+        [delivery] = await receiver.receive(1, PATIENCE)
+        assert delivery.message.body == b"after"
+        await through.close()
+        await near.close()
+
+
+async def test_short_receives_fail_in_the_end_when_the_service_went_silent(
+    server: ServiceBusServer, transport: ServiceBusTransport, queue: Entity
+) -> None:
+    with TcpProxy("127.0.0.1", server.port) as proxy:
+        through = ServiceBusTransport(proxy.rewrite(f"{server.url}&operation-timeout=2&connect-timeout=30"))
+        receiver = through.receiver(Source(queue))
+        assert not await receiver.receive(1, 0)
+        proxy.silence(drop=True)
+
+        async def poll() -> None:
+            while not await receiver.receive(1, 0.3):
+                pass
+
+        with pytest.raises(TransportError) as caught:
+            await asyncio.wait_for(poll(), 60)
+        assert caught.value.kind is FailureKind.UNAVAILABLE
+        await through.close()

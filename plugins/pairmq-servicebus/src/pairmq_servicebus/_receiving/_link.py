@@ -32,7 +32,8 @@ _MOST_ROUND_TRIP = 1.0
 
 _MOST_DIGITS: Final = 19  # of a sequence number, which has 64 bits
 _LEAST_PATIENCE: Final = 0.5  # s between looks at the lock while a receive waits
-_SILENCE: Final = 10.0  # s: longer waits are cut into these, so that a service that went silent is noticed
+_SILENCE: Final = 10.0  # s that an answer may take, while the link is read
+_QUESTIONS: Final = 2  # to which none comes: longer waits are cut into pieces that end with one each
 
 
 class ReceiveLink:
@@ -54,7 +55,7 @@ class ReceiveLink:
         self.ended = False
         """It was given up: what came over it as part of a session is lost with it."""
         self._silence = min(_SILENCE, namespace.url.operation_timeout)
-        self.patience = self._silence
+        self.patience = self._silence / _QUESTIONS
         """Seconds that a receive may wait without `keep` and a question to the service."""
         self._asked_at = math.inf
         self._heard: float | None = None
