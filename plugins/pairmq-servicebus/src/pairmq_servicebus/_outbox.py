@@ -2,9 +2,9 @@
 
 A batch is one transfer and one answer (Service Bus documentation: AMQP 1.0 protocol guide, "Messages"): the service
 stores all of it or nothing. Its messages share a session, or a partition key: they are one group. A group has one
-transfer under way, which keeps its order; different groups have theirs at the same time, so that a distant service
-answers many in one round trip. A batch that was refused is sent again message by message, so that each gets its own
-answer.
+transfer under way, which keeps its order; different groups that follow each other have theirs at the same time, so that
+a distant service answers many in one round trip. All are written in the order in which they came. A batch that was
+refused is sent again message by message, so that each gets its own answer.
 """
 
 from __future__ import annotations
@@ -148,10 +148,7 @@ class Outbox:
         idle_limit: float | None = None,
     ) -> None:
         self.doing = doing
-        self.waiting: dict[str | None, OrderedDict[Parcel, None]] = {}
-        """By group."""
-        self.ready: OrderedDict[str | None, None] = OrderedDict()
-        """The groups of them that have nothing under way."""
+        self.waiting: OrderedDict[Parcel, None] = OrderedDict()
         self._lane: Lane[SendLink] = Lane(opener, doing, idle_limit=idle_limit)
         self._flush = _Flush(self, self._lane, limit)
         self._queued = False
@@ -173,7 +170,7 @@ class Outbox:
             raise
 
     async def send_all(self, parcels: Sequence[Parcel]) -> list[TransportError | None]:
-        """Send several, each group in order; one outcome each, as `send`."""
+        """Send several, in order; one outcome each, as `send`."""
         for parcel in parcels:
             self._put(parcel)
         try:
@@ -204,19 +201,12 @@ class Outbox:
         if self._lane.closed:
             parcel.end(_errors.closed(self.doing))
             return
-        group = self.waiting.setdefault(parcel.group, OrderedDict())
-        group[parcel] = None
-        self.free(parcel.group)
+        self.waiting[parcel] = None
         self.wake()
-
-    def free(self, group: str | None) -> None:
-        """Let a group have its turn, when messages of it wait and none is under way."""
-        if group in self.waiting and group not in self._flush.under_way:
-            self.ready[group] = None
 
     def wake(self) -> None:
         """Have what waits sent."""
-        if self.ready and not self._queued:
+        if self.waiting and not self._queued:
             self._queued = True
             self._lane.submit(self._flush)
 
@@ -224,25 +214,15 @@ class Outbox:
         """Called by the job when it ends: it may be queued again."""
         self._queued = False
 
-    def take(self, parcel: Parcel) -> None:
-        """Take a message out of those that wait."""
-        group = self.waiting[parcel.group]
-        del group[parcel]
-        if not group:
-            del self.waiting[parcel.group]
-            self.ready.pop(parcel.group, None)
-
     def put_back(self, parcel: Parcel) -> None:
-        """Put a message in front of those of its group that wait."""
-        group = self.waiting.setdefault(parcel.group, OrderedDict())
-        group[parcel] = None
-        group.move_to_end(parcel, last=False)
+        """Put a message in front of those that wait."""
+        self.waiting[parcel] = None
+        self.waiting.move_to_end(parcel, last=False)
 
     def fail_waiting(self, error: TransportError) -> None:
         """Tell the callers of all that waits that it was not sent."""
-        waiting = [parcel for group in self.waiting.values() for parcel in group]
+        waiting = list(self.waiting)
         self.waiting.clear()
-        self.ready.clear()
         for parcel in waiting:
             parcel.end(_errors.again(error))
 
@@ -252,7 +232,7 @@ class Outbox:
         given_up = False
         for parcel in parcels:
             if parcel.state is _State.WAITING:
-                self.take(parcel)
+                self.waiting.pop(parcel, None)
             elif parcel.state is _State.IN_FLIGHT and parcel.transfer is not None:
                 given_up = self._flush.give_up(parcel.transfer) or given_up
             parcel.state = _State.OVER
@@ -363,7 +343,7 @@ class _Flush(Job[SendLink]):
         """Give as much to the client as may be under way."""
         box, under_way = self._box, self.under_way
         room = min(MOST_TRANSFERS - len(under_way), link.credit)
-        while box.ready and turn is self._turn:
+        while box.waiting and turn is self._turn and next(iter(box.waiting)).group not in under_way:
             if not first and not link.usable():
                 return
             if under_way and (
@@ -371,11 +351,11 @@ class _Flush(Job[SendLink]):
             ):
                 return
             first = False
-            group, _ = box.ready.popitem(last=False)
-            batch = self._next(group, link)
+            batch = self._next(link)
             if not batch:
-                continue
+                return
             room -= 1
+            group = batch[0].group
             transfer = under_way[group] = _Transfer(batch, asyncio.get_running_loop().time())
             for parcel in batch:
                 parcel.state, parcel.transfer = _State.IN_FLIGHT, transfer
@@ -394,17 +374,15 @@ class _Flush(Job[SendLink]):
         self._given_up -= transfer.given_up_at < math.inf
         self._answered_at = asyncio.get_running_loop().time()
         self._tell(transfer.batch, None if error is None else _errors.send_failure(error, self._box.doing))
-        self._box.free(group)
 
     def _end_all(self, error: TransportError) -> None:
         """Tell the callers of all that is under way that it is in doubt, or failed."""
-        groups = list(self.under_way.items())
+        transfers = list(self.under_way.values())
         self.under_way.clear()
         self._given_up = 0
-        for group, transfer in groups:
+        for transfer in transfers:
             for parcel in transfer.batch:
                 parcel.end(_errors.again(error))
-            self._box.free(group)
 
     def _tell(self, batch: Sequence[Parcel], failed: TransportError | None) -> None:
         if failed is None:
@@ -423,24 +401,26 @@ class _Flush(Job[SendLink]):
         for parcel in batch:
             parcel.end(_errors.again(failed))
 
-    def _next(self, group: str | None, link: SendLink) -> list[Parcel]:
-        """Take what fits into one transfer of a group, in order."""
+    def _next(self, link: SendLink) -> list[Parcel]:
+        """Take what fits into one transfer, in order."""
+        waiting = self._box.waiting
         batch: list[Parcel] = []
         room = min(link.max_batch_bytes, link.max_message_bytes) - _ENVELOPE
-        while (waiting := self._box.waiting.get(group)) and len(batch) < MOST_MESSAGES:
+        while waiting and len(batch) < MOST_MESSAGES:
             parcel = next(iter(waiting))
             if parcel.size > link.max_message_bytes:
-                self._box.take(parcel)
+                del waiting[parcel]
                 text = f"it has {parcel.size} bytes with its properties, this link takes at most"
                 parcel.end(
                     _errors.refused(self._box.doing, f"{text} {link.max_message_bytes}", FailureReason.TOO_LARGE)
                 )
                 continue
-            if batch and (parcel.alone or batch[0].alone):
+            group = batch[0].group if batch else parcel.group
+            if parcel.group != group or group in self.under_way or (batch and (parcel.alone or batch[0].alone)):
                 break
             room -= parcel.size + _INNER
             if batch and room < 0:
                 break
-            self._box.take(parcel)
+            del waiting[parcel]
             batch.append(parcel)
         return batch
