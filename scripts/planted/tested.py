@@ -339,7 +339,7 @@ TESTED = (
     Mutant(
         "a send that Service Bus has rejected counts as accepted",
         "plugins/pairmq-servicebus/src/pairmq_servicebus/_direct.py",
-        "        answered(told(sender, error) if failed else None)\n",
+        "        answered(as_reported(sender, error) if failed else None)\n",
         "        answered(None)\n",
         tests=("plugins/pairmq-servicebus/tests/transport/test_direct.py",),
     ),

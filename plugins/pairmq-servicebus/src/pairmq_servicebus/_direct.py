@@ -83,12 +83,12 @@ async def begin(
             error = delivery.error or MessageException(ErrorCondition.UnknownError, description="Send failed.")
         except Exception as unexpected:
             failed, error = True, unexpected
-        answered(told(sender, error) if failed else None)
+        answered(as_reported(sender, error) if failed else None)
 
     try:
         await handler._link.send_transfer(message, on_send_complete=settled, send_async=True)
     except Exception as error:
-        raise told(sender, error) from error
+        raise as_reported(sender, error) from error
 
 
 async def progress(sender: ServiceBusSender) -> None:
@@ -99,10 +99,10 @@ async def progress(sender: ServiceBusSender) -> None:
             await handler._link.update_pending_deliveries()
             await handler._connection.listen(wait=_MOMENT)
     except Exception as error:
-        raise told(sender, error) from error
+        raise as_reported(sender, error) from error
 
 
-def told(sender: ServiceBusSender, error: Exception) -> Exception:
+def as_reported(sender: ServiceBusSender, error: Exception) -> Exception:
     """Make the error that the public sender raises of an inner one; it also closes the link, after any refusal."""
     if isinstance(error, TimeoutError):
         return OperationTimeoutError(message="Send operation timed out")
