@@ -60,7 +60,7 @@ async def test_a_failure_is_told_as_the_public_sender_tells_it(
     try:
         sender = namespace.new_sender(queue)
         await namespace.open(sender, "open")
-        told = seen(_direct.told(sender, failure))
+        told = seen(_direct.as_reported(sender, failure))
         handler: Any = _private.handler_of(sender)
         handler.send_message_async = failing
         with pytest.raises(ServiceBusError) as caught:
