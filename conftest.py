@@ -22,7 +22,8 @@ from pathlib import PurePath
 import pytest
 
 TIERS = ("first", "servers", "spark", "long")
-SERVERS = {"redis-server", "rabbitmq-server", "epmd", "initdb", "pgbouncer", "java", "spark-submit", "chromium", "google-chrome"}
+SERVERS = {"redis-server", "rabbitmq-server", "epmd", "initdb", "pgbouncer", "java", "spark-submit"}
+SERVERS |= {"chromium", "google-chrome"}
 
 _alone: list[str] = []  # the test that runs now, where it may start none of these programs
 
