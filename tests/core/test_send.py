@@ -222,6 +222,13 @@ def test_no_attempt_begins_at_the_deadline():
     assert sending.resume(1.0) == Done(PrimaryUnavailable, "the deadline passed")
 
 
+def test_a_send_gives_up_when_its_last_wait_ends_a_tick_early():
+    sending = Sending(timeout=1.0)
+    sending.start()
+    sending.primary(DOWN)
+    assert sending.resume(1.0 - 1e-9) == Done(PrimaryUnavailable, "the deadline passed")
+
+
 def test_a_send_gives_up_early_when_very_many_limits_are_reached_together():
     sending = Sending(timeout=4.0)
     sending.start()

@@ -64,6 +64,9 @@ FAIR_TRIAL: Final = 1.0
 
 _LAST_STRETCH: Final = 0.1  # s: with less than this left an attempt gets all of it instead of half
 _BACKOFF: Final = Backoff(first=0.05, factor=2.0, cap=2.0)
+_TICK: Final = 1e-6
+"""Seconds by which a wait may end early: a loop calls timers up to one tick of its clock before their instant. A send
+that waited on for that little would be woken at once, again and again, and in virtual time it would never end."""
 _MOST_CAUSES: Final = 10
 """Failures that a send keeps: one that is throttled for a day fails tens of thousands of times, with a trace each."""
 
@@ -490,7 +493,7 @@ class SendMachine:
 
     def _round(self, now: float, lead: float) -> Step:
         enabled = self._primary_enabled()
-        if now >= self._ends(lead):
+        if now >= self._ends(lead) - _TICK:
             no_queue = self._waited and not enabled
             return self.give_up(f"{_NO_QUEUE} until the deadline" if no_queue else "the deadline passed")
         only = None if self._key is None else self._key.queue
