@@ -69,7 +69,7 @@ class Idle:
         async with Pair.connect(*self._urls, options=options) as pair:
             await self._settle(pair)
             pair.subscribe(watch)
-            report_now = pair._opened._operations.tell  # else once a minute
+            report_now = pair._opened._operations.report  # else once a minute
             report_now()
             counted.clear()
             polls = self._seconds // wait
