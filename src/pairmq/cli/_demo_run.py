@@ -19,7 +19,7 @@ from pairmq.cli._errors import CommandFailed
 from pairmq.cli._output import note, put_json, stderr_console, stdout_console
 from pairmq.cli._signals import Stop
 from pairmq.cli._values import short_duration
-from pairmq.core import RECORD_QUEUE, PairOptions
+from pairmq.core import RECORD_QUEUE, PairOptions, switch_queues
 from pairmq.model import (
     Delivery,
     Entity,
@@ -361,8 +361,9 @@ class DemoRun:
         with contextlib.suppress(TransportError):
             for entity in self._made:
                 await within(5.0, self._consumer.transport.admin.delete(entity))
-            record = Entity(f"{self._pair.primary.endpoint.name}/{RECORD_QUEUE}")
-            for queue in (*self._pair.backlog_queues, record):
+            name = self._pair.primary.endpoint.name
+            record = (Entity(f"{name}/{RECORD_QUEUE}"), *(switch_queues(name) or ()))
+            for queue in (*self._pair.backlog_queues, *record):
                 await within(5.0, self._secondary.admin.delete(queue))
 
     # The picture.
