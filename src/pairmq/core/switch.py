@@ -2,7 +2,7 @@
 
 Decisions and reports are messages in two small queues of the pair's record. Nothing in them is changed: decisions have
 an order on which all readers agree, whatever they see first, and the last one of an entity is in force. A decision that
-is not seen is no decision to resume: a process keeps what it follows until a later one replaces it. As in the record,
+is not seen does not mean to resume: a process keeps what it follows until a later one replaces it. As in the record,
 what is read is untrusted and parsed strictly.
 """
 

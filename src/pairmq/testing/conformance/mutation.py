@@ -171,7 +171,7 @@ def run_tests(
         with limited((limits or {}).get(test, Limits())):
             try:
                 with asyncio.Runner() as runner:
-                    # What a defect leaves behind is no news.
+                    # What a defect leaves behind is not reported.
                     runner.get_loop().set_exception_handler(lambda *_: None)
                     runner.run(run_test(harness, test))
             except Skipped as why:
