@@ -130,16 +130,8 @@ def pairmq(
 
 
 def run(arguments: list[str] | None = None, *, application: typer.Typer = app, name: str = "pairmq") -> int:
-    """Run one command line.
-
-    Args:
-        arguments: without the program's name; those of the process when left out.
-        application: what to run; a distribution that brings a subcommand may run it by itself.
-        name: what the program is called in its help.
-
-    Returns:
-        The exit status: 0 when it did what it was asked, 1 when not, 2 for a command line or settings that can't work.
-    """
+    """Run one command line, by default the process's; 0 when it did what it was asked, 1 when not, 2 for one that can't
+    work."""
     open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that can't show a character gets its escape, not a traceback.

@@ -81,7 +81,6 @@ class _Backlog:
         await write_anew(self._primary, self.transport, self._options, self.limit)
 
     def failed(self, error: TransportError) -> CommandFailed:
-        """The broker's failure as the command's."""
         return failed_at(self.transport, error)
 
 
@@ -261,16 +260,9 @@ _BATCH = 100
 
 
 async def requeue_queue(transport: Transport, queue: Entity, time_limit: float, stop: Stop) -> AsyncIterator[int]:
-    """Move everything that is in the queue's dead-letter queue now, or until a signal.
+    """Move everything that is in the queue's dead-letter queue now, or until a signal between two batches.
 
-    Args:
-        transport: the secondary's.
-        queue: the backlog queue.
-        time_limit: seconds of one operation.
-        stop: ends it between two batches.
-
-    Raises:
-        TransportError: a message could not be sent, or the queue not be read; unconfirmed messages stay where they are.
+    Raises `TransportError`; unconfirmed messages stay where they are.
     """
     source = Source(queue, dead_letter=True)
     # What a running syphon dead-letters again meanwhile is not moved a second time: it would never end.

@@ -27,13 +27,7 @@ MISSING = (
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """What one queue holds.
-
-    Args:
-        queue: which one.
-        counts: None when it does not exist or could not be asked.
-        error: why it could not be asked; None when it was, or does not exist.
-    """
+    """What one queue holds; without counts and error it does not exist."""
 
     queue: Entity
     counts: QueueCounts | None
@@ -41,17 +35,12 @@ class Depth:
 
     @property
     def missing(self) -> bool:
-        """Whether it does not exist."""
         return self.counts is None and self.error is None
 
 
 @dataclass(frozen=True, slots=True)
 class Depths:
-    """What all backlog queues hold.
-
-    Args:
-        queues: one entry each, by their index.
-    """
+    """What all backlog queues hold, by their index."""
 
     queues: tuple[Depth, ...]
 
@@ -133,7 +122,6 @@ def agreement_lines(agreement: Agreement) -> list[str]:
 
 
 def agreement_as_json(agreement: Agreement) -> dict[str, Any]:
-    """The same for programs."""
     return {
         "conflict": agreement.conflict,
         "stranded": [
@@ -153,9 +141,7 @@ def agreement_as_json(agreement: Agreement) -> dict[str, Any]:
 def depths_table(depths: Depths, *, most: int | None = None) -> RenderableType:
     """The queues as a table, with their sum; of many, only those that are not empty, or are missing.
 
-    Args:
-        depths: of all queues.
-        most: rows that there is room for: those in trouble first, then the fullest; None for all, by their index.
+    With room for ``most`` rows only, those in trouble come first, then the fullest; otherwise they are in order.
     """
     listing = table(("queue", "right"), *((name, "right") for name in ("active", "locked", "scheduled", "dead-letter")))
     sums = [0, 0, 0, 0]
@@ -194,7 +180,6 @@ def depths_table(depths: Depths, *, most: int | None = None) -> RenderableType:
 
 
 def depths_as_json(depths: Depths) -> dict[str, Any]:
-    """The queues for programs."""
     return {
         "pending": depths.pending,
         "dead_letter": depths.dead_letter,

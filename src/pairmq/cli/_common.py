@@ -195,15 +195,7 @@ SYPHON: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class PairArguments:
-    """What the shared options of one command line say; everything left out comes from environment and file.
-
-    Args:
-        primary: URL; may hold a password.
-        secondary: likewise.
-        config: path of a settings file.
-        journal: directory of the journal.
-        options: pair options by name, None where left out.
-    """
+    """What the shared options of one command line say; everything left out comes from environment and file."""
 
     primary: str | None = field(default=None, repr=False)
     secondary: str | None = field(default=None, repr=False)
@@ -237,11 +229,7 @@ class PairArguments:
 
 
 def pair_name(settings: Settings) -> str:
-    """The pair's name in the journal; empty without a secondary.
-
-    Raises:
-        ConfigurationError: a URL is invalid, or its transport is not installed.
-    """
+    """The pair's name in the journal; empty without a secondary. Raises `ConfigurationError`."""
     if settings.secondary == _UNUSED:
         return ""
     return ">".join(transport_of(url).endpoint.name for url in (settings.primary, settings.secondary))
@@ -276,7 +264,6 @@ def with_pair(shared: Mapping[str, Any]) -> Callable[[Callable[..., int]], Calla
 
 
 def examples(*lines: str) -> str:
-    """An epilog with examples, a line each."""
     return "\n\n".join(("Examples:", *(f"  {line}" for line in lines)))
 
 
@@ -315,11 +302,7 @@ def backlog_queues(primary: Transport, options: PairOptions) -> tuple[Entity, ..
 
 
 async def within(seconds: float, operation: Awaitable[T]) -> T:
-    """Await an operation of a broker under a time limit.
-
-    Raises:
-        TransportError: it failed, or did not end in time.
-    """
+    """Await an operation of a broker under a time limit. Raises `TransportError` when it does not end in time."""
     try:
         async with asyncio.timeout(seconds):
             return await operation
@@ -346,11 +329,7 @@ _LONGEST = 10.0  # s that the end of a command waits for its journal
 
 
 def journal_package() -> ModuleType:
-    """Import the journal's package, which takes longer than a command that needs none of it should.
-
-    Raises:
-        ConfigurationError: pyarrow is not installed; says how to install it.
-    """
+    """Import the journal's package, which takes longer than a command that needs none of it should."""
     try:
         from pairmq.observe import journal
     except ModuleNotFoundError as error:

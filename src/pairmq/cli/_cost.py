@@ -150,20 +150,7 @@ _FREE = Price()
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the pair does, and what that costs.
-
-    Args:
-        receives_per_hour: receives of an idle syphon at empty backlog queues, an hour.
-        days: the time that everything below is about.
-        idle_receives: the same in that time.
-        record_looks: looks of all processes at the pair's record, in that time.
-        switch_looks: looks of all processes at what ``pairmq switch`` has decided, in that time.
-        switch_reports: operations for their reports that they do: a send, and the removal of old ones.
-        primary_operations: what diverted messages cost at the primary: send, receive.
-        secondary_operations: what they cost at the secondary: send to the backlog, receive from it.
-        primary_money: operations and base charge.
-        secondary_money: operations, idle receives, looks and base charge.
-    """
+    """What the pair does, and what that costs; all but the receives an hour is about ``days``."""
 
     receives_per_hour: Fraction
     days: Fraction
@@ -177,12 +164,10 @@ class Cost:
     secondary_money: Decimal
 
     def idle_receives_in(self, days: int | Fraction) -> int:
-        """Receives of an idle syphon in so many days."""
         return _whole(self.receives_per_hour * 24 * days)
 
     @property
     def operations(self) -> int:
-        """All operations in the time asked for."""
         return self.idle_receives + self.looks + self.primary_operations + self.secondary_operations
 
     @property
@@ -192,7 +177,6 @@ class Cost:
 
     @property
     def money(self) -> Decimal:
-        """All money in the time asked for."""
         return self.primary_money + self.secondary_money
 
 
@@ -209,16 +193,8 @@ def cost_of(
 ) -> Cost:
     """Compute what a pair with one syphon costs.
 
-    Args:
-        backlog_queues: each has one long poll open at all times.
-        receive_wait: seconds of one long poll.
-        days: the time asked for.
-        messages_diverted: in that time; each is sent to the backlog, received from it, sent to the primary and received
-            from the primary by its consumer: four operations, two at each broker.
-        processes: that have the pair open, the syphon's among them; each looks at the pair's record now and then.
-        control_interval: seconds between two looks at what ``pairmq switch`` has decided; 0 for none.
-        primary: its prices.
-        secondary: its prices.
+    Each backlog queue has one long poll open at all times. A diverted message is sent to the backlog, received from it,
+    sent to the primary and received from the primary by its consumer: four operations, two at each broker.
     """
     per_hour = Fraction(backlog_queues * 3600) / Fraction(receive_wait)
     time = Fraction(days)

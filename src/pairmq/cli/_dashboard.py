@@ -159,18 +159,7 @@ _LONGEST_FILE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Where and how a dashboard is to be served.
-
-    Args:
-        host: the address to listen at.
-        port: the port; 0 for any free one.
-        option: the option that names the port, for errors.
-        token_option: the one that names the token's file, likewise.
-        token_file: holds the operators' token; else the variable does, else it is made at random.
-        read_only: no operations.
-        allowed_hosts: further names under which it may be called.
-        entities: that are probed.
-    """
+    """Where and how a dashboard is to be served, and the options that name port and token's file, for errors."""
 
     host: str
     port: int
@@ -182,14 +171,7 @@ class Serving:
     entities: Sequence[Entity] = ()
 
     async def begin(self, stack: AsyncExitStack, of: Pair | Brokers) -> tuple[Address, bool]:
-        """Serve until the stack ends.
-
-        Returns:
-            The address, and whether the token was generated here, and has to be shown.
-
-        Raises:
-            BadUsage: it can't be served so; the text names the option.
-        """
+        """Serve until the stack ends; the address, and whether the token was generated here, and has to be shown."""
         check_dashboard()
         from pairmq.dashboard import serving
 

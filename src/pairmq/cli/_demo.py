@@ -194,18 +194,7 @@ _SIGNALLED = 128  # exit statuses above this are those of signals
 
 
 class DemoReport:
-    """What a demo keeps for its report, and how that is made.
-
-    Args:
-        journal: the directory of the journal that was asked for; None for one of its own.
-        aside: the result on stdout is JSON, so messages go to stderr.
-        open: show the page in a browser.
-
-    Raises:
-        PipelineUnavailable: PySpark, Java or another package is missing: it is said before the demo begins.
-        BadUsage: the directory holds a journal already, which the report would judge as well.
-        CommandFailed: the tables can't be stored.
-    """
+    """What a demo keeps for its report, and how that is made; what would prevent it is raised before the demo begins."""
 
     def __init__(self, journal: str | None, *, aside: bool, open: bool) -> None:
         # Other commands don't need Spark.
@@ -230,14 +219,7 @@ class DemoReport:
         self._open = open
 
     def make(self, status: int) -> int:
-        """Make the tables and the report.
-
-        Args:
-            status: the demo's; one that was stopped is not reported on.
-
-        Returns:
-            The exit status: 1 where the report says that something is lost, else the demo's.
-        """
+        """Make the tables and the report; 1 where it says that something is lost, else the demo's own exit status."""
         if status > _SIGNALLED:
             shutil.rmtree(self._folder, ignore_errors=True)
             return status

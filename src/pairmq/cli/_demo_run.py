@@ -63,22 +63,7 @@ class Outage(Protocol):
 
 
 class DemoRun:
-    """One run.
-
-    Args:
-        primary: URL.
-        secondary: URL.
-        options: of the pair.
-        entities: the queues that messages go to, in turn.
-        plan: when what happens.
-        texts: the bodies.
-        run_id: makes the ids of this run its own.
-        seed: of chance; None for another one each time.
-        control: stops the primary; None if that can't be done from here.
-        products: the primary and the secondary, when they are real servers of this run; None when not.
-        json: write the verdict as JSON on stdout, the rest on stderr.
-        journal: takes all events of the pair and of the consumer; None for none.
-    """
+    """One run. ``products`` names primary and secondary if they are real servers of this run."""
 
     def __init__(
         self,
@@ -128,7 +113,6 @@ class DemoRun:
         self._started = 0.0
 
     async def run(self, stop: Stop) -> int:
-        """Run it; returns the exit status."""
         with _without_lost_writes():
             return await self._run(stop)
 
@@ -325,9 +309,6 @@ class DemoRun:
         """Look until every accepted message is in one place or the other, or for a while.
 
         Messages locked by a connection that just ended may be in neither for a moment.
-
-        Args:
-            patient: try again if the primary does not answer.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -425,16 +406,7 @@ _LIMIT = 5.0  # s of one operation
 
 
 class Consumer:
-    """Reads all entities at the same time, through every outage.
-
-    Args:
-        transport: to the primary; its own, as a consumer is another program.
-        entities: what to read.
-        tally: the account of all messages.
-        scene: shows how many came.
-        journal: takes what is settled; None for none.
-        pair: its name in the journal.
-    """
+    """Reads all entities at the same time, through every outage; over a transport of its own, as it is another program."""
 
     def __init__(
         self,
@@ -456,7 +428,6 @@ class Consumer:
         self._uncompleted: set[tuple[Entity, str]] = set()  # counted, and still in the broker
 
     def start(self) -> None:
-        """Begin to read."""
         self._tasks = [asyncio.create_task(self._consume(entity)) for entity in self._entities]
 
     async def has_all(self) -> bool | None:
@@ -469,7 +440,6 @@ class Consumer:
         return not any(one.pending for one in counts)
 
     async def stop(self) -> None:
-        """Stop reading."""
         await cancel(self._tasks)
 
     async def _consume(self, entity: Entity) -> None:
@@ -516,7 +486,6 @@ def _copy(entity: Entity, delivery: Delivery) -> tuple[Entity, str]:
 
 
 async def cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait until they have ended."""
     for task in tasks:
         task.cancel()
     if tasks:

@@ -33,12 +33,7 @@ _BROUGHT_BY = {
 
 
 class OwnServer:
-    """One server; does all its work in one thread, since a server may end with the thread that started it.
-
-    Args:
-        product: the transport's name.
-        server: not started yet.
-    """
+    """One server; does all its work in one thread, since a server may end with the thread that started it."""
 
     def __init__(self, product: str, server: LocalServer) -> None:
         self.product = product
@@ -50,19 +45,14 @@ class OwnServer:
 
     @property
     def url(self) -> str:
-        """The address for a transport."""
         return self._server.url
 
     async def stop(self) -> None:
-        """Kill it."""
         await asyncio.wrap_future(self._thread.submit(self._server.kill))
 
     async def restore(self) -> None:
-        """Start it, with the data that it kept; one that runs is left alone.
-
-        Raises:
-            CommandFailed: it did not start; `last_words` holds the end of its log.
-        """
+        """Start it, with the data that it kept; one that runs is left alone. Raises `CommandFailed`, with `last_words`
+        set."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         # Kept, since the future that is awaited is done as soon as its task is cancelled.
@@ -91,14 +81,7 @@ class OwnServer:
 
 
 class OwnServers:
-    """Primary and secondary of a run, as a context that ends them.
-
-    Args:
-        products: names of one or two transports that have a local server; one is for both.
-
-    Raises:
-        BadUsage: there is no such transport, it has no local server, or the product is not installed.
-    """
+    """Primary and secondary of a run, as a context that ends them; one product is for both."""
 
     def __init__(self, products: tuple[str, ...]) -> None:
         made: list[OwnServer] = []
@@ -114,18 +97,10 @@ class OwnServers:
 
     @property
     def products(self) -> dict[str, str]:
-        """Which product is what."""
         return {"primary": self.primary.product, "secondary": self.secondary.product}
 
     async def boot(self, stop: Stop) -> bool:
-        """Start both concurrently, and show that they are starting.
-
-        Returns:
-            Whether both take clients; not after a signal.
-
-        Raises:
-            CommandFailed: one did not start.
-        """
+        """Start both concurrently, and show that they are starting; False after a signal."""
         with _shown(self._doing()):
             await stop.or_result(asyncio.gather(self.primary.restore(), self.secondary.restore()))
         return not stop.asked

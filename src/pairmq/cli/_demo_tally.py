@@ -24,11 +24,7 @@ _LONGEST_RESTART = 10.0  # s, most extra time of sending for a primary that rest
 class Plan:
     """The course of a demo, in seconds from its start.
 
-    Args:
-        messages: how many are sent.
-        rate: a second; None to send them within 10 s, and as much longer as the primary needs to start again.
-        failover_interval: the outage lasts longer than this.
-        restart: how long the primary probably takes to start again.
+    Without a rate all is sent within 10 s, and as much longer as the primary probably needs to ``restart``.
     """
 
     messages: int
@@ -38,14 +34,12 @@ class Plan:
 
     @property
     def sending(self) -> float:
-        """How long sending takes."""
         if self.rate is None:
             return _SENDING + min(self.restart, _LONGEST_RESTART)
         return self.messages / self.rate
 
     @property
     def outage_at(self) -> float:
-        """When the primary goes."""
         return 0.25 * self.sending
 
     @property
@@ -59,17 +53,11 @@ class Plan:
         return max(20.0, 1.2 * self.messages / self.sending)
 
     def due_at(self, index: int) -> float:
-        """When a message is sent."""
         return (index + 0.5) * self.sending / self.messages
 
 
 class Texts:
-    """The bodies: the lines of a file, read as they are needed, or made up.
-
-    Args:
-        path: the file; None to make them up.
-        count: how many to make up.
-    """
+    """The bodies: the lines of a file, read as they are needed, or without a file so many made up."""
 
     def __init__(self, path: str | None, count: int) -> None:
         self._path = path
@@ -131,19 +119,9 @@ class Fate(enum.IntEnum):
 class Totals:
     """The account of all messages at the end.
 
-    Args:
-        sent: messages given to the pair.
-        accepted_primary: receipts from the primary.
-        accepted_backlog: receipts from a backlog queue.
-        refused: reported as accepted by no broker.
-        unknown: reported as unknown.
-        delivered: different messages that the consumer saw.
-        left_in_backlog: accepted, and still waiting for the syphon.
-        unverified: accepted, and in neither place as far as could be seen: the primary can't be read.
-        lost: accepted, and in neither place for certain.
-        duplicates_explained: further copies that a receipt, the syphon or the broker had announced as possible.
-        duplicates_unexplained: further copies, or refused messages that came all the same.
-        longest_send: seconds.
+    ``unverified`` and ``lost`` messages were accepted and are in neither place, the former as far as could be seen: the
+    primary can't be read. ``duplicates_explained`` are further copies that a receipt, the syphon or the broker had
+    announced as possible; unexplained ones include refused messages that came all the same.
     """
 
     sent: int
@@ -170,17 +148,11 @@ class Totals:
         return not (self.lost or self.unverified or self.duplicates_unexplained or self.refused or self.unknown)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for programs."""
         return {**asdict(self), "longest_send": round(self.longest_send, 6), "ok": self.ok}
 
 
 class Tally:
-    """The account; two bytes and a bit a message.
-
-    Args:
-        run_id: makes the ids of this run its own.
-        total: how many messages there will be.
-    """
+    """The account; two bytes and a bit a message."""
 
     def __init__(self, run_id: str, total: int) -> None:
         self._prefix = f"demo-{run_id}-"
@@ -192,7 +164,6 @@ class Tally:
         self.longest_send = 0.0
 
     def message_id(self, index: int) -> str:
-        """The id of a message."""
         return f"{self._prefix}{index}"
 
     def index(self, message_id: str | None) -> int | None:
@@ -205,26 +176,21 @@ class Tally:
 
     @property
     def sent(self) -> int:
-        """Messages given to the pair."""
         return sum(self.counts[Fate.IN_FLIGHT :])
 
     @property
     def accepted(self) -> int:
-        """Messages with a receipt."""
         return self.counts[Fate.PRIMARY] + self.counts[Fate.BACKLOG]
 
     @property
     def ended(self) -> int:
-        """Messages with a result."""
         return self.sent - self.counts[Fate.IN_FLIGHT]
 
     def started(self, index: int) -> None:
-        """A message was given to the pair."""
         self._fates[index] = Fate.IN_FLIGHT
         self.counts[Fate.IN_FLIGHT] += 1
 
     def ended_as(self, index: int, result: Receipt | SendError) -> None:
-        """A send ended."""
         if isinstance(result, Receipt):
             fate = Fate.PRIMARY if result.route is Route.PRIMARY else Fate.BACKLOG
             self.longest_send = max(self.longest_send, result.elapsed)
@@ -242,12 +208,8 @@ class Tally:
             self._maybe[index] = 1
 
     def arrived(self, index: int, *, again: bool = False) -> None:
-        """The consumer saw a copy of a message.
-
-        Args:
-            index: which message.
-            again: the broker says that it may have delivered this copy before.
-        """
+        """The consumer saw a copy of a message; ``again`` if the broker says that it may have delivered this copy
+        before."""
         self._maybe[index] |= again
         self.delivered += not self._copies[index]
         self._copies[index] = min(255, self._copies[index] + 1)

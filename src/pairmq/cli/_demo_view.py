@@ -201,12 +201,7 @@ class DemoView:
 
 
 class PlainView:
-    """The same as lines, for logs: one a second, and each event as it comes.
-
-    Args:
-        scene: what to show.
-        console: where to.
-    """
+    """The same as lines, for logs: one a second, and each event as it comes."""
 
     def __init__(self, scene: Scene, console: Console) -> None:
         self._scene = scene
@@ -215,7 +210,6 @@ class PlainView:
         self._next = 0.0
 
     def update(self) -> None:
-        """Print what is new."""
         scene = self._scene
         fresh = min(scene.happened - self._printed, len(scene.happenings))
         self._printed = scene.happened
@@ -237,7 +231,6 @@ class PlainView:
 
 
 def verdict_table(verdict: Totals, *, stopped: bool) -> RenderableType:
-    """The count of all messages, as a table."""
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right")
@@ -325,18 +318,8 @@ class Happening:
 
 @dataclass(slots=True)
 class Scene:
-    """Everything that the view draws.
-
-    Args:
-        primary: the primary's URL, without secrets.
-        secondary: likewise.
-        entities: one entry each.
-        tally: the account of all messages.
-        total: messages that will be sent.
-        queues: how many backlog queues there are.
-        pace: messages a second, as planned.
-        staged: the demo itself stops the primary; otherwise it counts as down while an entity fails.
-    """
+    """Everything that the view draws. Unless the outage is ``staged``, the primary counts as down while an entity
+    fails."""
 
     primary: str
     secondary: str
@@ -360,7 +343,6 @@ class Scene:
     _pings: dict[Entity, int] = field(default_factory=dict)
 
     def tick(self, now: float) -> None:
-        """Move the present on."""
         self.now = now
         if not self.staged:
             bad = (EntityState.FAILING, EntityState.FAILED_OVER)
@@ -369,28 +351,23 @@ class Scene:
             self.buckets.append(Bucket(down=self.primary_down))
 
     def saw_depths(self, depths: Depths) -> None:
-        """The backlog was counted."""
         self.depths = depths
         self.peak = max(self.peak, depths.seen)
 
     def primary_is(self, *, down: bool, text: str) -> None:
-        """The primary was stopped or restarted."""
         self.primary_down = down
         self.buckets[-1].down = down
         self.add(text, "bold red" if down else "bold green")
 
     def stopping(self) -> None:
-        """The user or the system asked for an end."""
         self.phase = "stopping"
 
     def add(self, text: str, style: str = "") -> None:
-        """Add a line to the list of events."""
         self.happenings.append(Happening(self.now, printable(text), style))
         self.happened += 1
 
     @property
     def failed_over(self) -> bool:
-        """Whether any entity is."""
         return any(entity.state is EntityState.FAILED_OVER for entity in self.entities.values())
 
     @property
@@ -404,7 +381,6 @@ class Scene:
         return sum(bucket.moved for bucket in recent) / (len(recent) * BUCKET)
 
     def on_event(self, event: Event) -> None:
-        """Take in one event of the pair."""
         if isinstance(event, SendCompleted):
             entity = self.entities[event.entity]
             if event.outcome is SendOutcome.PRIMARY:

@@ -100,14 +100,7 @@ _STYLES = {Grade.OK: OK, Grade.WARN: WARN, Grade.FAIL: FAIL}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
-
-    Args:
-        grade: how bad it is.
-        subject: what was checked.
-        text: what was found.
-        advice: what to do about it.
-    """
+    """The result of one check, and what to do about it."""
 
     grade: Grade
     subject: str
@@ -115,7 +108,6 @@ class Finding:
     advice: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
         return {"grade": self.grade.value.lower(), "subject": self.subject, "text": self.text, "advice": self.advice}
 
 

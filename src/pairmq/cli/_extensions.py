@@ -22,27 +22,17 @@ GROUP = "pairmq.commands"
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """A subcommand of another distribution.
-
-    Args:
-        entry_point: where it is.
-        distribution: the name of who brings it.
-    """
+    """A subcommand of another distribution."""
 
     entry_point: EntryPoint
     distribution: str
 
     @property
     def name(self) -> str:
-        """The subcommand."""
         return self.entry_point.name
 
     def load(self) -> Any:
-        """Import it.
-
-        Raises:
-            CommandFailed: it can't be imported, or is not a command; the text names the distribution.
-        """
+        """Import it. Raises `CommandFailed`, which names the distribution."""
         try:
             found = self.entry_point.load()
             if not isinstance(found, typer.Typer):
@@ -62,13 +52,10 @@ class Extension:
 
 
 def installed(taken: Iterable[str] = ()) -> tuple[Extension, ...]:
-    """Find the subcommands that are installed; nothing is imported.
+    """Find the subcommands that are installed, by name; nothing is imported.
 
-    Args:
-        taken: names that are not to be had, since commands of PairMQ have them.
-
-    Returns:
-        One for each name, by name; of two with one name the one of the distribution that comes first in the alphabet.
+    Names of PairMQ's own commands are ``taken``. Of two with one name the distribution that comes first in the alphabet
+    has it.
     """
     found: dict[str, Extension] = {}
     for distribution in distributions():
@@ -121,7 +108,6 @@ class ExtensibleGroup(TyperGroup):
         return super().make_context(*arguments, **named)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Name all subcommands."""
         return [*self.commands, *self._found()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

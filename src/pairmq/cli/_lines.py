@@ -20,16 +20,11 @@ MAX_LINE = 64 * 1024 * 1024
 
 
 class LongLine(bytes):
-    """Stands, empty, for a line that was too long to be kept.
-
-    Args:
-        length: bytes of the line.
-    """
+    """Stands, empty, for a line that was too long to be kept."""
 
     length: int
 
     def __new__(cls, length: int) -> Self:
-        """Make one."""
         made = super().__new__(cls)
         made.length = length
         return made
@@ -40,14 +35,10 @@ _AHEAD = 4  # blocks read and not yet taken
 
 
 class LineSource:
-    """The lines of one input, each without its separator; the last one may lack it.
+    """The lines of one input, ``-`` for standard input, each without its separator; the last one may lack it.
 
     A thread of its own reads, as nothing else can be interrupted while it waits for a terminal or a pipe. It is a
     daemon and reads the bare descriptor: it can be left behind at exit.
-
-    Args:
-        path: a file, or ``-`` for standard input.
-        separator: one byte.
     """
 
     def __init__(self, path: str, separator: bytes = b"\n") -> None:

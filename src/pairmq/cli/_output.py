@@ -62,14 +62,12 @@ class _StderrConsole(Console):
 
 
 def stdout_console() -> Console:
-    """A console on stdout."""
     columns = os.environ.get("COLUMNS", "")
     sized = sys.stdout.isatty() or (columns.isdecimal() and int(columns) > 0)
     return _StdoutConsole(width=None if sized else _FILE_WIDTH, **_PLAIN)
 
 
 def stderr_console() -> Console:
-    """A console on stderr."""
     return _StderrConsole(stderr=True, **_PLAIN)
 
 
@@ -91,7 +89,6 @@ def open_closed_streams() -> None:
 
 @contextlib.contextmanager
 def stdout_written() -> Iterator[None]:
-    """Around what writes on stdout."""
     try:
         yield
     except BrokenPipeError:
@@ -111,7 +108,6 @@ def silence_stdout() -> None:
 
 
 def say(text: str, *, style: str | None = None) -> None:
-    """Print a line on stdout."""
     stdout_console().print(Text(text, style=style or ""), soft_wrap=True)
 
 
@@ -127,7 +123,6 @@ def mention(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a warning on stderr."""
     note(f"warning: {printable(text)}", style=WARN)
 
 
@@ -189,13 +184,7 @@ class Speed:
 
 
 class Progress:
-    """The line.
-
-    Args:
-        verb: what was done to things: ``sent``.
-        things: what is counted: ``lines``.
-        total: size of the whole input, None when unknown.
-    """
+    """The line on a terminal that shows how far a command is: ``sent 1 200 lines, 400/s``."""
 
     def __init__(self, verb: str, things: str, total: int | None = None) -> None:
         self._verb = verb

@@ -254,7 +254,6 @@ class _Teller:
         self._bad: set[BadSegment] = set()
 
     def tell(self, refreshed: Refreshed) -> None:
-        """Report one."""
         if self._json:
             put_json(refreshed.to_dict())
             return
@@ -298,7 +297,6 @@ class _Signals(Stop):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Put back the handlers that were there."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -348,13 +346,11 @@ def report(
 
 
 def tell(written: Written) -> None:
-    """Print the verdict, and the page's path."""
     say(printable(written.content["headline"]), style=STYLES.get(written.content["verdict"]))
     say(f"report: {printable(str(written.page))}")
 
 
 def show(page: Path) -> None:
-    """Open the page in a browser, if there is one."""
     if not webbrowser.open(page.resolve().as_uri()):
         warn(f"no browser was found: open {page} yourself")
 

@@ -145,7 +145,6 @@ class _Meter:
 
 
 def _end(report: Report, stop: Stop | None, *, json: bool) -> int:
-    """Report what was done; returns the exit status."""
     status = 0 if report.clean else 1
     if stop is not None and stop.asked:
         status = stop.exit_status
@@ -164,7 +163,6 @@ def _end(report: Report, stop: Stop | None, *, json: bool) -> int:
 
 
 def _explain(report: Report) -> None:
-    """Report what went wrong."""
     if report.workers_lost:
         warn(
             f"{plural(report.workers_lost, 'worker')} died while working: messages that they had sent but not yet "

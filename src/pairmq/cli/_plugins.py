@@ -56,7 +56,6 @@ def plugins(ctx: typer.Context, json: Json = False) -> int:
 
 
 def can(capabilities: Capabilities) -> list[str]:
-    """Name what a transport can do."""
     return [name.replace("_", "-") for name, value in asdict(capabilities).items() if value is True]
 
 

@@ -176,20 +176,7 @@ class Output:
 
 
 class ReceiveJob:
-    """One run of the command.
-
-    Args:
-        transport: to the primary.
-        source: what to read.
-        output: takes the messages.
-        most: stop after so many; None for no limit.
-        idle: stop after so many seconds without a message; None to go on.
-        prefetch: messages a receive.
-        unique: drop messages whose id was seen before.
-        time_limit: seconds of one operation at the broker.
-        journal: takes what is settled; None for none.
-        pair: its name in the journal.
-    """
+    """One run of the command; ends after so many messages, or so many idle seconds."""
 
     def __init__(
         self,

@@ -46,12 +46,7 @@ _STALL = 1.0  # s without a result, after a signal, until the pair is closed on 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What all messages of a run share.
-
-    Args:
-        id_prefix: ids are this and the line's number; None for random ones.
-        sample: a message with everything but id and body.
-    """
+    """What all messages of a run share; their ids are the prefix and the line's number, or random."""
 
     id_prefix: str | None
     sample: Message
@@ -61,7 +56,6 @@ class Template:
         return None if self.id_prefix is None else f"{self.id_prefix}-{number}"
 
     def message(self, number: int, body: bytes) -> Message:
-        """The message of one line."""
         sample = self.sample
         return Message(
             body,
@@ -75,11 +69,7 @@ class Template:
 
 
 class _File:
-    """A file that is written continuously; errors are reported at the end, as sending continues.
-
-    Args:
-        path: made if it is missing, and left as it is until `empty`.
-    """
+    """A file that is written continuously, left as it is until `empty`; errors are reported at the end."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -102,7 +92,6 @@ class _File:
             view = view[self._attempt(os.write, self._descriptor, view) or 0 :]
 
     def close(self) -> None:
-        """Close it; a second time does nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             self._attempt(os.close, descriptor)
@@ -116,15 +105,7 @@ class _File:
 
 
 class Outputs:
-    """The files that results go to.
-
-    Args:
-        lines: the input, which none of them may be.
-        json: write results on stdout as well.
-        receipts: path for results as JSON lines.
-        failed: path for the lines that were not accepted.
-        separator: ends each of those.
-    """
+    """The files that results go to, none of which may be the input."""
 
     def __init__(
         self, lines: LineSource, *, json: bool, receipts: str | None, failed: str | None, separator: bytes
@@ -155,7 +136,6 @@ class Outputs:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be written."""
         files = (file.problem for file in (self._receipts, self._failed) if file is not None)
         return [problem for problem in (self._stdout_problem, *files) if problem is not None]
 
@@ -173,11 +153,7 @@ class Outputs:
             self._receipts.write(_document(number, result).encode())
 
     def show(self, number: int, result: Receipt | SendError) -> None:
-        """Write one line's result on stdout.
-
-        Raises:
-            OutputClosed: stdout was closed; raised once.
-        """
+        """Write one line's result on stdout. Raises `OutputClosed` once."""
         if self._json:
             self._on_stdout(lambda: sys.stdout.write(_document(number, result)))
 
@@ -235,19 +211,7 @@ def _check_distinct(lines: LineSource, receipts: str | None, failed: str | None)
 
 
 class SendJob:
-    """One run of the command.
-
-    Args:
-        pair: not yet open.
-        entity: where to.
-        lines: the input.
-        template: makes messages of lines.
-        outputs: take the results.
-        create: make the entity first.
-        window: messages in flight.
-        first_line: the number of the first line that is read.
-        max_rate: messages a second at most; None for no limit.
-    """
+    """One run of the command."""
 
     def __init__(
         self,
@@ -290,15 +254,8 @@ class SendJob:
         """Send everything, or until a signal.
 
         However it ends, once it has begun to read, each line that was read has a result, is in the files and in the
-        counts, and the summary is shown.
-
-        Raises:
-            CommandFailed: the input can't be read any further.
-            OutputClosed: stdout or stderr was closed; the summary is shown only if files are kept.
-            PairFaulted: the pair lost a broker permanently.
-            ConfigurationError, TransportError: the pair can't be opened; nothing was read.
-
-        Cancelled, it gives up what is in flight: its outcome is unknown, and it is kept as such.
+        counts, and the summary is shown, unless stdout was closed and no files are kept. What is in flight when it is
+        cancelled is kept as unknown.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -496,7 +453,6 @@ class SendJob:
                 note("further failing lines are counted, not shown")
 
     def _give_up(self, kind: type[SendError], why: str) -> None:
-        """Make what has no result a failure."""
         results: list[tuple[int, SendError]] = []
         while self._waiting:
             results.append(self._given_up_first(kind, why))

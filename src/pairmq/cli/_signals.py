@@ -41,14 +41,12 @@ class Stop:
         return "" if self.signal is None else signal.Signals(self.signal).name
 
     def request(self, number: int) -> None:
-        """Ask the command to end."""
         self.signal = number
         self._event.set()
         for listener in self._listeners:
             listener()
 
     def on_request(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` when a signal comes."""
         self._listeners.append(listener)
 
     async def wait(self, seconds: float | None = None) -> bool:
@@ -74,14 +72,10 @@ class Stop:
 
 
 def run_async(main: Callable[[Stop], Coroutine[Any, Any, int]], *, graceful: bool = False) -> int:
-    """Run a command's coroutine in a fresh event loop.
+    """Run a command's coroutine in a fresh event loop; 130 or 143 for one that a signal cancelled.
 
-    Args:
-        main: gives the exit status.
-        graceful: it watches its `Stop` itself; otherwise the first signal cancels it.
-
-    Returns:
-        The exit status; 130 or 143 for one that was cancelled. A second signal ends the process at once.
+    A graceful one watches its `Stop` itself; otherwise the first signal cancels it. A second signal ends the process at
+    once.
     """
 
     async def supervised() -> int:

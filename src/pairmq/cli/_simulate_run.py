@@ -30,11 +30,7 @@ from pairmq.testing.simulator import shrink as shrink_scenario
 
 
 def settings(seeds: Iterable[int], hours: float, faults: str, mode: str | None, ordering: str) -> list[Settings]:
-    """What to simulate.
-
-    Raises:
-        BadUsage: a kind of faults or an ordering that does not exist, or hours out of range.
-    """
+    """What to simulate. Raises `BadUsage`."""
     kinds = {"all": FAULT_KINDS, "none": ()}.get(faults)
     if kinds is None:
         kinds = tuple(part.strip() for part in faults.split(",") if part.strip())
@@ -53,12 +49,10 @@ def settings(seeds: Iterable[int], hours: float, faults: str, mode: str | None, 
 
 
 def one(what: Settings, *, trace: str | None, shrink: bool, json: bool) -> int:
-    """Simulate one seed; returns the exit status."""
     return _one(scenario_of(what), trace=trace, shrink=shrink, json=json)
 
 
 def replay_file(path: str, *, trace: str | None, shrink: bool, json: bool) -> int:
-    """Simulate a scenario from a file; the exit status."""
     try:
         scenario = Scenario.from_json(Path(path).read_text("utf-8"))
     except OSError as error:
@@ -196,7 +190,6 @@ class _Book:
             raise CommandFailed(f"can't write {file_problem(path, error)}") from None
 
     def enter(self, outcome: Outcome) -> None:
-        """Note an outcome."""
         self._count(outcome.result)
         self.fresh_hours += outcome.hours
         if self._file is not None:
@@ -206,7 +199,6 @@ class _Book:
                 raise CommandFailed(f"can't write {file_problem(self._path or '', error)}") from None
 
     def summary(self) -> dict[str, Any]:
-        """All of it, for a program."""
         return {
             "seeds": self.done,
             "hours": round(self.hours, 3),
@@ -215,7 +207,6 @@ class _Book:
         }
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 

@@ -195,20 +195,13 @@ def _as_json(seen: Look) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class BrokerLook:
-    """Whether a broker answered.
-
-    Args:
-        url: without secrets.
-        seconds: how long it took.
-        error: why not; None when it did.
-    """
+    """Whether a broker answered, and how long it took."""
 
     url: str
     seconds: float
     error: str | None
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
         return {
             "url": self.url,
             "reachable": self.error is None,
@@ -219,14 +212,7 @@ class BrokerLook:
 
 @dataclass(frozen=True, slots=True)
 class EntityLook:
-    """Whether an entity takes messages, and what it holds.
-
-    Args:
-        entity: which one.
-        seconds: how long the probe took.
-        error: why it takes none; None when it does.
-        counts: None for a topic, and when it could not be counted.
-    """
+    """Whether an entity takes messages, and what it holds; no counts for a topic, and when it could not be counted."""
 
     entity: Entity
     seconds: float
@@ -234,7 +220,6 @@ class EntityLook:
     counts: QueueCounts | None
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
         counts = self.counts
         return {
             "entity": str(self.entity),
@@ -250,15 +235,7 @@ class EntityLook:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Everything that was seen.
-
-    Args:
-        primary: the broker.
-        secondary: the broker.
-        entities: those asked for.
-        backlog: all backlog queues.
-        agreement: what other processes of the pair use.
-    """
+    """Everything that was seen."""
 
     primary: BrokerLook
     secondary: BrokerLook

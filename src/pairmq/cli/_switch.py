@@ -235,13 +235,7 @@ def _switch(
 
 @dataclass
 class _Turn:
-    """Writes one decision and waits for the fleet.
-
-    Args:
-        writer: of the pair.
-        secondary: its broker, for errors.
-        timeout: seconds to wait; None for what the processes need.
-    """
+    """Writes one decision and waits for the fleet; without a timeout as long as the processes need."""
 
     writer: SwitchWriter
     secondary: Transport
@@ -279,17 +273,7 @@ _AGAIN = 0.2  # s between two of them: a restart may be over in a second
 
 
 class _Upgrade:
-    """One planned upgrade of the primary.
-
-    Args:
-        settings: the pair's, with the syphon enabled.
-        entities: which ones are held.
-        until: ``enter``, ``restart``, or a text that is a duration.
-        wait: that duration; None for the other two.
-        anyway: go on although a process does not follow.
-        timeout: seconds to wait for the processes, each time.
-        json: write the report as JSON on stdout.
-    """
+    """One planned upgrade of the primary: ``until`` is ``enter``, ``restart``, or a text that is a duration."""
 
     def __init__(
         self,
@@ -313,7 +297,6 @@ class _Upgrade:
         self._report: dict[str, Any] = {"entities": [str(each) for each in entities]}
 
     async def run(self, stop: Stop) -> int:
-        """Do all of it; returns the exit status."""
         began = time.monotonic()
         primary, secondary = transports_of(self._settings)
         async with primary, secondary:

@@ -123,12 +123,6 @@ class Failures:
         self._quiet = False
 
     def failed(self, event: SyphonFailed, now: float) -> str | None:
-        """Take one.
-
-        Args:
-            event: what failed.
-            now: seconds that only grow.
-        """
         self._reasons = {reason: at for reason, at in self._reasons.items() if now - at < _SAME}
         reason = event.error.replace(event.queue, "")
         new = reason not in self._reasons and len(self._reasons) < _REASONS
@@ -143,7 +137,6 @@ class Failures:
         return f"{event.queue}: {event.error}; trying again" if new else None
 
     def ended(self, now: float, counted_at: float) -> str | None:
-        """Look whether they are over."""
         if self.since is None or counted_at <= self._last or now < max(self._due.values()):
             return None
         lasted, self.since = self._last - self.since, None
@@ -154,16 +147,7 @@ class Failures:
 
 
 class SyphonJob:
-    """One run of the command.
-
-    Args:
-        pair: with the syphon enabled, not yet open.
-        recount: makes another connection to the secondary, to count what is left after the pair has closed.
-        until_empty: leave when nothing is left.
-        interval: seconds between two progress lines.
-        json: write them as JSON on stdout.
-        page: where a dashboard is served meanwhile, if at all.
-    """
+    """One run of the command; ``recount`` connects once more, to count what is left after the pair has closed."""
 
     def __init__(
         self,

@@ -67,7 +67,6 @@ def plural(number: int, word: str) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Write messages a second."""
     return f"{per_second:.1f}/s" if per_second < 10 else f"{grouped(per_second)}/s"
 
 
@@ -97,7 +96,6 @@ def _price(path: str, document: dict[str, Any], side: str) -> Price:
 
 
 def price_number(where: str, value: object) -> Decimal:
-    """Parse an amount of money."""
     try:
         money = Decimal(str(value))
     except (InvalidOperation, ValueError):  # the latter of a number of thousands of digits
