@@ -14,7 +14,7 @@ __all__ = ["main"]
 
 
 def main(application: typer.Typer | None = None, *, name: str = "pairmq") -> None:
-    """Run the command line, or a distribution's subcommand standalone with PairMQ's errors and exit statuses, and exit."""
+    """Run the command line, or a distribution's subcommand with PairMQ's errors and exit statuses, and exit."""
     # During imports there is nothing to shut down, nor after the command: there Ctrl-C ends the process as it ends any
     # other, without a traceback.
     _ctrl_c(signal.default_int_handler, signal.SIG_DFL)

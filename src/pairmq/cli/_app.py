@@ -13,6 +13,7 @@ import traceback
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 import typer
+from typer import Option
 from typer.core import TyperCommand
 from typer.main import get_command, get_group
 
@@ -26,7 +27,7 @@ _BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# In the order of the help; each is in the module of its name.
+# In the order of the help; each is in the module of its name: a Typer `group`, or a function and its `EPILOG`.
 COMMANDS = (
     "demo",
     "send",
@@ -56,8 +57,11 @@ class _Group(ExtensibleGroup):
         self.commands = Unmade(COMMANDS, self._made)
 
     def _made(self, name: str) -> Any:
-        application = typer.Typer()
-        importlib.import_module(f"pairmq.cli._{name}").add(application)
+        module, application = importlib.import_module(f"pairmq.cli._{name}"), typer.Typer()
+        if hasattr(module, "group"):
+            application.add_typer(module.group, name=name)
+        else:
+            application.command(epilog=module.EPILOG)(getattr(module, name))
         command: Any = get_group(application).commands[name]
         # For the names of its option --help.
         parent = self.context_class(self, info_name=self.name, **self.context_settings)
@@ -109,14 +113,11 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def pairmq(
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", metavar="", help="Print the version and exit.", callback=_show_version, is_eager=True
-        ),
+        bool, Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
     verbose: Annotated[
         int,
-        typer.Option(
+        Option(
             "--verbose", "-v", count=True, show_default=False, help="Log events to stderr; twice: also each message."
         ),
     ] = 0,

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from pairmq.cli._backlog_counts import agreement_as_json, count_queues, depths_as_json, show_depths
 from pairmq.cli._common import (
@@ -16,6 +17,7 @@ from pairmq.cli._common import (
     examples,
     failed_at,
     transports_of,
+    used,
     with_pair,
     within,
 )
@@ -39,13 +41,8 @@ _EPILOG = examples(
 
 group = typer.Typer(no_args_is_help=True, help="Manage the backlog queues on the secondary.", epilog=_EPILOG)
 
-Index = Annotated[int | None, typer.Option("--index", metavar="I", min=0, help="Only this queue.")]
-DeadLetter = Annotated[bool, typer.Option("--dead-letter", metavar="", help="Their dead-letter queues instead.")]
-
-
-def add(app: typer.Typer) -> None:
-    """Add the group to the application."""
-    app.add_typer(group, name="backlog")
+Index = Annotated[int | None, Option("--index", metavar="I", min=0, help="Only this queue.")]
+DeadLetter = Annotated[bool, Option("--dead-letter", help="Their dead-letter queues instead.")]
 
 
 class _Backlog:
@@ -108,7 +105,7 @@ def list_queues(pair: PairArguments, json: Json = False) -> int:
 def peek(
     pair: PairArguments,
     index: Index = None,
-    number: Annotated[int, typer.Option("-n", "--number", metavar="N", min=1, help="Messages of each queue.")] = 10,
+    number: Annotated[int, Option("-n", "--number", metavar="N", min=1, help="Messages of each queue.")] = 10,
     dead_letter: DeadLetter = False,
     json: Json = False,
 ) -> int:
@@ -146,7 +143,7 @@ def purge(
     pair: PairArguments,
     index: Index = None,
     dead_letter: DeadLetter = False,
-    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Confirm: the messages are lost permanently.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Confirm: the messages are lost permanently.")] = False,
     json: Json = False,
 ) -> int:
     """Delete the messages of the backlog queues, or of their dead-letter queues: they are lost."""
@@ -187,11 +184,8 @@ def adopt(pair: PairArguments, json: Json = False) -> int:
     backlog = _Backlog(pair)
 
     async def run(stop: Stop) -> int:
-        async with backlog.transport:
-            try:
-                await backlog.adopt()
-            except TransportError as error:
-                raise backlog.failed(error) from error
+        async with used(backlog.transport):
+            await backlog.adopt()
         if json:
             put_json({"adopted": True}, indent=2)
         else:

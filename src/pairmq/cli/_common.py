@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import typer
+from typer import Option
 
 from pairmq.cli._errors import CommandFailed
-from pairmq.cli._values import duration, positive
+from pairmq.cli._values import Duration, positive
 from pairmq.core import PairOptions
 from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
-from pairmq.pair import Settings, check_distinct, load_settings
+from pairmq.pair import Pair, Settings, check_distinct, load_settings
 from pairmq.plugins import registry
 from pairmq.transport import Transport
 
@@ -30,81 +30,51 @@ _BROKERS = "Brokers"
 _BEHAVIOUR = "Behaviour of the pair"
 _UNUSED = "unused://"
 
-EntityName = Annotated[str, typer.Option("--entity", "-e", metavar="NAME", help="Queue or topic on the primary.")]
-Kind = Annotated[EntityKind, typer.Option("--kind", help="Kind of the entity.")]
-Json = Annotated[bool, typer.Option("--json", metavar="", help="Write JSON on stdout, for programs.")]
-
-_PRIMARY = Annotated[
-    str | None,
-    typer.Option("--primary", metavar="URL", help="The primary; else PAIRMQ_PRIMARY.", rich_help_panel=_BROKERS),
-]
-_SECONDARY = Annotated[
-    str | None,
-    typer.Option("--secondary", metavar="URL", help="The secondary; else PAIRMQ_SECONDARY.", rich_help_panel=_BROKERS),
-]
-_CONFIG = Annotated[
-    str | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="TOML file with a table 'pair'; else the one that PAIRMQ_CONFIG names.",
-        rich_help_panel=_BROKERS,
-    ),
-]
+EntityName = Annotated[str, Option("--entity", "-e", metavar="NAME", help="Queue or topic on the primary.")]
+Kind = Annotated[EntityKind, Option("--kind", help="Kind of the entity.")]
+Json = Annotated[bool, Option("--json", help="Write JSON on stdout, for programs.")]
 
 
-_JOURNAL = Annotated[
-    str | None,
-    typer.Option("--journal", metavar="DIR", help="Journal every event in this directory; else PAIRMQ_JOURNAL."),
-]
+def _option(kind: Any, *flags: str, panel: str | None = _BEHAVIOUR, **given: Any) -> Any:
+    return Annotated[kind | None, Option(*flags, rich_help_panel=panel, **given)]
 
 
 def _time(flag: str, text: str) -> Any:
-    option = typer.Option(flag, parser=duration, metavar="DURATION", help=text, rich_help_panel=_BEHAVIOUR)
-    return Annotated[float | None, option]
+    return Annotated[float | None, Duration(flag, text, rich_help_panel=_BEHAVIOUR)]
 
 
+_PRIMARY = _option(str, "--primary", panel=_BROKERS, metavar="URL", help="The primary; else PAIRMQ_PRIMARY.")
+_SECONDARY = _option(str, "--secondary", panel=_BROKERS, metavar="URL", help="The secondary; else PAIRMQ_SECONDARY.")
+_CONFIG = _option(
+    str,
+    "--config",
+    panel=_BROKERS,
+    metavar="FILE",
+    help="TOML file with a table 'pair'; else the one that PAIRMQ_CONFIG names.",
+)
+_JOURNAL = _option(
+    str, "--journal", panel=None, metavar="DIR", help="Journal every event in this directory; else PAIRMQ_JOURNAL."
+)
 _ATTEMPT = _time("--attempt-timeout", "Time limit of one operation at a broker. Default 10s.")
-_QUEUES = Annotated[
-    int | None,
-    typer.Option(
-        "--backlog-queues", metavar="N", help="Backlog queues, 1 to 1000. Default 10.", rich_help_panel=_BEHAVIOUR
-    ),
-]
-_TEMPLATE = Annotated[
-    str | None,
-    typer.Option(
-        "--backlog-name-template",
-        metavar="TEXT",
-        help="Name of backlog queues, with {primary} and {index}.",
-        rich_help_panel=_BEHAVIOUR,
-    ),
-]
-
-_ORDERING = Annotated[
-    str | None,
-    typer.Option(
-        "--ordering",
-        metavar="none|session",
-        help="Keep the order of each session through an outage. Default none.",
-        rich_help_panel=_BEHAVIOUR,
-    ),
-]
+_ORDERING = _option(
+    str,
+    "--ordering",
+    metavar="none|session",
+    help="Keep the order of each session through an outage. Default none.",
+)
 
 PRIMARY_ONLY: Mapping[str, Any] = {"primary": _PRIMARY, "config": _CONFIG, "attempt_timeout": _ATTEMPT}
 """Options of commands that need the primary and nothing else."""
 
 RECEIVING: Mapping[str, Any] = {
     **PRIMARY_ONLY,
-    "secondary": Annotated[
-        str | None,
-        typer.Option(
-            "--secondary",
-            metavar="URL",
-            help="Only for the pair's name in the journal; else PAIRMQ_SECONDARY.",
-            rich_help_panel=_BROKERS,
-        ),
-    ],
+    "secondary": _option(
+        str,
+        "--secondary",
+        panel=_BROKERS,
+        metavar="URL",
+        help="Only for the pair's name in the journal; else PAIRMQ_SECONDARY.",
+    ),
     "journal": _JOURNAL,
 }
 """Options of commands that receive from the primary."""
@@ -113,8 +83,10 @@ BACKLOG: Mapping[str, Any] = {
     "primary": _PRIMARY,
     "secondary": _SECONDARY,
     "config": _CONFIG,
-    "backlog_queue_count": _QUEUES,
-    "backlog_name_template": _TEMPLATE,
+    "backlog_queue_count": _option(int, "--backlog-queues", metavar="N", help="Backlog queues, 1 to 1000. Default 10."),
+    "backlog_name_template": _option(
+        str, "--backlog-name-template", metavar="TEXT", help="Name of backlog queues, with {primary} and {index}."
+    ),
     "attempt_timeout": _ATTEMPT,
 }
 """Options of commands that look at both brokers."""
@@ -130,23 +102,13 @@ SENDING: Mapping[str, Any] = {
     ),
     "send_timeout": _time("--send-timeout", "Time limit of one send, retries included. Default 60s."),
     "close_grace": _time("--close-grace", "Closing waits this long for messages in flight. Default 5s."),
-    "while_failing": Annotated[
-        str | None,
-        typer.Option(
-            "--while-failing",
-            metavar="wait|raise",
-            help="Retry a failing send until failover, or fail it immediately. Default wait.",
-            rich_help_panel=_BEHAVIOUR,
-        ),
-    ],
-    "failover_on_busy": Annotated[
-        bool | None,
-        typer.Option(
-            "--failover-on-busy",
-            help="Let throttling count toward failover. Default no.",
-            rich_help_panel=_BEHAVIOUR,
-        ),
-    ],
+    "while_failing": _option(
+        str,
+        "--while-failing",
+        metavar="wait|raise",
+        help="Retry a failing send until failover, or fail it immediately. Default wait.",
+    ),
+    "failover_on_busy": _option(bool, "--failover-on-busy", help="Let throttling count toward failover. Default no."),
 }
 """Options of commands that send through a pair."""
 
@@ -157,38 +119,22 @@ SYPHON: Mapping[str, Any] = {
     "ping_primary_interval": _time("--ping-interval", "Longest wait between probes of a destination. Default 60s."),
     "close_grace": SENDING["close_grace"],
     "syphon_receive_wait": _time("--receive-wait", "One long poll at a backlog queue. Default 15min."),
-    "syphon_batch": Annotated[
-        int | None,
-        typer.Option("--batch", metavar="N", help="Messages per receive. Default 100.", rich_help_panel=_BEHAVIOUR),
-    ],
-    "syphon_max_rate": Annotated[
-        float | None,
-        typer.Option(
-            "--max-rate",
-            parser=positive,
-            metavar="R",
-            help="Move at most R messages a second.",
-            rich_help_panel=_BEHAVIOUR,
-        ),
-    ],
-    "ttl_policy": Annotated[
-        str | None,
-        typer.Option(
-            "--ttl-policy",
-            metavar="restore|elapse",
-            help="Restart the time-to-live of moved messages, or count the time in the backlog. Default restore.",
-            rich_help_panel=_BEHAVIOUR,
-        ),
-    ],
-    "allowed_entities": Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow",
-            metavar="PATTERN",
-            help="Deliver only to entities of these patterns; repeatable. Default all.",
-            rich_help_panel=_BEHAVIOUR,
-        ),
-    ],
+    "syphon_batch": _option(int, "--batch", metavar="N", help="Messages per receive. Default 100."),
+    "syphon_max_rate": _option(
+        float, "--max-rate", parser=positive, metavar="R", help="Move at most R messages a second."
+    ),
+    "ttl_policy": _option(
+        str,
+        "--ttl-policy",
+        metavar="restore|elapse",
+        help="Restart the time-to-live of moved messages, or count the time in the backlog. Default restore.",
+    ),
+    "allowed_entities": _option(
+        list[str],
+        "--allow",
+        metavar="PATTERN",
+        help="Deliver only to entities of these patterns; repeatable. Default all.",
+    ),
 }
 """Options of commands that run the syphon."""
 
@@ -289,6 +235,17 @@ def transport_of(url: str) -> Transport:
     return registry.transport(url)
 
 
+def pair_of(settings: Settings) -> Pair:
+    """The pair, not yet open. Raises `ConfigurationError`."""
+    return Pair.connect(
+        settings.primary,
+        settings.secondary,
+        options=settings.options,
+        journal=settings.journal,
+        observers=settings.observers,
+    )
+
+
 def transports_of(settings: Settings) -> tuple[Transport, Transport]:
     """The transports of a pair's two brokers; no IO. Raises `ConfigurationError`, also when they are one broker."""
     primary, secondary = transport_of(settings.primary), transport_of(settings.secondary)
@@ -323,6 +280,16 @@ def failed_at(transport: Transport, error: TransportError) -> CommandFailed:
     if error.reason is FailureReason.CONNECTION:
         text = f"{text.rstrip('.')}: start the broker, or correct its URL"
     return CommandFailed(text)
+
+
+@asynccontextmanager
+async def used(transport: Transport) -> AsyncIterator[None]:
+    """Have a transport open; its failures are the command's, as `failed_at` describes them."""
+    async with transport:
+        try:
+            yield
+        except TransportError as error:
+            raise failed_at(transport, error) from error
 
 
 _LONGEST = 10.0  # s that the end of a command waits for its journal

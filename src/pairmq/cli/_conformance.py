@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from pairmq.cli._common import Json, examples
 from pairmq.cli._errors import BadUsage, CommandFailed, printable
@@ -22,34 +22,26 @@ if TYPE_CHECKING:
     from pairmq.testing.conformance.mutation import Finding, Outcome
     from pairmq.testing.defects import Defect
 
-_EPILOG = examples(
+EPILOG = examples(
     "pairmq conformance redis://",
     "pairmq conformance sqlite:// --mutate",
     "pairmq conformance nats:// --harness pairmq_nats.testing:NatsHarness --mutate --only SendsTwice",
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command(epilog=_EPILOG)(conformance)
-
-
 def conformance(
     url: Annotated[
         str,
-        typer.Argument(
-            metavar="URL", help="The transport's scheme, as redis://; a query sets options.", show_default=False
-        ),
+        Argument(metavar="URL", help="The transport's scheme, as redis://; a query sets options.", show_default=False),
     ],
     mutate: Annotated[
-        bool, typer.Option("--mutate", metavar="", help="Then plant defects, and find out which the suite misses.")
+        bool, Option("--mutate", help="Then plant defects, and find out which the suite misses.")
     ] = False,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="NAME", help="With --mutate: only this defect; repeatable.")
+        list[str] | None, Option("--only", metavar="NAME", help="With --mutate: only this defect; repeatable.")
     ] = None,
     harness: Annotated[
-        str | None,
-        typer.Option("--harness", metavar="MODULE:CLASS", help="Default: that of the plugin's module testing."),
+        str | None, Option("--harness", metavar="MODULE:CLASS", help="Default: that of the plugin's module testing.")
     ] = None,
     json: Json = False,
 ) -> int:

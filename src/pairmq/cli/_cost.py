@@ -7,17 +7,17 @@ from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from pairmq.cli._common import Json, examples
 from pairmq.cli._errors import BadUsage
 from pairmq.cli._output import put_json, say
-from pairmq.cli._values import duration, grouped, positive, price_number, read_prices
+from pairmq.cli._values import Duration, grouped, positive, price_number, read_prices
 from pairmq.core import REPORT_INTERVAL, PairOptions
 from pairmq.model import DAYS_A_MONTH, Price
 from pairmq.runner import LOOK_INTERVAL
 
-_EPILOG = examples(
+EPILOG = examples(
     "pairmq cost",
     "pairmq cost --backlog-queues 4 --receive-wait 1min --messages-diverted 50000 --price-per-million 0.05",
     "pairmq cost --prices prices.toml --days 365",
@@ -30,39 +30,24 @@ _MOVED = (
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command(epilog=_EPILOG)(cost)
-
-
 def cost(
-    backlog_queues: Annotated[int, typer.Option("--backlog-queues", metavar="N", help="Backlog queues.")] = 10,
-    receive_wait: Annotated[
-        float,
-        typer.Option("--receive-wait", parser=duration, metavar="DURATION", help="One long poll at a backlog queue."),
-    ] = "15min",  # type: ignore[assignment]  # the parser reads defaults too
-    days: Annotated[float, typer.Option("--days", parser=positive, metavar="N", help="Days to estimate.")] = 30.0,
+    backlog_queues: Annotated[int, Option("--backlog-queues", metavar="N", help="Backlog queues.")] = 10,
+    receive_wait: Annotated[float, Duration("--receive-wait", "One long poll at a backlog queue.")] = "15min",  # type: ignore[assignment]  # the parser reads defaults too
+    days: Annotated[float, Option("--days", parser=positive, metavar="N", help="Days to estimate.")] = 30.0,
     messages_diverted: Annotated[
-        int, typer.Option("--messages-diverted", metavar="N", min=0, help="Messages diverted by outages in that time.")
+        int, Option("--messages-diverted", metavar="N", min=0, help="Messages diverted by outages in that time.")
     ] = 0,
     processes: Annotated[
         int,
-        typer.Option(
-            "--processes", metavar="N", min=1, help="Processes that have the pair open, including the syphon's."
-        ),
+        Option("--processes", metavar="N", min=1, help="Processes that have the pair open, including the syphon's."),
     ] = 1,
-    control_interval: Annotated[
-        float,
-        typer.Option(
-            "--control-interval", parser=duration, metavar="DURATION", help="Between two looks of 'pairmq switch'."
-        ),
-    ] = "15s",  # type: ignore[assignment]
+    control_interval: Annotated[float, Duration("--control-interval", "Between two looks of 'pairmq switch'.")] = "15s",  # type: ignore[assignment]
     price_per_million: Annotated[
-        str | None, typer.Option("--price-per-million", metavar="MONEY", help="Price of operations, at both brokers.")
+        str | None, Option("--price-per-million", metavar="MONEY", help="Price of operations, at both brokers.")
     ] = None,
     prices: Annotated[
         str | None,
-        typer.Option("--prices", metavar="FILE", help="TOML: tables primary and secondary, each per_million and base."),
+        Option("--prices", metavar="FILE", help="TOML: tables primary and secondary, each per_million and base."),
     ] = None,
     json: Json = False,
 ) -> int:

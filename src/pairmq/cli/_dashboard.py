@@ -16,9 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
-from pairmq.cli._common import BACKLOG, SYPHON, Json, Kind, PairArguments, entity_of, examples, transports_of, with_pair
+from pairmq.cli._common import (
+    BACKLOG,
+    SYPHON,
+    Json,
+    Kind,
+    PairArguments,
+    entity_of,
+    examples,
+    pair_of,
+    transports_of,
+    with_pair,
+)
 from pairmq.cli._errors import BadUsage, CommandFailed, file_problem, printable
 from pairmq.cli._output import note, put_json, warn
 from pairmq.cli._signals import Stop, run_async
@@ -30,48 +41,38 @@ from pairmq.pair import Pair, Settings
 if TYPE_CHECKING:
     from pairmq.dashboard import Address, Brokers
 
-_EPILOG = examples(
+EPILOG = examples(
     "pairmq dashboard --config pair.toml",
     "pairmq dashboard --entity orders --port 0",
     "pairmq dashboard --syphon --host 10.0.0.5 --token-file /etc/pairmq/token",
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command(epilog=_EPILOG)(dashboard)
-
-
 @with_pair(SYPHON)
 def dashboard(
     pair: PairArguments,
-    syphon: Annotated[
-        bool, typer.Option("--syphon", metavar="", help="Drain the backlog too, as 'pairmq syphon' does.")
-    ] = False,
+    syphon: Annotated[bool, Option("--syphon", help="Drain the backlog too, as 'pairmq syphon' does.")] = False,
     entity: Annotated[
-        list[str] | None, typer.Option("--entity", "-e", metavar="NAME", help="Probe and show it; repeatable.")
+        list[str] | None, Option("--entity", "-e", metavar="NAME", help="Probe and show it; repeatable.")
     ] = None,
     kind: Kind = EntityKind.QUEUE,
     host: Annotated[
         str,
-        typer.Option(
-            "--host", metavar="HOST", help="Listen at this address; beyond loopback every request needs the token."
-        ),
+        Option("--host", metavar="HOST", help="Listen at this address; beyond loopback every request needs the token."),
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", metavar="N", min=0, max=65535, help="Listen at this port; 0 for any free one.")
+        int, Option("--port", metavar="N", min=0, max=65535, help="Listen at this port; 0 for any free one.")
     ] = 8765,
     allow_host: Annotated[
-        list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="Another host name to accept; repeatable."),
+        list[str] | None, Option("--allow-host", metavar="NAME", help="Another host name to accept; repeatable.")
     ] = None,
     token_file: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--token-file", metavar="FILE", help="Holds the operators' token; else PAIRMQ_DASHBOARD_TOKEN, else random."
         ),
     ] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", metavar="", help="Disable hold, force and mark.")] = False,
+    read_only: Annotated[bool, Option("--read-only", help="Disable hold, force and mark.")] = False,
     json: Json = False,
 ) -> int:
     """Serve a page that shows both brokers, the backlog, and the progress of a drain.
@@ -102,13 +103,7 @@ def dashboard(
     async def run(stop: Stop) -> int:
         async with AsyncExitStack() as stack:
             if syphon:
-                made = Pair.connect(
-                    settings.primary,
-                    settings.secondary,
-                    options=settings.options,
-                    journal=settings.journal,
-                    observers=settings.observers,
-                )
+                made = pair_of(settings)
                 return await _serve_syphon(made, place, stack, stop, json=json)
             return await _serve_brokers(await _brokers(settings, stack), place, stack, stop, json=json)
 

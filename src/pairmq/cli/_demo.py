@@ -9,9 +9,9 @@ import secrets
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from pairmq.cli._common import entity_of, examples, kept_journal, transport_of
 from pairmq.cli._demo_run import DemoRun, Outage
@@ -21,7 +21,7 @@ from pairmq.cli._errors import BadUsage, CommandFailed, printable
 from pairmq.cli._output import Progress, note, say
 from pairmq.cli._pipeline import STYLES, show
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import duration, positive
+from pairmq.cli._values import Duration, positive
 from pairmq.core import PairOptions
 from pairmq.plugins import BrokerControl, registry
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pairmq.pipeline.reporting import Written
 
 _MEMORY = ("memory://primary", "memory://secondary")
-_EPILOG = examples(
+EPILOG = examples(
     "pairmq demo",
     "pairmq demo --messages 5000 --rate 1000 --seed 7",
     "pairmq demo --json",
@@ -40,60 +40,46 @@ _EPILOG = examples(
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command(epilog=_EPILOG)(demo)
-
-
-def _interval(flag: str, text: str) -> Any:
-    return typer.Option(flag, parser=duration, metavar="DURATION", help=text)
-
-
 def demo(
     primary: Annotated[
-        str | None, typer.Option("--primary", metavar="URL", help=f"The primary. Default {_MEMORY[0]}.")
+        str | None, Option("--primary", metavar="URL", help=f"The primary. Default {_MEMORY[0]}.")
     ] = None,
     secondary: Annotated[
-        str | None, typer.Option("--secondary", metavar="URL", help=f"The secondary. Default {_MEMORY[1]}.")
+        str | None, Option("--secondary", metavar="URL", help=f"The secondary. Default {_MEMORY[1]}.")
     ] = None,
     real: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--real", metavar="PRODUCT[,PRODUCT]", help="Start real servers, and kill the primary: redis, rabbitmq, …"
         ),
     ] = None,
     messages: Annotated[
-        int | None, typer.Option("--messages", "-n", metavar="N", min=1, max=10_000_000, help="Messages. Default 2000.")
+        int | None, Option("--messages", "-n", metavar="N", min=1, max=10_000_000, help="Messages. Default 2000.")
     ] = None,
     input: Annotated[
-        str | None, typer.Option("--input", "-i", metavar="FILE", help="Send the lines of this file instead.")
+        str | None, Option("--input", "-i", metavar="FILE", help="Send the lines of this file instead.")
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option("--rate", parser=positive, metavar="R", help="Messages a second. Default: all within 10 s."),
+        Option("--rate", parser=positive, metavar="R", help="Messages a second. Default: all within 10 s."),
     ] = None,
     entity: Annotated[
-        list[str] | None,
-        typer.Option("--entity", "-e", metavar="NAME", help="Queues; repeatable. Default orders, prices."),
+        list[str] | None, Option("--entity", "-e", metavar="NAME", help="Queues; repeatable. Default orders, prices.")
     ] = None,
     failover_interval: Annotated[
-        float, _interval("--failover-interval", "Time that an entity may fail before failover.")
+        float, Duration("--failover-interval", "Time that an entity may fail before failover.")
     ] = "1s",  # type: ignore[assignment]  # the parser reads defaults too
     ping_interval: Annotated[
-        float, _interval("--ping-interval", "Between two pings of a failed-over entity.")
+        float, Duration("--ping-interval", "Between two pings of a failed-over entity.")
     ] = "500ms",  # type: ignore[assignment]
-    backlog_queues: Annotated[int, typer.Option("--backlog-queues", metavar="N", help="Backlog queues.")] = 4,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the random choices.")] = None,
+    backlog_queues: Annotated[int, Option("--backlog-queues", metavar="N", help="Backlog queues.")] = 4,
+    seed: Annotated[int | None, Option("--seed", metavar="N", help="Seed of the random choices.")] = None,
     journal: Annotated[
-        str | None, typer.Option("--journal", metavar="DIR", help="Journal every event in this directory.")
+        str | None, Option("--journal", metavar="DIR", help="Journal every event in this directory.")
     ] = None,
-    pipeline: Annotated[
-        bool, typer.Option("--pipeline", metavar="", help="Afterwards, make a report with Spark.")
-    ] = False,
-    open: Annotated[bool, typer.Option("--open", metavar="", help="Show the report in a browser.")] = False,
-    json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Write the verdict as JSON on stdout, and nothing else.")
-    ] = False,
+    pipeline: Annotated[bool, Option("--pipeline", help="Afterwards, make a report with Spark.")] = False,
+    open: Annotated[bool, Option("--open", help="Show the report in a browser.")] = False,
+    json: Annotated[bool, Option("--json", help="Write the verdict as JSON on stdout, and nothing else.")] = False,
 ) -> int:
     """Send through a pair, stop its primary in mid-stream, restart it, and count every message.
 
@@ -194,7 +180,7 @@ _SIGNALLED = 128  # exit statuses above this are those of signals
 
 
 class DemoReport:
-    """What a demo keeps for its report, and how that is made; what would prevent it is raised before the demo begins."""
+    """What a demo keeps for its report, and how that is made; what prevents it is raised before the demo begins."""
 
     def __init__(self, journal: str | None, *, aside: bool, open: bool) -> None:
         # Other commands don't need Spark.

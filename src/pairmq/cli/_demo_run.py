@@ -406,7 +406,7 @@ _LIMIT = 5.0  # s of one operation
 
 
 class Consumer:
-    """Reads all entities at the same time, through every outage; over a transport of its own, as it is another program."""
+    """Reads all entities at the same time, through every outage, over a transport of its own."""
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -112,11 +111,9 @@ class OwnServers:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await asyncio.gather(self.primary.close(), self.secondary.close())
-        if error is not None:
+        if error[0] is not None:
             for line in (*self.primary.last_words, *self.secondary.last_words):
                 note(f"  {printable(line)}")
 

@@ -9,7 +9,6 @@ import enum
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from pairmq.cli._errors import BadUsage, file_problem
@@ -97,9 +96,7 @@ class Texts:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._file is not None:
             self._file.close()
 

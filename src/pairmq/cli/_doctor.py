@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from pairmq.cli._backlog_counts import MISSING
 from pairmq.cli._common import (
     BACKLOG,
@@ -44,10 +42,7 @@ from pairmq.plugins import registry
 from pairmq.runner import Agreement, backlog_properties, find_agreement
 from pairmq.transport import ConfirmRisk, Transport
 
-
-def add(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command(epilog=examples("pairmq doctor --config pair.toml", "pairmq doctor --json"))(doctor)
+EPILOG = examples("pairmq doctor --config pair.toml", "pairmq doctor --json")
 
 
 @with_pair(BACKLOG)

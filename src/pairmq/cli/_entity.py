@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from pairmq.cli._common import (
     PRIMARY_ONLY,
@@ -13,16 +14,16 @@ from pairmq.cli._common import (
     PairArguments,
     entity_of,
     examples,
-    failed_at,
     source_of,
     transport_of,
+    used,
     with_pair,
     within,
 )
 from pairmq.cli._errors import BadUsage, CommandFailed, printable
 from pairmq.cli._output import put_json, say
 from pairmq.cli._signals import Stop, run_async
-from pairmq.model import EntityKind, TransportError
+from pairmq.model import EntityKind
 
 _EPILOG = examples("pairmq entity create orders", "pairmq entity list", "pairmq entity delete orders --yes")
 
@@ -30,12 +31,7 @@ group = typer.Typer(
     no_args_is_help=True, help="Create, delete and list queues and topics of the primary.", epilog=_EPILOG
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue's or topic's path.")]
-
-
-def add(app: typer.Typer) -> None:
-    """Add the group to the application."""
-    app.add_typer(group, name="entity")
+Name = Annotated[str, Argument(metavar="NAME", help="The queue's or topic's path.")]
 
 
 @group.command()
@@ -45,7 +41,7 @@ def create(
     name: Name,
     kind: Kind = EntityKind.QUEUE,
     subscription: Annotated[
-        list[str] | None, typer.Option("--subscription", "-s", metavar="NAME", help="Of a topic; repeatable.")
+        list[str] | None, Option("--subscription", "-s", metavar="NAME", help="Of a topic; repeatable.")
     ] = None,
     json: Json = False,
 ) -> int:
@@ -60,13 +56,10 @@ def create(
     limit = settings.options.attempt_timeout
 
     async def run(stop: Stop) -> int:
-        async with transport:
-            try:
-                made = await within(limit, transport.admin.create(entity))
-                for one in subscription or ():
-                    await within(limit, transport.admin.create_subscription(entity, one))
-            except TransportError as error:
-                raise failed_at(transport, error) from error
+        async with used(transport):
+            made = await within(limit, transport.admin.create(entity))
+            for one in subscription or ():
+                await within(limit, transport.admin.create_subscription(entity, one))
         if json:
             put_json({"entity": str(entity), "created": made})
         else:
@@ -82,7 +75,7 @@ def delete(
     pair: PairArguments,
     name: Name,
     kind: Kind = EntityKind.QUEUE,
-    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Confirm: with all messages that it holds.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Confirm: with all messages that it holds.")] = False,
     json: Json = False,
 ) -> int:
     """Delete a queue or topic and its messages; exit status 1 when it did not exist."""
@@ -93,11 +86,8 @@ def delete(
     transport = transport_of(settings.primary)
 
     async def run(stop: Stop) -> int:
-        async with transport:
-            try:
-                deleted = await within(settings.options.attempt_timeout, transport.admin.delete(entity))
-            except TransportError as error:
-                raise failed_at(transport, error) from error
+        async with used(transport):
+            deleted = await within(settings.options.attempt_timeout, transport.admin.delete(entity))
         if not deleted:
             raise CommandFailed(f"{transport.endpoint} has no {entity.kind} {entity.path!r}")
         if json:
@@ -113,8 +103,8 @@ def delete(
 @with_pair(PRIMARY_ONLY)
 def list_entities(
     pair: PairArguments,
-    prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only paths with this prefix.")] = "",
-    kind: Annotated[EntityKind | None, typer.Option("--kind", help="Only queues, or only topics.")] = None,
+    prefix: Annotated[str, Option("--prefix", metavar="TEXT", help="Only paths with this prefix.")] = "",
+    kind: Annotated[EntityKind | None, Option("--kind", help="Only queues, or only topics.")] = None,
     json: Json = False,
 ) -> int:
     """List queues and topics of the primary, one path per line."""
@@ -122,11 +112,8 @@ def list_entities(
     transport = transport_of(settings.primary)
 
     async def run(stop: Stop) -> int:
-        async with transport:
-            try:
-                listed = await within(settings.options.attempt_timeout, transport.admin.list_entities(prefix))
-            except TransportError as error:
-                raise failed_at(transport, error) from error
+        async with used(transport):
+            listed = await within(settings.options.attempt_timeout, transport.admin.list_entities(prefix))
         entities = [entity for entity in listed if kind is None or entity.kind is kind]
         if json:
             put_json([{"path": entity.path, "kind": entity.kind.value} for entity in entities], indent=2)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Group
 from rich.text import Text
+from typer import Argument, Option
 
 from pairmq.cli._common import Json, examples, journal_package
 from pairmq.cli._errors import BadUsage, CommandFailed, file_problem, printable
@@ -33,22 +34,17 @@ _LEFT_OUT = frozenset((*_FIRST, "entity_kind", "pair", "process", "seq", "messag
 
 group = typer.Typer(no_args_is_help=True, help="Inspect a journal's directory, and recover it.", epilog=_EPILOG)
 
-Directory = Annotated[str, typer.Argument(metavar="DIR", help="The journal's directory.")]
-
-
-def add(app: typer.Typer) -> None:
-    """Add the group to the application."""
-    app.add_typer(group, name="journal")
+Directory = Annotated[str, Argument(metavar="DIR", help="The journal's directory.")]
 
 
 @group.command()
 def show(
     directory: Directory,
     kind: Annotated[
-        list[str] | None, typer.Option("--kind", metavar="KIND", help="Only events of this kind; repeatable.")
+        list[str] | None, Option("--kind", metavar="KIND", help="Only events of this kind; repeatable.")
     ] = None,
     entity: Annotated[
-        list[str] | None, typer.Option("--entity", "-e", metavar="NAME", help="Only of this entity; repeatable.")
+        list[str] | None, Option("--entity", "-e", metavar="NAME", help="Only of this entity; repeatable.")
     ] = None,
     json: Json = False,
 ) -> int:
@@ -114,8 +110,7 @@ def stat(directory: Directory, json: Json = False) -> int:
 def recover(
     directory: Directory,
     all_hosts: Annotated[
-        bool,
-        typer.Option("--all-hosts", metavar="", help="Also parts of other machines, whose processes must have ended."),
+        bool, Option("--all-hosts", help="Also parts of other machines, whose processes must have ended.")
     ] = False,
     json: Json = False,
 ) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from pairmq.cli._common import (
     PRIMARY_ONLY,
@@ -23,16 +23,11 @@ from pairmq.cli._common import (
 from pairmq.cli._errors import printable
 from pairmq.cli._output import FAIL, OK, put_json, say
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import duration, short_duration
+from pairmq.cli._values import Duration, short_duration
 from pairmq.model import Entity, EntityKind, TransportError
 from pairmq.transport import Transport
 
-_EPILOG = examples("pairmq ping --entity orders", "pairmq ping --entity orders --count 10 --json")
-
-
-def add(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command(epilog=_EPILOG)(ping)
+EPILOG = examples("pairmq ping --entity orders", "pairmq ping --entity orders --count 10 --json")
 
 
 @with_pair(PRIMARY_ONLY)
@@ -40,10 +35,8 @@ def ping(
     pair: PairArguments,
     entity: EntityName,
     kind: Kind = EntityKind.QUEUE,
-    count: Annotated[int, typer.Option("--count", "-c", metavar="N", min=1, help="Number of pings.")] = 1,
-    interval: Annotated[
-        float, typer.Option("--interval", parser=duration, metavar="DURATION", help="Between two pings.")
-    ] = "1s",  # type: ignore[assignment]  # the parser reads defaults too
+    count: Annotated[int, Option("--count", "-c", metavar="N", min=1, help="Number of pings.")] = 1,
+    interval: Annotated[float, Duration("--interval", "Between two pings.")] = "1s",  # type: ignore[assignment]  # the parser reads defaults too
     json: Json = False,
 ) -> int:
     """Probe whether an entity of the primary accepts writes, as failover does; invisible to consumers.

@@ -10,16 +10,17 @@ import threading
 import time
 import webbrowser
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
+from typer import Argument, Option
 
 from pairmq.cli import _pipeline_drain
 from pairmq.cli._common import Json, examples
 from pairmq.cli._errors import BadUsage, printable
 from pairmq.cli._output import FAIL, OK, WARN, Progress, cells, put_json, say, stdout_console, table, warn
-from pairmq.cli._values import duration, grouped, plural, read_prices, short_duration
+from pairmq.cli._values import Duration, grouped, plural, read_prices, short_duration
 from pairmq.model import Price
 from pairmq.pipeline import run as run_pipeline
 from pairmq.pipeline.declarative import Configuration, is_url, write_project
@@ -42,54 +43,31 @@ _FOLLOWING = "Following"
 
 Patience = Annotated[
     float,
-    typer.Option(
-        "--patience",
-        parser=duration,
-        metavar="DURATION",
-        help="How long later messages of its queue may overtake a message before it counts as lost.",
-    ),
+    Duration("--patience", "How long later messages of its queue may overtake a message before it counts as lost."),
 ]
 Prices = Annotated[
     str | None,
-    typer.Option("--prices", metavar="FILE", help="TOML: tables primary and secondary, each per_million and base."),
+    Option("--prices", metavar="FILE", help="TOML: tables primary and secondary, each per_million and base."),
 ]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the commands to the application."""
-    group = typer.Typer(no_args_is_help=True, help="Jobs on Spark: tables from a journal, draining a backlog.")
-    group.command("run", epilog=_RUN_EPILOG)(run)
-    group.command("report", epilog=_REPORT_EPILOG)(report)
-    _pipeline_drain.add(group)
-    group.command("spec", epilog=_SPEC_EPILOG)(spec)
-    app.add_typer(group, name="pipeline")
-
-
 def run(
-    journal: Annotated[str, typer.Option("--journal", metavar="DIR", help="Directory that the journal was kept in.")],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory of the tables; created if missing.")],
+    journal: Annotated[str, Option("--journal", metavar="DIR", help="Directory that the journal was kept in.")],
+    out: Annotated[str, Option("--out", metavar="DIR", help="Directory of the tables; created if missing.")],
     patience: Patience = "5min",  # type: ignore[assignment]  # the parser reads defaults too
     prices: Prices = None,
-    cores: Annotated[
-        int | None, typer.Option("--cores", metavar="N", min=1, help="Of a local Spark. Default: all.")
-    ] = None,
+    cores: Annotated[int | None, Option("--cores", metavar="N", min=1, help="Of a local Spark. Default: all.")] = None,
     json: Json = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Keep the tables up to date, until a signal.", rich_help_panel=_FOLLOWING)
+        bool, Option("--follow", help="Keep the tables up to date, until a signal.", rich_help_panel=_FOLLOWING)
     ] = False,
     every: Annotated[
         float | None,
-        typer.Option(
-            "--every",
-            parser=duration,
-            metavar="DURATION",
-            help="Interval between looks for new files. Default 1min.",
-            rich_help_panel=_FOLLOWING,
-        ),
+        Duration("--every", "Interval between looks for new files. Default 1min.", rich_help_panel=_FOLLOWING),
     ] = None,
     once: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--once",
             help="Continue from the last run, and exit when the tables are up to date.",
             rich_help_panel=_FOLLOWING,
@@ -97,19 +75,11 @@ def run(
     ] = False,
     until_idle: Annotated[
         float | None,
-        typer.Option(
-            "--until-idle",
-            parser=duration,
-            metavar="DURATION",
-            help="Exit when nothing new has arrived for this long.",
-            rich_help_panel=_FOLLOWING,
-        ),
+        Duration("--until-idle", "Exit when nothing new has arrived for this long.", rich_help_panel=_FOLLOWING),
     ] = None,
     restart: Annotated[
         bool,
-        typer.Option(
-            "--restart", help="Discard the state, and read the whole journal again.", rich_help_panel=_FOLLOWING
-        ),
+        Option("--restart", help="Discard the state, and read the whole journal again.", rich_help_panel=_FOLLOWING),
     ] = False,
 ) -> int:
     """Build tables from a journal: the fate of each message, outages, availability, the backlog, cost.
@@ -294,9 +264,7 @@ class _Signals(Stop):
             }
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -319,12 +287,12 @@ STYLES = {"good": OK, "incomplete": WARN, "faults": WARN, "lost": FAIL}
 
 
 def report(
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory of the tables of an earlier run.")],
+    out: Annotated[str, Option("--out", metavar="DIR", help="Directory of the tables of an earlier run.")],
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="FILE", help="The page; the JSON is written beside it. Default DIR/report.html."),
+        Option("--to", metavar="FILE", help="The page; the JSON is written beside it. Default DIR/report.html."),
     ] = None,
-    open: Annotated[bool, typer.Option("--open", metavar="", help="Show the page in a browser.")] = False,
+    open: Annotated[bool, Option("--open", help="Show the page in a browser.")] = False,
     json: Json = False,
 ) -> int:
     """Write a page that answers: was anything lost, what was out for how long, what did it cost, what is unknown.
@@ -362,12 +330,11 @@ _SPEC_EPILOG = examples(
 
 
 def spec(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to write it; created if missing.")],
+    folder: Annotated[str, Argument(metavar="FOLDER", help="Where to write it; created if missing.")],
     journal: Annotated[
-        str,
-        typer.Option("--journal", metavar="DIR", help="Directory that the journal was kept in, or a URL for Spark."),
+        str, Option("--journal", metavar="DIR", help="Directory that the journal was kept in, or a URL for Spark.")
     ],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory of the tables; created if missing.")],
+    out: Annotated[str, Option("--out", metavar="DIR", help="Directory of the tables; created if missing.")],
     patience: Patience = "5min",  # type: ignore[assignment]  # the parser reads defaults too
     prices: Prices = None,
 ) -> int:
@@ -382,3 +349,10 @@ def spec(
     project = write_project(folder, Configuration(place, patience, primary, secondary), out)
     say(f"SPARK_CONF_DIR={shlex.quote(str(project.folder))} {shlex.join(project.command)}")
     return 0
+
+
+group = typer.Typer(no_args_is_help=True, help="Jobs on Spark: tables from a journal, draining a backlog.")
+group.command(epilog=_RUN_EPILOG)(run)
+group.command(epilog=_REPORT_EPILOG)(report)
+group.command(epilog=_pipeline_drain.EPILOG)(_pipeline_drain.drain)
+group.command(epilog=_SPEC_EPILOG)(spec)

@@ -8,19 +8,20 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from pairmq.cli._common import SYPHON, Json, PairArguments, examples, with_pair
 from pairmq.cli._errors import CommandFailed
 from pairmq.cli._output import Progress, Speed, complain, note, put_json, warn
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import duration, grouped, plural, short_duration
+from pairmq.cli._values import Duration, grouped, plural, short_duration
 from pairmq.model import ConfigurationError
 from pairmq.pair import parse_duration
 
 if TYPE_CHECKING:
     from pairmq.pipeline.drain import Report
 
-_EPILOG = examples(
+EPILOG = examples(
     "pairmq pipeline drain --config pair.toml",
     "pairmq pipeline drain --config pair.toml --max-rate 2000 --until 2026-11-22T06:00 --journal journal",
     "pairmq pipeline drain --config pair.toml --queues-at-once 4 --json",
@@ -41,33 +42,18 @@ def _instant(text: str) -> float:
         raise typer.BadParameter("write an instant such as 2026-11-22T06:00, or a duration such as 2h") from None
 
 
-def add(group: typer.Typer) -> None:
-    """Add the command to the group ``pipeline``."""
-    group.command("drain", epilog=_EPILOG)(drain)
-
-
 @with_pair(SYPHON)
 def drain(
     pair: PairArguments,
     queues_at_once: Annotated[
         int | None,
-        typer.Option("--queues-at-once", metavar="N", min=1, help="Of a local Spark. Default: four per processor."),
+        Option("--queues-at-once", metavar="N", min=1, help="Of a local Spark. Default: four per processor."),
     ] = None,
     until: Annotated[
         float | None,
-        typer.Option(
-            "--until", parser=_instant, metavar="WHEN", help="When to stop: 2026-11-22T06:00, or 2h from now."
-        ),
+        Option("--until", parser=_instant, metavar="WHEN", help="When to stop: 2026-11-22T06:00, or 2h from now."),
     ] = None,
-    patience: Annotated[
-        float,
-        typer.Option(
-            "--patience",
-            parser=duration,
-            metavar="DURATION",
-            help="Leave a queue in which nothing moves for this long.",
-        ),
-    ] = "2min",  # type: ignore[assignment]  # the parser reads defaults too
+    patience: Annotated[float, Duration("--patience", "Leave a queue in which nothing moves for this long.")] = "2min",  # type: ignore[assignment]  # the parser reads defaults too
     json: Json = False,
 ) -> int:
     """Drain the backlog with a Spark job, with a task for each backlog queue.

@@ -17,10 +17,7 @@ from pairmq.cli._output import FAIL, cells, complain, put_json, stdout_console
 from pairmq.plugins import PluginInfo, registry
 from pairmq.transport import Capabilities
 
-
-def add(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command(epilog=examples("pairmq plugins", "pairmq plugins --json"))(plugins)
+EPILOG = examples("pairmq plugins", "pairmq plugins --json")
 
 
 def plugins(ctx: typer.Context, json: Json = False) -> int:

@@ -11,10 +11,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Self
 
-import typer
+from typer import Option
 
 from pairmq.cli._common import (
     RECEIVING,
@@ -33,7 +32,7 @@ from pairmq.cli._common import (
 from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
 from pairmq.cli._output import Progress, delivery_record, is_closed, note, told_when_slow, warn
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import duration, grouped, plural, rate, short_duration
+from pairmq.cli._values import Duration, grouped, plural, rate, short_duration
 from pairmq.core import Backoff
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import Receiver, Transport
@@ -41,52 +40,33 @@ from pairmq.transport import Receiver, Transport
 if TYPE_CHECKING:
     from pairmq.observe.journal import Journal
 
-_EPILOG = examples(
+EPILOG = examples(
     "pairmq receive --entity orders --output orders.txt --idle 5",
     "pairmq receive --entity prices --subscription audit --json",
     "pairmq receive --entity orders --peek --max 3",
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command(epilog=_EPILOG)(receive)
-
-
 @with_pair(RECEIVING)
 def receive(
     pair: PairArguments,
-    entity: Annotated[str, typer.Option("--entity", "-e", metavar="NAME", help="Queue, or topic with --subscription.")],
+    entity: Annotated[str, Option("--entity", "-e", metavar="NAME", help="Queue, or topic with --subscription.")],
     subscription: Annotated[
-        str | None, typer.Option("--subscription", "-s", metavar="NAME", help="Subscription of the topic to read.")
+        str | None, Option("--subscription", "-s", metavar="NAME", help="Subscription of the topic to read.")
     ] = None,
-    dead_letter: Annotated[bool, typer.Option("--dead-letter", metavar="", help="Read its dead-letter queue.")] = False,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="Append to this file; - is stdout.")
-    ] = "-",
-    max_messages: Annotated[int | None, typer.Option("--max", "-n", metavar="N", min=1, help="Stop after N.")] = None,
-    idle: Annotated[
-        float | None,
-        typer.Option(
-            "--idle", parser=duration, metavar="DURATION", help="Stop when nothing has arrived for this long."
-        ),
-    ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Write one JSON object per line, the body in base64.")
-    ] = False,
-    null: Annotated[
-        bool, typer.Option("--null", "-0", metavar="", help="End each body with a NUL, not a line end.")
-    ] = False,
+    dead_letter: Annotated[bool, Option("--dead-letter", help="Read its dead-letter queue.")] = False,
+    output: Annotated[str, Option("--output", "-o", metavar="FILE", help="Append to this file; - is stdout.")] = "-",
+    max_messages: Annotated[int | None, Option("--max", "-n", metavar="N", min=1, help="Stop after N.")] = None,
+    idle: Annotated[float | None, Duration("--idle", "Stop when nothing has arrived for this long.")] = None,
+    json: Annotated[bool, Option("--json", help="Write one JSON object per line, the body in base64.")] = False,
+    null: Annotated[bool, Option("--null", "-0", help="End each body with a NUL, not a line end.")] = False,
     peek: Annotated[
-        bool, typer.Option("--peek", metavar="", help="Only browse: lock nothing, remove nothing; 100 unless --max.")
+        bool, Option("--peek", help="Only browse: lock nothing, remove nothing; 100 unless --max.")
     ] = False,
     unique: Annotated[
-        bool,
-        typer.Option("--unique", metavar="", help="Drop messages whose id this run has already seen, and count them."),
+        bool, Option("--unique", help="Drop messages whose id this run has already seen, and count them.")
     ] = False,
-    prefetch: Annotated[
-        int, typer.Option("--prefetch", metavar="N", min=1, max=10_000, help="Messages per receive.")
-    ] = 200,
+    prefetch: Annotated[int, Option("--prefetch", metavar="N", min=1, max=10_000, help="Messages per receive.")] = 200,
 ) -> int:
     """Receive messages from the primary and write their bodies, one per line.
 
@@ -169,9 +149,7 @@ class Output:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self._descriptor)
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
-from pairmq.cli._common import SENDING, EntityName, Kind, PairArguments, entity_of, examples, with_pair
+from pairmq.cli._common import SENDING, EntityName, Kind, PairArguments, entity_of, examples, pair_of, with_pair
 from pairmq.cli._errors import BadUsage
 from pairmq.cli._lines import LineSource
 from pairmq.cli._send_job import Outputs, SendJob, Template
 from pairmq.cli._signals import run_async
-from pairmq.cli._values import duration, positive
+from pairmq.cli._values import Duration, positive
 from pairmq.model import MAX_PRIORITY, EntityKind, Message
-from pairmq.pair import Pair
 
-_EPILOG = examples(
+EPILOG = examples(
     "pairmq send --entity orders --input orders.txt --failed left.txt",
     "tail -F app.log | pairmq send --entity log --json > receipts.jsonl",
     "tail -n +1502 in.txt | pairmq send --entity orders --id-prefix run7 --first-line 1502",
@@ -24,37 +23,24 @@ _EPILOG = examples(
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command(epilog=_EPILOG)(send)
-
-
 @with_pair(SENDING)
 def send(
     pair: PairArguments,
     entity: EntityName,
     kind: Kind = EntityKind.QUEUE,
-    input: Annotated[
-        str, typer.Option("--input", "-i", metavar="FILE", help="Messages, one per line; - is stdin.")
-    ] = "-",
-    null: Annotated[
-        bool, typer.Option("--null", "-0", metavar="", help="A NUL ends a message, not a line end.")
-    ] = False,
-    create: Annotated[
-        bool, typer.Option("--create", metavar="", help="Create the entity on the primary if it is missing.")
-    ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Write one receipt or error per line on stdout, as JSON.")
-    ] = False,
+    input: Annotated[str, Option("--input", "-i", metavar="FILE", help="Messages, one per line; - is stdin.")] = "-",
+    null: Annotated[bool, Option("--null", "-0", help="A NUL ends a message, not a line end.")] = False,
+    create: Annotated[bool, Option("--create", help="Create the entity on the primary if it is missing.")] = False,
+    json: Annotated[bool, Option("--json", help="Write one receipt or error per line on stdout, as JSON.")] = False,
     receipts: Annotated[
-        str | None, typer.Option("--receipts", metavar="FILE", help="Write the same lines to a file.")
+        str | None, Option("--receipts", metavar="FILE", help="Write the same lines to a file.")
     ] = None,
     failed: Annotated[
-        str | None, typer.Option("--failed", metavar="FILE", help="Write the lines that were not accepted to a file.")
+        str | None, Option("--failed", metavar="FILE", help="Write the lines that were not accepted to a file.")
     ] = None,
     id_prefix: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--id-prefix",
             metavar="TEXT",
             help="Message ids TEXT-1, TEXT-2 … by line, the same in every run; random when omitted.",
@@ -62,37 +48,28 @@ def send(
     ] = None,
     first_line: Annotated[
         int,
-        typer.Option(
+        Option(
             "--first-line",
             metavar="N",
             min=1,
             help="Number of the input's first line, in ids, receipts and messages; no line is skipped. Default 1.",
         ),
     ] = 1,
-    session_id: Annotated[
-        str | None, typer.Option("--session-id", metavar="TEXT", help="Session of all messages.")
-    ] = None,
+    session_id: Annotated[str | None, Option("--session-id", metavar="TEXT", help="Session of all messages.")] = None,
     content_type: Annotated[
-        str | None, typer.Option("--content-type", metavar="TYPE", help="Media type of all bodies.")
+        str | None, Option("--content-type", metavar="TYPE", help="Media type of all bodies.")
     ] = None,
     content_encoding: Annotated[
-        str | None, typer.Option("--content-encoding", metavar="TEXT", help="Encoding of all bodies, gzip for one.")
+        str | None, Option("--content-encoding", metavar="TEXT", help="Encoding of all bodies, gzip for one.")
     ] = None,
     priority: Annotated[
-        int | None,
-        typer.Option("--priority", metavar="N", min=0, max=MAX_PRIORITY, help="Priority of all messages."),
+        int | None, Option("--priority", metavar="N", min=0, max=MAX_PRIORITY, help="Priority of all messages.")
     ] = None,
-    ttl: Annotated[
-        float | None,
-        typer.Option("--ttl", parser=duration, metavar="DURATION", help="Time-to-live of all messages."),
-    ] = None,
+    ttl: Annotated[float | None, Duration("--ttl", "Time-to-live of all messages.")] = None,
     max_rate: Annotated[
-        float | None,
-        typer.Option("--max-rate", parser=positive, metavar="R", help="Send at most R messages a second."),
+        float | None, Option("--max-rate", parser=positive, metavar="R", help="Send at most R messages a second.")
     ] = None,
-    window: Annotated[
-        int, typer.Option("--window", metavar="N", min=1, max=100_000, help="Messages in flight.")
-    ] = 1000,
+    window: Annotated[int, Option("--window", metavar="N", min=1, max=100_000, help="Messages in flight.")] = 1000,
 ) -> int:
     """Send each line of a file or of stdin as a message, through failover and back.
 
@@ -109,13 +86,7 @@ def send(
     }
     template = _template(id_prefix, shared)
     settings = pair.settings()
-    opened = Pair.connect(
-        settings.primary,
-        settings.secondary,
-        options=settings.options,
-        journal=settings.journal,
-        observers=settings.observers,
-    )
+    opened = pair_of(settings)
     lines = LineSource(input, b"\0" if null else b"\n")
     with Outputs(lines, json=json, receipts=receipts, failed=failed, separator=b"\0" if null else b"\n") as outputs:
         job = SendJob(

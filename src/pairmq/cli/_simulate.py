@@ -6,13 +6,13 @@ import os
 import re
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from pairmq.cli._common import Json, examples
 from pairmq.cli._errors import BadUsage
 from pairmq.cli._values import positive, shortened
 
-_EPILOG = examples(
+EPILOG = examples(
     "pairmq simulate --seed 7",
     "pairmq simulate --seeds 0..299 --hours 1 --jobs 2",
     "pairmq simulate --seed 7 --faults refuse,hang,kill --trace trace.txt",
@@ -22,43 +22,36 @@ _EPILOG = examples(
 _MOST_SEEDS = 10_000_000
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command(epilog=_EPILOG)(simulate)
-
-
 def simulate(
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Seed of all random choices.")] = None,
+    seed: Annotated[int | None, Option("--seed", metavar="N", min=0, help="Seed of all random choices.")] = None,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="N..M", help="Several seeds, N to M inclusive, in turn.")
+        str | None, Option("--seeds", metavar="N..M", help="Several seeds, N to M inclusive, in turn.")
     ] = None,
-    hours: Annotated[float, typer.Option("--hours", parser=positive, metavar="H", help="Virtual time per seed.")] = "1",  # type: ignore[assignment]  # the parser reads defaults too
+    hours: Annotated[float, Option("--hours", parser=positive, metavar="H", help="Virtual time per seed.")] = "1",  # type: ignore[assignment]  # the parser reads defaults too
     faults: Annotated[
-        str, typer.Option("--faults", metavar="all|none|LIST", help="Kinds of faults, separated by commas.")
+        str, Option("--faults", metavar="all|none|LIST", help="Kinds of faults, separated by commas.")
     ] = "all",
     mode: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--mode", metavar="safety|liveness", help="Faults to the end, or heal and drain. Default: in turn, by seed."
         ),
     ] = None,
     ordering: Annotated[
-        str,
-        typer.Option("--ordering", metavar="none|session", help="Of the pairs; with session, order is judged too."),
+        str, Option("--ordering", metavar="none|session", help="Of the pairs; with session, order is judged too.")
     ] = "none",
-    trace: Annotated[str | None, typer.Option("--trace", metavar="FILE", help="Write every event of one seed.")] = None,
+    trace: Annotated[str | None, Option("--trace", metavar="FILE", help="Write every event of one seed.")] = None,
     replay: Annotated[
-        str | None, typer.Option("--replay", metavar="FILE", help="Simulate a scenario written by --shrink.")
+        str | None, Option("--replay", metavar="FILE", help="Simulate a scenario written by --shrink.")
     ] = None,
     shrink: Annotated[
-        bool,
-        typer.Option("--shrink", metavar="", help="Shrink a failing scenario to few faults and sends, into a file."),
+        bool, Option("--shrink", help="Shrink a failing scenario to few faults and sends, into a file.")
     ] = False,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", metavar="J", min=1, help="Seeds at a time. Default: the processors.")
+        int | None, Option("--jobs", "-j", metavar="J", min=1, help="Seeds at a time. Default: the processors.")
     ] = None,
     state: Annotated[
-        str | None, typer.Option("--state", metavar="FILE", help="Keep progress in this file, and continue from it.")
+        str | None, Option("--state", metavar="FILE", help="Keep progress in this file, and continue from it.")
     ] = None,
     json: Json = False,
 ) -> int:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
-import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
+from typer import Option
 
 from pairmq.cli._backlog_counts import (
     Depths,
@@ -37,7 +37,7 @@ from pairmq.cli._common import (
 from pairmq.cli._errors import printable
 from pairmq.cli._output import FAIL, OK, WARN, cells, put_json, stdout_console, table
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import duration, grouped, plural, short_duration
+from pairmq.cli._values import Duration, grouped, plural, short_duration
 from pairmq.model import Entity, EntityKind, Source, TransportError
 from pairmq.runner import Agreement, find_agreement
 from pairmq.transport import QueueCounts, Transport
@@ -45,30 +45,22 @@ from pairmq.transport import QueueCounts, Transport
 _AGREED = 60.0  # s for which what is known of other processes is shown again
 _NARROW = 72  # characters of a remark that fit one line of the narrowest usual screen
 
-_EPILOG = examples(
+EPILOG = examples(
     "pairmq status --config pair.toml",
     "pairmq status --entity orders --entity prices --watch",
     "pairmq status --json",
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command(epilog=_EPILOG)(status)
-
-
 @with_pair(BACKLOG)
 def status(
     pair: PairArguments,
     entity: Annotated[
-        list[str] | None, typer.Option("--entity", "-e", metavar="NAME", help="Probe and count it; repeatable.")
+        list[str] | None, Option("--entity", "-e", metavar="NAME", help="Probe and count it; repeatable.")
     ] = None,
     kind: Kind = EntityKind.QUEUE,
-    watch: Annotated[bool, typer.Option("--watch", "-w", metavar="", help="Refresh until Ctrl-C.")] = False,
-    interval: Annotated[
-        float,
-        typer.Option("--interval", parser=duration, metavar="DURATION", help="Between two refreshes with --watch."),
-    ] = "2s",  # type: ignore[assignment]  # the parser reads defaults too
+    watch: Annotated[bool, Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
+    interval: Annotated[float, Duration("--interval", "Between two refreshes with --watch.")] = "2s",  # type: ignore[assignment]  # the parser reads defaults too
     json: Json = False,
 ) -> int:
     """Show whether both brokers respond, the backlog queues' counts, and whether entities accept messages.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from pairmq.cli._backlog_counts import count_queues
 from pairmq.cli._common import (
@@ -23,8 +24,10 @@ from pairmq.cli._common import (
     entity_of,
     examples,
     failed_at,
+    pair_of,
     transport_of,
     transports_of,
+    used,
     with_pair,
     within,
 )
@@ -32,9 +35,9 @@ from pairmq.cli._errors import BadUsage, CommandFailed, printable
 from pairmq.cli._output import FAIL, cells, note, put_json, say, stdout_console, table, warn
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._syphon import SyphonJob
-from pairmq.cli._values import duration, grouped, plural, short_duration
+from pairmq.cli._values import Duration, duration, grouped, plural, short_duration
 from pairmq.model import Entity, EntityKind, FailureKind, TransportError
-from pairmq.pair import Decision, Pair, ProcessReport, Settings, SwitchAction, SwitchReport
+from pairmq.pair import Decision, ProcessReport, Settings, SwitchAction, SwitchReport
 from pairmq.runner import SwitchWriter, find_agreement
 from pairmq.transport import Transport
 
@@ -53,21 +56,13 @@ group = typer.Typer(
 
 _SHARED = {name: BACKLOG[name] for name in ("primary", "secondary", "config", "attempt_timeout")}
 
-Entities = Annotated[list[str], typer.Argument(metavar="ENTITY…", help="Queues or topics of the primary.")]
+Entities = Annotated[list[str], Argument(metavar="ENTITY…", help="Queues or topics of the primary.")]
 Timeout = Annotated[
     float | None,
-    typer.Option(
-        "--timeout",
-        parser=duration,
-        metavar="DURATION",
-        help="Wait so long for the processes. Default their longest control_interval and 2s; 0 does not wait.",
+    Duration(
+        "--timeout", "Wait so long for the processes. Default their longest control_interval and 2s; 0 does not wait."
     ),
 ]
-
-
-def add(app: typer.Typer) -> None:
-    """Add the group to the application."""
-    app.add_typer(group, name="switch")
 
 
 @group.command()
@@ -76,9 +71,7 @@ def hold(
     pair: PairArguments,
     entities: Entities,
     kind: Kind = EntityKind.QUEUE,
-    syphon: Annotated[
-        bool, typer.Option("--syphon", metavar="", help="Let no syphon deliver to these entities either.")
-    ] = False,
+    syphon: Annotated[bool, Option("--syphon", help="Let no syphon deliver to these entities either.")] = False,
     timeout: Timeout = None,
     json: Json = False,
 ) -> int:
@@ -130,11 +123,8 @@ def status(pair: PairArguments, json: Json = False) -> int:
     primary, secondary = transports_of(settings)
 
     async def run(stop: Stop) -> int:
-        async with secondary:
-            try:
-                found = await SwitchWriter(primary.endpoint, secondary, settings.options.attempt_timeout).status()
-            except TransportError as error:
-                raise failed_at(secondary, error) from error
+        async with used(secondary):
+            found = await SwitchWriter(primary.endpoint, secondary, settings.options.attempt_timeout).status()
         now = time.time()
         if json:
             put_json(
@@ -170,16 +160,14 @@ def upgrade(
     kind: Kind = EntityKind.QUEUE,
     until: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--until",
             metavar="enter|restart|DURATION",
             help="When to resume: at a line on stdin (the default on a terminal), when the primary has stopped "
             "responding and responds again, or after so long.",
         ),
     ] = None,
-    anyway: Annotated[
-        bool, typer.Option("--anyway", metavar="", help="Go on although a process does not follow the hold.")
-    ] = False,
+    anyway: Annotated[bool, Option("--anyway", help="Go on although a process does not follow the hold.")] = False,
     timeout: Timeout = None,
     json: Json = False,
 ) -> int:
@@ -386,13 +374,7 @@ class _Upgrade:
 
     async def _drain(self, stop: Stop) -> int:
         settings = self._settings
-        opened = Pair.connect(
-            settings.primary,
-            settings.secondary,
-            options=settings.options,
-            journal=settings.journal,
-            observers=settings.observers,
-        )
+        opened = pair_of(settings)
         recount = settings.secondary
         job = SyphonJob(opened, lambda: transport_of(recount), until_empty=True, interval=10.0, json=False)
         return await job.run(stop)

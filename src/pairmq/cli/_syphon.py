@@ -11,24 +11,24 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Annotated
 
-import typer
 from rich.live import Live
 from rich.text import Text
+from typer import Option
 
 from pairmq.cli._backlog_counts import Depths, count_queues
-from pairmq.cli._common import SYPHON, PairArguments, examples, failed_at, transport_of, with_pair, within
+from pairmq.cli._common import SYPHON, PairArguments, examples, failed_at, pair_of, transport_of, with_pair, within
 from pairmq.cli._dashboard import Serving, address_of, check_dashboard
 from pairmq.cli._errors import CommandFailed, printable
 from pairmq.cli._output import Speed, note, put_json, stderr_console, warn
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import duration, grouped, plural, rate, short_duration
+from pairmq.cli._values import Duration, grouped, plural, rate, short_duration
 from pairmq.model import TransportError
 from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, PairEnded, SyphonFailed, Warned
 from pairmq.pair import Agreement, Pair, Stray
 from pairmq.runner import backlog_properties
 from pairmq.transport import Transport
 
-_EPILOG = examples(
+EPILOG = examples(
     "pairmq syphon --config pair.toml",
     "pairmq syphon --until-empty --max-rate 500",
     "pairmq syphon --dashboard 8765",
@@ -36,36 +36,24 @@ _EPILOG = examples(
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command(epilog=_EPILOG)(syphon)
-
-
 @with_pair(SYPHON)
 def syphon(
     pair: PairArguments,
-    until_empty: Annotated[
-        bool, typer.Option("--until-empty", metavar="", help="Exit when all backlog queues are empty.")
-    ] = False,
-    metrics_interval: Annotated[
-        float,
-        typer.Option("--metrics-interval", parser=duration, metavar="DURATION", help="Between two progress lines."),
-    ] = "10s",  # type: ignore[assignment]  # the parser reads defaults too
+    until_empty: Annotated[bool, Option("--until-empty", help="Exit when all backlog queues are empty.")] = False,
+    metrics_interval: Annotated[float, Duration("--metrics-interval", "Between two progress lines.")] = "10s",  # type: ignore[assignment]  # the parser reads defaults too
     dashboard: Annotated[
         str | None,
-        typer.Option("--dashboard", metavar="[HOST:]PORT", help="Serve the dashboard, as 'pairmq dashboard' does."),
+        Option("--dashboard", metavar="[HOST:]PORT", help="Serve the dashboard, as 'pairmq dashboard' does."),
     ] = None,
     dashboard_token_file: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--dashboard-token-file",
             metavar="FILE",
             help="Holds its operators' token; else PAIRMQ_DASHBOARD_TOKEN, else random.",
         ),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Write each progress line as JSON on stdout.")
-    ] = False,
+    json: Annotated[bool, Option("--json", help="Write each progress line as JSON on stdout.")] = False,
 ) -> int:
     """Move messages from the backlog queues to their destinations on the primary.
 
@@ -78,13 +66,7 @@ def syphon(
         check_dashboard()
         page = Serving(*address_of(dashboard), "--dashboard", "--dashboard-token-file", dashboard_token_file)
     settings = pair.settings(enable_syphon=True)
-    opened = Pair.connect(
-        settings.primary,
-        settings.secondary,
-        options=settings.options,
-        journal=settings.journal,
-        observers=settings.observers,
-    )
+    opened = pair_of(settings)
     job = SyphonJob(
         opened,
         lambda: transport_of(settings.secondary),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from typer import Option
 
 from pairmq.cli._errors import BadUsage, file_problem
 from pairmq.model import ConfigurationError, Price
@@ -21,6 +22,11 @@ def duration(text: str) -> float:
         return parse_duration(text)
     except ConfigurationError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def Duration(flag: str, help: str, **more: Any) -> Any:
+    """An option whose value is a duration."""
+    return Option(flag, parser=duration, metavar="DURATION", help=help, **more)
 
 
 def positive(text: str) -> float:
