@@ -56,12 +56,8 @@ class PairedChannel(base.StdChannel):
     """What Kombu's producers and consumers work on.
 
     `basic_publish` sends what is meant to outlive an outage through the pair. Declarations of durable queues and
-    exchanges are put off while the primary is unavailable. Everything else is done by a channel of the connection to
+    exchanges are postponed while the primary is unavailable. Everything else is done by a channel of the connection to
     the primary, and raises py-amqp's errors as it always did.
-
-    Args:
-        connection: whose channel it is.
-        process: the pair and what goes with it.
     """
 
     Message = pyamqp.Message
@@ -87,26 +83,16 @@ class PairedChannel(base.StdChannel):
         confirm_timeout: float | None = None,
         **more: Any,
     ) -> object:
-        """Publish one message, and return once a broker has confirmed it, unless it is transient.
+        """Publish one message, and return once a broker has confirmed it, unless it is transient; the receipt of the
+        pair's.
 
-        Args:
-            msg: as `prepare_message` made it.
-            exchange: the exchange's name; empty for the default exchange.
-            routing_key: the routing key.
-            mandatory: asked of the primary; through the pair a message that no queue takes is always an error.
-            immediate: asked of the primary.
-            timeout: seconds for everything; None for the pair's ``send_timeout``.
-            confirm_timeout: seconds that the primary has to confirm what does not go through the pair; 5 when left out.
-            more: asked of the primary.
+        Through the pair a message that no queue takes is always an error; ``timeout`` is for everything, in seconds,
+        and the pair's ``send_timeout`` when left out. For what does not go through the pair the primary has
+        ``confirm_timeout`` to confirm, 5 s when left out.
 
-        Returns:
-            The receipt of a message that went through the pair.
-
-        Raises:
-            PublishRefused: no broker has it.
-            PublishUnknown: one may have it, or not.
-            QueueMissing: the primary has no such queue or exchange; Kombu declares them anew and publishes again.
-            Unreachable, StillUnreachable: it does not go through the pair, and the primary is unreachable.
+        Raises `PublishRefused` when no broker has it, `PublishUnknown` when one may, `QueueMissing` when the primary
+        has no such queue or exchange: Kombu declares them anew and publishes again. `Unreachable` and
+        `StillUnreachable` are for what does not go through the pair.
         """
         try:
             found = routed(msg, exchange, routing_key, self._process.exchanges)
@@ -250,14 +236,7 @@ class PairedChannel(base.StdChannel):
         return self._declare("queue_bind", asked, known is not None and known.durable, None)
 
     def _declare(self, method: str, arguments: dict[str, Any], lasting: bool, presumed: Any) -> Any:
-        """Declare something.
-
-        Args:
-            method: of py-amqp's channel.
-            arguments: its arguments.
-            lasting: whether it is there for good, and can be declared later as well.
-            presumed: what is returned when it is put off.
-        """
+        """Declare something; what is ``lasting`` can be declared later as well, and is ``presumed`` until then."""
         if not lasting:
             return getattr(self._on_link(), method)(**arguments)
         if not self._process.is_away:
@@ -375,10 +354,6 @@ class PairedConnection:
 
     Publishing needs none to the primary: the pair has its own. So that an unavailable primary does not keep tasks from
     being sent, this one connects at the first thing that only the primary can do, such as remote control.
-
-    Args:
-        client: the `kombu.Connection` that it belongs to.
-        process: the pair and what goes with it.
     """
 
     def __init__(self, client: Any, process: PairOfProcess) -> None:
@@ -404,14 +379,9 @@ class PairedConnection:
     def link(self, patience: float | None = None) -> Any:
         """Give py-amqp's connection to the primary.
 
-        Args:
-            patience: seconds of failed attempts of this process after which there is no retry; ``connect_timeout`` when
-                left out.
-
-        Raises:
-            Unreachable: the primary does not take a connection; Kombu may try again.
-            StillUnreachable: it has not for ``patience``. Until `DECLARE_INTERVAL` has passed there is no new attempt.
-            amqp.exceptions.AMQPError: it does not let this user in.
+        After ``patience`` seconds of failed attempts of this process, ``connect_timeout`` when left out, it raises
+        `StillUnreachable`, and makes no new attempt until `DECLARE_INTERVAL` has passed; before, `Unreachable`: Kombu
+        may try again.
         """
         if self._made_in != os.getpid():
             # The parent's: closing it here would close it there.

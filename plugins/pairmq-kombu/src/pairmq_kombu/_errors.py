@@ -29,11 +29,9 @@ class StillUnreachable(OperationalError, IrrecoverableConnectionError):  # type:
 
 
 def kombu_error(error: PairMQError) -> Exception:
-    """Turn what a send raised into what Kombu's callers know.
+    """Convert what a send raised to what Kombu's callers know.
 
-    Returns:
-        The exception to raise from it. None of them makes Kombu connect anew and try again: a pair has done so until
-        the send's deadline.
+    None of them makes Kombu connect anew and try again: a pair has done so until the send's deadline.
     """
     if isinstance(error, EntityNotFound):
         return QueueMissing(str(error))

@@ -62,16 +62,11 @@ class NotCarried(ValueError):
 
 
 def to_pairmq(message: Any, subject: str | None = None) -> Message:
-    """Read what Kombu has prepared for publishing.
+    """Read an `amqp.Message` that Kombu has prepared for publishing; it is left as it is.
 
-    Args:
-        message: an `amqp.Message`; left as it is.
-        subject: what the message's ``type`` must be, as the routing key of an exchange travels in it; None leaves the
-            message's own.
-
-    Returns:
-        The message: published by PairMQ's RabbitMQ transport its consumer gets the body, properties and headers that
-        py-amqp would have written, and a ``message_id`` if it had none.
+    Its ``type`` must be the subject, if there is one, as the routing key of an exchange travels in it. Published by
+    PairMQ's RabbitMQ transport, its consumer gets the body, properties and headers that py-amqp would have written, and
+    a ``message_id`` if it had none.
     """
     properties = {name: value for name, value in message.properties.items() if value is not None}
     if properties.pop("delivery_mode", None) != PERSISTENT:
@@ -162,11 +157,7 @@ def _instant(at: object) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What this process has declared an exchange to be.
-
-    Args:
-        type: ``direct``, ``topic``, ``fanout`` or another one.
-    """
+    """What this process has declared an exchange to be: ``direct``, ``topic``, ``fanout`` or another type."""
 
     type: str
     durable: bool
@@ -181,16 +172,10 @@ class Declared(Protocol):
 
 
 def routed(message: Any, exchange: str, routing_key: str, declared: Declared) -> tuple[Entity, Message] | None:
-    """Find out where a publish goes through the pair.
+    """Find the entity and the message for it of a publish through the pair; None for what is not meant to outlive an
+    outage.
 
-    Args:
-        exchange: its name; empty for the default exchange.
-
-    Returns:
-        The entity and the message for it; None for what is not meant to outlive an outage.
-
-    Raises:
-        NotCarried: it is, but a pair can't carry it.
+    Raises `NotCarried` for what is, but a pair can't carry.
     """
     if message.properties.get("delivery_mode") != PERSISTENT:
         return None

@@ -40,11 +40,7 @@ _LEAST_TIMEOUT = 0.1  # seconds, for the first send of a pair whose opening has 
 
 @dataclass(frozen=True, slots=True)
 class PairSettings:
-    """What makes a pair; two connections with equal settings share one.
-
-    Args:
-        arguments: of `pairmq.sync.Pair.connect`, by name and in order; URLs may hold passwords.
-    """
+    """What makes a pair, as arguments of `pairmq.sync.Pair.connect`; two connections with equal settings share one."""
 
     arguments: tuple[tuple[str, Any], ...] = field(repr=False)
 
@@ -54,15 +50,7 @@ class PairSettings:
 
 
 def pair_settings(client: Any, default_port: int) -> PairSettings:
-    """Read the settings of a connection.
-
-    Args:
-        client: a `kombu.Connection`.
-        default_port: of the primary, where the connection has none.
-
-    Raises:
-        ConfigurationError: they can't make a pair; says which and what to do.
-    """
+    """Read the settings of a `kombu.Connection`. Raises `ConfigurationError`."""
     table = (client.transport_options or {}).get(TABLE) or {}
     if not isinstance(table, Mapping):
         raise ConfigurationError(f"the transport option {TABLE!r} must hold a table of the pair's settings")
@@ -80,11 +68,7 @@ def pair_settings(client: Any, default_port: int) -> PairSettings:
 
 
 def check_connection(client: Any) -> None:
-    """Refuse a connection that can't be a pair's.
-
-    Raises:
-        ConfigurationError: says why, and what to write instead.
-    """
+    """Refuse a connection that can't be a pair's, with what to write instead."""
     if "://" in (client.hostname or ""):
         raise ConfigurationError(
             "write the primary's URL with pairmq:// in the place of amqp://, or with pairmqs:// in that of amqps://; "
@@ -134,9 +118,6 @@ class PairOfProcess:
     """A pair that is opened by the first publish, and what its connections have in common.
 
     Safe to share between threads, and over a fork, as `pairmq.sync.Pair` is.
-
-    Raises:
-        ConfigurationError: a setting can't work.
     """
 
     def __init__(self, settings: PairSettings) -> None:
@@ -152,15 +133,13 @@ class PairOfProcess:
 
     @property
     def pair(self) -> Pair:
-        """The pair."""
         return self._pair
 
     def send(self, entity: Entity, message: Message, timeout: float | None) -> Receipt:
         """Send through the pair, which the first send opens.
 
-        Args:
-            timeout: seconds for everything; None for the pair's ``send_timeout``. Opening the pair counts, and may
-                take its ``attempt_timeout``, however little is left.
+        That counts toward the timeout, the pair's ``send_timeout`` when left out, and may take its ``attempt_timeout``,
+        however little is left.
         """
         pair, senders = self._pair, self._senders
         begun = time.monotonic()
@@ -235,11 +214,7 @@ _pairs: dict[PairSettings, PairOfProcess] = {}
 
 
 def pair_of_process(settings: PairSettings) -> PairOfProcess:
-    """Give the process's pair of these settings.
-
-    Raises:
-        ConfigurationError: a setting can't work.
-    """
+    """Give the process's pair of these settings. Raises `ConfigurationError`."""
     with _lock:
         found = _pairs.get(settings)
         if found is None:

@@ -12,15 +12,7 @@ from pairmq_kombu._process import PairSettings, check_connection, pair_of_proces
 
 
 class Transport(pyamqp.Transport):
-    """RabbitMQ through a pair: Kombu's transport for py-amqp, but for what it publishes.
-
-    Args:
-        client: the `kombu.Connection`.
-        kwargs: of Kombu's transport.
-
-    Raises:
-        ConfigurationError: the URL or the settings can't make a pair.
-    """
+    """RabbitMQ through a pair: Kombu's transport for py-amqp, but for what it publishes."""
 
     recoverable_channel_errors = (*pyamqp.Transport.recoverable_channel_errors, QueueMissing)
 
@@ -46,17 +38,11 @@ class Transport(pyamqp.Transport):
         return connection.channel()
 
     def get_heartbeat_interval(self, connection: PairedConnection) -> float:
-        """There are no heartbeats."""
         return 0
 
 
 class TLSTransport(Transport):
-    """The same over TLS.
-
-    Args:
-        client: the `kombu.Connection`.
-        kwargs: of Kombu's transport.
-    """
+    """The same over TLS."""
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)

@@ -12,13 +12,9 @@ from pairmq_kombu.transport import Transport
 
 
 class Syphon(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
-    """Brings the backlog home in the worker's main process, from its start to its end.
+    """Moves the backlog to the primary in the worker's main process, from its start to its end.
 
     ``app.steps["worker"].add(Syphon)`` switches it on. Several workers may have one: two syphons on one pair are safe.
-
-    Args:
-        worker: Celery's.
-        kwargs: of the step.
     """
 
     # After the pool: what is forked needs no syphon.
@@ -43,5 +39,4 @@ class Syphon(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
             self._pair.close()
 
     def terminate(self, worker: Any) -> None:
-        """Close it."""
         self.stop(worker)

@@ -189,11 +189,8 @@ class RabbitAdmin(Admin):
         return True
 
     async def list_entities(self, prefix: str = "") -> list[Entity]:
-        """List queues and exchanges, which needs the management plugin.
-
-        Raises:
-            TransportError: reason *not-supported* when the URL does not name the plugin.
-        """
+        """List queues and exchanges, which needs the management plugin; reason *not-supported* when the URL does not
+        name it."""
         doing = "list the entities"
         if self._management is None:
             raise not_configured(doing)
@@ -273,11 +270,7 @@ class RabbitAdmin(Admin):
             raise
 
     async def _count(self, queue: str, source: Source, doing: str) -> int:
-        """How many messages of a source's queue are ready; 0 for a dead-letter queue that does not exist yet.
-
-        Raises:
-            TransportError: reason *not-found* when there is no such source.
-        """
+        """How many messages of a source's queue are ready; 0 for a dead-letter queue that does not exist yet."""
         if not source.dead_letter:
             if queue in self._own:
                 return await count_certainly(self._context, queue, doing)

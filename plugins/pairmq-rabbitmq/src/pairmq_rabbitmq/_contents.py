@@ -44,20 +44,12 @@ _DOUBLING: Final = 8  # unanswered markers after which the pause doubles
 
 
 async def peek(context: Context, queue: str, most: int, doing: str) -> list[Delivery]:
-    """Fetch the oldest messages of a queue and release them.
+    """Fetch the oldest messages of a queue that exists and release them, within a second if cancelled.
 
     Meanwhile no other consumer can receive them. RabbitMQ counts it as a delivery: classic queues mark the messages as
     redelivered, quorum queues increment their delivery count, and dead-letter a message that reaches its
-    ``max_delivery_count`` this way. Messages that a consumer holds locked are not shown.
-
-    Args:
-        queue: its name; it exists.
-        most: how many at most.
-
-    Returns:
-        Deliveries whose lock tokens settle nothing; a message that can't be decoded is shown as far as it can be read.
-
-    A cancelled call releases within a second what it had fetched.
+    ``max_delivery_count`` this way. Messages that a consumer holds locked are not shown; one that can't be decoded is
+    shown as far as it can be read.
     """
     waiting, _ = await context.count(queue, doing)
     expected = min(waiting, most, _MOST)
@@ -76,11 +68,7 @@ async def peek(context: Context, queue: str, most: int, doing: str) -> list[Deli
 
 
 async def peek_in_turn(context: Context, queue: str, most: int, doing: str) -> list[Delivery]:
-    """Peek into a queue for one consumer at a time, as its consumer for a moment; otherwise as `peek`.
-
-    Raises:
-        TransportError: reason *not-supported* while a consumer reads it; or the broker could not be asked.
-    """
+    """Peek into a queue for one consumer at a time, as its consumer for a moment, unless another one reads it."""
     waiting, consumers = await context.count(queue, doing)
     if consumers:
         text = "a consumer reads it, and it is for one consumer at a time"
@@ -142,7 +130,6 @@ class Positions:
         self._watches: dict[str, _Watch] = {}
 
     async def of(self, queue: str, doing: str) -> QueuePositions:
-        """Check one queue."""
         if not await is_for_one_consumer(self._context, queue, doing):
             await self._context.count(queue, doing)  # does it exist at all?
             text = "it is not for one consumer at a time, or this user may not configure it: unknown how far"
@@ -184,7 +171,6 @@ class _Watch:
         return len(self.open)
 
     async def look(self, doing: str) -> QueuePositions:
-        """Look once: see `Positions.of`."""
         newest = self._published + 1
         if self._is_due():
             # At once, so that no other look takes this one's number for one that is published after it began.

@@ -43,12 +43,6 @@ class _Closable(Protocol):
 
 
 class Context:
-    """Of one transport.
-
-    Args:
-        tls: checks the broker; None for plain TCP.
-    """
-
     def __init__(self, url: RabbitUrl, tls: ssl.SSLContext | None) -> None:
         self.url = url
         self.publishing = Link(url, tls, "pairmq publishing")
@@ -103,13 +97,11 @@ class Context:
         *,
         about: str = "",
     ) -> T:
-        """Ask the broker something, on a channel that no other call uses meanwhile.
+        """Ask the broker something, over the control link unless another is given, on a channel that no other call uses
+        meanwhile.
 
-        Args:
-            link: whose connection to ask over; the control link's when left out.
-            about: the name of a queue or exchange that a refusal would hold: see `consuming_of`.
-
-        A cancelled call gets control back at once; the question may have been answered.
+        ``about`` is the name of a queue or exchange that a refusal would hold: see `consuming_of`. A cancelled call
+        gets control back at once; the question may have been answered.
         """
         if self.closed:
             raise _errors.closed(doing)
@@ -138,7 +130,6 @@ class Context:
             raise failed from failed.__cause__
 
     async def server_version(self, doing: str) -> tuple[int, ...]:
-        """The broker's version, such as (3, 10, 8)."""
         try:
             return (await self.control.session()).server_version
         except Unsent as error:
@@ -146,7 +137,6 @@ class Context:
             raise failed from failed.__cause__
 
     async def find_exchange(self, name: str, doing: str) -> None:
-        """Make sure that an exchange exists."""
         await self.ask(doing, lambda channel: channel.exchange_declare(name, passive=True), about=name)
 
     async def count(self, queue: str, doing: str) -> tuple[int, int]:
@@ -168,7 +158,6 @@ class Context:
         return TransportError(f"{doing}: the queue was not there", FailureKind.TRANSIENT, FailureReason.OTHER)
 
     async def close(self, timeout: float) -> None:
-        """Close all connections within ``timeout`` seconds."""
         self.closed = True
         self._idle.clear()
         links = (self.publishing, self.consuming, self.control, self._ordering, *self._apart)

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Mapping
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 from aiormq.abc import ChannelFrame
@@ -26,9 +27,12 @@ from aiormq.channel import Channel
 from aiormq.exceptions import ChannelInvalidStateError
 from aiormq.tools import awaitable
 from pamqp import commands
+from pamqp.base import Frame
 
 _TURN: Final = 1.0  # s for the reply to a request in flight, ahead of a Channel.Close
 _SUCCESS: Final = 200
+
+F = TypeVar("F", bound=Frame)
 
 _ours: ContextVar[bool] = ContextVar("pairmq_rabbitmq_connection", default=False)
 
@@ -40,56 +44,10 @@ _DEMOTED: Final[Mapping[str, int]] = {
 """Its loggers, and up to which level their records are demoted."""
 
 
-class Publish(commands.Basic.Publish):
-    """Sends to an exchange of any name."""
-
-    def validate(self) -> None:
-        """Leave it to the broker."""
-
-
-class _QueueDeclare(commands.Queue.Declare):
-    def validate(self) -> None:
-        pass
-
-
-class _QueueDelete(commands.Queue.Delete):
-    def validate(self) -> None:
-        pass
-
-
-class _QueuePurge(commands.Queue.Purge):
-    def validate(self) -> None:
-        pass
-
-
-class _QueueBind(commands.Queue.Bind):
-    def validate(self) -> None:
-        pass
-
-
-class _ExchangeDeclare(commands.Exchange.Declare):
-    def validate(self) -> None:
-        pass
-
-
-class _ExchangeDelete(commands.Exchange.Delete):
-    def validate(self) -> None:
-        pass
-
-
-class _ExchangeBind(commands.Exchange.Bind):
-    def validate(self) -> None:
-        pass
-
-
-class _Get(commands.Basic.Get):
-    def validate(self) -> None:
-        pass
-
-
-class _Consume(commands.Basic.Consume):
-    def validate(self) -> None:
-        pass
+@functools.cache
+def any_name(frame: type[F]) -> type[F]:
+    """The class of a frame that leaves the validation of its names to the broker."""
+    return type(frame.__name__, (frame,), {"validate": lambda self: None})
 
 
 class _AnyName(Channel):
@@ -99,25 +57,25 @@ class _AnyName(Channel):
     close_sent = False
 
     async def queue_declare(self, queue: str = "", *, timeout: float | None = None, **options: Any) -> Any:
-        return await self.rpc(_QueueDeclare(queue=queue, **options), timeout=timeout)
+        return await self.rpc(any_name(commands.Queue.Declare)(queue=queue, **options), timeout=timeout)
 
     async def queue_delete(self, queue: str = "", *, timeout: float | None = None, **options: Any) -> Any:  # type: ignore[override]
-        return await self.rpc(_QueueDelete(queue=queue, **options), timeout=timeout)
+        return await self.rpc(any_name(commands.Queue.Delete)(queue=queue, **options), timeout=timeout)
 
     async def queue_purge(self, queue: str = "", *, timeout: float | None = None) -> Any:  # type: ignore[override]
-        return await self.rpc(_QueuePurge(queue=queue), timeout=timeout)
+        return await self.rpc(any_name(commands.Queue.Purge)(queue=queue), timeout=timeout)
 
     async def queue_bind(  # type: ignore[override]
         self, queue: str, exchange: str = "", routing_key: str = "", *, timeout: float | None = None, **options: Any
     ) -> Any:
-        frame = _QueueBind(queue=queue, exchange=exchange, routing_key=routing_key, **options)
+        frame = any_name(commands.Queue.Bind)(queue=queue, exchange=exchange, routing_key=routing_key, **options)
         return await self.rpc(frame, timeout=timeout)
 
     async def exchange_declare(self, exchange: str = "", *, timeout: float | None = None, **options: Any) -> Any:
-        return await self.rpc(_ExchangeDeclare(exchange=exchange, **options), timeout=timeout)
+        return await self.rpc(any_name(commands.Exchange.Declare)(exchange=exchange, **options), timeout=timeout)
 
     async def exchange_delete(self, exchange: str = "", *, timeout: float | None = None, **options: Any) -> Any:
-        return await self.rpc(_ExchangeDelete(exchange=exchange, **options), timeout=timeout)
+        return await self.rpc(any_name(commands.Exchange.Delete)(exchange=exchange, **options), timeout=timeout)
 
     async def exchange_bind(
         self,
@@ -128,7 +86,9 @@ class _AnyName(Channel):
         timeout: float | None = None,
         **options: Any,
     ) -> Any:
-        frame = _ExchangeBind(destination=destination, source=source, routing_key=routing_key, **options)
+        frame = any_name(commands.Exchange.Bind)(
+            destination=destination, source=source, routing_key=routing_key, **options
+        )
         return await self.rpc(frame, timeout=timeout)
 
     async def basic_get(self, queue: str = "", no_ack: bool = False, timeout: float | None = None) -> Any:
@@ -138,7 +98,7 @@ class _AnyName(Channel):
     async def rpc(self, frame: Any, timeout: float | None = None) -> Any:
         if isinstance(frame, commands.Basic.Get):
             # The driver makes this one itself, which leaves no other place to put the name.
-            frame = _Get(queue=self._get_from, no_ack=frame.no_ack)
+            frame = any_name(commands.Basic.Get)(queue=self._get_from, no_ack=frame.no_ack)
         return await super().rpc(frame, timeout=timeout)
 
     async def basic_consume(
@@ -152,7 +112,9 @@ class _AnyName(Channel):
     ) -> Any:
         tag = consumer_tag or f"pairmq-{uuid4().hex}"
         self.consumers[tag] = awaitable(consumer_callback)
-        return await self.rpc(_Consume(queue=queue, consumer_tag=tag, **options), timeout=timeout)
+        return await self.rpc(
+            any_name(commands.Basic.Consume)(queue=queue, consumer_tag=tag, **options), timeout=timeout
+        )
 
 
 def take_any_name(channel: Channel) -> Channel:

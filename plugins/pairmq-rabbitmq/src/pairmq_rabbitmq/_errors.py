@@ -84,13 +84,9 @@ class Unsent(Exception):
 
 
 def failure(error: BaseException, doing: str, *, maybe_applied: bool = True) -> TransportError:
-    """Make the transport error of what the driver reported.
+    """Make the transport error of what the driver reported, its cause set.
 
-    Args:
-        maybe_applied: used unless the error itself is certain: an `Unsent`, or the broker's refusal.
-
-    Returns:
-        The error, its cause set; to be raised or handed out.
+    It may have been applied unless the error itself is certain: an `Unsent`, or the broker's refusal.
     """
     if isinstance(error, TransportError):
         return error
@@ -121,7 +117,6 @@ def blocked(doing: str) -> TransportError:
 
 
 def lock_lost(doing: str) -> TransportError:
-    """Make the error of settling a delivery whose lock has ended."""
     text = f"{doing}: its lock has ended, and it will be delivered again"
     return TransportError(text, _REFUSED, FailureReason.LOCK_LOST)
 
@@ -132,6 +127,5 @@ def refused(doing: str, text: str, reason: FailureReason) -> TransportError:
 
 
 def _words(error: BaseException) -> str:
-    """The broker's or the driver's own text."""
     words = " ".join(str(argument) for argument in error.args if isinstance(argument, str) and argument)
     return words or str(error) or type(error).__name__

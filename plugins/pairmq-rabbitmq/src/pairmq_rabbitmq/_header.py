@@ -159,11 +159,9 @@ def _table(header: bytes, at: int, end: int) -> dict[str, Any]:
 def is_costly(header: bytes, *, sending: bool = False) -> bool:
     """Return whether reading a content header would block the event loop for long; visits each value once.
 
-    Args:
-        header: the payload of a content header frame; any client may have written its properties. In one that can't be
-            parsed, what precedes the error counts, as the parser reads no further either.
-        sending: leave room for the headers that the broker adds to a message which it redelivers or dead-letters: one
-            that was accepted must not become too costly in transit.
+    In one that can't be parsed, what precedes the error counts, as the parser reads no further either. When sending,
+    room is left for the headers that the broker adds to a message which it redelivers or dead-letters: one that was
+    accepted must not become too costly in transit.
     """
     bytes_more, values_more = _BROKERS_OWN if sending else (0, 0)
     size = len(header) + bytes_more

@@ -64,12 +64,7 @@ _TRUSTED = 60.0  # s
 
 @dataclass(slots=True)
 class Found:
-    """What is known about a queue.
-
-    Args:
-        complete: whether this is everything, or everything that was asked for; otherwise the broker's text could not
-            be parsed, or it refused.
-    """
+    """What is known about a queue; incomplete if the broker refused, or its text could not be parsed."""
 
     arguments: dict[str, Any] = field(default_factory=dict)
     auto_delete: bool = False
@@ -86,16 +81,11 @@ async def interrogate(
     until: frozenset[str] = frozenset(),
     link: Link | None = None,
 ) -> Found:
-    """Find out the arguments of a queue that exists.
+    """Find out the arguments of a queue that exists, over the control link unless another is given, or ``until`` some.
 
     It creates nothing, even when the queue is deleted meanwhile: see ``_GUARD``. A broker that does not know the guard
-    could only create, in the moment after it named the queue, a queue like the one that existed.
-
-    Args:
-        link: whose connection to use; the control link's when left out.
-
-    Returns:
-        What was found; without those arguments of the guess that could not be confirmed.
+    could only create, in the moment after it named the queue, a queue like the one that existed. Arguments of the guess
+    that could not be confirmed are left out.
     """
     asked = dict(guess)
     flags = {"durable": True, "auto_delete": False}
@@ -181,19 +171,14 @@ async def count_certainly(context: Context, queue: str, doing: str) -> int:
 
     A passive declare, which returns the number, is answered at once with what the queue's process knows. For a quorum
     queue that may be 0 with any number of messages in it: while no leader is elected, when the leader does not answer
-    within 0.25 s, and after a boot until what dead consumers held is requeued (seen for 0.2 to 0.9 s with
-    RabbitMQ 3.10). `basic.get` is no query but a command, which the leader applies in turn with all others. So a 0 is
-    verified with that. A message that it fetches is requeued in its place, counted as delivered once more.
+    within 0.25 s, and after a boot until what dead consumers held is requeued (seen for 0.2 to 0.9 s with RabbitMQ
+    3.10). `basic.get` is no query but a command, which the leader applies in turn with all others. So a 0 is verified
+    with that. A message that it fetches is requeued in its place, counted as delivered once more, also when the call is
+    cancelled.
 
     Nothing can be fetched this way from a queue with a single active consumer, or by a user who may not read it. The
     leader refuses the former in turn as well, so the number read afterwards is right; for the latter the first number
-    is returned.
-
-    Raises:
-        TransportError: there is no such queue, or it could not be asked. A queue without leader never answers: set
-            a time limit.
-
-    A cancelled call releases what it had fetched.
+    is returned. A queue without leader never answers: set a time limit.
     """
     waiting, _ = await context.count(queue, doing)
     refused = False
@@ -212,14 +197,8 @@ async def count_certainly(context: Context, queue: str, doing: str) -> int:
 
 
 async def fetch_one(channel: Channel, queue: str) -> int:
-    """Have a queue's leader fetch a message, and requeue it in its place, which closes the channel.
-
-    Returns:
-        How many messages there were, this one included; 0 when there was none.
-
-    Raises:
-        Exception: the driver's, as for a queue that does not exist or may not be read.
-    """
+    """Have a queue's leader fetch a message, and requeue it in its place, which closes the channel; the number there
+    was."""
     fetched = (await channel.basic_get(queue)).delivery
     if not isinstance(fetched, Basic.GetOk):
         return 0
@@ -229,13 +208,9 @@ async def fetch_one(channel: Channel, queue: str) -> int:
 
 
 async def why_nacked(context: Context, entity: Entity, doing: str) -> TransportError:
-    """Find why the broker did not accept a message for an entity.
+    """Find why the broker did not accept a message; in doubt unless the queue is known to reject messages when full.
 
-    The number of messages in the queue is kept for the probe. Of a topic's queues others may have accepted the
-    message.
-
-    Returns:
-        The error, in doubt unless the queue is known to reject messages when full.
+    The number of messages in the queue is kept for the probe. Of a topic's queues others may have accepted the message.
     """
     text = f"{doing}: the broker rejected it"
     unavailable, quota = FailureKind.UNAVAILABLE, FailureReason.QUOTA

@@ -44,11 +44,7 @@ class Taker(Protocol):
 
 
 class _Content:
-    """A message of which not all frames have arrived.
-
-    Args:
-        tag: of a delivery; None for a return.
-    """
+    """A message of which not all frames have arrived; a return has no tag."""
 
     __slots__ = ("got", "header", "parts", "redelivered", "size", "tag")
 
@@ -61,11 +57,7 @@ class _Content:
 
 
 class Lane:
-    """Separates one connection's incoming frames.
-
-    Args:
-        clock: returns an instant in seconds.
-    """
+    """Separates one connection's incoming frames."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.frames = 0  # received so far
@@ -137,14 +129,8 @@ class Lane:
         return b"".join(for_driver)
 
     def _whole(self, taker: Taker, channel: int, data: bytes, at: int, stop: int) -> int:
-        """Hand on a delivery that has arrived completely, in the three frames that nearly every one has.
-
-        Args:
-            data: holds the frames.
-
-        Returns:
-            Where the last frame ends; 0 for one that arrives in parts, or is malformed.
-        """
+        """Hand on a delivery that has arrived completely, in the three frames that nearly every one has; 0 or where it
+        ends."""
         end = len(data)
         if end - stop < _SHORTEST_CONTENT:
             return 0

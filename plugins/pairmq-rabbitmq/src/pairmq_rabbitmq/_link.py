@@ -44,11 +44,7 @@ _SPARE_CHANNELS = 8  # of the broker's limit, so that a burst of openings does n
 
 
 class Link:
-    """One connection at a time, shared.
-
-    Args:
-        tls: checks the broker; None for plain TCP.
-    """
+    """One connection at a time, shared."""
 
     def __init__(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str) -> None:
         self._url = url
@@ -100,11 +96,8 @@ class Link:
         return attempt.result()
 
     def retire(self, session: Session, *, silent: bool) -> None:
-        """Use a connection no more for new calls; it ends when no call uses it any more.
-
-        Args:
-            silent: nothing comes from the broker; as soon as something does, new calls may use it again.
-        """
+        """Use a connection no more for new calls, unless a silent one is heard of again; it ends when no call uses it
+        any more."""
         if self._session is session:
             self._session = None
         if not session.usable:
@@ -198,18 +191,10 @@ class Session:
 
     @property
     def frame_max(self) -> int:
-        """The largest frame in bytes that the broker takes."""
         return int(self._driver.connection_tune.frame_max or 0) or 131_072
 
     async def open(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str) -> None:
-        """Connect and log in.
-
-        Args:
-            tls: checks the broker; None for plain TCP.
-
-        Raises:
-            Exception: the driver's; nothing of a message was written.
-        """
+        """Connect and log in. Raises the driver's exceptions; nothing of a message was written."""
         connection = _Connection(url, tls, purpose, self.wire, self._loop)
         try:
             await self._detached(connection.connect())
@@ -220,11 +205,7 @@ class Session:
             self._lost(self._lost_at_login)
 
     async def open_channel(self, *, confirms: bool) -> Channel:
-        """Open a channel.
-
-        Raises:
-            Unsent: it can't be opened.
-        """
+        """Open a channel. Raises `Unsent`."""
         tune = self._driver.connection_tune
         if tune.channel_max and len(self._driver.channels) >= tune.channel_max - _SPARE_CHANNELS:
             text = f"the connection has all {tune.channel_max} channels that the broker allows: use fewer entities"
@@ -277,7 +258,6 @@ class Session:
             self._listeners.append(listener)
 
     def remove_on_end(self, listener: Callable[[BaseException], None]) -> None:
-        """Forget a listener."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
@@ -406,11 +386,7 @@ class _Underlay(UnderlayConnection):
 
 
 class _Connection(aio_pika.Connection):
-    """aio-pika's plain connection, which never reconnects, over streams of ours.
-
-    Args:
-        tls: checks the broker; None for plain TCP.
-    """
+    """aio-pika's plain connection, which never reconnects, over streams of ours."""
 
     def __init__(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str, wire: Wire, loop: _DriverLoop) -> None:
         broker = URL.build(
@@ -431,7 +407,6 @@ class _Connection(aio_pika.Connection):
         """Do nothing: the session ends it. What aio-pika does here needs a loop, and the collector may run anywhere."""
 
     async def connect(self, timeout: float | None = None) -> None:
-        """Connect and log in; time limits come from outside."""
         driver = _Driver(self.url, loop=self._driver_loop, transport_factory=self._streams)
         driver.vhost = self._vhost  # in an URL the driver would misread most that is no letter
         await driver.connect()

@@ -50,9 +50,6 @@ class Management:
 
         The plugin learns of a queue's policy every few seconds. A user who may read policies (with the tag
         ``policymaker``) sees them at once.
-
-        Raises:
-            TransportError: reason *not-found* when it does not exist; others when the plugin can't be asked.
         """
         path = f"/api/queues/{self._vhost}/{quote(name, safe='')}"
         columns = "arguments,auto_delete,durable,effective_policy_definition"
@@ -87,19 +84,11 @@ class Management:
         return definitions
 
     async def queues(self, prefix: str, doing: str) -> list[str]:
-        """List the names of all queues with this prefix.
-
-        Raises:
-            TransportError: the plugin can't be asked.
-        """
+        """List the names of all queues with this prefix."""
         return await asyncio.to_thread(self._names, "queues", prefix, doing)
 
     async def exchanges(self, prefix: str, doing: str) -> list[str]:
-        """List the names of all exchanges with this prefix, except the default one.
-
-        Raises:
-            TransportError: the plugin can't be asked.
-        """
+        """List the names of all exchanges with this prefix, except the default one."""
         return [name for name in await asyncio.to_thread(self._names, "exchanges", prefix, doing) if name]
 
     def _names(self, kind: str, prefix: str, doing: str) -> list[str]:
@@ -176,11 +165,7 @@ class Management:
 
 
 def policy_for(queue: str, queue_type: str, policies: Sequence[Any]) -> dict[str, Any]:
-    """Choose the one policy that applies to a queue; returns its definition, empty for no policy.
-
-    Raises:
-        re.error: a pattern is invalid.
-    """
+    """Choose the one policy that applies to a queue; its definition, empty for no policy. Raises `re.error`."""
     targets = ("all", "queues", "streams" if queue_type == "stream" else f"{queue_type}_queues")
     fitting = [
         policy
@@ -194,15 +179,10 @@ def policy_for(queue: str, queue_type: str, policies: Sequence[Any]) -> dict[str
 
 
 def effective(arguments: Mapping[str, Any], *policies: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a queue's arguments with the policies that apply to it, as RabbitMQ does.
+    """Merge a queue's arguments with the policy and the operator policy, as RabbitMQ does.
 
-    Args:
-        policies: the policy, and the operator policy, with the policies' names for arguments, which have no ``x-``.
-
-    Returns:
-        The effective values: of two bounds the smaller; otherwise the operator policy takes precedence over the policy,
-        and the queue's own over both, except for a quorum queue's behaviour when full or idle, where policies come
-        first.
+    Of two bounds the smaller counts; otherwise the operator policy takes precedence over the policy, and the queue's
+    own over both, except for a quorum queue's behaviour when full or idle, where policies come first.
     """
     policy: dict[str, Any] = {}
     for each in policies:

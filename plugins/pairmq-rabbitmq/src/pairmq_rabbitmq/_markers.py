@@ -44,18 +44,13 @@ _MOST_OPEN = 4096  # markers whose answers are waited for; older ones are forgot
 
 
 class Marker(NamedTuple):
-    """One marker as a consumer receives it.
-
-    Args:
-        id: random; the answer repeats it.
-    """
+    """One marker as a consumer receives it; the answer repeats its random id."""
 
     id: str
     reply_to: str
 
 
 def marker_properties(marker_id: str) -> Basic.Properties:
-    """Return the properties of a new marker; its body is empty."""
     return Basic.Properties(
         message_type=_TYPE,
         message_id=marker_id,  # identifies it when the broker returns it
@@ -96,11 +91,7 @@ class MarkerLine:
         return epoch == self.epoch and raw is not None and not raw.is_closed and session is not None and session.usable
 
     async def ready(self, doing: str) -> None:
-        """Open the channel unless it is open.
-
-        Raises:
-            Exception: the driver's, or an `Unsent`, or a `TransportError`: it can't be opened.
-        """
+        """Open the channel unless it is open. Raises the driver's exceptions, `Unsent` or `TransportError`."""
         async with self._opening:
             if not self.answers(self.epoch):
                 session = await self._link.session()
@@ -112,10 +103,8 @@ class MarkerLine:
     async def publish(self, queue: str, marker_id: str, answered: Callable[[], None]) -> None:
         """Publish a marker, after `ready`; returns when the broker has confirmed it.
 
-        Raises:
-            Exception: the driver's: the queue may hold the marker unless the broker rejected it.
-
-        A cancelled call leaves the connection to the other calls on it.
+        When the driver raises, the queue may hold the marker unless the broker rejected it. A cancelled call leaves the
+        connection to the other calls on it.
         """
         self._told[marker_id] = answered
         while len(self._told) > _MOST_OPEN:

@@ -20,11 +20,7 @@ OWN_PREFIX = "pairmq."
 
 
 def queue_of(source: Source) -> str:
-    """The name of the queue that a receiver of the source reads.
-
-    Raises:
-        TransportError: reason *malformed* when it is too long for the broker.
-    """
+    """The name of the queue that a receiver of the source reads; reason *malformed* when it is too long."""
     check(source.entity)
     name = source.entity.path
     if source.subscription is not None:
@@ -35,16 +31,11 @@ def queue_of(source: Source) -> str:
 
 
 def dead_letter_of(queue: str) -> str:
-    """The name of a queue's dead-letter queue."""
     return queue + _DEAD_LETTER
 
 
 def check(entity: Entity) -> None:
-    """Check that the broker can have an entity of this name.
-
-    Raises:
-        TransportError: reason *malformed*.
-    """
+    """Check that the broker can have an entity of this name; reason *malformed* if not."""
     if len(entity.path.encode()) > MAX_PATH_LENGTH:
         raise _too_long(entity.path)
 

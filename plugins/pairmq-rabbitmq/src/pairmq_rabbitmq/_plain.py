@@ -40,12 +40,7 @@ _OTHER, _COUNT = "", "\0"  # not names of plain properties
 
 
 def read(header: bytes, body: bytes) -> tuple[Message, int | None] | None:
-    """Read a message from the payload of its content header frame.
-
-    Returns:
-        The message, and how often it was delivered before, if the broker reports it; None for one that is not
-        plain.
-    """
+    """Read a plain message, and how often it was delivered before if the broker reports it; None for any other."""
     if len(header) > _LONG:
         return None
     try:

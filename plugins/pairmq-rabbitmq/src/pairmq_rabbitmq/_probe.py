@@ -58,7 +58,6 @@ class Probe:
         self._publisher = Publisher(context.publishing, "ping")
 
     async def probe(self, entity: Entity) -> None:
-        """Ping one entity."""
         doing = f"probe {entity}"
         _names.check(entity)
         if entity.kind is EntityKind.TOPIC:

@@ -41,17 +41,11 @@ _UNLIMITED_COUNT = 2**31  # in requested settings: no message reaches it
 
 
 def arguments_of(asked: QueueProperties, queue_type: QueueType, dead_letter: str, doing: str) -> dict[str, Any]:
-    """Write settings as the arguments of a queue.
+    """Write settings as the arguments of a queue; locks and batching are not the queue's, deliveries not a classic
+    one's.
 
-    A queue never drops what it has accepted: a full one rejects new messages.
-
-    Args:
-        asked: the settings; the lock's duration and batching are not the queue's.
-        queue_type: quorum or classic; a classic queue has no bound on deliveries.
-
-    Raises:
-        TransportError: reason *malformed* when RabbitMQ does not accept a number; *not-supported* for one consumer
-            at a time with a classic queue.
+    A queue never drops what it has accepted: a full one rejects new messages. Raises `TransportError`: *malformed* for
+    a number that RabbitMQ does not accept, *not-supported* for one consumer at a time with a classic queue.
     """
     arguments: dict[str, Any] = {QUEUE_TYPE: queue_type}
     rejects = False
@@ -85,14 +79,8 @@ def arguments_of(asked: QueueProperties, queue_type: QueueType, dead_letter: str
 
 
 def queue_type_for(wanted: QueueType | None, server_version: tuple[int, ...], default: QueueType) -> QueueType:
-    """Choose the type of a new queue.
-
-    Args:
-        server_version: such as (3, 10, 8); empty when the broker does not report it.
-
-    Returns:
-        Classic where quorum queues have no time to live and may lose what they dead-letter.
-    """
+    """Choose the type of a new queue: classic where quorum queues have no time to live and may lose what they
+    dead-letter."""
     return (wanted or default) if not server_version or server_version >= _QUORUM_SINCE else "classic"
 
 
@@ -111,12 +99,10 @@ def properties_of(
     auto_delete: bool = False,
     server_version: tuple[int, ...] = (),
 ) -> QueueProperties:
-    """Read a queue's arguments as settings.
+    """Read a queue's arguments as settings; one that is deleted with its last consumer has an idle time of 0.
 
-    Args:
-        lock_duration: seconds, as the client keeps it.
-        auto_delete: whether it is deleted with its last consumer, which is reported as an idle time of 0.
-        server_version: such as (4, 0, 3): from 4 on, a quorum queue without a setting drops after 20 deliveries.
+    From RabbitMQ 4 on, a quorum queue without a setting drops after 20 deliveries. The client keeps the locks, in
+    seconds.
     """
     limit = _number(arguments.get(DELIVERY_LIMIT))
     if limit is None and arguments.get(QUEUE_TYPE) == "quorum" and server_version >= (4,):

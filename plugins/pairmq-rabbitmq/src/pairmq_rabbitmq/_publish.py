@@ -24,7 +24,7 @@ from pamqp import commands
 
 from pairmq.model import TransportError
 from pairmq_rabbitmq import _header
-from pairmq_rabbitmq._driver import Publish, close_channel
+from pairmq_rabbitmq._driver import any_name, close_channel
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Session
 
@@ -39,8 +39,9 @@ ALONE = 1 << 20
 
 def publish_method(exchange: str, routing_key: str) -> bytes:
     """The payload of the method frame that publishes a message there, to be returned if no queue takes it."""
-    method = Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
-    return struct.pack(">I", method.index) + method.marshal()
+    method = any_name(commands.Basic.Publish)(exchange=exchange, routing_key=routing_key, mandatory=True)
+    payload: bytes = method.marshal()
+    return struct.pack(">I", method.index) + payload
 
 
 @dataclass(slots=True)
@@ -74,11 +75,8 @@ class Nacked:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No answer arrived, and none will.
-
-    Args:
-        alone: nothing else was in flight on the channel, so that the broker's refusal can only mean this one.
-    """
+    """No answer arrived, and none will; if it was ``alone`` on the channel, the broker's refusal can only mean this
+    one."""
 
     cause: BaseException
     alone: bool
@@ -115,14 +113,12 @@ class Batch:
             self._waiter.set_result(None)
 
     def end(self, error: TransportError) -> None:
-        """Stop waiting: those without an answer get this error."""
         if not self._waiter.done():
             self.answers = [error if isinstance(answer, Pending) else answer for answer in self.answers]
             self.cut_off = True
             self._waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Wait until all are answered, or the end."""
         await self._waiter
 
 
@@ -141,11 +137,7 @@ class _Flight:
 
 
 class PublishChannel:
-    """A channel in confirm mode.
-
-    Args:
-        on_unused: called when it was retired and nothing is in flight on it any more.
-    """
+    """A channel in confirm mode; ``on_unused`` is called once it was retired and nothing is in flight any more."""
 
     def __init__(self, session: Session, raw: Channel, on_unused: Callable[[PublishChannel], None]) -> None:
         self.session = session
@@ -165,12 +157,10 @@ class PublishChannel:
 
     @property
     def usable(self) -> bool:
-        """Whether new publishes may go here."""
         return self._cause is None and not self._retired and self.session.usable
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight."""
         return not self._numbers
 
     def has_in_flight(self, message_ids: Sequence[str] | None) -> bool:
@@ -184,13 +174,10 @@ class PublishChannel:
             await self._changed.wait()
 
     async def write(self, parcels: Sequence[Parcel], batch: Batch) -> None:
-        """Write publishes back to back, as one. There is one such call at a time.
+        """Write publishes back to back, as one, of ids that differ and are not in flight here; `Unsent` if nothing was
+        written.
 
-        Args:
-            parcels: their message ids differ, and none is in flight here.
-
-        Raises:
-            Unsent: the channel is closed; nothing was written.
+        There is one such call at a time.
         """
         raw = self._raw
         try:
@@ -213,7 +200,6 @@ class PublishChannel:
             raise Unsent(self._cause or error) from error
 
     def confirmed(self, tag: int, multiple: bool, taken: bool) -> None:
-        """The broker has confirmed a publish, or not; with ``multiple`` all up to it that have no answer."""
         answer = None if taken else _NACKED
         if multiple:
             while self._flights and self._flights[0].first <= tag:
@@ -343,7 +329,6 @@ class PublishChannel:
         self._on_unused(self)
 
     async def close(self) -> None:
-        """Close the channel."""
         if self._cause is None and self.session.usable:
             self._cause = ConnectionAbortedError("the channel was closed")
             await self.session.run(close_channel(self._raw))

@@ -34,9 +34,8 @@ _MOST_FORSAKEN = 20  # channels with abandoned publishes, until the connection i
 class Publisher:
     """Publishes for one entity.
 
-    Args:
-        check: checks that the target exists, on a new session, before anything is published; None where a return
-            reports a missing one.
+    On a new session ``check`` makes sure that the target exists before anything is published, where no return reports a
+    missing one.
     """
 
     def __init__(self, link: Link, doing: str, check: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -54,13 +53,8 @@ class Publisher:
         return not self._turn.locked() and (self._channel is None or self._channel.idle)
 
     async def publish(self, parcels: Sequence[Parcel], scope: Scope) -> list[Answer]:
-        """Publish in order and wait for the broker's answers.
-
-        Args:
-            parcels: what to publish; any number.
-
-        Returns:
-            One answer each, in order; a `TransportError` for what could not be written.
+        """Publish in order and wait for the broker's answers, one each; a `TransportError` for what could not be
+        written.
 
         A cancelled call may have published any part of them.
         """
@@ -89,11 +83,7 @@ class Publisher:
         return answers
 
     async def open(self, scope: Scope) -> None:
-        """Open the channel ahead of the first publish.
-
-        Raises:
-            Unsent: it can't be opened.
-        """
+        """Open the channel ahead of the first publish. Raises `Unsent`."""
         async with self._turn:
             channel = await self._ready(scope)
         channel.session.reserve_publisher()  # the next send may well be another entity's
@@ -106,7 +96,6 @@ class Publisher:
             channel.retire()
 
     async def _publish(self, parcels: Sequence[Parcel], scope: Scope) -> list[Answer]:
-        """Publish one chunk."""
         answers: list[Answer] = []
         begun = False
         try:
@@ -169,11 +158,7 @@ class Publisher:
         return batch.answers
 
     async def _ready(self, scope: Scope) -> PublishChannel:
-        """The channel to publish on; opened if necessary.
-
-        Raises:
-            Unsent: it can't be opened.
-        """
+        """The channel to publish on; opened if necessary. Raises `Unsent`."""
         channel = self._channel
         if channel is None or not channel.usable or self._link.current is not channel.session:
             self._channel = None
@@ -202,9 +187,6 @@ class Publisher:
         """Open a channel, or wait for the one that is being opened: a cancelled caller leaves it to the next.
 
         A failure is raised to the callers that wait at that time: a later caller tries again.
-
-        Raises:
-            Unsent: it can't be opened.
         """
         opening = self._opening
         if opening is None:
@@ -290,7 +272,6 @@ class _Opening:
         return session.wire.frames == frames and asyncio.get_running_loop().time() - at >= _SILENCE
 
     async def wait(self) -> None:
-        """Wait until it is open, or has failed."""
         await asyncio.wait((self.task,))
 
 

@@ -85,7 +85,6 @@ class DelayNames:
         """The queue that is always empty."""
 
     def level(self, level: int) -> str:
-        """The exchange and queue of a level."""
         return f"{self._prefix}{level}"
 
     def below(self, level: int) -> str:
@@ -94,10 +93,7 @@ class DelayNames:
 
 
 class Schedule:
-    """A transport's delay queues.
-
-    They count for no entity, and `Admin.purge` does not reach them.
-    """
+    """A transport's delay queues; they count for no entity, and `Admin.purge` does not reach them."""
 
     def __init__(self, context: Context) -> None:
         self.priority_aside = False
@@ -109,18 +105,10 @@ class Schedule:
         self._known: dict[object, float] = {}  # what was created, until when it is assumed to exist
 
     async def route(self, entity: Entity, delay: float, doing: str) -> bytes:
-        """Create what a message needs to be scheduled, as far as it is missing.
+        """Create what a message needs to be scheduled in so many seconds, as far as it is missing.
 
-        Args:
-            delay: seconds from now, above 0, as `check_delay` allows it.
-
-        Returns:
-            The payload of the method frame that publishes the message to its first level, to be used at once.
-
-        Raises:
-            TransportError: reason *not-found* without the target.
-
-        A cancelled call leaves nothing half done that another would consider done.
+        Returns the payload of the method frame that publishes it to its first level, to be used at once. Reason
+        *not-found* without the target. A cancelled call leaves nothing half done that another would consider done.
         """
         units = _units(delay)
         bits = [level for level in range(LEVELS) if units >> level & 1]
@@ -229,7 +217,6 @@ def check_delay(delay: float, doing: str) -> None:
 
 
 def _units(delay: float) -> int:
-    """The delay in units, rounded up."""
     units = max(math.ceil(delay * 1000 / UNIT), 1)
     # A queue counts whole milliseconds and includes a started one, so that each may be one short.
     while units * UNIT - units.bit_count() < delay * 1000:

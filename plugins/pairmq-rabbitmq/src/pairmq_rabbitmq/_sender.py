@@ -44,11 +44,8 @@ def check_message(context: Context, entity: Entity, message: Message) -> None:
 
 
 def _pack(context: Context, message: Message, method: bytes, doing: str, priority_aside: bool = False) -> Parcel:
-    """Serialize a message; method and place of the priority as `RabbitSender._where` returns them.
-
-    Raises:
-        TransportError: RabbitMQ can't accept it.
-    """
+    """Serialize a message; method and place of the priority as `RabbitSender._where` returns them. Raises
+    `TransportError`."""
     parcel = _plain.pack(method, message)
     if parcel is None:
         properties = _codec.encode(message, login=context.url.username, priority_aside=priority_aside)
@@ -78,11 +75,7 @@ def _check_routing_key(subject: str, doing: str) -> None:
 
 
 class RabbitSender(Sender):
-    """Sends to one queue or topic.
-
-    Raises:
-        TransportError: reason *malformed* when RabbitMQ can't have such a name.
-    """
+    """Sends to one queue or topic."""
 
     def __init__(self, context: Context, schedule: Schedule, entity: Entity) -> None:
         _names.check(entity)
@@ -152,9 +145,6 @@ class RabbitSender(Sender):
 
     async def _where(self, message: Message) -> tuple[bytes, bool]:
         """The method that publishes it, to the entity or to a delay queue if scheduled, and whether without priority.
-
-        Raises:
-            TransportError: it can't be scheduled now, or the routing key is invalid in RabbitMQ.
 
         Nothing of any message is written before all of a call's are known; a cancellation reports so.
         """

@@ -20,14 +20,7 @@ _CLOSE = 0.5
 
 
 class RabbitTransport(Transport):
-    """A transport to a RabbitMQ server, 3.8 or newer.
-
-    Args:
-        url: ``amqp://`` or ``amqps://``; the options are in the README.
-
-    Raises:
-        ConfigurationError: the URL can't work.
-    """
+    """A transport to a RabbitMQ server, 3.8 or newer; the options of its URL are in the README."""
 
     def __init__(self, url: str) -> None:
         parsed = parse_rabbitmq_url(url)

@@ -42,11 +42,7 @@ _MAX_BYTES = 255
 
 @dataclass(frozen=True, slots=True)
 class ManagementUrl:
-    """Where the management plugin answers, and how to log in there.
-
-    Args:
-        url: its root without user and password and without a slash at the end, fit for logs.
-    """
+    """Where the management plugin answers, fit for logs, and how to log in there."""
 
     url: str
     username: str = field(default=DEFAULT_LOGIN, repr=False)
@@ -55,14 +51,8 @@ class ManagementUrl:
 
 @dataclass(frozen=True, slots=True)
 class RabbitUrl:
-    """A broker URL, read and checked.
-
-    Args:
-        connect_timeout: seconds for connecting and logging in.
-        heartbeat: seconds of silence after which a connection counts as lost, on either side.
-        queue_type: the type of the queues that are made; None for the one that suits each.
-        lock_duration: seconds that a received message stays locked; the client keeps the time, the broker has none.
-    """
+    """A broker URL, read and checked; times are in seconds, and without a queue type each queue has the one that suits
+    it."""
 
     endpoint: Endpoint
     host: str
@@ -81,11 +71,8 @@ class RabbitUrl:
 def parse_rabbitmq_url(url: str) -> RabbitUrl:
     """Read ``amqp://`` or ``amqps://[user[:password]@]host[:port][/vhost][?options]``.
 
-    Args:
-        url: the URL; a slash of the virtual host's name is written ``%2F``, no path is the virtual host ``/``.
-
-    Raises:
-        ConfigurationError: it can't work; the text says which part and why, without secrets.
+    A slash of the virtual host's name is written ``%2F``, no path is the virtual host ``/``. Raises
+    `ConfigurationError`, which says which part is wrong and why, without secrets.
     """
     read = BrokerUrl(url, "amqp://host:port/vhost or amqps://…", "amqp", "amqps")
     tls = read.scheme == "amqps"

@@ -42,11 +42,7 @@ _CONTENT_METHODS = frozenset((_RETURN, _DELIVER, _GET_OK))
 
 
 class Wire:
-    """One connection's streams, as seen from outside.
-
-    Args:
-        on_lost: called once with the cause, when nothing more can be received.
-    """
+    """One connection's streams, as seen from outside; ``on_lost`` is called once, when nothing more can be received."""
 
     def __init__(self, on_lost: Callable[[BaseException], None]) -> None:
         self.lane = Lane(asyncio.get_running_loop().time)
@@ -58,11 +54,9 @@ class Wire:
 
     @property
     def frames(self) -> int:
-        """Frames received so far."""
         return self.lane.frames
 
     def opened(self, writer: asyncio.StreamWriter) -> None:
-        """The socket is open."""
         self._writer = writer
 
     def abort(self) -> None:
@@ -71,7 +65,6 @@ class Wire:
             self._writer.transport.abort()
 
     def lost(self, cause: BaseException) -> None:
-        """Nothing more will be received."""
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is not None:
             on_lost(cause)
@@ -93,11 +86,7 @@ class Wire:
 
 
 class WatchedStreams(TransportFactory):
-    """Opens the socket of one connection.
-
-    Args:
-        tls: checks the broker; None for plain TCP.
-    """
+    """Opens the socket of one connection."""
 
     def __init__(self, wire: Wire, tls: ssl.SSLContext | None) -> None:
         self._wire = wire

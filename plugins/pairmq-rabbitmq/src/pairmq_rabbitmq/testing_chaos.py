@@ -56,11 +56,9 @@ class RabbitChaos(ServerBroker):
 
     @property
     def address(self) -> tuple[str, int]:
-        """The server's."""
         return _HOST, self._server.port
 
     def apply(self, fault: str) -> None:
-        """Begin one of `faults`."""
         server = self._server
         match fault:
             case "memory-alarm":
@@ -89,7 +87,6 @@ class RabbitChaos(ServerBroker):
                 super().apply(fault)
 
     def cure(self, fault: str) -> None:
-        """End it."""
         super().cure(fault)
         server = self._server
         match fault:
@@ -110,7 +107,6 @@ class RabbitChaos(ServerBroker):
                 server.erl(f"ok = rabbit_auth_backend_internal:clear_user_limits({limit})")
 
     def heal(self) -> None:
-        """End everything."""
         super().heal()
         if self._server.erl("rabbit:is_running()") != "true":
             self._server.come_up()

@@ -45,10 +45,8 @@ class Closable(Protocol):
 class ClientSettings:
     """What an application that made its own client has set up, and no URL can hold.
 
-    Args:
-        credential: gets tokens, in place of the URL's; it belongs to the application, and is not closed.
-        ssl_context: checks the service, in place of the one made of ``tls-ca``; without effect on an emulator.
-        arguments: more keyword arguments of `azure.servicebus.aio.ServiceBusClient`.
+    The credential gets tokens, in place of the URL's; it belongs to the application, and is not closed. The SSL context
+    is used in place of the one made of ``tls-ca``; without effect on an emulator. ``arguments`` are the client's own.
     """
 
     credential: Any = field(default=None, repr=False)
@@ -60,11 +58,7 @@ _PLAIN = ClientSettings()
 
 
 class Namespace:
-    """Of one transport.
-
-    Raises:
-        ConfigurationError: a TLS file or the credential can't be used.
-    """
+    """The client of one transport."""
 
     def __init__(self, url: NamespaceUrl, given: ClientSettings = _PLAIN) -> None:
         self.url = url
@@ -87,17 +81,12 @@ class Namespace:
         self._leaving: WeakSet[ServiceBusSender | ServiceBusReceiver] = WeakSet()
 
     def new_sender(self, entity: Entity) -> ServiceBusSender:
-        """Make a sender of the client; no IO."""
         if entity.kind is EntityKind.TOPIC:
             return self._made().get_topic_sender(entity.path, **_private.KEEP_ALIVE)
         return self._made().get_queue_sender(entity.path, **_private.KEEP_ALIVE)
 
     def new_receiver(self, source: Source, *, delete: bool = False, **options: Any) -> ServiceBusReceiver:
-        """Make a receiver of the client; no IO.
-
-        Args:
-            options: ``session_id`` and ``max_wait_time``.
-        """
+        """Make a receiver of the client; no IO."""
         mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE if delete else ServiceBusReceiveMode.PEEK_LOCK
         options |= {"receive_mode": mode, "prefetch_count": 0, "socket_timeout": _READ_SLICE}
         if source.dead_letter:
@@ -109,14 +98,9 @@ class Namespace:
         return receiver
 
     async def open(self, made: ServiceBusSender | ServiceBusReceiver, doing: str, limit: float | None = None) -> None:
-        """Open a sender or receiver.
+        """Open a sender or receiver within so many seconds, the URL's when left out; it is let go when this fails.
 
-        Args:
-            made: not opened yet; it is let go when this fails or is cancelled.
-            limit: seconds; the URL's when left out.
-
-        Raises:
-            TransportError: it can't be opened; certainly nothing was sent.
+        Raises `TransportError`; certainly nothing was sent.
         """
         if self.closed:
             raise _errors.closed(doing)
@@ -232,12 +216,7 @@ class Namespace:
 
 
 def connection_string(url: NamespaceUrl, host: str) -> str:
-    """Write the connection string of an emulator, or of the administration, for a key or signature.
-
-    Args:
-        url: the settings; not with an identity.
-        host: name or address, with its port unless that is the default.
-    """
+    """Write the connection string of an emulator, or of the administration, for a key or signature."""
     credential = url.credential
     if isinstance(credential, SharedKey):
         login = f"SharedAccessKeyName={credential.name};SharedAccessKey={credential.key}"

@@ -51,11 +51,7 @@ class Identity:
 
 
 def make_identity(identity: Identity) -> AsyncTokenCredential:
-    """Make azure-identity's credential; no IO.
-
-    Returns:
-        What gets tokens; to be closed.
-    """
+    """Make azure-identity's credential, to be closed; no IO."""
     try:
         from azure.identity import aio
     except ImportError:
@@ -93,17 +89,9 @@ class ConnectionString:
 
 
 def read_connection_string(text: str, where: str) -> ConnectionString:
-    """Read one (Service Bus documentation: Get the connection string).
+    """Read one (Service Bus documentation: Get the connection string); the settings' names may be in any case.
 
-    Args:
-        text: the connection string; the settings' names may be in any case.
-        where: what it is, for errors.
-
-    Returns:
-        Its parts.
-
-    Raises:
-        ConfigurationError: it can't work; the text names the setting and no value.
+    Raises `ConfigurationError`, which names the setting and no value.
     """
     found: dict[str, str] = {}
     for setting in text.strip().strip(";").split(";"):

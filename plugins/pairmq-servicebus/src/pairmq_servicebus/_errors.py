@@ -33,11 +33,7 @@ _GONE = "its lock has ended, and it will be delivered again"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a condition means.
-
-    Args:
-        text: what to say instead of the service's words; None for these.
-    """
+    """What a condition means, and what to say instead of the service's words."""
 
     kind: FailureKind
     reason: FailureReason

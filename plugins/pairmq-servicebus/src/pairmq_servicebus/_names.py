@@ -20,11 +20,7 @@ def is_system(path: str) -> bool:
 
 
 def check(entity: Entity, subscription: str | None = None) -> None:
-    """Refuse a path that the service would refuse.
-
-    Raises:
-        TransportError: reason *malformed*; the text names the rule.
-    """
+    """Refuse a path that the service would refuse, as *malformed*; the text names the rule."""
     if not _PATH.fullmatch(entity.path):
         text = "Service Bus' paths have letters, digits and . - _ ~ in segments separated by /"
         raise _errors.refused(f"entity {entity}", text, FailureReason.MALFORMED)

@@ -20,14 +20,9 @@ _OBJECTS = 1.4  # s for senders and receivers to close
 
 
 class ServiceBusTransport(Transport):
-    """A transport to a namespace of Azure Service Bus, its emulator, or the local server of this distribution.
+    """A transport to a namespace of Azure Service Bus, its emulator, or the local server.
 
-    Args:
-        url: ``sb://…``; the options are in the README. Or such a URL, parsed.
-        given: what no URL can hold: a credential object, an SSL context, arguments of the client.
-
-    Raises:
-        ConfigurationError: the URL can't work.
+    The options of its URL are in the README; ``given`` is what no URL can hold.
     """
 
     def __init__(self, url: str | NamespaceUrl, given: ClientSettings | None = None) -> None:

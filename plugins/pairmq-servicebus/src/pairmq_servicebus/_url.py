@@ -58,12 +58,8 @@ Credential = SharedKey | SharedSignature | Identity
 
 @dataclass(frozen=True, slots=True)
 class AdminAddress:
-    """Where the administration answers.
-
-    Args:
-        host: name or address, with its port unless that is 443.
-        plain: plain HTTP instead of HTTPS; only on this machine, or with an emulator that was allowed elsewhere.
-    """
+    """Where the administration answers; by plain HTTP only on this machine, or with an emulator that was allowed
+    elsewhere."""
 
     host: str
     plain: bool = False
@@ -71,19 +67,10 @@ class AdminAddress:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceUrl:
-    """A namespace's URL, read and checked.
+    """A namespace's URL, read and checked; times are in seconds.
 
-    Args:
-        endpoint: what PairMQ shows of it.
-        host: the namespace's name, or the emulator's.
-        port: TCP port.
-        credential: how to log in.
-        emulator: plain TCP, as the emulator and local servers speak it.
-        admin: where the administration is.
-        tls_ca: file of authorities to trust instead of the usual ones; None for these.
-        websocket: AMQP through a web socket on port 443, for networks that let nothing else out.
-        connect_timeout: seconds for opening a link, logging in included.
-        operation_timeout: seconds after which a single call of the client is given up, whether or not a caller waits.
+    An emulator, as local servers, speaks plain TCP. A web socket on port 443 is for networks that let nothing else out.
+    After ``operation_timeout`` a single call of the client is given up, whether or not a caller waits.
     """
 
     endpoint: Endpoint
@@ -102,17 +89,8 @@ def parse_servicebus_url(url: str, environment: Mapping[str, str] | None = None)
     """Read ``sb://KEYNAME:KEY@host[:port]/?options``, ``sb://host?credential=…``, or ``sb://`` with a variable's name.
 
     A connection string as the portal shows it (``Endpoint=sb://…;SharedAccessKeyName=…``) is in an environment
-    variable: ``sb://?connection-string-env=NAME``, or ``sb://`` alone for `DEFAULT_VARIABLE`.
-
-    Args:
-        url: the URL; user name and key are percent-encoded.
-        environment: where variables are looked up; the process's own when left out.
-
-    Returns:
-        Its parts with their defaults.
-
-    Raises:
-        ConfigurationError: it can't work; the text says which part and why, without secrets.
+    variable: ``sb://?connection-string-env=NAME``, or ``sb://`` alone for `DEFAULT_VARIABLE`. Raises
+    `ConfigurationError`, which says which part is wrong and why, without secrets.
     """
     variables = os.environ if environment is None else environment
     read = BrokerUrl(url, "sb://KEYNAME:KEY@host/", "sb")

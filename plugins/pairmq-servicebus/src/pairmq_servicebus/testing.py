@@ -117,80 +117,42 @@ class ServiceBusServer(ServerProcess):
     def fault(self, rule: Mapping[str, Any]) -> None:
         """Make the server do something wrong from now on, besides what it does wrong already.
 
-        Args:
-            rule: the fields of `servicebus_local.faults.FaultRule`.
-
-        Raises:
-            ServerError: it does not run, or doesn't know such a fault; the text says which field is wrong.
+        The rule has the fields of `servicebus_local.faults.FaultRule`. Raises `ServerError`, which says which field is
+        wrong.
         """
         self._control("POST", "faults", [dict(rule)])
 
     def heal(self) -> None:
-        """End all faults.
-
-        Raises:
-            ServerError: it does not run.
-        """
+        """End all faults."""
         self._control("DELETE", "faults")
 
     def drop_connections(self) -> int:
-        """Reset all connections of AMQP clients.
-
-        Returns:
-            How many there were.
-
-        Raises:
-            ServerError: it does not run.
-        """
+        """Reset all connections of AMQP clients; how many there were."""
         return int(self._control("POST", "connections/drop")["dropped"])
 
     def operations(self) -> dict[str, int]:
-        """Count what was asked of the server since its start, by kind, as the service bills it.
-
-        Raises:
-            ServerError: it does not run.
-        """
+        """Count what was asked of the server since its start, by kind, as the service bills it."""
         return {str(name): int(count) for name, count in self._control("GET", "operations").items()}
 
     def queues(self) -> dict[str, dict[str, int]]:
-        """Give each queue's path with its counts: ``active`` (those that somebody has locked included), ``scheduled``,
-        ``deferred``, ``dead_letter``.
-
-        Raises:
-            ServerError: it does not run.
-        """
+        """Each queue's path with its counts: ``active`` (locked ones included), ``scheduled``, ``deferred``,
+        ``dead_letter``."""
         return self._control("GET", "queues")
 
     def count(self, queue: str) -> int:
-        """Count the messages that wait in a queue, or are locked; 0 where there is no such queue.
-
-        Raises:
-            ServerError: it does not run.
-        """
+        """Count the messages that wait in a queue, or are locked; 0 where there is no such queue."""
         return int(self.queues().get(queue, {}).get("active", 0))
 
     def create_queue(self, queue: str) -> None:
-        """Make a queue with the service's defaults.
-
-        Raises:
-            ServerError: it does not run, or there is one of this name.
-        """
+        """Make a queue with the service's defaults."""
         self._control("PUT", f"queues/{quote(queue)}")
 
     def delete_queue(self, queue: str) -> None:
-        """Delete a queue with all that it holds.
-
-        Raises:
-            ServerError: it does not run, or there is no queue of this name.
-        """
+        """Delete a queue with all that it holds."""
         self._control("DELETE", f"queues/{quote(queue)}")
 
     def clear(self) -> None:
-        """Delete all queues and topics.
-
-        Raises:
-            ServerError: it does not run.
-        """
+        """Delete all queues and topics."""
         self._control("DELETE", "entities")
 
     # ------------------------------------------------------------------ inside
@@ -236,13 +198,11 @@ class ServiceBusHarness(ServerHarness):
     lock_duration = 5.0
 
     def start(self) -> Server:
-        """Start the server."""
         self._bus = ServiceBusServer()
         self._bus.start()
         return self._bus
 
     def clear(self, server: Server) -> str:
-        """Delete all entities."""
         self._bus.clear()
         return self._bus.url
 

@@ -56,7 +56,6 @@ class ServiceBusChaos(ServerBroker):
 
     @property
     def url(self) -> str:
-        """The server's."""
         return self._server.url
 
     @property
@@ -65,7 +64,6 @@ class ServiceBusChaos(ServerBroker):
         return _HOST, self._server.port
 
     def apply(self, fault: str) -> None:
-        """Begin one of `faults`."""
         server = self._server
         if fault in _RULES:
             rule, anew = _RULES[fault]
@@ -80,7 +78,6 @@ class ServiceBusChaos(ServerBroker):
             super().apply(fault)
 
     def cure(self, fault: str) -> None:
-        """End it."""
         super().cure(fault)
         self._server.heal()
         if fault == "struck-dumb":

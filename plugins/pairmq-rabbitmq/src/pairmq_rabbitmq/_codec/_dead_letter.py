@@ -29,15 +29,10 @@ MAX_REASON_LENGTH: Final = 1024
 def with_dead_letter(
     properties: Basic.Properties, reason: str, description: str, *, login: str = ""
 ) -> Basic.Properties:
-    """Copy a received message's properties for its dead-letter queue.
+    """Copy a received message's properties for its dead-letter queue, with the reason and description cut to size.
 
     Properties that the broker would act on again are moved out of its reach, and decode to the same: the message must
     not expire in the dead-letter queue, go to its ``CC`` again or be refused for another user's ``user_id``.
-
-    Args:
-        properties: as received; they are not modified.
-        reason: a word or two; cut to `MAX_REASON_LENGTH`.
-        description: a sentence; cut likewise.
     """
     copy = blank()
     for attribute in Basic.Properties.__slots__:
@@ -69,12 +64,7 @@ def with_dead_letter(
 
 
 def dead_letter_reason(properties: Basic.Properties) -> tuple[str | None, str | None]:
-    """Read why a message is in a dead-letter queue.
-
-    Returns:
-        Reason and description as `with_dead_letter` wrote them; otherwise the broker's reason in PairMQ's terms,
-        without a description; None for what is not known.
-    """
+    """Read reason and description as `with_dead_letter` wrote them; otherwise the broker's reason in PairMQ's terms."""
     headers = properties.headers or {}
     reason, description = headers.get(REASON), headers.get(DESCRIPTION)
     if isinstance(reason, str):
@@ -91,12 +81,7 @@ def _cut(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Why RabbitMQ dead-lettered a message, the last time it did.
-
-    Args:
-        reason: ``expired``, ``rejected``, ``maxlen`` or ``delivery_limit``.
-        original_expiration: seconds of its ``expiration``, which RabbitMQ removed; None if it had none.
-    """
+    """Why RabbitMQ dead-lettered a message, the last time it did; it removed an ``expiration`` of so many seconds."""
 
     reason: str
     queue: str
@@ -104,11 +89,7 @@ class Death:
 
 
 def death(properties: Basic.Properties) -> Death | None:
-    """Read why the broker dead-lettered a message, the last time it did.
-
-    Returns:
-        The reason; None for a message that was never dead-lettered, or if the broker's header can't be read.
-    """
+    """Read why the broker dead-lettered a message; None if it never did, or its header can't be read."""
     headers = properties.headers
     if not headers:
         return None
@@ -125,11 +106,7 @@ def death(properties: Basic.Properties) -> Death | None:
 
 
 def delivery_count(properties: Basic.Properties, redelivered: bool) -> int:
-    """Return how many times a message was delivered.
-
-    Returns:
-        The number with this delivery, at least 1; from a classic queue 2 means *more than once*.
-    """
+    """How many times a message was delivered, at least 1; from a classic queue 2 means *more than once*."""
     count = properties.headers.get(DELIVERY_COUNT) if properties.headers else None
     return count_of(count if type(count) is int and count >= 0 else None, redelivered)
 

@@ -37,18 +37,10 @@ from pairmq_rabbitmq._codec._values import SIMPLE, converted, misfit, sheltered_
 
 
 def decode(properties: Basic.Properties, body: bytes) -> Message:
-    """Read a message.
+    """Read a message; raises `MalformedMessage` for what a Message can't hold.
 
-    Args:
-        properties: as received; any client may have written them.
-        body: its bytes.
-
-    Returns:
-        The message. Properties that a Message has no field for are application properties ``amqp.…``; an
-        ``expiration`` of 0 becomes a time to live of 1 ms, as 0 is invalid. The broker's own notes are left out.
-
-    Raises:
-        MalformedMessage: a Message can't hold it; the text says what is wrong.
+    Properties that a Message has no field for are application properties ``amqp.…``; an ``expiration`` of 0 becomes a
+    time to live of 1 ms, as 0 is invalid. The broker's own notes are left out.
     """
     try:
         values, application_properties = _read(properties, _raise)
@@ -62,14 +54,7 @@ def decode(properties: Basic.Properties, body: bytes) -> Message:
 
 
 def decode_leniently(properties: Basic.Properties, body: bytes) -> Message:
-    """Show a message that may be malformed to a person; what a Message can't hold is left out.
-
-    Args:
-        body: its bytes.
-
-    Returns:
-        The message; its body is always complete.
-    """
+    """Show a message that may be malformed to a person: all of its body, and what else a Message can hold."""
     try:
         return decode(properties, body)
     except MalformedMessage:
@@ -102,13 +87,9 @@ def _holds_property(name: str, value: Any) -> bool:
 
 
 def _read(properties: Basic.Properties, refuse: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Find the fields of a message.
+    """Find a message's fields and its application properties, both unchecked.
 
-    Args:
-        refuse: called with the problem; returns if the value is to be left out.
-
-    Returns:
-        Values by their field of Message, and application properties, both unchecked.
+    ``refuse`` is called with the problem, and returns if the value is to be left out.
     """
     values: dict[str, Any] = {}
     for field, attribute, _ in TEXTS:

@@ -54,14 +54,10 @@ _pack_decimal = struct.Struct(">cBi").pack
 
 
 def encode(message: Message, *, login: str, priority_aside: bool = False) -> Basic.Properties:
-    """Write a message's properties; its body is the body.
+    """Write a message's properties, to be sent as they are: a field-by-field copy may lose digits and names.
 
-    Args:
-        login: the user of the connection that sends it; RabbitMQ refuses a ``user_id`` of another one.
-        priority_aside: whether the target queue must treat it as a message without priority.
-
-    Returns:
-        The properties, to be sent as they are: a field-by-field copy may lose digits and names.
+    RabbitMQ refuses a ``user_id`` that is not the login of the connection. With ``priority_aside`` the target queue
+    must treat it as a message without priority.
     """
     headers: dict[str, Any] = {}
     properties = blank()
@@ -97,14 +93,7 @@ def encode(message: Message, *, login: str, priority_aside: bool = False) -> Bas
 
 
 def size(message: Message, *, login: str = "") -> int:
-    """Measure a message as it is sent.
-
-    Args:
-        login: as for `encode`; it matters by a few bytes for messages with ``amqp.user_id``.
-
-    Returns:
-        Bytes of its body and of its content header frame. RabbitMQ's own bound counts the body only.
-    """
+    """Bytes of a message's body and content header frame as it is sent; RabbitMQ's own bound counts the body only."""
     return len(message.body) + header_size(encode(message, login=login))
 
 
@@ -167,14 +156,7 @@ class Properties(Basic.Properties):
 
 
 def header_size(properties: Basic.Properties) -> int:
-    """Measure the content header frame, which must not be longer than the connection's ``frame_max``.
-
-    Returns:
-        Bytes of the whole frame, with its own header and end.
-
-    Raises:
-        ValueError: properties that can't be serialized; never those of `encode`.
-    """
+    """Bytes of the content header frame, which must not be longer than the connection's ``frame_max``."""
     return _FRAME_BYTES + len(marshalled(properties))
 
 

@@ -123,11 +123,7 @@ class MalformedMessage(ValueError):
 
 
 def lifetime(seconds: float, *, scheduled: bool) -> tuple[str | None, str | None]:
-    """Write a time to live.
-
-    Returns:
-        The property ``expiration``, and the header ``ttl`` where the former is not exact.
-    """
+    """Write a time to live: the property ``expiration``, and the header ``ttl`` where the former is not exact."""
     if scheduled:
         # It is held in a delay queue, from which expiration would remove it too early.
         return None, seconds_text(seconds)

@@ -37,11 +37,7 @@ INDEX: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def to_wire(value: PropertyValue) -> tuple[Any, Any]:
-    """Convert a value to pamqp's types.
-
-    Returns:
-        The value, and its entry in the types' tree; None if it needs none.
-    """
+    """Convert a value to pamqp's types, with its entry in the types' tree; None if it needs none."""
     if type(value) in NATIVE:
         return value, None
     if isinstance(value, bytes):
@@ -82,11 +78,7 @@ def pairs_to_wire(values: Mapping[str, PropertyValue]) -> tuple[list[Any], dict[
 
 
 def converted(values: dict[str, Any], types: Mapping[str, Any], refuse: Callable[[str], None]) -> dict[str, Any]:
-    """Convert received values to the types of application properties.
-
-    Args:
-        refuse: called with the problem; returns if the value is to be left out.
-    """
+    """Convert received values to the types of application properties; as `_read` calls ``refuse``."""
     found = {}
     for name, value in values.items():
         node = types.get(name)

@@ -18,8 +18,7 @@ from pairmq_rabbitmq._properties import dead_letter_arguments, queue_type_for
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq._receiving._delivery_channel import DeliveryChannel
-from pairmq_rabbitmq._receiving._settling import Locked, State
-from pairmq_rabbitmq._waits import Waits
+from pairmq_rabbitmq._receiving._settling import Locked, State, Waits
 
 _MOMENT = 1.0  # s that a call waits for it
 _FIRST_RETRY, _LAST_RETRY = 0.5, 10.0
@@ -55,10 +54,8 @@ class DeadLetters:
         self._entries[locked] = _Entry(channel, reason, description)
 
     async def flush(self) -> None:
-        """Dead-letter what was added, and wait a moment for it; what fails stays locked, and is retried.
-
-        A cancelled call lets it continue.
-        """
+        """Dead-letter what was added, and wait a moment for it; what fails stays locked, and is retried, also if
+        cancelled."""
         await self._waits.until(self._waits.begin(self._flush()), seconds=_MOMENT)
 
     async def _flush(self) -> None:
@@ -147,7 +144,6 @@ class DeadLetters:
         return [self._outcome(answer) for answer in answers]
 
     def release(self) -> None:
-        """Close the channel."""
         self._publisher.release()
 
     async def _prepare(self, *, missing: bool) -> None:

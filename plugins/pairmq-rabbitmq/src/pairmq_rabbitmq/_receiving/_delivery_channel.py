@@ -96,14 +96,15 @@ def give_back(session: Session, raw: Channel) -> None:
         task.add_done_callback(_closings.discard)
 
 
-class LockingChannel:
-    """A channel with messages of one queue; a subclass fetches them.
+class Cancelled(Exception):
+    """The broker cancelled the consumer: the queue was deleted, or has failed or moved."""
+
+
+class DeliveryChannel:
+    """A channel to read a queue, each of whose messages stays locked for so many seconds.
 
     A subclass sets all its own attributes before it calls this constructor, which calls `lose` at once for a connection
     that is lost already.
-
-    Args:
-        lock: seconds that a lock lasts.
     """
 
     def __init__(self, session: Session, raw: Channel, queue: str, share: Share, lock: float) -> None:
@@ -111,6 +112,7 @@ class LockingChannel:
         self.cause: BaseException | None = None
         self.waiting: deque[Locked] = deque()
         """What arrived and was not returned to a caller yet, in the broker's order."""
+        self.fetching: asyncio.Task[None] | None = None
         self._raw = raw
         self._lock = lock
         self._loop = asyncio.get_running_loop()
@@ -118,6 +120,18 @@ class LockingChannel:
         self._settling = Settling(raw, queue, self._call, share, self.lose)
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at = math.inf  # when it fires
+        self._queue = queue
+        self._prefetch = 0
+        self._room = 0  # messages that the broker may still send
+        self._stopped = False
+        self._news: asyncio.Future[None] | None = None
+        self._ahead = 0  # window that was asked for
+        self._standing: tuple[str, int] | None = None  # the consumer that stays, and its window
+        session.wire.lane.open(raw.number, self)
+        # It is never removed: the driver calls it in a loop over this set, and its reader would end with a set that
+        # changes meanwhile. The broker's Channel.Close would then get no answer, and the next channel with this number
+        # would end the connection: "second 'channel.open' seen".
+        raw.on_consumer_cancel_callbacks.add(self._on_consumer_cancel)
         raw.closing.add_done_callback(self._on_closing)
         session.users += 1
         session.on_end(self.lose)
@@ -165,11 +179,8 @@ class LockingChannel:
         return self.usable and locked.state is State.GIVEN and locked.until > self._loop.time()
 
     def renew(self, locked: Locked) -> bool:
-        """Restart the lock of a message, without asking the broker.
-
-        Returns:
-            False when it has ended; then the message is released.
-        """
+        """Restart the lock of a message, without asking the broker; False when it has ended, and the message is
+        released."""
         now = self._loop.time()
         if not self.usable or locked.state is State.GONE:
             return False
@@ -233,6 +244,8 @@ class LockingChannel:
             self._timer, self._looks_at = None, math.inf
         self.waiting.clear()
         self._settling.lose(self.cause)
+        self.session.wire.lane.close(self._raw.number, self)
+        self._wake()
 
     def discard(self) -> None:
         """Close the channel in the background, which releases everything that is locked on it."""
@@ -240,7 +253,6 @@ class LockingChannel:
         give_back(self.session, self._raw)
 
     def _give_rest_back(self) -> None:
-        """Begin to release what is held."""
         rest = [one for one in self._settling.unsettled.values() if one.state is not State.SETTLING]
         if rest and self.cause is None:
             self.waiting.clear()
@@ -250,34 +262,6 @@ class LockingChannel:
     def _on_closing(self, closing: asyncio.Future[Any]) -> None:
         if not closing.cancelled():
             self.lose(closing.exception() or ConnectionAbortedError("the channel was closed"))
-
-
-class Cancelled(Exception):
-    """The broker cancelled the consumer: the queue was deleted, or has failed or moved."""
-
-
-class DeliveryChannel(LockingChannel):
-    """A channel to read a queue.
-
-    Args:
-        lock: seconds that a lock lasts.
-    """
-
-    def __init__(self, session: Session, raw: Channel, queue: str, share: Share, lock: float) -> None:
-        self.fetching: asyncio.Task[None] | None = None
-        self._queue = queue
-        self._prefetch = 0
-        self._room = 0  # messages that the broker may still send
-        self._stopped = False
-        self._news: asyncio.Future[None] | None = None
-        self._ahead = 0  # window that was asked for
-        self._standing: tuple[str, int] | None = None  # the consumer that stays, and its window
-        session.wire.lane.open(raw.number, self)
-        # It is never removed: the driver calls it in a loop over this set, and its reader would end with a set that
-        # changes meanwhile. The broker's Channel.Close would then get no answer, and the next channel with this number
-        # would end the connection: "second 'channel.open' seen".
-        raw.on_consumer_cancel_callbacks.add(self._on_consumer_cancel)
-        super().__init__(session, raw, queue, share, lock)
 
     @property
     def reads_ahead(self) -> bool:
@@ -291,13 +275,10 @@ class DeliveryChannel(LockingChannel):
             self.fetching = start_task(self._fetch(0, 0.0), loop=self._loop)
 
     def fetch(self, count: int, deadline: float) -> asyncio.Task[None]:
-        """Begin to fetch messages into `waiting`; a failure is reported by `cause`.
+        """Begin to fetch messages into `waiting`, the first until an instant of the loop's clock; `cause` reports a
+        failure.
 
-        Args:
-            deadline: instant of the loop's clock until which to wait for the first one.
-
-        Returns:
-            The task that does it, not to be cancelled: `stop` it. There is one at a time.
+        The task is not to be cancelled: `stop` it. There is one at a time.
         """
         self._stopped = False
         self.fetching = start_task(self._fetch(min(count, MAX_WINDOW), deadline), loop=self._loop)
@@ -309,7 +290,6 @@ class DeliveryChannel(LockingChannel):
         self._wake()
 
     def delivered(self, tag: int, redelivered: bool, header: bytes, body: bytes) -> None:
-        """Take a message from the wire."""
         if self.cause is not None:
             return
         now = self._loop.time()
@@ -331,20 +311,10 @@ class DeliveryChannel(LockingChannel):
     def confirmed(self, tag: int, multiple: bool, taken: bool) -> None:
         """Never called, like `returned`."""
 
-    def lose(self, cause: BaseException) -> None:
-        """Stop using it: what is not settled will be delivered again."""
-        super().lose(cause)
-        self.session.wire.lane.close(self._raw.number, self)
-        self._wake()
-
     async def close(self, timeout: float) -> bool:
         """Release everything and close the channel; what the broker has not handled in time, it handles later.
 
-        Args:
-            timeout: seconds.
-
-        Returns:
-            Whether the broker has closed it; False if it sent nothing at all.
+        False if the broker sent nothing at all.
         """
         silent = False
         try:
@@ -432,7 +402,6 @@ class DeliveryChannel(LockingChannel):
         return bool(self.waiting) or self._stopped or self.cause is not None
 
     async def _first(self, deadline: float) -> None:
-        """Wait for a message until an instant."""
         while not self._idle and self._loop.time() < deadline:
             await self._news_by(deadline)
 

@@ -51,11 +51,7 @@ class GivenBack(Exception):
 
 
 class OrderedChannel(DeliveryChannel):
-    """A channel to read a queue that is for one consumer at a time.
-
-    Args:
-        lock: seconds that a lock lasts.
-    """
+    """A channel to read a queue that is for one consumer at a time."""
 
     def __init__(
         self,
@@ -84,7 +80,6 @@ class OrderedChannel(DeliveryChannel):
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether messages arrive without being asked for."""
         return self._consuming
 
     def read_ahead(self, messages: int) -> None:
@@ -108,7 +103,6 @@ class OrderedChannel(DeliveryChannel):
                 self._look_at(self._asked_at + _REST)
 
     def delivered(self, tag: int, redelivered: bool, header: bytes, body: bytes) -> None:
-        """Take a message from the wire, or a marker."""
         if self.cause is not None:
             return
         marker = marker_of(header, body)
@@ -206,7 +200,6 @@ class OrderedChannel(DeliveryChannel):
             self._look_at(min([*instants, now + half]))
 
     def lose(self, cause: BaseException) -> None:
-        """Stop using it: what is not settled will be delivered again."""
         super().lose(cause)
         self._unproven.clear()
         self._markers.clear()
@@ -220,9 +213,6 @@ async def is_for_one_consumer(context: Context, queue: str, doing: str, link: Li
 
     A user who may not configure the queue gets no answer, and reads it as one for several: a queue that keeps order
     must only be read by users who may.
-
-    Args:
-        link: whose connection to use; the control link's when left out.
     """
     known = context.one_consumer.get(queue)
     if known is not None:
@@ -238,7 +228,6 @@ async def is_for_one_consumer(context: Context, queue: str, doing: str, link: Li
 
 
 def ordered_channel(context: Context, session: Session, raw: Channel, queue: str) -> OrderedChannel:
-    """Make the channel of a reader."""
     share = Share(context.url.endpoint.identity, queue)
     return OrderedChannel(
         session,
@@ -253,14 +242,9 @@ def ordered_channel(context: Context, session: Session, raw: Channel, queue: str
 async def visit(
     context: Context, queue: str, doing: str, enough: Callable[[OrderedChannel], bool], patience: float
 ) -> list[Locked]:
-    """Read a queue for a moment as its one consumer, and release all that arrived, in its order.
+    """Read a queue for a moment as its one consumer, and release all that arrived, in its order, also if cancelled.
 
     Markers among the messages are answered; while another consumer reads the queue, nothing arrives.
-
-    Args:
-        patience: seconds after which it ends.
-
-    A cancelled call releases what had arrived.
     """
     try:
         session = await context.consuming_of(queue).session()

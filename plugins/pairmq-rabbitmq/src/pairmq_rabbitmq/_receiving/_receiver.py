@@ -27,8 +27,7 @@ from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._receiving._dead_letter import DeadLetters
 from pairmq_rabbitmq._receiving._delivery_channel import Cancelled, DeliveryChannel, Opening
 from pairmq_rabbitmq._receiving._ordered_channel import GivenBack, is_for_one_consumer, ordered_channel
-from pairmq_rabbitmq._receiving._settling import Job, Locked, Share, State
-from pairmq_rabbitmq._waits import Waits
+from pairmq_rabbitmq._receiving._settling import Job, Locked, Share, State, Waits
 
 _CLOSE = 1.0  # s
 
@@ -36,11 +35,7 @@ _DeliveryDraft = draft_of(Delivery)
 
 
 class RabbitReceiver(Receiver):
-    """Reads a queue, a subscription or a dead-letter queue.
-
-    Raises:
-        TransportError: reason *malformed* when RabbitMQ can't have such a name.
-    """
+    """Reads a queue, a subscription or a dead-letter queue."""
 
     def __init__(self, context: Context, source: Source) -> None:
         self._queue = _names.queue_of(source)
@@ -85,11 +80,7 @@ class RabbitReceiver(Receiver):
             self._channel.read_ahead(messages)
 
     async def _ready(self) -> DeliveryChannel:
-        """The channel to read on; opened if necessary.
-
-        Raises:
-            TransportError: it can't be opened.
-        """
+        """The channel to read on; opened if necessary. Raises `TransportError`."""
         if self._channel is not None and self._channel.usable:
             return self._channel
         try:
@@ -257,7 +248,6 @@ class RabbitReceiver(Receiver):
         return [_errors.lock_lost(self._settling) if wait is None else outcomes[wait[1]] for wait in waits]
 
     async def _settled(self, channel: DeliveryChannel, job: Job) -> TransportError | None:
-        """Wait for the result of settlements."""
         job.forsaken = False
         try:
             await self._waits.until(job.done)
@@ -293,11 +283,7 @@ class RabbitReceiver(Receiver):
         self._waits.cancel()
 
     def _check_open(self, doing: str) -> None:
-        """Refuse to begin, or to continue, when closed.
-
-        Raises:
-            TransportError: with reason *closed*.
-        """
+        """Refuse to begin, or to continue, when closed."""
         if self._scope.closed or self._context.closed:
             raise _errors.closed(doing)
 
@@ -318,14 +304,9 @@ class RabbitReceiver(Receiver):
 
 
 def read(locked: Locked, dead: bool) -> tuple[str, str] | None:
-    """Decode a message once.
+    """Decode a message once; reason and description if it must not be returned to a caller.
 
-    Args:
-        locked: the message; what was read is stored there.
-        dead: whether it is from a dead-letter queue, where every message is shown somehow.
-
-    Returns:
-        Reason and description if it must not be returned to a caller; otherwise None.
+    Of a dead-letter queue every message is shown somehow.
     """
     if locked.message is not None:
         return None
@@ -369,7 +350,6 @@ class Token:
 
 
 def deliveries_of(found: Sequence[Locked], channel: DeliveryChannel, owner: object, dead: bool) -> list[Delivery]:
-    """Make deliveries of messages."""
     now, clock = asyncio.get_running_loop().time(), datetime.now(UTC)
     deliveries: list[Delivery] = []
     until, locked_until = now, clock

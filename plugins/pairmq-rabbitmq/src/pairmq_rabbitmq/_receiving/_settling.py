@@ -23,8 +23,8 @@ from aiormq.abc import ChannelFrame
 from aiormq.channel import Channel
 from pamqp.commands import Basic
 
-from pairmq.model import Message
-from pairmq.transport import start_task
+from pairmq.model import Message, TransportError
+from pairmq.transport import Scope, start_task
 from pairmq_rabbitmq import _header
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Session
@@ -51,11 +51,7 @@ class State(enum.Enum):
 
 
 class Locked:
-    """A message that the broker delivered to a channel.
-
-    Args:
-        arrived: instant of the loop's clock.
-    """
+    """A message that the broker delivered to a channel, at an instant of the loop's clock."""
 
     __slots__ = (
         "_properties",
@@ -86,7 +82,6 @@ class Locked:
 
     @property
     def properties(self) -> Basic.Properties:
-        """As received; parsed on first use."""
         if self._properties is None:
             self._properties = _header.read(self.header)
         return self._properties
@@ -111,7 +106,6 @@ class Job:
         return self.forsaken and self.requeue == requeue and not failed
 
     def end(self, cause: BaseException | None) -> None:
-        """Set the result."""
         for locked in self.messages:
             locked.state = State.GONE
         if not self.done.done():
@@ -146,11 +140,7 @@ class Calls:
 
 
 class Settling:
-    """The unsettled messages of one channel.
-
-    Args:
-        failed: called with the cause when the channel can't be used any more.
-    """
+    """The unsettled messages of one channel; ``failed`` is called with the cause when that can't be used any more."""
 
     def __init__(
         self, raw: Channel, queue: str, calls: Calls, share: Share, failed: Callable[[BaseException], None]
@@ -188,11 +178,9 @@ class Settling:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is unsettled, or being settled."""
         return not self.unsettled and self._task is None
 
     async def idle(self) -> None:
-        """Wait until nothing is being settled."""
         while self._task is not None:
             await asyncio.wait((self._task,))
 
@@ -302,3 +290,35 @@ class Share:
                 shares.remove(self)
                 if not shares:
                     del _shares[self._key]
+
+
+class Waits:
+    """The waits of one receiver, which end when it closes."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._ended: asyncio.Future[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def until(self, *futures: asyncio.Future[Any], seconds: float | None = None) -> None:
+        """Wait for the first of some futures, or the end of the receiver, or ``seconds``; none is cancelled."""
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+            self._scope.add(self)
+        await asyncio.wait((*futures, self._ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    def begin(self, operation: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Let something go on, whether or not a caller waits, until `cancel`."""
+        task = start_task(operation)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def end(self, error: TransportError) -> None:
+        """End all waits, and those that come; the scope calls it."""
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)

@@ -37,12 +37,6 @@ class PairedExchange(RobustExchange):
     """``aio_pika.RobustExchange`` that publishes to the primary, or to the backlog while that is unavailable.
 
     Created by a `PairedChannel`, or by `paired_exchange`. Declaring, binding and deleting are aio-pika's own.
-
-    Args:
-        channel: aio-pika's; a `PairedChannel` has its own publisher.
-        name: the exchange's name, empty for the default one.
-        publisher: publishes, where the channel has none.
-        options: as for ``aio_pika.RobustExchange``.
     """
 
     def __init__(
@@ -153,12 +147,7 @@ class PairedChannel(RobustChannel):
     async def initialize(self, timeout: float | None = None) -> None:
         """Open the channel, or let it be opened with the connection when the primary is available again.
 
-        Args:
-            timeout: as aio-pika's.
-
-        Raises:
-            RuntimeError: it was opened before.
-            AMQPError: the primary is reachable, and refuses it.
+        Raises what aio-pika's raises when the primary is reachable, and refuses it.
         """
         connected = cast(Any, self._connection).connected
         if connected.is_set():
@@ -174,26 +163,12 @@ class PairedChannel(RobustChannel):
             await Channel._on_open(self)
 
     def transaction(self) -> NoReturn:
-        """Refused: a transaction belongs to one channel of one broker.
-
-        Raises:
-            MethodNotImplemented: always.
-        """
+        """Refused: a transaction belongs to one channel of one broker."""
         raise MethodNotImplemented("a publish by a pair is in no transaction: each is confirmed by itself")
 
 
 class PairedConnection(RobustConnection):
-    """``aio_pika.RobustConnection`` to the primary, with a pair beside it that publishes.
-
-    Created by `connect_robust`.
-
-    Args:
-        url: aio-pika's.
-        loop: aio-pika's.
-        publisher: publishes.
-        owned: the pair is closed with the connection.
-        options: as for ``aio_pika.RobustConnection``.
-    """
+    """``aio_pika.RobustConnection`` to the primary, with a pair beside it that publishes; see `connect_robust`."""
 
     CHANNEL_CLASS = PairedChannel
 
@@ -217,11 +192,7 @@ class PairedConnection(RobustConnection):
         return self.publisher.pair
 
     def connect_soon(self, timeout: float) -> None:
-        """Connect in the background, with as many attempts as needed.
-
-        Args:
-            timeout: seconds of each attempt.
-        """
+        """Connect in the background, with as many attempts as needed, each of at most so many seconds."""
         self._connecting = start_task(self.connect(timeout), name="paired connection")
 
     def channel(
@@ -247,11 +218,7 @@ class PairedConnection(RobustConnection):
         return made
 
     async def close(self, exc: Any = asyncio.CancelledError) -> None:
-        """Close the connection, and the pair if it was made with it. Idempotent.
-
-        Args:
-            exc: as aio-pika's.
-        """
+        """Close the connection, and the pair if it was made with it. Idempotent."""
         try:
             if self._connecting is not None:
                 self._connecting.cancel()
@@ -348,14 +315,9 @@ async def connect_robust(
 
 
 def pair_url(url: URL, ssl_context: SSLContext | None = None) -> str:
-    """Convert aio-pika's URL to the one of the pair's transport.
+    """Convert aio-pika's URL to the one of the pair's transport, with what its query says of TLS and the heartbeat.
 
-    Args:
-        url: with aio-pika's options in its query, of which those of TLS and the heartbeat concern the pair.
-        ssl_context: as passed to aio-pika.
-
-    Raises:
-        ConfigurationError: the URL has an option that only aio-pika supports.
+    Raises `ConfigurationError` for what only aio-pika supports.
     """
     elsewhere = [name for name in _TLS_ELSEWHERE if name in url.query]
     if ssl_context is not None or elsewhere:

@@ -94,14 +94,9 @@ class Publisher:
     def carries(exchange: str, routing_key: str, reply_to: str | None = None) -> bool:
         """Whether the pair handles such messages; the others are aio-pika's.
 
-        The broker's own names (``amq.…``, among them direct replies and queues with generated names), and those
-        that aio-pika generates (``amq_…``), live and die with the primary's connections. Neither a message to them
-        nor a request whose answer is to go there may wait in a backlog, to be handled when its caller has given up.
-
-        Args:
-            exchange: the name, empty for the default exchange.
-            routing_key: as given to ``publish``.
-            reply_to: where the answer is to go; None if the message asks for none.
+        The broker's own names (``amq.…``, among them direct replies and queues with generated names), and those that
+        aio-pika generates (``amq_…``), live and die with the primary's connections. Neither a message to them nor a
+        request whose answer is to go there may wait in a backlog, to be handled when its caller has given up.
         """
         name = exchange or routing_key
         return bool(name) and not any(
@@ -119,27 +114,16 @@ class Publisher:
         immediate: bool = False,
         timeout: float | None = None,
     ) -> Confirmation:
-        """Publish one message, and return once a broker has confirmed it.
+        """Publish one message, and return once a broker has confirmed it; else as `PairedExchange.publish`.
 
         Args:
-            message: aio-pika's.
-            routing_key: the queue's name where the exchange is the default one.
-            exchange: the name, empty for the default exchange.
+            exchange: the name, empty for the default exchange, where the routing key is the queue's name.
             exchange_type: ``topic``, ``fanout`` and so on; None if it is not known.
             mandatory: raise if no queue of the primary takes it; else it is dropped, as RabbitMQ does.
-            immediate: RabbitMQ no longer supports it.
             timeout: seconds for everything, the pair's ``send_timeout`` when left out.
 
-        Returns:
-            The confirmation, with the receipt.
-
         Raises:
-            ValueError: a pair can't carry it, or an entity name is invalid; nothing was sent.
-            PublishError: no queue of the primary takes it.
             AMQPError: not accepted, or perhaps not; the subclasses say why, and the pair's error is the cause.
-            ChannelInvalidStateError: the pair is closed.
-
-        A cancelled publish's outcome is unknown.
         """
         if immediate:
             raise MethodNotImplemented("immediate=True: RabbitMQ closes the connection because of it since 3.0")
@@ -187,20 +171,8 @@ def _returned(message: AbstractMessage, exchange: str, routing_key: str) -> Publ
 
 
 def convert(message: AbstractMessage, *, exchange: str, exchange_type: str | None, routing_key: str) -> Message:
-    """Make the message that the pair sends to where aio-pika would have published it.
-
-    Args:
-        message: aio-pika's.
-        exchange: its name, empty for the default exchange.
-        exchange_type: ``topic``, ``fanout`` and so on; None if it is not known.
-        routing_key: as given to ``publish``.
-
-    Returns:
-        The message; one to an exchange has the routing key as its subject.
-
-    Raises:
-        ValueError: a pair can't carry it; the text names the reason.
-    """
+    """Make the message that the pair sends to where aio-pika would have published it; one to an exchange has the
+    routing key as its subject. Raises `ValueError`, which names what a pair can't carry."""
     headers = dict(message.headers or {})
     for name in _COPIES & headers.keys():
         raise ValueError(f"the header {name} sends copies elsewhere, which a pair can't follow: publish once for each")
@@ -273,15 +245,8 @@ _CLASSES: Final[tuple[tuple[type[PairMQError], type[Exception]], ...]] = (
 
 
 def as_client_error(error: PairMQError) -> Exception:
-    """Convert PairMQ's error to aio-pika's.
-
-    Args:
-        error: what the pair raised.
-
-    Returns:
-        An exception that users of aio-pika catch, with ``error`` as its ``__cause__``. A channel or connection is not
-        closed by it, whatever its class.
-    """
+    """Convert PairMQ's error to one that users of aio-pika catch, with it as ``__cause__``; closes no channel or
+    connection."""
     kind = next((chosen for kind, chosen in _CLASSES if isinstance(error, kind)), AMQPChannelError)
     made = kind(str(error))
     made.__cause__ = error

@@ -25,7 +25,6 @@ class RabbitHarness(ServerHarness):
         self._gone = False
 
     def start(self) -> Server:
-        """Take the server from the pool."""
         return pool.take(1)[0]
 
     def clear(self, server: Server) -> str:
@@ -34,7 +33,6 @@ class RabbitHarness(ServerHarness):
         return f"{rabbit.url}?connect_timeout=30"
 
     def with_short_locks(self, url: str) -> str:
-        """Add them to the options."""
         return f"{url}&lock_duration={self.lock_duration:g}"
 
     async def interrupt(self, how: Interruption) -> None:
@@ -59,7 +57,6 @@ class RabbitHarness(ServerHarness):
         return True
 
     async def restore(self) -> None:
-        """Start the broker again."""
         await super().restore()
         if self._gone:
             await self.by_hand(self._rabbit().come_up)

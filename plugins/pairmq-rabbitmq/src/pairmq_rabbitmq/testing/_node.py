@@ -39,15 +39,8 @@ _calls = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The TCP ports of a node.
-
-    Args:
-        amqp: for clients.
-        tls: for clients that speak TLS; None for none.
-        management: of the HTTP interface; None for none.
-        epmd: of its port mapper.
-        distribution: for Erlang's own calls.
-    """
+    """The TCP ports of a node: for clients, clients over TLS, the HTTP interface, its port mapper, and Erlang's own
+    calls."""
 
     amqp: int
     tls: int | None
@@ -57,7 +50,6 @@ class Ports:
 
 
 def find_program() -> Path | None:
-    """Find rabbitmq-server itself."""
     if _PROGRAM.exists():
         return _PROGRAM
     # Otherwise the programs are beside each other, without wrappers.
@@ -73,15 +65,7 @@ def foreign_variables() -> dict[str, None]:
 
 
 def environment_of(home: Path, ports: Ports) -> dict[str, str | None]:
-    """Return the environment of a node's process.
-
-    Args:
-        home: the node's own directory, resolved.
-        ports: the node's.
-
-        Variables; None removes one.
-        Variables; None takes one away.
-    """
+    """The environment of a node's process; None removes a variable."""
     return {
         **foreign_variables(),
         "HOME": str(home),
@@ -116,12 +100,7 @@ def write_files(
 ) -> None:
     """Write a node's configuration, its list of plugins, and its cookie unless it has one.
 
-    Args:
-        directory: the node's own.
-        ports: the node's.
-        tls: (certificate file, key file, file of authorities), if it listens for TLS.
-        plugins: names.
-        config: more lines of the configuration.
+    ``tls`` is a certificate file, a key file and a file of authorities.
     """
     lines = [
         f"listeners.tcp.1 = {HOST}:{ports.amqp}",
@@ -160,11 +139,7 @@ class Evaluator(abc.ABC):
 
     @abc.abstractmethod
     def erl(self, expression: str, *, timeout: float = 30.0) -> str:
-        """Evaluate an expression in the server, and return the value as Erlang writes it.
-
-        Raises:
-            ServerError: the server does not run, does not answer in time, or the expression failed.
-        """
+        """Evaluate an expression in the server, and return the value as Erlang writes it. Raises `ServerError`."""
 
     @abc.abstractmethod
     def _json(self, expression: str) -> Any:
@@ -174,22 +149,9 @@ class Evaluator(abc.ABC):
 def call(
     program: str, node: str, environment: Mapping[str, str], expression: str, as_text: str, timeout: float, name: str
 ) -> str:
-    """Evaluate an expression in a node.
+    """Evaluate Erlang expressions in a node, and return the text that ``as_text`` makes of the value, `PairmqValue`.
 
-    Args:
-        program: `erl_call`.
-        node: the node's name.
-        environment: all of the program's environment, with where the port mapper and the cookie are.
-        expression: Erlang expressions, separated by commas, without the full stop.
-        as_text: an expression that makes text of the value, which is `PairmqValue` in it.
-        timeout: seconds.
-        name: the server's, for errors.
-
-    Returns:
-        The text.
-
-    Raises:
-        ServerError: the node does not answer in time, or the expression failed.
+    Raises `ServerError` when the node does not answer in so many seconds, or the expression failed.
     """
     try:
         done = subprocess.run(  # Erlang's own program with arguments of this module
@@ -211,7 +173,6 @@ def call(
 
 
 def binary(text: str) -> str:
-    """Write a text as an Erlang binary."""
     # Readable where that is safe, since errors show it; otherwise as bytes, so that nothing has to be escaped.
     if re.fullmatch(r"[\w ./*^$#:-]*", text, re.ASCII):
         return f'<<"{text}">>'
@@ -219,7 +180,6 @@ def binary(text: str) -> str:
 
 
 def string(text: str) -> str:
-    """Write a text as an Erlang string."""
     return f"unicode:characters_to_list({binary(text)})"
 
 

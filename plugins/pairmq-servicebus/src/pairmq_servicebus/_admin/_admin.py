@@ -179,7 +179,6 @@ class BusAdmin(Admin):
         return _names.is_system(entity.path)
 
     async def close(self) -> None:
-        """Close its connections; never raises."""
         await self._probe.close()
         await self._contents.close()
         await self._service.close()
@@ -198,7 +197,6 @@ class Maker:
         self._asked: dict[Entity, QueueProperties] = {}
 
     async def create(self, entity: Entity, properties: QueueProperties | None) -> bool:
-        """Make an entity; as `BusAdmin.create`."""
         doing = f"create {entity}"
         _check_sessions(entity, properties, doing)
         if entity.kind is EntityKind.TOPIC:
@@ -225,7 +223,6 @@ class Maker:
         return True
 
     async def exists(self, entity: Entity, doing: str) -> bool:
-        """Tell whether an entity is there; as `BusAdmin.exists`."""
         try:
             await self._service.describe(entity, doing)
         except TransportError as error:
@@ -241,7 +238,6 @@ class Maker:
         return self._asked.get(entity, QueueProperties())
 
     def forget(self, entity: Entity) -> None:
-        """It is gone."""
         self._asked.pop(entity, None)
         self._namespace.single_consumers.forget(entity)
 
@@ -290,11 +286,7 @@ def _check_sessions(entity: Entity, properties: QueueProperties | None, doing: s
 
 
 async def has_link(namespace: Namespace, entity: Entity, doing: str) -> bool:
-    """Whether a link can be attached to it, for sending, or for a key that may only listen, for receiving.
-
-    Raises:
-        TransportError: it can't be determined.
-    """
+    """Whether a link can be attached to it, for sending, or for a key that may only listen, for receiving."""
     try:
         link: OpenLink = await open_send_link(namespace, entity, doing)
     except TransportError as error:
@@ -313,11 +305,7 @@ async def has_link(namespace: Namespace, entity: Entity, doing: str) -> bool:
 
 
 async def requires_session(namespace: Namespace, queue: Entity, doing: str) -> bool:
-    """Whether a queue requires sessions, which shows when a receiver without one is refused.
-
-    Raises:
-        TransportError: it can't be determined.
-    """
+    """Whether a queue requires sessions, which shows when a receiver without one is refused."""
     try:
         link = await open_receive_link(namespace, Source(queue), doing)
     except TransportError as error:

@@ -57,12 +57,8 @@ class Contents:
         )
 
     async def positions(self, queue: Entity) -> QueuePositions:
-        """Tell how far a queue with one consumer at a time has been settled.
-
-        Raises:
-            TransportError: the service could not be asked, or did not show all that the queue holds. A cancelled look
-                may leave a marker behind.
-        """
+        """Report how far a queue with one consumer at a time has been settled; a cancelled look may leave a marker
+        behind."""
 
         async def ask(link: ClientSendLink) -> QueuePositions:
             return await _look(link.client, queue)
@@ -71,7 +67,6 @@ class Contents:
         return await lane.call(ask, self._namespace.url.operation_timeout, f"look at {queue}")
 
     async def peek(self, source: Source, most: int) -> list[Delivery]:
-        """Show the oldest messages; as `BusAdmin.peek`."""
         known = self._namespace.single_consumers
         if is_queue_itself(source) and known.knows(source.entity):
             return [_shown(message) for message in await self._browse(source.entity, most)]
@@ -85,7 +80,6 @@ class Contents:
         return await self.peek(source, most)
 
     async def close(self) -> None:
-        """Close its links; never raises."""
         await self._senders.close()
         await self._receivers.close()
 
@@ -166,11 +160,7 @@ async def browse_oldest(
     wanted: Callable[[ServiceBusReceivedMessage], bool],
     most: int,
 ) -> list[ServiceBusReceivedMessage]:
-    """Browse until enough messages are found or no more are shown.
-
-    Args:
-        show: asks for messages from a sequence number on, at most so many.
-    """
+    """Browse, by asking for so many messages from a number on, until enough are found or no more are shown."""
     found: list[ServiceBusReceivedMessage] = []
     first = 1
     while len(found) < most:

@@ -44,7 +44,6 @@ class Probe:
         self._with_session: set[Entity] = set()
 
     async def probe(self, entity: Entity) -> None:
-        """Ping one entity."""
         if self._namespace.closed:
             raise _errors.closed(f"probe {entity}")
         box = self._box(entity)
@@ -58,7 +57,6 @@ class Probe:
             raise failed
 
     async def close(self) -> None:
-        """Close all links; never raises."""
         boxes = list(self._boxes.values())
         self._boxes.clear()
         if boxes:

@@ -53,11 +53,7 @@ class Service:
         self._made_at = 0.0
 
     async def ask(self, doing: str, question: Callable[[ServiceBusAdministrationClient], Awaitable[T]]) -> T:
-        """Ask something.
-
-        Args:
-            question: what to ask of the client; its exceptions become the error.
-        """
+        """Ask something of the client, whose exceptions become the error."""
         if self._namespace.closed:
             raise _errors.closed(doing)
         try:
@@ -69,8 +65,7 @@ class Service:
     async def describe(self, entity: Entity, doing: str) -> QueueProperties:
         """Read an entity's settings, and take note of whether it is a queue with one consumer at a time.
 
-        Raises:
-            TransportError: as `ask`; reason *not-found* also for an entity of the other kind.
+        Reason *not-found* also for an entity of the other kind.
         """
 
         async def question(client: ServiceBusAdministrationClient) -> QueueProperties:
@@ -87,7 +82,6 @@ class Service:
         return await self.ask(doing, question)
 
     async def close(self) -> None:
-        """Close its connections; never raises."""
         session, self._session, self._client = self._session, None, None
         if session is not None:
             with contextlib.suppress(Exception):
@@ -142,8 +136,7 @@ class AdminTransport(AioHttpTransport):  # type: ignore[misc]  # exported lazily
 def queue_settings(asked: QueueProperties | None, doing: str) -> dict[str, Any]:
     """Give what makes a queue of these settings; what is None is left to the service, whose default is *unlimited*.
 
-    Raises:
-        TransportError: reason *malformed* when a setting is no setting at all; the service checks the ranges.
+    Reason *malformed* when a setting is no setting at all; the service checks the ranges.
     """
     if asked is None:
         return {"dead_lettering_on_message_expiration": True}

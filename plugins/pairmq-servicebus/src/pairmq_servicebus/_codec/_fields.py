@@ -50,16 +50,11 @@ ENDLESS: Final = LAST_INSTANT - 2 * 86_400_000
 
 
 def dump(fields: Mapping[str, Any]) -> str:
-    """Write the property."""
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
 
 def load(value: Any) -> dict[str, Any]:
-    """Read the property; ``types`` and ``hidden`` hold texts by name then, the others are checked when asked for.
-
-    Args:
-        value: as the client decoded it; None where the message has none.
-    """
+    """Read the property; ``types`` and ``hidden`` hold texts by name then, the others are checked when asked for."""
     if value is None:
         return {}
     try:

@@ -29,11 +29,7 @@ _NO_PROPERTIES: Mapping[str, PropertyValue] = {}
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A message as it was read.
-
-    Args:
-        dead_letter_reason: why it was dead-lettered; None for one that was not.
-    """
+    """A message as it was read."""
 
     message: Message
     dead_letter_reason: str | None = None
@@ -41,13 +37,9 @@ class Decoded:
 
 
 def decode(raw: AmqpAnnotatedMessage, *, dead_letter: bool = False) -> Decoded:
-    """Read a message that came from the service, ours or another sender's.
+    """Read a message that came from the service, ours or another sender's. Raises `Malformed`.
 
-    Args:
-        dead_letter: it came from a dead-letter queue, so that its reason is the service's and not the sender's.
-
-    Raises:
-        Malformed: it can't be read.
+    The reason of one from a dead-letter queue is the service's and not the sender's.
     """
     application = {_values.as_text(key): value for key, value in (raw.application_properties or {}).items()}
     if UNREADABLE in application:

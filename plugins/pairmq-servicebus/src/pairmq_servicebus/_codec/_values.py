@@ -58,11 +58,8 @@ def to_wire(value: PropertyValue) -> tuple[Any, str | None]:
 
 
 def from_wire(value: Any, note: str | None, depth: int = 0) -> PropertyValue:
-    """Bring a value back that the client has decoded.
-
-    Args:
-        note: the note of its type; None for a property of another sender, or one that needs none.
-    """
+    """Bring a value back that the client has decoded, by the note of its type; None for another sender's, or without
+    need."""
     if note is not None:
         return _noted(value, note)
     if isinstance(value, bytes):
@@ -94,11 +91,7 @@ def text_or_bytes(value: bytes) -> str | bytes:
 
 
 def as_text(value: Any) -> str:
-    """A name, key or identifier of any AMQP type, as text.
-
-    Raises:
-        Malformed: it is binary, and no UTF-8.
-    """
+    """A name, key or identifier of any AMQP type, as text. Raises `Malformed` for binary that is not UTF-8."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -117,7 +110,6 @@ def to_json(value: PropertyValue) -> str:
 
 
 def from_json(text: str) -> PropertyValue:
-    """Read what `to_json` wrote."""
     try:
         return _rich(json.loads(text, parse_constant=_refuse_constant), 0)
     except (ValueError, TypeError, RecursionError, DecimalException, OverflowError) as error:
@@ -130,12 +122,10 @@ def as_json(value: Any) -> str:
 
 
 def to_iso(value: datetime) -> str:
-    """Write an instant to the microsecond."""
     return value.isoformat()
 
 
 def from_iso(text: str) -> datetime:
-    """Read an instant."""
     try:
         value = datetime.fromisoformat(text)
     except ValueError:

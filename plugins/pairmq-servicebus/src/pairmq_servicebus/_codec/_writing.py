@@ -31,11 +31,7 @@ _OVERWRITTEN = frozenset((DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION))
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A message in AMQP's sections, as the client's encoder takes them.
-
-    Args:
-        header: ``time_to_live`` in ms and ``priority``.
-    """
+    """A message in AMQP's sections, as the client's encoder takes them; the time-to-live in ms."""
 
     header: dict[str, int]
     annotations: dict[bytes, Any]
@@ -45,7 +41,6 @@ class Parts:
 
 
 def take_apart(message: Message, *, single_consumer: bool = False) -> Parts:
-    """Put a message into AMQP's sections."""
     header: dict[str, int] = {}
     annotations: dict[bytes, Any] = {}
     fields: dict[str, Any] = {}
@@ -68,7 +63,6 @@ def take_apart(message: Message, *, single_consumer: bool = False) -> Parts:
 
 
 def encode(parts: Parts) -> AmqpAnnotatedMessage:
-    """Make the client's message."""
     return AmqpAnnotatedMessage(
         data_body=parts.body,
         header=AmqpMessageHeader(**parts.header) if parts.header else None,  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import TransportType
 
-from pairmq import ConfigurationError, Pair, PairOptions
+from pairmq import ConfigurationError
 from pairmq_servicebus._client import ClientSettings
 from pairmq_servicebus._credentials import read_connection_string
 from pairmq_servicebus._transport import ServiceBusTransport
@@ -41,15 +41,7 @@ _CONNECTION_STRING = re.compile(r"\s*(Endpoint|SharedAccess\w+|EntityPath|UseDev
 
 
 class Sides:
-    """Makes the pair's two transports; no IO.
-
-    Args:
-        client_arguments: keyword arguments of the client's constructor.
-        allow_remote_emulator: let a connection string with ``UseDevelopmentEmulator=true`` name another machine.
-
-    Raises:
-        TypeError: the client has no such argument.
-    """
+    """Makes the pair's two transports of the keyword arguments of the client's constructor; no IO."""
 
     def __init__(self, client_arguments: Mapping[str, Any], allow_remote_emulator: bool) -> None:
         unknown = sorted(set(client_arguments) - KNOWN)
@@ -62,15 +54,10 @@ class Sides:
         self._allow_remote_emulator = allow_remote_emulator
 
     def of_connection_string(self, text: str, admin: str | None, *, primary: bool) -> ServiceBusTransport:
-        """Make the transport of a namespace.
+        """Make the transport of a namespace; ``admin`` is its administration, where that is not on the namespace's own
+        host.
 
-        Args:
-            text: its connection string.
-            admin: ``host:port`` or URL of its administration, where that is not on the namespace's own host.
-            primary: whether it is the pair's primary.
-
-        Raises:
-            ConfigurationError: it can't work; the text says why, without secrets.
+        Raises `ConfigurationError`, which says why it can't work, without secrets.
         """
         if not _CONNECTION_STRING.match(text):
             raise ConfigurationError("the primary is no connection string: it begins with Endpoint=sb://…")
@@ -81,17 +68,7 @@ class Sides:
         return self._transport(url, None, primary)
 
     def of_credential(self, namespace: str, credential: Credential, admin: str | None) -> ServiceBusTransport:
-        """Make the primary's transport of a credential object.
-
-        Args:
-            namespace: the fully qualified name of the namespace.
-            credential: a key, a signature, or an object that gets tokens, blocking or not.
-            admin: as for a connection string.
-
-        Raises:
-            ConfigurationError: the name is invalid.
-            TypeError: the credential is invalid.
-        """
+        """Make the primary's transport of a key, a signature, or an object that gets tokens, blocking or not."""
         host = re.sub(r"^[a-z]+://", "", namespace.strip()).partition("/")[0]
         if isinstance(credential, AzureNamedKeyCredential):
             name, key = credential.named_key
@@ -109,15 +86,7 @@ class Sides:
         return self._transport(url, _as_async(credential), primary=True)
 
     def secondary(self, given: str, admin: str | None) -> str | ServiceBusTransport:
-        """What `Pair.connect` takes for a secondary.
-
-        Args:
-            given: a connection string, or the URL of any broker that PairMQ has a transport for.
-            admin: as for a connection string; a URL has an option of its own.
-
-        Raises:
-            ConfigurationError: as `of_connection_string`, or ``admin`` was given with a URL.
-        """
+        """What `Pair.connect` takes for a secondary: the transport of a connection string, or the URL of any broker."""
         if _CONNECTION_STRING.match(given):
             return self.of_connection_string(given, admin, primary=False)
         if admin is not None:
@@ -145,20 +114,6 @@ class Sides:
         names = _PASSED_ON | _PRIMARY_ONLY if primary else _PASSED_ON
         arguments = {name: self._given[name] for name in names if name in self._given}
         return ServiceBusTransport(url, ClientSettings(credential, self._given.get("ssl_context"), arguments))
-
-
-def make_pair(primary: ServiceBusTransport, secondary: str | ServiceBusTransport, options: PairOptions | None) -> Pair:
-    """Make the pair; it opens later.
-
-    Args:
-        primary: where the entities are.
-        secondary: where backlogs are kept.
-        options: how it behaves; else from ``PAIRMQ_*`` variables and the file that ``PAIRMQ_CONFIG`` names.
-
-    Raises:
-        ConfigurationError: an option, URL or plugin is wrong or missing.
-    """
-    return Pair.connect(primary, secondary, options=options)
 
 
 def entity_path_of(connection_string: str) -> str | None:

@@ -69,12 +69,7 @@ class PairedServiceBusClient(
         weakref.finalize(self, self._portal.abandon).atexit = False
 
     def state(self, name: str, *, kind: str = "queue") -> EntityState:
-        """The state of a queue or topic; healthy before its first message.
-
-        Args:
-            name: its path.
-            kind: ``"queue"`` or ``"topic"``.
-        """
+        """The state of a queue or topic; healthy before its first message."""
         return self._portal.call(
             lambda: self._pair.state(name, kind=kind) if self._opening.done else EntityState.HEALTHY
         )
@@ -161,14 +156,8 @@ class PairedServiceBusSender(SharedSender[ServiceBusSender]):
             settle(results, self._on_receipt)
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> PairedMessageBatch:
-        """Make an empty batch; no I/O, so that it works while the primary is unavailable.
-
-        Args:
-            max_size_in_bytes: at most 1 MiB; 256 KiB when left out.
-
-        Raises:
-            ValueError: it is too large, or the sender is closed.
-        """
+        """Make an empty batch of at most 1 MiB, 256 KiB when left out; no I/O, so that it works while the primary is
+        unavailable."""
         self._check_open()
         return make_batch(max_size_in_bytes)
 
@@ -177,32 +166,14 @@ class PairedServiceBusSender(SharedSender[ServiceBusSender]):
     ) -> list[int]:
         """Schedule messages at the primary itself: not covered by failover, as only it can give sequence numbers.
 
-        A message with a ``scheduled_enqueue_time_utc``, given to `send_messages`, is covered.
-
-        Args:
-            messages: as the client takes them.
-            schedule_time_utc: when they shall be seen.
-            kwargs: ``timeout`` in seconds.
-
-        Returns:
-            Their sequence numbers.
-
-        Raises:
-            ServiceBusError: whatever the client raises, above all while the primary is unavailable.
+        A message with a ``scheduled_enqueue_time_utc``, given to `send_messages`, is covered. Raises whatever the
+        client raises, above all while the primary is unavailable.
         """
         with self._own_lock:
             return self._primary().schedule_messages(messages, schedule_time_utc, **kwargs)  # type: ignore[arg-type]
 
     def cancel_scheduled_messages(self, sequence_numbers: int | list[int], **kwargs: Any) -> None:
-        """Cancel what `schedule_messages` has scheduled, at the primary itself.
-
-        Args:
-            sequence_numbers: what it returned.
-            kwargs: ``timeout`` in seconds.
-
-        Raises:
-            ServiceBusError: as the client.
-        """
+        """Cancel what `schedule_messages` has scheduled, at the primary itself."""
         with self._own_lock:
             self._primary().cancel_scheduled_messages(sequence_numbers, **kwargs)
 

@@ -46,18 +46,9 @@ _MOST: Final = 1024 * 1024
 
 
 def convert(message: SingleMessage) -> Message:
-    """Make PairMQ's message of one that azure-servicebus takes.
+    """Make PairMQ's message of one that azure-servicebus takes, received ones included; with an id only if it has one.
 
-    Args:
-        message: a ``ServiceBusMessage`` (a received one too), an ``AmqpAnnotatedMessage``, or a mapping of
-            ``ServiceBusMessage``'s arguments.
-
-    Returns:
-        The message, with an id only if it has one.
-
-    Raises:
-        TypeError: it is not one of these, or a field has a type that a pair can't carry; the text names it.
-        ValueError: it has a field that a pair can't carry, or a value out of range; the text names it.
+    Raises `TypeError` or `ValueError`, which name the field that a pair can't carry.
     """
     raw = _raw(message)
     annotations = {_text("a message annotation's name", key): value for key, value in (raw.annotations or {}).items()}
@@ -92,17 +83,7 @@ def convert(message: SingleMessage) -> Message:
 
 
 def convert_all(messages: Iterable[SingleMessage]) -> list[Message]:
-    """Make PairMQ's messages of several, all or none.
-
-    Args:
-        messages: as `convert` takes them.
-
-    Returns:
-        One each, in order.
-
-    Raises:
-        TypeError, ValueError: as `convert`; the text begins with the message's place, counted from 0.
-    """
+    """Make PairMQ's messages of several, all or none; an error begins with the message's place, counted from 0."""
     converted = []
     for index, message in enumerate(messages):
         try:
@@ -294,12 +275,7 @@ class PairedMessageBatch(ServiceBusMessageBatch):
 def make_batch(max_size_in_bytes: int | None) -> PairedMessageBatch:
     """Make an empty batch, without asking the service, which may be unavailable, for its limit.
 
-    Args:
-        max_size_in_bytes: at most 1 MiB, what a premium namespace takes; 256 KiB, what every namespace takes, when left
-            out.
-
-    Raises:
-        ValueError: more than any namespace takes.
+    At most 1 MiB, what a premium namespace takes; 256 KiB, what every namespace takes, when left out.
     """
     if max_size_in_bytes and max_size_in_bytes > _MOST:
         raise ValueError(f"max_size_in_bytes is {max_size_in_bytes}: no namespace takes a batch of more than {_MOST}")
@@ -307,14 +283,7 @@ def make_batch(max_size_in_bytes: int | None) -> PairedMessageBatch:
 
 
 def messages_of(batch: ServiceBusMessageBatch) -> tuple[Message, ...]:
-    """The messages of a batch.
-
-    Args:
-        batch: made by a paired sender.
-
-    Raises:
-        TypeError: it was made by another client, which keeps only the encoded messages.
-    """
+    """The messages of a batch; one of another client keeps only the encoded ones."""
     if not isinstance(batch, PairedMessageBatch):
         raise TypeError("this batch was made by another client: use the paired sender's own create_message_batch")
     return batch.converted

@@ -129,14 +129,7 @@ _batch_classes: dict[type[ServiceBusError], type[PairedBatchError]] = {}
 
 
 def as_client_error(error: PairMQError) -> ServiceBusError:
-    """Make the client's error of PairMQ's.
-
-    Args:
-        error: what the pair raised, or gave instead of a receipt.
-
-    Returns:
-        An exception of ``azure.servicebus.exceptions`` or a subclass of one, with ``error`` as its ``__cause__``.
-    """
+    """Make the client's error of PairMQ's, which is its ``__cause__``."""
     kind = _kind(error)
     made = _make(kind, str(error), error)
     made.__cause__ = error
@@ -144,14 +137,7 @@ def as_client_error(error: PairMQError) -> ServiceBusError:
 
 
 def batch_error(results: Sequence[Receipt | SendError]) -> ServiceBusError:
-    """Make the one error of several messages of which at least one failed.
-
-    Args:
-        results: one entry a message.
-
-    Returns:
-        The single message's own error, or a `PairedBatchError` that names those that failed.
-    """
+    """Make the one error of several messages of which at least one failed; a single message's own error."""
     failures = [
         SendFailure(index, result.message_id, as_client_error(result))
         for index, result in enumerate(results)

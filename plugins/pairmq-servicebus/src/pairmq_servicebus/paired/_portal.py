@@ -23,11 +23,8 @@ class Portal:
     """Runs coroutines for any thread of the process that made it, in one background thread.
 
     The thread starts at the first use and is a daemon: a program that forgets to close ends all the same, and what is
-    still open is closed at its exit.
-
-    Args:
-        name: the thread's.
-        ending: run at the end, before the loop stops; must be bounded in time and never raise.
+    still open is closed at its exit. The ``ending`` is run before the loop stops; it must be bounded in time and never
+    raise.
     """
 
     def __init__(self, name: str, ending: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -52,17 +49,9 @@ class Portal:
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine there, and wait for its result.
 
-        An exception of the waiting thread, Ctrl-C above all, cancels the coroutine and is raised at once.
-
-        Args:
-            work: makes the coroutine.
-
-        Returns:
-            What it returns; what it raises is raised.
-
-        Raises:
-            RuntimeError: called from the portal's own thread or from a forked process, the portal is closed, or the
-                system gives no thread; the next call tries again.
+        An exception of the waiting thread, Ctrl-C above all, cancels the coroutine and is raised at once. Raises
+        `RuntimeError` when called from the portal's own thread or from a forked process, when the portal is closed, or
+        when the system gives no thread; the next call tries again.
         """
         self._check_process()
         if threading.current_thread() is self._thread:
@@ -84,14 +73,7 @@ class Portal:
             raise
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a function there, and wait for its result; in the portal's own thread it is called directly.
-
-        Args:
-            function: quick, and not waiting for anything.
-
-        Raises:
-            RuntimeError: as `run`, but for calls from the own thread.
-        """
+        """Call a quick function there, and wait for its result; in the portal's own thread it is called directly."""
         if threading.current_thread() is self._thread:
             return function()
 
@@ -101,11 +83,7 @@ class Portal:
         return self.run(work)
 
     def close(self) -> None:
-        """Run the ending, stop the loop and wait for the thread. Idempotent; does nothing in a forked process.
-
-        Raises:
-            RuntimeError: called from the portal's own thread.
-        """
+        """Run the ending, stop the loop and wait for the thread. Idempotent; does nothing in a forked process."""
         if self.elsewhere:
             return  # the thread exists in the parent only
         if threading.current_thread() is self._thread:

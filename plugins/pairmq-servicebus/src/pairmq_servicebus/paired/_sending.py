@@ -38,17 +38,7 @@ _log = logging.getLogger("pairmq")
 
 
 def taken(messages: Messages) -> tuple[list[Message], bool]:
-    """Convert what ``send_messages`` was given.
-
-    Args:
-        messages: one, several, or a batch.
-
-    Returns:
-        The messages, and whether it was a single one.
-
-    Raises:
-        TypeError, ValueError: a pair can't carry one of them; none was sent.
-    """
+    """Convert what ``send_messages`` was given, all or none; and whether it was a single message."""
     if isinstance(messages, ServiceBusMessageBatch):
         return list(messages_of(messages)), False
     if is_one(messages):
@@ -57,21 +47,13 @@ def taken(messages: Messages) -> tuple[list[Message], bool]:
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Refuse what the client refuses.
-
-    Raises:
-        ValueError: it is 0 or less.
-    """
+    """Refuse what the client refuses."""
     if timeout is not None and timeout <= 0:
         raise ValueError("The timeout must be greater than 0.")
 
 
 class Opening:
-    """Opens a pair once, for the first caller; the others wait for the same opening.
-
-    Args:
-        pair: not opened yet.
-    """
+    """Opens a pair once, for the first caller; the others wait for the same opening."""
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
@@ -84,16 +66,10 @@ class Opening:
         return self._task is not None and self._task.done() and not self._failed
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Return when the pair is open.
+        """Return when the pair is open, after so many seconds at most; the opening goes on in the background.
 
-        Args:
-            seconds: how long to wait at most; the opening goes on in the background. None waits for its end, which
-                ``attempt_timeout`` bounds.
-
-        Raises:
-            ServiceBusError: the secondary refuses to let the backlog queues be made, or it was not open in time.
-            ConfigurationError: the pair contradicts another one of the process.
-            ValueError: it is closed.
+        Raises what `PairedServiceBusClient` raises when the backlog queues can't be made in time, or the client is
+        closed.
         """
         if self._closed:
             raise ValueError(SHUT_DOWN)
@@ -129,14 +105,7 @@ class Opening:
 
 
 class Sending:
-    """One sender's way to the pair.
-
-    Args:
-        pair: may not be open yet.
-        opening: opens it.
-        path: the queue's or topic's.
-        kind: ``"queue"`` or ``"topic"``.
-    """
+    """One sender's way to the pair."""
 
     def __init__(self, pair: Pair, opening: Opening, path: str, kind: str) -> None:
         self._pair = pair
@@ -149,20 +118,10 @@ class Sending:
     async def deliver(
         self, messages: Sequence[Message], timeout: float | None, *, single: bool
     ) -> list[Receipt | SendError]:
-        """Send messages, inside one deadline.
+        """Send messages, inside one deadline, the opening of the pair included: a receipt each, or why it has none.
 
-        Args:
-            messages: at least one.
-            timeout: seconds for all of them, the opening of the pair included; the pair's ``send_timeout`` when left
-                out.
-            single: it is one message that was given alone.
-
-        Returns:
-            One entry a message: its receipt, or why it has none.
-
-        Raises:
-            ValueError: the sender or the client is closed.
-            ServiceBusError: the pair can't be opened, or has lost a broker for good; nothing of the call was sent.
+        Raises `ValueError` when the sender or the client is closed, `ServiceBusError` when the pair can't be opened, or
+        has lost a broker permanently; nothing of the call was sent.
         """
         loop = asyncio.get_running_loop()
         limit = self._pair.options.send_timeout if timeout is None else timeout
@@ -195,14 +154,9 @@ class Sending:
 
 
 def settle(results: Sequence[Receipt | SendError], on_receipt: OnReceipt | None) -> None:
-    """Tell the receipts, and raise what is to be raised; to be called where the caller waits.
+    """Report the receipts in order, and raise what is to be raised; to be called where the caller waits.
 
-    Args:
-        results: what `Sending.deliver` gave.
-        on_receipt: called with each receipt, in order; what it raises is logged, as the message was sent all the same.
-
-    Raises:
-        ServiceBusError: at least one message has no receipt.
+    What ``on_receipt`` raises is logged, as the message was sent all the same.
     """
     if on_receipt is not None:
         for result in results:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from pairmq import Entity, EntityKind, Pair, PairOptions
-from pairmq_servicebus.paired._arguments import Sides, entity_path_of, make_pair
+from pairmq_servicebus.paired._arguments import Sides, entity_path_of
 from pairmq_servicebus.paired._sending import SHUT_DOWN, OnReceipt, Opening, Sending
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender]):
         sides = Sides(kwargs, allow_remote_emulator)
         self._start(
             self._CLIENT(fully_qualified_namespace, credential, **kwargs),
-            make_pair(
+            Pair.connect(
                 sides.of_credential(fully_qualified_namespace, credential, admin_endpoint),
                 sides.secondary(secondary, secondary_admin_endpoint),
-                options,
+                options=options,
             ),
             None,
             on_receipt,
@@ -78,30 +78,16 @@ class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender]):
         allow_remote_emulator: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """Make a client of the primary's connection string; the other arguments are the class's own.
-
-        Args:
-            conn_str: the primary's connection string.
-            secondary: as for the class.
-            options: as for the class.
-            on_receipt: as for the class.
-            admin_endpoint: as for the class.
-            secondary_admin_endpoint: as for the class.
-            allow_remote_emulator: as for the class.
-            kwargs: as for ``ServiceBusClient.from_connection_string``.
-
-        Raises:
-            ConfigurationError, TypeError: as the class.
-            ValueError: the client can't read the connection string.
-        """
+        """Make a client of the primary's connection string; the other arguments, and what is raised, are the class's
+        own."""
         sides = Sides(kwargs, allow_remote_emulator)
         made = cls.__new__(cls)
         made._start(
             cls._CLIENT.from_connection_string(conn_str, **kwargs),
-            make_pair(
+            Pair.connect(
                 sides.of_connection_string(conn_str, admin_endpoint, primary=True),
                 sides.secondary(secondary, secondary_admin_endpoint),
-                options,
+                options=options,
             ),
             entity_path_of(conn_str),
             on_receipt,
@@ -142,16 +128,7 @@ class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender]):
     def get_topic_sender(
         self, topic_name: str, *, client_identifier: str | None = None, socket_timeout: float | None = None
     ) -> PairedSender:
-        """Make a sender to a topic of the primary; as `get_queue_sender`.
-
-        Args:
-            topic_name: the topic's path.
-            client_identifier: as for a queue.
-            socket_timeout: as for a queue.
-
-        Raises:
-            ValueError: as for a queue.
-        """
+        """Make a sender to a topic of the primary; as `get_queue_sender`."""
         return self._sender(topic_name, "topic", client_identifier, socket_timeout)
 
     def _sender(
@@ -177,23 +154,12 @@ class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender]):
     # What is not.
 
     def get_queue_receiver(self, queue_name: str, **kwargs: Any) -> Receiver:
-        """Make the client's own receiver of a queue of the primary.
-
-        Args:
-            queue_name: the queue's path.
-            kwargs: as for ``ServiceBusClient.get_queue_receiver``.
-        """
+        """Make the client's own receiver of a queue of the primary."""
         receiver: Receiver = self._own.get_queue_receiver(queue_name, **kwargs)
         return receiver
 
     def get_subscription_receiver(self, topic_name: str, subscription_name: str, **kwargs: Any) -> Receiver:
-        """Make the client's own receiver of a subscription of the primary.
-
-        Args:
-            topic_name: the topic's path.
-            subscription_name: the subscription's name.
-            kwargs: as for ``ServiceBusClient.get_subscription_receiver``.
-        """
+        """Make the client's own receiver of a subscription of the primary."""
         receiver: Receiver = self._own.get_subscription_receiver(topic_name, subscription_name, **kwargs)
         return receiver
 

@@ -57,24 +57,8 @@ class PairedServiceBusClient(
 
     Senders send to the primary, and to backlog queues of the secondary while the primary is unavailable. Receivers and
     all the rest are the client's own, on the primary. Use one client for the life of a process: each has a pair of its
-    own, with its own view of what is healthy.
-
-    The pair opens at ``async with``, or at the first message.
-
-    Args:
-        fully_qualified_namespace: the primary's, as for ``ServiceBusClient``.
-        credential: likewise: a key, a signature, or what gets tokens.
-        secondary: a connection string, or the URL of any broker that PairMQ has a transport for: ``redis://…``.
-        options: how the pair behaves; else from ``PAIRMQ_*`` variables, with `PairOptions`' defaults.
-        on_receipt: called with the receipt of each accepted message, before ``send_messages`` returns.
-        admin_endpoint: ``host:port`` or URL of the primary's administration, for local servers.
-        secondary_admin_endpoint: likewise of a secondary that is given by its connection string.
-        allow_remote_emulator: let a connection string with ``UseDevelopmentEmulator=true`` name another machine.
-        kwargs: as for ``ServiceBusClient``; what concerns the network is used for sends as well.
-
-    Raises:
-        ConfigurationError: something can't work; it is a `ValueError`.
-        TypeError: ``ServiceBusClient`` has no such argument.
+    own, with its own view of what is healthy. The pair opens at ``async with``, or at the first message. Arguments and
+    errors are those of `pairmq_servicebus.paired.PairedServiceBusClient`.
     """
 
     _CLIENT = ServiceBusClient
@@ -87,12 +71,7 @@ class PairedServiceBusClient(
         return self._pair
 
     def state(self, name: str, *, kind: str = "queue") -> EntityState:
-        """The state of a queue or topic; healthy before its first message.
-
-        Args:
-            name: its path.
-            kind: ``"queue"`` or ``"topic"``.
-        """
+        """The state of a queue or topic; healthy before its first message."""
         return self._pair.state(name, kind=kind) if self._opening.done else EntityState.HEALTHY
 
     def states(self) -> Mapping[Entity, EntityState]:
@@ -100,11 +79,8 @@ class PairedServiceBusClient(
         return self._pair.states() if self._opening.done else {}
 
     def on_event(self, callback: Callable[[Event], None]) -> Callable[[], None]:
-        """Give ``callback`` every event of the pair from now on; returns what ends that.
-
-        Args:
-            callback: must be quick, as sends wait for it.
-        """
+        """Give ``callback`` every event of the pair from now on; it must be quick, as sends wait for it. Returns what
+        ends that."""
         return self._pair.subscribe(callback)
 
     async def close(self) -> None:
@@ -141,16 +117,7 @@ class PairedServiceBusSender(SharedSender[ServiceBusSender]):
     async def send_messages(self, message: Messages, *, timeout: float | None = None, **kwargs: Any) -> None:
         """Send one message, several, or a batch, and return when all of them are accepted.
 
-        Args:
-            message: a ``ServiceBusMessage``, ``AmqpAnnotatedMessage`` or mapping, an iterable of these, or a batch of
-                `create_message_batch`. Several need not fit one batch.
-            timeout: seconds for everything, the pair's ``send_timeout`` when left out.
-
-        Raises:
-            TypeError, ValueError: a pair can't carry it; nothing was sent.
-            ServiceBusError: not accepted; the subclasses say why. Of several messages it is a `PairedBatchError`, which
-                names those that were not accepted.
-            SendOutcomeUnknownError: perhaps accepted, perhaps not.
+        Arguments and errors are those of `pairmq_servicebus.paired.PairedServiceBusSender.send_messages`.
         """
         if kwargs:
             warnings.warn(f"Unsupported keyword args: {kwargs}", stacklevel=2)
@@ -161,14 +128,8 @@ class PairedServiceBusSender(SharedSender[ServiceBusSender]):
             settle(await self._sending.deliver(messages, timeout, single=single), self._on_receipt)
 
     async def create_message_batch(self, max_size_in_bytes: int | None = None) -> PairedMessageBatch:
-        """Make an empty batch; no I/O, so that it works while the primary is unavailable.
-
-        Args:
-            max_size_in_bytes: at most 1 MiB; 256 KiB when left out.
-
-        Raises:
-            ValueError: it is too large, or the sender is closed.
-        """
+        """Make an empty batch of at most 1 MiB, 256 KiB when left out; no I/O, so that it works while the primary is
+        unavailable."""
         self._check_open()
         return make_batch(max_size_in_bytes)
 
@@ -177,31 +138,13 @@ class PairedServiceBusSender(SharedSender[ServiceBusSender]):
     ) -> list[int]:
         """Schedule messages at the primary itself: not covered by failover, as only it can give sequence numbers.
 
-        A message with a ``scheduled_enqueue_time_utc``, given to `send_messages`, is covered.
-
-        Args:
-            messages: as the client takes them.
-            schedule_time_utc: when they shall be seen.
-            kwargs: ``timeout`` in seconds.
-
-        Returns:
-            Their sequence numbers.
-
-        Raises:
-            ServiceBusError: whatever the client raises, above all while the primary is unavailable.
+        A message with a ``scheduled_enqueue_time_utc``, given to `send_messages`, is covered. Raises whatever the
+        client raises, above all while the primary is unavailable.
         """
         return await self._primary().schedule_messages(messages, schedule_time_utc, **kwargs)  # type: ignore[arg-type]
 
     async def cancel_scheduled_messages(self, sequence_numbers: int | list[int], **kwargs: Any) -> None:
-        """Cancel what `schedule_messages` has scheduled, at the primary itself.
-
-        Args:
-            sequence_numbers: what it returned.
-            kwargs: ``timeout`` in seconds.
-
-        Raises:
-            ServiceBusError: as the client.
-        """
+        """Cancel what `schedule_messages` has scheduled, at the primary itself."""
         await self._primary().cancel_scheduled_messages(sequence_numbers, **kwargs)
 
     async def close(self) -> None:
