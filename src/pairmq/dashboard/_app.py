@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from importlib.resources import files
-from types import TracebackType
 from typing import Any, Self
 
 from starlette.applications import Starlette
@@ -141,13 +140,10 @@ class Dashboard:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, as ASGI has it."""
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
             raise RuntimeError("a dashboard must be served on the event loop of its pair")
         if scope["type"] == "http" and not self._guard.host_is_ours(Request(scope)):

@@ -22,11 +22,8 @@ _SHORTEST, _LONGEST = 16, 512
 class Guard:
     """Decides what a request may do.
 
-    Args:
-        token: what operators know; a random one when left out.
-        open_to_read: looking needs no token.
-        allowed_hosts: names under which the dashboard may be called, besides ``localhost`` and IP addresses; a site
-            that makes its own name lead here (DNS rebinding) is refused so. ``*`` for any.
+    The dashboard may be called by ``allowed_hosts``, besides ``localhost`` and IP addresses; a site that makes its own
+    name lead here (DNS rebinding) is refused so. ``*`` is for any.
     """
 
     def __init__(self, token: str | None, *, open_to_read: bool, allowed_hosts: Collection[str] = ()) -> None:
@@ -55,14 +52,12 @@ class Guard:
         return isinstance(told, str) and _same(told, self.token)
 
     def knows_token(self, request: Request) -> bool:
-        """Whether a request comes from an operator."""
         scheme, _, told = request.headers.get("authorization", "").partition(" ")
         if scheme.casefold() == "bearer" and self.is_token(told.strip()):
             return True
         return _same(request.cookies.get(self._cookie_name, ""), self._cookie)
 
     def may_read(self, request: Request) -> bool:
-        """Whether a request may see the status."""
         return self.open_to_read or self.knows_token(request)
 
     def is_ours(self, request: Request) -> bool:
@@ -82,7 +77,6 @@ class Guard:
         return request.headers.get(MARK) == "1"
 
     def let_in(self, request: Request, response: Response) -> None:
-        """Give the browser the cookie."""
         response.set_cookie(
             self._cookie_name,
             self._cookie,
@@ -94,7 +88,6 @@ class Guard:
         )
 
     def let_out(self, request: Request, response: Response) -> None:
-        """Delete the browser's cookie."""
         response.delete_cookie(self._cookie_name, path=_path_of(request), httponly=True, samesite="strict")
 
 

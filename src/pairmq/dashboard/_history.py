@@ -40,13 +40,7 @@ _LOOK_BACK = 16  # lines among which an event looks for one that says the same
 
 
 class Change(NamedTuple):
-    """An entity entered a state.
-
-    Args:
-        at: wall-clock seconds since 1970 UTC.
-        state: the state.
-        held: failed over by an operator's word, without pings.
-    """
+    """An entity entered a state; ``held`` if it failed over by an operator's word, without pings."""
 
     at: float
     state: EntityState
@@ -91,8 +85,6 @@ class History:
     """
 
     def __init__(self) -> None:
-        self.revision = 0
-        """Grows with every event that changed anything here."""
         self.dead_lettered = 0
         """Messages that this process's syphon dead-lettered."""
         self.ended: PairEnded | None = None
@@ -111,11 +103,9 @@ class History:
         return MappingProxyType(self._out)
 
     def lines(self) -> Iterator[HistoryLine]:
-        """The list of events, newest first."""
         return iter(self._lines)
 
     def on_event(self, event: Event) -> None:
-        """Take one event."""
         match event:
             case StateChanged():
                 past = self._past(event.entity)
@@ -142,7 +132,6 @@ class History:
         sentence = sentence_of(event)
         if sentence is not None:
             self._list(event.at, sentence)
-        self.revision += 1
 
     def _past(self, entity: Entity) -> Past:
         past = self._pasts.get(entity)
@@ -175,13 +164,9 @@ class Tone(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """What one event says.
+    """What one event says, of an entity or queue, or of the pair.
 
-    Args:
-        tone: how much it wants to be looked at.
-        subject: the entity or queue it is about; empty for the pair.
-        text: what happened.
-        key: of events that say the same again; the list shows them as one, with their count.
+    Events of one key say the same again; the list shows them as one, with their count.
     """
 
     tone: Tone

@@ -28,13 +28,7 @@ _AGED = 50  # queues whose oldest message is looked at
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a broker, or an entity of the primary, answered.
-
-    Args:
-        at: when it was asked, wall-clock seconds since 1970 UTC.
-        seconds: how long it took.
-        error: why the request failed; None on success.
-    """
+    """How a broker, or an entity of the primary, answered: when it was asked, how long that took, and why it failed."""
 
     at: float
     seconds: float
@@ -43,13 +37,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """What a backlog queue holds.
-
-    Args:
-        queue: which one.
-        counts: None when it does not exist or could not be asked.
-        error: why it could not be asked; None when it was, or does not exist.
-    """
+    """What a backlog queue holds; without counts and error it does not exist."""
 
     queue: Entity
     counts: QueueCounts | None
@@ -105,7 +93,6 @@ class Looks:
             await asyncio.wait(tasks, timeout=seconds)
 
     async def close(self) -> None:
-        """Stop all looks."""
         tasks = [chore.task for chore in self._chores if chore.task is not None]
         for task in tasks:
             task.cancel()
@@ -234,13 +221,7 @@ MOST_SAMPLES = 600
 
 
 class Sample(NamedTuple):
-    """What was counted at one instant.
-
-    Args:
-        at: wall-clock seconds since 1970 UTC.
-        pending: messages in all backlog queues.
-        moved: messages that this process had moved by then.
-    """
+    """What was counted at one instant, in wall-clock seconds since 1970 UTC."""
 
     at: float
     pending: int
@@ -249,13 +230,8 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a drain is.
-
-    Args:
-        peak: the most that was counted since the backlog was empty the last time.
-        per_second: messages that leave the backlog in a second; 0 when none were seen to leave.
-        seconds_left: until it is empty at that pace; None if unknown.
-    """
+    """How far a drain is: the most that was counted since the backlog was empty, and until when it is empty at this
+    pace."""
 
     peak: int
     per_second: float
@@ -265,9 +241,8 @@ class Progress:
 class Drain:
     """Takes counts of the backlog, and computes the speed at which it empties.
 
-    Args:
-        own: this process moves the messages, and so knows how many; else the speed is what the counts fall by, which
-            new messages hide.
+    If this process moves the messages itself it knows how many; else the speed is what the counts fall by, which new
+    messages hide.
     """
 
     def __init__(self, *, own: bool) -> None:
@@ -276,17 +251,12 @@ class Drain:
         self._peak = 0
 
     def counted(self, sample: Sample) -> None:
-        """Take one count."""
         self.samples.append(sample)
         self._peak = max(self._peak, sample.pending) if sample.pending else 0
 
     def progress(self, now: float, *, stopped: bool = False) -> Progress:
-        """Report how far it is, by the last counts.
-
-        Args:
-            now: wall-clock seconds since 1970 UTC; old counts give no speed.
-            stopped: nothing can move, as a broker does not answer.
-        """
+        """Report how far it is, by the last counts; old ones give no speed, and nothing moves while a broker does not
+        answer."""
         if not self.samples:
             return Progress(0, 0.0, None)
         last = self.samples[-1]

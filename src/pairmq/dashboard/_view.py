@@ -34,13 +34,7 @@ _PATH = attrgetter("path", "kind")
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which entities are asked for.
-
-    Args:
-        search: a part of their names, in any case; empty for all.
-        state: only those in this state.
-        limit: how many at most.
-    """
+    """Which entities are asked for: those whose names hold ``search``, in any case, and so many at most."""
 
     search: str = ""
     state: EntityState | None = None

@@ -55,7 +55,6 @@ class Watched:
 
     @property
     def name(self) -> str:
-        """``primary>secondary``."""
         return f"{self.primary.endpoint.name}>{self.secondary.endpoint.name}"
 
     @property
@@ -103,14 +102,10 @@ _KEY = re.compile(r"(?i)(SharedAccess(?:Key|Signature)\s*=)\s*[^;\s]+")
 
 
 def shown(text: str, longest: int = LONGEST) -> str:
-    """Make a text fit to be shown to people.
+    """Make a text fit to be shown to people, and cut it to ``longest`` characters.
 
     What looks like a login or a key is removed, though no transport reports any; control characters, and those that
     turn the direction of text around, become escapes. Markup needs nothing here: the page never reads a text as markup.
-
-    Args:
-        text: anything.
-        longest: characters that are kept.
     """
     near = text[: 4 * longest]
     cut = _KEY.sub(r"\1…", _LOGIN.sub("://…@", near))

@@ -179,19 +179,7 @@ class Message:
         priority: int | None,
         application_properties: dict[str, PropertyValue],
     ) -> Message:
-        """Make a message from values that a transport has validated; otherwise as the constructor.
-
-        Args:
-            body: as for the constructor, like all others here.
-            message_id: 1 to 128 characters.
-            content_type: text.
-            content_encoding: text.
-            correlation_id: text.
-            subject: text.
-            reply_to: text.
-            priority: 0 to 255.
-            application_properties: names and values that a message can have; the message's own from now on.
-        """
+        """Make a message from values that a transport has validated; otherwise as the constructor."""
         new = _Draft()
         new.body = body
         new.message_id = message_id
@@ -235,14 +223,7 @@ def _draft_of(message: Message) -> Any:
 
 
 def shown_record(record: Any) -> str:
-    """Return the repr of a dataclass, with long texts and large containers truncated, to keep bodies out of logs.
-
-    Args:
-        record: an instance; fields with ``repr=False`` are left out.
-
-    Returns:
-        The usual repr if everything is short; else the beginning of a long value and its length.
-    """
+    """Return the repr of a dataclass, with long texts and large containers truncated, to keep bodies out of logs."""
     values = (f"{entry.name}={_shown(getattr(record, entry.name))}" for entry in fields(record) if entry.repr)
     return f"{type(record).__name__}({', '.join(values)})"
 
@@ -355,13 +336,7 @@ def _checked_name(what: str, name: object) -> str:
 
 
 def _checked_value(key: str, value: object, depth: int) -> PropertyValue:
-    """Check a property's value, or one inside of it.
-
-    Args:
-        key: the property's name.
-        value: to be checked.
-        depth: how many sequences and mappings enclose it.
-    """
+    """Check a property's value, or one inside of it, which so many sequences and mappings enclose."""
     if type(value) is str:
         if not value.isascii():
             _check_encodable(_label(key, depth), value)

@@ -11,12 +11,8 @@ from typing import Any
 
 
 def draft_of(record: Any) -> Any:
-    """Make the class of drafts for a frozen dataclass with slots.
+    """Make the class of drafts for a frozen dataclass with slots and without bases, with none of its checks.
 
-    Args:
-        record: the class, without bases; its checks are left to the code that fills the draft.
-
-    Returns:
-        A class of the same slots. Set **all** of an instance's fields, then its ``__class__`` to the record's class.
+    Set **all** of an instance's fields, then its ``__class__`` to the record's class.
     """
     return type(f"{record.__name__}Draft", (), {"__slots__": record.__slots__})

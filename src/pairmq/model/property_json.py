@@ -31,14 +31,7 @@ def encode(value: PropertyValue) -> str:
 
 
 def decode(text: str) -> PropertyValue:
-    """Undo `encode`.
-
-    Args:
-        text: from a row; nothing in it is trusted.
-
-    Raises:
-        ValueError: it is not what `encode` writes; the text does not repeat it.
-    """
+    """Undo `encode` of untrusted text. Raises `ValueError`, which does not repeat it."""
     try:
         return _typed(json.loads(text, parse_constant=_refuse))
     except RecursionError:

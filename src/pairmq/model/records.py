@@ -29,15 +29,8 @@ ColumnType = Literal["string", "int64", "float64", "bool", "list<string>"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the table.
-
-    Args:
-        name: in every segment.
-        type: what it holds; ``list<string>`` is a list without nulls in it.
-        nullable: whether a row may have none, as all rows have whose kind lacks the field.
-        meaning: a line; where kinds differ in it, each is named.
-        kinds: the kinds of event that have it; empty for all.
-    """
+    """One column of the table; null in all rows whose kind lacks the field. It is of all ``kinds`` of event if none is
+    named."""
 
     name: str
     type: ColumnType
@@ -48,13 +41,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Where a kind of event has the value of a column.
-
-    Args:
-        column: the column's name.
-        name: the event's attribute.
-        part: the attribute of that value which is meant, None for the value itself.
-    """
+    """Where a kind of event has the value of a column: in an attribute, or in a part of that."""
 
     column: str
     name: str
@@ -204,15 +191,7 @@ COLUMNS: tuple[Column, ...] = _columns()
 
 
 def row_of(event: Event) -> dict[str, Any]:
-    """Give an event's row.
-
-    Args:
-        event: of one of the `KINDS`.
-
-    Returns:
-        Its columns by name, without ``process`` and ``seq``; what the kind of event lacks is left out. Texts are plain
-        strings, lists are tuples.
-    """
+    """Give an event's row: its columns by name, without ``process`` and ``seq`` and what the kind of event lacks."""
     row: dict[str, Any] = {"kind": type(event).__name__}
     for field in FIELDS[type(event)]:
         value = getattr(event, field.name)
@@ -225,16 +204,10 @@ def row_of(event: Event) -> dict[str, Any]:
 
 
 def event_of(row: Mapping[str, Any]) -> Event:
-    """Give the event of a row, the inverse of `row_of`.
+    """Give the event of a row, the inverse of `row_of`; a missing column counts as null, one that the kind lacks is
+    ignored.
 
-    Args:
-        row: columns by name; one that is missing counts as null, and what the kind of event lacks is ignored.
-
-    Returns:
-        The event, equal to the one that was written.
-
-    Raises:
-        ValueError: no such kind, or a value that it can't have: a newer PairMQ may have written the row.
+    Raises `ValueError` for a kind or value that it can't have: a newer PairMQ may have written the row.
     """
     kind = KINDS.get(row.get("kind") or "")
     if kind is None:

@@ -15,13 +15,7 @@ T = TypeVar("T")
 
 
 class Side:
-    """One of a pair's two brokers.
-
-    Args:
-        attached: gives the open pair.
-        of: its transport.
-        endpoint: the broker.
-    """
+    """One of a pair's two brokers."""
 
     def __init__(
         self,
@@ -52,32 +46,25 @@ class Side:
 
 
 class Admin:
-    """Manages a broker's entities; every method as that of `pairmq.transport.Admin`, blocking.
-
-    Args:
-        attached: gives the administration of the open pair's transport.
-    """
+    """Manages a broker's entities; every method as that of `pairmq.transport.Admin`, blocking. Each raises
+    `TransportError`."""
 
     def __init__(self, attached: Callable[[], Awaitable[AsynchronousAdmin]]) -> None:
         self._attached = attached
 
     def check(self) -> None:
-        """Make one round trip to the broker. Raises `TransportError`."""
+        """Make one round trip to the broker."""
         self._run(lambda admin: admin.check())
 
     def exists(self, entity: Entity) -> bool:
-        """Return whether the entity exists. Raises `TransportError`."""
+        """Return whether the entity exists."""
         return self._run(lambda admin: admin.exists(entity))
 
     def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
-        """Make a queue or topic, durable; an existing one is left as it is, and False returned.
+        """Make a queue or topic, durable, with the broker's defaults, peek-lock and dead-lettering unless others are
+        given.
 
-        Args:
-            entity: what to make.
-            properties: settings; None for the broker's defaults with peek-lock and dead-lettering.
-
-        Raises:
-            TransportError: it could not be made.
+        An existing one is left as it is, and False returned.
         """
         return self._run(lambda admin: admin.create(entity, properties))
 
@@ -86,31 +73,31 @@ class Admin:
         return self._run(lambda admin: admin.create_subscription(topic, name))
 
     def properties(self, entity: Entity) -> QueueProperties:
-        """Read a queue's settings. Raises `TransportError`."""
+        """Read a queue's settings."""
         return self._run(lambda admin: admin.properties(entity))
 
     def counts(self, source: Source) -> QueueCounts:
-        """Count what a queue or subscription holds. Raises `TransportError`."""
+        """Count what a queue or subscription holds."""
         return self._run(lambda admin: admin.counts(source))
 
     def delete(self, entity: Entity) -> bool:
-        """Delete an entity with all it holds; False when it did not exist. Raises `TransportError`."""
+        """Delete an entity with all it holds; False when it did not exist."""
         return self._run(lambda admin: admin.delete(entity))
 
     def list_entities(self, prefix: str = "") -> list[Entity]:
-        """List the entities whose path starts with ``prefix``. Raises `TransportError`."""
+        """List the entities whose path starts with ``prefix``."""
         return self._run(lambda admin: admin.list_entities(prefix))
 
     def peek(self, source: Source, max_messages: int) -> list[Delivery]:
-        """Show the oldest messages without locking or changing them. Raises `TransportError`."""
+        """Show the oldest messages without locking or changing them."""
         return self._run(lambda admin: admin.peek(source, max_messages))
 
     def purge(self, source: Source) -> int:
-        """Delete the messages of a queue or dead-letter queue, and return their number. Raises `TransportError`."""
+        """Delete the messages of a queue or dead-letter queue, and return their number."""
         return self._run(lambda admin: admin.purge(source))
 
     def probe(self, entity: Entity) -> None:
-        """Find out whether the entity accepts writes, in a way that no consumer sees. Raises `TransportError`."""
+        """Find out whether the entity accepts writes, in a way that no consumer sees."""
         self._run(lambda admin: admin.probe(entity))
 
     def _run(self, operation: Callable[[AsynchronousAdmin], Coroutine[Any, Any, T]]) -> T:

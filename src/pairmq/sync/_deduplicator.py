@@ -12,7 +12,8 @@ from pairmq.transport import ClaimStore
 
 
 class Deduplicator:
-    """Lets a consumer handle each message once, by its message id, as `pairmq.Deduplicator` does.
+    """Lets a consumer handle each message once, by its message id; arguments and errors are those of
+    `pairmq.Deduplicator`.
 
         dedupe = Deduplicator(RedisClaims("redis://…"))
         for delivery in receiver:
@@ -21,15 +22,6 @@ class Deduplicator:
                     handle(delivery.message)
 
     Any number of threads may share one. It belongs to the process that used it first: a forked child makes its own.
-
-    Args:
-        store: keeps what is known; this process's memory when left out.
-        window: seconds for which an id is remembered after its message was handled.
-        lease: seconds after which a consumer that died loses its claim.
-        scope: names the consumers that share their work.
-
-    Raises:
-        ValueError: ``window`` or ``lease`` is not above 0.
     """
 
     def __init__(

@@ -114,17 +114,8 @@ _generation = 0
 def run(operation: Coroutine[Any, Any, T], *, unwanted: Callable[[T], Coroutine[Any, Any, object]] | None = None) -> T:
     """Run a coroutine on this process's loop, and wait for its end.
 
-    Args:
-        operation: the coroutine.
-        unwanted: called with the result if the wait was interrupted just as it ended, so that it can be closed.
-
-    Returns:
-        Its result.
-
-    Raises:
-        BaseException: raised by the operation. An exception that interrupts the wait cancels it, and is raised once it
-            has ended.
-        RuntimeError: called on the loop's own thread.
+    An exception that interrupts the wait cancels it, and is raised once it has ended; if that was just then, its result
+    is given to ``unwanted``, so that it can be closed. Raises `RuntimeError` on the loop's own thread.
     """
     return _current().run(operation, unwanted)
 
@@ -155,11 +146,7 @@ def _current() -> _Loop:
 
 
 class PerProcess(Generic[T]):
-    """Something that lives on the loop, and that a forked child makes anew when it first asks for it.
-
-    Args:
-        value: of this process.
-    """
+    """Something that lives on the loop, and that a forked child makes anew when it first asks for it."""
 
     def __init__(self, value: T) -> None:
         self._value = value

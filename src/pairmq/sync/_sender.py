@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pairmq import pair as asynchronous
 from pairmq.model import Entity, Message, PairClosed, Receipt, SendError
 from pairmq.sync._loop import PerProcess, finish, run, soon
+
+T = TypeVar("T")
 
 
 class PairSender:
@@ -42,74 +43,29 @@ class PairSender:
         return self._inner.value.id
 
     def send(self, message: Message, *, timeout: float | None = None) -> Receipt:
-        """Send one message and return once a broker has confirmed it (SPEC 3).
-
-        Args:
-            message: what to send; given an id if it has none.
-            timeout: seconds for the whole send. Default: the pair's ``send_timeout``.
-
-        Returns:
-            Where the message went, and whether a second copy may exist.
-
-        Raises:
-            SendRefused: no broker accepted it; subclasses give the reason.
-            SendUnknown: it may or may not have been accepted; send it again under the same id if a duplicate is
-                harmless.
-            PairClosed: the pair or this sender is closed.
-            PairFaulted: the pair lost a broker permanently.
+        """Send one message and return once a broker has confirmed it, as `pairmq.PairSender.send` (SPEC 3).
 
         An exception of a signal handler, such as Ctrl-C's, cancels the send; its outcome is unknown, and nothing else
         of the pair is disturbed (SPEC 3.7).
         """
-        return run(self._send(message, timeout))
-
-    async def _send(self, message: Message, timeout: float | None) -> Receipt:
-        return await (await self._own()).send(message, timeout=timeout)
+        return self._run(lambda sender: sender.send(message, timeout=timeout))
 
     def send_batch(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Receipt | SendError]:
-        """Send many messages in few operations (SPEC 3.5).
-
-        Args:
-            messages: sent in order, in chunks of at most 500 messages or 1 MiB.
-            timeout: seconds for each chunk. Default: the pair's ``send_timeout``.
-
-        Returns:
-            One entry per message, in order: its receipt, or the error that `send` would have raised.
-
-        Raises:
-            PairClosed, PairFaulted: as `send`, if nothing was sent.
-            TypeError: one of them is not a `Message`; none was sent.
+        """Send many messages in few operations, as `pairmq.PairSender.send_batch` (SPEC 3.5).
 
         After an interruption the outcome of the current chunk is unknown; later messages were not sent.
         """
-        # Read here: the caller's iterable may block, and belongs to the caller's thread.
-        return run(self._send_batch(list(messages), timeout))
-
-    async def _send_batch(self, messages: list[Message], timeout: float | None) -> list[Receipt | SendError]:
-        return await (await self._own()).send_batch(messages, timeout=timeout)
+        whole = list(messages)  # read here: the caller's iterable may block, and belongs to the caller's thread
+        return self._run(lambda sender: sender.send_batch(whole, timeout=timeout))
 
     def send_stream(
         self, source: Iterable[Message], *, window: int = 1000, timeout: float | None = None
     ) -> Iterator[Receipt | SendError]:
-        """Send messages as they arrive, many in flight.
+        """Send messages as they arrive, many in flight, as `pairmq.PairSender.send_stream`.
 
-        Args:
-            source: read in the caller's thread, and only as fast as messages are confirmed, with at most 4 MiB of
-                bodies in flight. While it blocks, results are not yielded; messages already read are still sent.
-            window: most messages read and not yet yielded; at least 1.
-            timeout: seconds for each message. Default: the pair's ``send_timeout``.
-
-        Yields:
-            One entry per message, in the order of the source: its receipt, or the error that `send` would have raised.
-
-        Raises:
-            PairClosed, PairFaulted: as `send`; if the pair ends meanwhile, after the results of the messages read so
-                far.
-            ValueError: the window is below 1.
-
-        Exceptions of the source are raised after the results of the messages read so far. Leaving the loop early
-        abandons the messages in flight; their outcome is unknown. A stream belongs to the process that started it: a
-        child forked during it may leave the loop, and gets `PairClosed` if it continues.
+        The source is read in the caller's thread, and only as fast as messages are confirmed. While it blocks, results
+        are not yielded; messages already read are still sent. A stream belongs to the process that started it: a child
+        forked during it may leave the loop, and gets `PairClosed` if it continues.
         """
         if window < 1:
             raise ValueError(f"window is {window}: it must be at least 1")
@@ -156,13 +112,17 @@ class PairSender:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         return repr(self._inner.value)
+
+    def _run(self, operation: Callable[[asynchronous.PairSender], Coroutine[Any, Any, T]]) -> T:
+        async def asked() -> T:
+            return await operation(await self._own())
+
+        return run(asked())
 
     async def _own(self) -> asynchronous.PairSender:
         """This process's own sender."""

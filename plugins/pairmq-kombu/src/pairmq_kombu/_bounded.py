@@ -10,9 +10,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from pairmq import Entity
+from pairmq.sync import PairSender
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -81,31 +82,20 @@ class Postponed:
         self._waiting.pop(key, None)
 
 
-class Closable(Protocol):
-    """A sender."""
-
-    def close(self) -> None:
-        """Take no more sends."""
-        ...
-
-
-S = TypeVar("S", bound=Closable)
-
-
-class Senders(Generic[S]):
+class Senders:
     """The senders of one pair, of which those that send stay; safe to share between threads."""
 
-    def __init__(self, make: Callable[[Entity], S], most: int = MOST_SENDERS) -> None:
+    def __init__(self, make: Callable[[Entity], PairSender], most: int = MOST_SENDERS) -> None:
         self._make = make
         self._most = most
-        self._kept: OrderedDict[Entity, _Kept[S]] = OrderedDict()
+        self._kept: OrderedDict[Entity, _Kept] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     @contextmanager
-    def using(self, entity: Entity) -> Iterator[S]:
+    def using(self, entity: Entity) -> Iterator[PairSender]:
         """Lend the sender to an entity; it is not closed meanwhile."""
         kept = self._lend(entity)
         if kept is None:
@@ -125,7 +115,7 @@ class Senders(Generic[S]):
         for kept in self._kept.values():
             kept.users = 0
 
-    def _lend(self, entity: Entity) -> _Kept[S] | None:
+    def _lend(self, entity: Entity) -> _Kept | None:
         with self._lock:
             kept = self._kept.get(entity)
             if kept is not None:
@@ -133,13 +123,13 @@ class Senders(Generic[S]):
                 kept.users += 1
             return kept
 
-    def _lend_or_keep(self, entity: Entity, made: S) -> _Kept[S]:
+    def _lend_or_keep(self, entity: Entity, made: PairSender) -> _Kept:
         with self._lock:
             kept = self._kept.setdefault(entity, _Kept(made))
             kept.users += 1
             return kept
 
-    def _take_back(self, kept: _Kept[S]) -> list[S]:
+    def _take_back(self, kept: _Kept) -> list[PairSender]:
         """End one use; gives the senders that are over the limit and idle, forgotten already."""
         with self._lock:
             kept.users -= 1
@@ -148,9 +138,9 @@ class Senders(Generic[S]):
             return [self._kept.pop(entity).sender for entity in idle]
 
 
-class _Kept(Generic[S]):
+class _Kept:
     __slots__ = ("sender", "users")
 
-    def __init__(self, sender: S) -> None:
+    def __init__(self, sender: PairSender) -> None:
         self.sender = sender
         self.users = 0

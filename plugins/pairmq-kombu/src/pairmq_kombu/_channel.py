@@ -11,7 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from amqp.exceptions import ChannelError, NotFound, RecoverableConnectionError
 from amqp.exceptions import ConnectionError as AMQPConnectionError
@@ -38,20 +38,6 @@ _READ_TIMEOUT = 5.0
 _PATIENCE = 4.0  # seconds, where the connection has no time limit of its own
 
 
-class Links(Protocol):
-    """The connection of a channel."""
-
-    client: Any
-
-    def link(self, patience: float | None = None) -> Any:
-        """Give py-amqp's connection to the primary; raises its errors."""
-        ...
-
-    def drop_link(self) -> None:
-        """Give up a connection to the primary that has failed."""
-        ...
-
-
 class PairedChannel(base.StdChannel):
     """What Kombu's producers and consumers work on.
 
@@ -62,8 +48,8 @@ class PairedChannel(base.StdChannel):
 
     Message = pyamqp.Message
 
-    def __init__(self, connection: Links, process: PairOfProcess) -> None:
-        self.connection: Links | None = connection
+    def __init__(self, connection: PairedConnection, process: PairOfProcess) -> None:
+        self.connection: PairedConnection | None = connection
         self.events: dict[str, set[Callable[..., object]]] = defaultdict(set)
         self._process = process
         self._real: Any = None

@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pairmq import Entity, EntityKind, Message
+from pairmq_kombu._bounded import Recent
 
 PERSISTENT: Final = 2
 """The delivery mode of messages that outlive their broker."""
@@ -163,15 +164,9 @@ class Exchange:
     durable: bool
 
 
-class Declared(Protocol):
-    """The exchanges that this process has declared."""
-
-    def get(self, name: str, /) -> Exchange | None:
-        """What it is; None for one that is not known."""
-        ...
-
-
-def routed(message: Any, exchange: str, routing_key: str, declared: Declared) -> tuple[Entity, Message] | None:
+def routed(
+    message: Any, exchange: str, routing_key: str, declared: Recent[str, Exchange]
+) -> tuple[Entity, Message] | None:
     """Find the entity and the message for it of a publish through the pair; None for what is not meant to outlive an
     outage.
 

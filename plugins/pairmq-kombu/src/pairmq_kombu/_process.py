@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from pairmq import ConfigurationError, Entity, Message, PairClosed, PairFaulted, PairMQError, PairOptions, Receipt
-from pairmq.sync import Pair, PairSender
+from pairmq.sync import Pair
 from pairmq_kombu._bounded import MOST_EXCHANGES, Postponed, Recent, Senders
 from pairmq_kombu._errors import kombu_error
 from pairmq_kombu._message import Exchange
@@ -169,7 +169,7 @@ class PairOfProcess:
                 self._senders = self._senders_of(self._pair)
 
     @staticmethod
-    def _senders_of(pair: Pair) -> Senders[PairSender]:
+    def _senders_of(pair: Pair) -> Senders:
         return Senders(lambda entity: pair.sender(entity.path, kind=entity.kind))
 
     def after_fork(self) -> None:

@@ -53,15 +53,7 @@ _CODES = {pa.int64(): "q", pa.float64(): "d"}
 
 
 def batch_of(rows: Sequence[Event], first_seq: int) -> pa.RecordBatch:
-    """Make the columns of some rows.
-
-    Args:
-        rows: in their order, at least one.
-        first_seq: the number of the first; those of the others follow.
-
-    Returns:
-        A batch without ``process``, and without columns that are null in all rows.
-    """
+    """Make the columns of at least one row, without ``process`` and those that are null in all rows."""
     alike = len(set(map(type, rows))) == 1
     columns = _columns_of(type(rows[0]), rows) if alike else _mixed(rows)
     columns["seq"] = _numbers(range(first_seq, first_seq + len(rows)), pa.int64())

@@ -60,14 +60,7 @@ def journal_deliveries(receiver: Any, journal: Journal, *, source: Source | None
 
 
 class JournalledReceiver(ReceiverWrapper):
-    """A transport's receiver that reports settlements.
-
-    Args:
-        inner: the receiver.
-        source: what it reads.
-        sink: takes the events.
-        pair: the pair's name, empty without one.
-    """
+    """A transport's receiver that reports settlements."""
 
     def __init__(self, inner: Receiver, source: Source, sink: Callable[[Event], None], pair: str) -> None:
         super().__init__(inner)

@@ -35,13 +35,8 @@ _LAST_DAY = 2_932_896  # 9999-12-31, in days since 1970: what a date can be
 
 @dataclass(frozen=True, slots=True)
 class ProcessRun:
-    """One run of one process, as no other one is called.
-
-    Args:
-        name: host, process id, start and chance; fit for the name of a file.
-        host: the machine's host name.
-        pid: the process id.
-    """
+    """One run of one process, as no other one is called: host, process id, start and chance, fit for the name of a
+    file."""
 
     name: str
     host: str
@@ -52,14 +47,9 @@ class ProcessRun:
 class Loss:
     """What a process could not write, as the name of an empty file says it: a full disk still takes a name.
 
-    Args:
-        process: the run of the process.
-        number: taken from those of its parts.
-        first_seq: the number that the first of the rows would have had.
-        count: how many, at least.
-        since: milliseconds since 1970 of the first.
-        until: and of the last.
-        dropped: events that the process could not keep in all, where it closed its journal, so that the count is whole.
+    The number is taken from those of its parts, ``first_seq`` is the one that the first of the rows would have had; the
+    times are in milliseconds since 1970. ``dropped`` are the events that the process could not keep in all, where it
+    closed its journal, so that the count is whole.
     """
 
     process: str
@@ -72,11 +62,7 @@ class Loss:
 
 
 def this_run(now: float) -> ProcessRun:
-    """Name this process anew.
-
-    Args:
-        now: wall-clock seconds since 1970 UTC.
-    """
+    """Name this process anew, by wall-clock seconds since 1970 UTC."""
     host = socket.gethostname()
     started = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
     return ProcessRun(f"{_plain(host)}-{os.getpid()}-{started}-{secrets.token_hex(4)}", host, os.getpid())
@@ -87,14 +73,12 @@ def _plain(host: str) -> str:
 
 
 def directory_of(path: str | os.PathLike[str]) -> Path:
-    """The journal's directory, absolute."""
     if "://" in os.fspath(path):
         raise ConfigurationError("the journal's directory is a URL: give the path of a directory")
     return Path(path).absolute()
 
 
 def part_path(directory: Path, process: str, number: int) -> Path:
-    """The part of a number."""
     return directory / OPEN / f"{process}-{number:06d}.part"
 
 
@@ -105,7 +89,6 @@ def parse_part(path: Path) -> tuple[str, int] | None:
 
 
 def loss_path(directory: Path, loss: Loss) -> Path:
-    """The file of a loss."""
     name = f"{loss.process}-{loss.number:06d}.lost-{loss.first_seq}-{loss.count}-{loss.since}-{loss.until}"
     return directory / OPEN / f"{name}{'' if loss.dropped is None else f'-closed-{loss.dropped}'}"
 
@@ -154,8 +137,7 @@ def date_of(day: int) -> str:
 
 
 def segment_path(directory: Path, date: str, process: str, number: int) -> Path:
-    """The segment that a part's rows of one day become: always the same one, however often and on whichever machine it
-    is made."""
+    """The segment of a part's rows of one day: always the same one, however often and wherever it is made."""
     return directory / f"date={date}" / f"segment-{process}-{number:06d}.parquet"
 
 

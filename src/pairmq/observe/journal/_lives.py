@@ -42,7 +42,6 @@ _in_child: list[Callable[[], None]] = []
 
 
 def enlist(journal: Living) -> None:
-    """Keep a journal in order."""
     _journals.add(journal)
 
 

@@ -40,16 +40,7 @@ class DamagedPart(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A part's own description.
-
-    Args:
-        process: the run of the process that wrote it, as in the file's name.
-        host: the machine's name.
-        number: the part's, as in the file's name.
-        schema_version: of the rows.
-        version: PairMQ's.
-        sample_healthy: the part of healthy sends that was kept.
-    """
+    """A part's own description; process and number are as in the file's name."""
 
     process: str
     host: str
@@ -61,14 +52,8 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A batch being written to a part.
-
-    Args:
-        data: the frame's bytes.
-        first_seq: the number of its first row.
-        rows: how many.
-        size: bytes that the rows take in memory.
-    """
+    """A batch being written to a part: its bytes, the number of its first row, and how many bytes the rows take in
+    memory."""
 
     data: bytes
     first_seq: int
@@ -77,12 +62,7 @@ class Frame:
 
 
 class Part:
-    """An open part, locked.
-
-    Args:
-        path: its file.
-        descriptor: opened for reading and writing, or for reading alone if nothing is to be added.
-    """
+    """An open part, locked; opened for reading alone if nothing is to be added."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -94,13 +74,7 @@ class Part:
 
     @classmethod
     def create(cls, directory: Path, head: Head, *, sync: bool) -> Part:
-        """Make a part, with its head in it.
-
-        Args:
-            directory: the journal's.
-            head: its own description.
-            sync: wait until its name is on the disk; what is in it is there with its first frame.
-        """
+        """Make a part, with its head in it; ``sync`` waits until its name is on the disk."""
         path = _layout.part_path(directory, head.process, head.number)
         path.parent.mkdir(parents=True, exist_ok=True)
         while True:
@@ -125,8 +99,7 @@ class Part:
     def adopt(cls, path: Path) -> Part | None:
         """Open a part whose owner is dead; None while it is locked, or if it no longer exists.
 
-        Raises:
-            OSError: it can't be opened or locked: it may be another user's, without read permission.
+        Raises `OSError` when it can't be opened or locked: it may be another user's, without read permission.
         """
         try:
             descriptor = _opened(path)
@@ -148,11 +121,7 @@ class Part:
 
     @classmethod
     def mark(cls, path: Path) -> Part:
-        """Make an empty file that is held like a part: it needs no room on the disk.
-
-        Raises:
-            OSError: not even that can be made.
-        """
+        """Make an empty file that is held like a part: it needs no room on the disk. Raises `OSError`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         # Under its name only when it is locked: a recovery would take it for the mark of a dead process.
         aside = _layout.mark_aside(path)
@@ -166,20 +135,12 @@ class Part:
         return part
 
     def rename(self, path: Path) -> None:
-        """Give the file another name. Raises `OSError`."""
         self.path.rename(path)
         self.path = path
 
     def append(self, frame: Frame, *, sync: bool) -> None:
-        """Hand a frame to the operating system.
-
-        Args:
-            frame: of one batch.
-            sync: wait until it is on the disk.
-
-        Raises:
-            OSError: it could not be written; it may be tried again, and no other one before.
-        """
+        """Hand a frame to the operating system, and ``sync`` it. After an `OSError` it may be tried again, and no other
+        one before."""
         self._append(frame.data, sync=sync)
         self.rows += frame.rows
         self.size += frame.size
@@ -216,7 +177,6 @@ class Part:
         return Contents(_head(self.path, payloads[0]), batches, len(data) - length)
 
     def remove(self) -> None:
-        """Delete the file, and let go of it."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
         self.close()
@@ -231,13 +191,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What is in a part.
-
-    Args:
-        head: its first frame.
-        batches: of rows, in their order.
-        torn: bytes at the end that are not a complete frame.
-    """
+    """What is in a part; ``torn`` bytes at the end are not a complete frame."""
 
     head: Head
     batches: list[pa.RecordBatch]
@@ -250,7 +204,6 @@ def write(descriptor: int, data: memoryview, offset: int) -> int:
 
 
 def frame_of(batch: pa.RecordBatch, first_seq: int) -> Frame:
-    """Make the frame of a batch."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)

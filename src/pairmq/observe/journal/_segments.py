@@ -38,20 +38,10 @@ _DICTIONARIES = [c.name for c in COLUMNS if c.type == "string" and c.name not in
 
 
 def make_segments(directory: Path, part: Part, compression: Compression) -> tuple[list[Path], int, Contents]:
-    """Make the segments of a part, one for each day that it has rows of, then delete it.
+    """Make the segments of a complete part, one for each day that it has rows of, then delete it; the number of rows,
+    too.
 
-    Args:
-        directory: the journal's.
-        part: complete, and locked by the caller.
-        compression: of the segments.
-
-    Returns:
-        The segments, the number of rows, and what was read. An existing segment, from an attempt that was cut short, is
-        left as it is.
-
-    Raises:
-        DamagedPart: the part can't be read.
-        OSError, pyarrow.ArrowException: a segment can't be written; the part is as it was.
+    An existing segment, from an attempt that was cut short, is left as it is. After an error the part is as it was.
     """
     contents = part.read()
     head = contents.head
@@ -67,19 +57,9 @@ def make_segments(directory: Path, part: Part, compression: Compression) -> tupl
 
 
 def make_loss_segment(directory: Path, mark: Part, loss: _layout.Loss, compression: Compression) -> Path:
-    """Make the segment that says what a process could not write, then delete its mark.
+    """Make the segment that says what a process could not write, then delete its mark, unless an error is raised.
 
-    Args:
-        directory: the journal's.
-        mark: locked by the caller.
-        loss: what its name says.
-        compression: of the segment.
-
-    Returns:
-        The segment. Made again it has the same name and the same rows.
-
-    Raises:
-        OSError, pyarrow.ArrowException: it can't be written; the mark is as it was.
+    Made again it has the same name and the same rows.
     """
     until = loss.until / 1000
     rows: list[Event] = [EventsDropped(at=until, pair="", count=loss.count, since=loss.since / 1000)]

@@ -21,15 +21,8 @@ from pairmq.observe.journal._part import Frame, Head, Part, frame_of
 
 
 class Writer:
-    """Writes the parts of one process.
-
-    Args:
-        directory: the journal's.
-        run: the process.
-        options: the journal's.
-        finished: takes each part that is complete.
-        now: seconds that only grow.
-    """
+    """Writes the parts of one process; ``finished`` takes each one that is complete, ``now`` are seconds that only
+    grow."""
 
     def __init__(
         self,
@@ -72,11 +65,8 @@ class Writer:
         return frame_of(batch_of(kept, first), first)
 
     def write(self, frame: Frame) -> None:
-        """Hand a frame to the operating system, and finish the part when it is full.
-
-        Raises:
-            OSError: it could not be written. Try it again before any other.
-        """
+        """Hand a frame to the operating system, and finish the part when it is full. After an `OSError` it comes before
+        any other."""
         if self._part is None:
             self._part = Part.create(self._directory, self._head(), sync=self._options.fsync)
             self._number += 1
@@ -99,23 +89,16 @@ class Writer:
             self.finish()
 
     def finish(self) -> None:
-        """Finish the open part, if there is one."""
         part, self._part, self._due_at = self._part, None, None
         if part is not None:
             self._finished(part)
 
     def mark_loss(self, first_seq: int | None, count: int, since: float, until: float, dropped: int | None) -> None:
-        """Leave word beside the parts of rows that could not be written; a later word replaces it.
+        """Leave word beside the parts of rows that could not be written, the first of which has this number or the next
+        one.
 
-        Args:
-            first_seq: the number of the first; None for the next one.
-            count: how many.
-            since: wall-clock seconds of the first.
-            until: and of the last.
-            dropped: in all, where nothing more will be written; else None.
-
-        Raises:
-            OSError: not even an empty file can be made.
+        A later word replaces it. ``dropped`` is the number in all where nothing more will be written. Raises `OSError`
+        when not even an empty file can be made.
         """
         if self._loss is None:
             number, self._number = self._number, self._number + 1
@@ -158,9 +141,6 @@ class Sampler:
 
     A send is healthy that the primary accepted at its first attempt, without a doubt, and that lay whole within a time
     in which its entity was healthy.
-
-    Args:
-        rate: the part that is kept, 0 to 1.
     """
 
     def __init__(self, rate: float) -> None:

@@ -98,15 +98,7 @@ class Instruments:
             meter.create_observable_gauge(name, [self._observing(name)], unit, description)
 
     def ask(self, gauge: str, question: Question) -> Callable[[], None]:
-        """Ask for a gauge's values whenever they are collected.
-
-        Args:
-            gauge: its name.
-            question: called in a thread of the SDK's; gives all values.
-
-        Returns:
-            A function that removes it, with its values.
-        """
+        """Ask for a gauge's values whenever they are collected, in a thread of the SDK's; returns what ends that."""
         asked = self._asked[gauge]
         asked.append(question)
         return lambda: asked.remove(question) if question in asked else None
@@ -155,11 +147,8 @@ _OPERATIONS: Final = ("sends", "receives", "settlements", "pings", "admin")
 class Metrics:
     """Feeds the metrics with what happens to the pairs of one observer.
 
-    Args:
-        to: where values go.
-        brokers: the product and the address of each side.
-        max_entities: entities that have values of their own; the others share the name `OTHER`, so that paths that a
-            program makes up by the million can't fill the memory.
+    Entities beyond ``max_entities`` share the name `OTHER`, so that paths that a program makes up by the million can't
+    fill the memory.
     """
 
     def __init__(self, to: Instruments, brokers: Brokers, max_entities: int) -> None:
@@ -189,7 +178,6 @@ class Metrics:
         }
 
     def take(self, event: Event) -> None:
-        """Take any event."""
         taker = self._takers.get(type(event))
         if taker is not None:
             taker(event)

@@ -79,13 +79,7 @@ _SYSTEMS = {"amqp": "rabbitmq", "amqps": "rabbitmq", "rediss": "redis", "sb": "s
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """One side of a pair.
-
-    Args:
-        system: the product, as the conventions call it.
-        address: its host, if any.
-        port: its TCP port; None where the URL does not say.
-    """
+    """One side of a pair, with the product as the conventions call it, and host and port as far as the URL has them."""
 
     system: str
     address: str | None = None
@@ -93,7 +87,6 @@ class Broker:
 
     @property
     def attributes(self) -> Mapping[str, str | int]:
-        """As attributes of a span or a metric."""
         found: dict[str, str | int] = {SYSTEM: self.system}
         if self.address is not None:
             found[SERVER_ADDRESS] = self.address
@@ -125,17 +118,13 @@ class Brokers:
         self._of: dict[str, tuple[Broker, Broker]] = {}
 
     def opened(self, pair: str, primary: str, secondary: str) -> None:
-        """Take a pair's URLs."""
         self._of[pair] = broker_of(primary), broker_of(secondary)
 
     def knows(self, pair: str) -> bool:
-        """Whether a pair's URLs are known."""
         return pair in self._of
 
     def primary(self, pair: str) -> Broker:
-        """The broker where a pair's messages belong."""
         return self._of.get(pair, (UNKNOWN, UNKNOWN))[0]
 
     def secondary(self, pair: str) -> Broker:
-        """The broker that holds its backlog."""
         return self._of.get(pair, (UNKNOWN, UNKNOWN))[1]

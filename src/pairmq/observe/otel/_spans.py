@@ -32,13 +32,7 @@ _sending: ContextVar[Span | None] = ContextVar("pairmq_sending", default=None)
 class SendSpan:
     """The span of one call of a sender, and what its messages carry of it.
 
-    Args:
-        tracer: makes the span.
-        pair: the pair's name.
-        entity: where the messages belong.
-        messages: as given; one that carries a context already keeps it, and the span links to it.
-        brokers: the primary and the secondary.
-        propagate: whether messages carry the span's context.
+    A message that carries a context already keeps it, and the span links to it.
     """
 
     def __init__(
