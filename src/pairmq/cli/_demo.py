@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from pairmq.cli._common import entity_of, examples, kept_journal, transport_of
-from pairmq.cli._demo_run import DemoRun, Outage
-from pairmq.cli._demo_servers import OwnServers, products_of
+from pairmq.cli._demo_run import DemoRun
+from pairmq.cli._demo_servers import OwnServer, OwnServers, products_of
 from pairmq.cli._demo_tally import Plan, Texts
 from pairmq.cli._errors import BadUsage, CommandFailed, printable
 from pairmq.cli._output import Progress, note, say
@@ -109,7 +109,7 @@ def demo(
 
         def made(
             urls: tuple[str, str],
-            control: Outage | None,
+            control: BrokerControl | OwnServer | None,
             *,
             restart: float = 0.0,
             products: dict[str, str] | None = None,

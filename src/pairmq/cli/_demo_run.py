@@ -7,12 +7,13 @@ import contextlib
 import logging
 import random
 from collections.abc import Coroutine, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
 
 from pairmq.cli._backlog_counts import count_queues
 from pairmq.cli._common import failed_at, journal_package, transport_of, within
+from pairmq.cli._demo_servers import OwnServer
 from pairmq.cli._demo_tally import Plan, Tally, Texts
 from pairmq.cli._demo_view import DemoView, EntityScene, PlainView, Scene, verdict_table
 from pairmq.cli._errors import CommandFailed
@@ -32,6 +33,7 @@ from pairmq.model import (
     TransportError,
 )
 from pairmq.pair import Pair, PairSender
+from pairmq.plugins import BrokerControl
 from pairmq.runner import Clock
 from pairmq.transport import Receiver, Transport
 
@@ -52,16 +54,6 @@ _STILL_DRAINING = 5.0  # the same, while the syphon has not yet found its queues
 _UNNOTICED = 10.0  # s that an outage is drawn out, at most, while nothing has failed over
 
 
-class Outage(Protocol):
-    """Stops the primary and restarts it."""
-
-    async def stop(self) -> None:
-        """Stop it."""
-
-    async def restore(self) -> None:
-        """Bring it back, with its messages; without effect when it is there."""
-
-
 class DemoRun:
     """One run. ``products`` names primary and secondary if they are real servers of this run."""
 
@@ -76,7 +68,7 @@ class DemoRun:
         *,
         run_id: str,
         seed: int | None,
-        control: Outage | None,
+        control: BrokerControl | OwnServer | None,
         products: dict[str, str] | None = None,
         json: bool,
         journal: Journal | None = None,

@@ -13,6 +13,7 @@ import stat
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,9 @@ class Finding:
         return {"grade": self.grade.value.lower(), "subject": self.subject, "text": self.text, "advice": self.advice}
 
 
+_ok, _warn, _fail = partial(Finding, Grade.OK), partial(Finding, Grade.WARN), partial(Finding, Grade.FAIL)
+
+
 async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
     """Run all checks; those that depend on a failed one are omitted."""
     yield _python()
@@ -114,14 +118,14 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
     # Java takes a moment to report its version.
     yield await asyncio.to_thread(_pipeline)
     for name, meant in misspelt_variables(os.environ):
-        yield Finding(Grade.WARN, "environment", f"unknown variable {name}", f"did you mean {meant}?")
+        yield _warn("environment", f"unknown variable {name}", f"did you mean {meant}?")
     for finding in _file(pair.config or os.environ.get("PAIRMQ_CONFIG")):
         yield finding
     try:
         settings = pair.settings()
         transports = (transport_of(settings.primary), transport_of(settings.secondary))
     except ConfigurationError as error:
-        yield Finding(Grade.FAIL, "settings", without_secrets(str(error)), "fix it, and run this again")
+        yield _fail("settings", without_secrets(str(error)), "fix it, and run this again")
         return
     for finding in _settings(settings, *transports):
         yield finding
@@ -136,7 +140,7 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
             if reachable[side]:
                 yield _capabilities(side, transport)
                 for risk in await _risks(transport, None, limit):
-                    yield Finding(Grade.WARN, f"{side} keeps", risk.text, risk.advice)
+                    yield _warn(f"{side} keeps", risk.text, risk.advice)
         yield _carried(primary)
         if all(reachable.values()):
             yield _size(primary, secondary)
@@ -151,36 +155,34 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
 
 
 def _python() -> Finding:
-    return Finding(Grade.OK, "python", f"{platform.python_version()} on {platform.system()}")
+    return _ok("python", f"{platform.python_version()} on {platform.system()}")
 
 
 def _plugins() -> Iterator[Finding]:
     for plugin in registry.check():
         name = f"plugin {plugin.name}"
         if plugin.error:
-            yield Finding(Grade.FAIL, name, plugin.error, f"reinstall or remove {plugin.distribution or 'it'}")
+            yield _fail(name, plugin.error, f"reinstall or remove {plugin.distribution or 'it'}")
         else:
             schemes = [f"{scheme}://" for record in plugin.transports for scheme in record.schemes]
-            yield Finding(
-                Grade.OK, name, f"{plugin.distribution or 'registered manually'}: {', '.join(schemes) or 'observers'}"
-            )
+            yield _ok(name, f"{plugin.distribution or 'registered manually'}: {', '.join(schemes) or 'observers'}")
     for conflict in registry.conflicts():
-        yield Finding(Grade.FAIL, "plugins", conflict)
+        yield _fail("plugins", conflict)
     if not registry.plugins:
-        yield Finding(Grade.FAIL, "plugins", "none installed", "pip install pairmq-redis, or another one")
+        yield _fail("plugins", "none installed", "pip install pairmq-redis, or another one")
 
 
 def _pipeline() -> Finding:
     """Whether Spark could make tables of a journal here; who keeps none, or makes them elsewhere, needs no Spark."""
     if importlib.util.find_spec("pyspark") is None:
-        return Finding(Grade.OK, "pipeline", "PySpark is not installed: tables of a journal can't be built here")
+        return _ok("pipeline", "PySpark is not installed: tables of a journal can't be built here")
     try:
         check_packages()
         java = check_java()
     except PipelineUnavailable as error:
         advice = "`pairmq pipeline` can't run until then; nothing else needs it"
-        return Finding(Grade.WARN, "pipeline", str(error), advice)
-    return Finding(Grade.OK, "pipeline", f"PySpark {importlib.metadata.version('pyspark')} on Java {java}")
+        return _warn("pipeline", str(error), advice)
+    return _ok("pipeline", f"PySpark {importlib.metadata.version('pyspark')} on Java {java}")
 
 
 def _file(path: str | None) -> Iterator[Finding]:
@@ -193,8 +195,7 @@ def _file(path: str | None) -> Iterator[Finding]:
         return
     if without_secrets(text) != text:
         shown = without_secrets(path)
-        yield Finding(
-            Grade.WARN,
+        yield _warn(
             "settings file",
             f"every user of this machine can read {shown}, and the passwords in it",
             f"chmod o= {shown}, and let the service's group read it",
@@ -202,18 +203,13 @@ def _file(path: str | None) -> Iterator[Finding]:
 
 
 def _settings(settings: Settings, primary: Transport, secondary: Transport) -> Iterator[Finding]:
-    yield Finding(
-        Grade.OK, "settings", f"{primary.endpoint} backed by {secondary.endpoint}{_changed(settings.options)}"
-    )
+    yield _ok("settings", f"{primary.endpoint} backed by {secondary.endpoint}{_changed(settings.options)}")
     ends = primary.endpoint, secondary.endpoint
     hosts = [(end.address or end.identity)[1:2] for end in ends]
     if ends[0].is_same_broker(ends[1]):
-        yield Finding(
-            Grade.FAIL, "settings", "primary and secondary are the same broker", "pair two that can fail independently"
-        )
+        yield _fail("settings", "primary and secondary are the same broker", "pair two that can fail independently")
     elif hosts[0] == hosts[1]:
-        yield Finding(
-            Grade.WARN,
+        yield _warn(
             "settings",
             "primary and secondary are on the same host",
             "both fail with the host: use another one in production",
@@ -222,17 +218,15 @@ def _settings(settings: Settings, primary: Transport, secondary: Transport) -> I
     try:
         check_available(options, secondary)
     except ConfigurationError as error:
-        yield Finding(Grade.FAIL, "settings", str(error), "no program can open the pair: fix it")
+        yield _fail("settings", str(error), "no program can open the pair: fix it")
     if options.attempt_timeout >= options.send_timeout:
-        yield Finding(
-            Grade.WARN,
+        yield _warn(
             "settings",
             f"attempt_timeout ({options.attempt_timeout:g} s) reaches send_timeout ({options.send_timeout:g} s)",
             "an unresponsive primary would leave no time for the backlog: lower attempt_timeout",
         )
     if options.while_failing == "wait" and options.failover_interval >= options.send_timeout:
-        yield Finding(
-            Grade.WARN,
+        yield _warn(
             "settings",
             f"failover_interval ({options.failover_interval:g} s) reaches send_timeout ({options.send_timeout:g} s)",
             "sends would end before failover is engaged: raise send_timeout",
@@ -252,11 +246,11 @@ def _changed(options: PairOptions) -> str:
 
 def _broker(side: str, transport: Transport, seconds: float, error: str | None) -> Finding:
     if error is not None:
-        return Finding(Grade.FAIL, side, at_broker(transport, Exception(error)), "start it, or correct its URL")
+        return _fail(side, at_broker(transport, Exception(error)), "start it, or correct its URL")
     if seconds > _SLOW:
         text = f"{transport.endpoint} answers in {short_duration(seconds)}"
-        return Finding(Grade.WARN, side, text, "every send takes at least that long: use a nearer broker")
-    return Finding(Grade.OK, side, f"{transport.endpoint} answers in {short_duration(seconds)}")
+        return _warn(side, text, "every send takes at least that long: use a nearer broker")
+    return _ok(side, f"{transport.endpoint} answers in {short_duration(seconds)}")
 
 
 def _capabilities(side: str, transport: Transport) -> Finding:
@@ -267,8 +261,8 @@ def _capabilities(side: str, transport: Transport) -> Finding:
         consequence = (
             "its messages are lost when its process ends" if "durable" in missing else "see the transport's docs"
         )
-        return Finding(Grade.WARN, subject, f"not: {', '.join(missing)}", consequence)
-    return Finding(Grade.OK, subject, "all that a pair uses")
+        return _warn(subject, f"not: {', '.join(missing)}", consequence)
+    return _ok(subject, "all that a pair uses")
 
 
 def _carried(primary: Transport) -> Finding:
@@ -276,15 +270,15 @@ def _carried(primary: Transport) -> Finding:
     refused = [text for name, text in _DISCLAIMED.items() if not getattr(primary.capabilities, name)]
     if refused:
         text = f"no messages with {' or '.join(refused)}: the primary does not keep it"
-        return Finding(Grade.WARN, "pair carries", text, "they are refused in every state: send them without it")
-    return Finding(Grade.OK, "pair carries", "messages with a time-to-live and with a schedule")
+        return _warn("pair carries", text, "they are refused in every state: send them without it")
+    return _ok("pair carries", "messages with a time-to-live and with a schedule")
 
 
 def _size(primary: Transport, secondary: Transport) -> Finding:
     """Whether the largest message of the primary fits the secondary in its backlog form (SPEC 3.8)."""
     most, room = primary.capabilities.max_message_bytes, secondary.capabilities.max_message_bytes
     if room is None:
-        return Finding(Grade.OK, "message size", "its transport does not know the secondary's limit")
+        return _ok("message size", "its transport does not know the secondary's limit")
     sample = Message(message_id="0" * 32)
     envelope = divert(sample, Diversion(Entity("e" * 100), datetime.now(UTC), "0" * 32, 1, True))
     needed = secondary.measure(envelope) - primary.measure(sample)
@@ -292,9 +286,9 @@ def _size(primary: Transport, secondary: Transport) -> Finding:
     if most is None or largest < _ROOM * most:
         own = "of any size" if most is None else f"up to {grouped(most)} bytes"
         text = f"the primary takes messages {own}, the backlog up to about {grouped(largest)} bytes"
-        return Finding(Grade.WARN, "message size", text, "larger ones are refused during an outage: keep them smaller")
+        return _warn("message size", text, "larger ones are refused during an outage: keep them smaller")
     text = f"up to about {grouped(min(most, largest))} bytes, unless the brokers are configured for less"
-    return Finding(Grade.OK, "message size", text)
+    return _ok("message size", text)
 
 
 async def _risks(transport: Transport, queue: Entity | None, limit: float) -> Sequence[ConfirmRisk]:
@@ -315,8 +309,7 @@ async def _one_broker(
     queue = backlog_queues(primary, options)[0]
     with contextlib.suppress(TransportError):  # what can't be asked is reported elsewhere
         if await within(limit, primary.admin.exists(queue)) and await within(limit, secondary.admin.exists(queue)):
-            yield Finding(
-                Grade.WARN,
+            yield _warn(
                 "settings",
                 f"the primary holds backlog queue {queue}, too",
                 "both addresses may lead to one broker: pair two that can fail independently; if they do not, delete "
@@ -328,18 +321,18 @@ def _agreement(agreement: Agreement) -> Iterator[Finding]:
     """Whether all processes of the pair have the same settings (SPEC 13)."""
     subject = "processes of the pair"
     if agreement.conflict is not None:
-        yield Finding(Grade.FAIL, subject, agreement.conflict, "no program can open the pair")
+        yield _fail(subject, agreement.conflict, "no program can open the pair")
         return
     for stray in agreement.strays:
-        yield Finding(Grade.FAIL if stray.certain else Grade.WARN, "stranded messages", str(stray))
+        yield (_fail if stray.certain else _warn)("stranded messages", str(stray))
     for text in agreement.differences:
-        yield Finding(Grade.WARN, subject, text)
+        yield _warn(subject, text)
     if agreement.unread is not None:
-        yield Finding(Grade.WARN, subject, agreement.unread)
+        yield _warn(subject, agreement.unread)
     if not agreement.differences and agreement.unread is None:
         known = agreement.own in agreement.record.configurations
         text = "those seen so far have these settings" if known else "no process of this release has opened it so far"
-        yield Finding(Grade.OK, subject, text)
+        yield _ok(subject, text)
 
 
 async def _queues(
@@ -356,15 +349,14 @@ async def _queues(
             if error.reason is FailureReason.NOT_FOUND:
                 missing.append(queue)
                 continue
-            yield Finding(Grade.FAIL, f"backlog queue {queue}", at_broker(secondary, error), "look at the secondary")
+            yield _fail(f"backlog queue {queue}", at_broker(secondary, error), "look at the secondary")
             return
         risks = await _risks(secondary, queue, limit)
         for risk in risks:
             risky.setdefault(risk, []).append(queue)
         differences = wanted.differences(actual)
         if differences:
-            yield Finding(
-                Grade.WARN,
+            yield _warn(
                 f"backlog queue {queue}",
                 "; ".join(differences),
                 "an existing queue is left unchanged: change it at the broker if needed",
@@ -373,13 +365,13 @@ async def _queues(
             sound += 1
     for risk, those in risky.items():
         subject = f"backlog queue {those[0]}" if len(those) == 1 else f"{len(those)} backlog queues"
-        yield Finding(Grade.WARN, subject, risk.text, risk.advice)
+        yield _warn(subject, risk.text, risk.advice)
     if missing:
         text = f"{plural(len(missing), 'queue')} of {len(queues)} missing, the first is {missing[0]}"
         if agreement.own in agreement.record.configurations:
             text += ", and a program with these settings has created them: they were deleted since"
-            yield Finding(Grade.FAIL, "backlog queues", text, "restart a program of the pair: it creates them again")
+            yield _fail("backlog queues", text, "restart a program of the pair: it creates them again")
         else:
-            yield Finding(Grade.WARN, "backlog queues", text, MISSING)
+            yield _warn("backlog queues", text, MISSING)
     if sound:
-        yield Finding(Grade.OK, "backlog queues", f"{sound} of {len(queues)} as they should be")
+        yield _ok("backlog queues", f"{sound} of {len(queues)} as they should be")

@@ -8,16 +8,12 @@ from dataclasses import fields
 from pairmq.model import EntityState
 from pairmq.model.events import (
     AttemptFailed,
-    BacklogQueueChecked,
     DestinationChanged,
     Event,
     MessageDeadLettered,
     MessageDelivered,
     MessageMoved,
     OperationsCounted,
-    PairEnded,
-    PairOpened,
-    PingCompleted,
     RotationChanged,
     SendCompleted,
     StateChanged,
@@ -25,6 +21,7 @@ from pairmq.model.events import (
     Warned,
 )
 
+# All others are information.
 _LEVELS: dict[type[Event], int] = {
     StateChanged: logging.WARNING,
     RotationChanged: logging.WARNING,
@@ -32,10 +29,6 @@ _LEVELS: dict[type[Event], int] = {
     DestinationChanged: logging.WARNING,
     SyphonFailed: logging.WARNING,
     Warned: logging.WARNING,
-    PairOpened: logging.INFO,
-    PairEnded: logging.INFO,
-    BacklogQueueChecked: logging.INFO,
-    PingCompleted: logging.INFO,
     AttemptFailed: logging.DEBUG,
     SendCompleted: logging.DEBUG,
     MessageMoved: logging.DEBUG,
