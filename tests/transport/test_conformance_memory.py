@@ -6,43 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from pairmq.testing.conformance import Harness, MemoryHarness, suites
+from pairmq.testing.conformance import Harness, MemoryHarness
+from pairmq.testing.conformance.tests import *  # noqa: F403
 
 
 @pytest.fixture(scope="session")
 def harness() -> Iterator[Harness]:
     with MemoryHarness() as harness:
         yield harness
-
-
-class TestSend(suites.Send): ...
-
-
-class TestReceive(suites.Receive): ...
-
-
-class TestSettlement(suites.Settlement): ...
-
-
-class TestAdmin(suites.Admin): ...
-
-
-class TestTopics(suites.Topics): ...
-
-
-class TestSessions(suites.Sessions): ...
-
-
-class TestLifecycle(suites.Lifecycle): ...
-
-
-class TestCancellation(suites.Cancellation): ...
-
-
-class TestFaults(suites.Faults): ...
-
-
-class TestProbe(suites.Probe): ...
-
-
-class TestFailover(suites.Failover): ...

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pairmq.testing.conformance import Harness, suites
+from pairmq.testing.conformance import Harness
+from pairmq.testing.conformance.tests import *  # noqa: F403
 from pairmq_rabbitmq.testing import RabbitHarness
 
 pytestmark = pytest.mark.real_server
@@ -16,36 +17,3 @@ pytestmark = pytest.mark.real_server
 def harness() -> Iterator[Harness]:
     with RabbitHarness() as harness:
         yield harness
-
-
-class TestSend(suites.Send): ...
-
-
-class TestReceive(suites.Receive): ...
-
-
-class TestSettlement(suites.Settlement): ...
-
-
-class TestAdmin(suites.Admin): ...
-
-
-class TestTopics(suites.Topics): ...
-
-
-class TestSessions(suites.Sessions): ...
-
-
-class TestLifecycle(suites.Lifecycle): ...
-
-
-class TestCancellation(suites.Cancellation): ...
-
-
-class TestFaults(suites.Faults): ...
-
-
-class TestProbe(suites.Probe): ...
-
-
-class TestFailover(suites.Failover): ...

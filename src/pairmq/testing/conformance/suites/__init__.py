@@ -1,7 +1,6 @@
-"""The suites: subclass each of them in a test module, with an empty body, beside a fixture ``harness``.
+"""The suites; `pairmq.testing.conformance.tests` has all of them as classes that pytest collects.
 
-class TestSend(suites.Send): ...
-class TestReceive(suites.Receive): ...
+One that is subclassed by hand, ``class TestSend(suites.Send): ...``, stands beside a fixture ``harness``, too.
 """
 
 try:
