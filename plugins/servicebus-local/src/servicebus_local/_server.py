@@ -74,14 +74,7 @@ class LocalServer:
         self.addresses: Addresses | None = None
 
     async def start(self) -> Addresses:
-        """Take clients.
-
-        Returns:
-            Where.
-
-        Raises:
-            OSError: a port is not available; nothing listens then.
-        """
+        """Take clients."""
         settings = self._settings
         if settings.prepare is not None:
             settings.prepare(self.broker)

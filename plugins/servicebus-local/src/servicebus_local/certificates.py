@@ -13,30 +13,14 @@ from servicebus_local.settings import TlsFiles
 
 @dataclass(frozen=True, slots=True)
 class OwnAuthority:
-    """What a server shows and what its clients need.
-
-    Args:
-        tls: the server's certificate and key.
-        ca_file: the authority's certificate, as a PEM file, for clients.
-    """
+    """What a server shows and what its clients need."""
 
     tls: TlsFiles
     ca_file: Path
 
 
 def make_certificate(directory: Path, *hosts: str) -> OwnAuthority:
-    """Make an authority and a certificate of it; the authority's own key is forgotten at once.
-
-    Args:
-        directory: where the three files go; it is made if need be.
-        hosts: the names and IP addresses that the certificate is for.
-
-    Returns:
-        The files.
-
-    Raises:
-        OSError: a file can't be written.
-    """
+    """Make an authority and a certificate of it; the authority's own key is forgotten at once."""
     authority = trustme.CA(organization_name="servicebus-local")
     certificate = authority.issue_cert(*hosts)
     directory.mkdir(parents=True, exist_ok=True)

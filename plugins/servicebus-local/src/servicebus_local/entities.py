@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from servicebus_local.broker import (
-    CORRELATION_FIELDS,
     Broker,
     BrokerError,
     CorrelationFilter,
@@ -20,12 +19,11 @@ from servicebus_local.broker import (
     SubscriptionDescription,
     TopicDescription,
 )
-from servicebus_local.descriptions import Description, PropertyError, read_properties, xml_names
+from servicebus_local.descriptions import CORRELATION, Description, PropertyError, read_properties
 
 _MAX_FILE_BYTES = 4 * 1024 * 1024
 _EXISTS = "com.microsoft:entity-already-exists"
 
-_CORRELATION = xml_names(CORRELATION_FIELDS)
 _QUEUE, _TOPIC, _SUBSCRIPTION = QueueDescription(), TopicDescription(), SubscriptionDescription()
 
 
@@ -88,15 +86,6 @@ def entities(queues: Iterable[str], topics: Iterable[str]) -> EntityPlan:
 def read_config(path: Path) -> EntityPlan:
     """Read a settings file in the shape of ``Config.json`` of the emulator (Service Bus documentation: "Test locally
     by using the Azure Service Bus emulator").
-
-    Args:
-        path: the file; all its namespaces are made one, as a local server has only one.
-
-    Returns:
-        The plan.
-
-    Raises:
-        EntityError: the file can't be read; the text says where it is wrong.
     """
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
@@ -196,7 +185,7 @@ def _filter(properties: Mapping[str, object], name: str) -> Filter:
         raise EntityError(f"rule {name}: FilterType is {kind!r}, neither Sql nor Correlation")
     given = _object(properties.get("CorrelationFilter"), f"CorrelationFilter of rule {name}")
     custom = given.get("Properties")
-    fields = {field: str(given[key]) for key, field in _CORRELATION.items() if given.get(key) is not None}
+    fields = {field: str(given[key]) for key, field in CORRELATION.items() if given.get(key) is not None}
     return CorrelationFilter(**fields, properties={} if custom is None else dict(_object(custom, f"rule {name}")))
 
 

@@ -82,14 +82,7 @@ class FaultRule:
 
     @classmethod
     def from_json(cls, rule: object) -> FaultRule:
-        """Read a rule that came from outside.
-
-        Args:
-            rule: a mapping of the fields.
-
-        Raises:
-            ValueError: no such field, a wrong type, or a value that can't be.
-        """
+        """Read a rule that came from outside."""
         if not isinstance(rule, Mapping):
             raise ValueError(f"a fault is an object of fields, not a {type(rule).__name__}")
         known = {entry.name for entry in fields(cls)}
@@ -140,14 +133,7 @@ class FaultPlan:
         self.rules: list[FaultRule] = []
 
     def set_json(self, rules: object) -> None:
-        """Add rules that came from outside: all of them, or none when one can't be read.
-
-        Args:
-            rules: a sequence of mappings.
-
-        Raises:
-            ValueError: says which rule is wrong, and why.
-        """
+        """Add rules that came from outside: all of them, or none when one can't be read."""
         if not isinstance(rules, Sequence) or isinstance(rules, str | bytes):
             raise ValueError("faults are a list of objects")
         self.rules.extend([FaultRule.from_json(rule) for rule in rules])
@@ -157,16 +143,7 @@ class FaultPlan:
         self.rules.clear()
 
     def strike(self, at: FaultPoint, entity: str = "", operation: str = "") -> FaultRule | None:
-        """Find the fault of this moment, and count it.
-
-        Args:
-            at: where we are.
-            entity: the entity's path.
-            operation: of a management request.
-
-        Returns:
-            The rule that strikes; None when all is well.
-        """
+        """Find the fault of this moment, and count it."""
         for rule in self.rules:
             if rule.at is not at or rule.times == 0:
                 continue

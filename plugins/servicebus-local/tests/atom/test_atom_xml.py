@@ -1,6 +1,7 @@
 """XML that comes from outside, and how its rules and paths are read."""
 
 import contextlib
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -8,28 +9,21 @@ from hypothesis import strategies as st
 
 from servicebus_local.amqp import Timestamp
 from servicebus_local.atom._entries import read_rule, write_rule
-from servicebus_local.atom._namespace import Namespace
-from servicebus_local.atom._paths import (
-    EntityPath,
-    ResourcePath,
-    RulePath,
-    RulesPath,
-    SubscriptionPath,
-    SubscriptionsPath,
-    decoded,
-    parse_path,
-)
+from servicebus_local.atom._namespace import Namespace, Path, decoded, parse_path
 from servicebus_local.atom._xml import MAX_BYTES, XmlError, parse, tag
 from servicebus_local.broker import (
     Broker,
     BrokerError,
     CorrelationFilter,
     FalseFilter,
+    QueueDescription,
     Rule,
     SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
     TrueFilter,
 )
-from servicebus_local.descriptions import PROPERTIES, PropertyError
+from servicebus_local.descriptions import PropertyError, xml_name
 from servicebus_local.durations import UNLIMITED
 
 _BOMB = b"""<?xml version="1.0"?><!DOCTYPE a [<!ENTITY x "0123456789"><!ENTITY y "&x;&x;&x;&x;&x;&x;">]><a>&y;</a>"""
@@ -127,7 +121,8 @@ def test_a_rule_that_can_t_be_read_is_refused_in_a_sentence(xml: str, says: str)
         read_rule(parse(document.encode()), "r")
 
 
-_NAMES = sorted({one.name for entries in PROPERTIES.values() for one in entries} | {"Name", "Filter", "Unknown"})
+_DESCRIPTIONS = (QueueDescription, TopicDescription, SubscriptionDescription)
+_NAMES = sorted({xml_name(f.name) for each in _DESCRIPTIONS for f in fields(each)} | {"Name", "Filter", "Unknown"})
 _SAID = st.one_of(
     st.sampled_from(
         ["", "true", "5", "-1", "1e9", "PT30S", "PT0S", "Active", UNLIMITED, "9" * 30, "sb://h/q", "q", "\0"]
@@ -169,15 +164,15 @@ def test_whatever_a_description_says_it_is_taken_or_refused_in_a_sentence(
 @pytest.mark.parametrize(
     ("raw", "path"),
     [
-        ("/orders", EntityPath("orders")),
-        ("/a/b/c", EntityPath("a/b/c")),
-        ("/a%2Fb", EntityPath("a/b")),
-        ("/$Resources/queues", ResourcePath("queues")),
-        ("/t/subscriptions", SubscriptionsPath("t")),
-        ("/t/Subscriptions/", SubscriptionsPath("t")),
-        ("/a/b/subscriptions/s", SubscriptionPath("a/b", "s")),
-        ("/t/subscriptions/s/rules", RulesPath("t", "s")),
-        ("/t/subscriptions/s/Rules/%24Default", RulePath("t", "s", "$Default")),
+        ("/orders", Path("entity", ("orders",))),
+        ("/a/b/c", Path("entity", ("a/b/c",))),
+        ("/a%2Fb", Path("entity", ("a/b",))),
+        ("/$Resources/queues", Path("entities", ("queues",))),
+        ("/t/subscriptions", Path("subscriptions", ("t",))),
+        ("/t/Subscriptions/", Path("subscriptions", ("t",))),
+        ("/a/b/subscriptions/s", Path("subscription", ("a/b", "s"))),
+        ("/t/subscriptions/s/rules", Path("rules", ("t", "s"))),
+        ("/t/subscriptions/s/Rules/%24Default", Path("rule", ("t", "s", "$Default"))),
     ],
 )
 def test_a_path_says_what_it_is_about(raw: str, path: object) -> None:

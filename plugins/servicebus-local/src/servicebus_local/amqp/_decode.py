@@ -173,25 +173,33 @@ def _binary32(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
     return bytes(buffer[offset + 4 : end]), end
 
 
-def _string8(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
-    end = offset + 1 + buffer[offset]
-    return str(buffer[offset + 1 : end], "utf-8"), end
-
-
-def _string32(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
-    end = offset + 4 + _U32(buffer, offset)[0]
-    return str(buffer[offset + 4 : end], "utf-8"), end
-
-
 # The specification wants ASCII in symbols. Clients write the keys of annotations as they come, so UTF-8 is let through.
-def _symbol8(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
-    end = offset + 1 + buffer[offset]
-    return Symbol(buffer[offset + 1 : end], "utf-8"), end
+def _text(make: Callable[[Buffer, str], str]) -> tuple[Reader, Reader]:
+    """The readers of texts: with a size of one byte, and of four."""
+
+    def small(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
+        end = offset + 1 + buffer[offset]
+        return make(buffer[offset + 1 : end], "utf-8"), end
+
+    def large(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
+        end = offset + 4 + _U32(buffer, offset)[0]
+        return make(buffer[offset + 4 : end], "utf-8"), end
+
+    return small, large
 
 
-def _symbol32(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
-    end = offset + 4 + _U32(buffer, offset)[0]
-    return Symbol(buffer[offset + 4 : end], "utf-8"), end
+def _compound(read: Callable[[Buffer, int, int, int, int], Any]) -> tuple[Reader, Reader]:
+    """The same of a type of items, whose count follows the size."""
+
+    def small(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
+        end = offset + 1 + buffer[offset]
+        return read(buffer, offset + 2, buffer[offset + 1], end, depth), end
+
+    def large(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
+        end = offset + 4 + _U32(buffer, offset)[0]
+        return read(buffer, offset + 8, _U32(buffer, offset + 4)[0], end, depth), end
+
+    return small, large
 
 
 def _deeper(depth: int) -> int:
@@ -217,17 +225,8 @@ def _items(buffer: Buffer, offset: int, count: int, end: int, depth: int) -> lis
     return items
 
 
-def _list8(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
-    end = offset + 1 + buffer[offset]
-    return _items(buffer, offset + 2, buffer[offset + 1], end, depth), end
-
-
-def _list32(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
-    end = offset + 4 + _U32(buffer, offset)[0]
-    return _items(buffer, offset + 8, _U32(buffer, offset + 4)[0], end, depth), end
-
-
-def _mapping(items: list[Any]) -> dict[Any, Any]:
+def _mapping(buffer: Buffer, offset: int, count: int, end: int, depth: int) -> dict[Any, Any]:
+    items = _items(buffer, offset, count, end, depth)
     if len(items) % 2:
         raise AmqpDecodeError("A map has a key without a value.")
     try:
@@ -237,16 +236,6 @@ def _mapping(items: list[Any]) -> dict[Any, Any]:
     if 2 * len(mapping) != len(items):
         raise AmqpDecodeError("A map has the same key twice.")
     return mapping
-
-
-def _map8(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
-    items, end = _list8(buffer, offset, depth)
-    return _mapping(items), end
-
-
-def _map32(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
-    items, end = _list32(buffer, offset, depth)
-    return _mapping(items), end
 
 
 def _array(buffer: Buffer, offset: int, count: int, end: int, depth: int) -> Array:
@@ -275,16 +264,6 @@ def _array(buffer: Buffer, offset: int, count: int, end: int, depth: int) -> Arr
     return array
 
 
-def _array8(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
-    end = offset + 1 + buffer[offset]
-    return _array(buffer, offset + 2, buffer[offset + 1], end, depth), end
-
-
-def _array32(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
-    end = offset + 4 + _U32(buffer, offset)[0]
-    return _array(buffer, offset + 8, _U32(buffer, offset + 4)[0], end, depth), end
-
-
 def _described(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
     depth = _deeper(depth)
     descriptor, offset = READERS[buffer[offset]](buffer, offset + 1, depth)
@@ -299,6 +278,12 @@ def _same(value: Any) -> Any:
 def _uuid(raw: bytes) -> uuid.UUID:
     return uuid.UUID(bytes=raw)
 
+
+_string8, _string32 = _text(str)
+_symbol8, _symbol32 = _text(Symbol)
+_list8, _list32 = _compound(_items)
+_map8, _map32 = _compound(_mapping)
+_array8, _array32 = _compound(_array)
 
 READERS: list[Reader] = [_unknown] * 256
 """The reader of every constructor."""

@@ -66,11 +66,7 @@ class Composite:
         ]
 
     def read(self, items: Any) -> Any:
-        """Make the dataclass of a decoded list.
-
-        Raises:
-            AmqpDecodeError: it is no list, too long, misses a field that must be there, or has one of a wrong type.
-        """
+        """Make the dataclass of a decoded list."""
         if type(items) is not list:
             raise AmqpDecodeError(f"The fields of {self.symbol} are no list.")
         fields = self._fields

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import EllipsisType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from servicebus_local.amqp.performatives import (
     MAX_UINT,
@@ -19,26 +19,13 @@ from servicebus_local.amqp.performatives import (
     Target,
 )
 
+if TYPE_CHECKING:
+    from servicebus_local.amqp._session import Session
+
 DEFAULT_MAX_MESSAGE_SIZE: Final = 100 * 1024 * 1024
 """Bytes of a message that is still coming in, when nothing was announced."""
 
 MAX_TAG_SIZE: Final = 32
-
-
-class LinkSession(Protocol):
-    """What a link needs of its session."""
-
-    @property
-    def channel(self) -> int: ...
-    @property
-    def connection(self) -> Any: ...
-    def write(self, performative: Any) -> None: ...
-    def write_link_flow(
-        self, handle: int, delivery_count: int, credit: int, available: int | None, drain: bool
-    ) -> None: ...
-    def transmit(self, delivery: Delivery, payload: bytes) -> None: ...
-    def dispose(self, delivery: Delivery, settled: bool, outcome: Outcome | None) -> None: ...
-    def forget_link(self, link: Link) -> None: ...
 
 
 class Delivery:
@@ -102,7 +89,7 @@ class Link:
         drain: whether a receiving peer wants its credit used up or returned.
     """
 
-    def __init__(self, session: LinkSession, handle: int, attach: Attach) -> None:
+    def __init__(self, session: Session, handle: int, attach: Attach) -> None:
         self.session = session
         self.handle = handle
         self.peer_handle = attach.handle
@@ -190,7 +177,7 @@ class Link:
             return
         if self.state == "attaching":
             # A link is refused by an attach without the terminus that could not be had, and a detach after it.
-            self._write_attach(source=None, target=None)
+            self._write_attach(snd_settle_mode=self.snd_settle_mode, rcv_settle_mode=self.rcv_settle_mode)
         self.session.write(Detach(handle=self.handle, closed=closed, error=error))
         self.lose()
 
@@ -254,8 +241,12 @@ class Link:
     def write_flow(self) -> None:
         """Tell the peer our view of the link's flow state."""
         sending = self.peer_role is RECEIVER
-        self.session.write_link_flow(
-            self.handle, self.delivery_count, self.credit, 0 if sending else None, self.drain and sending
+        self.session.write_flow(
+            handle=self.handle,
+            delivery_count=self.delivery_count,
+            link_credit=self.credit,
+            available=0 if sending else None,
+            drain=self.drain and sending,
         )
 
     def take_flow(self, flow: Flow) -> bool:
@@ -288,29 +279,8 @@ class Link:
         self.partial = None
         self.partial_payload = bytearray()
 
-    def _write_attach(
-        self,
-        *,
-        source: Source | None,
-        target: Target | Coordinator | None,
-        properties: dict[Any, Any] | None = None,
-        max_message_size: int | None = None,
-        offered_capabilities: list[Any] | None = None,
-        snd_settle_mode: int | None = None,
-        rcv_settle_mode: int | None = None,
-    ) -> None:
+    def _write_attach(self, **fields: Any) -> None:
+        initial = self.delivery_count if self.peer_role is RECEIVER else None
         self.session.write(
-            Attach(
-                name=self.name,
-                handle=self.handle,
-                role=not self.peer_role,
-                snd_settle_mode=self.snd_settle_mode if snd_settle_mode is None else snd_settle_mode,
-                rcv_settle_mode=self.rcv_settle_mode if rcv_settle_mode is None else rcv_settle_mode,
-                source=source,
-                target=target,
-                initial_delivery_count=self.delivery_count if self.peer_role is RECEIVER else None,
-                max_message_size=max_message_size,
-                offered_capabilities=offered_capabilities,
-                properties=properties,
-            )
+            Attach(self.name, self.handle, role=not self.peer_role, initial_delivery_count=initial, **fields)
         )

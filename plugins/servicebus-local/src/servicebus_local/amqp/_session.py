@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from servicebus_local.amqp._link import Delivery, Link
 from servicebus_local.amqp.frames import FRAME_HEADER_SIZE
@@ -20,6 +21,9 @@ from servicebus_local.amqp.performatives import (
     Outcome,
 )
 
+if TYPE_CHECKING:
+    from servicebus_local.amqp._connection import Connection
+
 INCOMING_WINDOW: Final = 5000
 """Transfer frames that the peer may send ahead; given anew whenever half of them have come."""
 
@@ -33,37 +37,24 @@ _U32 = struct.Struct(">BI").pack
 _TAIL = b"\x40" * 5
 
 
-class SessionConnection(Protocol):
-    """What a session needs of its connection."""
-
-    peer_frame_size: int
-
-    def write_performative(self, channel: int, performative: Any) -> None: ...
-    def write_payload(self, channel: int, head: bytes, payload: bytes | memoryview) -> None: ...
-    def defer(self, session: Session) -> None: ...
-
-
+@dataclass(slots=True)
 class _Outgoing:
     """A delivery of which something has still to be written."""
 
-    __slots__ = ("delivery", "head", "payload", "position")
-
-    def __init__(self, delivery: Delivery, payload: bytes) -> None:
-        self.delivery = delivery
-        self.payload = payload
-        self.position = 0
-        self.head: TransferHead | None = None
+    delivery: Delivery
+    payload: bytes
+    position: int = 0
+    head: TransferHead | None = None
 
 
+@dataclass(slots=True)
 class _Range:
     """Dispositions that go out as one."""
 
-    __slots__ = ("first", "last", "outcome", "settled")
-
-    def __init__(self, delivery_id: int, settled: bool, outcome: Outcome | None) -> None:
-        self.first = self.last = delivery_id
-        self.settled = settled
-        self.outcome = outcome
+    first: int
+    last: int
+    settled: bool
+    outcome: Outcome | None
 
 
 class Session:
@@ -78,7 +69,7 @@ class Session:
         user_data: for the server above.
     """
 
-    def __init__(self, connection: Any, channel: int, begin: Begin) -> None:
+    def __init__(self, connection: Connection, channel: int, begin: Begin) -> None:
         self.connection = connection
         self.channel = channel
         self.state = "open"
@@ -87,7 +78,6 @@ class Session:
         self.incoming: dict[int, Delivery] = {}
         self.outgoing: dict[int, Delivery] = {}
         self.peer_handle_max = begin.handle_max
-        self._wire: SessionConnection = connection
         self._handles: set[int] = set()
         self._next_incoming_id = begin.next_outgoing_id
         self._incoming_window = INCOMING_WINDOW
@@ -156,36 +146,21 @@ class Session:
         """Write a frame, after the dispositions that came before it."""
         if self.state == "open":
             self.flush()
-            self._wire.write_performative(self.channel, performative)
+            self.connection.write_performative(self.channel, performative)
 
-    def write_flow(self) -> None:
-        """Tell the peer the session's flow state."""
-        self._write_flow(None, None, None, None, False)
-
-    def write_link_flow(
-        self, handle: int, delivery_count: int, credit: int, available: int | None, drain: bool
-    ) -> None:
-        """Tell the peer a link's flow state and the session's."""
-        self._write_flow(handle, delivery_count, credit, available, drain)
-
-    def _write_flow(
-        self, handle: int | None, delivery_count: int | None, credit: int | None, available: int | None, drain: bool
-    ) -> None:
+    def write_flow(self, **of_link: Any) -> None:
+        """Tell the peer the session's flow state, and a link's."""
         if self.state != "open":
             return
         self._incoming_window = INCOMING_WINDOW
-        self._wire.write_performative(
+        self.connection.write_performative(
             self.channel,
             Flow(
                 next_incoming_id=self._next_incoming_id,
                 incoming_window=INCOMING_WINDOW,
                 next_outgoing_id=self._next_outgoing_id,
                 outgoing_window=OUTGOING_WINDOW,
-                handle=handle,
-                delivery_count=delivery_count,
-                link_credit=credit,
-                available=available,
-                drain=drain,
+                **of_link,
             ),
         )
 
@@ -207,10 +182,10 @@ class Session:
             payload = waiting.payload
             position = waiting.position
             first = position == 0
-            room = self._wire.peer_frame_size - head.size(first)
+            room = self.connection.peer_frame_size - head.size(first)
             rest = len(payload) - position
             more = rest > room
-            self._wire.write_payload(
+            self.connection.write_payload(
                 self.channel,
                 head.encode(first=first, more=more),
                 payload if first and not more else memoryview(payload)[position : position + room],
@@ -246,8 +221,8 @@ class Session:
                 pending.last = delivery_id
                 return
             self._write_range(role, pending)
-        self._ranges[role] = _Range(delivery_id, settled, outcome)
-        self._wire.defer(self)
+        self._ranges[role] = _Range(delivery_id, delivery_id, settled, outcome)
+        self.connection.defer(self)
 
     def settled(self, delivery: Delivery) -> None:
         """Drop a delivery that one of the peers has settled."""
@@ -257,18 +232,13 @@ class Session:
 
     def flush(self) -> None:
         """Write the dispositions that have been held back for neighbours."""
-        if self._ranges:
-            for role, pending in self._ranges.items():
-                self._write_range(role, pending)
-            self._ranges.clear()
+        for role, pending in self._ranges.items():
+            self._write_range(role, pending)
+        self._ranges.clear()
 
     def _write_range(self, role: bool, pending: _Range) -> None:
-        self._wire.write_performative(
-            self.channel,
-            DispositionFrame(
-                role=role, first=pending.first, last=pending.last, settled=pending.settled, state=pending.outcome
-            ),
-        )
+        frame = DispositionFrame(role, pending.first, pending.last, pending.settled, pending.outcome)
+        self.connection.write_performative(self.channel, frame)
 
     # --------------------------------------------------------------------- in
 

@@ -30,11 +30,7 @@ class FramingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame that came in.
-
-    Args:
-        channel: its channel; meaningless in SASL frames.
-    """
+    """A frame that came in."""
 
     channel: int
     body: Any

@@ -17,14 +17,7 @@ from urllib.parse import quote, urlencode
 from aiohttp import web
 
 from servicebus_local.atom._entries import Entry, entry_document, error_document, feed_document
-from servicebus_local.atom._namespace import Namespace
-from servicebus_local.atom._paths import (
-    ResourcePath,
-    RulesPath,
-    SubscriptionsPath,
-    decoded,
-    parse_path,
-)
+from servicebus_local.atom._namespace import Namespace, decoded, parse_path
 from servicebus_local.atom._xml import MAX_BYTES, XmlError
 from servicebus_local.broker import Broker, BrokerError
 from servicebus_local.descriptions import PropertyError
@@ -66,19 +59,7 @@ def make_app(
     control: ControlHandlers | None,
     sku: str = "Standard",
 ) -> web.Application:
-    """Make the administration of a namespace.
-
-    Args:
-        broker: what holds its entities.
-        authorize: tells whether somebody who shows this ``Authorization`` header may reach this URL.
-        namespace: its name.
-        on_change: called after each change, which is durable by then.
-        control: what tests may do besides; None for nothing.
-        sku: the tier that it says it is.
-
-    Returns:
-        The application, for a runner.
-    """
+    """Make the administration of a namespace."""
     administration = _Administration(broker, authorize, namespace, on_change, control, sku)
     # One byte more than is read, so that the error for a longer body is ours.
     app = web.Application(client_max_size=MAX_BYTES + 1, middlewares=[_in_our_words])
@@ -127,7 +108,7 @@ class _Administration:
 
     def _get(self, request: web.Request, text: str) -> web.Response:
         path = parse_path(text)
-        if isinstance(path, ResourcePath | SubscriptionsPath | RulesPath):
+        if path.is_list:
             title, entries = self._namespace.list(path)
             return self._feed(request, title, entries)
         entry = self._namespace.get(path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from xml.etree.ElementTree import Element
 
 from servicebus_local.amqp import Timestamp
@@ -27,19 +28,16 @@ from servicebus_local.atom._xml import (
     text,
 )
 from servicebus_local.broker import (
-    CORRELATION_FIELDS,
     CorrelationFilter,
+    EntityInfo,
     FalseFilter,
     Filter,
     MessageCounts,
-    QueueInfo,
     Rule,
     SqlFilter,
-    SubscriptionInfo,
-    TopicInfo,
     TrueFilter,
 )
-from servicebus_local.descriptions import read_flag, write_properties, xml_names
+from servicebus_local.descriptions import CORRELATION, read_flag, write_properties
 
 _ORDER = {
     "QueueDescription": (
@@ -76,17 +74,10 @@ _LEVEL = "<CompatibilityLevel>20</CompatibilityLevel>"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _INT_32 = 2**31
 
-_CORRELATION = xml_names(CORRELATION_FIELDS)
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing that the administration shows.
-
-    Args:
-        created_at: Unix seconds.
-        updated_at: Unix seconds.
-    """
+    """One thing that the administration shows."""
 
     title: str
     path: str
@@ -95,26 +86,10 @@ class Entry:
     updated_at: float
 
 
-def queue_entry(info: QueueInfo) -> Entry:
-    """Show a queue."""
-    runtime = {"SizeInBytes": info.size_in_bytes, "MessageCount": info.counts.total}
-    return Entry(
-        info.path, info.path, _description("QueueDescription", info, runtime), info.created_at, info.updated_at
-    )
-
-
-def topic_entry(info: TopicInfo) -> Entry:
-    """Show a topic."""
-    runtime = {"SizeInBytes": info.size_in_bytes, "SubscriptionCount": info.subscription_count}
-    return Entry(
-        info.path, info.path, _description("TopicDescription", info, runtime), info.created_at, info.updated_at
-    )
-
-
-def subscription_entry(info: SubscriptionInfo) -> Entry:
-    """Show a subscription."""
-    content = _description("SubscriptionDescription", info, {"MessageCount": info.counts.total})
-    return Entry(info.name, f"{info.topic}/subscriptions/{info.name}", content, info.created_at, info.updated_at)
+def entity_entry(info: EntityInfo[Any]) -> Entry:
+    """Show a queue, a topic or a subscription."""
+    path = f"{info.topic}/subscriptions/{info.name}" if info.topic else info.path
+    return Entry(info.name, path, _description(info), info.created_at, info.updated_at)
 
 
 def rule_entry(topic: str, subscription: str, rule: Rule) -> Entry:
@@ -169,12 +144,15 @@ def _entry(entry: Entry, base: str) -> str:
     )
 
 
-def _description(element: str, info: QueueInfo | TopicInfo | SubscriptionInfo, runtime: Mapping[str, int]) -> str:
+def _description(info: EntityInfo[Any]) -> str:
+    element = type(info.description).__name__
     instants = {"CreatedAt": info.created_at, "UpdatedAt": info.updated_at, "AccessedAt": info.accessed_at}
     values: dict[str, object] = {
         **_NOT_KEPT,
         **write_properties(info.description),
-        **runtime,
+        "SizeInBytes": info.size_in_bytes,
+        "MessageCount": info.counts.total,
+        "SubscriptionCount": info.subscription_count,
         **{name: instant(moment) for name, moment in instants.items()},
     }
     written = {name: tag(name, value) for name, value in values.items()}
@@ -242,7 +220,7 @@ def _read_filter(element: Element) -> Filter:
             raise XmlError("The SqlFilter has no SqlExpression.")
         return SqlFilter(expression, _values(element, "Parameters"))
     if kind == "CorrelationFilter":
-        fields = {field: child_text(element, name) for name, field in _CORRELATION.items()}
+        fields = {field: child_text(element, name) for name, field in CORRELATION.items()}
         return CorrelationFilter(**fields, properties=_values(element, "Properties"))
     raise XmlError(
         f"The filter's type is {kind!r}; it must be SqlFilter, CorrelationFilter, TrueFilter or FalseFilter."
@@ -251,7 +229,7 @@ def _read_filter(element: Element) -> Filter:
 
 def _write_filter(kept: Filter) -> str:
     if isinstance(kept, CorrelationFilter):
-        fields = ((name, getattr(kept, field)) for name, field in _CORRELATION.items())
+        fields = ((name, getattr(kept, field)) for name, field in CORRELATION.items())
         parts = "".join(tag(name, value) for name, value in fields if value is not None)
         properties = _write_values("Properties", kept.properties)
         return f'<Filter i:type="CorrelationFilter">{parts}{properties}</Filter>'

@@ -1,30 +1,14 @@
-"""What the administration does to a namespace: entries for requests, without HTTP."""
+"""What the administration does to a namespace: paths of requests and entries for them, without HTTP."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeVar
+from urllib.parse import unquote
 from xml.etree.ElementTree import Element  # the type
 
-from servicebus_local.atom._entries import (
-    Entry,
-    namespace_entry,
-    queue_entry,
-    read_rule,
-    rule_entry,
-    subscription_entry,
-    topic_entry,
-)
-from servicebus_local.atom._paths import (
-    AdministrationPath,
-    EntityPath,
-    NamespacePath,
-    ResourcePath,
-    RulePath,
-    RulesPath,
-    SubscriptionPath,
-    SubscriptionsPath,
-)
+from servicebus_local.atom._entries import Entry, entity_entry, namespace_entry, read_rule, rule_entry
 from servicebus_local.atom._xml import XmlError, child, child_text, local_name, parse
 from servicebus_local.broker import (
     Broker,
@@ -39,120 +23,143 @@ NOT_FOUND = "amqp:not-found"
 
 T = TypeVar("T")
 
+_SUBSCRIPTIONS = re.compile(
+    r"(?P<topic>.+?)/subscriptions(?:/(?P<name>[^/]+)(?:/(?P<rules>rules)(?:/(?P<rule>[^/]+))?)?)?", re.IGNORECASE
+)
+
+
+class Path(NamedTuple):
+    """What a request is about: one thing of a kind, or all of them within what the names say.
+
+    Service Bus documentation: reference of the REST API, "Entities". Names of queues and topics may hold slashes, and
+    case does not matter anywhere.
+    """
+
+    kind: Literal["namespace", "entity", "subscription", "rule", "entities", "subscriptions", "rules"]
+    names: tuple[str, ...] = ()
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it is about all of a kind."""
+        return self.kind in ("entities", "subscriptions", "rules")
+
+
+def decoded(raw: str) -> str:
+    """Decode a path as it came, without its outer slashes; raises `ValueError` for what is no UTF-8."""
+    return unquote(raw.partition("?")[0], errors="strict").strip("/")
+
+
+def parse_path(path: str) -> Path:
+    """Read a decoded path without outer slashes; the broker decides whether it can exist, and does."""
+    lowered = path.lower()
+    if lowered == "$namespaceinfo":
+        return Path("namespace")
+    if lowered.startswith("$resources/"):
+        return Path("entities", (lowered.removeprefix("$resources/"),))
+    found = _SUBSCRIPTIONS.fullmatch(path)
+    if found is None:
+        return Path("entity", (path,))
+    topic, name, rule = found["topic"], found["name"], found["rule"]
+    if name is None:
+        return Path("subscriptions", (topic,))
+    if found["rules"] is None:
+        return Path("subscription", (topic, name))
+    return Path("rules", (topic, name)) if rule is None else Path("rule", (topic, name, rule))
+
 
 class Namespace:
     """Reads and changes a broker as the administration asks.
 
     Its methods raise `BrokerError` for what the broker refuses, `XmlError` for a body that can't be read, and
-    `PropertyError` for a property that can't be.
-
-    Args:
-        since: Unix seconds of the server's start.
+    `PropertyError` for a property that can't be. ``since`` is the Unix time of the server's start.
     """
 
     def __init__(self, broker: Broker, name: str, sku: str, since: float) -> None:
         self._broker = broker
         self._about = namespace_entry(name, sku, since)
 
-    def get(self, path: AdministrationPath) -> Entry | None:
+    def get(self, path: Path) -> Entry | None:
         """Show one thing; None when it is not there."""
         broker = self._broker
         match path:
-            case NamespacePath():
+            case "namespace", _:
                 return self._about
-            case EntityPath(name):
-                queue = _found(lambda: broker.get_queue(name))
-                if queue is not None:
-                    return queue_entry(queue)
-                topic = _found(lambda: broker.get_topic(name))
-                return None if topic is None else topic_entry(topic)
-            case SubscriptionPath(topic_name, name):
-                broker.get_topic(topic_name)
-                subscription = _found(lambda: broker.get_subscription(topic_name, name))
-                return None if subscription is None else subscription_entry(subscription)
-            case RulePath(topic_name, subscription_name, name):
-                broker.get_subscription(topic_name, subscription_name)
-                rule = _found(lambda: broker.get_rule(topic_name, subscription_name, name))
-                return None if rule is None else rule_entry(topic_name, subscription_name, rule)
+            case "entity", (name,):
+                entity = _found(lambda: broker.get_queue(name)) or _found(lambda: broker.get_topic(name))
+                return entity_entry(entity) if entity else None
+            case "subscription", (topic, name):
+                broker.get_topic(topic)
+                subscription = _found(lambda: broker.get_subscription(topic, name))
+                return entity_entry(subscription) if subscription else None
+            case "rule", (topic, subscription_name, name):
+                broker.get_subscription(topic, subscription_name)
+                rule = _found(lambda: broker.get_rule(topic, subscription_name, name))
+                return rule_entry(topic, subscription_name, rule) if rule else None
         raise _nothing(path)
 
-    def list(self, path: AdministrationPath) -> tuple[str, list[Entry]]:
+    def list(self, path: Path) -> tuple[str, list[Entry]]:
         """Show everything of a kind, with a title; in the order of names."""
         match path:
-            case ResourcePath("queues"):
-                return "Queues", [queue_entry(info) for info in self._broker.queues()]
-            case ResourcePath("topics"):
-                return "Topics", [topic_entry(info) for info in self._broker.topics()]
-            case SubscriptionsPath(topic):
-                return "Subscriptions", [subscription_entry(info) for info in self._broker.subscriptions(topic)]
-            case RulesPath(topic, subscription):
+            case "entities", ("queues",):
+                return "Queues", [entity_entry(info) for info in self._broker.queues()]
+            case "entities", ("topics",):
+                return "Topics", [entity_entry(info) for info in self._broker.topics()]
+            case "subscriptions", (topic,):
+                return "Subscriptions", [entity_entry(info) for info in self._broker.subscriptions(topic)]
+            case "rules", (topic, subscription):
                 rules = self._broker.rules(topic, subscription)
                 return "Rules", [rule_entry(topic, subscription, rule) for rule in rules]
         raise _nothing(path)
 
-    def put(self, path: AdministrationPath, body: bytes, *, update: bool) -> Entry:
+    def put(self, path: Path, body: bytes, *, update: bool) -> Entry:
         """Create one thing, or update one that must exist: what its description leaves out then stays as it is."""
-        if not isinstance(path, EntityPath | SubscriptionPath | RulePath):
+        if path.kind not in ("entity", "subscription", "rule"):
             raise _nothing(path)
-        description = _described(body)
+        description, broker = _described(body), self._broker
         kind = local_name(description)
-        match path, kind:
-            case EntityPath(name), "QueueDescription":
-                self._put_queue(name, description, update)
-            case EntityPath(name), "TopicDescription":
-                self._put_topic(name, description, update)
-            case SubscriptionPath(), "SubscriptionDescription":
-                self._put_subscription(path, description, update)
-            case RulePath(), "RuleDescription":
-                self._put_rule(path, description, update)
+        match path.kind, path.names, kind:
+            case "entity", (name,), "QueueDescription":
+                queue = broker.get_queue(name).description if update else QueueDescription()
+                (broker.update_queue if update else broker.create_queue)(name, _changed(queue, description))
+            case "entity", (name,), "TopicDescription":
+                made = broker.get_topic(name).description if update else TopicDescription()
+                (broker.update_topic if update else broker.create_topic)(name, _changed(made, description))
+            case "subscription", (topic, name), "SubscriptionDescription":
+                self._put_subscription(topic, name, description, update)
+            case "rule", (topic, subscription, name), "RuleDescription":
+                rule = read_rule(description, name)
+                if rule.name.lower() != name.lower():
+                    raise XmlError(f"The rule is called {rule.name!r} in the body and {name!r} in the URL.")
+                (broker.update_rule if update else broker.add_rule)(topic, subscription, rule)
             case _:
                 raise XmlError(f"A {kind} can't be put there.")
-        made = self.get(path)
-        if made is None:
+        entry = self.get(path)
+        if entry is None:
             raise BrokerError(NOT_FOUND, "It was deleted at once.")
-        return made
+        return entry
 
-    def delete(self, path: AdministrationPath) -> None:
+    def delete(self, path: Path) -> None:
         """Delete one thing."""
         broker = self._broker
         match path:
-            case EntityPath(name):
-                if _found(lambda: broker.get_queue(name)) is not None:
-                    broker.delete_queue(name)
-                else:
-                    broker.delete_topic(name)
-            case SubscriptionPath(topic, name):
+            case "entity", (name,):
+                is_queue = _found(lambda: broker.get_queue(name)) is not None
+                (broker.delete_queue if is_queue else broker.delete_topic)(name)
+            case "subscription", (topic, name):
                 broker.delete_subscription(topic, name)
-            case RulePath(topic, subscription, name):
+            case "rule", (topic, subscription, name):
                 broker.remove_rule(topic, subscription, name)
             case _:
                 raise _nothing(path)
 
-    def _put_queue(self, name: str, given: Element, update: bool) -> None:
-        base = self._broker.get_queue(name).description if update else QueueDescription()
-        change = self._broker.update_queue if update else self._broker.create_queue
-        change(name, _changed(base, given))
-
-    def _put_topic(self, name: str, given: Element, update: bool) -> None:
-        base = self._broker.get_topic(name).description if update else TopicDescription()
-        change = self._broker.update_topic if update else self._broker.create_topic
-        change(name, _changed(base, given))
-
-    def _put_subscription(self, path: SubscriptionPath, given: Element, update: bool) -> None:
+    def _put_subscription(self, topic: str, name: str, given: Element, update: bool) -> None:
         if update:
-            base = self._broker.get_subscription(path.topic, path.name).description
-            self._broker.update_subscription(path.topic, path.name, _changed(base, given))
+            base = self._broker.get_subscription(topic, name).description
+            self._broker.update_subscription(topic, name, _changed(base, given))
             return
         first = child(given, "DefaultRuleDescription")
         rule = None if first is None else read_rule(first, "$Default")
-        self._broker.create_subscription(path.topic, path.name, _changed(SubscriptionDescription(), given), rule)
-
-    def _put_rule(self, path: RulePath, given: Element, update: bool) -> None:
-        rule = read_rule(given, path.name)
-        if rule.name.lower() != path.name.lower():
-            raise XmlError(f"The rule is called {rule.name!r} in the body and {path.name!r} in the URL.")
-        change = self._broker.update_rule if update else self._broker.add_rule
-        change(path.topic, path.subscription, rule)
+        self._broker.create_subscription(topic, name, _changed(SubscriptionDescription(), given), rule)
 
 
 def _found(get: Callable[[], T]) -> T | None:
@@ -164,7 +171,7 @@ def _found(get: Callable[[], T]) -> T | None:
         return None
 
 
-def _nothing(path: AdministrationPath) -> BrokerError:
+def _nothing(path: Path) -> BrokerError:
     return BrokerError(NOT_FOUND, f"The administration has nothing of this kind: {path}.")
 
 

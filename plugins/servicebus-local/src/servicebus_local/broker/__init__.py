@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from servicebus_local.broker._broker import Broker, SendTarget
 from servicebus_local.broker._descriptions import (
+    EntityInfo,
     EntityStatus,
     MessageCounts,
     QueueDescription,
-    QueueInfo,
     SubscriptionDescription,
-    SubscriptionInfo,
     TopicDescription,
-    TopicInfo,
 )
 from servicebus_local.broker._errors import BrokerError
 from servicebus_local.broker._filters import (
@@ -33,6 +31,7 @@ __all__ = [
     "Broker",
     "BrokerError",
     "CorrelationFilter",
+    "EntityInfo",
     "EntityStatus",
     "FalseFilter",
     "Filter",
@@ -40,7 +39,6 @@ __all__ = [
     "MessageCounts",
     "MessageState",
     "QueueDescription",
-    "QueueInfo",
     "Rule",
     "SendTarget",
     "SessionLock",
@@ -51,8 +49,6 @@ __all__ = [
     "StoreError",
     "Stored",
     "SubscriptionDescription",
-    "SubscriptionInfo",
     "TopicDescription",
-    "TopicInfo",
     "TrueFilter",
 ]

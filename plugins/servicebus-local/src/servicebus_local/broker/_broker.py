@@ -45,15 +45,7 @@ _MEGABYTE = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SendTarget:
-    """What a path to send to leads to.
-
-    Args:
-        path: of the entity, as it was first written.
-        kind: what it is.
-        max_message_bytes: the largest message that it takes.
-        requires_session: whether every message needs a session id.
-        disabled: whether its status refuses sends.
-    """
+    """What a path to send to leads to."""
 
     path: str
     kind: Literal["queue", "topic"]
@@ -101,11 +93,7 @@ class Broker(Namespace):
     # ------------------------------------------------------------------ paths
 
     def resolve_send(self, path: str) -> SendTarget:
-        """What a path to send to leads to.
-
-        Raises:
-            BrokerError: nothing, or something that takes no messages.
-        """
+        """What a path to send to leads to."""
         self._hub.begin()
         entity = self._send_entity(path)
         kind: Literal["queue", "topic"] = "topic" if isinstance(entity, Topic) else "queue"
@@ -114,11 +102,7 @@ class Broker(Namespace):
         return SendTarget(entity.path, kind, self._max_bytes(entity), requires_session, disabled)
 
     def resolve_receive(self, path: str) -> Source:
-        """What a path to receive from leads to, always the same object for the same entity.
-
-        Raises:
-            BrokerError: nothing, a topic, or an entity that forwards what it gets.
-        """
+        """What a path to receive from leads to, always the same object for the same entity."""
         self._hub.begin()
         parsed = parse_receive_path(path)
         entity = self._entity(parsed.entity)
@@ -140,38 +124,15 @@ class Broker(Namespace):
     # ------------------------------------------------------------------ sending
 
     def send(self, path: str, messages: Sequence[Incoming]) -> list[int]:
-        """Takes a batch in, all of it or nothing.
-
-        Args:
-            path: of a queue or topic.
-            messages: in their order; one with a schedule ahead of now waits for it.
-
-        Returns:
-            Their sequence numbers; 0 for a ping.
-
-        Raises:
-            BrokerError: the entity is not there, is disabled or full, or a message is too large or not allowed there.
-        """
+        """Takes a batch in, all of it or nothing; gives sequence numbers, 0 for a ping."""
         return self._submit("send", path, messages)
 
     def schedule(self, path: str, messages: Sequence[Incoming]) -> list[int]:
-        """Takes messages in that have a schedule; see `send`.
-
-        Returns:
-            The numbers to cancel them by; a message gets another number when its time has come.
-        """
+        """Takes messages in that have a schedule; a message gets another number when its time has come."""
         return self._submit("schedule", path, messages)
 
     def cancel(self, path: str, sequence_numbers: Iterable[int]) -> None:
-        """Removes scheduled messages, all of them or none.
-
-        Args:
-            path: of a queue or topic.
-            sequence_numbers: from `schedule`.
-
-        Raises:
-            BrokerError: the entity is not there, or message-not-found for one of the numbers.
-        """
+        """Removes scheduled messages, all of them or none."""
         now = self._hub.begin()
         entity = self._send_entity(path)
         self._hub.operations["schedule"] += 1
@@ -266,11 +227,7 @@ class Broker(Namespace):
     # ------------------------------------------------------------------ time and durability
 
     def flush(self) -> None:
-        """Makes everything durable that was done so far.
-
-        Raises:
-            StoreError: it cannot be written; the next flush tries again.
-        """
+        """Makes everything durable that was done so far; where that fails the next flush tries again."""
         self._hub.journal.flush()
 
     def next_deadline(self) -> float | None:
@@ -283,11 +240,7 @@ class Broker(Namespace):
         self._hub.tell()
 
     def close(self) -> None:
-        """Makes everything durable and closes the store; the broker is not used after that.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Makes everything durable and closes the store; the broker is not used after that."""
         self._hub.journal.flush(exact_numbers=True)
         self._hub.journal.close()
 

@@ -6,9 +6,9 @@ the reference of ``QueueDescription``, ``TopicDescription`` and ``SubscriptionDe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from enum import StrEnum
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from servicebus_local.broker._errors import ARGUMENT, NOT_ALLOWED, OUT_OF_RANGE, BrokerError
 from servicebus_local.broker._paths import forward_path
@@ -114,50 +114,26 @@ class MessageCounts:
     @property
     def total(self) -> int:
         """All of them."""
-        return (
-            self.active + self.dead_letter + self.scheduled + self.deferred + self.transfer + self.transfer_dead_letter
-        )
+        return sum(astuple(self))
 
 
 @dataclass(frozen=True, slots=True)
-class QueueInfo:
-    """A queue as it is now; instants are unix seconds."""
+class EntityInfo(Generic[_D]):
+    """A queue, topic or subscription as it is now; instants are unix seconds.
+
+    A subscription has its ``topic``, and its path is ``TOPIC/Subscriptions/NAME``; the name of others is their path.
+    """
 
     path: str
-    description: QueueDescription
+    description: _D
     counts: MessageCounts
     created_at: float
     updated_at: float
     accessed_at: float
     size_in_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class TopicInfo:
-    """A topic as it is now; instants are unix seconds."""
-
-    path: str
-    description: TopicDescription
-    counts: MessageCounts
-    created_at: float
-    updated_at: float
-    accessed_at: float
-    size_in_bytes: int
-    subscription_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionInfo:
-    """A subscription as it is now; instants are unix seconds."""
-
     topic: str
     name: str
-    description: SubscriptionDescription
-    counts: MessageCounts
-    created_at: float
-    updated_at: float
-    accessed_at: float
-    size_in_bytes: int
+    subscription_count: int
 
 
 # Property -> smallest and largest value that the service takes. An absent upper bound means none.
@@ -175,11 +151,7 @@ _MAX_METADATA = 1024
 
 
 def check(path: str, description: Description) -> None:
-    """Refuses a description that the service would not take.
-
-    Raises:
-        BrokerError: a value out of range, sessions together with forwarding, or an entity that forwards to itself.
-    """
+    """Refuses a description that the service would not take."""
     for name, (low, high) in _RANGES.items():
         value = getattr(description, name, None)
         if value is not None and not (value >= low and (high is None or value <= high)):
@@ -196,7 +168,7 @@ def check(path: str, description: Description) -> None:
             raise BrokerError(ARGUMENT, f"'{path}' cannot forward to itself.")
 
 
-def check_update(path: str, before: _D, after: _D) -> None:
+def check_update(path: str, before: Description, after: Description) -> None:
     """Refuses a change that the service does not make."""
     check(path, after)
     names = {field.name for field in fields(before)}

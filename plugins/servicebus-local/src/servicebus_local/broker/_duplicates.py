@@ -10,11 +10,7 @@ from servicebus_local.broker._values import NEVER, Incoming, MessageId
 
 
 class Duplicates:
-    """Ids that an entity has seen within its window.
-
-    Args:
-        window: seconds.
-    """
+    """Ids that an entity has seen within its window of seconds."""
 
     def __init__(self, hub: Hub, entity: int, window: float) -> None:
         self.window = window

@@ -45,13 +45,7 @@ class Forwarder(Protocol):
 
 
 class Holder:
-    """A queue or a subscription: a source, its dead-letter queue, and how messages come in.
-
-    Args:
-        identity: in the store; its sources get two numbers made of it.
-        path: ``queue`` or ``topic/Subscriptions/name``.
-        now: unix seconds.
-    """
+    """A queue or a subscription: a source, its dead-letter queue, and how messages come in."""
 
     def __init__(
         self,
@@ -223,9 +217,6 @@ def _dead_settings(description: QueueDescription | SubscriptionDescription) -> S
 class Subscription(Holder):
     """A subscription: holds copies of the messages of its topic that a rule lets through.
 
-    Args:
-        rules: that it has at first; `None` for the default rule.
-
     The others are those of `Holder`.
     """
 
@@ -305,11 +296,7 @@ class Subscription(Holder):
 
 
 class Topic:
-    """A topic: numbers messages and offers them to its subscriptions; keeps scheduled ones itself.
-
-    Args:
-        now: unix seconds.
-    """
+    """A topic: numbers messages and offers them to its subscriptions; keeps scheduled ones itself."""
 
     def __init__(self, hub: Hub, identity: int, path: str, description: TopicDescription, now: float) -> None:
         self.path = path

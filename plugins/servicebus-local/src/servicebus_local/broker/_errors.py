@@ -21,12 +21,7 @@ EXISTS = "com.microsoft:entity-already-exists"
 
 
 class BrokerError(Exception):
-    """An operation that the broker refuses; nothing of it was done.
-
-    Args:
-        condition: the AMQP error condition for the client.
-        description: one sentence that names the entity and holds no secrets.
-    """
+    """An operation that the broker refuses; nothing of it was done."""
 
     def __init__(self, condition: str, description: str) -> None:
         super().__init__(f"{condition}: {description}")

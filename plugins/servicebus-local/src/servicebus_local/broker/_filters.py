@@ -82,11 +82,7 @@ def current_properties(message: Stored) -> Mapping[str, object]:
 
 
 class CorrelationMatcher:
-    """A correlation filter, ready to be asked.
-
-    Raises:
-        BrokerError: the filter says nothing at all.
-    """
+    """A correlation filter, ready to be asked."""
 
     def __init__(self, wanted: CorrelationFilter) -> None:
         given = ((name, getattr(wanted, name)) for name in CORRELATION_FIELDS)

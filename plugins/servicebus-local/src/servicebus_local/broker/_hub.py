@@ -35,11 +35,7 @@ class Waking(Protocol):
 
 
 class Hub:
-    """See the module.
-
-    Args:
-        clock: gives unix seconds.
-    """
+    """See the module."""
 
     __slots__ = ("_order", "_timers", "_telling", "_woken", "clock", "journal", "operations")  # noqa: RUF023
 

@@ -104,11 +104,7 @@ class Journal:
             self._forgotten[entity] = before
 
     def flush(self, *, exact_numbers: bool = False) -> None:
-        """Hands everything to the store as one group; it is durable when this returns.
-
-        Raises:
-            StoreError: it could not be written. Everything is kept, and the next flush tries again.
-        """
+        """Hands everything to the store as one group, durable when this returns; if it raises, the next tries again."""
         if self._store is None:
             return
         ahead = 0 if exact_numbers else RESERVE

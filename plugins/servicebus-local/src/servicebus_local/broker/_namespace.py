@@ -9,12 +9,10 @@ from typing import Any
 
 from servicebus_local.broker._descriptions import (
     Description,
+    EntityInfo,
     QueueDescription,
-    QueueInfo,
     SubscriptionDescription,
-    SubscriptionInfo,
     TopicDescription,
-    TopicInfo,
     check,
     check_update,
 )
@@ -35,12 +33,7 @@ MAX_RULES = 2000
 
 
 class Namespace(Forwarder):
-    """Queues, topics, subscriptions and rules; `Broker` adds sending and receiving.
-
-    Args:
-        clock: gives unix seconds.
-        store: where everything is kept; `None` for memory only.
-    """
+    """Queues, topics, subscriptions and rules; `Broker` adds sending and receiving."""
 
     def __init__(self, clock: Callable[[], float], store: Store | None, *, max_entities: int) -> None:
         self._hub = Hub(clock, Journal(store))
@@ -57,11 +50,7 @@ class Namespace(Forwarder):
     def restore_entity(
         self, identity: int, record: Mapping[str, Any], description: Description, rules: list[Rule] | None
     ) -> Holder | Topic:
-        """Makes an entity from its record; see `record_of`. Its messages come after it.
-
-        Raises:
-            BrokerError: a subscription without its topic, or a rule that cannot be understood.
-        """
+        """Makes an entity from its record; see `record_of`. Its messages come after it."""
         now = self._hub.clock()
         self._next_identity = max(self._next_identity, identity + 1)
         entity: Holder | Topic
@@ -78,95 +67,70 @@ class Namespace(Forwarder):
 
     # ------------------------------------------------------------------ queues
 
-    def create_queue(self, path: str, description: QueueDescription | None = None) -> QueueDescription:
-        """Makes a queue.
-
-        Raises:
-            BrokerError: the path or the description is not allowed, something has the path, or there are too many.
-        """
+    def create_queue(self, path: str, description: QueueDescription | None = None) -> None:
+        """Makes a queue, unless the path or the description is not allowed, or something has the path."""
         now = self._administer()
         description = description or QueueDescription()
         self._check_new(path)
         self._check_description(path, description)
         self._add_queue(self._identity(), path, description, now)
-        return description
 
-    def update_queue(self, path: str, description: QueueDescription) -> QueueDescription:
-        """Changes how a queue is set up; what is fixed at creation has to stay. See `create_queue`."""
+    def update_queue(self, path: str, description: QueueDescription) -> None:
+        """Changes how a queue is set up; what is fixed at creation has to stay."""
         now = self._administer()
-        queue = self._queue(path)
-        check_update(path, self._queue_description(queue), description)
-        self._check_description(path, description)
-        queue.configure(description, now)
-        self._changed(queue)
-        self._hub.tell()
-        return description
+        self._update(self._queue(path), description, now)
 
     def delete_queue(self, path: str) -> None:
         """Removes a queue with everything in it."""
         self._administer()
-        self._remove(self._queue(path))
-        self._hub.tell()
+        self._delete(self._queue(path))
 
-    def get_queue(self, path: str) -> QueueInfo:
+    def get_queue(self, path: str) -> EntityInfo[QueueDescription]:
         """A queue as it is now."""
         self._administer()
-        return self._queue_info(self._queue(path))
+        return _info(self._queue(path))
 
-    def queues(self) -> list[QueueInfo]:
+    def queues(self) -> list[EntityInfo[QueueDescription]]:
         """All queues, by path."""
         self._administer()
-        return [self._queue_info(each) for _, each in sorted(self._entities.items()) if isinstance(each, Holder)]
+        return [_info(each) for _, each in sorted(self._entities.items()) if isinstance(each, Holder)]
 
     # ------------------------------------------------------------------ topics
 
-    def create_topic(self, path: str, description: TopicDescription | None = None) -> TopicDescription:
+    def create_topic(self, path: str, description: TopicDescription | None = None) -> None:
         """Makes a topic; see `create_queue`."""
         now = self._administer()
         description = description or TopicDescription()
         self._check_new(path)
-        check(path, description)
+        self._check_description(path, description)
         self._add_topic(self._identity(), path, description, now)
-        return description
 
-    def update_topic(self, path: str, description: TopicDescription) -> TopicDescription:
+    def update_topic(self, path: str, description: TopicDescription) -> None:
         """Changes how a topic is set up; see `update_queue`."""
         now = self._administer()
-        topic = self._topic(path)
-        check_update(path, topic.description, description)
-        topic.configure(description, now)
-        self._changed(topic)
-        return description
+        self._update(self._topic(path), description, now)
 
     def delete_topic(self, path: str) -> None:
         """Removes a topic with its subscriptions; see `delete_queue`."""
         self._administer()
-        self._remove(self._topic(path))
-        self._hub.tell()
+        self._delete(self._topic(path))
 
-    def get_topic(self, path: str) -> TopicInfo:
+    def get_topic(self, path: str) -> EntityInfo[TopicDescription]:
         """A topic as it is now; see `get_queue`."""
         self._administer()
-        return _topic_info(self._topic(path))
+        return _info(self._topic(path))
 
-    def topics(self) -> list[TopicInfo]:
+    def topics(self) -> list[EntityInfo[TopicDescription]]:
         """All topics, by path."""
         self._administer()
-        return [_topic_info(each) for _, each in sorted(self._entities.items()) if isinstance(each, Topic)]
+        return [_info(each) for _, each in sorted(self._entities.items()) if isinstance(each, Topic)]
 
     # ------------------------------------------------------------------ subscriptions
 
     def create_subscription(
         self, topic: str, name: str, description: SubscriptionDescription | None = None, rule: Rule | None = None
-    ) -> SubscriptionDescription:
-        """Makes a subscription; it gets what is sent from now on.
-
-        Args:
-            rule: its first rule; without, one that lets everything through.
-
-        Raises:
-            BrokerError: as for `create_queue`, there is no such topic, or the rule cannot be understood.
-        """
+    ) -> None:
+        """Makes a subscription, which gets what is sent from now on; without a rule everything."""
         now = self._administer()
         owner = self._topic(topic)
         description = description or SubscriptionDescription()
@@ -181,45 +145,31 @@ class Namespace(Forwarder):
         rules = None if rule is None else [replace(rule, created_at=now)]
         self._add_subscription(self._identity(), owner, name, description, rules, now)
         owner.touch(now)
-        return description
 
-    def update_subscription(
-        self, topic: str, name: str, description: SubscriptionDescription
-    ) -> SubscriptionDescription:
+    def update_subscription(self, topic: str, name: str, description: SubscriptionDescription) -> None:
         """Changes how a subscription is set up; see `update_queue`."""
         now = self._administer()
-        subscription = self._topic(topic).subscription(name)
-        check_update(subscription.path, subscription.description, description)
-        self._check_description(subscription.path, description)
-        subscription.configure(description, now)
-        self._changed(subscription)
-        self._hub.tell()
-        return description
+        self._update(self._topic(topic).subscription(name), description, now)
 
     def delete_subscription(self, topic: str, name: str) -> None:
         """Removes a subscription with everything in it."""
         self._administer()
-        self._remove(self._topic(topic).subscription(name))
-        self._hub.tell()
+        self._delete(self._topic(topic).subscription(name))
 
-    def get_subscription(self, topic: str, name: str) -> SubscriptionInfo:
+    def get_subscription(self, topic: str, name: str) -> EntityInfo[SubscriptionDescription]:
         """A subscription as it is now."""
         self._administer()
-        return _subscription_info(self._topic(topic).subscription(name))
+        return _info(self._topic(topic).subscription(name))
 
-    def subscriptions(self, topic: str) -> list[SubscriptionInfo]:
+    def subscriptions(self, topic: str) -> list[EntityInfo[SubscriptionDescription]]:
         """The subscriptions of a topic, by name."""
         self._administer()
-        return [_subscription_info(each) for _, each in sorted(self._topic(topic).subscriptions.items())]
+        return [_info(each) for _, each in sorted(self._topic(topic).subscriptions.items())]
 
     # ------------------------------------------------------------------ rules
 
     def add_rule(self, topic: str, name: str, rule: Rule) -> Rule:
-        """Adds a rule to a subscription.
-
-        Returns:
-            The rule with the instant of its creation.
-        """
+        """Adds a rule to a subscription."""
         return self._put_rule(topic, name, rule, is_new=True)
 
     def update_rule(self, topic: str, name: str, rule: Rule) -> Rule:
@@ -274,8 +224,10 @@ class Namespace(Forwarder):
         if len(self._entities) >= self._max_entities:
             raise BrokerError(QUOTA, f"There are {self._max_entities} entities, and no more are allowed.")
 
-    def _check_description(self, path: str, description: QueueDescription | SubscriptionDescription) -> None:
+    def _check_description(self, path: str, description: Description) -> None:
         check(path, description)
+        if isinstance(description, TopicDescription):
+            return
         for target in (description.forward_to, description.forward_dead_lettered_messages_to):
             if target is not None and forward_path(target).lower() not in self._entities:
                 raise BrokerError(ARGUMENT, f"'{path}' cannot forward to '{forward_path(target)}': it does not exist.")
@@ -314,6 +266,17 @@ class Namespace(Forwarder):
         self._hub.arm(entity, entity.next_deadline())
         self._changed(entity)
 
+    def _update(self, entity: Any, description: Description, now: float) -> None:
+        check_update(entity.path, entity.description, description)
+        self._check_description(entity.path, description)
+        entity.configure(description, now)
+        self._changed(entity)
+        self._hub.tell()
+
+    def _delete(self, entity: Holder | Topic) -> None:
+        self._remove(entity)
+        self._hub.tell()
+
     def _remove(self, entity: Holder | Topic) -> None:
         if isinstance(entity, Subscription):
             del self._topic(entity.topic).subscriptions[entity.name.lower()]
@@ -343,44 +306,17 @@ class Namespace(Forwarder):
             raise BrokerError(NOT_FOUND, f"'{path}' is not a topic.")
         return found
 
-    def _queue_description(self, queue: Holder) -> QueueDescription:
-        if not isinstance(queue.description, QueueDescription):
-            raise BrokerError(NOT_FOUND, f"'{queue.path}' is not a queue.")
-        return queue.description
 
-    def _queue_info(self, queue: Holder) -> QueueInfo:
-        return QueueInfo(
-            queue.path,
-            self._queue_description(queue),
-            queue.counts,
-            queue.created_at,
-            queue.updated_at,
-            queue.accessed_at,
-            queue.size,
-        )
-
-
-def _topic_info(topic: Topic) -> TopicInfo:
-    return TopicInfo(
-        topic.path,
-        topic.description,
-        topic.counts,
-        topic.created_at,
-        topic.updated_at,
-        topic.accessed_at,
-        topic.size,
-        len(topic.subscriptions),
-    )
-
-
-def _subscription_info(subscription: Subscription) -> SubscriptionInfo:
-    return SubscriptionInfo(
-        subscription.topic,
-        subscription.name,
-        subscription.description,
-        subscription.counts,
-        subscription.created_at,
-        subscription.updated_at,
-        subscription.accessed_at,
-        subscription.size,
+def _info(entity: Holder | Topic) -> EntityInfo[Any]:
+    return EntityInfo(
+        entity.path,
+        entity.description,
+        entity.counts,
+        entity.created_at,
+        entity.updated_at,
+        entity.accessed_at,
+        entity.size,
+        topic=entity.topic if isinstance(entity, Subscription) else "",
+        name=entity.name if isinstance(entity, Subscription) else entity.path,
+        subscription_count=len(entity.subscriptions) if isinstance(entity, Topic) else 0,
     )

@@ -30,11 +30,7 @@ class ReceivePath(NamedTuple):
 
 
 def check_path(path: str) -> None:
-    """Refuses what cannot be the path of a queue or topic.
-
-    Raises:
-        BrokerError: empty, too long, characters that are not allowed, or a segment that means something else.
-    """
+    """Refuses what cannot be the path of a queue or topic."""
     if len(path) > MAX_PATH:
         raise BrokerError(ARGUMENT, f"The entity path has {len(path)} characters, and {MAX_PATH} are allowed.")
     if not _PATH.fullmatch(path) or "//" in path:
@@ -44,11 +40,7 @@ def check_path(path: str) -> None:
 
 
 def check_name(name: str, what: str) -> None:
-    """Refuses what cannot be the name of a subscription or rule.
-
-    Raises:
-        BrokerError: empty, too long, or characters that are not allowed.
-    """
+    """Refuses what cannot be the name of a subscription or rule."""
     if len(name) > MAX_NAME:
         raise BrokerError(ARGUMENT, f"The name of the {what} has {len(name)} characters, and {MAX_NAME} are allowed.")
     if not _NAME.fullmatch(name):

@@ -21,19 +21,7 @@ class Source(LockedSource):
     """
 
     def peek(self, from_sequence_number: int, count: int, session_id: str | None = None) -> list[Stored]:
-        """Looks at messages without taking them, scheduled and deferred ones too, not those that have expired.
-
-        Args:
-            from_sequence_number: the first number of interest.
-            count: at most so many.
-            session_id: only this session's.
-
-        Returns:
-            They, in the order of their numbers.
-
-        Raises:
-            BrokerError: the entity is gone.
-        """
+        """Looks at messages without taking them, scheduled and deferred ones too, not those that have expired."""
         now = self._begin()
         self._check_count(count)
         self._hub.operations["peek"] += 1
@@ -50,19 +38,8 @@ class Source(LockedSource):
                 break
         return found
 
-    def accept_session(self, session_id: str | None, owner: object = None) -> SessionLock | None:
-        """Locks a session for one receiver.
-
-        Args:
-            session_id: which, whether it has messages or not; `None` for the next that has some.
-            owner: kept in the lock.
-
-        Returns:
-            The lock, or `None` when no session is free now.
-
-        Raises:
-            BrokerError: the source has no sessions, the entity is disabled, or the session is locked.
-        """
+    def accept_session(self, session_id: str | None) -> SessionLock | None:
+        """Locks a session, or the next that has messages; `None` when none is free now."""
         now = self._begin()
         if not self.requires_session:
             raise BrokerError(NOT_ALLOWED, f"'{self.path}' has no sessions.")
@@ -75,7 +52,7 @@ class Source(LockedSource):
         if lane.lock is not None:
             raise BrokerError(SESSION_TAKEN, f"Session '{session_id}' of '{self.path}' is locked by another receiver.")
         self.shelf.free.pop(lane.session_id, None)
-        lane.lock = SessionLock(lane.session_id, now + self.settings.lock_duration, owner)
+        lane.lock = SessionLock(lane.session_id, now + self.settings.lock_duration)
         self._time_session(lane.lock)
         return lane.lock
 
@@ -97,17 +74,7 @@ class Source(LockedSource):
         self._hub.arm(self, lock.locked_until)
 
     def renew_session(self, lock: SessionLock) -> float:
-        """Makes a session's lock last longer, and with it those of its messages.
-
-        Args:
-            lock: from `accept_session`.
-
-        Returns:
-            Until when it lasts, unix seconds.
-
-        Raises:
-            BrokerError: it is lost.
-        """
+        """Makes a session's lock and its messages' last longer; gives until when, unix seconds."""
         now = self._begin()
         self._hub.operations["renew"] += 1
         lane = self._held_lane(lock)
@@ -118,11 +85,7 @@ class Source(LockedSource):
         return lock.locked_until
 
     def release_session(self, lock: SessionLock) -> None:
-        """Gives a session back; its messages can be had at once and this counts as no delivery.
-
-        Args:
-            lock: from `accept_session`; one that is lost already is no error.
-        """
+        """Gives a session back; its messages can be had at once and this counts as no delivery."""
         if lock.lost or self.deleted:
             return
         now = self._begin()
@@ -131,31 +94,13 @@ class Source(LockedSource):
         self._hub.tell()
 
     def get_session_state(self, lock: SessionLock | str) -> bytes | None:
-        """What the application keeps for a session.
-
-        Args:
-            lock: from `accept_session`, or the id of a session that no receiver holds.
-
-        Returns:
-            The bytes, `None` if there are none.
-
-        Raises:
-            BrokerError: the lock is lost, or the source has no sessions.
-        """
+        """What the application keeps for a session, which is given by its lock, or by its id where none holds it."""
         session_id = self._session_id(lock)
         lane = self.shelf.lanes.get(session_id)
         return None if lane is None else lane.state
 
     def set_session_state(self, lock: SessionLock | str, state: bytes | None) -> None:
-        """Keeps something for a session, which lasts until it is replaced; see `get_session_state`.
-
-        Args:
-            lock: as there.
-            state: the bytes, `None` to keep nothing.
-
-        Raises:
-            BrokerError: as there, or it is too large.
-        """
+        """Keeps something for a session, which lasts until it is replaced; see `get_session_state`."""
         session_id = self._session_id(lock)
         if state is not None and len(state) > MAX_STATE_BYTES:
             raise BrokerError(TOO_LARGE, f"The state of session '{session_id}' of '{self.path}' is too large.")
@@ -166,19 +111,7 @@ class Source(LockedSource):
         self.shelf.forget_if_idle(lane)
 
     def list_sessions(self, updated_since: float | None, skip: int, top: int) -> list[str]:
-        """The ids of sessions (Service Bus documentation: "AMQP in Service Bus: request/response-based operations").
-
-        Args:
-            updated_since: unix seconds: those whose state was set after it; `None`: those that have messages or state.
-            skip: leave out so many at first.
-            top: at most so many.
-
-        Returns:
-            They, sorted.
-
-        Raises:
-            BrokerError: the source has no sessions.
-        """
+        """The ids of sessions (Service Bus documentation: "AMQP in Service Bus: request/response-based operations")."""
         self._begin()
         if not self.requires_session:
             raise BrokerError(NOT_ALLOWED, f"'{self.path}' has no sessions.")

@@ -151,13 +151,11 @@ class SessionLock:
     Args:
         session_id: which.
         locked_until: unix seconds.
-        owner: whatever the receiver wants to be known by.
         lost: the lock expired, was released, or the entity is deleted; nothing can be done with it any more.
     """
 
     session_id: str
     locked_until: float
-    owner: object = None
     lost: bool = False
 
 

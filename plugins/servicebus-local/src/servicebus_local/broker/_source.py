@@ -37,18 +37,7 @@ class LockedSource(SourceBase):
     # ------------------------------------------------------------------ taking
 
     def take(self, count: int, *, mode: str = "peek-lock", session: SessionLock | None = None) -> list[Stored]:
-        """The next messages in order.
-
-        Args:
-            count: at most so many.
-            mode: ``peek-lock`` locks them until they are settled, ``receive-and-delete`` removes them.
-
-        Returns:
-            None to `count` messages.
-
-        Raises:
-            BrokerError: the entity is gone or disabled, the session lock is lost or missing, or not wanted here.
-        """
+        """The next messages in order."""
         now = self._begin()
         self._check_receivable(mode)
         lane = self._lane_for(session)
@@ -70,11 +59,7 @@ class LockedSource(SourceBase):
     def receive_deferred(
         self, sequence_numbers: Iterable[int], session: SessionLock | None = None, mode: str = "peek-lock"
     ) -> list[Stored]:
-        """Messages that were deferred, by their numbers.
-
-        Returns:
-            All of them, in the order asked for, without those that turned out to have expired.
-        """
+        """Messages that were deferred, by their numbers."""
         now = self._begin()
         self._check_receivable(mode)
         lane = self._lane_for(session)
@@ -151,11 +136,7 @@ class LockedSource(SourceBase):
     # ------------------------------------------------------------------ settling
 
     def complete(self, lock_token: UUID, session: SessionLock | None = None) -> None:
-        """Removes a message that was worked off.
-
-        Args:
-            session: the session that it was taken from; may be left out.
-        """
+        """Removes a message that was worked off."""
         message = self._settle(lock_token, session)
         self._unlock(message)
         self.shelf.remove(message)
@@ -202,14 +183,7 @@ class LockedSource(SourceBase):
         self._hub.tell()
 
     def renew(self, lock_token: UUID) -> float:
-        """Makes a message's lock last longer.
-
-        Returns:
-            Until when it lasts, unix seconds.
-
-        Raises:
-            BrokerError: the lock is lost, or it is the session's lock that would have to be renewed.
-        """
+        """Makes a message's lock last longer."""
         now = self._begin()
         self._hub.operations["renew"] += 1
         message = self._locked(lock_token, None)

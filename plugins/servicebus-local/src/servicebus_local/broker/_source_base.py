@@ -89,11 +89,6 @@ class SourceBase:
         return self._bury_message is None
 
     @property
-    def lock_duration(self) -> float:
-        """How long a lock holds, seconds."""
-        return self.settings.lock_duration
-
-    @property
     def waited_for(self) -> bool:
         """Whether somebody waits here, which keeps an entity from being idle."""
         return bool(self._waiters)
@@ -160,11 +155,7 @@ class SourceBase:
     # ------------------------------------------------------------------ waiting
 
     def on_ready(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Has someone called when `take` or `accept_session` may give something again.
-
-        Args:
-            callback: called at the end of the operation that made it so, each time, never inside `take`.
-        """
+        """Has someone called when `take` or `accept_session` may give something again."""
         key = object()
         self._waiters[key] = callback
 

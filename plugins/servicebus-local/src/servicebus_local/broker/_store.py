@@ -90,19 +90,11 @@ class Store(Protocol):
     """Subclasses of int, float, str and bytes that values read back shall have again."""
 
     def load(self) -> Loaded:
-        """Everything.
-
-        Raises:
-            StoreError: it cannot be read, or is damaged.
-        """
+        """Everything."""
         ...
 
     def write(self, changes: Changes) -> None:
-        """Makes a group durable; it is when this returns, and nothing of it is there when this raises.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Makes a group durable; it is when this returns, and nothing of it is there when this raises."""
         ...
 
     def damaged(self, what: str) -> StoreError:

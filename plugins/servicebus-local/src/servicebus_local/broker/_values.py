@@ -101,16 +101,7 @@ class Stored(Incoming):
 
 
 def stored_from(incoming: Incoming, now: float, default_time_to_live: float | None) -> Stored:
-    """A new message for an entity.
-
-    Args:
-        now: unix seconds.
-        default_time_to_live: of the entity, seconds; the shorter of the two counts (Service Bus documentation:
-            "Message expiration (Time to Live)").
-
-    Returns:
-        It, active or, if its schedule lies ahead, scheduled; without a sequence number.
-    """
+    """A new message for an entity."""
     scheduled_at = incoming.scheduled_at
     waits = scheduled_at is not None and scheduled_at > now
     time_to_live = incoming.time_to_live
@@ -141,15 +132,7 @@ def stored_from(incoming: Incoming, now: float, default_time_to_live: float | No
 
 
 def copy_of(message: Stored, now: float, default_time_to_live: float | None) -> Stored:
-    """The copy that another entity gets of a message.
-
-    Args:
-        now: unix seconds; the copy was enqueued then.
-        default_time_to_live: of the entity that gets it, seconds.
-
-    Returns:
-        It, active and without a number of its own; it expires no later than the original does.
-    """
+    """The copy that another entity gets of a message."""
     copy = stored_from(message, now, default_time_to_live)
     copy.state = MessageState.ACTIVE
     copy.enqueued_at = now

@@ -40,11 +40,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time at all
 
 
 class AmqpFront:
-    """The front.
-
-    Args:
-        shared: what its clients share.
-    """
+    """The front."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared

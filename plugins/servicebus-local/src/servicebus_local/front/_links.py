@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 from servicebus_local.amqp import (
@@ -29,9 +29,12 @@ from servicebus_local.amqp import (
 )
 from servicebus_local.amqp import Source as Terminus
 from servicebus_local.broker import BrokerError, SessionLock, Source, Stored
-from servicebus_local.faults import FaultAction, FaultPoint, FaultRule
+from servicebus_local.faults import FaultPoint
 from servicebus_local.front import _messages
-from servicebus_local.front._endpoint import Endpoint, Owner, fault_error, wire_error
+from servicebus_local.front._endpoint import Endpoint, done, fault_error, wire_error
+
+if TYPE_CHECKING:
+    from servicebus_local.front._front import Client
 
 _SETTLED = 1  # AMQP 1.0 part 2.8.2: the sender sends all deliveries settled
 _AT_ONCE = 200
@@ -51,13 +54,9 @@ _TICKS_OF_1970 = 621_355_968_000_000_000
 
 
 class ReceivingLink(Endpoint):
-    """One of them.
+    """One of them."""
 
-    Args:
-        session: that it has locked; None where the source has no sessions.
-    """
-
-    def __init__(self, client: Owner, link: Link, path: str, source: Source, session: SessionLock | None) -> None:
+    def __init__(self, client: Client, link: Link, path: str, source: Source, session: SessionLock | None) -> None:
         super().__init__(link)
         self.path = path
         self.source = source
@@ -164,23 +163,14 @@ class ReceivingLink(Endpoint):
         if isinstance(outcome, Received) or (outcome is None and not settled):
             # How far it has got settles nothing.
             return
-        fault = self._client.shared.faults.strike(FaultPoint.SETTLE, self.path)
-        if fault is None:
-            self._answer(delivery, outcome, self._apply(delivery, outcome))
-        else:
-            self._fail(delivery, outcome, fault)
-
-    def _fail(self, delivery: Delivery, outcome: Outcome | None, fault: FaultRule) -> None:
-        if fault.action is FaultAction.DELAY and not fault.apply:
-            self._client.later(fault.seconds, lambda: self._answer(delivery, outcome, self._apply(delivery, outcome)))
-            return
-        error = self._apply(delivery, outcome) if fault.apply else None
-        if fault.action is FaultAction.DELAY:
-            self._client.later(fault.seconds, lambda: self._answer(delivery, outcome, error))
-        elif fault.action is FaultAction.ERROR:
-            delivery.settle(Rejected(fault_error(fault)))
-        else:
-            self._client.suffer(fault, self.link)
+        done(
+            self._client,
+            self.link,
+            self._client.shared.faults.strike(FaultPoint.SETTLE, self.path),
+            lambda: self._apply(delivery, outcome),
+            lambda error: self._answer(delivery, outcome, error),
+            lambda fault: delivery.settle(Rejected(fault_error(fault))),
+        )
 
     def _answer(self, delivery: Delivery, outcome: Outcome | None, error: AmqpError | None) -> None:
         if error is not None:
@@ -254,7 +244,7 @@ class SendingLink(Endpoint):
         limit: bytes of the largest message, or batch, that was announced.
     """
 
-    def __init__(self, client: Owner, link: Link, path: str, limit: int) -> None:
+    def __init__(self, client: Client, link: Link, path: str, limit: int) -> None:
         super().__init__(link)
         self.path = path
         self._client = client
@@ -267,17 +257,14 @@ class SendingLink(Endpoint):
         """Take a message, or a batch of them."""
         if self.link.credit <= _CREDIT // 2:
             self.link.grant(_CREDIT)
-        fault = self._client.shared.faults.strike(FaultPoint.SEND, self.path)
-        if fault is None:
-            self._take(delivery, payload)
-        else:
-            self._fail(delivery, payload, fault)
-
-    def _take(self, delivery: Delivery, payload: bytes) -> None:
-        self._answer(delivery, self._store(delivery, payload))
-
-    def _answer(self, delivery: Delivery, error: AmqpError | None) -> None:
-        delivery.settle(Accepted() if error is None else Rejected(error))
+        done(
+            self._client,
+            self.link,
+            self._client.shared.faults.strike(FaultPoint.SEND, self.path),
+            lambda: self._store(delivery, payload),
+            lambda error: delivery.settle(Accepted() if error is None else Rejected(error)),
+            lambda fault: delivery.settle(Rejected(fault_error(fault))),
+        )
 
     def check(self) -> None:
         """Detach the link if nothing may be sent over it any more."""
@@ -300,18 +287,6 @@ class SendingLink(Endpoint):
         finally:
             self._client.shared.changed()
         return None
-
-    def _fail(self, delivery: Delivery, payload: bytes, fault: FaultRule) -> None:
-        if fault.action is FaultAction.DELAY and not fault.apply:
-            self._client.later(fault.seconds, lambda: self._take(delivery, payload))
-            return
-        error = self._store(delivery, payload) if fault.apply else None
-        if fault.action is FaultAction.DELAY:
-            self._client.later(fault.seconds, lambda: self._answer(delivery, error))
-        elif fault.action is FaultAction.ERROR:
-            delivery.settle(Rejected(fault_error(fault)))
-        else:
-            self._client.suffer(fault, self.link)
 
 
 @dataclass(frozen=True, slots=True)

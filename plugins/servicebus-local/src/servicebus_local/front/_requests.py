@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from servicebus_local.amqp import (
     Accepted,
@@ -17,22 +17,21 @@ from servicebus_local.amqp import (
     decode_value,
     split_message,
 )
-from servicebus_local.faults import FaultAction, FaultPoint, FaultRule
-from servicebus_local.front._endpoint import Endpoint, Owner, path_of, status_of
+from servicebus_local.faults import FaultPoint, FaultRule
+from servicebus_local.front._endpoint import Endpoint, done, path_of, status_of
 from servicebus_local.front._management import Management, ReplyLink, Request, Response
+
+if TYPE_CHECKING:
+    from servicebus_local.front._front import Client
 
 _CREDIT = 100
 _AMQP_VALUE = 0x77  # AMQP 1.0 part 3, section 3.2.8
 
 
 class RequestLink(Endpoint):
-    """A link over which requests come.
+    """A link over which requests come."""
 
-    Args:
-        entity: that the node belongs to; None for the node that takes tokens.
-    """
-
-    def __init__(self, client: Owner, link: Link, path: str, entity: str | None) -> None:
+    def __init__(self, client: Client, link: Link, path: str, entity: str | None) -> None:
         super().__init__(link)
         self._client = client
         self._path = path
@@ -61,21 +60,17 @@ class RequestLink(Endpoint):
         delivery.settle(Accepted())
         point = FaultPoint.CBS if self._entity is None else FaultPoint.MANAGEMENT
         operation = str(request.arguments.get("operation", "")).removeprefix("com.microsoft:")
-        fault = self._client.shared.faults.strike(point, self._entity or "", operation)
-        if fault is None:
-            reply.answer(request, self._perform(request))
-        else:
-            self._suffer(fault, request, reply)
+        done(
+            self._client,
+            self.link,
+            self._client.shared.faults.strike(point, self._entity or "", operation),
+            lambda: self._perform(request),
+            lambda response: reply.answer(request, response),
+            lambda fault: reply.answer(request, self._refusal(fault)),
+        )
 
-    def _suffer(self, fault: FaultRule, request: Request, reply: ReplyLink) -> None:
-        done = self._perform(request) if fault.apply else None
-        if fault.action is FaultAction.DELAY:
-            self._client.later(fault.seconds, lambda: reply.answer(request, done or self._perform(request)))
-        elif fault.action is FaultAction.ERROR:
-            status = fault.status or status_of(fault.condition)
-            reply.answer(request, self._response(status, fault.description, fault.condition))
-        else:
-            self._client.suffer(fault, self.link)
+    def _refusal(self, fault: FaultRule) -> Response:
+        return self._response(fault.status or status_of(fault.condition), fault.description, fault.condition)
 
     def _perform(self, request: Request) -> Response:
         if self._entity is None:
@@ -122,11 +117,7 @@ class RequestLink(Endpoint):
 
 
 def _body_value(raw_body: bytes) -> Any:
-    """The value that a body holds; None for bodies of other kinds.
-
-    Raises:
-        AmqpDecodeError: it can't be read.
-    """
+    """The value that a body holds; None for bodies of other kinds."""
     if not raw_body:
         return None
     section, _ = decode_value(raw_body, 0)

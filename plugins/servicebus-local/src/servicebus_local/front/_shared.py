@@ -5,38 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from servicebus_local.broker import Broker, StoreError
 from servicebus_local.faults import FaultPlan
 from servicebus_local.front._tokens import Authorizer
 
+if TYPE_CHECKING:
+    from servicebus_local.front._front import Client
+    from servicebus_local.front._links import ReceivingLink
+
 _log = logging.getLogger(__name__)
 
 _RETRY = 1.0  # s after which a store that failed is tried again
-
-
-class Connected(Protocol):
-    """A client, as all of them are looked after."""
-
-    def write(self) -> None:
-        """Write what there is to say."""
-
-    def close(self) -> None:
-        """Say good-bye."""
-
-    def drop(self) -> None:
-        """Reset the socket."""
-
-    def check_entities(self) -> None:
-        """Detach the links of entities that are gone."""
-
-
-class Holder(Protocol):
-    """A link that holds a session."""
-
-    def check_session(self) -> None:
-        """Detach it if the session's lock ran out."""
 
 
 class Shared:
@@ -44,13 +25,6 @@ class Shared:
 
     What clients ask for in one turn of the event loop is done in the broker at once; at the turn's end the broker makes
     all of it durable in one go, and only then the answers are written.
-
-    Args:
-        broker: behind it.
-        authorizer: who judges tokens.
-        faults: that shall strike.
-        container_id: the name that the server gives itself.
-        max_message_bytes: the largest message that receivers may meet.
     """
 
     def __init__(
@@ -61,9 +35,9 @@ class Shared:
         self.faults = faults
         self.container_id = container_id
         self.max_message_bytes = max_message_bytes
-        self.clients: set[Connected] = set()
-        self.holders: set[Holder] = set()
-        self._writers: dict[Connected, None] = {}
+        self.clients: set[Client] = set()
+        self.holders: set[ReceivingLink] = set()
+        self._writers: dict[Client, None] = {}
         self._turn: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
@@ -79,7 +53,7 @@ class Shared:
             client.check_entities()
         self.changed()
 
-    def wants_to_write(self, client: Connected) -> None:
+    def wants_to_write(self, client: Client) -> None:
         """Let a client write at the end of this turn."""
         self._writers[client] = None
         self.changed()
