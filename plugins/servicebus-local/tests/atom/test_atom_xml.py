@@ -23,8 +23,7 @@ from servicebus_local.broker import (
     TopicDescription,
     TrueFilter,
 )
-from servicebus_local.descriptions import PropertyError, xml_name
-from servicebus_local.durations import UNLIMITED
+from servicebus_local.descriptions import UNLIMITED, PropertyError, xml_name
 
 _BOMB = b"""<?xml version="1.0"?><!DOCTYPE a [<!ENTITY x "0123456789"><!ENTITY y "&x;&x;&x;&x;&x;&x;">]><a>&y;</a>"""
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servicebus_local.durations import UNLIMITED, format_duration, parse_duration
+from servicebus_local.descriptions import UNLIMITED, format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from servicebus_local.broker._filters import (
 )
 from servicebus_local.broker._session_source import Source
 from servicebus_local.broker._shelf import SessionLock
-from servicebus_local.broker._store import SqliteStore, Store, StoreError
+from servicebus_local.broker._store import SqliteStore, StoreError
 from servicebus_local.broker._values import Incoming, MessageState, Stored
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
     "Source",
     "SqlFilter",
     "SqliteStore",
-    "Store",
     "StoreError",
     "Stored",
     "SubscriptionDescription",

@@ -28,7 +28,7 @@ from servicebus_local.broker._paths import forward_path, parse_receive_path
 from servicebus_local.broker._records import description_of, rules_of
 from servicebus_local.broker._session_source import Source
 from servicebus_local.broker._source import BILLED_BYTES
-from servicebus_local.broker._store import Loaded, Store
+from servicebus_local.broker._store import Loaded, SqliteStore
 from servicebus_local.broker._values import Incoming, MessageId, MessageState, Stored, copy_of, stored_from
 
 PING = "application/vnd.ms-servicebus-ping"
@@ -71,7 +71,7 @@ class Broker(Namespace):
     def __init__(
         self,
         clock: Callable[[], float],
-        store: Store | None = None,
+        store: SqliteStore | None = None,
         *,
         max_message_bytes: int = 262144,
         max_entities: int = 10000,
@@ -252,7 +252,7 @@ def _is_full(entity: Holder | Topic, more: int) -> bool:
     return entity.size + more > description.max_size_in_megabytes * _MEGABYTE
 
 
-def restore(namespace: Namespace, store: Store) -> None:
+def restore(namespace: Namespace, store: SqliteStore) -> None:
     """Puts everything back where it was; locks are gone, delivery counts stay."""
     loaded = namespace.load_store()
     try:

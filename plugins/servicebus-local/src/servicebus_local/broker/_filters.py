@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from servicebus_local.broker._errors import ARGUMENT, BrokerError
 from servicebus_local.broker._values import Stored
 
 DEFAULT_RULE = "$Default"
@@ -79,33 +78,3 @@ def current_properties(message: Stored) -> Mapping[str, object]:
     if not message.added_properties:
         return message.properties
     return {**message.properties, **message.added_properties}
-
-
-class CorrelationMatcher:
-    """A correlation filter, ready to be asked."""
-
-    def __init__(self, wanted: CorrelationFilter) -> None:
-        given = ((name, getattr(wanted, name)) for name in CORRELATION_FIELDS)
-        # A message calls its label the subject.
-        self._fields = [("subject" if name == "label" else name, value) for name, value in given if value is not None]
-        self._properties = dict(wanted.properties)
-        if not self._fields and not self._properties:
-            raise BrokerError(ARGUMENT, "A correlation filter has to ask for at least one property.")
-
-    def matches(self, message: Stored) -> bool:
-        """Whether the message has every value."""
-        for name, value in self._fields:
-            actual = getattr(message, name)
-            if actual != value and (actual is None or str(actual) != value):
-                return False
-        if self._properties:
-            actual_properties = current_properties(message)
-            for name, value in self._properties.items():
-                if name not in actual_properties or not _same(actual_properties[name], value):
-                    return False
-        return True
-
-
-def _same(actual: object, wanted: object) -> bool:
-    # True equals 1 in Python, and is another type for the service.
-    return isinstance(actual, bool) == isinstance(wanted, bool) and actual == wanted

@@ -7,7 +7,7 @@ and every group is a state that the broker really was in.
 from __future__ import annotations
 
 from servicebus_local.broker import _codec
-from servicebus_local.broker._store import Changes, Loaded, Store
+from servicebus_local.broker._store import Changes, Loaded, SqliteStore
 from servicebus_local.broker._values import MessageId, Stored
 
 RESERVE = 1000
@@ -32,7 +32,7 @@ class Journal:
         "_counted", "_duplicates", "_entities", "_forgotten", "_messages", "_next_key", "_sessions", "_store", "on",
     )  # fmt: skip
 
-    def __init__(self, store: Store | None) -> None:
+    def __init__(self, store: SqliteStore | None) -> None:
         self._store = store
         self.on = store is not None
         self._next_key = 1

@@ -24,7 +24,7 @@ from servicebus_local.broker._hub import Hub
 from servicebus_local.broker._journal import Journal
 from servicebus_local.broker._paths import check_name, check_path, forward_path
 from servicebus_local.broker._records import record_of
-from servicebus_local.broker._store import Loaded, Store
+from servicebus_local.broker._store import Loaded, SqliteStore
 
 MAX_SUBSCRIPTIONS = 2000
 """Of one topic (Service Bus documentation: "Service Bus quotas")."""
@@ -35,7 +35,7 @@ MAX_RULES = 2000
 class Namespace(Forwarder):
     """Queues, topics, subscriptions and rules; `Broker` adds sending and receiving."""
 
-    def __init__(self, clock: Callable[[], float], store: Store | None, *, max_entities: int) -> None:
+    def __init__(self, clock: Callable[[], float], store: SqliteStore | None, *, max_entities: int) -> None:
         self._hub = Hub(clock, Journal(store))
         self._entities: dict[str, Holder | Topic] = {}
         self._next_identity = 1

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
+from servicebus_local.broker._errors import ARGUMENT, BrokerError
 from servicebus_local.broker._filters import (
+    CORRELATION_FIELDS,
     CorrelationFilter,
-    CorrelationMatcher,
     FalseFilter,
     Filter,
     Rule,
     SqlFilter,
+    current_properties,
 )
 from servicebus_local.broker._sql import parse_action, parse_condition
 from servicebus_local.broker._sql_values import EvaluationError, Scope
@@ -21,43 +23,14 @@ class FilterFailure(Exception):
     """A filter or action cannot be evaluated for a message."""
 
 
-class _Matcher(Protocol):
-    def matches(self, message: Stored) -> bool: ...
-
-
-class _Always:
-    def __init__(self, answer: bool) -> None:
-        self._answer = answer
-
-    def matches(self, message: Stored) -> bool:
-        return self._answer
-
-
-class _SqlMatcher:
-    def __init__(self, wanted: SqlFilter) -> None:
-        self._condition = parse_condition(wanted.expression, wanted.parameters)
-
-    def matches(self, message: Stored) -> bool:
-        try:
-            value = self._condition(Scope(message))
-        except EvaluationError as error:
-            raise FilterFailure(str(error)) from error
-        if value is None or isinstance(value, bool):
-            return value is True
-        raise FilterFailure("the expression is neither true nor false")
-
-
 class CompiledRule:
     """A rule, ready."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self._matcher = _matcher(rule.filter)
-        self._action = None if not rule.action else parse_action(rule.action, {})
-
-    def matches(self, message: Stored) -> bool:
+        self.matches = _matcher(rule.filter)
         """Whether the filter lets a message through."""
-        return self._matcher.matches(message)
+        self._action = None if not rule.action else parse_action(rule.action, {})
 
     def apply(self, message: Stored) -> dict[str, object] | None:
         """What the action makes of application properties, `None` for a removed one; `None` without an action."""
@@ -74,9 +47,49 @@ class CompiledRule:
         return changes
 
 
-def _matcher(wanted: Filter) -> _Matcher:
+def _matcher(wanted: Filter) -> Callable[[Stored], bool]:
     if isinstance(wanted, CorrelationFilter):
-        return CorrelationMatcher(wanted)
+        return _correlation(wanted)
     if isinstance(wanted, SqlFilter):
-        return _SqlMatcher(wanted)
-    return _Always(not isinstance(wanted, FalseFilter))
+        return _sql(wanted)
+    answer = not isinstance(wanted, FalseFilter)
+    return lambda _: answer
+
+
+def _sql(wanted: SqlFilter) -> Callable[[Stored], bool]:
+    condition = parse_condition(wanted.expression, wanted.parameters)
+
+    def matches(message: Stored) -> bool:
+        try:
+            value = condition(Scope(message))
+        except EvaluationError as error:
+            raise FilterFailure(str(error)) from error
+        if value is None or isinstance(value, bool):
+            return value is True
+        raise FilterFailure("the expression is neither true nor false")
+
+    return matches
+
+
+def _correlation(wanted: CorrelationFilter) -> Callable[[Stored], bool]:
+    given = ((name, getattr(wanted, name)) for name in CORRELATION_FIELDS)
+    # A message calls its label the subject.
+    fields = [("subject" if name == "label" else name, value) for name, value in given if value is not None]
+    properties = dict(wanted.properties)
+    if not fields and not properties:
+        raise BrokerError(ARGUMENT, "A correlation filter has to ask for at least one property.")
+
+    def matches(message: Stored) -> bool:
+        for name, value in fields:
+            actual = getattr(message, name)
+            if actual != value and (actual is None or str(actual) != value):
+                return False
+        current = current_properties(message)
+        return all(name in current and _same(current[name], value) for name, value in properties.items())
+
+    return matches
+
+
+def _same(actual: object, wanted: object) -> bool:
+    # True equals 1 in Python, and is another type for the service.
+    return isinstance(actual, bool) == isinstance(wanted, bool) and actual == wanted

@@ -1,6 +1,6 @@
-"""What a store of the broker has to do, and the one in a file.
+"""The store of the broker, in a file.
 
-A store sees integers and bytes only, and groups that are whole or not there. The one in a file is SQLite with a
+It sees integers and bytes only, and groups that are whole or not there. It is SQLite with a
 write-ahead log, synced at every commit. Every group is one transaction, so a process that is killed at any instant
 leaves whole groups only (SQLite documentation: "Atomic Commit In SQLite", "Write-Ahead Logging"). Each row carries a
 checksum of its own, for SQLite does not notice when a page changes on the disk.
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from zlib import crc32
 
 FILE_NAME = "broker.sqlite3"
@@ -61,15 +61,7 @@ class Changes:
     duplicates: list[tuple[int, bytes, int]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(
-            self.entities
-            or self.messages
-            or self.removed
-            or self.numbers
-            or self.sessions
-            or self.forgotten
-            or self.duplicates
-        )
+        return any(getattr(self, each.name) for each in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,29 +73,6 @@ class Loaded:
     numbers: dict[int, int] = field(default_factory=dict)
     sessions: list[tuple[int, bytes, int, bytes]] = field(default_factory=list)
     duplicates: list[tuple[int, bytes, int]] = field(default_factory=list)
-
-
-class Store(Protocol):
-    """Keeps what the broker did."""
-
-    scalar_types: tuple[type, ...]
-    """Subclasses of int, float, str and bytes that values read back shall have again."""
-
-    def load(self) -> Loaded:
-        """Everything."""
-        ...
-
-    def write(self, changes: Changes) -> None:
-        """Makes a group durable; it is when this returns, and nothing of it is there when this raises."""
-        ...
-
-    def damaged(self, what: str) -> StoreError:
-        """The error for content that was read but makes no sense, which names the file."""
-        ...
-
-    def close(self) -> None:
-        """Gives up what it holds; everything written stays."""
-        ...
 
 
 class SqliteStore:
@@ -136,15 +105,15 @@ class SqliteStore:
             raise
 
     def load(self) -> Loaded:
-        """Everything; see `Store`."""
+        """Everything."""
         return self._guard(self._load)
 
     def write(self, changes: Changes) -> None:
-        """Makes a group durable; see `Store`."""
+        """Makes a group durable: it is when this returns, and nothing of it is there when this raises."""
         self._guard(lambda: self._write(changes))
 
     def damaged(self, what: str) -> StoreError:
-        """The error for content that makes no sense."""
+        """The error for content that was read but makes no sense, which names the file."""
         return StoreError(f"the store {self.path} is damaged: {what}")
 
     def close(self) -> None:
