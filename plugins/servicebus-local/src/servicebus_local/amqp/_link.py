@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from servicebus_local.amqp.performatives import (
     MAX_UINT,
@@ -19,13 +19,20 @@ from servicebus_local.amqp.performatives import (
     Target,
 )
 
-if TYPE_CHECKING:
-    from servicebus_local.amqp._session import Session
-
 DEFAULT_MAX_MESSAGE_SIZE: Final = 100 * 1024 * 1024
 """Bytes of a message that is still coming in, when nothing was announced."""
 
 MAX_TAG_SIZE: Final = 32
+
+
+class LinkSession(Protocol):
+    """What a link needs of its session."""
+
+    def write(self, performative: Any) -> None: ...
+    def write_flow(self, **of_link: Any) -> None: ...
+    def transmit(self, delivery: Delivery, payload: bytes) -> None: ...
+    def dispose(self, delivery: Delivery, settled: bool, outcome: Outcome | None) -> None: ...
+    def forget_link(self, link: Link) -> None: ...
 
 
 class Delivery:
@@ -89,7 +96,7 @@ class Link:
         drain: whether a receiving peer wants its credit used up or returned.
     """
 
-    def __init__(self, session: Session, handle: int, attach: Attach) -> None:
+    def __init__(self, session: LinkSession, handle: int, attach: Attach) -> None:
         self.session = session
         self.handle = handle
         self.peer_handle = attach.handle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from servicebus_local.amqp._link import Delivery, Link
 from servicebus_local.amqp.frames import FRAME_HEADER_SIZE
@@ -21,9 +21,6 @@ from servicebus_local.amqp.performatives import (
     Outcome,
 )
 
-if TYPE_CHECKING:
-    from servicebus_local.amqp._connection import Connection
-
 INCOMING_WINDOW: Final = 5000
 """Transfer frames that the peer may send ahead; given anew whenever half of them have come."""
 
@@ -35,6 +32,16 @@ _FIRST_OUTGOING_ID: Final = 1
 _U32 = struct.Struct(">BI").pack
 # `rcv-settle-mode`, `state`, `resume`, `aborted` and `batchable` are never set.
 _TAIL = b"\x40" * 5
+
+
+class SessionConnection(Protocol):
+    """What a session needs of its connection."""
+
+    peer_frame_size: int
+
+    def write_performative(self, channel: int, performative: Any) -> None: ...
+    def write_payload(self, channel: int, head: bytes, payload: bytes | memoryview) -> None: ...
+    def defer(self, session: Session) -> None: ...
 
 
 @dataclass(slots=True)
@@ -69,7 +76,7 @@ class Session:
         user_data: for the server above.
     """
 
-    def __init__(self, connection: Connection, channel: int, begin: Begin) -> None:
+    def __init__(self, connection: SessionConnection, channel: int, begin: Begin) -> None:
         self.connection = connection
         self.channel = channel
         self.state = "open"

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
 
 from servicebus_local.amqp import AmqpError, Delivery, Link, Outcome, Source, Target
 from servicebus_local.broker import BrokerError
 from servicebus_local.faults import FaultAction, FaultRule
-
-if TYPE_CHECKING:
-    from servicebus_local.front._front import Client
+from servicebus_local.front._shared import Shared
+from servicebus_local.front._tokens import Grants
 
 T = TypeVar("T")
 
@@ -68,8 +67,46 @@ class Endpoint:
         """Release what the link held; it is detached."""
 
 
+class Owner(Protocol):
+    """A client, as its links see it."""
+
+    @property
+    def shared(self) -> Shared:
+        """What it shares with all clients."""
+
+    @property
+    def grants(self) -> Grants:
+        """What its tokens allow."""
+
+    @property
+    def endpoints(self) -> Mapping[Link, Endpoint]:
+        """What stands behind each of its links."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether it does not read what it is sent."""
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Do something when the broker's present call is over."""
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something after a while, if the client is still there."""
+
+    def add(self, endpoint: Endpoint) -> None:
+        """Put something behind a link, in place of what was there."""
+
+    def suffer(self, fault: FaultRule, link: Link | None) -> None:
+        """Let a fault strike that is the same everywhere."""
+
+    def detach(self, link: Link, error: AmqpError) -> None:
+        """End a link with an error for the client; one that was not answered is refused."""
+
+    def forget(self, link: Link) -> None:
+        """Release what a link held."""
+
+
 def done(
-    client: Client,
+    client: Owner,
     link: Link,
     fault: FaultRule | None,
     do: Callable[[], T],

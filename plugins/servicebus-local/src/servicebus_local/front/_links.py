@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from servicebus_local.amqp import (
@@ -31,10 +31,7 @@ from servicebus_local.amqp import Source as Terminus
 from servicebus_local.broker import BrokerError, SessionLock, Source, Stored
 from servicebus_local.faults import FaultPoint
 from servicebus_local.front import _messages
-from servicebus_local.front._endpoint import Endpoint, done, fault_error, wire_error
-
-if TYPE_CHECKING:
-    from servicebus_local.front._front import Client
+from servicebus_local.front._endpoint import Endpoint, Owner, done, fault_error, wire_error
 
 _SETTLED = 1  # AMQP 1.0 part 2.8.2: the sender sends all deliveries settled
 _AT_ONCE = 200
@@ -56,7 +53,7 @@ _TICKS_OF_1970 = 621_355_968_000_000_000
 class ReceivingLink(Endpoint):
     """One of them."""
 
-    def __init__(self, client: Client, link: Link, path: str, source: Source, session: SessionLock | None) -> None:
+    def __init__(self, client: Owner, link: Link, path: str, source: Source, session: SessionLock | None) -> None:
         super().__init__(link)
         self.path = path
         self.source = source
@@ -244,7 +241,7 @@ class SendingLink(Endpoint):
         limit: bytes of the largest message, or batch, that was announced.
     """
 
-    def __init__(self, client: Client, link: Link, path: str, limit: int) -> None:
+    def __init__(self, client: Owner, link: Link, path: str, limit: int) -> None:
         super().__init__(link)
         self.path = path
         self._client = client

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 from uuid import UUID
 
 from servicebus_local.amqp import (
@@ -38,11 +38,8 @@ from servicebus_local.broker import (
     TrueFilter,
 )
 from servicebus_local.front import _messages
-from servicebus_local.front._endpoint import Endpoint, status_of
+from servicebus_local.front._endpoint import Endpoint, Owner, status_of
 from servicebus_local.front._links import ReceivingLink
-
-if TYPE_CHECKING:
-    from servicebus_local.front._front import Client
 
 _UNSETTLED = 0  # AMQP 1.0 part 2, section 2.8.2
 _MOST_WAITING = 1000
@@ -116,7 +113,7 @@ class ReplyLink(Endpoint):
 class Management:
     """One request."""
 
-    def __init__(self, client: Client, path: str, request: Request) -> None:
+    def __init__(self, client: Owner, path: str, request: Request) -> None:
         self._client = client
         self._broker = client.shared.broker
         self._path = path

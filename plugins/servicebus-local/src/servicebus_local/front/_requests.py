@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from servicebus_local.amqp import (
     Accepted,
@@ -18,11 +18,8 @@ from servicebus_local.amqp import (
     split_message,
 )
 from servicebus_local.faults import FaultPoint, FaultRule
-from servicebus_local.front._endpoint import Endpoint, done, path_of, status_of
+from servicebus_local.front._endpoint import Endpoint, Owner, done, path_of, status_of
 from servicebus_local.front._management import Management, ReplyLink, Request, Response
-
-if TYPE_CHECKING:
-    from servicebus_local.front._front import Client
 
 _CREDIT = 100
 _AMQP_VALUE = 0x77  # AMQP 1.0 part 3, section 3.2.8
@@ -31,7 +28,7 @@ _AMQP_VALUE = 0x77  # AMQP 1.0 part 3, section 3.2.8
 class RequestLink(Endpoint):
     """A link over which requests come."""
 
-    def __init__(self, client: Client, link: Link, path: str, entity: str | None) -> None:
+    def __init__(self, client: Owner, link: Link, path: str, entity: str | None) -> None:
         super().__init__(link)
         self._client = client
         self._path = path

@@ -5,19 +5,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from servicebus_local.broker import Broker, StoreError
 from servicebus_local.faults import FaultPlan
 from servicebus_local.front._tokens import Authorizer
 
-if TYPE_CHECKING:
-    from servicebus_local.front._front import Client
-    from servicebus_local.front._links import ReceivingLink
-
 _log = logging.getLogger(__name__)
 
 _RETRY = 1.0  # s after which a store that failed is tried again
+
+
+class Connected(Protocol):
+    """A client, as all of them are looked after."""
+
+    def write(self) -> None:
+        """Write what there is to say."""
+
+    def close(self) -> None:
+        """Say good-bye."""
+
+    def drop(self) -> None:
+        """Reset the socket."""
+
+    def check_entities(self) -> None:
+        """Detach the links of entities that are gone."""
+
+
+class Holder(Protocol):
+    """A link that holds a session."""
+
+    def check_session(self) -> None:
+        """Detach it if the session's lock ran out."""
 
 
 class Shared:
@@ -35,9 +54,9 @@ class Shared:
         self.faults = faults
         self.container_id = container_id
         self.max_message_bytes = max_message_bytes
-        self.clients: set[Client] = set()
-        self.holders: set[ReceivingLink] = set()
-        self._writers: dict[Client, None] = {}
+        self.clients: set[Connected] = set()
+        self.holders: set[Holder] = set()
+        self._writers: dict[Connected, None] = {}
         self._turn: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
@@ -53,7 +72,7 @@ class Shared:
             client.check_entities()
         self.changed()
 
-    def wants_to_write(self, client: Client) -> None:
+    def wants_to_write(self, client: Connected) -> None:
         """Let a client write at the end of this turn."""
         self._writers[client] = None
         self.changed()
