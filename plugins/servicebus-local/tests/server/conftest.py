@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from types import EllipsisType
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -24,6 +25,7 @@ from servicebus_local.testing import ServerProcess, shared_access_signature
 
 _numbers = itertools.count(1)
 _PATIENCE = 30.0  # s for an answer that must come
+SESSION = amqp.Symbol("com.microsoft:session-filter")
 _PREFIX = f"test-{secrets.token_hex(3)}-"
 """Of entities, so that those of other runs on one namespace are left alone."""
 
@@ -36,6 +38,7 @@ def server(external: Any) -> Iterator[ServerProcess]:
         return
     with ServerProcess(tls=True) as server:
         yield server
+        assert "Traceback" not in server.log_tail(100_000)
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +104,14 @@ def dial() -> Iterator[Callable[..., RawPeer]]:
     yield connect
     for peer in peers:
         peer.socket.close()
+
+
+@pytest.fixture
+def peer(server: ServerProcess, dial: Callable[..., RawPeer]) -> RawPeer:
+    """A raw peer that may use everything."""
+    peer = dial(server)
+    peer.login()
+    return peer
 
 
 @pytest.fixture(scope="session")
@@ -229,11 +240,23 @@ class RawPeer:
         )
         self.expect(p.Begin)
 
-    def attach(self, address: str | None, *, sends: bool, waits: bool = True, **fields: Any) -> int:
-        """Attach a link; gives our handle. The server's answer is in `attached`, its credit for us in `granted`."""
+    def attach(
+        self,
+        address: str | None,
+        *,
+        sends: bool,
+        waits: bool = True,
+        session: str | EllipsisType | None = ...,
+        **fields: Any,
+    ) -> int:
+        """Attach a link, of a session if that is given, None for any; gives our handle.
+
+        The server's answer is in `attached`, its credit for us in `granted`.
+        """
         handle = next(self._handles)
         here = f"raw-{handle}"
-        fields.setdefault("source", p.Source(address=here if sends else address, filter=fields.pop("filter", None)))
+        wanted = None if session is ... else {SESSION: amqp.Described(SESSION, session)}
+        fields.setdefault("source", p.Source(address=here if sends else address, filter=wanted))
         fields.setdefault("target", p.Target(address=address if sends else here))
         if sends:
             fields.setdefault("initial_delivery_count", 0)

@@ -39,7 +39,6 @@ PATIENCE = 30.0
 def healthy(server: ServerProcess) -> Iterator[None]:
     yield
     server.heal()
-    assert "Traceback" not in server.log_tail(1000)
 
 
 class Worker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -24,23 +24,6 @@ LOCK = 1.0
 """Seconds; the shortest that the administration takes."""
 QUIET = 0.15
 SESSION = amqp.Symbol("com.microsoft:session-filter")
-
-
-@pytest.fixture(autouse=True)
-def unharmed(server: ServerProcess) -> Iterator[None]:
-    yield
-    assert "Traceback" not in server.log_tail(1000)
-
-
-@pytest.fixture
-def peer(server: ServerProcess, dial: Dial) -> Any:
-    peer = dial(server)
-    peer.login()
-    return peer
-
-
-def session_filter(session_id: str | None) -> dict[Any, Any]:
-    return {SESSION: amqp.Described(SESSION, session_id)}
 
 
 # --------------------------------------------------------------------------- credit
@@ -283,7 +266,7 @@ def test_a_session_link_says_which_session_it_got_and_until_when(peer: Any, make
     queue = make_queue(requires_session=True)
     peer.fill(queue, b"1", session_id="a")
     before = time.time()
-    peer.attach(queue, sends=False, filter=session_filter(None))
+    peer.attach(queue, sends=False, session=None)
     after = time.time()
     assert peer.attached.source.filter[SESSION].value == "a"
     ticks = peer.attached.properties["com.microsoft:locked-until-utc"]
@@ -299,12 +282,12 @@ def test_a_vanished_client_releases_its_session(
     peer.fill(queue, b"1", session_id="s")
     holder = dial(server)
     holder.login()
-    handle = holder.attach(queue, sends=False, filter=session_filter("s"))
+    handle = holder.attach(queue, sends=False, session="s")
     holder.credit(handle, 1)
     assert holder.texts(1) == [b"1"]
-    peer.attach(queue, sends=False, filter=session_filter("s"))
+    peer.attach(queue, sends=False, session="s")
     assert peer.expect(p.Detach).error.condition == "com.microsoft:session-cannot-be-locked"
-    waiting = peer.attach(queue, sends=False, filter=session_filter(None), waits=False)
+    waiting = peer.attach(queue, sends=False, session=None, waits=False)
     assert peer.silent(QUIET)
     if leaves == "detach":
         holder.frame(p.Detach(handle, closed=True))
@@ -328,7 +311,7 @@ def test_a_vanished_client_releases_its_session(
 def test_a_session_link_is_detached_when_its_lock_runs_out(peer: Any, make_queue: MakeQueue) -> None:
     queue = make_queue(requires_session=True, lock_duration=timedelta(seconds=LOCK))
     before = time.monotonic()
-    peer.attach(queue, sends=False, filter=session_filter("empty"))
+    peer.attach(queue, sends=False, session="empty")
     detached = peer.expect(p.Detach)
     assert detached.error.condition == "com.microsoft:session-lock-lost"
     assert time.monotonic() - before > 0.9 * LOCK
@@ -339,7 +322,7 @@ def test_waiting_for_a_session_ends_when_the_client_said(peer: Any, make_queue: 
     options = {"com.microsoft:timeout": amqp.UInt(200)}
     properties = {amqp.Symbol(name): value for name, value in options.items()}
     before = time.monotonic()
-    peer.attach(queue, sends=False, filter=session_filter(None), properties=properties)
+    peer.attach(queue, sends=False, session=None, properties=properties)
     assert peer.attached.source is None
     assert peer.expect(p.Detach).error.condition == "com.microsoft:timeout"
     assert time.monotonic() - before > 0.18
@@ -351,7 +334,7 @@ def test_a_session_is_managed_only_by_who_holds_it(
     queue = make_queue(requires_session=True)
     holder = dial(server)
     holder.login()
-    holder.attach(queue, sends=False, filter=session_filter("s"))
+    holder.attach(queue, sends=False, session="s")
     for client, status in ((holder, 200), (peer, 410)):
         node = client.node(f"{queue}/$management")
         for operation in ("renew-session-lock", "get-session-state", "set-session-state"):

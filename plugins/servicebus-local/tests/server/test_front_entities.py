@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import UUID
 
@@ -20,24 +20,6 @@ pytestmark = pytest.mark.real_server
 Dial = Callable[..., Any]
 MakeQueue = Callable[..., str]
 QUIET = 0.15
-SESSION = amqp.Symbol("com.microsoft:session-filter")
-
-
-@pytest.fixture(autouse=True)
-def unharmed(server: ServerProcess) -> Iterator[None]:
-    yield
-    assert "Traceback" not in server.log_tail(1000)
-
-
-@pytest.fixture
-def peer(server: ServerProcess, dial: Dial) -> Any:
-    peer = dial(server)
-    peer.login()
-    return peer
-
-
-def session_filter(session_id: str | None) -> dict[Any, Any]:
-    return {SESSION: amqp.Described(SESSION, session_id)}
 
 
 # --------------------------------------------------------------------------- entities
@@ -77,8 +59,8 @@ def test_links_of_a_deleted_entity_are_detached(
 ) -> None:
     queue = make_queue(requires_session=True)
     peer.attach(queue, sends=True)
-    peer.attach(queue, sends=False, filter=session_filter("held"))
-    peer.attach(queue, sends=False, filter=session_filter(None), waits=False)
+    peer.attach(queue, sends=False, session="held")
+    peer.attach(queue, sends=False, session=None, waits=False)
     peer.attach(f"{queue}/$DeadLetterQueue", sends=False)
     admin.delete_queue(queue)
     found = [peer.expect(p.Detach) for _ in range(4)]
