@@ -13,8 +13,8 @@ from pairmq.model import Message
 from pairmq.model.events import Event, MessageMoved
 from pairmq.testing.chaos import Settings, planned
 from pairmq.testing.chaos._books import Found, history_of
-from pairmq.testing.chaos._events import event_to_json
 from pairmq.testing.chaos._judge import judged
+from pairmq.testing.chaos._ledger import event_to_json
 from pairmq.testing.chaos._messages import made
 from pairmq.testing.history import CONFIRMED, Told
 from pairmq.testing.simulator import Violation

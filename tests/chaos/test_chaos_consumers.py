@@ -12,7 +12,7 @@ from pairmq.model import Delivery
 from pairmq.observe.journal import statistics
 from pairmq.testing.chaos import KILL, Settings, planned
 from pairmq.testing.chaos._command import main
-from pairmq.testing.chaos._consumed import with_consumed
+from pairmq.testing.chaos._contents import with_consumed
 from pairmq.testing.chaos._messages import made, number_of
 
 

@@ -15,8 +15,7 @@ from pairmq.model.events import BacklogQueueChecked, Cause, Event, PairEnded, Se
 from pairmq.testing.chaos import KILL, PAUSE, FaultKind, Plan, Settings, chaos_broker, network, planned
 from pairmq.testing.chaos._clients import ClientProcess
 from pairmq.testing.chaos._contents import backlog_queues
-from pairmq.testing.chaos._events import event_from_json, event_to_json
-from pairmq.testing.chaos._ledger import Ledger, lines
+from pairmq.testing.chaos._ledger import Ledger, event_from_json, event_to_json, lines
 from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, CANARY, first_canary, first_number, made, number_of
 from pairmq.testing.chaos.network import BLIP_FAULTS, BOTH, NETWORK_FAULTS, Network
 from pairmq.testing.chaos.plan import CLIENT_FAULTS, DISTANCES, drawn_settings

@@ -16,8 +16,7 @@ from typing import Any
 from pairmq.model.events import Event
 from pairmq.model.records import row_of
 from pairmq.observe.journal import read_rows
-from pairmq.testing.chaos._events import event_from_json
-from pairmq.testing.chaos._ledger import lines
+from pairmq.testing.chaos._ledger import event_from_json, lines
 
 OPENED, CLOSED = "JournalOpened", "JournalClosed"
 Key = tuple[str, int]

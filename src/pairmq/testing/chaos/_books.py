@@ -14,8 +14,7 @@ from typing import Any
 
 from pairmq.core import MAYBE_DUPLICATE
 from pairmq.model import Entity, Message
-from pairmq.testing.chaos._events import event_from_json
-from pairmq.testing.chaos._ledger import lines
+from pairmq.testing.chaos._ledger import event_from_json, lines
 from pairmq.testing.chaos._messages import made, number_of
 from pairmq.testing.chaos.network import BOTH, DELAY, JITTER
 from pairmq.testing.chaos.plan import ENTITIES, SIDES, Plan
@@ -35,14 +34,7 @@ RUN = "run"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the brokers held when all was over.
-
-    Args:
-        home: each of the primary's queues with its messages, in order.
-        backlog: numbers of messages that a backlog queue still held, with the queue's path.
-        dead: numbers of messages in the backlog queues' dead-letter queues, with the queue's path.
-        undrained: what was not as it should be when the patience was over, in words.
-    """
+    """What the brokers held when all was over: ``backlog`` and ``dead`` are numbers of messages, with their queue."""
 
     home: dict[str, list[Message]] = field(default_factory=dict)
     backlog: dict[int, str] = field(default_factory=dict)
@@ -51,16 +43,7 @@ class Found:
 
 
 def history_of(plan: Plan, directory: Path, found: Found) -> History:
-    """Read the ledgers of a run.
-
-    Args:
-        plan: that was carried out.
-        directory: of the ledgers.
-        found: what the brokers held.
-
-    Returns:
-        A history whose instants are seconds since the first line.
-    """
+    """Read the ledgers of a run."""
     return _Books(plan, found).read(directory)
 
 

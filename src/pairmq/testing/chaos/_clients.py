@@ -23,13 +23,7 @@ _CLOSE = 40.0  # s that a process may take to close its pair and end, on a busy 
 
 
 class ClientProcess:
-    """One client through all its lives.
-
-    Args:
-        spec: of `pairmq.testing.chaos.client`, without the life and its ledger.
-        directory: for the ledgers and for what the process says.
-        ledger: the run's own, which records kills.
-    """
+    """One client through all its lives."""
 
     def __init__(self, spec: dict[str, Any], directory: Path, ledger: Ledger) -> None:
         self.name: str = spec["name"]
@@ -93,15 +87,7 @@ class ClientProcess:
         self._write(word)
 
     def answer(self, word: str, until: float) -> dict[str, Any] | None:
-        """Wait for the answer to a word.
-
-        Args:
-            word: that was sent.
-            until: instant of the monotonic clock.
-
-        Returns:
-            What it said; None when it has ended or did not answer in time.
-        """
+        """Wait for the answer to a word until an instant of the monotonic clock; None when none came."""
         while (left := until - time.monotonic()) > 0:
             try:
                 line = self._answers.get(timeout=left)

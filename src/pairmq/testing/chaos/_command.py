@@ -22,11 +22,7 @@ _DEFAULT_MINUTES = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for.
-
-    Returns:
-        0 when every promise was kept, 1 when one was broken, 2 when something could not be run, 130 after Ctrl-C.
-    """
+    """Run it: 0 when every promise was kept, 1 if one was broken, 2 if something could not be run, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1_000_000)
     reports: list[ChaosReport] = []

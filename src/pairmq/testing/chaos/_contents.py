@@ -1,15 +1,24 @@
-"""Before and after a chaos run: the queues are made, and in the end everything is read out of them."""
+"""Before and after a chaos run: the queues are made, and in the end everything is read out of them.
+
+What consumers completed meanwhile is in no queue: it is put beside that, from the ledgers.
+"""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from pairmq.core import PairOptions
-from pairmq.model import Delivery, Entity, Source
+from pairmq.model import Delivery, Entity, Message, Source
+from pairmq.model.events import MessageDelivered, Settlement
 from pairmq.plugins import registry
-from pairmq.testing.chaos._messages import number_of
+from pairmq.testing.chaos._ledger import lines
+from pairmq.testing.chaos._messages import made, number_of
 from pairmq.testing.chaos.plan import ENTITIES, Plan
+from pairmq.testing.history import PRIMARY
 from pairmq.transport import QueueProperties, Receiver, Transport
 
 _WAIT = 2.0  # s without a message after which a queue counts as read, with any count, and no lock is left
@@ -25,16 +34,7 @@ def backlog_queues(plan: Plan) -> tuple[str, ...]:
 
 
 async def make_queues(plan: Plan, primary: str, secondary: str) -> None:
-    """Make the primary's queues, and the backlog queues with locks as short as the plan says.
-
-    Args:
-        plan: to be carried out.
-        primary: the primary's address.
-        secondary: the secondary's.
-
-    Raises:
-        TransportError: a broker did not.
-    """
+    """Make the primary's queues, and the backlog queues with locks as short as the plan says."""
     # As a pair creates them (SPEC 5.2), except for short locks: a killed syphon's messages should be redelivered soon.
     properties = QueueProperties(
         max_size_megabytes=5120,
@@ -52,24 +52,14 @@ async def make_queues(plan: Plan, primary: str, secondary: str) -> None:
 
 
 async def pending(plan: Plan, secondary: str) -> dict[str, int]:
-    """The number of messages in each backlog queue, including scheduled ones, as reported by its transport.
-
-    Raises:
-        TransportError: the secondary did not report them.
-    """
+    """The number of messages in each backlog queue, including scheduled ones, as reported by its transport."""
     async with registry.transport(secondary) as backlog:
         return {path: (await backlog.admin.counts(Source(Entity(path)))).pending for path in backlog_queues(plan)}
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the queues held.
-
-    Args:
-        home: each of the primary's queues with its messages.
-        backlog: numbers of messages that a backlog queue held, with the queue's path.
-        dead: numbers of messages in the backlog queues' dead-letter queues, with the queue's path.
-    """
+    """What the queues held: ``backlog`` and ``dead`` are numbers of messages, with their queue."""
 
     home: Mapping[str, Sequence[Delivery]]
     backlog: dict[int, str]
@@ -82,17 +72,7 @@ async def read_out(
     secondary: str,
     journalled: Callable[[Receiver, Source], Receiver] = lambda receiver, _: receiver,
 ) -> Contents:
-    """Take everything out of all queues, by the transports' receivers.
-
-    Args:
-        plan: that was carried out.
-        primary: the primary's address.
-        secondary: the secondary's.
-        journalled: makes a receiver of the primary one that keeps a journal.
-
-    Raises:
-        TransportError: a broker can't be read.
-    """
+    """Take everything out of all queues, by the transports' receivers."""
     # A killed consumer's messages are not available before its locks expire.
     wait = _WAIT + (plan.lock_duration if plan.consumers else 0.0)
     async with registry.transport(primary) as home:
@@ -130,3 +110,56 @@ async def _taken(transport: Transport, source: Source, receiver: Receiver, wait:
     finally:
         await receiver.close()
     return found
+
+
+def with_consumed(directory: Path, left: Mapping[str, Sequence[Delivery]]) -> dict[str, list[Message]]:
+    """Put together what consumers completed and what the queues still held."""
+    taken = _Taken(directory)
+    return {path: taken.merged(path, deliveries) for path, deliveries in left.items()}
+
+
+class _Taken:
+    def __init__(self, directory: Path) -> None:
+        self._order: dict[str, dict[tuple[str, int], None]] = defaultdict(dict)
+        """Of each queue, places and numbers in the order of first delivery."""
+        self._asked: Counter[tuple[str, str, int]] = Counter()
+        """How often it was asked to complete a place and number of a queue."""
+        self._confirmed: Counter[tuple[str, str]] = Counter()
+        """How often the broker confirmed the completion of a message id of a queue."""
+        for _, line in lines(directory):
+            if line["k"] == "got" and line["broker"] == PRIMARY:
+                self._order[line["path"]] |= {(place, n): None for place, n, _ in line["messages"] if n is not None}
+            elif line["k"] == "settle" and line["broker"] == PRIMARY and line["how"] == "complete":
+                self._asked.update((line["path"], place, n) for place, n in line["messages"] if n is not None)
+            elif line["k"] == "event":
+                self._note(line["event"])
+
+    def _note(self, event: dict[str, Any]) -> None:
+        done = event["type"] == MessageDelivered.__name__ and event["settlement"] == Settlement.COMPLETED.value
+        if done and event["error"] is None:
+            self._confirmed[event["entity"]["path"], event["message_id"]] += 1
+
+    def merged(self, path: str, left: Sequence[Delivery]) -> list[Message]:
+        there = {(each.sequence_number, number_of(each.message)) for each in left}
+        numbers = Counter(number_of(each.message) for each in left)
+        found = [(each.sequence_number, each.message) for each in left]
+        before: list[tuple[str, Message]] = []
+        for place, number in self._order[path]:
+            asked = self._asked[path, place, number]
+            if place:
+                # A copy has its own place: it was consumed if it was to be settled and is missing.
+                copies = int(bool(asked) and (place, number) not in there)
+            else:
+                # Without places copies can't be distinguished: as many are gone as were confirmed, and one whose
+                # completion was not, if it was not seen since.
+                copies = self._confirmed[path, f"id-{number}"] or int(bool(asked) and not numbers[number])
+            before += [(place, made(number))] * copies
+        whole = [*before, *found]
+        if all(place for place, _ in whole):
+            whole.sort(key=lambda each: _position(each[0]))
+        return [message for _, message in whole]
+
+
+def _position(place: str) -> tuple[int, ...]:
+    """A broker's position as numbers, written as ``17`` or as ``1700000000000-3``."""
+    return tuple(int(part) for part in place.split("-"))

@@ -11,20 +11,14 @@ from pathlib import Path
 
 from pairmq.model.events import Event
 from pairmq.observe.journal import Journal, JournalOptions
-from pairmq.testing.chaos._events import event_to_json
-from pairmq.testing.chaos._ledger import Ledger
+from pairmq.testing.chaos._ledger import Ledger, event_to_json
 
 _MAX_AGE = 2.0  # s: a short run has several segments of each process, too
 _CLOSING = 30.0  # s
 
 
 class NotedJournal(Journal):
-    """Writes each event down before the journal takes it.
-
-    Args:
-        directory: the journal's.
-        ledger: the process's; the journal's name of the process is written there at once.
-    """
+    """Writes each event down before the journal takes it."""
 
     def __init__(self, directory: Path, ledger: Ledger) -> None:
         super().__init__(directory, JournalOptions(max_age=_MAX_AGE))

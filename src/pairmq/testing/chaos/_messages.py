@@ -18,27 +18,14 @@ _SESSIONS = CANARIES_OF_A_SENDER - 1
 
 
 def first_number(client: int, life: int) -> int:
-    """The first number of a life of a client: no two lives ever send the same one.
-
-    Args:
-        client: its place, from 0.
-        life: from 1.
-
-    Raises:
-        ValueError: more lives than numbers.
-    """
+    """The first number of a life of a client: no two lives ever send the same one."""
     if not 0 < life < _A_CLIENT // _A_LIFE:
         raise ValueError(f"client {client} has lived {life} times: there are no numbers left")
     return client * _A_CLIENT + life * _A_LIFE
 
 
 def first_canary(client: int, life: int) -> int:
-    """The number of a life's first canary; with `CANARIES_OF_A_SENDER` from there on each session has one.
-
-    Args:
-        client: as for `first_number`.
-        life: likewise.
-    """
+    """The number of a life's first canary; with `CANARIES_OF_A_SENDER` from there on each session has one."""
     return CANARY + first_number(client, life) // 100
 
 

@@ -34,13 +34,7 @@ _attempts = itertools.count()
 
 
 class RecordingTransport(TransportWrapper):
-    """Passes everything on.
-
-    Args:
-        inner: the product's transport.
-        side: ``primary`` or ``secondary``.
-        ledger: takes the lines.
-    """
+    """Passes everything on."""
 
     def __init__(self, inner: Transport, side: str, ledger: Ledger) -> None:
         # Each client reaches its brokers through proxies of its own, whose addresses would make each pair another one.

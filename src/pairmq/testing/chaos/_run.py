@@ -13,8 +13,7 @@ from pathlib import Path
 from pairmq.model import Source, TransportError
 from pairmq.testing.chaos._books import RUN, Found, history_of
 from pairmq.testing.chaos._clients import OPENED, ClientProcess
-from pairmq.testing.chaos._consumed import with_consumed
-from pairmq.testing.chaos._contents import Contents, backlog_queues, make_queues, pending, read_out
+from pairmq.testing.chaos._contents import Contents, backlog_queues, make_queues, pending, read_out, with_consumed
 from pairmq.testing.chaos._judge import judged
 from pairmq.testing.chaos._ledger import Ledger
 from pairmq.testing.chaos._messages import number_of
@@ -41,21 +40,6 @@ def carry_out(
 
     A KeyboardInterrupt ends the faults early; everything is healed, drained and judged all the same. A second one is
     raised.
-
-    Args:
-        plan: what to do.
-        brokers: the primary and the secondary; started here, and closed at the end.
-        directory: for the ledgers; empty.
-        say: takes a line for each thing that happens.
-        journal: a directory in which every process keeps a journal, and so does the read-out in the end; none when left
-            out. Needs ``pairmq[journal]``.
-
-    Returns:
-        What was found; a broken promise is a violation in the report, never an exception.
-
-    Raises:
-        RuntimeError: a server could not be started or healed, so that nothing can be said.
-        TransportError: a broker that is sound could not be read in the end.
     """
     with ExitStack() as stack:
         run = _Run(plan, brokers, directory, say, stack, journal)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pairmq.core import PairOptions
 from pairmq.model import (
     EntityState,
+    LockLost,
     PairClosed,
     PairFaulted,
     Receipt,
@@ -35,9 +36,7 @@ from pairmq.model.events import Event
 from pairmq.pair import Pair, PairSender
 from pairmq.plugins import Observer, registry
 from pairmq.testing.chaos._clients import OPENED
-from pairmq.testing.chaos._consuming import keep_consuming
-from pairmq.testing.chaos._events import event_to_json
-from pairmq.testing.chaos._ledger import Ledger
+from pairmq.testing.chaos._ledger import Ledger, event_to_json
 from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, first_canary, first_number, made
 from pairmq.testing.chaos._recording import SENDING, RecordingTransport
 from pairmq.testing.history import Result
@@ -49,6 +48,10 @@ _BEAT = 0.01  # s between two looks at how late the event loop is
 _WORTH_TELLING = 0.01  # s of lag
 _BATCH = (2, 3, 5, 10)
 _RETRY_OPEN = 0.5  # s, while the secondary refuses to let the backlog queues be made
+_MOST = 10  # messages of one receive
+_WAIT = 1.0  # s
+_PAUSE = 0.2  # s, while the primary is unavailable
+_GIVEN_BACK = 0.1  # of the messages
 
 
 class Client:
@@ -100,7 +103,7 @@ class Client:
         traffic: list[asyncio.Task[None]] = []
         senders = [(f"{spec['name']}-{path}", pair.sender(path)) for path in spec["entities"]]
         if spec["consumes"]:
-            traffic += [loop.create_task(keep_consuming(pair, path, self._chance)) for path in spec["entities"]]
+            traffic += [loop.create_task(_keep_consuming(pair, path, self._chance)) for path in spec["entities"]]
         else:
             traffic += [loop.create_task(self._keep_sending(name, sender)) for name, sender in senders]
         while (word := await self._words.get()) != "close":
@@ -244,6 +247,20 @@ class Client:
             await _until(lambda at=sender: pair.state(at.entity.path) is EntityState.HEALTHY, ends_at)  # type: ignore[misc]
             for _ in range(CANARIES_OF_A_SENDER if self._options.ordering == "session" else 1):
                 await self._send(name, sender, [next(self._canaries)], self._options.send_timeout)
+
+
+async def _keep_consuming(pair: Pair, path: str, chance: Random) -> None:
+    """Read a queue of the primary until the pair ends, and settle what comes."""
+    async with pair.receiver(path) as receiver:
+        while True:
+            try:
+                for delivery in await receiver.receive(_MOST, _WAIT):
+                    await (delivery.abandon() if chance.random() < _GIVEN_BACK else delivery.complete())
+            except (PairClosed, PairFaulted):
+                return
+            except (TransportError, LockLost):
+                # Unsettled messages of this batch are redelivered when their locks expire.
+                await asyncio.sleep(_PAUSE)
 
 
 def _answer(word: str, **states: str) -> None:
