@@ -1,4 +1,4 @@
-"""How fast `pairmq pipeline drain` empties a backlog, beside `pairmq syphon` on the same backlog in the same run.
+"""How fast `pairmq pipeline drain` empties a backlog, beside `pairmq syphon`, in one process and in two, on the same backlog in the same run.
 
 Both as the programs that people run, on two Redis servers, with 1 KiB messages. They take turns. The speed is that of
 the middle four fifths of the messages, from when a tenth is moved back: starting Spark is reported apart, as "start".
@@ -27,7 +27,11 @@ from pairmq_redis.testing import RedisServer
 BODY = b"x" * 1024
 AT_ONCE = 500
 ORDERS = Entity("orders")
-PROGRAMS = {"syphon": ("syphon", "--until-empty"), "drain": ("pipeline", "drain")}
+PROGRAMS = {
+    "syphon": ("syphon", "--until-empty"),
+    "processes": ("syphon", "--until-empty", "--processes", "2"),
+    "drain": ("pipeline", "drain"),
+}
 
 
 class Run(NamedTuple):
@@ -92,6 +96,13 @@ def measure(name: str, messages: int, queues: int) -> Run:
     return found
 
 
+def _of_two(runs: dict[str, list[Run]]) -> dict[str, float]:
+    if "processes" not in runs:
+        return {}
+    pairs = zip(runs["processes"], runs["syphon"], strict=True)
+    return {"processes_ratio": statistics.median(two.speed / one.speed for two, one in pairs)}
+
+
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -102,9 +113,10 @@ def main() -> int:
     arguments = parser.parse_args()
     figures = {}
     for queues in arguments.queues or (1, 4, 8):
-        runs: dict[str, list[Run]] = {name: [] for name in PROGRAMS}
+        programs = [name for name in sorted(PROGRAMS) if name != "processes" or queues > 1]
+        runs: dict[str, list[Run]] = {name: [] for name in programs}
         for turn in range(arguments.turns):
-            for name in sorted(PROGRAMS, reverse=bool(turn % 2)):
+            for name in programs[:: -1 if turn % 2 else 1]:
                 runs[name].append(measure(name, arguments.messages, queues))
         figures[queues] = {
             "syphon_per_second": statistics.median(run.speed for run in runs["syphon"]),
@@ -112,6 +124,7 @@ def main() -> int:
             "ratio": statistics.median(
                 drain.speed / syphon.speed for drain, syphon in zip(runs["drain"], runs["syphon"], strict=True)
             ),
+            **_of_two(runs),
             "syphon_start_seconds": statistics.median(run.start for run in runs["syphon"]),
             "drain_start_seconds": statistics.median(run.start for run in runs["drain"]),
         }
@@ -119,9 +132,10 @@ def main() -> int:
         print(json.dumps(figures))
         return 0
     for queues, figure in figures.items():
+        two = f", two processes {figure['processes_ratio']:.2f}" if "processes_ratio" in figure else ""
         print(
             f"{queues} queues: syphon {figure['syphon_per_second']:.0f}/s, drain {figure['drain_per_second']:.0f}/s, "
-            f"ratio {figure['ratio']:.2f}; start {figure['syphon_start_seconds']:.1f} s and "
+            f"ratio {figure['ratio']:.2f}{two}; start {figure['syphon_start_seconds']:.1f} s and "
             f"{figure['drain_start_seconds']:.1f} s"
         )
     return 0

@@ -2,6 +2,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,3 +187,76 @@ def test_an_outage_of_the_secondary_is_a_line_when_it_begins_and_one_when_it_is_
     assert ended.status == 0
     # Connections that end, and connections that are refused: reasons, not queues.
     assert len([line for line in ended.err.splitlines() if "trying again" in line]) <= 4, ended.err
+
+
+@pytest.fixture
+def many_diverted(cli, servers, tmp_path) -> list[str]:
+    """2,000 messages for 'orders' in four backlog queues; the primary is there. Gives the pair's options."""
+    first, second = servers
+    pair = ["--primary", first.url, "--secondary", second.url, "--backlog-queues", "4"]
+    assert cli("entity", "create", "orders", "--primary", first.url).status == 0
+    first.kill()
+    lines = "".join(f"{number}\n" for number in range(2000)).encode()
+    assert cli("send", "-e", "orders", "--failover-interval", "0", *pair, stdin=lines).status == 0
+    first.start()
+    return pair
+
+
+@pytest.mark.real_server
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_processes_empty_the_backlog_as_one(cli, program, many_diverted, count: int) -> None:
+    drained = program("syphon", "--processes", str(count), "--until-empty", "--json", *many_diverted).end()
+    assert drained.status == 0, drained
+    assert f"{count} processes share the backlog queues" in drained.err
+    assert drained.err.count("moved 2 000 messages; the backlog is empty") == 1, drained.err
+    last = json.loads(drained.out.splitlines()[-1])
+    assert (last["moved"], last["left"], last["emptied"], last["exit_status"]) == (2000, 0, True, 0)
+    received = cli("receive", "-e", "orders", "--idle", "50ms", *many_diverted[:2]).out.split()
+    assert sorted(map(int, received)) == list(range(2000))
+
+
+@pytest.mark.real_server
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_several_processes_end_on_one_signal(program, many_diverted, number: int, status: int) -> None:
+    service = program("syphon", "--processes", "2", "--metrics-interval", "200ms", *many_diverted)
+    service.wait_for(b"left 0")
+    service.signal(number)
+    ended = service.end()
+    assert ended.status == status, ended
+    assert "moved 2 000 messages; left in the backlog: 0" in ended.err
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.real_server
+def test_a_killed_process_ends_the_others_and_is_reported(program, many_diverted) -> None:
+    service = program("syphon", "--processes", "2", "--metrics-interval", "200ms", *many_diverted)
+    service.wait_for(b"left 0")
+    pid = service.process.pid
+    children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    working = [each for each in children if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    os.kill(working[0], signal.SIGKILL)
+    ended = service.end()
+    assert ended.status == 1
+    assert "a process ended with SIGKILL" in ended.err
+
+
+@pytest.mark.real_server
+def test_queues_of_another_machine_are_left_to_it(cli, many_diverted) -> None:
+    def active() -> list[int]:
+        queues = json.loads(cli("status", "--json", *many_diverted).out)["backlog"]["queues"]
+        return [queue["active"] for queue in queues]
+
+    before = active()
+    ended = cli("syphon", "--queues", "0-1", "--until-empty", *many_diverted)
+    assert ended.status == 0, ended
+    assert f"moved {before[0] + before[1]:,} messages; these queues are empty".replace(",", " ") in ended.err
+    assert active() == [0, 0, *before[2:]]
+    assert cli("syphon", "--queues", "2,3", "--until-empty", *many_diverted).status == 0
+    assert len(cli("receive", "-e", "orders", "--idle", "50ms", *many_diverted[:2]).out.split()) == 2000
+
+
+def test_more_processes_than_queues_are_refused(cli) -> None:
+    pair = ("--primary", "memory://a", "--secondary", "memory://b", "--backlog-queues", "2")
+    ended = cli("syphon", "--processes", "3", *pair)
+    assert ended.status == 2
+    assert "3 processes can't share 2 queues" in ended.err

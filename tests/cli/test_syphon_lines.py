@@ -9,10 +9,11 @@ import sys
 import time
 
 import pytest
+import typer
 
-from pairmq.cli import _syphon
 from pairmq.cli._backlog_counts import Depth, Depths
-from pairmq.cli._syphon import Failures, SyphonJob
+from pairmq.cli._syphon import Failures, SyphonJob, _indexes
+from pairmq.cli._syphon_processes import SyphonProgress
 from pairmq.model import Entity
 from pairmq.model.events import SyphonFailed
 from pairmq.pair import Pair
@@ -71,23 +72,50 @@ def job(monkeypatch) -> SyphonJob:
 
 def test_messages_that_others_hold_locked_are_said_to_be_locked(job):
     job._moved_at = time.monotonic() - 5
-    assert job._line() == "moved 0, left 100, 100 locked elsewhere; a killed syphon's locks end within 60 s"
-    assert job._record()["locked"] == 100
+    assert job.progress().line() == "moved 0, left 100, 100 locked elsewhere; a killed syphon's locks end within 60 s"
+    assert job.progress().record()["locked"] == 100
 
 
 def test_nothing_is_said_of_locks_while_messages_move_or_wait_for_their_destination(job):
     job._moved_at = time.monotonic()
-    assert "locked" not in job._line()
+    assert "locked" not in job.progress().line()
     job._moved_at = time.monotonic() - 5
     job._shut["orders"] = "down"
-    assert "locked" not in job._line()
+    assert "locked" not in job.progress().line()
 
 
 def test_an_old_count_is_shown_with_its_age(job):
     job._depths_at = time.monotonic() - 25
-    assert "left 100 (counted 25." in job._line()
-    assert job._record()["left_age"] >= 25
-    assert _syphon._OLD < 25
+    assert "left 100 (counted 25." in job.progress().line()
+    assert job.progress().record()["left_age"] >= 25
+
+
+def test_several_processes_are_shown_as_one():
+    parts = [
+        SyphonProgress(moved=5, per_second=2.0, pending={"q/0": 3}, locked=1, shut=("orders",), counted=1.0),
+        SyphonProgress(moved=7, per_second=3.0, pending={"q/1": 4, "q/0": 3}, dead_lettered=1, failures=2, failing=4.0),
+    ]
+    together = SyphonProgress.of_all(parts)
+    assert together.line() == (
+        "moved 12, left 7, 5.0/s, about 1.4 s to go, the secondary fails for 4.0 s (2 failures), dead-lettered 1, "
+        "shut: orders"
+    )
+    assert together.record()["left"] == 7
+
+
+def test_what_one_process_does_not_know_all_do_not_know():
+    assert SyphonProgress.of_all([SyphonProgress(pending={"q/0": 3}), SyphonProgress()]).left is None
+
+
+@pytest.mark.parametrize(("text", "indexes"), [(None, (0, 1, 2, 3)), ("2", (2,)), ("3,0-1", (0, 1, 3))])
+def test_queues_are_chosen_by_index_and_range(text, indexes):
+    assert _indexes(text, 4) == indexes
+
+
+@pytest.mark.parametrize("text", ["", "x", "1-", "-1", "4", "2-1", "0,,1", "1.5"])
+def test_wrong_indexes_are_refused(text):
+    with pytest.raises(typer.BadParameter, match="--queues: "):
+        _indexes(text, 4)
 
 
 DRAWN = """

@@ -52,7 +52,12 @@ class Depths:
     @property
     def seen(self) -> int:
         """Messages still to be moved, in the queues that answered."""
-        return sum(depth.counts.pending for depth in self.queues if depth.counts is not None)
+        return sum(self.by_queue.values())
+
+    @property
+    def by_queue(self) -> dict[str, int]:
+        """Likewise, by queue."""
+        return {depth.queue.path: depth.counts.pending for depth in self.queues if depth.counts is not None}
 
     @property
     def locked(self) -> int:

@@ -235,14 +235,15 @@ def transport_of(url: str) -> Transport:
     return registry.transport(url)
 
 
-def pair_of(settings: Settings) -> Pair:
-    """The pair, not yet open. Raises `ConfigurationError`."""
+def pair_of(settings: Settings, syphon_queues: Collection[int] | None = None) -> Pair:
+    """The pair, not yet open; its syphon drains all queues if none are named. Raises `ConfigurationError`."""
     return Pair.connect(
         settings.primary,
         settings.secondary,
         options=settings.options,
         journal=settings.journal,
         observers=settings.observers,
+        syphon_queues=syphon_queues,
     )
 
 

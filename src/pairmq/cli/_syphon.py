@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import math
+import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
-from typing import Annotated
+from datetime import datetime
+from multiprocessing.connection import Connection
+from typing import Annotated, Any
 
 from rich.live import Live
 from rich.text import Text
-from typer import Option
+from typer import BadParameter, Option
 
 from pairmq.cli._backlog_counts import Depths, count_queues
 from pairmq.cli._common import SYPHON, PairArguments, examples, failed_at, pair_of, transport_of, with_pair, within
@@ -21,10 +25,11 @@ from pairmq.cli._dashboard import Serving, address_of, check_dashboard
 from pairmq.cli._errors import CommandFailed, printable
 from pairmq.cli._output import Speed, note, put_json, stderr_console, warn
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import Duration, grouped, plural, rate, short_duration
-from pairmq.model import TransportError
+from pairmq.cli._syphon_processes import SyphonEnd, SyphonProcesses, SyphonProgress
+from pairmq.cli._values import Duration, plural, short_duration
+from pairmq.model import Entity, PairMQError, TransportError
 from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, PairEnded, SyphonFailed, Warned
-from pairmq.pair import Agreement, Pair, Stray
+from pairmq.pair import Agreement, Pair, Settings, Stray
 from pairmq.runner import backlog_properties
 from pairmq.transport import Transport
 
@@ -32,6 +37,8 @@ EPILOG = examples(
     "pairmq syphon --config pair.toml",
     "pairmq syphon --until-empty --max-rate 500",
     "pairmq syphon --dashboard 8765",
+    "pairmq syphon --processes 2 --until-empty",
+    "pairmq syphon --queues 0-4      # and --queues 5-9 on another machine",
     "pairmq syphon --json --metrics-interval 60s >> syphon.jsonl",
 )
 
@@ -53,29 +60,98 @@ def syphon(
             help="Holds its operators' token; else PAIRMQ_DASHBOARD_TOKEN, else random.",
         ),
     ] = None,
+    processes: Annotated[
+        int, Option("--processes", metavar="N", min=1, help="Share the backlog queues among N processes.")
+    ] = 1,
+    queues: Annotated[
+        str | None,
+        Option("--queues", metavar="LIST", help="Drain only the backlog queues of these indexes: 0,3,5-9."),
+    ] = None,
     json: Annotated[bool, Option("--json", help="Write each progress line as JSON on stdout.")] = False,
 ) -> int:
     """Move messages from the backlog queues to their destinations on the primary.
 
-    Runs until a signal. Several syphons of one pair are safe. Exit status: 0 after SIGTERM, 130 after SIGINT, 1 when
-    the pair faulted; with --until-empty 0 when all queues are empty, 1 when a message had to be dead-lettered, or when
+    Runs until a signal. Several syphons of one pair are safe, and each drains all queues unless --queues says which;
+    --processes starts several here and reports them as one. Exit status: 0 after SIGTERM, 130 after SIGINT, 1 when the
+    pair faulted; with --until-empty 0 when all queues are empty, 1 when a message had to be dead-lettered, or when
     messages are left in backlog queues that this pair does not drain, which are named.
     """
+    settings = pair.settings(enable_syphon=True)
+    share = _indexes(queues, settings.options.backlog_queue_count)
+    if processes > 1:
+        if dashboard is not None:
+            raise BadParameter("a dashboard shows one process: leave out --dashboard or --processes")
+        if processes > len(share):
+            raise BadParameter(f"--processes: {processes} processes can't share {plural(len(share), 'queue')}")
+        group = SyphonProcesses(settings, share, processes, _work, until_empty, interval=metrics_interval, json=json)
+        return run_async(group.run, graceful=True)
     page = None
     if dashboard is not None:
         check_dashboard()
         page = Serving(*address_of(dashboard), "--dashboard", "--dashboard-token-file", dashboard_token_file)
-    settings = pair.settings(enable_syphon=True)
-    opened = pair_of(settings)
-    job = SyphonJob(
-        opened,
+    job = _job(settings, None if queues is None else share, until_empty, metrics_interval, json=json, page=page)
+    return run_async(job.run, graceful=True)
+
+
+def _job(
+    settings: Settings, share: Collection[int] | None, until_empty: bool, interval: float, **more: Any
+) -> SyphonJob:
+    return SyphonJob(
+        pair_of(settings, share),
         lambda: transport_of(settings.secondary),
         until_empty=until_empty,
-        interval=max(0.1, metrics_interval),
-        json=json,
-        page=page,
+        interval=max(0.1, interval),
+        share=share,
+        **more,
     )
-    return run_async(job.run, graceful=True)
+
+
+def _work(settings: Settings, share: tuple[int, ...], until_empty: bool, orders: Connection) -> None:
+    """Be one of several processes: what a signal asks for comes from the one that started this one."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+    async def run() -> None:
+        stop = Stop()
+
+        def on_order() -> None:
+            try:
+                stop.request(orders.recv())
+            except (EOFError, OSError):  # it has ended without waiting for this one
+                if stop.asked:
+                    os._exit(1)
+                asyncio.get_running_loop().remove_reader(orders.fileno())
+                stop.request(signal.SIGTERM)
+
+        def put(value: SyphonProgress | SyphonEnd) -> None:
+            with contextlib.suppress(OSError):
+                orders.send(value)
+
+        asyncio.get_running_loop().add_reader(orders.fileno(), on_order)
+        try:
+            await _job(settings, share, until_empty, _LOOK, json=False, put=put).run(stop)
+        except (CommandFailed, PairMQError) as error:
+            put(SyphonEnd(SyphonProgress(), False, str(error)))
+
+    asyncio.run(run())
+
+
+def _indexes(text: str | None, count: int) -> tuple[int, ...]:
+    """Read ``0,3,5-9``; all without a text."""
+    if text is None:
+        return tuple(range(count))
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise BadParameter(f"--queues: {part.strip()!r} is no index: write indexes and ranges, as in 0,3,5-9")
+        low, high = int(first), int(last or first)
+        if not low <= high < count:
+            raise BadParameter(
+                f"--queues: {part.strip()} is not within 0 to {count - 1}, the pair's backlog queues"
+            )
+        chosen.update(range(low, high + 1))
+    return tuple(sorted(chosen))
 
 
 _LOOK = 0.5  # s between two looks at what was moved
@@ -83,7 +159,6 @@ _NAMED = 10  # dead-lettered messages that are reported individually
 _SAME = 60.0  # s for which a reason is not repeated
 _REASONS = 20  # that are kept apart
 _SETTLED = 2.0  # s without an error after which a retry counts as successful
-_OLD = 5.0  # s after which a count is shown with its age
 _RECOUNT = 2.0  # s that the last count may take
 _IDLE_SHOWN, _IDLE = 5.0, 30.0  # s between two counts while nothing moves: on a terminal, elsewhere
 
@@ -129,7 +204,21 @@ class Failures:
 
 
 class SyphonJob:
+<<<<<<< HEAD
     """One run of the command; ``recount`` connects once more, to count what is left after the pair has closed."""
+=======
+    """One run of the command.
+
+    Args:
+        pair: with the syphon enabled, not yet open.
+        recount: makes another connection to the secondary, to count what is left after the pair has closed.
+        until_empty: leave when nothing is left.
+        interval: seconds between two progress lines.
+        json: write them as JSON on stdout.
+        page: where a dashboard is served meanwhile, if at all.
+        share: indexes of the queues that the pair drains; None for all.
+        put: takes each progress and the end, instead of the terminal and stdout.
+    """
 
     def __init__(
         self,
@@ -140,7 +229,11 @@ class SyphonJob:
         interval: float,
         json: bool,
         page: Serving | None = None,
+        share: Collection[int] | None = None,
+        put: Callable[[SyphonProgress | SyphonEnd], None] | None = None,
     ) -> None:
+        self._share = share
+        self._put = put
         self._pair = pair
         self._recount = recount
         self._until_empty = until_empty
@@ -162,7 +255,8 @@ class SyphonJob:
         self._failures = Failures()
         self._answered_at = -math.inf  # the last count began that all queues answered
         console = stderr_console()
-        self._live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
+        drawn = console.is_terminal and put is None
+        self._live = Live(console=console, transient=True, auto_refresh=False) if drawn else None
 
     async def run(self, stop: Stop) -> int:
         """Move messages until a signal, or until nothing is left; returns the exit status."""
@@ -184,15 +278,16 @@ class SyphonJob:
                 await self._pair.close()
                 raise failed_at(self._pair.secondary, error) from error
         self._pair.subscribe(self._on_event, per_message=False)
-        note(f"syphon: {self._pair.secondary.endpoint} → {self._pair.primary.endpoint}")
+        if self._put is None:
+            note(f"syphon: {self._pair.secondary.endpoint} → {self._pair.primary.endpoint}")
         # What was loaded up to here stays to the end. The collector would look through all of it again and again, which
         # costs a busy syphon a fifth of its time.
         gc.freeze()
         try:
             async with self._pair:
-                queues = self._pair.backlog_queues
+                queues = self._queues()
                 emptied = await self._watch(stop, limit)
-                if stop.asked:
+                if stop.asked and self._put is None:
                     note(f"{stop.name}: finishing messages in flight")
         finally:
             if self._live is not None:
@@ -212,7 +307,7 @@ class SyphonJob:
         next_line = time.monotonic() + self._interval
         while not stop.asked and self._fault is None:
             if self._count_due(time.monotonic()):
-                counting = count_queues(self._pair.secondary, self._pair.backlog_queues, limit)
+                counting = count_queues(self._pair.secondary, self._queues(), limit)
                 began = time.monotonic()
                 depths = await stop.or_result(counting)
                 if depths is not None:
@@ -233,7 +328,7 @@ class SyphonJob:
                 self._moved, self._moved_at = self._pair.moved, now
             self._per_second = self._speed.update(now, self._pair.moved)
             if self._live is not None:
-                self._live.update(Text(self._line(), no_wrap=True, overflow="ellipsis"), refresh=True)
+                self._live.update(Text(self.progress().line(), no_wrap=True, overflow="ellipsis"), refresh=True)
             if now >= next_line:
                 next_line = now + self._interval
                 self._report()
@@ -243,7 +338,16 @@ class SyphonJob:
     def _nothing_more(self, agreement: Agreement) -> bool:
         """Whether all queues that the syphon drains were among those that were just counted."""
         counted = {depth.queue for depth in self._depths.queues} if self._depths is not None else set()
-        return counted.issuperset((*self._pair.backlog_queues, *agreement.found))
+        return counted.issuperset((*self._queues(), *agreement.found))
+
+    def _queues(self) -> tuple[Entity, ...]:
+        """Those that it drains: its share of the pair's, and all that only other processes know."""
+        count = self._pair.options.backlog_queue_count
+        return tuple(
+            queue
+            for index, queue in enumerate(self._pair.backlog_queues)
+            if self._share is None or index in self._share or index >= count
+        )
 
     def _count_due(self, now: float) -> bool:
         """Whether to ask all queues: while messages move, once more when they have stopped, and now and then."""
@@ -286,89 +390,51 @@ class SyphonJob:
             warn("further dead-lettered messages are counted, not shown")
 
     def _report(self) -> None:
-        if self._json:
-            put_json(self._record())
+        if self._put is not None:
+            self._put(self.progress())
+        elif self._json:
+            put_json(self.progress().record())
         elif self._live is None:
-            note(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {self._line()}")
+            note(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {self.progress().line()}")
 
-    def _line(self) -> str:
-        parts = [f"moved {grouped(self._pair.moved)}"]
+    def progress(self) -> SyphonProgress:
+        """How far it is."""
         depths = self._depths
-        if depths is None or depths.pending is None:
-            parts.append("left: not known" if depths is None else f"left: not known ({printable(depths.error or '')})")
-        else:
-            age = time.monotonic() - self._depths_at
-            counted = f" (counted {short_duration(age)} ago)" if age > _OLD else ""
-            parts.append(f"left {grouped(depths.pending)}{counted}")
-            if depths.pending and self._per_second:
-                parts += [rate(self._per_second), f"about {short_duration(depths.pending / self._per_second)} to go"]
-            elif depths.locked and self._waits():
-                lock = backlog_properties(self._pair.options).lock_duration or 0
-                held = f"{grouped(depths.locked)} locked elsewhere"
-                parts.append(f"{held}; a killed syphon's locks end within {lock:g} s")
-        if self._failures.since is not None:
-            lasted = short_duration(time.monotonic() - self._failures.since)
-            parts.append(f"the secondary fails for {lasted} ({plural(self._failures.count, 'failure')})")
-        if self._dead_lettered:
-            parts.append(f"dead-lettered {grouped(self._dead_lettered)}")
-        if self._shut:
-            parts.append(f"shut: {', '.join(sorted(map(printable, self._shut)))}")
-        return ", ".join(parts)
+        pending = None if depths is None or depths.error is not None else depths.by_queue
+        failing = self._failures.since is not None
+        return SyphonProgress(
+            moved=self._pair.moved,
+            per_second=self._per_second,
+            dead_lettered=self._dead_lettered,
+            pending=pending,
+            unknown=None if depths is None else depths.error,
+            counted=0.0 if depths is None else time.monotonic() - self._depths_at,
+            locked=0 if depths is None else depths.locked,
+            lock_duration=(backlog_properties(self._pair.options).lock_duration or 0.0) if self._waits() else None,
+            failures=self._failures.count if failing else 0,
+            failing=time.monotonic() - self._failures.since if self._failures.since is not None else None,
+            shut=tuple(sorted(self._shut)),
+            stranded={stray.queue.path: stray.pending for stray in self._stranded},
+            elsewhere=self._elsewhere(),
+        )
+
+    def _elsewhere(self) -> tuple[str, ...]:
+        unread = None if self._agreement is None else self._agreement.unread
+        return (*map(str, self._stranded), *(() if unread is None else (unread,)))
 
     def _waits(self) -> bool:
         """Whether nothing moves although nothing of this syphon's own keeps it from moving: others hold it."""
         limited = self._shut or self._pair.options.syphon_max_rate is not None
         return not limited and time.monotonic() - self._moved_at >= _SETTLED
 
-    def _record(self, **more: object) -> dict[str, object]:
-        depths = self._depths
-        left = None if depths is None else depths.pending
-        return {
-            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "moved": self._pair.moved,
-            "left": left,
-            "left_age": None if depths is None else round(time.monotonic() - self._depths_at, 1),
-            "locked": None if depths is None else depths.locked,
-            "failures": self._failures.count if self._failures.since is not None else 0,
-            "per_second": round(self._per_second, 2),
-            "seconds_to_go": round(left / self._per_second, 1) if left and self._per_second else None,
-            "dead_lettered": self._dead_lettered,
-            "shut": sorted(self._shut),
-            "stranded": {stray.queue.path: stray.pending for stray in self._stranded},
-            **more,
-        }
-
     def _end(self, stop: Stop, emptied: bool) -> int:
-        status = self._status(stop)
-        if self._json:
-            put_json(self._record(ended=True, emptied=emptied, signal=stop.name or None, exit_status=status))
-        moved = plural(self._pair.moved, "message")
-        elsewhere = [str(stray) for stray in self._stranded]
-        if self._agreement is not None and self._agreement.unread is not None:
-            elsewhere.append(self._agreement.unread)
-        if emptied:
-            empty = "the queues of this pair are empty" if elsewhere else "the backlog is empty"
-            note(f"moved {moved}; {empty}")
-            for text in elsewhere:
-                warn(text)
-        else:
-            left = None if self._depths is None else self._depths.pending
-            note(f"moved {moved}; left in the backlog: {'not known' if left is None else grouped(left)}")
-        if self._dead_lettered:
-            hint = "look at them with 'pairmq backlog peek --dead-letter'"
-            note(f"dead-lettered {plural(self._dead_lettered, 'message')}: {hint}")
-        if self._fault is not None:
-            raise CommandFailed(f"the pair has faulted: {self._fault}")
-        return status
-
-    def _status(self, stop: Stop) -> int:
-        if self._fault is not None:
-            return 1
-        if stop.signal == signal.SIGTERM and not self._until_empty:
-            return 0  # how a service is stopped
-        if stop.asked:
-            return stop.exit_status
-        return 1 if self._dead_lettered or self._stranded else 0
+        fault = None if self._fault is None else f"the pair has faulted: {self._fault}"
+        queues = "the backlog is" if self._share is None else "these queues are"
+        end = SyphonEnd(self.progress(), emptied, fault, queues)
+        if self._put is None:
+            return end.report(stop, self._until_empty, json=self._json)
+        self._put(end)
+        return 0
 
     @property
     def _stranded(self) -> tuple[Stray, ...]:
