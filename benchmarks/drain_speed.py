@@ -1,4 +1,4 @@
-"""How fast `pairmq pipeline drain` empties a backlog, beside `pairmq syphon` in one process and in two, in the same run.
+"""How fast `pairmq pipeline drain` empties a backlog, beside `pairmq syphon` in one process and in two, in one run.
 
 Both as the programs that people run, on two Redis servers, with 1 KiB messages. They take turns. The speed is that of
 the middle four fifths of the messages, from when a tenth is moved back: starting Spark is reported apart, as "start".
