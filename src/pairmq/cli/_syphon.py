@@ -147,9 +147,7 @@ def _indexes(text: str | None, count: int) -> tuple[int, ...]:
             raise BadParameter(f"--queues: {part.strip()!r} is no index: write indexes and ranges, as in 0,3,5-9")
         low, high = int(first), int(last or first)
         if not low <= high < count:
-            raise BadParameter(
-                f"--queues: {part.strip()} is not within 0 to {count - 1}, the pair's backlog queues"
-            )
+            raise BadParameter(f"--queues: {part.strip()} is not within 0 to {count - 1}, the pair's backlog queues")
         chosen.update(range(low, high + 1))
     return tuple(sorted(chosen))
 
@@ -204,20 +202,10 @@ class Failures:
 
 
 class SyphonJob:
-<<<<<<< HEAD
-    """One run of the command; ``recount`` connects once more, to count what is left after the pair has closed."""
-=======
-    """One run of the command.
+    """One run of the command, with the pair's syphon draining the queues of ``share``.
 
-    Args:
-        pair: with the syphon enabled, not yet open.
-        recount: makes another connection to the secondary, to count what is left after the pair has closed.
-        until_empty: leave when nothing is left.
-        interval: seconds between two progress lines.
-        json: write them as JSON on stdout.
-        page: where a dashboard is served meanwhile, if at all.
-        share: indexes of the queues that the pair drains; None for all.
-        put: takes each progress and the end, instead of the terminal and stdout.
+    ``recount`` connects once more, to count what is left after the pair has closed; ``put`` takes each progress and the
+    end, instead of the terminal and stdout.
     """
 
     def __init__(
