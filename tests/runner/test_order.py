@@ -406,10 +406,14 @@ async def test_nothing_passes_a_message_whose_lock_was_lost(world):
         w.east.fail(Fault.DOWN)
         async with syphon(w, backlog_queue_count=1):
             await asyncio.sleep(5)
-            first = next(iter(w.west.queues[Entity(queue_of(w, "s", 1))].stored.values()))
-            first.deliveries += 1  # it was given to somebody else, who has died since
-            await asyncio.sleep(40)  # the next renewal tells
+            queue = w.west.queues[Entity(queue_of(w, "s", 1))]
+            first = next(iter(queue.stored.values()))
+            lost = asyncio.get_running_loop().time()
+            first.lock = replace(first.lock, holder=w, until=lost + 60)  # another process's, which dies
+            await asyncio.sleep(40)  # the next renewal is refused
             w.east.heal()
+            await asyncio.sleep(10)
+            assert w.home() == []
             await asyncio.sleep(300)
         assert w.home() == [b"a", b"b", b"c"]
 
