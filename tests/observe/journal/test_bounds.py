@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -373,6 +374,30 @@ def test_the_mark_counts_what_was_dropped_while_the_buffer_was_full(journal, dis
     disk.problem = None
     assert one.dropped >= 31
     assert recover(tmp_path).lost == one.dropped
+
+
+def test_a_journal_whose_directory_became_a_file_counts_what_was_in_it(tmp_path, caplog):
+    folder = tmp_path / "journal"
+    one = Journal(folder, JournalOptions(flush_interval=0.01))
+    fill(one, 3)
+    assert one.flush(30)
+    shutil.rmtree(folder)
+    folder.write_text("")
+    fill(one, 2, 3)
+    assert one.close(30)
+    assert one.dropped == 6  # and the row of its opening
+    assert any("was deleted: its 4 events are lost" in record.getMessage() for record in caplog.records)
+
+
+def test_a_journal_whose_files_are_deleted_keeps_their_rows(journal, tmp_path):
+    one = journal()
+    fill(one, 3)
+    assert one.flush(30)
+    shutil.rmtree(tmp_path / "_open")
+    fill(one, 2, 3)
+    until(lambda: texts(tmp_path) == ["0", "1", "2"])  # at the next row, not at the end
+    assert one.close(30)
+    assert (texts(tmp_path), one.dropped) == (["0", "1", "2", "3", "4"], 0)
 
 
 def test_a_journal_that_is_not_written_in_time_at_the_end_of_the_program_says_so(journal, disk, caplog):

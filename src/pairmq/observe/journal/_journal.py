@@ -72,7 +72,7 @@ class Journal:
         self._buffer: deque[Event] = deque()
         self._most = self._options.max_buffered
         self._thread: threading.Thread | None = None
-        self._compactor = Compactor(self._directory, self._options.compression)
+        self._compactor = Compactor(self._directory, self._options.compression, self._lose)
         self._writer = Writer(self._directory, self._run, self._options, self._compactor.add)
         self._asleep = True
         self._hurry = self._closing = self._closed = False
@@ -322,6 +322,11 @@ class Journal:
         # Where not even an empty file can be made, the log alone says it.
         with contextlib.suppress(OSError):
             self._writer.mark_loss(first, count, self._failed_at or now, now, dropped)
+
+    def _lose(self, rows: int) -> None:
+        """Count rows that were written and then deleted: their numbers are a gap already."""
+        with self._changed:
+            self._dropped += rows
 
     def _settle(self) -> None:
         with self._changed:

@@ -176,6 +176,11 @@ class Part:
                 batches += list(reader)
         return Contents(_head(self.path, payloads[0]), batches, len(data) - length)
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether its file was deleted: its rows last as long as this object then."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
     def remove(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()

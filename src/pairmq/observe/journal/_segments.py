@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -282,12 +282,18 @@ class Compactor:
     """Takes parts one after another; its thread lives while there are any.
 
     A part whose segment can't be written (the disk is full) is let go of and stays on the disk. It is tried again,
-    with other leftovers, after the next part that works.
+    with other leftovers, after the next part that works. One whose file was deleted meanwhile is lost with it.
+
+    Args:
+        directory: the journal's.
+        compression: of the segments.
+        lost: is called with the number of rows that are lost.
     """
 
-    def __init__(self, directory: Path, compression: Compression) -> None:
+    def __init__(self, directory: Path, compression: Compression, lost: Callable[[int], None]) -> None:
         self._directory = directory
         self._compression: Compression = compression
+        self._lost = lost
         self._parts: deque[Part] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -338,9 +344,12 @@ class Compactor:
         try:
             make_segments(self._directory, part, self._compression)
         except (OSError, pa.ArrowException, DamagedPart) as error:
-            part.close()
-            if not self._failed:
+            if part.is_deleted:
+                _log.error("journal: %s was deleted: its %d events are lost: %s", part.path, part.rows, error)
+                self._lost(part.rows)
+            elif not self._failed:
                 _log.error("journal: %s is left unchanged for now: %s", part.path, error)
+            part.close()
             self._failed = True
         except Exception:
             part.close()

@@ -67,6 +67,8 @@ class Writer:
     def write(self, frame: Frame) -> None:
         """Hand a frame to the operating system, and finish the part when it is full. After an `OSError` it comes before
         any other."""
+        if self._part is not None and self._part.is_deleted:
+            self.finish()  # as long as its rows can be read
         if self._part is None:
             self._part = Part.create(self._directory, self._head(), sync=self._options.fsync)
             self._number += 1
