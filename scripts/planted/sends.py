@@ -191,8 +191,8 @@ SENDS = (
     Mutant(
         "a missing backlog queue is not created again inside the send",
         "src/pairmq/runner/_send.py",
-        "        if missing and await",
-        "        if False and await",
+        "        if await self._problem(self._backlog.make_again(index, began_at), limit) is not None:\n",
+        "        if True:\n",
         tests=("tests/runner/test_backlog.py",),
     ),
     Mutant(

@@ -282,7 +282,7 @@ TESTED = (
         "each cancelled call looks at all calls on its connection",
         _REDIS_LINK,
         "        if not self._waiting:\n",
-        "        if all(call.future.done() for call in self._calls):\n",
+        "        if all(call.done() for call in self._calls):\n",
         tests=_REDIS_LINK_TESTS,
     ),
     Mutant(

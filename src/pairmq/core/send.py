@@ -545,7 +545,8 @@ class SendMachine:
                 job.failed(failure)
             if fate is not Fate.ACCEPTED and fate is not Fate.REFUSED:
                 left.append(job)
-        self.pending = left
+        if len(left) < len(self.pending):  # else its caller's list is kept, and no second one
+            self.pending = left
 
     def _primary_enabled(self) -> bool:
         return self._entity.seen is not EntityState.FAILED_OVER

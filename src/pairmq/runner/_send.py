@@ -227,7 +227,7 @@ class Attempts:
             state.queue = index
         results: Sequence[TransportError | None] = ()
         outcome: BacklogOutcome | None = None
-        began = False
+        began_at: float | None = None
         try:
             jobs, envelopes = self._fitting(state, send, index)
             unfit = None
@@ -236,12 +236,14 @@ class Attempts:
             if unfit is not None:
                 results = [unfit] * len(jobs)
             elif jobs:
-                began = True
-                results = await self._at_queue(index, jobs, envelopes, attempt.until)
+                began_at = self._clock.now()
+                results = await self._attempt(self._to_backlog, backlog.sender(index), jobs, envelopes, attempt.until)
+                if any(failure and failure.reason is FailureReason.NOT_FOUND for failure in results):
+                    results = await self._at_queue_made_again(index, jobs, envelopes, results, began_at, attempt.until)
             outcome = send.backlog_ended(results)
         finally:
             # One that was cut off may have been stored.
-            self._divert_ended(state, key, maybe_there=began if outcome is None else outcome.maybe_there)
+            self._divert_ended(state, key, maybe_there=began_at is not None if outcome is None else outcome.maybe_there)
             if trial:
                 backlog.end_trial(index, None if outcome is None else outcome.works)
         queue = backlog.entities[index].path
@@ -271,19 +273,23 @@ class Attempts:
         send.drop(unfit)
         return send.pending, envelopes
 
-    async def _at_queue(
-        self, index: int, jobs: list[Job], envelopes: list[Message], limit: float
+    async def _at_queue_made_again(
+        self,
+        index: int,
+        jobs: list[Job],
+        envelopes: list[Message],
+        failures: Sequence[TransportError | None],
+        began_at: float,
+        limit: float,
     ) -> Sequence[TransportError | None]:
-        """One operation at a backlog queue, and a second one if that had to be made again."""
-        backlog, began_at = self._backlog, self._clock.now()
-        failures = await self._attempt(self._to_backlog, backlog.sender(index), jobs, envelopes, limit)
+        """A second operation at a backlog queue, with what found no queue."""
         missing = [at for at, failure in enumerate(failures) if failure and failure.reason is FailureReason.NOT_FOUND]
-        if missing and await self._problem(backlog.make_again(index, began_at), limit) is None:
-            parts = [jobs[at] for at in missing], [envelopes[at] for at in missing]
-            second = await self._attempt(self._to_backlog, backlog.sender(index), *parts, limit)
-            found = dict(zip(missing, second, strict=True))
-            failures = [found.get(at, failure) for at, failure in enumerate(failures)]
-        return failures
+        if await self._problem(self._backlog.make_again(index, began_at), limit) is not None:
+            return failures
+        parts = [jobs[at] for at in missing], [envelopes[at] for at in missing]
+        second = await self._attempt(self._to_backlog, self._backlog.sender(index), *parts, limit)
+        found = dict(zip(missing, second, strict=True))
+        return [found.get(at, failure) for at, failure in enumerate(failures)]
 
     def _divert_ended(self, state: SenderState, key: KeyRoute | None, *, maybe_there: bool) -> None:
         if key is not None:
@@ -489,26 +495,26 @@ class SendProcedure:
     async def _go_round(
         self, state: SenderState, jobs: list[Job], started: float, deadline: float, key: KeyRoute | None = None
     ) -> None:
-        """Send messages that share their attempts: the first one at once, if it may, and the rest by a machine."""
-        first = None
+        """Send messages that share their attempts: the first one at once, if it may, and the rest by a machine.
+
+        All in one coroutine, which keeps nothing of an attempt that has ended: the garbage collector goes through what
+        thousands of sends in flight keep.
+        """
+        first: Attempt | None = None
         if self._ends_at is None:
             first = self._rules.at_once(state.runner, jobs, self._clock.now(), deadline, key)
         if first is None:
             send = self._machine(state, jobs, started, deadline, key)
-            await self._drive(state, send, send.start(self._clock.now()), started, key)
-            return
-        results = await self._attempts.primary(state, first)
-        if results is TAKEN:
-            self._attempts.taken(state, first, started)
+            step = send.start(self._clock.now())
         else:
+            results = await self._attempts.primary(state, first)
+            if results is TAKEN:
+                self._attempts.taken(state, first, started)
+                return
             send = self._machine(state, jobs, started, deadline, key)
             self._attempts.judge(state, send, first, results, started)
-            await self._drive(state, send, self._resumed(send), started, key)
-
-    async def _drive(
-        self, state: SenderState, send: SendMachine, step: Step, started: float, key: KeyRoute | None
-    ) -> None:
-        """Do what the machine of a send asks for, until it is done."""
+            step = self._resumed(send)
+            del first, results
         attempts, now = self._attempts, self._clock.now
         while not isinstance(step, Done):
             if isinstance(step, Attempt):

@@ -44,20 +44,20 @@ class _Waiter:
             self.future.set_exception(error)
 
 
-class _Call:
-    """One call's replies, as they come in."""
+class _Call(asyncio.Future[None]):
+    """One call's replies, as they come in; done with the last one. Thousands may be in flight: it is one object."""
 
-    __slots__ = ("expected", "future", "replies")
+    __slots__ = ("expected", "replies")
 
-    def __init__(self, expected: int, future: asyncio.Future[object]) -> None:
+    def __init__(self, expected: int) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
         self.expected = expected
-        self.replies: list[Reply] | None = None  # until the first one comes: thousands may be in flight
-        self.future = future
+        self.replies: list[Reply] | None = None
 
     def end(self, error: TransportError) -> None:
         """Give up waiting for the replies."""
-        if not self.future.done():
-            self.future.set_exception(error)
+        if not self.done():
+            self.set_exception(error)
 
     def take(self, reply: Reply) -> bool:
         """Add a reply; tell whether it was the last one."""
@@ -83,7 +83,7 @@ class _Session:
 
     def begin(self, commands: Sequence[Command]) -> _Call:
         """Write commands, to be followed by `finish`."""
-        call = _Call(len(commands), asyncio.get_running_loop().create_future())
+        call = _Call(len(commands))
         try:
             self._wire.write(commands)
         except Exception as error:
@@ -108,8 +108,8 @@ class _Session:
         for call in calls:
             while not call.take(Unanswered(cause)):
                 pass
-            if not call.future.done():
-                call.future.set_result(None)
+            if not call.done():
+                call.set_result(None)
 
     def retire_if_old(self) -> None:
         """Retire it, unless it was made a moment ago."""
@@ -135,8 +135,8 @@ class _Session:
         call = self._calls[0]
         if call.take(reply):
             self._calls.popleft()
-            if not call.future.done():
-                call.future.set_result(None)
+            if not call.done():
+                call.set_result(None)
         if isinstance(reply, Exception) and self.usable and leads_elsewhere(reply):
             self._elsewhere()
 
@@ -184,7 +184,7 @@ class Link:
         del commands  # of thousands of calls in flight the garbage collector would go through them each time
         scope.add(call)
         try:
-            await call.future
+            await call
         except asyncio.CancelledError:
             session.retire()
             raise
