@@ -90,6 +90,10 @@ class _Sender(SenderWrapper):
         self._operations.sends += 1
         return self.inner.send_batch(messages)
 
+    def send_in_order(self, messages: Sequence[Message]) -> Call[Sequence[TransportError | None]]:
+        self._operations.sends += 1
+        return self.inner.send_in_order(messages)
+
 
 class _Receiver(ReceiverWrapper):
     def __init__(self, inner: Receiver, operations: Operations) -> None:

@@ -69,6 +69,18 @@ def _not_supported(text: str) -> TransportError:
     return TransportError(f"{text}: not supported by this transport", FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
 
 
+def behind_failed(error: TransportError) -> TransportError:
+    """Make the failure of a message that `Sender.send_in_order` did not send, being behind one that failed.
+
+    Args:
+        error: why that one failed.
+    """
+    text = f"not sent, since an earlier message of its session failed: {error}"
+    if error.reason is FailureReason.CLOSED:
+        return TransportError(text, error.kind, error.reason)
+    return TransportError(text, FailureKind.TRANSIENT)
+
+
 class Sender(ABC):
     """Sends to one entity. Keep it open: brokers charge for opening.
 
@@ -112,6 +124,44 @@ class Sender(ABC):
                 outcomes.append(error)
             except asyncio.CancelledError as cancellation:
                 if outcomes:  # that nothing was sent may be true of this message; of the batch it is not
+                    raise asyncio.CancelledError(*cancellation.args) from None
+                raise
+            else:
+                outcomes.append(None)
+        return outcomes
+
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        """Send several messages, and of each session none behind one that failed.
+
+        That is more than `send_batch` promises, where one message may fail and a later one of its session be stored.
+        Here what is stored of a session are its first messages, also where the outcome is in doubt: then none behind it
+        is stored unless it is. Messages without a session id count as one session. Different sessions have no order
+        among them. The default sends one after the other; a transport with the capability *ordered_batches* sends many
+        messages of a session in one round trip.
+
+        Args:
+            messages: as for `send_batch`.
+
+        Returns:
+            As `send_batch`. No message is confirmed behind one of its session that is not: it has a failure, too,
+            `behind_failed` if it was not sent.
+
+        A cancelled call may have stored the first messages of any session.
+        """
+        outcomes: list[TransportError | None] = []
+        failed: dict[str | None, TransportError] = {}
+        for message in messages:
+            outcome = failed.get(message.session_id)
+            if outcome is not None:
+                outcomes.append(behind_failed(outcome))
+                continue
+            try:
+                await self.send(message)
+            except TransportError as error:
+                failed[message.session_id] = error
+                outcomes.append(error)
+            except asyncio.CancelledError as cancellation:
+                if outcomes:  # as above
                     raise asyncio.CancelledError(*cancellation.args) from None
                 raise
             else:

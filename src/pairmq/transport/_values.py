@@ -28,6 +28,8 @@ class Capabilities:
             periodic peeks, as by the dashboard.
         ordered_consumer: a queue made with ``QueueProperties.single_consumer`` is read by one consumer at a time, and
             `Admin.positions` reports how far it is settled: required of a secondary to keep order (SPEC 8).
+        ordered_batches: `Sender.send_in_order` sends many messages of a session in one round trip; without it the
+            syphon sends one message of a session at a time where order is kept.
         durable: an accepted message outlives the broker's process.
     """
 
@@ -44,6 +46,7 @@ class Capabilities:
     peek: bool = False
     quiet_peek: bool = False
     ordered_consumer: bool = False
+    ordered_batches: bool = False
     durable: bool = False
 
 

@@ -32,6 +32,9 @@ class SenderWrapper(Sender):
     def send_batch(self, messages: Sequence[Message]) -> Call[Sequence[TransportError | None]]:
         return self.inner.send_batch(messages)
 
+    def send_in_order(self, messages: Sequence[Message]) -> Call[Sequence[TransportError | None]]:
+        return self.inner.send_in_order(messages)
+
     def make_ready(self) -> Call[None]:
         return self.inner.make_ready()
 

@@ -25,6 +25,7 @@ CAPABILITIES = Capabilities(
     peek=True,
     quiet_peek=True,
     ordered_consumer=True,
+    ordered_batches=True,
     durable=True,
 )
 """What Service Bus does through this transport; its README tells the fine print."""

@@ -191,12 +191,16 @@ class Lane(Generic[L]):
         try:
             outcome = await job.done
         except asyncio.CancelledError:
-            if job is not self._current or self._link is None or not self._spares(self._link):
-                self.withdraw(job)
+            self.give_up(job)
             raise
         if isinstance(outcome, TransportError):
             raise outcome
         return outcome
+
+    def give_up(self, job: Job[L]) -> None:
+        """Take a job back that no caller waits for, unless it is under way on a link that is to be spared."""
+        if job is not self._current or self._link is None or not self._spares(self._link):
+            self.withdraw(job)
 
     def withdraw(self, job: Job[L]) -> bool:
         """Take a job back that no caller waits for.

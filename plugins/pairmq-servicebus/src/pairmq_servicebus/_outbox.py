@@ -1,10 +1,14 @@
 """Messages on their way out through one link: what waits while a batch is under way goes out in the next one.
 
 A batch is one transfer and one answer (Service Bus documentation: AMQP 1.0 protocol guide, "Messages"): the service
-stores all of it or nothing. Its messages share a session, or a partition key: they are one group. A group has one
-transfer under way, which keeps its order; different groups that follow each other have theirs at the same time, so that
-a distant service answers many in one round trip. All are written in the order in which they came. A batch that was
-refused is sent again message by message, so that each gets its own answer.
+stores all of it or nothing. Its messages share a session, or a partition key: they are one group. Many transfers are
+under way at the same time, so that a distant service answers many in one round trip; all are written in the order in
+which they came, which is the order that they are stored in while nothing fails. A batch that was refused is sent again
+message by message, so that each gets its own answer.
+
+That is not enough where order has to outlast a failure: the service may refuse one transfer, as it does when it is
+busy, and store those behind it. Messages of one `Chain` have one transfer under way, and none is sent behind one that
+failed.
 """
 
 from __future__ import annotations
@@ -12,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 from pairmq.model import FailureKind, FailureReason, TransportError
-from pairmq.transport import nothing_sent
+from pairmq.transport import behind_failed, nothing_sent
 from pairmq_servicebus import _errors
 from pairmq_servicebus._codec import Parts
 from pairmq_servicebus._lane import Job, Lane, OpenLink
@@ -88,6 +92,24 @@ class _State(enum.Enum):
     OVER = "answered, or no caller waits for it"
 
 
+class Chain:
+    """Messages of which none is stored unless all before it are. One of them stands in the outbox for all that wait."""
+
+    __slots__ = ("failed", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Parcel] = deque()
+        self.failed: TransportError | None = None
+
+    def fail(self, error: TransportError) -> None:
+        """One of them failed: those behind it are not sent."""
+        if self.failed is None:
+            self.failed = error
+        waiting, self.waiting = self.waiting, deque()
+        for parcel in waiting:
+            parcel.end(behind_failed(error))
+
+
 class Parcel:
     """A message to be sent.
 
@@ -96,12 +118,13 @@ class Parcel:
         group: its session id, or partition key; messages of one batch share it.
     """
 
-    __slots__ = ("alone", "done", "group", "parts", "size", "state", "transfer")
+    __slots__ = ("alone", "chain", "done", "group", "parts", "size", "state", "transfer")
 
     def __init__(self, parts: Parts, size: int, group: str | None) -> None:
         self.parts = parts
         self.size = size
         self.group = group
+        self.chain: Chain | None = None
         self.alone = False  # it was in a batch that was refused
         self.state = _State.WAITING
         self.transfer: _Transfer | None = None
@@ -112,6 +135,8 @@ class Parcel:
         self.state = _State.OVER
         if not self.done.done():
             self.done.set_result(outcome)
+        if outcome is not None and self.chain is not None:
+            self.chain.fail(outcome)
 
 
 class _Transfer:
@@ -170,7 +195,7 @@ class Outbox:
             raise
 
     async def send_all(self, parcels: Sequence[Parcel]) -> list[TransportError | None]:
-        """Send several, in order; one outcome each, as `send`."""
+        """Send several, each chain in order; one outcome each, as `send`."""
         for parcel in parcels:
             self._put(parcel)
         try:
@@ -198,11 +223,18 @@ class Outbox:
         return self._lane.link
 
     def _put(self, parcel: Parcel) -> None:
+        chain = parcel.chain
         if self._lane.closed:
             parcel.end(_errors.closed(self.doing))
-            return
-        self.waiting[parcel] = None
-        self.wake()
+        elif chain is None:
+            self.waiting[parcel] = None
+            self.wake()
+        elif chain.failed is not None:
+            parcel.end(behind_failed(chain.failed))
+        else:
+            chain.waiting.append(parcel)
+            if len(chain.waiting) == 1:
+                self.go_on(chain)
 
     def wake(self) -> None:
         """Have what waits sent."""
@@ -210,12 +242,21 @@ class Outbox:
             self._queued = True
             self._lane.submit(self._flush)
 
+    def go_on(self, chain: Chain) -> None:
+        """Let what waits of a chain have its turn: nothing of it is under way."""
+        if chain.waiting:
+            self.waiting[chain.waiting[0]] = None
+            self.wake()
+
     def taken(self) -> None:
         """Called by the job when it ends: it may be queued again."""
         self._queued = False
 
     def put_back(self, parcel: Parcel) -> None:
         """Put a message in front of those that wait."""
+        if parcel.chain is not None:
+            parcel.chain.waiting.appendleft(parcel)
+            return  # it goes on with all of them
         self.waiting[parcel] = None
         self.waiting.move_to_end(parcel, last=False)
 
@@ -233,6 +274,8 @@ class Outbox:
         for parcel in parcels:
             if parcel.state is _State.WAITING:
                 self.waiting.pop(parcel, None)
+                if parcel.chain is not None:
+                    parcel.chain.waiting.clear()  # a chain is of one call
             elif parcel.state is _State.IN_FLIGHT and parcel.transfer is not None:
                 given_up = self._flush.give_up(parcel.transfer) or given_up
             parcel.state = _State.OVER
@@ -243,14 +286,14 @@ class Outbox:
 
 
 class _Flush(Job[SendLink]):
-    """Sends what waits, a batch of each group at a time, until nothing waits or is under way."""
+    """Sends what waits, in batches, until nothing waits or is under way."""
 
     def __init__(self, box: Outbox, lane: Lane[SendLink], limit: float) -> None:
         super().__init__(None)
         self._box = box
         self._lane = lane
         self._limit = limit
-        self.under_way: dict[str | None, _Transfer] = {}
+        self.under_way: dict[_Transfer, None] = {}
         self._grace = 0.0
         self._answered_at = -math.inf
         self._given_up = 0  # of the transfers under way
@@ -297,7 +340,7 @@ class _Flush(Job[SendLink]):
     def check(self) -> None:
         """Drop the link when a transfer has reached the limit, or when no caller waits and it does not answer."""
         now = asyncio.get_running_loop().time()
-        transfers = self.under_way.values()
+        transfers = self.under_way
         ends_at = min((transfer.began + self._limit for transfer in transfers), default=math.inf)
         suspect_at = min((self._suspect_at(transfer) for transfer in transfers), default=math.inf)
         if ends_at <= now or (suspect_at <= now and self._given_up == len(self.under_way)):
@@ -336,48 +379,63 @@ class _Flush(Job[SendLink]):
         return any(
             transfer.given_up_at < math.inf
             and (transfer.given_up_at >= self._answered_at or self._suspect_at(transfer) <= now)
-            for transfer in self.under_way.values()
+            for transfer in self.under_way
         )
 
     async def _begin(self, link: SendLink, turn: object, *, first: bool = False) -> None:
         """Give as much to the client as may be under way."""
         box, under_way = self._box, self.under_way
         room = min(MOST_TRANSFERS - len(under_way), link.credit)
-        while box.waiting and turn is self._turn and next(iter(box.waiting)).group not in under_way:
+        while box.waiting and turn is self._turn:
             if not first and not link.usable():
                 return
             if under_way and (
-                room <= 0 or sum(transfer.size for transfer in under_way.values()) >= _MOST_BYTES or self._in_doubt()
+                room <= 0
+                or sum(transfer.size for transfer in under_way) >= _MOST_BYTES
+                or self._in_doubt()
+                or self._gathers()
             ):
                 return
             first = False
             batch = self._next(link)
             if not batch:
-                return
+                continue
             room -= 1
-            group = batch[0].group
-            transfer = under_way[group] = _Transfer(batch, asyncio.get_running_loop().time())
+            transfer = _Transfer(batch, asyncio.get_running_loop().time())
+            under_way[transfer] = None
             for parcel in batch:
                 parcel.state, parcel.transfer = _State.IN_FLIGHT, transfer
             if self._clock is None:
                 self._watch(transfer.began + self._limit)
-            answer = partial(self._answer, group, transfer)
+            answer = partial(self._answer, transfer)
             try:
                 await link.begin([parcel.parts for parcel in batch], answer)
             except Exception as error:
                 answer(error)
 
-    def _answer(self, group: str | None, transfer: _Transfer, error: Exception | None) -> None:
-        if self.under_way.get(group) is not transfer:
+    def _gathers(self) -> bool:
+        """Whether what waits had better go together in one batch, when the transfer under way is answered.
+
+        A batch costs both sides less than a transfer for each message, and where all is of one group nothing else waits
+        meanwhile.
+        """
+        under_way, waiting = self.under_way, self._box.waiting
+        group = next(iter(under_way)).batch[0].group
+        if len(under_way) > 1 or len(waiting) > MOST_MESSAGES:
+            return False
+        return all(parcel.group == group and parcel.chain is None for parcel in waiting)
+
+    def _answer(self, transfer: _Transfer, error: Exception | None) -> None:
+        if transfer not in self.under_way:
             return  # it was cut off
-        del self.under_way[group]
+        del self.under_way[transfer]
         self._given_up -= transfer.given_up_at < math.inf
         self._answered_at = asyncio.get_running_loop().time()
         self._tell(transfer.batch, None if error is None else _errors.send_failure(error, self._box.doing))
 
     def _end_all(self, error: TransportError) -> None:
         """Tell the callers of all that is under way that it is in doubt, or failed."""
-        transfers = list(self.under_way.values())
+        transfers = list(self.under_way)
         self.under_way.clear()
         self._given_up = 0
         for transfer in transfers:
@@ -385,9 +443,12 @@ class _Flush(Job[SendLink]):
                 parcel.end(_errors.again(error))
 
     def _tell(self, batch: Sequence[Parcel], failed: TransportError | None) -> None:
+        chain = batch[0].chain
         if failed is None:
             for parcel in batch:
                 parcel.end(None)
+            if chain is not None:
+                self._box.go_on(chain)
             return
         certain = failed.kind is FailureKind.REFUSED and not failed.maybe_applied
         if len(batch) > 1 and certain and failed.reason in _OF_A_MESSAGE:
@@ -397,30 +458,45 @@ class _Flush(Job[SendLink]):
                 else:
                     parcel.state, parcel.alone = _State.WAITING, True
                     self._box.put_back(parcel)
+            if chain is not None:
+                self._box.go_on(chain)
             return
         for parcel in batch:
             parcel.end(_errors.again(failed))
 
     def _next(self, link: SendLink) -> list[Parcel]:
-        """Take what fits into one transfer, in order."""
+        """Take what fits into one transfer, in order: of those that follow each other, or of one chain."""
         waiting = self._box.waiting
+        head = next(iter(waiting))
+        chain = head.chain
+        if chain is None:
+            return self._fitting(waiting, lambda: waiting.popitem(last=False), chain, link)
+        del waiting[head]
+        return self._fitting(chain.waiting, chain.waiting.popleft, chain, link)
+
+    def _fitting(
+        self, waiting: Collection[Parcel], pop: Callable[[], object], chain: Chain | None, link: SendLink
+    ) -> list[Parcel]:
         batch: list[Parcel] = []
         room = min(link.max_batch_bytes, link.max_message_bytes) - _ENVELOPE
         while waiting and len(batch) < MOST_MESSAGES:
             parcel = next(iter(waiting))
+            if parcel.chain is not chain or (chain is not None and batch and parcel.size > link.max_message_bytes):
+                break  # of a chain, those before it decide whether it has its turn
             if parcel.size > link.max_message_bytes:
-                del waiting[parcel]
+                pop()
                 text = f"it has {parcel.size} bytes with its properties, this link takes at most"
                 parcel.end(
                     _errors.refused(self._box.doing, f"{text} {link.max_message_bytes}", FailureReason.TOO_LARGE)
                 )
+                if chain is not None:
+                    break  # nothing is left of it
                 continue
-            group = batch[0].group if batch else parcel.group
-            if parcel.group != group or group in self.under_way or (batch and (parcel.alone or batch[0].alone)):
+            if batch and (parcel.group != batch[0].group or parcel.alone or batch[0].alone):
                 break
             room -= parcel.size + _INNER
             if batch and room < 0:
                 break
-            del waiting[parcel]
+            pop()
             batch.append(parcel)
         return batch

@@ -9,12 +9,12 @@ from azure.servicebus import ServiceBusMessageBatch
 from azure.servicebus.aio import ServiceBusSender as Client
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
-from pairmq.transport import Sender
+from pairmq.transport import Sender, behind_failed
 from pairmq_servicebus import _codec, _direct, _errors, _names, _private
 from pairmq_servicebus._client import Namespace
 from pairmq_servicebus._codec import Parts
 from pairmq_servicebus._measure import measure, without_body
-from pairmq_servicebus._outbox import Answered, Outbox, Parcel
+from pairmq_servicebus._outbox import Answered, Chain, Outbox, Parcel
 from pairmq_servicebus._single_consumer import SESSION
 
 MAX_PROPERTY_BYTES = 64 * 1024
@@ -137,25 +137,55 @@ class BusSender(Sender):
             raise outcome
 
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
-        packed: list[Parcel | TransportError] = []
-        for message in messages:
-            try:
-                packed.append(self._parcel(message))
-            except TransportError as error:
-                packed.append(error)
-        parcels = [parcel for parcel in packed if isinstance(parcel, Parcel)]
-        answers = iter(await self._box.send_all(parcels) if parcels else ())
-        outcomes = [next(answers) if isinstance(parcel, Parcel) else parcel for parcel in packed]
-        again = [
-            at
-            for at, (parcel, outcome) in enumerate(zip(packed, outcomes, strict=True))
-            if isinstance(parcel, Parcel) and outcome is not None and _lacks_session(parcel, outcome)
+        return await self._send_all(messages, ordered=False)
+
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        return await self._send_all(messages, ordered=True)
+
+    async def _send_all(self, messages: Sequence[Message], *, ordered: bool) -> list[TransportError | None]:
+        packed = self._packed(messages, ordered=ordered)
+        outcomes = await self._send_packed(packed)
+        lacking = [
+            isinstance(parcel, Parcel) and outcome is not None and _lacks_session(parcel, outcome)
+            for parcel, outcome in zip(packed, outcomes, strict=True)
         ]
-        if again and await self._wants_sessions():
-            second = await self._box.send_all([self._parcel(messages[at]) for at in again])
+        if any(lacking) and await self._wants_sessions():
+            again = [
+                at
+                for at, (message, outcome) in enumerate(zip(messages, outcomes, strict=True))
+                if lacking[at] or (ordered and message.session_id is None and outcome is not None)
+            ]
+            second = await self._send_packed(self._packed([messages[at] for at in again], ordered=ordered))
             for at, outcome in zip(again, second, strict=True):
                 outcomes[at] = outcome
         return outcomes
+
+    def _packed(self, messages: Sequence[Message], *, ordered: bool) -> list[Parcel | TransportError]:
+        """Pack messages; where order is to be kept, those of one session are one chain."""
+        packed: list[Parcel | TransportError] = []
+        chains: dict[str | None, Chain] = {}
+        cut: dict[str | None, TransportError] = {}
+        for message in messages:
+            session = message.session_id
+            if session in cut:
+                packed.append(behind_failed(cut[session]))
+                continue
+            try:
+                parcel = self._parcel(message)
+            except TransportError as error:
+                packed.append(error)
+                if ordered:
+                    cut[session] = error
+                continue
+            if ordered:
+                parcel.chain = chains.setdefault(session, Chain())
+            packed.append(parcel)
+        return packed
+
+    async def _send_packed(self, packed: Sequence[Parcel | TransportError]) -> list[TransportError | None]:
+        parcels = [parcel for parcel in packed if isinstance(parcel, Parcel)]
+        answers = iter(await self._box.send_all(parcels) if parcels else ())
+        return [next(answers) if isinstance(parcel, Parcel) else parcel for parcel in packed]
 
     async def _wants_sessions(self) -> bool:
         """Whether what was refused without a session can be sent again: it was a queue with one consumer at a time."""

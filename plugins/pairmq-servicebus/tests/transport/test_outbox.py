@@ -14,7 +14,7 @@ from pairmq.transport import is_nothing_sent
 from pairmq_servicebus import _codec
 from pairmq_servicebus._codec import Parts
 from pairmq_servicebus._measure import measure
-from pairmq_servicebus._outbox import MOST_MESSAGES, MOST_TRANSFERS, Outbox, Parcel
+from pairmq_servicebus._outbox import MOST_MESSAGES, MOST_TRANSFERS, Chain, Outbox, Parcel
 
 
 class FakeLink:
@@ -392,29 +392,151 @@ async def test_no_more_transfers_are_under_way_than_the_link_takes() -> None:
     assert link.most_at_once == 3
 
 
-async def test_a_session_waits_for_its_own_transfer_only() -> None:
+async def test_transfers_of_one_session_are_under_way_together_in_the_order_in_which_they_came() -> None:
     bench = Bench()
-    first = asyncio.create_task(bench.box.send_all([parcel("1", "a"), parcel("3", "b"), parcel("2", "a")]))
+    names = [("1", "a"), ("2", "b"), ("3", "a"), ("4", "b"), ("5", "a")]
+    sending = asyncio.create_task(bench.box.send_all([parcel(*each) for each in names]))
     await settle()
     [link] = bench.links
-    assert link.transfers == [["1"], ["3"]]
-    link.answers[1].set_result(None)
+    assert link.transfers == [["1"], ["2"], ["3"], ["4"], ["5"]]
+    for answer in link.answers:
+        answer.set_result(None)
+    assert await sending == [None] * 5
+
+
+async def test_single_sends_of_one_session_gather_while_nothing_else_waits() -> None:
+    bench = Bench()
+    tasks = [bench.send("1", "a")]
     await settle()
-    assert link.transfers == [["1"], ["3"]]
+    tasks += [bench.send(name, "a") for name in ("2", "3")]
+    await settle()
+    [link] = bench.links
+    assert link.transfers == [["1"]]
+    tasks.append(bench.send("4", "b"))
     link.answers[0].set_result(None)
     await settle()
-    assert link.transfers == [["1"], ["3"], ["2"]]
-    link.answers[2].set_result(None)
-    assert await first == [None] * 3
+    assert link.transfers == [["1"], ["2", "3"], ["4"]]
+    for answer in link.answers[1:]:
+        answer.set_result(None)
+    assert await asyncio.gather(*tasks) == [None] * 4
 
 
-async def test_a_refused_batch_of_one_session_holds_up_no_other_and_keeps_its_order() -> None:
+async def test_a_refused_batch_holds_up_no_other_one_and_is_sent_message_by_message() -> None:
     bench = Bench()
     bench.by_itself = lambda ids: rejected("amqp:not-allowed") if "bad" in ids else None
     names = [("a1", "a"), ("bad", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b")]
     outcomes = await bench.box.send_all([parcel(*each) for each in names])
     assert [outcome is None for outcome in outcomes] == [True, False, True, True, True]
-    assert bench.links[0].transfers == [["a1", "bad"], ["b1"], ["a1"], ["bad"], ["a2"], ["b2"]]
+    assert bench.links[0].transfers == [["a1", "bad"], ["b1"], ["a2"], ["b2"], ["a1"], ["bad"]]
+
+
+def chained(*names: str, size: int | None = None) -> list[Parcel]:
+    """Parcels of which those that begin with the same letter are one chain, and one session."""
+    chains: dict[str, Chain] = {}
+    made = [parcel(name, name[0], size) for name in names]
+    for each, name in zip(made, names, strict=True):
+        each.chain = chains.setdefault(name[0], Chain())
+    return made
+
+
+async def test_chains_go_in_one_transfer_each_in_one_round_trip_together() -> None:
+    bench = Bench()
+    bench.by_itself = lambda ids: None
+    assert await bench.box.send_all(chained("a1", "b1", "a2", "c1", "b2", "a3")) == [None] * 6
+    [link] = bench.links
+    assert link.transfers == [["a1", "a2", "a3"], ["b1", "b2"], ["c1"]]
+    assert link.round_trips == 1
+
+
+async def test_a_chain_that_does_not_fit_goes_on_only_when_its_transfer_is_confirmed() -> None:
+    bench = Bench()
+    sending = asyncio.create_task(bench.box.send_all(chained("a1", "a2", "a3", "b1", size=4000)))
+    await settle()
+    [link] = bench.links
+    assert link.transfers == [["a1", "a2"], ["b1"]]
+    link.answers[1].set_result(None)
+    await settle()
+    assert len(link.transfers) == 2
+    link.answers[0].set_result(None)
+    await settle()
+    assert link.transfers == [["a1", "a2"], ["b1"], ["a3"]]
+    link.answers[2].set_result(None)
+    assert await sending == [None] * 4
+
+
+@pytest.mark.parametrize("condition", ["com.microsoft:server-busy", "amqp:internal-error", "amqp:unauthorized-access"])
+async def test_nothing_of_a_chain_is_sent_behind_a_transfer_that_failed(condition: str) -> None:
+    bench = Bench()
+    bench.by_itself = lambda ids: rejected(condition) if "a2" in ids else None
+    outcomes = await bench.box.send_all(chained("a1", "a2", "a3", "a4", "b1", size=4000))
+    assert [outcome is None for outcome in outcomes] == [False, False, False, False, True]
+    assert [outcome.kind for outcome in outcomes[2:4] if outcome] == [FailureKind.TRANSIENT] * 2
+    assert not any(outcome.maybe_applied for outcome in outcomes[2:4] if outcome)
+    assert bench.links[0].transfers == [["a1", "a2"], ["b1"]]
+    assert await bench.box.send_all(chained("a1")) == [None]
+
+
+async def test_nothing_of_a_chain_is_sent_behind_a_message_that_is_refused() -> None:
+    bench = Bench()
+    bench.by_itself = lambda ids: rejected("amqp:not-allowed") if "a2" in ids else None
+    outcomes = await bench.box.send_all(chained("a1", "a2", "a3", "b1"))
+    assert [outcome and outcome.kind for outcome in outcomes] == [
+        None,
+        FailureKind.REFUSED,
+        FailureKind.TRANSIENT,
+        None,
+    ]
+    assert bench.links[0].transfers == [["a1", "a2", "a3"], ["b1"], ["a1"], ["a2"]]
+
+
+async def test_nothing_of_a_chain_is_sent_behind_a_message_that_the_link_does_not_take() -> None:
+    bench = Bench()
+    bench.by_itself = lambda ids: None
+    parcels = [*chained("a1"), *chained("a2", size=10_001), *chained("a3", "b1")]
+    for each in parcels[1:3]:
+        each.chain = parcels[0].chain
+    outcomes = await bench.box.send_all(parcels)
+    assert [outcome and outcome.reason for outcome in outcomes] == [
+        None,
+        FailureReason.TOO_LARGE,
+        FailureReason.OTHER,
+        None,
+    ]
+    assert bench.links[0].transfers == [["a1"], ["b1"]]
+
+
+async def test_what_waits_of_a_chain_was_not_sent_when_the_link_dies_between_two_transfers() -> None:
+    bench = Bench()
+    sending = asyncio.create_task(bench.box.send_all(chained("a1", "a2", "a3", "a4", "a5", size=4000)))
+    await settle()
+    [link] = bench.links
+    link.answers[0].set_result(None)
+    await settle()
+    assert link.transfers == [["a1", "a2"], ["a3", "a4"]]
+    link.answers[1].set_exception(ConnectionResetError("gone"))
+    outcomes = await sending
+    assert [outcome and outcome.maybe_applied for outcome in outcomes] == [None, None, True, True, False]
+    assert len(bench.links) == 1
+
+
+async def test_a_chain_ends_as_a_whole_when_it_is_closed_or_cancelled() -> None:
+    bench = Bench()
+    cancelled = asyncio.create_task(bench.box.send_all(chained("a1", "a2", size=6000)))
+    await settle()
+    cancelled.cancel()
+    await settle()
+    sending = asyncio.create_task(bench.box.send_all(chained("b1", "b2", size=6000)))
+    await settle()
+    assert [link.transfers for link in bench.links] == [[["a1"]], [["b1"]]]
+    await bench.box.close()
+    outcomes = [*await sending, *await bench.box.send_all(chained("c1", "c2"))]
+    assert [(outcome.reason, outcome.maybe_applied) for outcome in outcomes if outcome] == [
+        (FailureReason.CLOSED, True),
+        (FailureReason.CLOSED, False),
+        (FailureReason.CLOSED, False),
+        (FailureReason.CLOSED, False),
+    ]
+    assert not bench.box.waiting
 
 
 async def test_a_link_that_answers_within_the_grace_is_kept_when_its_callers_gave_up() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -32,6 +33,8 @@ _MOST_ROUND_TRIP = 1.0
 
 _MOST_DIGITS: Final = 19  # of a sequence number, which has 64 bits
 _LEAST_PATIENCE: Final = 0.5  # s between looks at the lock while a receive waits
+_SAMPLES: Final = 2  # answers by whose fastest a link is judged
+_FAR: Final = 0.005  # s for one answer, from which on several at once are faster
 _SILENCE: Final = 10.0  # s that an answer may take, while the link is read
 _QUESTIONS: Final = 2  # to which none comes: longer waits are cut into pieces that end with one each
 
@@ -60,6 +63,7 @@ class ReceiveLink:
         self._asked_at = math.inf
         self._heard: float | None = None
         self._lost = False
+        self._answer_times: deque[float] = deque(maxlen=_SAMPLES)
 
     closing_gives_back = False
     """What is not settled goes back by itself when it is closed."""
@@ -83,6 +87,15 @@ class ReceiveLink:
             self._asked_at = asyncio.get_running_loop().time()
             self._heard = _private.last_heard(self.client)
         _private.keep_arrivals(self.client)
+
+    def answered_in(self, seconds: float) -> None:
+        """Note how long the answer to one settlement took."""
+        self._answer_times.append(seconds)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether its answers take so long that several settlements are better begun at once."""
+        return len(self._answer_times) == _SAMPLES and min(self._answer_times) > _FAR
 
     def is_silent(self) -> bool:
         """Whether the service owes an answer for too long; asked after a read, and if so, the link is not usable."""

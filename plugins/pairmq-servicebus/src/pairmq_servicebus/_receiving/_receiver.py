@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Final, TypeVar
 
 from azure.servicebus import NEXT_AVAILABLE_SESSION
@@ -24,10 +23,18 @@ from pairmq_servicebus._client import Namespace
 from pairmq_servicebus._lane import Lane
 from pairmq_servicebus._receiving._link import ReceiveLink, is_somebody_elses, open_client, open_link
 from pairmq_servicebus._receiving._receive import Receive
-from pairmq_servicebus._receiving._settling import GiveUp, Held, Settlement, Shelf, complete_all, renew, settle
+from pairmq_servicebus._receiving._settling import (
+    Completion,
+    Completions,
+    GiveUp,
+    Held,
+    Settlement,
+    Shelf,
+    renew,
+    settle,
+)
 
 _GIVE_UP = 0.6  # s for giving back what is not settled when closing
-_PER_MESSAGE = 0.2  # s that a batch's limit grows with each of its messages
 _FIRST_TRIAL, _LAST_TRIAL = 0.1, 2.0  # s between trials to become the consumer of a queue that has another one
 
 T = TypeVar("T")
@@ -62,6 +69,7 @@ class BusReceiver(Receiver):
             opener or (lambda: open_link(namespace, source, doing)), doing, spares=lambda link: link.locks_end_with_it
         )
         self._takes_turns = opener is None
+        self._completions: Completions | None = None
         self._trial = _FIRST_TRIAL
         self._over = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
@@ -105,29 +113,37 @@ class BusReceiver(Receiver):
         return outcome
 
     async def complete(self, delivery: Delivery) -> None:
-        await self._settle(delivery, "complete")
+        [outcome] = await self.complete_batch((delivery,))
+        if outcome is not None:
+            raise outcome
 
     async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
-        """Complete each, confirmed: see `complete_all`."""
-        doing = f"complete in {self._source}"
-        outcomes: list[TransportError | None] = []
-        while len(outcomes) < len(deliveries):
-            # More than once only where the link was lost: the others are settled over the next one.
-            left = deliveries[len(outcomes) :]
-            try:
-                self._check_open(doing)
-                tokens = [delivery.lock_token for delivery in left]
-                outcomes += await self._lane.call(
-                    partial(self._complete_all, tokens, doing), self._limit + _PER_MESSAGE * len(left), doing
-                )
-            except TransportError as error:
-                return outcomes + [_errors.again(error) for _ in left]
-        return outcomes
+        try:
+            self._check_open(f"complete in {self._source}")
+        except TransportError as error:
+            return [_errors.again(error) for _ in deliveries]
+        asked = [Completion(self._known(delivery)) for delivery in deliveries]
+        if asked:
+            self._complete(asked)
+        try:
+            return [await completion.done for completion in asked]
+        except asyncio.CancelledError:
+            for completion in asked:
+                job, done = completion.job, completion.done
+                if job is not None and (done.cancelled() or not done.done()) and job.give_up(completion):
+                    self._lane.give_up(job)
+            raise
 
-    async def _complete_all(
-        self, tokens: Sequence[object], doing: str, link: ReceiveLink
-    ) -> Sequence[TransportError | None]:
-        return await complete_all(link, self._shelf, tokens, doing)
+    def _complete(self, asked: Sequence[Completion]) -> None:
+        """Complete what callers ask for in one job with what waits already."""
+        job = self._completions
+        if job is None or job.has_begun:
+            doing = f"complete in {self._source}"
+            job = self._completions = Completions(self._shelf, self._limit, doing, self._complete)
+            job.add(asked)
+            self._lane.submit(job)
+        else:
+            job.add(asked)
 
     async def abandon(self, delivery: Delivery) -> None:
         await self._settle(delivery, "abandon")
@@ -168,10 +184,15 @@ class BusReceiver(Receiver):
         )
 
     def _held(self, delivery: Delivery, doing: str) -> Held:
-        held = delivery.lock_token
-        if not isinstance(held, Held) or held.shelf is not self._shelf:
-            raise _errors.lock_lost(doing)  # one that was only looked at, or is another receiver's
+        held = self._known(delivery)
+        if held is None:
+            raise _errors.lock_lost(doing)
         return held
+
+    def _known(self, delivery: Delivery) -> Held | None:
+        """What a delivery is settled by; None for one that was only looked at, or is another receiver's."""
+        held = delivery.lock_token
+        return held if isinstance(held, Held) and held.shelf is self._shelf else None
 
     def _check_open(self, doing: str) -> None:
         if self._closing is not None or self._namespace.closed or self._lane.closed:

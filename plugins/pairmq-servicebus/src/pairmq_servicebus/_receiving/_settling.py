@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Literal
 
 from azure.servicebus import ServiceBusReceivedMessage as Received
@@ -25,9 +26,8 @@ MOST_REASON = 4096
 # What the client asks for, sent back as it was: some servers do, and the client takes it for a refusal.
 _ECHO = "com.microsoft:dead-letter"
 
-_SAMPLES = 2  # settlements by whose fastest a link is judged
-_FAR = 0.005  # s for one answer, from which on several at once are faster
 _SIDE_BY_SIDE = 100
+_PER_MESSAGE = 0.2  # s that a job's limit grows with each of its messages
 
 
 class Held:
@@ -148,37 +148,97 @@ async def settle(
     shelf.forget(held)
 
 
-async def complete_all(
-    link: ReceiveLink, shelf: Shelf, deliveries: Sequence[object], doing: str
-) -> list[TransportError | None]:
-    """Complete messages by their lock tokens, as many as the link lives for; gives one outcome each, in order.
+class Completion:
+    """A message that a caller wants to be completed.
 
-    One after the other where answers come at once, since the client is slower at several; side by side where each
-    takes a round trip of a slow network.
+    Args:
+        held: what it is settled by; None for one that was only looked at, or is another receiver's.
     """
-    loop = asyncio.get_running_loop()
-    outcomes: list[TransportError | None] = []
-    fastest = math.inf
-    while len(outcomes) < len(deliveries) and (link.usable() or not outcomes):
-        slow = len(outcomes) >= _SAMPLES and fastest > _FAR
-        part = deliveries[len(outcomes) : len(outcomes) + (_SIDE_BY_SIDE if slow else 1)]
-        began = loop.time()
-        if slow:
-            outcomes += await asyncio.gather(*(_completed(link, shelf, held, doing) for held in part))
+
+    __slots__ = ("done", "held", "job")
+
+    def __init__(self, held: Held | None) -> None:
+        self.held = held
+        self.job: Completions | None = None
+        self.done: asyncio.Future[TransportError | None] = asyncio.get_running_loop().create_future()
+
+
+class Completions(Job[ReceiveLink]):
+    """Completes all that callers asked for until it began, by their lock tokens.
+
+    One after the other where answers come at once, since the client is slower at several; side by side where each takes
+    a round trip of a slow network.
+
+    Args:
+        limit: seconds for it, and some more for each message.
+        go_on: takes what is left when the link was lost: it is completed over the next one.
+    """
+
+    def __init__(self, shelf: Shelf, limit: float, doing: str, go_on: Callable[[Sequence[Completion]], None]) -> None:
+        super().__init__(limit)
+        self.has_begun = False
+        """Or will never: it takes no more."""
+        self._shelf = shelf
+        self._doing = doing
+        self._go_on = go_on
+        self._asked: list[Completion] = []
+        self._awaited = 0
+
+    def add(self, completions: Sequence[Completion]) -> None:
+        """Complete these, too."""
+        for completion in completions:
+            completion.job = self
+        self._asked += completions
+        self._awaited += len(completions)
+        self.limit = (self.limit or 0.0) + _PER_MESSAGE * len(completions)
+
+    def give_up(self, completion: Completion) -> bool:
+        """Take note that its caller waits no more; returns whether no other caller does."""
+        completion.done.cancel()
+        self._awaited -= 1
+        self.has_begun = self.has_begun or not self._awaited
+        return not self._awaited
+
+    async def run(self, link: ReceiveLink) -> None:
+        self.has_begun = True
+        loop = asyncio.get_running_loop()
+        left = deque(completion for completion in self._asked if not completion.done.done())
+        tried = False
+        while left and (link.usable() or not tried):
+            tried = True
+            part: dict[Held | None, Completion] = {}
+            while left and len(part) < (_SIDE_BY_SIDE if link.is_far else 1) and left[0].held not in part:
+                completion = left.popleft()
+                part[completion.held] = completion
+            began = loop.time()
+            if len(part) > 1:
+                await asyncio.gather(*map(partial(self._complete, link), part.values()))
+            else:
+                await self._complete(link, *part.values())
+                link.answered_in(loop.time() - began)
+        if left:
+            self._go_on(left)
+
+    def fail(self, error: TransportError, *, begun: bool) -> None:
+        self.has_begun = True
+        for completion in self._asked:
+            self._end(completion, _errors.again(error))
+
+    async def _complete(self, link: ReceiveLink, completion: Completion) -> None:
+        outcome: TransportError | None = None
+        if completion.held is None:
+            outcome = _errors.lock_lost(self._doing)
         else:
-            outcomes.append(await _completed(link, shelf, part[0], doing))
-            fastest = min(fastest, loop.time() - began)
-    return outcomes
+            try:
+                await settle(link, self._shelf, completion.held, "complete", self._doing)
+            except TransportError as error:
+                outcome = error
+        self._end(completion, outcome)
 
-
-async def _completed(link: ReceiveLink, shelf: Shelf, held: object, doing: str) -> TransportError | None:
-    if not isinstance(held, Held) or held.shelf is not shelf:
-        return _errors.lock_lost(doing)  # one that was only looked at, or is another receiver's
-    try:
-        await settle(link, shelf, held, "complete", doing)
-    except TransportError as error:
-        return error
-    return None
+    def _end(self, completion: Completion, outcome: TransportError | None) -> None:
+        if not completion.done.done():
+            self._awaited -= 1
+            completion.done.set_result(outcome)
 
 
 async def renew(link: ReceiveLink, shelf: Shelf, held: Held, asked_at: float, doing: str) -> datetime:
