@@ -28,6 +28,7 @@ TOO_LARGE = TransportError("too large", FailureKind.REFUSED, FailureReason.TOO_L
 NOT_FOUND = TransportError("no such queue", FailureKind.REFUSED, FailureReason.NOT_FOUND)
 UNAUTHORIZED = TransportError("no right", FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
 LOCK_LOST = TransportError("lock lost", FailureKind.REFUSED, FailureReason.LOCK_LOST)
+BEHIND = TransportError("not sent, since an earlier message of its session failed", FailureKind.TRANSIENT)
 CLOSED = TransportError("closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
 
 
@@ -41,9 +42,13 @@ def envelope(
 class Pump:
     """A machine, and what it was given."""
 
-    def __init__(self, *, ordered: bool = False, lock: float | None = 60.0, **options: Any) -> None:
+    def __init__(
+        self, *, ordered: bool = False, batches: bool = False, lock: float | None = 60.0, **options: Any
+    ) -> None:
         self.gates = Gates(60.0)
-        self.machine = PumpMachine(PairOptions(**options), self.gates, lambda entity: entity.path == "system")
+        self.machine = PumpMachine(
+            PairOptions(**options), self.gates, lambda entity: entity.path == "system", ordered_batches=batches
+        )
         self.machine.opened(lock, ordered=ordered)
         self.lines: dict[Entity, DestinationLine] = {}
 
@@ -350,6 +355,33 @@ def test_where_order_is_kept_one_message_a_key_is_sent_at_once():
     assert ([item.message.message_id for item in taken], pump.waiting()) == (["m0", "m1"], ["m2"])
 
 
+def test_where_a_sender_keeps_order_several_messages_of_a_key_are_sent_at_once():
+    pump = Pump(ordered=True, batches=True)
+    pump.receive(*(envelope(n, session=session) for n, session in enumerate("aba")))
+    assert (len(pump.machine.take(pump.lines[ORDERS])), pump.waiting(), pump.machine.in_order) == (3, [], True)
+    assert not Pump(batches=True).machine.in_order
+
+
+@pytest.mark.parametrize("failure", [AWAY, IN_DOUBT, BUSY])
+@pytest.mark.parametrize("reported", [None, BEHIND, IN_DOUBT])
+def test_nothing_of_a_key_counts_as_delivered_behind_a_failure(failure, reported):
+    pump = Pump(ordered=True, batches=True)
+    pump.receive(*(envelope(n, session=session) for n, session in enumerate("abaab")))
+    sent = pump.send(None, None, failure, reported, None)
+    assert [item.message.message_id for item in sent.settle] == ["m0", "m1", "m4"]
+    assert (pump.waiting(), sent.failure) == (["m2", "m3"], failure)
+    assert [item.unknown for item in pump.lines[ORDERS].items] == [failure is IN_DOUBT, reported is not BEHIND]
+
+
+def test_a_refused_message_of_a_key_is_gone_before_the_next_one_is_sent_again():
+    pump = Pump(ordered=True, batches=True)
+    pump.receive(*(envelope(n, session=session) for n, session in enumerate("aaab")))
+    sent = pump.send(None, TOO_LARGE, BEHIND, None)
+    assert [item.message.message_id for item in sent.settle] == ["m0", "m3", "m1"]
+    assert (pump.waiting(), sent.failure, pump.lines[ORDERS].gate.is_open) == (["m2"], None, True)
+    assert pump.machine.waits_for(sent.settle)
+
+
 def test_without_order_all_go_at_once():
     pump = Pump()
     pump.receive(*(envelope(n, session=session) for n, session in enumerate("aba")))
@@ -541,12 +573,18 @@ class AnyPump:
     """A pump between a primary and a secondary that do as they like, and keep account.
 
     A message is named by its number. Nothing may be lost, nothing may be settled that is not stored elsewhere, and each
-    settlement is reported once. Where order is kept, a message is sent only when none before it is in doubt.
+    settlement is reported once. Where order is kept, a message is sent only when none before it is in doubt, but those
+    that are sent together with it by a sender that keeps their order.
     """
 
-    def __init__(self, seed: int, *, ordered: bool) -> None:
+    def __init__(self, seed: int, *, ordered: bool, batches: bool) -> None:
         self.random = random.Random(seed)
-        self.pump = Pump(ordered=ordered, syphon_batch=self.random.randint(1, 5), allowed_entities=("orders", "prices"))
+        self.pump = Pump(
+            ordered=ordered,
+            batches=batches,
+            syphon_batch=self.random.randint(1, 5),
+            allowed_entities=("orders", "prices"),
+        )
         self.machine, self.ordered = self.pump.machine, ordered
         self.numbers = self.positions = 0
         self.queue: dict[int, Message] = {}  # by position
@@ -625,7 +663,7 @@ class AnyPump:
         assert not self.machine.waits_for(settle)
         for item in operation.sent:
             assert item.message.message_id not in self.confirmed - self.copied
-            self.check_order(item)
+            self.check_order(item, operation.sent)
         if not operation.sent:
             self.end(operation)
 
@@ -639,11 +677,12 @@ class AnyPump:
             outcome = replace(used)
         return self.machine.renewed(item, used, outcome, began_at)
 
-    def check_order(self, item: Item) -> None:
+    def check_order(self, item: Item, sent: Sequence[Item]) -> None:
+        together = {self.name(each.message) for each in sent[: sent.index(item)]} if self.machine.in_order else set()
         if self.ordered:
             place, key = int(item.delivery.sequence_number), item.message.session_id
             earlier = [self.name(self.queue[each]) for each in sorted(self.queue) if each < place]
-            assert {name for name in earlier if self.keys[name] == key} <= self.confirmed
+            assert {name for name in earlier if self.keys[name] == key} <= self.confirmed | together
 
     def answer(self) -> None:
         operation = self.operations[self.random.choice(self.lines(busy=True))]
@@ -653,10 +692,19 @@ class AnyPump:
                 self.end(operation)
             return
         line, sent = operation.line, operation.sent
-        results = [self.random.choice(ANSWERS) for _ in sent]
-        for item, result in zip(sent, results, strict=True):
-            if result is None or (result.maybe_applied and self.random.random() < 0.5):
+        results: list[TransportError | None] = [self.random.choice(ANSWERS) for _ in sent]
+        failed, missing = set(), set()
+        for place, (item, result) in enumerate(zip(sent, results, strict=True)):
+            session = item.message.session_id
+            if self.machine.in_order and session in failed:
+                result = results[place] = self.random.choice([BEHIND, IN_DOUBT])
+            stored = result is None or (result.maybe_applied and self.random.random() < 0.5)
+            if result is not None:
+                failed.add(session)
+            if stored and not (self.machine.in_order and session in missing):
                 self.stored.add(self.name(item.message))
+            else:
+                missing.add(session)
             if result is None:
                 self.confirmed.add(self.name(item.message))
         outcome = self.machine.sent(line.gate, sent, results, self.random.random())
@@ -777,11 +825,11 @@ class AnyPump:
         assert {item.state for item in self.items} <= {State.LOST, State.LAPSED, State.FORFEIT, State.GONE}
 
 
-@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(("ordered", "batches"), [(False, False), (True, False), (True, True)])
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
-def test_whatever_happens_nothing_is_lost_or_settled_twice_or_out_of_order(ordered, seed):
-    world = AnyPump(seed, ordered=ordered)
+def test_whatever_happens_nothing_is_lost_or_settled_twice_or_out_of_order(ordered, batches, seed):
+    world = AnyPump(seed, ordered=ordered, batches=batches)
     for _ in range(300):
         world.random.choice(world.steps())()
         world.check()

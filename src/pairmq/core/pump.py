@@ -15,9 +15,10 @@ Rules.
 3. A message is sent only under a lock that outlasts the send, and what was delivered is remembered until its completion
    is confirmed: should it be redelivered, it is completed and not sent again (SPEC 7.6, ADR 7).
 4. Of a queue with one consumer at a time order is kept (SPEC 8): of one key one message an operation is sent, so that
-   none is stored while an earlier one is in doubt; what is dead-lettered is gone before the next one goes; nothing goes
-   to the tail, but several batches are held; and when a lock is lost all that waits is released, once what is being
-   sent has its answer, and what is stored was completed: under another lock it would be sent twice.
+   none is stored while an earlier one is in doubt, or several where the sender stores none of a session behind one that
+   failed, and then none of them counts as delivered; what is dead-lettered is gone before the next one goes; nothing
+   goes to the tail, but several batches are held; and when a lock is lost all that waits is released, once what is
+   being sent has its answer, and what is stored was completed: under another lock it would be sent twice.
 5. An operation that hits its time limit reports the outcome of none of its messages: the next one carries fewer.
 6. A settlement that failed in passing is tried again, and each is reported once, however it ends.
 
@@ -323,9 +324,17 @@ class PumpMachine:
         options: the pair's.
         gates: the destinations' gates, shared by all pumps of a syphon.
         is_system: whether an entity is internal to the primary.
+        ordered_batches: the primary's senders can send several messages of a session in order.
     """
 
-    def __init__(self, options: PairOptions, gates: Gates, is_system: Callable[[Entity], bool]) -> None:
+    def __init__(
+        self,
+        options: PairOptions,
+        gates: Gates,
+        is_system: Callable[[Entity], bool],
+        *,
+        ordered_batches: bool = False,
+    ) -> None:
         self.moved = 0
         self.dead_lettered = 0
         self.lock_duration: float | None = None
@@ -344,6 +353,7 @@ class PumpMachine:
         self._options = options
         self._gates = gates
         self._is_system = is_system
+        self._ordered_batches = ordered_batches
         self._counts_time = options.ttl_policy != "restore"
         self._limited = rate is not None
         self._ceiling = options.syphon_batch * _BATCHES_AN_OPERATION
@@ -552,8 +562,13 @@ class PumpMachine:
 
     # Sending.
 
+    @property
+    def in_order(self) -> bool:
+        """Whether an operation has several messages of a key: then none is to be stored behind one that fails."""
+        return self.ordered and self._ordered_batches
+
     def take(self, line: DestinationLine) -> list[Item]:
-        """Take what goes in one operation, in order: where order is kept, one message a key."""
+        """Take what goes in one operation, in order: where order is kept, one message a key unless `in_order`."""
         most = min(line.gate.most, self._most_sent)
         keys: set[tuple[bool, str]] = set()
         size = 0
@@ -561,7 +576,7 @@ class PumpMachine:
         while waiting and len(taken) < most and size < _OPERATION_BYTES:
             item = waiting[0]
             if item.state is State.WAITING:  # else it is lost
-                if self.ordered:
+                if self.ordered and not self._ordered_batches:
                     if item.key in keys:
                         break
                     keys.add(item.key)
@@ -629,7 +644,14 @@ class PumpMachine:
         poison: list[Item] = []
         failure: TransportError | None = None
         unknown_entity = in_doubt = False
+        failed: set[str | None] = set()
         for item, result in zip(items, results, strict=True):
+            if self.in_order and item.message.session_id in failed:
+                # It is sent again, behind the one that failed, whatever came of it.
+                item.unknown = item.unknown or result is None or result.maybe_applied
+                continue
+            if result is not None:
+                failed.add(item.message.session_id)
             if result is None:
                 delivered.append(self._settle(item, Symbol.CONFIRMED, Ending.MOVED))
                 self._delivered[item.identity] = None

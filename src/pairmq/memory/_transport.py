@@ -37,6 +37,7 @@ from pairmq.transport import (
     Sender,
     SessionReceiver,
     Transport,
+    behind_failed,
     checked_name,
     chosen_endpoint,
 )
@@ -55,6 +56,7 @@ CAPABILITIES = Capabilities(
     peek=True,
     quiet_peek=True,
     ordered_consumer=True,
+    ordered_batches=True,
 )
 """Everything that a transport can do, but nothing outlives the process."""
 
@@ -145,13 +147,33 @@ class MemorySender(Sender):
         await self._connection.call(self._calls, lambda now: self._store(message, now), stores=True)
 
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
-        def act(now: float) -> list[TransportError | None]:
-            return _failures(lambda message: self._store(message, now), messages)
+        return await self._store_all(messages, lambda store: _failures(store, messages))
 
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        def act(store: Callable[[Message], None]) -> list[TransportError | None]:
+            outcomes: list[TransportError | None] = []
+            failed: dict[str | None, TransportError] = {}
+            for message in messages:
+                earlier = failed.get(message.session_id)
+                [outcome] = _failures(store, (message,)) if earlier is None else [behind_failed(earlier)]
+                if outcome is not None:
+                    failed.setdefault(message.session_id, outcome)
+                outcomes.append(outcome)
+            return outcomes
+
+        return await self._store_all(messages, act)
+
+    async def _store_all(
+        self,
+        messages: Sequence[Message],
+        act: Callable[[Callable[[Message], None]], list[TransportError | None]],
+    ) -> list[TransportError | None]:
         if not messages:
             return []
         try:
-            return await self._connection.call(self._calls, act, stores=True)
+            return await self._connection.call(
+                self._calls, lambda now: act(lambda message: self._store(message, now)), stores=True
+            )
         except TransportError as error:
             return [error] * len(messages)
 

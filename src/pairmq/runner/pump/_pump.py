@@ -41,7 +41,12 @@ class Pump:
         self._missing = missing
         self._context = context
         self._clock = context.clock
-        self._machine = PumpMachine(context.options, context.gates.gates, context.primary.admin.is_system_entity)
+        self._machine = PumpMachine(
+            context.options,
+            context.gates.gates,
+            context.primary.admin.is_system_entity,
+            ordered_batches=context.primary.capabilities.ordered_batches,
+        )
         self._reader = BacklogReader(queue, context, self._machine, self._changed)
         self._stopping = asyncio.Event()
         self._moved_on = asyncio.Event()
@@ -247,7 +252,7 @@ class Pump:
         """One operation at the primary; one entry each, None for confirmed."""
         sender = self._context.sender(entity)
         if len(messages) > 1:
-            return await sender.send_batch(messages)
+            return await (sender.send_in_order if self._machine.in_order else sender.send_batch)(messages)
         await sender.send(messages[0])
         return (None,)
 

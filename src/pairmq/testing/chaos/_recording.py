@@ -72,6 +72,9 @@ class _Sender(SenderWrapper):
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         return await self._recorded(messages, self.inner.send_batch(messages))
 
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        return await self._recorded(messages, self.inner.send_in_order(messages))
+
     async def _recorded(self, messages: Sequence[Message], write: Awaitable[T]) -> T:
         link, count = self._link, len(messages)
         attempt = next(_attempts)

@@ -53,6 +53,9 @@ class LimitedSender(DefectiveSender):
         outcomes = iter(await self.inner.send_batch(fitting))
         return [refused[position] if position in refused else next(outcomes) for position in range(len(messages))]
 
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        return await Sender.send_in_order(self, messages)  # one after the other
+
 
 class DefectiveReceiver(ReceiverWrapper):
     def __init__(self, transport: DefectiveTransport, source: Source) -> None:

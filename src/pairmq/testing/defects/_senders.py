@@ -132,6 +132,29 @@ class RaisesForBatches(LimitedSender):
 
 
 @planted(
+    "Sender.send_in_order",
+    "nothing of a session is stored behind one that failed",
+    "Send.test_nothing_of_a_session_is_stored_behind_one_that_failed",
+    limited=True,
+)
+class StoresBehindAFailure(LimitedSender):
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        return await self.send_batch(messages)
+
+
+@planted(
+    "Sender.send_in_order",
+    "nothing of a session is confirmed behind one that failed",
+    "Send.test_nothing_of_a_session_is_stored_behind_one_that_failed",
+    limited=True,
+)
+class ConfirmsBehindAFailure(LimitedSender):
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        outcomes = await super().send_in_order(messages)
+        return [None if error and error.kind is FailureKind.TRANSIENT else error for error in outcomes]
+
+
+@planted(
     "Transport.check_message",
     "a message beyond `max_message_bytes` is refused",
     "Send.test_a_message_beyond_the_limit_is_refused_by_itself",

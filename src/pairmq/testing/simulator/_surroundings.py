@@ -60,6 +60,7 @@ class Surroundings:
             probes=True,
             peek=True,
             ordered_consumer=True,
+            ordered_batches=primary and self.scenario.seed % 2 == 1,
             durable=True,
         )
         connection = self.network.open(self.brokers[name], life)

@@ -31,6 +31,7 @@ from pairmq.transport import (
     Receiver,
     Sender,
     Transport,
+    behind_failed,
 )
 
 
@@ -126,10 +127,13 @@ class _Sender(Sender):
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         return await self._write(tuple(messages)) if messages else []
 
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        return await self._write(tuple(messages), in_order=True) if messages else []
+
     async def close(self) -> None:
         pass
 
-    async def _write(self, messages: tuple[Message, ...]) -> list[TransportError | None]:
+    async def _write(self, messages: tuple[Message, ...], *, in_order: bool = False) -> list[TransportError | None]:
         link, history = self._link, self._link.history
         loop, life = link.connection.network.loop, link.connection.life.name
         numbers = tuple(map(link.number_of, messages))
@@ -151,10 +155,18 @@ class _Sender(Sender):
         told: tuple[Told, ...] = ()
 
         def apply(request: Request) -> list[TransportError | None]:
-            return [
-                self._store(message, attempt.number, bool(request.spoilt >> index & 1))
-                for index, message in enumerate(messages)
-            ]
+            outcomes: list[TransportError | None] = []
+            failed: dict[str | None, TransportError] = {}
+            for index, message in enumerate(messages):
+                earlier = failed.get(message.session_id) if in_order else None
+                if earlier is not None:
+                    outcomes.append(behind_failed(earlier))
+                    continue
+                outcome = self._store(message, attempt.number, bool(request.spoilt >> index & 1))
+                if outcome is not None:
+                    failed[message.session_id] = outcome
+                outcomes.append(outcome)
+            return outcomes
 
         try:
             results = await link.ask(SEND, self._entity.path, apply, len(messages))

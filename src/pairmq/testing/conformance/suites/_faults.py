@@ -286,6 +286,30 @@ class Faults(Suite):
         found = await _up_to(broker, "after", Source(queue))
         assert error.maybe_applied or "in doubt" not in found
 
+    async def test_a_session_s_messages_are_confirmed_and_stored_from_the_first_on_when_the_broker_dies(
+        self, broker: Broker
+    ) -> None:
+        """Whatever is lost of `Sender.send_in_order`, a later message counts as stored only with all before it."""
+        queue = await broker.queue()
+        sender = broker.sender(queue)
+        await sender.send(message("before"))
+        batch = [message(f"{number % 3}-{number}", session_id=str(number % 3)) for number in range(600)]
+        sending = asyncio.ensure_future(sender.send_in_order(batch))
+        await asyncio.sleep(0.01)
+        await broker.stop()
+        async with asyncio.timeout(limits().patience):
+            outcomes = await sending
+        await broker.restore()
+        await broker.connect().admin.create(queue)
+        await _until_it_works(lambda: sender.send(message("after")))
+        found = await _up_to(broker, "after", Source(queue))
+        for session in "012":
+            places = [place for place, each in enumerate(batch) if each.session_id == session]
+            confirmed = [outcomes[place] is None for place in places]
+            assert confirmed == sorted(confirmed, reverse=True), "one is confirmed behind one that failed"
+            stored = [batch[place].body.decode() in found for place in places]
+            assert stored == sorted(stored, reverse=True), "one is stored behind one that is not"
+
     @capability("durable", disclaimed=_a_broker_that_forgets_takes_work_again)
     async def test_what_was_accepted_outlives_a_crash(self, broker: Broker) -> None:
         queue = await broker.queue()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from uuid import UUID
@@ -38,6 +38,7 @@ _FREE_TEXTS = [name for name in _TEXTS if name != "reply_to_session_id"]
 _LARGE = 50_000
 _LIVES = 86_400.123456
 _MISSING = Entity("there-is-no-such-queue")
+_AROUND_A_LARGE_ONE = ("a1", "b1", "large", "a2", "b2", "a3")
 
 _ZONE_OF_INDIA = "2031-05-06T07:08:09.123456+05:30"
 _VALUES: dict[str, PropertyValue] = {
@@ -79,8 +80,34 @@ _VALUES: dict[str, PropertyValue] = {
 }
 
 
+async def _keeps_sessions_in_order(broker: Broker) -> None:
+    """What `Sender.send_in_order` promises, in one round trip or in many."""
+    queue = await broker.queue()
+    sender = broker.sender(queue)
+    assert list(await sender.send_in_order([])) == []
+    sessions = ("a", "b", None)
+    sent = [message(str(number), session_id=sessions[number * number % 7 % 3]) for number in range(60)]
+    assert list(await sender.send_in_order(sent)) == [None] * 60
+    stored = await receive_all(broker.receiver(queue), 60)
+    for session in sessions:
+        found = [each.message.body for each in stored if each.message.session_id == session]
+        assert found == [each.body for each in sent if each.session_id == session]
+    most = testable_limit(broker)
+    if most is None:
+        return
+    large = replace(of_size(broker, most + 1), session_id="a")
+    batch = [large if body == "large" else message(body, session_id=body[0]) for body in _AROUND_A_LARGE_ONE]
+    outcomes = await sender.send_in_order(batch)
+    assert [error is None for error in outcomes] == [body[0] == "b" or body == "a1" for body in _AROUND_A_LARGE_ONE]
+    assert outcomes[2] is not None and outcomes[2].reason is FailureReason.TOO_LARGE
+    assert not any(error.maybe_applied for error in outcomes if error), "none of them can have been stored"
+    told = bodies(await receive_all(broker.receiver(queue), 3))
+    assert (told.count("a1"), [body for body in told if body[0] == "b"]) == (1, ["b1", "b2"])
+    assert await broker.receiver(queue).receive(1, 0) == [], "one was stored behind one of its session that failed"
+
+
 class Send(Suite):
-    """`Sender.send` and `Sender.send_batch` (SPEC 3.4, 3.6)."""
+    """`Sender.send`, `Sender.send_batch` and `Sender.send_in_order` (SPEC 3.4, 3.6)."""
 
     async def test_every_field_comes_back_as_it_was(self, broker: Broker) -> None:
         # One queue for all: opening links takes the time, and a difference is reported by the field's name.
@@ -149,6 +176,10 @@ class Send(Suite):
         assert list(await sender.send_batch([])) == []
         assert list(await sender.send_batch(batch)) == [None] * 100
         assert bodies(await receive_all(broker.receiver(queue), 100)) == [str(number) for number in range(100)]
+
+    @capability("ordered_batches", disclaimed=_keeps_sessions_in_order)
+    async def test_nothing_of_a_session_is_stored_behind_one_that_failed(self, broker: Broker) -> None:
+        await _keeps_sessions_in_order(broker)
 
     async def test_a_batch_larger_than_what_goes_at_once_is_cut(self, broker: Broker) -> None:
         queue = await broker.queue()
