@@ -19,7 +19,8 @@ from pairmq.core import PairOptions
 from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
 from pairmq.pair import Pair, Settings, check_distinct, load_settings
 from pairmq.plugins import registry
-from pairmq.transport import Transport
+from pairmq.runner import outbox_queue
+from pairmq.transport import Transactional, Transport
 
 if TYPE_CHECKING:
     from pairmq.observe.journal import Journal
@@ -257,6 +258,11 @@ def transports_of(settings: Settings) -> tuple[Transport, Transport]:
 def backlog_queues(primary: Transport, options: PairOptions) -> tuple[Entity, ...]:
     """The backlog queues of a primary, by their index. Raises as `entity_of`."""
     return tuple(entity_of(name) for name in options.backlog_queue_names(primary.endpoint.name))
+
+
+def outbox_of(primary: Transport, secondary: Transport) -> Entity | None:
+    """The queue of a pair's outbox; None if the secondary can't have one."""
+    return outbox_queue(primary) if isinstance(secondary, Transactional) else None
 
 
 async def within(seconds: float, operation: Awaitable[T]) -> T:

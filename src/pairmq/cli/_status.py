@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -30,6 +30,7 @@ from pairmq.cli._common import (
     backlog_queues,
     entity_of,
     examples,
+    outbox_of,
     transports_of,
     with_pair,
     within,
@@ -38,7 +39,7 @@ from pairmq.cli._errors import printable
 from pairmq.cli._output import FAIL, OK, WARN, cells, put_json, stdout_console, table
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import Duration, grouped, plural, short_duration
-from pairmq.model import Entity, EntityKind, Source, TransportError
+from pairmq.model import Entity, EntityKind, FailureReason, Source, TransportError
 from pairmq.runner import Agreement, find_agreement
 from pairmq.transport import QueueCounts, Transport
 
@@ -82,7 +83,8 @@ def status(
         now = time.monotonic()
         if agreed is None or now - agreed[0] >= _AGREED or agreed[1].unread is not None:
             agreed = now, await find_agreement(primary.endpoint, secondary, settings.options, limit)
-        return await look(primary, secondary, queues, entities, limit, agreed[1])
+        seen = await look(primary, secondary, queues, entities, limit, agreed[1])
+        return replace(seen, outbox=await see_outbox(secondary, outbox_of(primary, secondary), limit))
 
     async def run(stop: Stop) -> int:
         async with primary, secondary:
@@ -154,6 +156,8 @@ def _picture(seen: Look, *, queues: int | None = None) -> RenderableType:
     error = seen.backlog.error
     if error is not None and seen.secondary.error is None:
         parts.append(Text(printable(error), FAIL))
+    if seen.outbox is not None:
+        parts.append(Text(f"outbox: {printable(str(seen.outbox))}", FAIL if seen.outbox.error else ""))
     parts += [Text(printable(text), WARN) for text in _remarks(seen)]
     return Group(*parts)
 
@@ -181,6 +185,7 @@ def _as_json(seen: Look) -> dict[str, object]:
         "secondary": seen.secondary.as_json(),
         "entities": [one.as_json() for one in seen.entities],
         "backlog": depths_as_json(seen.backlog),
+        "outbox": None if seen.outbox is None else seen.outbox.as_json(),
         "agreement": agreement_as_json(seen.agreement),
     }
 
@@ -226,6 +231,50 @@ class EntityLook:
 
 
 @dataclass(frozen=True, slots=True)
+class OutboxLook:
+    """What waits in the outbox (SPEC 12.4).
+
+    Args:
+        counts: of its queue; None if it does not exist, or could not be counted.
+        oldest: seconds since the oldest message was stored; None without one.
+        error: why it could not be counted.
+    """
+
+    counts: QueueCounts | None = None
+    oldest: float | None = None
+    error: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "pending": None if self.counts is None else self.counts.pending,
+            "dead_letter": None if self.counts is None else self.counts.dead_letter,
+            "oldest_seconds": None if self.oldest is None else round(self.oldest, 3),
+            "error": self.error,
+        }
+
+    def __str__(self) -> str:
+        if self.counts is None:
+            return self.error or "none yet"
+        dead = f", {grouped(self.counts.dead_letter)} dead-lettered" if self.counts.dead_letter else ""
+        age = "" if self.oldest is None else f", the oldest for {short_duration(self.oldest)}"
+        return f"{plural(self.counts.pending, 'message')} to be moved{age}{dead}"
+
+
+async def see_outbox(secondary: Transport, queue: Entity | None, time_limit: float) -> OutboxLook | None:
+    """Count what is in the outbox, and find its age; failures are part of the result."""
+    if queue is None:
+        return None
+    try:
+        counts = await within(time_limit, secondary.admin.counts(Source(queue)))
+        first = await within(time_limit, secondary.admin.peek(Source(queue), 1))
+    except TransportError as error:
+        return OutboxLook(error=None if error.reason is FailureReason.NOT_FOUND else str(error))
+    at = first[0].enqueued_at if first else None
+    return OutboxLook(counts, None if at is None else max(0.0, time.time() - at.timestamp()))
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """Everything that was seen."""
 
@@ -234,6 +283,7 @@ class Look:
     entities: tuple[EntityLook, ...]
     backlog: Depths
     agreement: Agreement
+    outbox: OutboxLook | None = None
 
     @property
     def ok(self) -> bool:

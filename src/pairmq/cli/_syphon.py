@@ -46,7 +46,9 @@ EPILOG = examples(
 @with_pair(SYPHON)
 def syphon(
     pair: PairArguments,
-    until_empty: Annotated[bool, Option("--until-empty", help="Exit when all backlog queues are empty.")] = False,
+    until_empty: Annotated[
+        bool, Option("--until-empty", help="Exit when all backlog queues, and the outbox, are empty.")
+    ] = False,
     metrics_interval: Annotated[float, Duration("--metrics-interval", "Between two progress lines.")] = "10s",  # type: ignore[assignment]  # the parser reads defaults too
     dashboard: Annotated[
         str | None,
@@ -304,8 +306,9 @@ class SyphonJob:
                         self._answered_at = began
                 if self._until_empty and self._depths is not None and self._depths.known_empty and not stop.asked:
                     # That these are empty says nothing of queues that only other processes know (SPEC 13.2).
+                    empty = await stop.or_result(self._outbox_is_empty(limit))
                     agreement = await stop.or_result(self._pair.agreement(everywhere=True, timeout=limit))
-                    if agreement is not None and self._nothing_more(agreement):
+                    if empty and agreement is not None and self._nothing_more(agreement):
                         self._agreement = agreement
                         return True
             now = time.monotonic()
@@ -322,6 +325,10 @@ class SyphonJob:
                 self._report()
             await stop.wait(min(_LOOK, self._interval))
         return False
+
+    async def _outbox_is_empty(self, limit: float) -> bool:
+        queue = self._pair.outbox_queue
+        return queue is None or (await count_queues(self._pair.secondary, [queue], limit)).known_empty
 
     def _nothing_more(self, agreement: Agreement) -> bool:
         """Whether all queues that the syphon drains were among those that were just counted."""

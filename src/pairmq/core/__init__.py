@@ -39,7 +39,14 @@ from pairmq.core.envelope import (
 )
 from pairmq.core.gates import Gate, Gates
 from pairmq.core.machine import EntityMachine, ImpossibleInputError
-from pairmq.core.options import OPTION_NAMES, OPTION_RANGES, RECORD_QUEUE, PairOptions, backlog_queue_name
+from pairmq.core.options import (
+    OPTION_NAMES,
+    OPTION_RANGES,
+    OUTBOX_QUEUE,
+    RECORD_QUEUE,
+    PairOptions,
+    backlog_queue_name,
+)
 from pairmq.core.order import DrainView, KeyOrder, Look, backlog_queue_of
 from pairmq.core.pump import (
     DEAD_LETTERS_AT_ONCE,
@@ -84,6 +91,7 @@ __all__ = [
     "MAYBE_DUPLICATE",
     "OPTION_NAMES",
     "OPTION_RANGES",
+    "OUTBOX_QUEUE",
     "RECORD_QUEUE",
     "REPORT_INTERVAL",
     "REPORT_LIFETIME",

@@ -44,6 +44,9 @@ OPTION_RANGES = _COUNTS
 RECORD_QUEUE = "x-pairmq-record"
 """Last part of the name of the queue that holds what the processes of a pair agree on (SPEC 13)."""
 
+OUTBOX_QUEUE = "x-pairmq-outbox"
+"""Last part of the name of the queue of a pair's outbox (SPEC 12)."""
+
 _CHOICES: dict[str, tuple[str, ...]] = {
     "while_failing": get_args(WhileFailing),
     "ordering": get_args(Ordering),
@@ -144,10 +147,10 @@ class PairOptions:
     def is_backlog_queue(self, path: str) -> bool:
         """Return whether a path is the name of a backlog queue of any primary, also one out of this pair's count.
 
-        So is the queue of a pair's record.
+        So are the queues of a pair's record and outbox.
         """
-        is_record = path.lower().endswith(RECORD_QUEUE)
-        return is_record or _backlog_pattern(self.backlog_name_template).fullmatch(path) is not None
+        is_own = path.lower().endswith((RECORD_QUEUE, OUTBOX_QUEUE))
+        return is_own or _backlog_pattern(self.backlog_name_template).fullmatch(path) is not None
 
     def primary_of_backlog_queue(self, path: str) -> str | None:
         """Read the primary's name out of the name of a backlog queue.

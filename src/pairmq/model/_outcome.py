@@ -15,6 +15,8 @@ class Route(enum.StrEnum):
 
     PRIMARY = "primary"
     BACKLOG = "backlog"
+    OUTBOX = "outbox"
+    """Stored in the caller's transaction: accepted when that commits (SPEC 12)."""
 
 
 class EntityState(enum.StrEnum):
@@ -59,13 +61,13 @@ class FailureReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Proof that one message was accepted, and where (SPEC 3.2).
+    """Proof that one message was accepted, and where (SPEC 3.2); with `Route.OUTBOX`, once its transaction commits.
 
     Args:
-        route: the primary, or a backlog queue of the secondary.
+        route: the primary, a backlog queue of the secondary, or its outbox.
         entity: the message's destination.
         message_id: its id, the same in every attempt.
-        backlog_queue: the backlog queue's name when diverted, else None.
+        backlog_queue: the name of the backlog queue, or outbox, that holds it; None at the primary.
         attempts: how many times it was sent to a broker, including the accepted one.
         elapsed: seconds from the call to the receipt.
         maybe_duplicate: an earlier attempt's outcome is unknown, so the primary may hold a second copy.

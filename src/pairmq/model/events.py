@@ -31,12 +31,14 @@ class Cause(enum.StrEnum):
 
 
 class SendOutcome(enum.StrEnum):
-    """The four outcomes of a send (SPEC 3.1)."""
+    """The outcomes of a send (SPEC 3.1, 12.2)."""
 
     PRIMARY = "accepted-primary"
     BACKLOG = "accepted-backlog"
     REFUSED = "refused"
     UNKNOWN = "unknown"
+    OUTBOX = "stored-outbox"
+    """Stored in a transaction of the caller's: whether that is committed, the sender does not learn."""
 
 
 class Settlement(enum.StrEnum):
@@ -104,7 +106,7 @@ class SendCompleted(Event):
         entity: the message's destination.
         message_id: its id; empty if it was refused before it had one.
         outcome: the result.
-        backlog_queue: the backlog queue that accepted it, else None.
+        backlog_queue: the backlog queue, or outbox, that accepted it, else None.
         attempts: operations at a broker.
         elapsed: seconds from call to end.
         maybe_duplicate: a second copy may exist.

@@ -3,6 +3,7 @@
 from pairmq.core import Decision, ProcessReport, SwitchAction, SwitchReport
 from pairmq.memory import MemoryClaims
 from pairmq.pair._deduplicator import Deduplicator, FirstDelivery
+from pairmq.pair._outbox import PairOutbox
 from pairmq.pair._pair import Pair
 from pairmq.pair._readiness import EntityReadiness, Readiness
 from pairmq.pair._receiver import PairDelivery, PairReceiver
@@ -26,6 +27,7 @@ __all__ = [
     "MemoryClaims",
     "Pair",
     "PairDelivery",
+    "PairOutbox",
     "PairReceiver",
     "PairSender",
     "ProcessReport",

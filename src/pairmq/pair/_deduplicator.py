@@ -15,15 +15,15 @@ import random
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pairmq.core import Backoff
 from pairmq.memory import MemoryClaims
-from pairmq.model import FailureKind, LockLost, Message, TransportError
+from pairmq.model import ConfigurationError, FailureKind, LockLost, Message, TransportError
 from pairmq.model.events import Settlement
 from pairmq.pair._receiver import PairDelivery
 from pairmq.runner import TimeLimits
-from pairmq.transport import Claim, ClaimStore, start_task
+from pairmq.transport import Claim, ClaimStore, Inbox, driver_connection, start_task
 
 T = TypeVar("T")
 
@@ -45,7 +45,8 @@ class Deduplicator:
 
     Args:
         store: holds the claims; this process's memory by default. Consumers that share a queue share a store, such as
-            ``pairmq_redis.RedisClaims``.
+            ``pairmq_redis.RedisClaims``. With ``pairmq_postgres.PostgresInbox`` or ``pairmq_sqlite.SQLiteInbox`` claims
+            are part of the consumer's transactions: see `first`, the only method that works with these.
         window: seconds for which an id is remembered after its message was handled. A duplicate may arrive as late as
             the end of an outage and its drain.
         lease: seconds after which a dead consumer loses its claim; renewed while a handler runs inside `once`.
@@ -61,11 +62,12 @@ class Deduplicator:
     """
 
     def __init__(
-        self, store: ClaimStore | None = None, *, window: float = 86_400.0, lease: float = 60.0, scope: str = ""
+        self, store: ClaimStore | Inbox | None = None, *, window: float = 86_400.0, lease: float = 60.0, scope: str = ""
     ) -> None:
         if not window > 0 or not lease > 0:
             raise ValueError(f"window is {window} and lease {lease}: both must be above 0 seconds")
-        self._store = store if store is not None else MemoryClaims()
+        self._inbox = store if isinstance(store, Inbox) else None
+        self._claims = store if isinstance(store, ClaimStore) else None if self._inbox else MemoryClaims()
         self._window = window
         self._lease = lease
         self._scope = scope
@@ -136,9 +138,50 @@ class Deduplicator:
             else:
                 yield FirstDelivery(delivery, held)
 
+    @asynccontextmanager
+    async def first(self, delivery: PairDelivery, *, connection: Any) -> AsyncIterator[bool]:
+        """Claim a delivery's message in the consumer's own transaction, with an inbox as the store (SPEC 12.6).
+
+            async with engine.begin() as connection, dedupe.first(delivery, connection=connection) as first:
+                if first:
+                    await apply(delivery.message, connection)
+            await delivery.complete()
+
+        The claim commits with what the body does, or is rolled back with it: the effect in this database is applied
+        once, however often the message is delivered. Complete the delivery after the commit, also that of a copy.
+
+        Args:
+            delivery: from `Pair.receiver`.
+            connection: as for `PairOutbox.send`; of any database that has the inbox's table.
+
+        Yields:
+            True if the message is to be handled; False for a copy of one that was. While another transaction has
+            claimed the message, this waits for its end, as long as the database does.
+
+        Raises:
+            ConfigurationError: the store is not an inbox.
+            TransportError: the database refused; roll back.
+            TypeError: it is not such a connection.
+        """
+        yield await self._claim_in(delivery, connection)
+
+    async def _claim_in(self, delivery: PairDelivery, connection: Any, *, blocking: bool = False) -> bool:
+        if self._inbox is None:
+            raise ConfigurationError("first() needs an inbox: Deduplicator(PostgresInbox()) or (SQLiteInbox())")
+        driver = await driver_connection(connection, blocking=blocking)
+        key = self._key(delivery)
+        return key is None or await self._inbox.claim(key, self._window, driver)
+
     async def close(self) -> None:
         """Close the store; idempotent, never raises."""
-        await self._store.close()
+        if self._claims is not None:
+            await self._claims.close()
+
+    @property
+    def _store(self) -> ClaimStore:
+        if self._claims is None:
+            raise ConfigurationError("an inbox works in transactions only: use first() with the consumer's connection")
+        return self._claims
 
     async def _claimed(self, delivery: PairDelivery, *, patient: bool = False) -> _Held | None:
         """The claim of a message that is to be handled; None for a copy.

@@ -23,6 +23,7 @@ from pairmq.pair import _active
 from pairmq.pair._arguments import seconds
 from pairmq.pair._audience import Audience
 from pairmq.pair._observers import named_in_environment, observers_of
+from pairmq.pair._outbox import PairOutbox
 from pairmq.pair._readiness import Readiness, find_readiness
 from pairmq.pair._receiver import PairReceiver
 from pairmq.pair._sender import PairSender
@@ -256,6 +257,22 @@ class Pair:
             raise ConfigurationError(f"entity {entity}: {error}") from error
         return PairSender(engine, entity, state, self._options.send_timeout, self._audience.tracing)
 
+    def outbox(self, path: str, *, kind: str = "queue") -> PairOutbox:
+        """Make what sends to an entity when a transaction of the caller's database commits (SPEC 12); no IO.
+
+        Args:
+            path: the queue's or topic's path on the primary.
+            kind: ``"queue"`` or ``"topic"``.
+
+        Raises:
+            ConfigurationError: as `sender`, or the secondary is not a database with transactions.
+            PairClosed, PairFaulted: the pair has ended or is not open.
+        """
+        entity = self._entity(path, kind)
+        engine = self._opened
+        check_destination(entity, self._options, self._primary)
+        return PairOutbox(engine, entity)
+
     def receiver(
         self, path: str, *, subscription: str | None = None, dead_letter: bool = False, prefetch: int = 1
     ) -> PairReceiver:
@@ -461,6 +478,12 @@ class Pair:
         """
         backlog = self._opened.backlog
         return backlog.entities + backlog.others
+
+    @property
+    def outbox_queue(self) -> Entity | None:
+        """The queue of the outbox on the secondary; None if the secondary can't have one."""
+        outbox = self._opened.outbox
+        return None if outbox is None else outbox.queue
 
     @property
     def moved(self) -> int:

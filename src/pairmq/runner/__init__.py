@@ -6,6 +6,7 @@ from pairmq.runner._emitter import FAILURES, Emitter
 from pairmq.runner._engine import Engine
 from pairmq.runner._job import SenderState
 from pairmq.runner._limits import TimeLimits
+from pairmq.runner._outbox import Outbox, OutboxSend, outbox_queue
 from pairmq.runner._record import LOOK_INTERVAL, Agreement, Stray, configuration_of, find_agreement, write_anew
 from pairmq.runner._switch import SwitchWriter
 
@@ -16,6 +17,8 @@ __all__ = [
     "Clock",
     "Emitter",
     "Engine",
+    "Outbox",
+    "OutboxSend",
     "SenderState",
     "Stray",
     "SwitchWriter",
@@ -23,5 +26,6 @@ __all__ = [
     "backlog_properties",
     "configuration_of",
     "find_agreement",
+    "outbox_queue",
     "write_anew",
 ]

@@ -28,6 +28,7 @@ from pairmq.model import (
     ConfigurationError,
     Entity,
     EntityState,
+    FailureKind,
     Message,
     PairClosed,
     PairFaulted,
@@ -45,11 +46,12 @@ from pairmq.runner._entity import EntityRunner
 from pairmq.runner._job import SenderState
 from pairmq.runner._known import KnownEntities
 from pairmq.runner._limits import TimeLimits, settled_within
+from pairmq.runner._outbox import Outbox
 from pairmq.runner._record import Agreement, Looker, RecordKeeper, find_agreement
 from pairmq.runner._send import SendProcedure
 from pairmq.runner._switch import SwitchFollower, SwitchWriter
 from pairmq.runner._syphon import Syphon
-from pairmq.transport import Sender, Transport, start_task
+from pairmq.transport import Sender, Transactional, Transport, start_task
 
 _TRANSPORT_CLOSE = 2.5  # s: a transport promises 2; one that breaks its promise is left behind
 
@@ -98,6 +100,13 @@ class Engine:
         self._known = KnownEntities(primary, self._new_runner, clock, _TRANSPORT_CLOSE)
         self.backlog = BacklogQueues(secondary, primary.endpoint.name, options, clock, emit, self._limits)
         self._sends = SendProcedure(primary, secondary, self.backlog, options, clock, emit, self._limits)
+        store = self._ends[1]
+        self.outbox = (
+            Outbox(store, primary, secondary, options, clock, emit, self._limits)
+            if isinstance(store, Transactional)
+            else None
+        )
+        """Of a secondary that stores in transactions of callers; else None."""
         self.syphon: Syphon | None = None
         self._syphon_queues = syphon_queues
         self._record = RecordKeeper(
@@ -143,6 +152,7 @@ class Engine:
                 self._clock,
                 self._emit,
                 self._syphon_queues,
+                self.outbox,
             )
         await self._prepare()
         self._opened = True
@@ -176,6 +186,8 @@ class Engine:
             looks.append(start_task(self._follower.begin(), name="pair switch"))
         if self._syphon_queues is None:  # else what starts the processes that share the work has looked
             looks.append(start_task(self._record.begin(), name="pair record"))
+        if self.outbox is not None:
+            looks.append(start_task(self._prepare_outbox(self.outbox), name="outbox queue"))
         try:
             await self.backlog.prepare(self._syphon_queues)
             for look in looks:
@@ -189,6 +201,15 @@ class Engine:
             self._follower_task = start_task(self._follower.run(), name="pair switch")
         if self._syphon_queues is None:
             self._record_task = start_task(self._record.run(), name="pair record")
+
+    @staticmethod
+    async def _prepare_outbox(outbox: Outbox) -> None:
+        try:
+            await outbox.ensure()
+        except TransportError as error:
+            if error.kind is FailureKind.REFUSED:
+                raise
+            outbox.missing(error)
 
     def _agreed(self) -> None:
         if self.syphon is not None and self._opened and self._closing is None:
@@ -235,6 +256,15 @@ class Engine:
         """What a new sender object of an entity needs. Raises as `runner`, and `TransportError` for a bad path."""
         runner = self.runner(entity)
         return SenderState(runner, self._known.take(runner), self._clock.new_id())
+
+    def outbox_state(self, entity: Entity) -> tuple[Outbox, SenderState]:
+        """What a new outbox object of an entity needs. Raises as `runner`, or `ConfigurationError` if there is none."""
+        if self.outbox is None:
+            raise ConfigurationError(
+                f"{self._secondary.endpoint} can't store messages in transactions of yours: an outbox needs a database "
+                "as the secondary, postgresql:// or sqlite://"
+            )
+        return self.outbox, SenderState(self.runner(entity), self.outbox.tail, self._clock.new_id())
 
     def drop_sender(self, state: SenderState) -> None:
         """Leave the link of a sender that was dropped to the next one of its entity; from any thread."""
@@ -354,7 +384,8 @@ class Engine:
         await _bounded(grace + 4, self._sends.wait_idle(grace + 1), *stop_syphon, *leave)
         await _bounded(2.5, self._sends.close(), *(runner.close() for runner in self._known.runners()))
         partner = [self._linked_faults.wait()] if self._linked_faults is not None else []
-        await _bounded(_TRANSPORT_CLOSE, self.backlog.close(), self._known.close(), *self._endings, *partner)
+        outbox = [self.outbox.close()] if self.outbox is not None else []
+        await _bounded(_TRANSPORT_CLOSE, self.backlog.close(), *outbox, self._known.close(), *self._endings, *partner)
         await _bounded(_TRANSPORT_CLOSE, self._primary.close(), self._secondary.close())
         self._operations.report()
         if self._opened:  # a count of the open pairs must not drop by one that never was

@@ -36,7 +36,7 @@ _REFUSALS: dict[FailureReason, type[SendRefused]] = {
     FailureReason.TOO_LARGE: MessageTooLarge,
 }
 
-_PRIMARY, _BACKLOG = SendOutcome.PRIMARY, SendOutcome.BACKLOG
+_PRIMARY, _BACKLOG, _OUTBOX = SendOutcome.PRIMARY, SendOutcome.BACKLOG, SendOutcome.OUTBOX
 
 _MAKE_IT = "; make it first: await pair.primary.admin.create(Entity(...)), or pairmq entity create NAME"
 
@@ -154,7 +154,7 @@ class Results:
             # A healthy send pays for every line here: nothing is asked twice.
             if type(result) is Receipt:
                 queue, elapsed, error = result.backlog_queue, result.elapsed, None
-                outcome = _PRIMARY if queue is None else _BACKLOG
+                outcome = _PRIMARY if queue is None else _BACKLOG if result.route is Route.BACKLOG else _OUTBOX
             else:
                 queue, elapsed = None, self._clock.now() - started
                 outcome, error = _failure(result)

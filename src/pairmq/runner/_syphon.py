@@ -14,6 +14,7 @@ from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._gates import GateKeeper, RateLimit
 from pairmq.runner._limits import TimeLimits
+from pairmq.runner._outbox import Outbox
 from pairmq.runner.pump import Pump, PumpContext
 from pairmq.transport import Sender, Transport, start_task
 
@@ -29,6 +30,7 @@ class Syphon:
         clock: time and chance.
         emit: takes events.
         queues: indexes of the queues to empty; all when left out.
+        outbox: of the pair, if the secondary can have one.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Syphon:
         clock: Clock,
         emit: Emitter,
         queues: Collection[int] | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         self._primary = primary
         self._options = options
@@ -60,6 +63,8 @@ class Syphon:
             for index, queue in enumerate(backlog.entities)
             if queues is None or index in queues
         )
+        if outbox is not None:
+            self.pumps += (Pump(outbox.queue, outbox.tail, outbox.missing, context),)
         self._backlog = backlog
 
     @property

@@ -15,6 +15,7 @@ from pairmq.model.events import Event
 from pairmq.plugins import Observer, Registry, registry
 from pairmq.sync._admin import Side
 from pairmq.sync._loop import PerProcess, finish, run
+from pairmq.sync._outbox import PairOutbox
 from pairmq.sync._receiver import PairReceiver
 from pairmq.sync._sender import PairSender
 from pairmq.transport import Transport
@@ -114,6 +115,19 @@ class Pair:
     def sender(self, path: str, *, kind: str = "queue") -> PairSender:
         """Make a sender to a ``"queue"`` or ``"topic"`` of the primary, as `pairmq.Pair.sender`; no IO."""
         return PairSender(self._attached, path, kind)
+
+    def outbox(self, path: str, *, kind: str = "queue") -> PairOutbox:
+        """Make what sends to an entity when a transaction of the caller's database commits, as `pairmq.Pair.outbox`.
+
+        Args:
+            path: the queue's or topic's path on the primary.
+            kind: ``"queue"`` or ``"topic"``.
+
+        Raises:
+            ConfigurationError: as `sender`, or the secondary is not a database with transactions.
+            PairClosed, PairFaulted: the pair has ended or is not open.
+        """
+        return PairOutbox(self._attached, path, kind)
 
     def receiver(
         self, path: str, *, subscription: str | None = None, dead_letter: bool = False, prefetch: int = 1
@@ -249,6 +263,11 @@ class Pair:
     def backlog_queues(self) -> tuple[Entity, ...]:
         """The backlog queues on the secondary, in order of their index."""
         return self._asked(lambda pair: pair.backlog_queues)
+
+    @property
+    def outbox_queue(self) -> Entity | None:
+        """The queue of the outbox on the secondary; None if the secondary can't have one."""
+        return self._asked(lambda pair: pair.outbox_queue)
 
     @property
     def moved(self) -> int:

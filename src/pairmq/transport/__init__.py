@@ -11,6 +11,7 @@ from pairmq.transport._naming import (
 )
 from pairmq.transport._scope import Endable, Scope
 from pairmq.transport._tasks import start_task
+from pairmq.transport._transactional import Inbox, OtherDatabase, Transactional, driver_connection, unusable
 from pairmq.transport._transport import (
     Admin,
     Receiver,
@@ -40,8 +41,10 @@ __all__ = [
     "ConfirmRisk",
     "Endable",
     "Endpoint",
+    "Inbox",
     "Job",
     "MalformedHeader",
+    "OtherDatabase",
     "QueueCounts",
     "QueuePositions",
     "QueueProperties",
@@ -52,6 +55,7 @@ __all__ = [
     "SenderWrapper",
     "SessionReceiver",
     "TlsOptions",
+    "Transactional",
     "Transport",
     "TransportWrapper",
     "UrlOptions",
@@ -62,10 +66,12 @@ __all__ = [
     "chosen_endpoint",
     "counts_of",
     "decode_header",
+    "driver_connection",
     "encode_header",
     "endpoint_with_default_name",
     "is_local_address",
     "is_nothing_sent",
     "nothing_sent",
     "start_task",
+    "unusable",
 ]

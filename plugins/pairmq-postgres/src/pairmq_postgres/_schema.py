@@ -101,7 +101,24 @@ CREATE TABLE pairmq.session (
 """,
 )
 
-STEPS: tuple[tuple[LiteralString, ...], ...] = (_FIRST,)
+_OUTBOX_AND_INBOX: tuple[LiteralString, ...] = (
+    # Where order is kept: the transaction that stored it, if that was one of an application. What is at or above the
+    # oldest that still runs is not read yet, lest one that commits later have a message before it.
+    """
+ALTER TABLE pairmq.message ADD COLUMN tx xid8
+""",
+    """
+CREATE TABLE pairmq.inbox (
+    key text COLLATE "C" PRIMARY KEY,
+    until timestamptz NOT NULL
+)
+""",
+    """
+CREATE INDEX inbox_until ON pairmq.inbox (until)
+""",
+)
+
+STEPS: tuple[tuple[LiteralString, ...], ...] = (_FIRST, _OUTBOX_AND_INBOX)
 """What leads from each version to the next, beginning without tables. A change to the tables adds a step."""
 
 VERSION = len(STEPS)

@@ -44,6 +44,40 @@ SELECT requires_session FROM target LIMIT 1
 """
 """Store messages in order, in the queue or in each subscription that the topic has now."""
 
+DATABASE: Final[LiteralString] = """
+SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, current_database()::text
+"""
+"""Which database it is, whatever way a connection to it takes; a copy on another server is another one."""
+
+STORE: Final[LiteralString] = """
+WITH target AS (
+    SELECT s.id AS shelf, e.single_consumer, e.path FROM pairmq.entity e JOIN pairmq.source s ON s.entity = e.id
+    WHERE e.path = %(path)s::text AND e.kind = %(kind)s::text AND s.subscription = ''
+), stored AS (
+    INSERT INTO pairmq.message (shelf, header, body, tx)
+    SELECT t.shelf, n.header, n.body, CASE WHEN t.single_consumer THEN pg_current_xact_id() END
+    FROM target t, unnest(%(headers)s::text[], %(bodies)b::bytea[]) WITH ORDINALITY AS n (header, body, position)
+    ORDER BY n.position
+)
+SELECT CASE WHEN %(notify)s::boolean THEN pg_notify('pairmq', path)::text END FROM target
+"""
+"""Store messages in a queue, in a transaction of the caller's, whose commit wakes receivers."""
+
+CLAIM: Final[LiteralString] = """
+WITH past AS (
+    SELECT key FROM pairmq.inbox
+    WHERE until <= statement_timestamp() AND key <> %(key)s::text
+        AND current_setting('transaction_isolation') = 'read committed'
+    ORDER BY until LIMIT 10 FOR UPDATE SKIP LOCKED
+), forgotten AS (
+    DELETE FROM pairmq.inbox WHERE key IN (SELECT key FROM past)
+)
+INSERT INTO pairmq.inbox AS i (key, until) VALUES (%(key)s::text, statement_timestamp() + %(window)s::interval)
+ON CONFLICT (key) DO UPDATE SET until = excluded.until WHERE i.until <= statement_timestamp()
+RETURNING 1
+"""
+"""Claim a key unless it was, and forget some claims that are over: where no snapshot is older than what others did."""
+
 NOTIFY: Final[LiteralString] = "SELECT pg_notify('pairmq', path) FROM unnest(%(paths)s::text[]) AS path"
 
 SWEEP: Final[LiteralString] = f"""
@@ -77,6 +111,7 @@ WITH {_PLACE}, found AS MATERIALIZED (
     SELECT m.number, m.deliveries, octet_length(m.body) AS size FROM pairmq.message m
     WHERE m.shelf = (SELECT shelf FROM place) AND m.due_at IS NULL AND {_FREE}
         AND (m.expires_at IS NULL OR m.expires_at > statement_timestamp())
+        AND (m.tx IS NULL OR m.tx < (SELECT pg_snapshot_xmin(pg_current_snapshot())))
         AND NOT (SELECT one_at_a_time AND EXISTS (
             SELECT 1 FROM pairmq.message h
             WHERE h.shelf = place.shelf AND h.held AND h.locked_until > statement_timestamp()

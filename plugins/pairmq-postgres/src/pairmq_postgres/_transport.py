@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from pairmq.model import Entity, Message, Source
 from pairmq.transport import (
@@ -12,12 +13,15 @@ from pairmq.transport import (
     Scope,
     Sender,
     SessionReceiver,
+    Transactional,
     Transport,
     encode_header,
     start_task,
 )
+from pairmq_postgres import _sql
 from pairmq_postgres._admin import PostgresAdmin
 from pairmq_postgres._capabilities import CAPABILITIES
+from pairmq_postgres._outbox import CallersTransactions
 from pairmq_postgres._pool import Calls, Pool
 from pairmq_postgres._receiver import LeftLocks, PostgresReceiver, PostgresSessionReceiver
 from pairmq_postgres._sender import PostgresSender
@@ -27,7 +31,7 @@ _RELEASE_WITHIN = 1.0
 """Seconds; a close takes 2 at the most."""
 
 
-class PostgresTransport(Transport):
+class PostgresTransport(Transport, Transactional):
     """Queues and topics in one PostgreSQL database.
 
     Args:
@@ -42,6 +46,8 @@ class PostgresTransport(Transport):
         super().__init__(parsed.endpoint)
         self._pool = Pool(parsed)
         self._admin = PostgresAdmin(self._calls(""))
+        self._database: object = None
+        self._callers = CallersTransactions(notify=parsed.listen)
         self._left: dict[Source, LeftLocks] = {}
         self._receivers: set[PostgresReceiver] = set()
         self._closing: asyncio.Task[None] | None = None
@@ -75,6 +81,14 @@ class PostgresTransport(Transport):
 
     def measure(self, message: Message) -> int:
         return len(encode_header(message)) + len(message.body)
+
+    async def database(self, *, anew: bool = False) -> object:
+        if self._database is None or anew:
+            ((self._database,),) = await self._calls("").run("find the database", (_sql.DATABASE, {}))
+        return self._database
+
+    async def store(self, database: object, queue: Entity, messages: Sequence[Message], connection: object) -> None:
+        await self._callers.store(database, queue, messages, connection)
 
     def _calls(self, doing: str) -> Calls:
         return Calls(self._pool, Scope(self.scope, doing))

@@ -1,1 +1,5 @@
-"""SQLite for PairMQ: ``sqlite:///absolute/path/to/file.db``. Also the template for transports of your own."""
+"""SQLite for PairMQ: ``sqlite:///absolute/path/to/file.db``."""
+
+from pairmq_sqlite._outbox import SQLiteInbox
+
+__all__ = ["SQLiteInbox"]

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any
 
 from pairmq.model import Entity, Message, Source
-from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, encode_header, start_task
+from pairmq.transport import (
+    Admin,
+    Capabilities,
+    Receiver,
+    Sender,
+    Transactional,
+    Transport,
+    encode_header,
+    start_task,
+)
+from pairmq_sqlite import _errors, _outbox
 from pairmq_sqlite._admin import SQLiteAdmin
 from pairmq_sqlite._context import Context
 from pairmq_sqlite._receiver import SQLiteReceiver
@@ -32,7 +45,7 @@ _RELEASE_WITHIN, _STOP_WITHIN = 1.0, 0.7
 """Seconds; a close takes 2 at the most."""
 
 
-class SQLiteTransport(Transport):
+class SQLiteTransport(Transport, Transactional):
     """Queues and topics in one SQLite file.
 
     Args:
@@ -65,6 +78,18 @@ class SQLiteTransport(Transport):
 
     def measure(self, message: Message) -> int:
         return len(encode_header(message)) + len(message.body)
+
+    async def database(self, *, anew: bool = False) -> tuple[int, int]:
+        # Without opening it: the caller's transaction may hold the file's lock already.
+        try:
+            status = os.stat(self._context.url.path)
+        except OSError as error:
+            raise _errors.failure(error, "find the file") from error
+        return status.st_dev, status.st_ino
+
+    async def store(self, database: object, queue: Entity, messages: Sequence[Message], connection: Any) -> None:
+        assert isinstance(database, tuple)  # noqa: S101  # from `database`
+        await _outbox.store(database, queue, messages, connection)
 
     async def _close(self) -> None:
         # In a task of its own, which a caller that is cancelled does not take along.

@@ -141,6 +141,7 @@ OTHER: Final = "other"
 """Placeholder for every entity beyond the limit."""
 
 _SETTLEMENTS: Final = {"completed": "complete", "abandoned": "abandon", "dead-lettered": "dead_letter"}
+_SECONDARY: Final = (SendOutcome.BACKLOG, SendOutcome.OUTBOX)
 _OPERATIONS: Final = ("sends", "receives", "settlements", "pings", "admin")
 
 
@@ -212,7 +213,7 @@ class Metrics:
     # Single events.
 
     def _new_send(self, pair: str, entity: Entity, outcome: SendOutcome, error: str | None) -> Attributes:
-        broker = self._brokers.secondary(pair) if outcome is SendOutcome.BACKLOG else self._brokers.primary(pair)
+        broker = self._brokers.secondary(pair) if outcome in _SECONDARY else self._brokers.primary(pair)
         attributes = {
             **self._of(pair, entity),
             **broker.attributes,

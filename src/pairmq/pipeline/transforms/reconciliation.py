@@ -291,7 +291,7 @@ def _conditions() -> dict[str, Column]:
     return {
         "accepted_backlog": ended_as(SendOutcome.BACKLOG),
         "refused": ended_as(SendOutcome.REFUSED),
-        "unknown": ended_as(SendOutcome.UNKNOWN),
+        "unknown": ended_as(SendOutcome.UNKNOWN) | ended_as(SendOutcome.OUTBOX),  # it may have been rolled back
         "failures": of_kind(AttemptFailed),
         "doubts": of_kind(AttemptFailed) & F.col("maybe_applied"),
         "marked": of_kind(SendCompleted) & F.col("maybe_duplicate"),

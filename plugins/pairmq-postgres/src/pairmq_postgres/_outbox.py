@@ -1,0 +1,114 @@
+"""The outbox and the inbox: what is stored through a connection of the caller's, in the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+from weakref import WeakSet
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from pairmq.model import Entity, Message
+from pairmq.transport import Inbox, OtherDatabase, encode_header, unusable
+from pairmq_postgres import _errors, _sql
+from pairmq_postgres._errors import NoSuchEntity
+from pairmq_postgres._pool import Rows
+
+_CHUNK_BYTES = 8 * 1024 * 1024
+_UNFIT: dict[int, str] = {
+    TransactionStatus.INERROR: "its transaction has failed",
+    TransactionStatus.ACTIVE: "it is busy with another statement",
+    TransactionStatus.UNKNOWN: "it is closed",
+}
+
+
+class CallersTransactions:
+    """Stores messages through connections of callers; see `pairmq.transport.Transactional.store`.
+
+    Args:
+        notify: the commit wakes receivers.
+    """
+
+    def __init__(self, *, notify: bool) -> None:
+        self._notify = notify
+        self._known: WeakSet[Any] = WeakSet()  # each leads to one server for its life
+
+    async def store(self, database: object, queue: Entity, messages: Sequence[Message], connection: Any) -> None:
+        """Store messages, each chunk in one statement."""
+        _check(connection)
+        doing = f"store in {queue}"
+        try:
+            if connection not in self._known:
+                if (await _run(connection, _sql.DATABASE, {}))[0] != database:
+                    raise OtherDatabase
+                self._known.add(connection)
+            for chunk in _chunks(messages):
+                parameters = {
+                    "path": queue.path,
+                    "kind": queue.kind.value,
+                    "headers": [encode_header(message) for message in chunk],
+                    "bodies": [message.body for message in chunk],
+                    "notify": self._notify,
+                }
+                if not await _run(connection, _sql.STORE, parameters):
+                    raise NoSuchEntity
+        except (psycopg.Error, NoSuchEntity) as error:
+            failed = _errors.failure(error, doing)
+            raise failed from failed.__cause__
+
+
+class PostgresInbox(Inbox):
+    """Keeps claims in the table ``pairmq.inbox`` of the consumer's database, which ``pairmq postgres migrate`` makes.
+
+    The connections are of psycopg 3, or of SQLAlchemy or Django over it.
+    """
+
+    async def claim(self, key: str, window: float, connection: Any) -> bool:
+        _check(connection)
+        try:
+            return bool(await _run(connection, _sql.CLAIM, {"key": key, "window": timedelta(seconds=window)}))
+        except psycopg.Error as error:
+            failed = _errors.failure(error, "claim a message")
+            raise failed from failed.__cause__
+
+
+def _check(connection: Any) -> None:
+    """Refuse what has no transaction that could be committed.
+
+    Raises:
+        TypeError: it is not a connection of psycopg 3.
+        TransportError: it is closed, commits each statement by itself, or its transaction has failed.
+    """
+    if not isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
+        kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
+        raise TypeError(f"{kind} is not a connection of psycopg 3: give one, or one of SQLAlchemy or Django over it")
+    status = connection.pgconn.transaction_status
+    if status in _UNFIT:
+        raise unusable(_UNFIT[status])
+    if status == TransactionStatus.IDLE and connection.autocommit:
+        raise unusable("it commits each statement by itself: begin a transaction first")
+
+
+async def _run(connection: Any, statement: Any, parameters: dict[str, Any]) -> Rows:
+    # Cursors of the driver's own kind: the caller's may put parameters into the text, or make anything of a row.
+    if isinstance(connection, psycopg.Connection):
+        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+            return cursor.execute(statement, parameters, binary=True).fetchall()
+    async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as waiting:
+        await waiting.execute(statement, parameters, binary=True)
+        return await waiting.fetchall()
+
+
+def _chunks(messages: Sequence[Message]) -> list[list[Message]]:
+    chunks: list[list[Message]] = [[]]
+    size = 0
+    for message in messages:
+        if chunks[-1] and size + len(message.body) > _CHUNK_BYTES:
+            chunks.append([])
+            size = 0
+        chunks[-1].append(message)
+        size += len(message.body)
+    return chunks

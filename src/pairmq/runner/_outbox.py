@@ -1,0 +1,223 @@
+"""The outbox: the backlog used on purpose, in transactions of the caller's (SPEC 12).
+
+Its queue is on the secondary beside the backlog queues, and the syphon empties it like these. No entity is draining
+for what it holds, and no send is ever diverted to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Sequence
+from typing import NamedTuple, NoReturn, TypeVar
+
+from pairmq.core import OUTBOX_QUEUE, Diversion, Job, PairOptions, divert
+from pairmq.model import (
+    ConfigurationError,
+    Entity,
+    FailureKind,
+    FailureReason,
+    Message,
+    Receipt,
+    Route,
+    SendError,
+    TransportError,
+)
+from pairmq.model.events import BacklogQueueChecked
+from pairmq.runner._backlog import backlog_properties
+from pairmq.runner._clock import Clock
+from pairmq.runner._emitter import Emitter
+from pairmq.runner._job import MessageLimits, Results, SenderState
+from pairmq.runner._limits import TimeLimits
+from pairmq.transport import OtherDatabase, Transactional, Transport, driver_connection, start_task
+
+T = TypeVar("T")
+
+
+class OutboxSend(NamedTuple):
+    """Messages on their way into the outbox."""
+
+    state: SenderState
+    jobs: Sequence[Job]
+    envelopes: Sequence[Message]
+    database: object
+    started: float
+
+
+def outbox_queue(primary: Transport) -> Entity:
+    """The queue of a primary's outbox."""
+    return Entity(f"{primary.endpoint.name}/{OUTBOX_QUEUE}")
+
+
+class Outbox:
+    """The outbox of one pair.
+
+    Args:
+        store: the secondary, which stores through connections of callers.
+        primary: where messages belong.
+        secondary: the same as ``store``, to be asked for the queue.
+        options: the pair's.
+        clock: time and chance.
+        emit: takes events.
+        limits: bounds every operation on the secondary's own connections.
+    """
+
+    def __init__(
+        self,
+        store: Transactional,
+        primary: Transport,
+        secondary: Transport,
+        options: PairOptions,
+        clock: Clock,
+        emit: Emitter,
+        limits: TimeLimits,
+    ) -> None:
+        try:
+            self.queue = outbox_queue(primary)
+        except ValueError as error:
+            raise ConfigurationError(f"the primary's name gives an outbox queue that can't be: {error}") from error
+        self.tail = secondary.sender(self.queue)
+        self._store = store
+        self._admin = secondary.admin
+        self._properties = backlog_properties(options)
+        self._time_limit = options.attempt_timeout
+        self._clock = clock
+        self._emit = emit
+        self._limits = limits
+        self._results = Results(clock, emit)
+        self._sizes = MessageLimits(primary, secondary, clock, emit)
+        self._made = False
+        self._making: asyncio.Task[None] | None = None
+
+    async def ensure(self) -> None:
+        """Make the queue if it does not exist.
+
+        Raises:
+            TransportError: the secondary could not be asked, or refuses, or the queue can't keep order and has to.
+        """
+        if self._made:
+            return
+        created = await self._limited(self._admin.create(self.queue, self._properties))
+        actual = await self._limited(self._admin.properties(self.queue))
+        if self._properties.single_consumer and not actual.single_consumer:
+            raise TransportError(
+                f"existing outbox queue {self.queue.path} can be read by several consumers at once, and"
+                " ordering='session' needs one at a time: drain and delete it",
+                FailureKind.REFUSED,
+                FailureReason.OTHER,
+            )
+        self._made = True
+        differences = self._properties.differences(actual)
+        self._emit(BacklogQueueChecked, queue=self.queue.path, created=created, differences=differences)
+
+    def missing(self, _: TransportError) -> None:
+        """Make the queue again, in the background."""
+        self._made = False
+        if self._making is None or self._making.done():
+            self._making = start_task(self._make_again(), name="outbox queue")
+
+    async def _make_again(self) -> None:
+        with contextlib.suppress(TransportError):  # the syphon, or the next send, tries again and reports it
+            await self.ensure()
+
+    async def begin(self, state: SenderState, messages: Sequence[Message], *, anew: bool = False) -> OutboxSend:
+        """Make envelopes, and find out where they are to be stored.
+
+        Args:
+            state: of the sender object.
+            messages: one at least.
+            anew: the database was not where it had been.
+
+        Raises:
+            SendError: a message is refused, or the secondary can't be asked: none was stored.
+            TypeError: one is not a message.
+        """
+        results, started = self._results, self._clock.now()
+        jobs = [results.begin(state, message) for message in messages]
+        envelopes = []
+        for job in jobs:
+            if job.result is not None:
+                continue
+            state.sequence += 1
+            at = self._clock.instant()
+            envelope = divert(job.message, Diversion(state.runner.entity, at, state.sender_id, state.sequence))
+            problem = self._sizes.of_primary(state.runner.entity, job.message)
+            problem = problem or self._sizes.of_backlog(self.queue, envelope)
+            if problem is not None:
+                results.reject(state, job, problem)
+            envelopes.append(envelope)
+        refusal = self._refusal(state, jobs, started)
+        if refusal is not None:
+            raise refusal
+        try:
+            await self.ensure()
+            database = await self._limited(self._store.database(anew=anew))
+        except TransportError as error:
+            self._refuse(state, jobs, error, started)
+        return OutboxSend(state, jobs, envelopes, database, started)
+
+    async def store(self, sending: OutboxSend, connection: object, *, last: bool, blocking: bool = False) -> bool:
+        """Store what was begun; suspends only for a connection that has to be awaited.
+
+        Args:
+            sending: from `begin`.
+            connection: the caller's.
+            last: it was begun anew.
+            blocking: the caller has no event loop.
+
+        Returns:
+            Whether it was; if not, nothing was, and it is worth to `begin` anew.
+
+        Raises:
+            TypeError: it is not a connection of a driver that the secondary knows, or has to be awaited.
+            TransportError: nothing was stored.
+        """
+        try:
+            driver = await driver_connection(connection, blocking=blocking)
+            await self._store.store(sending.database, self.queue, sending.envelopes, driver)
+        except OtherDatabase:
+            if last:
+                text = "the connection leads to another database than the pair's secondary: nothing was stored"
+                raise TransportError(text, FailureKind.REFUSED, FailureReason.OTHER) from None
+            return False
+        return True
+
+    def stored(self, sending: OutboxSend) -> list[Receipt]:
+        """Report what was stored."""
+        state, elapsed, receipts = sending.state, self._clock.now() - sending.started, []
+        for job in sending.jobs:
+            job.attempts = 1
+            message_id = job.message.message_id or ""
+            job.result = Receipt(Route.OUTBOX, state.runner.entity, message_id, self.queue.path, 1, elapsed)
+            receipts.append(job.result)
+        self._results.report(state, sending.jobs, sending.started)
+        return receipts
+
+    def failed(self, sending: OutboxSend, error: TransportError) -> NoReturn:
+        """Report what was not stored, and raise `SendError`."""
+        if error.reason is FailureReason.NOT_FOUND:
+            # Not in this call: the transaction may keep the database's other connections waiting.
+            self.missing(error)
+            text = f"outbox queue {self.queue.path} is missing and is made again: roll back and try again"
+            error = TransportError(text, error.kind, FailureReason.OTHER)
+        self._refuse(sending.state, sending.jobs, error, sending.started)
+
+    async def close(self) -> None:
+        """End what is under way."""
+        if self._making is not None:
+            self._making.cancel()
+        await self.tail.close()
+
+    def _refuse(self, state: SenderState, jobs: Sequence[Job], error: TransportError, started: float) -> NoReturn:
+        for job in jobs:
+            self._results.reject(state, job, error)
+        raise self._refusal(state, jobs, started) or error
+
+    def _refusal(self, state: SenderState, jobs: Sequence[Job], started: float) -> SendError | None:
+        """Report what is refused, and return the first refusal: no message is stored without the others."""
+        refused = [job for job in jobs if isinstance(job.result, SendError)]
+        self._results.report(state, refused, started)
+        return next((job.result for job in refused if isinstance(job.result, SendError)), None)
+
+    async def _limited(self, operation: Awaitable[T]) -> T:
+        return await self._limits.run(operation, self._clock.now() + self._time_limit)

@@ -1,0 +1,103 @@
+"""What blocking applications send with in a transaction of their database."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from pairmq import pair as asynchronous
+from pairmq.model import Entity, Message, Receipt, TransportError
+from pairmq.runner import Outbox, OutboxSend
+from pairmq.sync._loop import PerProcess, run
+
+T = TypeVar("T")
+
+
+class PairOutbox:
+    """Sends to one entity of the primary when a transaction of the caller's commits, as `pairmq.PairOutbox` (SPEC 12).
+
+    Cheap to make and safe to share between threads. Made by `Pair.outbox`.
+    """
+
+    def __init__(self, attached: Callable[[], Awaitable[asynchronous.Pair]], path: str, kind: str) -> None:
+        self._attached = attached
+        self._path = path
+        self._kind = kind
+        self._inner = PerProcess(run(self._make()))
+
+    @property
+    def entity(self) -> Entity:
+        """Where it sends to."""
+        return self._inner.value.entity
+
+    def send(self, message: Message, *, connection: Any) -> Receipt:
+        """Store one message in the caller's transaction, in the caller's thread; commits nothing.
+
+        Args:
+            message: what to send; given an id if it has none.
+            connection: with an open transaction, or one that begins with its first statement: a connection of psycopg
+                3 or of sqlite3, as the secondary is PostgreSQL or SQLite; a ``Connection`` or ``Session`` of SQLAlchemy
+                2 or Django's ``connection`` over one of these.
+
+        Returns:
+            The receipt, with `Route.OUTBOX`: valid once the transaction has committed.
+
+        Raises:
+            SendRefused, PairClosed, PairFaulted, TypeError: as `pairmq.PairOutbox.send`; nothing was stored.
+        """
+        return self.send_batch((message,), connection=connection)[0]
+
+    def send_batch(self, messages: Iterable[Message], *, connection: Any) -> list[Receipt]:
+        """Store many messages in the caller's transaction, all or none.
+
+        Args:
+            messages: stored in order.
+            connection: as for `send`.
+
+        Returns:
+            One receipt a message, in order.
+
+        Raises:
+            SendRefused, PairClosed, PairFaulted, TypeError: as `send`; none was stored.
+        """
+        whole = list(messages)
+        if not whole:
+            return []
+        outbox, sending = run(self._begin(whole, anew=False))
+        failure = None
+        try:
+            if not finished(outbox.store(sending, connection, last=False, blocking=True)):
+                outbox, sending = run(self._begin(whole, anew=True))
+                finished(outbox.store(sending, connection, last=True, blocking=True))
+        except TransportError as error:
+            failure = error
+        return run(_ended(outbox, sending, failure))
+
+    def __repr__(self) -> str:
+        return repr(self._inner.value)
+
+    async def _begin(self, messages: list[Message], *, anew: bool) -> tuple[Outbox, OutboxSend]:
+        pair = await self._attached()
+        inner = self._inner.get(lambda: pair.outbox(self._path, kind=self._kind))
+        return inner._outbox, await inner._begin(messages, anew=anew)
+
+    async def _make(self) -> asynchronous.PairOutbox:
+        return (await self._attached()).outbox(self._path, kind=self._kind)
+
+
+def finished(operation: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that does not suspend, as with a connection that blocks, in this thread."""
+    try:
+        operation.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    operation.close()
+    raise TypeError("the connection has to be awaited: use pairmq.Pair, or give a blocking connection")
+
+
+async def _ended(outbox: Outbox, sending: OutboxSend, failure: TransportError | None) -> list[Receipt]:
+    """Report the end on the loop, where observers are called."""
+    if failure is not None:
+        outbox.failed(sending, failure)
+    return outbox.stored(sending)
