@@ -1,0 +1,481 @@
+"""The outbox and the inbox in a file: what a transaction of the application commits is sent, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from pairmq import (
+    ConfigurationError,
+    Deduplicator,
+    Entity,
+    EntityState,
+    MemoryClaims,
+    Message,
+    MessageTooLarge,
+    Pair,
+    PairOptions,
+    Receipt,
+    ReservedPropertyError,
+    Route,
+    SendRefused,
+)
+from pairmq import sync as blocking
+from pairmq.model import Source
+from pairmq.model.events import SendCompleted, SendOutcome
+from pairmq.plugins import BrokerControl, registry
+from pairmq_sqlite import SQLiteInbox
+
+PATIENCE = 100.0
+OPTIONS = PairOptions(
+    backlog_queue_count=1, attempt_timeout=30.0, enable_syphon=True, failover_interval=0, ping_primary_interval=0.1
+)
+
+
+@pytest.fixture
+def primary() -> str:
+    return f"memory://{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def secondary(path: Path) -> str:
+    return f"sqlite://{path}?poll_interval=0.02"
+
+
+@pytest.fixture
+async def pair(primary: str, secondary: str, path: Path) -> AsyncIterator[Pair]:
+    async with Pair.connect(primary, secondary, options=OPTIONS) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        make_table(path)
+        yield pair
+
+
+@pytest.fixture
+def blocking_pair(primary: str, secondary: str, path: Path) -> Iterator[blocking.Pair]:
+    with blocking.Pair.connect(primary, secondary, options=OPTIONS) as pair:
+        pair.primary.admin.create(Entity("orders"))
+        make_table(path)
+        yield pair
+
+
+def make_table(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE orders (item TEXT)")
+
+
+def rows(path: Path) -> list[bytes]:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return [item.encode() for (item,) in connection.execute("SELECT item FROM orders ORDER BY rowid")]
+
+
+async def arrived(pair: Pair, count: int, queue: str = "orders") -> list[bytes]:
+    """So many bodies from the primary, once the outbox is empty."""
+    found: list[bytes] = []
+    async with asyncio.timeout(PATIENCE), pair.receiver(queue) as receiver:
+        while len(found) < count:
+            for delivery in await receiver.receive(100, PATIENCE):
+                found.append(delivery.body)
+                await delivery.complete()
+        while await waiting(pair):
+            await asyncio.sleep(0.01)
+        return found + [delivery.body for delivery in await receiver.receive(100, 0)]
+
+
+async def waiting(pair: Pair) -> int:
+    assert pair.outbox_queue is not None
+    return (await pair.secondary.admin.counts(Source(pair.outbox_queue))).pending
+
+
+INSERT = "INSERT INTO orders VALUES (?)"
+Order = Callable[[Any, str], Any]
+
+# What commits is sent, through any connection.
+
+
+async def with_sqlite3(path: Path, order: Order) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for item, ends in (("kept", connection.commit), ("lost", connection.rollback)):
+            connection.execute(INSERT, (item,))
+            await order(connection, item)
+            ends()
+
+
+async def with_aiosqlite(path: Path, order: Order) -> None:
+    async with aiosqlite.connect(path) as connection:
+        connection.row_factory = lambda _, row: {"row": row}
+        for item, ends in (("kept", connection.commit), ("lost", connection.rollback)):
+            await order(connection, item)  # before anything else has begun the transaction
+            await connection.execute(INSERT, (item,))
+            await ends()
+
+
+async def with_sqlalchemy_core(path: Path, order: Order) -> None:
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        for item, ends in (("kept", connection.commit), ("lost", connection.rollback)):
+            await order(connection, item)
+            connection.execute(text("INSERT INTO orders VALUES (:item)"), {"item": item})
+            ends()
+    engine.dispose()
+
+
+async def with_sqlalchemy_session(path: Path, order: Order) -> None:
+    engine = create_engine(f"sqlite:///{path}")
+    with Session(engine) as session:
+        for item, ends in (("kept", session.commit), ("lost", session.rollback)):
+            await order(session, item)
+            session.execute(text("INSERT INTO orders VALUES (:item)"), {"item": item})
+            ends()
+    engine.dispose()
+
+
+async def with_sqlalchemy_async_core(path: Path, order: Order) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+    async with engine.connect() as connection:
+        for item, ends in (("kept", connection.commit), ("lost", connection.rollback)):
+            await order(connection, item)
+            await connection.execute(text("INSERT INTO orders VALUES (:item)"), {"item": item})
+            await ends()
+    await engine.dispose()
+
+
+async def with_sqlalchemy_async_session(path: Path, order: Order) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+    async with AsyncSession(engine) as session:
+        for item, ends in (("kept", session.commit), ("lost", session.rollback)):
+            await order(session, item)
+            await session.execute(text("INSERT INTO orders VALUES (:item)"), {"item": item})
+            await ends()
+    await engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "with_connection",
+    [
+        with_sqlite3,
+        with_aiosqlite,
+        with_sqlalchemy_core,
+        with_sqlalchemy_session,
+        with_sqlalchemy_async_core,
+        with_sqlalchemy_async_session,
+    ],
+    ids=lambda function: function.__name__,
+)
+async def test_outbox_sends_what_was_committed_and_nothing_else(pair: Pair, path: Path, with_connection):
+    outbox = pair.outbox("orders")
+    receipts: list[Receipt] = []
+
+    async def order(connection: Any, item: str) -> None:
+        receipts.append(await outbox.send(Message(item.encode()), connection=connection))
+
+    await with_connection(path, order)
+    assert {receipt.route for receipt in receipts} == {Route.OUTBOX}
+    assert rows(path) == [b"kept"] == await arrived(pair, 1)
+
+
+@pytest.mark.parametrize("through", [sqlite3.connect, lambda path: create_engine(f"sqlite:///{path}").connect()])
+def test_blocking_outbox_sends_what_was_committed_and_nothing_else(blocking_pair: blocking.Pair, path: Path, through):
+    outbox = blocking_pair.outbox("orders")
+    with contextlib.closing(through(path)) as connection:
+        outbox.send(Message(b"0"), connection=connection)
+        connection.commit()
+        outbox.send(Message(b"lost"), connection=connection)
+        connection.rollback()
+        receipts = outbox.send_batch([Message(b"1"), Message(b"2")], connection=connection)
+        connection.commit()
+    assert [receipt.route for receipt in receipts] == [Route.OUTBOX] * 2
+    found: list[bytes] = []
+    with blocking_pair.receiver("orders") as receiver:
+        while len(found) < 3:
+            found += [delivery.body for delivery in receiver.receive(10, PATIENCE)]
+    assert found == [b"0", b"1", b"2"]
+
+
+DJANGO = """
+import sys
+import django
+from django.conf import settings
+
+settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[2]}}, USE_TZ=True)
+django.setup()
+from django.db import DatabaseError, connection, transaction
+from pairmq import Entity, Message, PairOptions, SendRefused
+from pairmq.sync import Pair
+
+with Pair.connect("memory://django", sys.argv[1], backlog_queue_count=1, attempt_timeout=30, enable_syphon=True) as pair:
+    pair.primary.admin.create(Entity("orders"))
+    outbox = pair.outbox("orders")
+    with transaction.atomic():
+        outbox.send(Message(b"kept"), connection=connection)
+        try:
+            with transaction.atomic():
+                outbox.send(Message(b"lost"), connection=connection)
+                raise KeyError
+        except KeyError:
+            pass
+    try:
+        outbox.send(Message(b"no transaction"), connection=connection)
+    except SendRefused as error:
+        print(error)
+    with transaction.atomic():
+        try:
+            with transaction.atomic(savepoint=False):
+                connection.cursor().execute("SELECT nonsense")
+        except DatabaseError:
+            pass
+        try:
+            outbox.send(Message(b"failed"), connection=connection)
+        except SendRefused as error:
+            print(error)
+    with pair.receiver("orders") as receiver:
+        print([delivery.body for delivery in receiver.receive(10, 100)], receiver.receive(10, 0.2))
+"""
+
+
+def test_django_sends_what_its_transaction_committed(secondary: str, path: Path):
+    command = [sys.executable, "-W", "error", "-c", DJANGO, secondary, str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr
+    no_transaction, failed, found = ended.stdout.splitlines()
+    assert no_transaction.endswith("it commits each statement by itself: begin a transaction first")
+    assert failed.endswith("its transaction has failed")
+    assert found == "[b'kept'] []"
+
+
+# What the pair makes of it.
+
+
+async def test_outbox_keeps_every_field_and_the_order(pair: Pair, path: Path):
+    messages = [
+        Message(b"%d" % number, time_to_live=3600.0, priority=3, subject="s", application_properties={"n": number})
+        for number in range(5)
+    ]
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        receipts = await pair.outbox("orders").send_batch(messages, connection=connection)
+        connection.commit()
+    assert {receipt.backlog_queue for receipt in receipts} == {pair.outbox_queue.path}
+    found: list[Message] = []
+    async with asyncio.timeout(PATIENCE), pair.receiver("orders") as receiver:
+        while len(found) < 5:
+            found += [delivery.message for delivery in await receiver.receive(10, PATIENCE)]
+    sent = [message.with_id(receipt.message_id) for message, receipt in zip(messages, receipts, strict=True)]
+    assert found == sent
+
+
+async def test_outbox_waits_for_the_primary_and_makes_no_entity_draining(pair: Pair, path: Path, primary: str):
+    async with asyncio.timeout(PATIENCE):
+        await pair.sender("orders").send(Message(b"direct"))
+        while pair.state("orders") is not EntityState.HEALTHY:
+            await asyncio.sleep(0.01)
+        control = control_of(primary)
+        await control.stop()
+        changes: list[object] = []
+        pair.subscribe(changes.append, per_message=False)
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            await pair.outbox("orders").send(Message(b"stored"), connection=connection)
+            connection.commit()
+        while not any(type(event).__name__ == "DestinationChanged" for event in changes):
+            await asyncio.sleep(0.01)
+        assert await waiting(pair) == 1
+        assert pair.state("orders") is EntityState.HEALTHY
+        await control.restore()
+    assert await arrived(pair, 2) == [b"direct", b"stored"]
+    assert not any(type(event).__name__ == "StateChanged" for event in changes)
+
+
+def control_of(url: str) -> BrokerControl:
+    make = registry.transport_record(url).broker_control
+    assert make is not None
+    return make(url)
+
+
+async def test_outbox_reports_a_send_that_may_yet_be_rolled_back(pair: Pair, path: Path):
+    events: list[SendCompleted] = []
+    pair.subscribe(lambda event: events.append(event) if isinstance(event, SendCompleted) else None)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        receipt = await pair.outbox("orders").send(Message(b"1"), connection=connection)
+        connection.rollback()
+    (event,) = events
+    assert (event.outcome, event.message_id) == (SendOutcome.OUTBOX, receipt.message_id)
+    assert event.backlog_queue == receipt.backlog_queue == pair.outbox_queue.path
+
+
+async def test_sender_alone_leaves_what_it_stored_to_a_later_syphon(primary: str, secondary: str, path: Path):
+    alone = PairOptions(backlog_queue_count=1, attempt_timeout=30.0)
+    async with Pair.connect(primary, secondary, options=alone) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            await pair.outbox("orders").send(Message(b"1"), connection=connection)
+            connection.commit()
+        assert await waiting(pair) == 1
+    async with Pair.connect(primary, secondary, options=OPTIONS) as pair:
+        assert await arrived(pair, 1) == [b"1"]
+
+
+async def test_outbox_queue_that_was_deleted_is_made_again(pair: Pair, path: Path):
+    await pair.secondary.admin.delete(pair.outbox_queue)
+    outbox = pair.outbox("orders")
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            with contextlib.closing(sqlite3.connect(path)) as connection:
+                try:
+                    await outbox.send(Message(b"1"), connection=connection)
+                except SendRefused as error:
+                    assert "is made again" in str(error)
+                    await asyncio.sleep(0.01)
+                    continue
+                connection.commit()
+                break
+    assert await arrived(pair, 1) == [b"1"]
+
+
+# What is refused: one error, and nothing stored.
+
+
+def other_database(_: Path) -> sqlite3.Connection:
+    return sqlite3.connect(":memory:")
+
+
+def closed(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path)
+    connection.close()
+    return connection
+
+
+def committing_itself(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, isolation_level=None)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [(other_database, "another database"), (closed, "it is closed"), (committing_itself, "each statement by itself")],
+)
+async def test_outbox_refuses_a_connection_that_can_commit_nothing(pair: Pair, path: Path, make, text: str):
+    connection = make(path)
+    with pytest.raises(SendRefused, match=text):
+        await pair.outbox("orders").send(Message(b"1"), connection=connection)
+    assert make is closed or not connection.in_transaction
+    assert await waiting(pair) == 0
+    connection.close()
+
+
+@pytest.mark.parametrize("connection", [object(), None, "sqlite://"])
+async def test_outbox_refuses_what_is_not_a_connection(pair: Pair, connection: object):
+    with pytest.raises(TypeError, match="is not a connection to SQLite"):
+        await pair.outbox("orders").send(Message(b"1"), connection=connection)
+
+
+def test_blocking_outbox_refuses_a_connection_of_asyncio(blocking_pair: blocking.Pair, path: Path):
+    with pytest.raises(TypeError, match="is for asyncio"):
+        blocking_pair.outbox("orders").send(Message(b"1"), connection=aiosqlite.connect(path))
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (Message(bytes(300 * 1024 * 1024)), MessageTooLarge),
+        (Message(b"", application_properties={"x-ms-path": "other"}), ReservedPropertyError),
+    ],
+    ids=["too-large", "reserved"],
+)
+async def test_outbox_stores_nothing_of_a_batch_with_a_message_that_is_refused(pair: Pair, path: Path, bad, error):
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        with pytest.raises(error):
+            await pair.outbox("orders").send_batch([Message(b"good"), bad], connection=connection)
+        connection.commit()
+    assert await waiting(pair) == 0
+
+
+async def test_pair_has_no_outbox_when_its_secondary_is_not_a_database(primary: str):
+    async with Pair.connect(primary, f"memory://{uuid.uuid4().hex}") as pair:
+        assert pair.outbox_queue is None
+        with pytest.raises(ConfigurationError, match="an outbox needs a database as the secondary"):
+            pair.outbox("orders")
+
+
+# The inbox.
+
+
+async def delivery_of(pair: Pair, body: bytes) -> Any:
+    await pair.sender("orders").send(Message(body, message_id="same"))
+    (delivery,) = await pair.receiver("orders").receive(1, PATIENCE)
+    return delivery
+
+
+async def test_inbox_applies_an_effect_once_and_again_when_it_was_rolled_back(pair: Pair, path: Path):
+    once = Deduplicator(SQLiteInbox())
+    seen: list[bool] = []
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for ends in (connection.rollback, connection.commit, connection.commit):
+            delivery = await delivery_of(pair, b"effect")
+            async with once.first(delivery, connection=connection) as first:
+                seen.append(first)
+                if first:
+                    connection.execute(INSERT, ("effect",))
+            ends()
+            await delivery.complete()
+    assert seen == [True, True, False]
+    assert rows(path) == [b"effect"]
+
+
+async def test_inbox_forgets_an_id_when_its_window_is_over(pair: Pair, path: Path):
+    seen = []
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for _ in range(2):
+            delivery = await delivery_of(pair, b"effect")
+            async with Deduplicator(SQLiteInbox(), window=1e-6).first(delivery, connection=connection) as first:
+                seen.append(first)
+            connection.commit()
+            await asyncio.sleep(0.001)
+    assert seen == [True, True]
+
+
+async def test_inbox_and_outbox_commit_together(pair: Pair, path: Path):
+    await pair.primary.admin.create(Entity("shipments"))
+    once, outbox = Deduplicator(SQLiteInbox()), pair.outbox("shipments")
+    async with aiosqlite.connect(path) as connection:
+        for ends in (connection.rollback, connection.commit, connection.commit):
+            delivery = await delivery_of(pair, b"order")
+            async with once.first(delivery, connection=connection) as first:
+                if first:
+                    await outbox.send(Message(b"shipment"), connection=connection)
+            await ends()
+            await delivery.complete()
+    assert await arrived(pair, 1, "shipments") == [b"shipment"]
+
+
+async def test_deduplicator_has_either_leases_or_transactions(pair: Pair):
+    delivery = await delivery_of(pair, b"1")
+    with pytest.raises(ConfigurationError, match="works in transactions only"):
+        async with Deduplicator(SQLiteInbox()).once(delivery):
+            pass
+    with pytest.raises(ConfigurationError, match="needs an inbox"):
+        async with Deduplicator(MemoryClaims()).first(delivery, connection=sqlite3.connect(":memory:")):
+            pass
+
+
+def test_blocking_inbox_claims_in_the_callers_transaction(blocking_pair: blocking.Pair, path: Path):
+    blocking_pair.sender("orders").send(Message(b"1"))
+    once = blocking.Deduplicator(SQLiteInbox())
+    with blocking_pair.receiver("orders") as receiver, contextlib.closing(sqlite3.connect(path)) as connection:
+        (delivery,) = receiver.receive(1, PATIENCE)
+        seen = []
+        for _ in range(2):
+            with connection, once.first(delivery, connection=connection) as first:
+                seen.append(first)
+        delivery.complete()
+    once.close()
+    assert seen == [True, False]
