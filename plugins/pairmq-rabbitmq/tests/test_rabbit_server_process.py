@@ -7,6 +7,7 @@ import contextlib
 import gc
 import http.client
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -128,7 +129,13 @@ def test_it_keeps_to_its_ports_and_its_directory(rabbit):
     assert str(rabbit.directory) in rabbit.erl("rabbit_mnesia:dir()")
 
 
-def test_foreign_settings_do_not_reach_it(monkeypatch):
+def test_its_modules_are_searched_in_few_directories(rabbit):
+    # Behind all plugins' directories they would be found, too, but a boot would cost twice as much.
+    first = rabbit.erl("[filename:basename(filename:dirname(D)) || D <- lists:sublist(code:get_path(), 4)]")
+    assert re.fullmatch(r'\["rabbit-[^"]+","rabbit-[^"]+","stdlib-[^"]+","rabbit_common-[^"]+"\]', first)
+
+
+def test_foreign_settings_reach_it_not_and_close_leaves_nothing(monkeypatch):
     monkeypatch.setenv("RABBITMQ_NODE_PORT", "5672")
     monkeypatch.setenv("RABBITMQ_NODENAME", "other@localhost")
     monkeypatch.setenv("ERL_FLAGS", "-nonsense")
@@ -137,6 +144,14 @@ def test_foreign_settings_do_not_reach_it(monkeypatch):
         assert server.erl("node()") == "pairmq@localhost"
         assert server.erl('[os:getenv(N) || N <- ["ERL_FLAGS", "NOTIFY_SOCKET"]]') == "[false,false]"
         assert {port for _, port in listening([server.pid])} == {server.port, server._ports.distribution}
+        pid, directory = server.pid, server.directory
+        assert pid in processes_in(directory)
+        assert len(processes_in(directory)) > 1  # the port mapper too
+    assert not directory.exists()
+    until(lambda: processes_in(directory) == [] and not Path(f"/proc/{pid}").exists())
+    server.close()  # twice is once
+    with pytest.raises(ServerError, match="does not run"):
+        server.erl("node()")
 
 
 def test_confirmed_data_outlives_kill_and_restart(rabbit, connect):
@@ -158,18 +173,6 @@ def test_confirmed_data_outlives_kill_and_restart(rabbit, connect):
     until(lambda: processes_in(rabbit.directory) == [])
     rabbit.restart()
     assert rabbit.queues() == {"q": (10, 0)}
-
-
-def test_close_leaves_nothing():
-    with RabbitServer() as server:
-        pid, directory = server.pid, server.directory
-        assert pid in processes_in(directory)
-        assert len(processes_in(directory)) > 1  # the port mapper too
-    assert not directory.exists()
-    until(lambda: processes_in(directory) == [] and not Path(f"/proc/{pid}").exists())
-    server.close()  # twice is once
-    with pytest.raises(ServerError, match="does not run"):
-        server.erl("node()")
 
 
 @pytest.mark.skipif(

@@ -27,6 +27,10 @@ _PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 # the tests. A node with a name from the start does not spend a second on looking for an epmd.
 _ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +A 1 -start_epmd false -kernel inet_dist_use_interface {127,0,0,1}"
 
+# A boot loads some 950 modules, and looks for each in the directories of all 71 plugins, then in Erlang's: half of its
+# processor time. These have most modules; they are searched first, and no plugin that is not enabled is.
+_FIRST = ("rabbit", "stdlib", "rabbit_common", "ssl", "inets", "compiler", "kernel", "ra", "xmerl", "mnesia")
+
 # Returns the value, or the error, as text that is unaffected by how Erlang prints terms.
 _ERLANG_CALL = """
 begin PairmqText = fun(T) -> base64:encode_to_string(unicode:characters_to_binary(T)) end,
@@ -64,9 +68,11 @@ def foreign_variables() -> dict[str, None]:
     return {**foreign, "NOTIFY_SOCKET": None}
 
 
-def environment_of(home: Path, ports: Ports) -> dict[str, str | None]:
+def environment_of(home: Path, ports: Ports, program: Path, plugins: Sequence[str]) -> dict[str, str | None]:
     """The environment of a node's process; None removes a variable."""
+    searched, first = _search_path(home, program) if not plugins else ({}, "")
     return {
+        **searched,
         **foreign_variables(),
         "HOME": str(home),
         "ERL_EPMD_PORT": str(ports.epmd),
@@ -84,11 +90,29 @@ def environment_of(home: Path, ports: Ports) -> dict[str, str | None]:
         "RABBITMQ_DIST_PORT": str(ports.distribution),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
             f"{_ERLANG_FLAGS} -sname {NODE} -kernel inet_dist_listen_min {ports.distribution}"
-            f" -kernel inet_dist_listen_max {ports.distribution}"
+            f" -kernel inet_dist_listen_max {ports.distribution}{first}"
         ),
         # Makes the script replace itself by the server, so that the process id is the server's.
         "RUNNING_UNDER_SYSTEMD": "true",
     }
+
+
+def _search_path(home: Path, program: Path) -> tuple[dict[str, str], str]:
+    """Keep the code server from looking where nothing is: variables and a flag, none in another layout."""
+    of_rabbit = program.resolve().parents[1] / "plugins"
+    erl = shutil.which("erl")
+    of_erlang = Path(erl).resolve().parents[1] / "lib" if erl else of_rabbit
+    found = [[*of_rabbit.glob(f"{name}-*/ebin"), *of_erlang.glob(f"{name}-*/ebin")] for name in _FIRST]
+    first = [str(each[0]) for each in found if len(each) == 1]
+    if len(found[0]) != 1 or any(" " in path for path in first):
+        return {}, ""
+    # The broker puts each of its plugins' directories before all others; the one it can't do without is itself.
+    plugins = home / "plugins"
+    plugins.mkdir(exist_ok=True)
+    link = plugins / found[0][0].parent.name
+    if not link.exists():
+        link.symlink_to(found[0][0].parent)
+    return {"RABBITMQ_PLUGINS_DIR": str(plugins)}, f" -pa {' '.join(reversed(first))}"  # the last comes first
 
 
 def write_files(

@@ -139,7 +139,8 @@ class RabbitServer(Faults, Operator, ServerProcess):
             start_timeout=start_timeout,
             name="rabbitmq-server",
         )
-        self._environment = environment_of(self.directory.resolve(), self._ports)
+        plugins = [*(["rabbitmq_management"] if management else []), *plugins]
+        self._environment = environment_of(self.directory.resolve(), self._ports, program, plugins)
         epmd_directory = self.directory / "epmd"
         epmd_directory.mkdir(parents=True, exist_ok=True)
         self._epmd = ServerProcess(
@@ -149,7 +150,6 @@ class RabbitServer(Faults, Operator, ServerProcess):
             environment=foreign_variables(),
             name="epmd",
         )
-        plugins = [*(["rabbitmq_management"] if management else []), *plugins]
         write_files(self.directory, self._ports, tls, plugins, config)
 
     def url_for(self, user: str = "guest", password: str = "guest", vhost: str = DEFAULT_VHOST) -> str:  # noqa: S107
