@@ -2,7 +2,8 @@
 
 Run it with: .venv/bin/python scripts/tiers.py [--workers N] [--report] TIER... [-- PYTEST ARGUMENTS]
 The tiers are first, servers, spark, long (see conftest.py) and simulated; eager and uvloop are those tests of the first
-tier that depend on the event loop, in other loops. The first runs alone, others side by side.
+tier that depend on the event loop, in other loops. The first runs alone, others side by side, but eager and uvloop one
+after the other. The simulation uses what they leave: it ends with them, after a hundred to three hundred hours.
 
 A test of a tier with real servers that fails is run once more, alone, when the tier is over: if it fails again, it has
 failed; if it passes, it is flaky, and its log is kept. More than three flaky tests fail the tier. The first tier has no
@@ -21,18 +22,23 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ElementTree  # what it reads was written by pytest a moment ago
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "build" / "test"
-HOURS = 300  # simulated
+HOURS = 300  # simulated, at most
+FEWEST_HOURS = 100  # likewise, where other tiers end before
+HOURS_AT_ONCE = 20
 MOST_FLAKY = 3
 MOST_REPEATED = 20  # of more it is plain that something is broken, and one by one they would take very long
 TESTS_FAILED = 1  # pytest's exit status
 # What only computes leaves the processors to what also watches the clock.
-NICENESS = {"spark": 5, "eager": 5, "uvloop": 5, "simulated": 19}
+NICENESS = {"eager": 5, "uvloop": 5, "simulated": 19}
+# What tests of a tier have in their file, or in a conftest.py of their folders; to import all others takes each process
+# longer than a hundred tests.
+WORDS = {"servers": "real_server", "spark": "spark"}
 _REAL_LOOPS = (
     "tests/pair",
     "tests/sync",
@@ -76,13 +82,17 @@ class Tier:
         workers: processes for its tests; 0 for none but this one's child.
         more: arguments for pytest.
         quiet: keeps what it prints until it has ended.
+        enough: says whether as much as has been done is enough; asked by the simulation.
     """
 
-    def __init__(self, name: str, workers: int, more: Sequence[str], quiet: bool) -> None:
+    def __init__(
+        self, name: str, workers: int, more: Sequence[str], quiet: bool, enough: Callable[[], bool] = lambda: False
+    ) -> None:
         self.result = Result(name)
         self._name = name
         self._more = more
         self._quiet = quiet
+        self._enough = enough
         # One Spark session serves all tests of the pipeline; those of other loops fill what the servers' tests leave.
         alone = not workers or name in ("spark", *LOOPS)
         self._parallel = [] if alone else ["--numprocesses", str(workers), "--dist", "worksteal"]
@@ -95,10 +105,7 @@ class Tier:
         shutil.rmtree(self._cache, ignore_errors=True)
         (RESULTS / f"{self._name}.flaky").unlink(missing_ok=True)
         if self._name == "simulated":
-            self.result.status = self._call(
-                [sys.executable, "-m", "pairmq.cli", "simulate", "--seeds", f"0..{HOURS - 1}"]
-            )
-            self.result.passed, self.result.failed = (0, 1) if self.result.status else (HOURS, 0)
+            self._simulate()
         else:
             status = self._pytest(self._parallel)
             self._count()
@@ -108,13 +115,30 @@ class Tier:
         self.result.seconds = time.monotonic() - began
         self.result.keep()
 
+    def _simulate(self) -> None:
+        """Simulate hours, some at a time, until all are done or the others have ended."""
+        while self.result.passed < HOURS and not (self.result.passed >= FEWEST_HOURS and self._enough()):
+            first = self.result.passed
+            seeds = f"{first}..{first + HOURS_AT_ONCE - 1}"
+            if status := self._call([sys.executable, "-m", "pairmq.cli", "simulate", "--seeds", seeds]):
+                self.result.status, self.result.failed = status, 1
+                return
+            self.result.passed += HOURS_AT_ONCE
+
     def _pytest(self, arguments: Sequence[str]) -> int:
         # Hypothesis draws the same examples each time, so that a change is judged by itself.
         loop = LOOPS.get(self._name)
-        tests = ["--tier", "first", "--loop", self._name, *loop] if loop else ["--tier", self._name]
+        tests = ["--tier", "first", "--loop", self._name, *loop] if loop else ["--tier", self._name, *self._files()]
         fixed = ["-q", *tests, "--hypothesis-seed", "0", "-rs", f"--junitxml={self._xml}"]
         cache = ["-o", f"cache_dir={self._cache}"]
         return self._call([sys.executable, "-m", "pytest", *fixed, *cache, *arguments, *self._more])
+
+    def _files(self) -> list[str]:
+        """Name the files of the tier's tests; none where all are to be searched, or the arguments name some."""
+        word = WORDS.get(self._name)
+        if word is None or any((ROOT / each.partition("::")[0]).exists() for each in self._more):
+            return []
+        return files_with(word)
 
     def _call(self, command: Sequence[str]) -> int:
         """Run a command; side by side with others its output is shown in one piece."""
@@ -180,6 +204,17 @@ class Tier:
         return "".join(stories)
 
 
+def files_with(word: str) -> list[str]:
+    """Find the files of tests with a word in them, or in a conftest.py that is theirs; the root's is everybody's."""
+    found = []
+    for test in (*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("plugins/*/tests/**/test_*.py")):
+        inner = test.parents[: test.parents.index(ROOT)]
+        near = (folder / "conftest.py" for folder in inner)
+        if any(word in path.read_text("utf-8") for path in (test, *near) if path.exists()):
+            found.append(str(test.relative_to(ROOT)))
+    return sorted(found)
+
+
 def report(tiers: Sequence[str]) -> bool:
     """Print the table of some tiers, of all that is kept if none is named, and the logs of flaky tests.
 
@@ -211,8 +246,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--workers",
         type=int,
-        default=4,
-        help="processes for the tests of a tier (4); the first takes one more than there are processors, at most",
+        default=5,
+        help="processes for the tests of a tier (5); the first takes one more than there are processors, at most",
     )
     parser.add_argument("--report", action="store_true", help="print what came of the last runs; run nothing")
     split = sys.argv[1:] if arguments is None else list(arguments)
@@ -228,21 +263,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Each of the hundreds of programs that the tests start would compile all of PairMQ.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         alone = [tier for tier in options.tiers if tier == "first"]
-        beside = [tier for tier in options.tiers if tier != "first"]
         for tier in alone:
             # Its tests compute and wait for nothing, and each process takes 13 s of a processor to import them all.
             workers = min(options.workers, (os.cpu_count() or 1) + 1)
             Tier(tier, workers, more, quiet=False).run()
-        _side_by_side([Tier(tier, options.workers, more, quiet=len(beside) > 1) for tier in beside])
+        _side_by_side([tier for tier in options.tiers if tier != "first"], options.workers, more)
     return 0 if report(options.tiers) else 1
 
 
-def _side_by_side(tiers: Sequence[Tier]) -> None:
-    threads = [threading.Thread(target=tier.run, name=tier.result.tier) for tier in tiers]
-    for thread in threads:
+def _side_by_side(names: Sequence[str], workers: int, more: Sequence[str]) -> None:
+    """Run tiers at the same time, but those of other loops in turn: each is one process that only computes."""
+    over = threading.Event()
+    made = {name: Tier(name, workers, more, quiet=len(names) > 1, enough=over.is_set) for name in names}
+    in_turn = [made.pop(name) for name in LOOPS if name in made]
+    lanes = {name: [tier] for name, tier in made.items()} | ({"loops": in_turn} if in_turn else {})
+    threads = {name: threading.Thread(target=_in_turn, args=(lane,), name=name) for name, lane in lanes.items()}
+    simulated = threads.pop("simulated", None)
+    for thread in (*threads.values(), *([simulated] if simulated else [])):
         thread.start()
-    for thread in threads:
+    for thread in threads.values():
         thread.join()
+    if threads:
+        over.set()
+    if simulated:
+        simulated.join()
+
+
+def _in_turn(tiers: Sequence[Tier]) -> None:
+    for tier in tiers:
+        tier.run()
 
 
 if __name__ == "__main__":

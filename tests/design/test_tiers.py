@@ -1,0 +1,61 @@
+"""`scripts/tiers.py` imports, for a tier, the files in which its tests are marked: all its tests must be in those."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def command() -> Iterator[Any]:
+    """`scripts/tiers.py` as a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        yield importlib.import_module("tiers")
+
+
+def test_real_servers_are_marked_in_files_of_tests_and_their_conftest_alone() -> None:
+    beside = [*ROOT.glob("tests/support/*.py"), *ROOT.glob("src/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")]
+    assert beside
+    assert [path for path in beside if "mark.real_server" in path.read_text("utf-8")] == []
+
+
+def test_files_are_found_by_their_own_mark_and_by_that_of_their_folder(command: Any) -> None:
+    found = command.files_with("real_server")
+    assert "plugins/pairmq-redis/tests/test_redis_sending.py" in found  # its conftest.py marks a parameter
+    assert "tests/chaos/test_chaos.py" in found
+    assert "tests/core/test_envelope.py" not in found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "files"), [([], True), (["-k", "redis"], True), (["tests/chaos/test_chaos.py::test_x"], False)]
+)
+def test_files_are_left_to_the_arguments_when_those_name_some(command: Any, arguments: list[str], files: bool) -> None:
+    assert bool(command.Tier("servers", 0, arguments, quiet=True)._files()) is files
+
+
+def simulated(command: Any, monkeypatch: pytest.MonkeyPatch, status: int, others_end_at: int) -> Any:
+    """Run the tier without its simulation; the others end after so many parts of it."""
+    calls: list[list[str]] = []
+    monkeypatch.setattr(command.Tier, "_call", lambda tier, call: calls.append(call) or status)
+    tier = command.Tier("simulated", 0, [], quiet=True, enough=lambda: len(calls) >= others_end_at)
+    tier._simulate()
+    return tier.result
+
+
+@pytest.mark.parametrize(("others_end_at", "hours"), [(0, 100), (7, 140), (1000, 300)])
+def test_simulation_ends_with_the_other_tiers_but_not_before_a_hundred_hours(
+    command: Any, monkeypatch: pytest.MonkeyPatch, others_end_at: int, hours: int
+) -> None:
+    assert simulated(command, monkeypatch, 0, others_end_at).passed == hours
+
+
+def test_simulation_ends_with_a_violation(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = simulated(command, monkeypatch, 1, 1000)
+    assert (result.passed, result.failed, result.ok) == (0, 1, False)
