@@ -87,6 +87,8 @@ def test_a_command_does_what_it_is_asked(
     given = [READER_HAS.get(word, word) for word in words]
     if "--idle" in given:  # nothing more comes here: nobody needs to wait for it
         given[given.index("--idle") + 1] = "0.2"
+    if given[0] == "simulate" and "--hours" not in given:  # an hour takes a second or two
+        given += ["--hours", "0.1"]
     with (folder / "in.txt").open("rb") as lines:
         monkeypatch.setattr(sys, "stdin", lines)
         status = run(given)

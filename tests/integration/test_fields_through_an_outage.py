@@ -1,4 +1,4 @@
-"""Thousands of messages with everything that a message can have go through an outage and come back field for field."""
+"""Hundreds of messages with everything that a message can have go through an outage and come back field for field."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pairmq_servicebus.testing import ServiceBusServer
 
 pytestmark = pytest.mark.real_server
 
-COUNT = 1500
+COUNT = 600  # enough for each field beside each other one
 OPTIONS = PairOptions(
     failover_interval=0.5,
     ping_primary_interval=1.0,
@@ -156,7 +156,7 @@ async def until(condition: Callable[[], object], seconds: float) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_1500_backlogged_messages_come_back_field_for_field(
+async def test_backlogged_messages_come_back_field_for_field(
     brokers: tuple[int, str, str],
 ) -> None:
     """Whatever a message has, it has it again when a receiver gets it, once, and not before its time."""
@@ -170,8 +170,8 @@ async def test_1500_backlogged_messages_come_back_field_for_field(
             proxy.reset(refuse=True)
             sent = [message(n, datetime.now(UTC)) for n in range(COUNT)]
             receipts = []
-            for start in range(0, COUNT, 500):
-                receipts += await asyncio.gather(*(sender.send(one) for one in sent[start : start + 500]))
+            for start in range(0, COUNT, 200):
+                receipts += await asyncio.gather(*(sender.send(one) for one in sent[start : start + 200]))
             assert {(receipt.route, receipt.maybe_duplicate) for receipt in receipts} == {(Route.BACKLOG, False)}
             proxy.restore()
 
