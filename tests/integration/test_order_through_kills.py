@@ -89,7 +89,7 @@ class Traffic:
             message = Message(f"{session} {number}".encode(), session_id=session, message_id=f"{session}/{number}")
             with contextlib.suppress(SendError):
                 self.receipts[session].append(await sender.send(message))
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.01)  # more would only compete with the drain
 
     def latest(self, route: Route) -> bool:
         """Whether the last receipt of every session is of one route."""
