@@ -139,8 +139,8 @@ class Brokers:
 
 @pytest.fixture
 def brokers(request: pytest.FixtureRequest, rabbit_servers: Callable[[int], list[RabbitServer]]) -> Iterator[Brokers]:
-    """A primary, and a secondary of the same product, or of another one where the test asks for it."""
-    if getattr(request, "param", "rabbitmq") == "rabbitmq":
+    """A primary, and a secondary of another product, or of the same one where the test asks for it."""
+    if getattr(request, "param", "redis") == "rabbitmq":
         yield Brokers(*rabbit_servers(2))
         return
     with RedisServer() as redis:
@@ -149,6 +149,14 @@ def brokers(request: pytest.FixtureRequest, rabbit_servers: Callable[[int], list
 
 BOTH = pytest.mark.parametrize("brokers", ["rabbitmq", "redis"], indirect=True)
 """With a secondary of either product."""
+
+TWO_RABBITS = pytest.mark.parametrize("brokers", ["rabbitmq"], indirect=True)
+"""What is asked of the secondary, too, or may depend on how it keeps messages."""
+
+MOSTLY_REDIS = pytest.mark.parametrize(
+    "brokers", ["redis", pytest.param("rabbitmq", marks=pytest.mark.long)], indirect=True
+)
+"""What fails at the primary whatever the secondary is."""
 
 
 @pytest.fixture
@@ -211,7 +219,7 @@ async def test_sigstop(brokers: Brokers, hands: Hands, seconds: int) -> None:
         under.check_kinds(FailureKind.UNAVAILABLE)
 
 
-@BOTH
+@MOSTLY_REDIS
 async def test_memory_alarm(brokers: Brokers, hands: Hands) -> None:
     """Who is on the way when publishers are blocked is in doubt; from then on it is known, and certain."""
     primary = brokers.primary
@@ -226,6 +234,7 @@ async def test_memory_alarm(brokers: Brokers, hands: Hands) -> None:
         under.check_certain(under.failures("alarm")[0])
 
 
+@TWO_RABBITS
 @pytest.mark.parametrize("said_by", ["queue", "policy"])
 async def test_queue_full_with_reject_publish(brokers: Brokers, hands: Hands, said_by: str) -> None:
     """A rejected message is certainly not there, where the queue itself says that it rejects (a policy can't be seen).
@@ -304,7 +313,7 @@ async def test_a_connection_that_is_reset_and_can_be_made_anew_is_no_outage(
         under.check_books(found)
 
 
-@BOTH
+@MOSTLY_REDIS
 @pytest.mark.parametrize("direction", ["both", "to_client"])
 async def test_silent_half_open_tcp(brokers: Brokers, proxy: TcpProxy, hands: Hands, direction: Any) -> None:
     """No byte comes back, in one of the two cases though they arrive: all is in doubt, and some are there twice."""
@@ -595,6 +604,7 @@ async def test_a_rabbitmq_secondary_may_fail_while_its_primary_works(
         assert await hands(left_in_backlog, secondary) == {}
 
 
+@TWO_RABBITS
 async def test_a_send_without_time_left_takes_no_backlog_queue_from_the_others(brokers: Brokers, hands: Hands) -> None:
     """At a failover many a send has little time left. That it ends in time says nothing about the backlog queue."""
     with TcpProxy("127.0.0.1", brokers.secondary.port) as between:
@@ -619,6 +629,7 @@ async def test_a_send_without_time_left_takes_no_backlog_queue_from_the_others(b
 # --------------------------------------------------------------------------- what others see
 
 
+@TWO_RABBITS
 async def test_a_foreign_consumer_sees_application_messages_only(
     brokers: Brokers, proxy: TcpProxy, hands: Hands
 ) -> None:

@@ -96,12 +96,17 @@ def wheel(project: Path, into: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """PairMQ, the template and the plugin for SQLite, installed."""
-    folder = tmp_path_factory.mktemp("fresh")
-    environment = Environment(folder / "venv")
-    projects = (ROOT, TEMPLATE, SQLITE)
-    environment.install(*(wheel(project, folder / str(number)) for number, project in enumerate(projects)))
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Path]:
+    """The wheels of PairMQ, the template and the plugin for SQLite, by their projects."""
+    folder = tmp_path_factory.mktemp("wheels")
+    return {project: wheel(project, folder / str(number)) for number, project in enumerate((ROOT, TEMPLATE, SQLITE))}
+
+
+@pytest.fixture(scope="module")
+def environment(wheels: dict[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """All of them, installed."""
+    environment = Environment(tmp_path_factory.mktemp("fresh") / "venv")
+    environment.install(*wheels.values())
     return environment
 
 
@@ -130,8 +135,8 @@ def test_an_installed_plugin_carries_messages(environment, tmp_path, scheme):
     assert environment.pairmq("receive", "--entity", "orders", "--max", "3", **brokers) == "one\ntwo\nthree\n"
 
 
-def test_the_wheel_holds_the_package_its_types_and_its_license(environment, tmp_path):
-    names = run([sys.executable, "-m", "zipfile", "-l", str(wheel(TEMPLATE, tmp_path / "wheel"))])
+def test_the_wheel_holds_the_package_its_types_and_its_license(wheels):
+    names = run([sys.executable, "-m", "zipfile", "-l", str(wheels[TEMPLATE])])
     assert "pairmq_template/py.typed" in names
     assert "dist-info/licenses/LICENSE" in names
     assert "tests/" not in names
