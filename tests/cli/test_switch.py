@@ -7,12 +7,13 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,22 @@ def files(tmp_path: Path) -> list[str]:
     return [f"sqlite://{tmp_path}/primary.db", f"sqlite://{tmp_path}/secondary.db"]
 
 
+def freeze(program: subprocess.Popen[str], files: list[str]) -> None:
+    """Stop a program for a while, at a moment at which it locks neither file: nobody else could write."""
+    deadline = time.monotonic() + 60
+    while True:
+        os.kill(program.pid, signal.SIGSTOP)
+        try:
+            for each in files:
+                with closing(sqlite3.connect(each.removeprefix("sqlite://"), timeout=0)) as database:
+                    database.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError:
+            assert time.monotonic() < deadline
+            os.kill(program.pid, signal.SIGCONT)
+            time.sleep(0.01)
+
+
 def reported(files: list[str], count: int) -> None:
     """Wait until so many programs have reported."""
     deadline = time.monotonic() + 60
@@ -178,7 +195,7 @@ def test_programs_follow_and_a_stopped_one_is_listed(cli, files) -> None:
     options = ["--primary", files[0], "--secondary", files[1]]
     with processes(3, files) as (one, two, frozen):
         reported(files, 3)
-        os.kill(frozen.pid, signal.SIGSTOP)
+        freeze(frozen, files)
         ended = cli("switch", "hold", "orders", "--timeout", "10s", *options)
         assert ended.status == 1
         assert "not followed by 1 process" in ended.err
@@ -197,7 +214,7 @@ def test_programs_follow_and_a_stopped_one_is_listed(cli, files) -> None:
 def test_ctrl_c_leaves_the_decision_in_force_and_says_so(files) -> None:
     with processes(1, files) as (frozen,):
         reported(files, 1)
-        os.kill(frozen.pid, signal.SIGSTOP)
+        freeze(frozen, files)
         command = [sys.executable, "-m", "pairmq.cli", "switch", "hold", "orders", "--timeout", "100s"]
         options = ["--primary", files[0], "--secondary", files[1]]
         with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as running:
@@ -221,7 +238,7 @@ def test_upgrade_diverts_until_a_line_and_drains(cli, both, fleet) -> None:
         with sender.sender("orders") as orders:
             while not stopped.is_set():
                 routes.append(orders.send(Message(b"")).route.value)
-                time.sleep(0.01)
+                time.sleep(0.1)  # the drain may take a minute on a busy machine
 
     working = threading.Thread(target=send)
     working.start()

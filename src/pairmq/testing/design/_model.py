@@ -52,6 +52,7 @@ _OUTAGES = (
     (Trouble.SILENT, Primary.SILENT, "the primary falls silent"),
     (Trouble.FULL, Primary.FULL, "the primary is full: it lets pings pass, and refuses messages"),
 )
+_NO_OPERATION = Operation()
 _FAILS = {Primary.REFUSES: "refuses", Primary.SILENT: "silent", Primary.FULL: "refuses"}
 
 
@@ -80,6 +81,22 @@ class Model:
         if design.does(Naive.SESSION_OVER_QUEUES):
             self._chances = (0.0, 0.5)
         self._pump_of = {pump: number for number, pump in enumerate(design.pumps)}
+        # What never changes is asked for once: flags are slow to combine, and each step would do it.
+        world, does = self.world, design.does
+        self._outages = [outage[1:] for outage in _OUTAGES if outage[0] in world.trouble]
+        self._loses_confirmations = Trouble.UNCONFIRMED in world.trouble
+        self._delays_writes = Trouble.DELAYED in world.trouble
+        self._loses_queues = Trouble.QUEUE_AWAY in world.trouble
+        self._loses_locks = Trouble.LOCK_LOST in world.trouble
+        self._locks_run_out = does(Naive.LOCK_NOT_RENEWED)
+        self._completes_early = does(Naive.COMPLETE_BEFORE_CONFIRM)
+        self._pumps_when_dirty = does(Naive.PUMP_ASKS_OWN_MACHINE)
+        self._one_consumer = world.ordered and not does(Naive.TWO_CONSUMERS)
+        self._ways = [self._send_steps, self._health_steps]
+        self._ways += [self._pump_steps] if design.pumps else []
+        self._ways += [self._broker_steps]
+        self._ways += [self._time_steps] if world.expires else []
+        self._ways += [self._process_steps] if world.crashes or world.closes else []
 
     def system(self) -> System[State]:
         """What `search` takes."""
@@ -97,7 +114,7 @@ class Model:
             queues=(Queue(),) * world.queues,
             processes=tuple(map(self._process, range(len(world.hosts)))),
             messages=(Message(),) * len(world.senders),
-            pumps=(Operation(),) * len(self.design.pumps),
+            pumps=(_NO_OPERATION,) * len(self.design.pumps),
             home=(),
             adrift=(),
             receipts=(),
@@ -113,14 +130,7 @@ class Model:
 
     def steps(self, state: State) -> Iterator[Step[State]]:
         """Every way on from a state."""
-        return chain(
-            self._send_steps(state),
-            self._health_steps(state),
-            self._pump_steps(state),
-            self._broker_steps(state),
-            self._time_steps(state),
-            self._process_steps(state),
-        )
+        return chain.from_iterable([way(state) for way in self._ways])
 
     # Sends (SPEC 3).
 
@@ -221,13 +231,13 @@ class Model:
 
     def _interrupted(self, state: State, number: int, owner: int, name: str) -> Steps:
         """What can end an attempt before its confirmation comes: the connection, its caller, or a close."""
-        message, trouble = state.messages[number], self.world.trouble
+        message = state.messages[number]
         closing = state.processes[owner].mode is Mode.CLOSING
         if message.to != NOWHERE and state.faults:
             fewer = state._replace(faults=state.faults - 1)
-            if message.stored and trouble & Trouble.UNCONFIRMED:
+            if message.stored and self._loses_confirmations:
                 yield from self._failed(fewer, number, owner, f"{name}: its confirmation is lost", "cut", Kind.FAULT)
-            elif not message.stored and trouble & Trouble.DELAYED:
+            elif not message.stored and self._delays_writes:
                 text = f"{name}: its connection dies with the write on it"
                 yield from self._failed(fewer, number, owner, text, "cut", Kind.FAULT)
         if not state.cancels and not closing:
@@ -258,17 +268,21 @@ class Model:
         kind: Kind = Kind.STEP,
         of: int = NOWHERE,
         quiet: bool = False,
-    ) -> Steps:
+    ) -> list[Step[State]]:
         """Hand a fact to the sending half of a process, by each choice that chance can make."""
         mode, sending, syphon = state.processes[owner]
-        known = None
+        steps, known = [], None
         for chance in self._chances:
             move = self.sending.after(sending, chance, what, *details)
             if move == known:
                 continue
             known = move
             after = state if move[0] == sending else with_process(state, owner, Process(mode, move[0], syphon))
-            yield self._carried_out(after, text, move[1], kind, of, quiet=quiet)
+            if move[1]:
+                steps.append(self._carried_out(after, text, move[1], kind, of, quiet=quiet))
+            else:
+                steps.append(Step(kind, text, after))
+        return steps
 
     def _carried_out(
         self, state: State, text: str, outputs: Outputs, kind: Kind, of: int, *, quiet: bool
@@ -381,11 +395,10 @@ class Model:
         roomy = facts.room is Room.ENOUGH or (facts.more and state.primary is Primary.WORKS)
         if not queue.there or not roomy:
             return
-        if self.design.does(Naive.PUMP_ASKS_OWN_MACHINE) and not self.sending.facts[process.sending].dirty:
+        if self._pumps_when_dirty and not self.sending.facts[process.sending].dirty:
             return
         pump = self._pump_of[owner, index]
-        one = self.world.ordered and not self.design.does(Naive.TWO_CONSUMERS)
-        if one and any(entry.holder not in (FREE, pump) for entry in queue.entries):
+        if self._one_consumer and any(entry.holder not in (FREE, pump) for entry in queue.entries):
             return  # one consumer at a time (SPEC 8.2)
         for place, entry in enumerate(queue.entries):
             if entry.holder == FREE:
@@ -409,7 +422,7 @@ class Model:
                 pump = self._pump_of[owner, index]
                 state = with_pump(state, pump, Operation(message))
                 text += f"; message {message + 1} in flight to the primary"
-                if self.design.does(Naive.COMPLETE_BEFORE_CONFIRM):
+                if self._completes_early:
                     text += ", and completed"
                     state = with_queue(state, index, _without(state.queues[index], int(position)))
             elif output[0] == "release":
@@ -424,8 +437,8 @@ class Model:
         """What a pump has on its way reaches the primary, or is confirmed."""
         pump = self._pump_of[owner, index]
         number, stored = state.pumps[pump]
-        ended = with_pump(state, pump, Operation())
-        cuts = state.faults and self.world.trouble & (Trouble.UNCONFIRMED if stored else Trouble.DELAYED)
+        ended = with_pump(state, pump, _NO_OPERATION)
+        cuts = state.faults and (self._loses_confirmations if stored else self._delays_writes)
         fewer = ended._replace(faults=state.faults - 1) if cuts else ended
         if stored:
             yield self._pumped(ended, owner, f"{name}: the primary confirms message {number + 1}", "sent", index, None)
@@ -457,7 +470,7 @@ class Model:
         if not queue.there:
             text = f"{name}: can't reach the queue to settle message {item.message + 1}"
             yield self._pumped(state, owner, text, "settled", index, item.position, "refuses")
-        elif self.design.does(Naive.COMPLETE_BEFORE_CONFIRM) and entry is None:
+        elif self._completes_early and entry is None:
             yield self._pumped(state, owner, f"{name}: it was", "settled", index, item.position, None)
         elif entry is None or entry.holder != pump:
             text = f"{name}: {verb} message {item.message + 1} in vain, its lock is lost"
@@ -473,8 +486,8 @@ class Model:
     def _locks(self, state: State, owner: int, index: int, name: str) -> Steps:
         """A lock expires unless renewed; a broker may also lose one, which explains a second copy."""
         queue, pump = state.queues[index], self._pump_of[owner, index]
-        runs_out = self.design.does(Naive.LOCK_NOT_RENEWED)
-        may_lose = state.faults and self.world.trouble & Trouble.LOCK_LOST
+        runs_out = self._locks_run_out
+        may_lose = state.faults and self._loses_locks
         if runs_out or may_lose:
             for entry in queue.entries:
                 if entry.holder != pump:
@@ -530,24 +543,22 @@ class Model:
             state = self._freed(state, owner, index)
             if number >= 0 and not stored:
                 state = _late_write(state, number, HOME)
-            state = with_pump(state, pump, Operation())
+            state = with_pump(state, pump, _NO_OPERATION)
         return with_process(state, owner, state.processes[owner]._replace(syphon=NONE))
 
     # What breaks and is repaired: brokers, time, processes.
 
     def _broker_steps(self, state: State) -> Steps:
-        trouble = self.world.trouble
         if state.primary is not Primary.WORKS:
             yield Step(Kind.HEAL, "the primary works again", state._replace(primary=Primary.WORKS))
         elif state.faults:
-            for wanted, condition, text in _OUTAGES:
-                if trouble & wanted:
-                    yield Step(Kind.FAULT, text, state._replace(primary=condition, faults=state.faults - 1))
+            for condition, text in self._outages:
+                yield Step(Kind.FAULT, text, state._replace(primary=condition, faults=state.faults - 1))
         for index, queue in enumerate(state.queues):
             if not queue.there:
                 back = with_queue(state, index, queue._replace(there=True))
                 yield Step(Kind.HEAL, f"queue {index + 1} can be reached again", back)
-            elif state.faults and trouble & Trouble.QUEUE_AWAY:
+            elif state.faults and self._loses_queues:
                 away = with_queue(state, index, queue._replace(there=False))._replace(faults=state.faults - 1)
                 yield Step(Kind.FAULT, f"queue {index + 1} can't be reached any more", away)
         for place, (number, to) in enumerate(state.adrift):
@@ -562,8 +573,6 @@ class Model:
 
     def _time_steps(self, state: State) -> Steps:
         """Times-to-live that run out in a backlog queue."""
-        if not self.world.expires:
-            return
         for index, queue in enumerate(state.queues):
             for entry in queue.entries:
                 message = state.messages[entry.message]

@@ -4,12 +4,13 @@ Safety is asked of each state as it is found, so that the first counterexample i
 the whole graph: a state from which no goal can be reached any more is stranded, and an edge that must not be repeated
 forever must not lie on a circle. Nothing here knows what is searched.
 
-Memory: each state once, and three numbers for each edge, where liveness is asked.
+Memory: each state once, and two numbers for each edge, where liveness is asked.
 """
 
 from __future__ import annotations
 
 import enum
+import gc
 from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Set
@@ -163,6 +164,16 @@ def search(system: System[S], *, only: Verdict | None = None, most: int = 2_000_
     Raises:
         SpaceTooLargeError: there are more states than ``most``.
     """
+    collects = gc.isenabled()
+    gc.disable()  # a search makes no circles, and hundreds of thousands of tuples, which would be looked through often
+    try:
+        return _searched(system, only, most)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _searched(system: System[S], only: Verdict | None, most: int) -> Found:
     goals = [goal for goal in system.goals if only in (None, goal.verdict)]
     circles = [circle for circle in system.circles if only in (None, circle.verdict)]
     graph = _Graph(system, keep_edges=bool(goals or circles))
@@ -191,7 +202,9 @@ class _Graph(Generic[S]):
         self.states: list[S] = [system.initial]
         self._numbers: dict[S, int] = {system.initial: 0}
         self._parents = array("l", [-1])
-        self._sources, self._targets, self._kinds = array("l"), array("l"), array("b")
+        self._edges_end = array("l")
+        """Of each state, the number of the edges that lead from it or from those before it."""
+        self._targets, self._kinds = array("l"), array("b")
         self.tried = 0
         self.depth = 0
 
@@ -201,6 +214,7 @@ class _Graph(Generic[S]):
         first = broken(self._system.initial)
         if first is not None and only in (None, first):
             return first
+        add_target, add_kind = self._targets.append, self._kinds.append
         layer_ends, number = 1, 0
         while number < len(states):
             if number == layer_ends:
@@ -218,9 +232,9 @@ class _Graph(Generic[S]):
                     if target >= most:
                         raise SpaceTooLargeError(f"more than {most} states")
                 if self._keep_edges:
-                    self._sources.append(number)
-                    self._targets.append(target)
-                    self._kinds.append(kind)
+                    add_target(target)
+                    add_kind(kind)
+            self._edges_end.append(len(self._targets))
             number += 1
         return None
 
@@ -244,9 +258,12 @@ class _Graph(Generic[S]):
 
     def round_trip(self, circle: Circle) -> Counterexample | None:
         """A circle through a step of the given kind: the way to it, and the way round."""
+        through = [*self._edges(circle.through)]
+        if not through:
+            return None
         after = self._after(circle.within)
         component = _components(len(self.states), after)
-        for source, target in self._edges(circle.through):
+        for source, target in through:
             if component[source] == component[target]:
                 way = [source, *_way(after, target, {source})]
                 return Counterexample(circle.verdict, self.story(source), again=self._texts(way))
@@ -274,9 +291,12 @@ class _Graph(Generic[S]):
 
     def _edges(self, within: Kind) -> Iterator[tuple[int, int]]:
         mask = int(within)  # flags are slow to combine
-        for source, target, kind in zip(self._sources, self._targets, self._kinds, strict=True):
-            if kind & mask:
-                yield source, target
+        start = 0
+        for source, end in enumerate(self._edges_end):
+            for target, kind in zip(self._targets[start:end], self._kinds[start:end], strict=True):
+                if kind & mask:
+                    yield source, target
+            start = end
 
 
 def _to_the_end(number: int, after: dict[int, list[int]], component: list[int]) -> tuple[list[int], list[int]]:

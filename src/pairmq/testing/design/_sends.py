@@ -107,7 +107,7 @@ class Sending:
 
     def shared(self) -> Iterable[object]:
         """What never changes."""
-        return self.design, options_of(self.design), _MESSAGE, *FAILURES.values()
+        return self.design, options_of(self.design), *FAILURES.values(), *HEALTH.values()
 
     def order(self) -> Hashable:
         """What is to be known of instants, and of numbers that count for a while only.

@@ -8,7 +8,9 @@ hundred thousand. There is one entity. Time is absent: what takes time may end a
 from __future__ import annotations
 
 import enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 NOWHERE: Final = -2
 HOME: Final = -1
@@ -135,33 +137,34 @@ class State(NamedTuple):
     closes: int
 
 
-_QUEUES, _PROCESSES, _MESSAGES, _PUMPS = map(State._fields.index, ("queues", "processes", "messages", "pumps"))
-
-
-def _with(state: State, place: int, number: int, part: object) -> State:
-    """As `_replace`, in a quarter of its time: each step of a search takes several."""
-    fields = list(state)
-    parts = list(fields[place])  # type: ignore[call-overload]
-    parts[number] = part
-    fields[place] = tuple(parts)
-    return State._make(fields)
-
-
 def with_message(state: State, number: int, message: Message) -> State:
-    """The state with one message in another condition."""
-    return _with(state, _MESSAGES, number, message)
+    """The state with one message in another condition; as `_replace`, in a fifth of its time."""
+    primary, queues, processes, messages, *rest = state
+    return _new(State, (primary, queues, processes, _with(messages, number, message), *rest))
 
 
 def with_process(state: State, number: int, process: Process) -> State:
     """The state with one process in another condition."""
-    return _with(state, _PROCESSES, number, process)
+    primary, queues, processes, *rest = state
+    return _new(State, (primary, queues, _with(processes, number, process), *rest))
 
 
 def with_queue(state: State, number: int, queue: Queue) -> State:
     """The state with one backlog queue in another condition."""
-    return _with(state, _QUEUES, number, queue)
+    primary, queues, *rest = state
+    return _new(State, (primary, _with(queues, number, queue), *rest))
 
 
 def with_pump(state: State, number: int, operation: Operation) -> State:
     """The state with one pump's operation in another condition."""
-    return _with(state, _PUMPS, number, operation)
+    primary, queues, processes, messages, pumps, *rest = state
+    return _new(State, (primary, queues, processes, messages, _with(pumps, number, operation), *rest))
+
+
+_new = tuple.__new__  # each step of a search makes several: that of a named tuple takes twice as long
+
+
+def _with(parts: tuple[T, ...], number: int, part: T) -> tuple[T, ...]:
+    changed = list(parts)
+    changed[number] = part
+    return tuple(changed)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import selectors
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
+from heapq import heapify, heappop, heappush
 from typing import Any, TypeVar
 
-from pairmq.testing._loop import DeadlockError, JumpingSelector, VirtualTimeLoop
+from pairmq.testing._loop import DeadlockError, VirtualTimeLoop
 from pairmq.testing.simulator._interrupts import check
 
 T = TypeVar("T")
@@ -78,38 +79,83 @@ class StuckError(RuntimeError):
     """Tasks go on and on without waiting for anything."""
 
 
-class _NoSelector(JumpingSelector):
-    """No file is ever ready: asking the system would take longer than all else that the loop does in a round."""
-
-    rounds = 0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        check()
-        if timeout is None:
-            raise DeadlockError("every task waits, and no timer is set")
-        self.rounds += 1
-        if timeout > 0:
-            self.now += timeout
-            self.rounds = 0
-        elif self.rounds > _MOST_ROUNDS:
-            raise StuckError(f"{_MOST_ROUNDS} rounds of the loop and no time has passed")
-        return []
+# As asyncio's: when timers that were cancelled are looked for in all of the heap.
+_MANY_TIMERS = 100
+_LONGEST_WAIT = 24 * 3600.0
 
 
 class SimulationLoop(VirtualTimeLoop):
-    """The loop of one simulation. Run it by `run`, which leaves nothing behind."""
+    """The loop of one simulation. Run it by `run`, which leaves nothing behind.
+
+    Half of a simulation was asyncio's own loop: `call_at`, `call_soon` and `_run_once` are those of asyncio without what
+    no simulation needs, and give the same order. No file is ever ready, and timers are compared by their instants alone.
+    """
+
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[tuple[float, asyncio.TimerHandle]]
+    _timer_cancelled_count: int
 
     eager = False
     """Whether tasks take their first step before they are returned, as by `asyncio.eager_task_factory`."""
 
     def __init__(self) -> None:
-        super().__init__(_NoSelector())
+        super().__init__()
+        self._rounds = 0
         global _futures
         _futures = itertools.count(1)
         self._tasks_made = itertools.count(1)
         self._graveyard: list[SimulationTask] = []
         self.world = copy_context()
         self.set_task_factory(self._make_task if self.eager else None)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call something at an instant."""
+        self._check_closed()  # type: ignore[attr-defined]
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heappush(self._scheduled, (when, timer))
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+        """Call something in the next round."""
+        self._check_closed()  # type: ignore[attr-defined]
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def _run_once(self) -> None:
+        check()
+        scheduled, ready, now = self._scheduled, self._ready, self._jumping.now
+        if len(scheduled) > _MANY_TIMERS and self._timer_cancelled_count > len(scheduled) / 2:
+            for _, timer in scheduled:
+                timer._scheduled = not timer._cancelled  # type: ignore[attr-defined]
+            scheduled[:] = [entry for entry in scheduled if not entry[1]._cancelled]
+            heapify(scheduled)
+            self._timer_cancelled_count = 0
+        else:
+            while scheduled and scheduled[0][1]._cancelled:
+                self._timer_cancelled_count -= 1
+                heappop(scheduled)[1]._scheduled = False  # type: ignore[attr-defined]
+        self._rounds += 1
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            if not scheduled:
+                raise DeadlockError("every task waits, and no timer is set")
+            if (wait := scheduled[0][0] - now) > 0:
+                now = self._jumping.now = now + min(wait, _LONGEST_WAIT)
+                self._rounds = 0
+        if self._rounds > _MOST_ROUNDS:
+            raise StuckError(f"{_MOST_ROUNDS} rounds of the loop and no time has passed")
+        ends_at = now + self._clock_resolution
+        while scheduled and scheduled[0][0] < ends_at:
+            timer = heappop(scheduled)[1]
+            timer._scheduled = False  # type: ignore[attr-defined]
+            ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
 
     def create_future(self) -> asyncio.Future[Any]:
         """Make a future whose hash is a number."""
@@ -152,7 +198,7 @@ class SimulationLoop(VirtualTimeLoop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio would complain of each
             # Its coroutine must not be collected: that would run its finally blocks.
             self._graveyard.append(task)
-        for handle in (*self._ready, *self._scheduled):  # type: ignore[attr-defined]
+        for handle in (*self._ready, *(timer for _, timer in self._scheduled)):
             if handle._context is not None and handle._context.get(OWNER) is owner:
                 handle.cancel()
 
@@ -190,7 +236,7 @@ class SimulationLoop(VirtualTimeLoop):
                     _close(task.get_coro())
         finally:
             asyncio._set_running_loop(None)
-        self._ready.clear()  # type: ignore[attr-defined]
-        self._scheduled.clear()  # type: ignore[attr-defined]
+        self._ready.clear()
+        self._scheduled.clear()
         self._graveyard.clear()
         self.close()
