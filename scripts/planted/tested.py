@@ -422,6 +422,22 @@ TESTED = (
         "        if not all(parcel.done.done() for parcel in transfer.batch):\n",
         tests=("plugins/pairmq-servicebus/tests/transport/test_outbox.py",),
     ),
+    Mutant(
+        "a chain of Service Bus has several transfers under way",
+        "plugins/pairmq-servicebus/src/pairmq_servicebus/_outbox.py",
+        "        return self._fitting(chain.waiting, chain.waiting.popleft, chain, link)\n",
+        "        batch = self._fitting(chain.waiting, chain.waiting.popleft, chain, link)\n"
+        "        self._box.go_on(chain)\n"
+        "        return batch\n",
+        tests=("plugins/pairmq-servicebus/tests/transport/test_outbox.py",),
+    ),
+    Mutant(
+        "messages of Service Bus that callers complete together are completed one by one over a slow network",
+        "plugins/pairmq-servicebus/src/pairmq_servicebus/_receiving/_settling.py",
+        "(_SIDE_BY_SIDE if link.is_far else 1)",
+        "1",
+        tests=("plugins/pairmq-servicebus/tests/transport/test_settling.py",),
+    ),
     # RabbitMQ.
     Mutant(
         "the answer to a marker is believed of later ones",

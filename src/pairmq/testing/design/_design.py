@@ -77,6 +77,7 @@ class World:
         cancels: how many sends may be cancelled.
         closes: how often a process may be closed.
         ordered: whether sends keep their order (SPEC 8).
+        batches: whether the primary's senders can send several messages of a session in one operation.
         poison: the messages whose entity does not exist.
         expires: whether the messages' time-to-live may run out in the backlog.
         probe_lies: whether a ping passes where messages are refused.
@@ -96,6 +97,7 @@ class World:
     cancels: int = 0
     closes: int = 0
     ordered: bool = False
+    batches: bool = False
     poison: frozenset[int] = frozenset()
     expires: bool = False
     probe_lies: bool = False
@@ -200,6 +202,17 @@ SESSION_RESTART: Final = World(
     crashes=1,
     ordered=True,
 )
+SESSION_BATCHES: Final = World(
+    "session batches",
+    "two messages of one session in an outage, which the syphon moves in one operation",
+    senders=(0, 0),
+    hosts=(True,),
+    trouble=T.REFUSES | T.UNCONFIRMED | T.DELAYED,
+    faults=1,
+    ordered=True,
+    batches=True,
+    outage=True,
+)
 TWO_SYPHONS: Final = World(
     "two syphons",
     "two messages of one session in an outage, two processes with a syphon, and a lock that is lost",
@@ -298,6 +311,7 @@ WORLDS: Final = (
     SESSION_QUEUES,
     LONG_SESSION,
     SESSION_RESTART,
+    SESSION_BATCHES,
     TWO_SYPHONS,
     SYPHON_DIES,
     QUOTA,
@@ -334,6 +348,8 @@ class Naive(enum.Enum):
     OUTAGE_SPENDS_DELIVERIES = "a message that can't be delivered now is released to its queue"
     CLOSE_WAITS_FOR_DRAIN = "a close finishes what the syphon holds, however long it takes"
     LATE_SUCCESS_REOPENS = "a success that comes after the failover ends it"
+    REST_COUNTS_AS_DELIVERED = "what is behind a failure in one operation counts as delivered"
+    REST_IS_STORED = "each message of an operation is stored or refused by itself"
 
 
 @dataclass(frozen=True, slots=True)

@@ -404,4 +404,36 @@ HAZARDS: Final = (
         ),
         ("a late result moves the state",),
     ),
+    Hazard(
+        22,
+        "several messages of a session in one operation, and one of them fails",
+        Naive.REST_COUNTS_AS_DELIVERED,
+        (Check(worlds.SESSION_BATCHES, Verdict.LOST),),
+        "A later message of a session counts as delivered only when all earlier ones do.",
+        "7.1, 8.1",
+        "`PumpMachine.sent` ignores what is reported of a message behind one of its session that failed.",
+        (
+            "tests/core/test_pump.py::test_nothing_of_a_key_counts_as_delivered_behind_a_failure",
+            "tests/core/test_pump.py::test_whatever_happens_nothing_is_lost_or_settled_twice_or_out_of_order",
+        ),
+        ("what is behind a failure in one operation counts as delivered",),
+    ),
+    Hazard(
+        23,
+        "a broker refuses one message of a session and stores the next",
+        Naive.REST_IS_STORED,
+        (Check(worlds.SESSION_BATCHES, Verdict.ORDER),),
+        "Several messages of a session go in one operation only where none is stored behind one that failed.",
+        "7.7, 8.1",
+        "The pump hands them to `Sender.send_in_order` of a transport with `ordered_batches`, else one a session.",
+        (
+            "tests/core/test_pump.py::test_where_order_is_kept_one_message_a_key_is_sent_at_once",
+            "plugins/pairmq-servicebus/tests/transport/test_outbox.py"
+            "::test_nothing_of_a_chain_is_sent_behind_a_transfer_that_failed",
+        ),
+        (
+            "messages of one session are moved in one operation",
+            "a chain of Service Bus has several transfers under way",
+        ),
+    ),
 )

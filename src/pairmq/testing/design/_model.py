@@ -420,7 +420,9 @@ class Model:
             if output[0] == "out":
                 _, index, message, position = output
                 pump = self._pump_of[owner, index]
-                state = with_pump(state, pump, Operation(message))
+                operation = state.pumps[pump]
+                more = operation._replace(rest=(*operation.rest, message))
+                state = with_pump(state, pump, Operation(message) if operation.message < 0 else more)
                 text += f"; message {message + 1} in flight to the primary"
                 if self._completes_early:
                     text += ", and completed"
@@ -436,7 +438,9 @@ class Model:
     def _operation(self, state: State, owner: int, index: int, name: str) -> Steps:
         """What a pump has on its way reaches the primary, or is confirmed."""
         pump = self._pump_of[owner, index]
-        number, stored = state.pumps[pump]
+        operation = _at_turn(state.pumps[pump])
+        number, stored, before, rest = operation
+        done = (len(before),) * bool(before)
         ended = with_pump(state, pump, _NO_OPERATION)
         cuts = state.faults and (self._loses_confirmations if stored else self._delays_writes)
         fewer = ended._replace(faults=state.faults - 1) if cuts else ended
@@ -451,12 +455,15 @@ class Model:
             yield self._pumped(_late_write(ended, number, HOME), owner, text, "sent", index, "silent")
         elif state.primary is not Primary.WORKS:
             text = f"{name}: the primary does not take message {number + 1}"
-            yield self._pumped(ended, owner, text, "sent", index, "refuses")
+            if rest and self.design.does(Naive.REST_IS_STORED):
+                yield Step(Kind.STEP, text, with_pump(state, pump, Operation(rest[0], rest=rest[1:])))
+            else:
+                yield self._pumped(ended, owner, text, "sent", index, "refuses", *done)
         elif number in self.world.poison:
             text = f"{name}: message {number + 1} is refused"
-            yield self._pumped(ended, owner, text, "sent", index, "poison")
+            yield self._pumped(ended, owner, text, "sent", index, "poison", *done)
         else:
-            there = with_pump(state, pump, Operation(number, True))
+            there = with_pump(state, pump, operation._replace(stored=True))
             yield Step(Kind.STEP, f"{name}: message {number + 1} stored at the primary", self._at_home(there, number))
         if cuts:
             text = f"{name}: the connection dies with message {number + 1} on it"
@@ -534,12 +541,12 @@ class Model:
         """The pumps of a process are gone: what they had under way, or were about to complete, may come twice."""
         for index in range(self.world.queues):
             pump = self._pump_of[owner, index]
-            number, stored = state.pumps[pump]
+            number, stored, before, _ = _at_turn(state.pumps[pump])
             for item in self.syphons.facts[state.processes[owner].syphon].pumps[index].settling:
                 if not item.dead:
                     state = _explained(state, item.message)
-            if number >= 0:
-                state = _explained(state, number)
+            for each in (*before, number) if number >= 0 else ():
+                state = _explained(state, each)
             state = self._freed(state, owner, index)
             if number >= 0 and not stored:
                 state = _late_write(state, number, HOME)
@@ -730,6 +737,12 @@ class Model:
             or message.fate is Fate.SET_ASIDE
             for number, message in enumerate(state.messages)
         )  # fmt: skip
+
+
+def _at_turn(operation: Operation) -> Operation:
+    """An operation by its message that is not stored yet, or by the last one."""
+    number, stored, before, rest = operation
+    return Operation(rest[0], False, (*before, number), rest[1:]) if stored and rest else operation
 
 
 def _in_backlog(state: State, number: int) -> bool:

@@ -362,7 +362,7 @@ def options_of(design: Design) -> PairOptions:
             backlog_queue_count=design.world.queues,
             ordering="session" if design.world.ordered else "none",
             ttl_policy="elapse" if design.world.expires else "restore",
-            syphon_batch=1,
+            syphon_batch=2 if design.world.batches else 1,
             flap_window=design.world.flap_window,
         )
     return _OPTIONS[name]

@@ -112,10 +112,13 @@ class Queue(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """What a pump has on its way to the primary."""
+    """What a pump has on its way to the primary. ``message``: the one that is stored next, or was last; ``before`` it
+    are those of the operation that are stored, and then comes the ``rest``."""
 
     message: int = -1
     stored: bool = False
+    before: tuple[int, ...] = ()
+    rest: tuple[int, ...] = ()
 
 
 class State(NamedTuple):

@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from pairmq.core import DestinationLine, Diversion, Gates, Item, Next, PumpMachine, Room, divert
 from pairmq.core.pump import is_poison
-from pairmq.model import Delivery, Entity, Message
+from pairmq.model import Delivery, Entity, Message, TransportError
 from pairmq.testing.design._cells import Outputs, View
 from pairmq.testing.design._design import Design, Naive
 from pairmq.testing.design._sends import FAILURES, TICK, options_of
+from pairmq.transport import behind_failed
 
 _ENTITY: Final = Entity("orders")
 _BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -71,9 +72,7 @@ class Syphon:
         self.design = design
         self.now = 0.0
         self.gates = Gates(1.0)
-        self.pumps = [
-            Driven(PumpMachine(options_of(design), self.gates, _no_system)) for _ in range(design.world.queues)
-        ]
+        self.pumps = [Driven(_pump_of(design, self.gates)) for _ in range(design.world.queues)]
         for pump in self.pumps:
             one = design.world.ordered and not design.does(Naive.TWO_CONSUMERS)
             pump.machine.opened(_LOCK, ordered=one)
@@ -146,8 +145,8 @@ class Syphon:
             pump.machine.ended(pump.line)
             self._go(index)
 
-    def _on_sent(self, index: int, why: str | None) -> None:
-        """The operation at the primary ended."""
+    def _on_sent(self, index: int, why: str | None, before: int = 0) -> None:
+        """The operation at the primary ended: of its messages so many were confirmed before the one that failed."""
         pump = self.pumps[index]
         error = None if why is None else FAILURES[why]
         items, pump.sending = pump.sending, ()
@@ -159,7 +158,7 @@ class Syphon:
                 self._out.append(("release", index, int(item.delivery.sequence_number)))
             self._ended(index)
             return
-        sent = machine.sent(line.gate, items, [error] * len(items), 0.3)
+        sent = machine.sent(line.gate, items, self._results(error, before, len(items)), 0.3)
         if sent.failure is not None:
             self.gates.shut(line.gate)
             self._out += [("unknown", _number(item)) for item in items if item.unknown]
@@ -167,6 +166,12 @@ class Syphon:
             self.gates.forget(_ENTITY)
         if not machine.waits_for(sent.settle):
             self._ended(index)
+
+    def _results(self, error: TransportError | None, before: int, count: int) -> list[TransportError | None]:
+        if error is None or error.maybe_applied:
+            return [error] * count
+        behind = None if self.design.does(Naive.REST_COUNTS_AS_DELIVERED) else behind_failed(error)
+        return [*([None] * before), error, *([behind] * (count - before - 1))]
 
     def _releases(self, error: Any) -> bool:
         if is_poison(error):
@@ -219,6 +224,17 @@ class Syphon:
             machine.left(line)
             pump.line = None
         pump.anew = pump.line is not None
+
+
+class _Trusting(PumpMachine):
+    @property
+    def in_order(self) -> bool:
+        return False
+
+
+def _pump_of(design: Design, gates: Gates) -> PumpMachine:
+    kind = _Trusting if design.does(Naive.REST_COUNTS_AS_DELIVERED) else PumpMachine
+    return kind(options_of(design), gates, _no_system, ordered_batches=design.world.batches)
 
 
 def facts(cell: Syphon) -> Facts:
