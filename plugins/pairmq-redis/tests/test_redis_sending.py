@@ -132,6 +132,43 @@ async def test_a_batch_larger_than_a_chunk_goes_in_several(transport: Transport,
     assert (await transport.admin.counts(Source(queue))).active == 5
 
 
+async def test_sessions_in_order_take_one_command_a_chunk(
+    transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    call = _sender.RedisSender._send_chunk_in_order
+
+    async def counted(self: _sender.RedisSender, chunk: Sequence[tuple[Command, int]]) -> list[TransportError | None]:
+        calls.append(len(chunk))
+        return await call(self, chunk)
+
+    monkeypatch.setattr(_sender.RedisSender, "_send_chunk_in_order", counted)
+    batch = [FULL, *(message(str(n), session_id="abc"[n % 3]) for n in range(_sender.CHUNK_MESSAGES))]
+    assert list(await transport.sender(queue).send_in_order(batch)) == [None] * len(batch)
+    assert calls == [_sender.CHUNK_MESSAGES, 1]
+    stored = await transport.receiver(Source(queue)).receive(len(batch), WAIT)
+    assert [delivery.message for delivery in stored] == batch
+
+
+async def test_nothing_is_sent_in_order_behind_a_chunk_that_failed(
+    transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sender, "CHUNK_MESSAGES", 2)
+    sender = transport.sender(Entity("missing"))
+    outcomes = await sender.send_in_order([message(str(n), session_id="s") for n in range(5)])
+    assert outcomes[0] is not None
+    assert outcomes[0].reason is FailureReason.NOT_FOUND
+    assert [error and (error.kind, error.maybe_applied) for error in outcomes[1:]] == [
+        (FailureKind.TRANSIENT, False)
+    ] * 4
+
+
+async def test_a_topic_without_subscriptions_takes_sessions_in_order(transport: Transport, message: Make) -> None:
+    topic = Entity("news", EntityKind.TOPIC)
+    await transport.admin.create(topic)
+    assert list(await transport.sender(topic).send_in_order([message("a"), message("b")])) == [None, None]
+
+
 async def test_a_scheduled_message_waits_for_its_time(transport: Transport, queue: Entity, message: Make) -> None:
     receiver, sender = transport.receiver(Source(queue)), transport.sender(queue)
     sent = message("later", scheduled_enqueue_at=datetime.now(UTC) + timedelta(hours=1), time_to_live=0.3)

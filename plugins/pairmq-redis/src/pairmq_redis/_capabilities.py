@@ -20,6 +20,7 @@ CAPABILITIES = Capabilities(
     probes=True,
     peek=True,
     ordered_consumer=True,
+    ordered_batches=True,
     quiet_peek=True,
     durable=True,
 )

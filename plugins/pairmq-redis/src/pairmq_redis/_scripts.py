@@ -588,6 +588,25 @@ return 1
 )
 """Delete an entity with all that it holds."""
 
+SEND_IN_ORDER = _script(
+    _ERROR_TEXT,
+    """
+-- KEYS: stream; ARGV: of each message the number of its fields' strings, and these
+-- Returns how many were stored: the first ones, as none is behind one that is not. The first one's error is an error.
+local at, stored = 1, 0
+while at <= #ARGV do
+  local count = tonumber(ARGV[at])
+  local reply = redis.pcall('XADD', KEYS[1], 'NOMKSTREAM', '*', unpack(ARGV, at + 1, at + count))
+  local problem = error_text(reply)
+  if problem and stored == 0 then return redis.error_reply(problem) end
+  if problem or not reply then return stored end
+  at, stored = at + count + 1, stored + 1
+end
+return stored
+""",
+)
+"""Store several messages, in order, and none behind one that fails."""
+
 SCHEDULE = _script(
     """
 -- KEYS: stream, due, waiting, meta; ARGV: due in ms, kind, fields

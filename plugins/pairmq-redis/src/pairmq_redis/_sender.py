@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
-from pairmq.transport import Scope, Sender, is_nothing_sent, start_task
+from pairmq.transport import Scope, Sender, behind_failed, is_nothing_sent, start_task
 from pairmq_redis import _codec, _errors, _scripts
 from pairmq_redis._capabilities import MAX_MESSAGE_BYTES
 from pairmq_redis._context import Context
@@ -88,6 +88,31 @@ class RedisSender(Sender):
                 task.cancel()
         return outcomes
 
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        """Send in chunks, each by a script that stores none of its messages behind one that fails."""
+        if any(message.scheduled_enqueue_at is not None for message in messages):
+            return await super().send_in_order(messages)
+        if self._scope.closed or self._context.closed:
+            return [_errors.closed(self._doing) for _ in messages]
+        chunks = list(self._chunks(messages))
+        if any(size > MAX_MESSAGE_BYTES for chunk in chunks for _, size in chunk):
+            return await super().send_in_order(messages)
+        outcomes: list[TransportError | None] = []
+        failed: TransportError | None = None
+        for chunk in chunks:
+            if failed is not None:
+                outcomes += [behind_failed(failed) for _ in chunk]
+                continue
+            try:
+                answers = await self._send_chunk_in_order(chunk)
+            except asyncio.CancelledError as cancellation:
+                if outcomes:  # that nothing was sent may be true of this chunk; of the batch it is not
+                    raise asyncio.CancelledError(*cancellation.args) from None
+                raise
+            outcomes += answers
+            failed = next((answer for answer in answers if answer is not None), None)
+        return outcomes
+
     async def make_ready(self) -> None:
         await self._context.run(self._context.sending, self._scope, [(b"PING",)], self._doing)
 
@@ -155,6 +180,38 @@ class RedisSender(Sender):
             failed = await self._why_missing()
             for position in missing:
                 outcomes[position] = failed
+        return outcomes
+
+    async def _send_chunk_in_order(self, chunk: Sequence[tuple[Command, int]]) -> list[TransportError | None]:
+        entries = [command[len(self._prefix) :] for command, _ in chunk]
+        counted = [part for entry in entries for part in (b"%d" % len(entry), *entry)]
+        script = (b"EVAL", _scripts.SEND_IN_ORDER.text, b"1", self._keys.stream, *counted)
+        commands = [script] if self._wait is None else [script, self._wait]
+        failed: TransportError | None
+        try:
+            replies = await self._context.sending.call(commands, self._scope)
+        except NotSent as error:
+            failed = _errors.failure(error, self._doing)
+            return [failed, *(behind_failed(failed) for _ in chunk[1:])]
+        except TransportError as error:  # closed in the meantime
+            return [_errors.closed(self._doing, maybe_applied=error.maybe_applied) for _ in chunk]
+        failed = self._outcome(replies[0]) if isinstance(replies[0], BaseException) else None
+        if failed is not None:
+            return [_errors.failure(replies[0], self._doing) for _ in chunk]
+        stored = int(replies[0])
+        if stored and self._wait is not None:
+            failed = self._context.replicated(replies[1], self._doing)
+        outcomes: list[TransportError | None] = [failed] * stored
+        if stored < len(chunk):
+            missing = await self._why_missing()
+            if missing is not None or stored:
+                first = missing or TransportError(
+                    f"{self._doing}: the broker stored {stored} of {len(chunk)} messages and no more",
+                    FailureKind.UNAVAILABLE,
+                )
+                outcomes += [first, *(behind_failed(first) for _ in chunk[stored + 1 :])]
+            else:  # a topic without subscriptions keeps none
+                outcomes += [None] * len(chunk)
         return outcomes
 
     def _outcome(self, reply: Reply) -> TransportError | None:
