@@ -117,9 +117,9 @@ TESTED = (
     Mutant(
         "a send is given up without an attempt while thousands of others end",
         "src/pairmq/runner/_send.py",
-        "        first = None\n        if self._ends_at is None:\n",
+        "        first: Attempt | None = None\n",
         "        if self._clock.now() >= deadline - self._limits.lead:\n"
-        "            deadline = self._clock.now()\n        first = None\n        if self._ends_at is None:\n",
+        "            deadline = self._clock.now()\n        first: Attempt | None = None\n",
         tests=_LIMITS_TESTS,
     ),
     Mutant(

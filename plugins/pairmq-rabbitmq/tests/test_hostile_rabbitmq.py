@@ -9,6 +9,7 @@ from bisect import bisect
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 
+import pamqp.frame
 import pika
 import pika.exceptions
 import pytest
@@ -20,6 +21,7 @@ from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, 
 from pairmq.plugins import registry
 from pairmq.transport import Transport
 from pairmq_rabbitmq._header import is_costly
+from pairmq_rabbitmq._wire import Wire, _WatchedReader
 from pairmq_rabbitmq.testing import RabbitServer
 
 QUEUE = Entity("orders")
@@ -377,3 +379,20 @@ async def test_unreadable_message_is_refused_when_sent(rabbit: RabbitServer, tra
     await sender.send(large)
     [delivery] = await take_all(rabbit, transport, Source(QUEUE))
     assert delivery.message == large
+
+
+@pytest.mark.parametrize("method", [(20, 40), (10, 50)], ids=["channel", "connection"])
+@pytest.mark.parametrize("shift", range(3))
+async def test_reason_that_the_broker_cut_within_a_character_is_read(method: tuple[int, int], shift: int) -> None:
+    reason = ("NOT_FOUND - no queue '" + "q" * shift + "\u65e5" * 80).encode()[:255]
+    payload = struct.pack(">HHHB", *method, 404, len(reason)) + reason + struct.pack(">HH", 50, 10)
+    stream = asyncio.StreamReader()
+    stream.feed_data(struct.pack(">BHI", 1, 0, len(payload)) + payload + b"\xce")
+    wire = Wire(lambda _: None)
+    watched = _WatchedReader(stream, wire)
+    start = await watched.readexactly(7)
+    rest = await watched.readexactly(struct.unpack(">BHI", start)[2] + 1)
+    _, _, frame = pamqp.frame.unmarshal(start + rest)
+    assert frame.reply_code == 404
+    assert reason.startswith(frame.reply_text.encode())
+    assert (frame.class_id, frame.method_id) == (50, 10)

@@ -10,7 +10,8 @@ Messages and confirms of busy channels don't go through the driver at all: see `
 
 They also prevent one poison message from ending the connection for everything on it: a header that the driver's parser
 can't read (a timestamp beyond the year 9999 will do) is replaced by an empty one with a mark, and the receiver
-dead-letters the message under it.
+dead-letters the message under it. And so with the broker's reasons, which it cuts at 255 bytes, within a character of a
+name if need be: a queue that does not exist would look like a lost connection.
 Exchange names and routing keys that are not valid text, which are not used here, are blanked.
 """
 
@@ -36,7 +37,8 @@ _FRAME = struct.Struct(">BHI")
 _CONTENT = struct.Struct(">HHQ")
 _METHOD, _HEADER = 1, 2
 _BLOCKED, _UNBLOCKED = (struct.pack(">HH", 10, method) for method in (60, 61))
-_CLOSE = struct.pack(">HH", 10, 50)
+_CLOSE, _CHANNEL_CLOSE = struct.pack(">HH", 10, 50), struct.pack(">HH", 20, 40)
+_CLOSES = frozenset((_CLOSE, _CHANNEL_CLOSE))
 _RETURN, _DELIVER, _GET_OK = (struct.pack(">HH", 60, method) for method in (50, 60, 71))
 _CONTENT_METHODS = frozenset((_RETURN, _DELIVER, _GET_OK))
 
@@ -155,6 +157,9 @@ class _WatchedReader:
             return start  # the broker speaks another version, which the driver reports
         kind, channel, size = _FRAME.unpack(start)
         rest = await self._reader.readexactly(size + 1)
+        if kind == _METHOD and rest[:4] in _CLOSES:
+            rest = _with_text(rest)
+            start = _FRAME.pack(kind, channel, len(rest) - 1)
         self._wire.saw(kind, rest)
         if kind == _METHOD and rest[:4] in _CONTENT_METHODS and not rest[:-1].isascii():
             rest = _nameable(start, rest)
@@ -163,6 +168,13 @@ class _WatchedReader:
             rest = _readable(channel, start, rest)
             start = _FRAME.pack(kind, channel, len(rest) - 1)
         return start + rest
+
+
+def _with_text(rest: bytes) -> bytes:
+    """A close frame whose reason is text: the broker cuts it in the middle of a character."""
+    begin, size = 7, rest[6]  # behind the class, the method, the reply code and its own size
+    text = rest[begin : begin + size].decode(errors="ignore").encode()
+    return rest[: begin - 1] + bytes((len(text),)) + text + rest[begin + size :]
 
 
 def _nameable(start: bytes, rest: bytes) -> bytes:
