@@ -113,6 +113,10 @@ def test_a_missing_broker_says_where_to_name_it():
         ("[tool.pairmq]\nbacklog_queue_count = 3", r"nothing reads \[tool\]: "),
         ("backlog_queue_count = 3", r"backlog_queue_count before any table: write \[pair\] in a line above"),
         ("[pair]\nprimary = 'memory://a'\n[[pairs]]\nx=1", r"nothing reads \[pairs\]"),
+        ("[pair]\nsend_timeout = 'soon'", r"pairmq.toml: \[pair\] send_timeout: invalid duration 'soon'"),
+        ("[pair]\nsend_timeout = true", r"pairmq.toml: \[pair\] send_timeout is True: "),
+        ("[pair]\nbacklog_queue_count = 0", r"pairmq.toml: \[pair\] backlog_queue_count is 0: "),
+        ("[pair]\njournal = 3", r"pairmq.toml: \[pair\] journal is a value of type int: "),
         ("[pair", "is not valid TOML"),
         ("\ufffe", "is not valid TOML"),
     ],
@@ -122,6 +126,25 @@ def test_a_wrong_file_is_one_clear_error(tmp_path, content, error):
     path.write_text(content)
     with pytest.raises(ConfigurationError, match=error):
         load_settings(primary=EAST, secondary=WEST, config=path, environ={})
+
+
+def test_a_url_that_is_a_number_is_one_clear_error(tmp_path):
+    path = tmp_path / "pairmq.toml"
+    path.write_text("[pair]\nprimary = 1")
+    with pytest.raises(ConfigurationError, match=r"pairmq.toml: \[pair\] primary is a value of type int: it must be a"):
+        load_settings(secondary=WEST, config=path, environ={})
+
+
+def test_the_file_is_not_named_for_a_value_that_overrides_it(tmp_path):
+    path = tmp_path / "pairmq.toml"
+    path.write_text("[pair]\nsend_timeout = 3")
+    with pytest.raises(ConfigurationError, match=r"^send_timeout is 0"):
+        load_settings(primary=EAST, secondary=WEST, config=path, environ={}, overrides={"send_timeout": 0})
+
+
+def test_a_file_with_a_byte_order_mark_is_read(file):
+    file.write_text(file.read_text(), "utf-8-sig")
+    assert load_settings(config=file, environ={}).options.backlog_queue_count == 3
 
 
 def test_tables_of_other_programs_beside_that_of_the_pair_are_left_alone(file):

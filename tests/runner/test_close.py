@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 
 import pytest
 
@@ -303,3 +305,25 @@ async def test_a_pair_that_is_not_open_says_how_to_open_it():
     opened = await pair
     assert opened is pair
     await pair.close()
+
+
+def test_sends_whose_loop_was_dropped_end_without_an_error(monkeypatch):
+    errors = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: errors.append(told.exc_value))
+
+    async def begin() -> None:
+        east = SimulatedBroker("east")
+        pair = await Pair(east.transport(), SimulatedBroker("west").transport()).__aenter__()
+        pair.subscribe(lambda event: None)
+        await pair.primary.admin.create(Entity("orders"))
+        east.fail(Fault.HANG)
+        sending.append(asyncio.ensure_future(pair.sender("orders").send(Message(b"x"))))
+        await asyncio.sleep(0)
+
+    sending: list[object] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    del sending[:], loop
+    gc.collect()
+    assert errors == []

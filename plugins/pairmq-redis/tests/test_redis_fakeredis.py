@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -38,3 +40,19 @@ def test_waiting_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         await control.forget()
 
     run_virtual(main())
+
+
+def test_a_program_that_lets_no_bytes_be_compared_with_numbers_sends() -> None:
+    program = """
+import asyncio
+from pairmq.model import Entity, Message
+from pairmq.plugins import registry
+
+async def main():
+    async with registry.transport("fakeredis://bytes") as transport:
+        await transport.admin.create(Entity("q"))
+        await transport.sender(Entity("q")).send(Message(b"x"))
+
+asyncio.run(main())
+"""
+    subprocess.run([sys.executable, "-bb", "-c", program], check=True)

@@ -79,20 +79,39 @@ def load_settings(
         ConfigurationError: a value, a name or the file is invalid, or a URL is missing; says which and what to do.
     """
     environ = os.environ if environ is None else environ
-    table = _read(config or environ.get(f"{PREFIX}CONFIG") or None)
-    values: dict[str, Any] = {name: _own_type(name, value) for name, value in table.items()}
+    path = config or environ.get(f"{PREFIX}CONFIG") or None
+    table = _read(path)
+    of_file = set(table)  # what neither the environment nor an argument overrides
+    values: dict[str, Any] = {
+        name: _own_type(name, value, f"settings file {_shown(path or '')}: [pair] {name}")
+        for name, value in table.items()
+    }
     for name in (*_TEXTS, *OPTION_NAMES):
         text = environ.get(PREFIX + name.upper())
         if text:
             values[name] = text if name in _TEXTS else _parse(name, text, PREFIX + name.upper())
+            of_file.discard(name)
     for name in _LISTS:
         values[name] = names_in(environ.get(PREFIX + name.upper(), "")) or _checked_names(name, values.get(name, ()))
     given = {"primary": primary, "secondary": secondary, "journal": journal, **(overrides or {})}
     values.update({name: value for name, value in given.items() if value is not None})
+    of_file.difference_update(name for name, value in given.items() if value is not None)
+    try:
+        return _checked(values)
+    except ConfigurationError as error:
+        if str(error).partition(" ")[0] not in of_file:
+            raise
+        raise ConfigurationError(f"settings file {_shown(path or '')}: [pair] {error}") from None
+
+
+def _checked(values: dict[str, Any]) -> Settings:
+    """Make settings of merged values; an error about one begins with its name."""
     urls = []
     for side in ("primary", "secondary"):
         url = values.pop(side, None)
-        if not isinstance(url, str) or not url:
+        if url is not None and not isinstance(url, str):
+            raise ConfigurationError(f"{side} is a value of type {type(url).__name__}: it must be a URL, in quotes")
+        if not url:
             raise ConfigurationError(
                 f"no {side} broker: give its URL as an argument, in {PREFIX}{side.upper()}, or in the [pair] table "
                 f"of a file, e.g. {side} = 'redis://127.0.0.1:6379/0'"
@@ -136,7 +155,9 @@ def check_directory(journal: object) -> None:
     if isinstance(journal, str) and "://" in journal:
         raise ConfigurationError("journal is a URL: it must be the path of a directory")
     if journal is not None and not isinstance(journal, str):
-        raise ConfigurationError(f"journal is a {type(journal).__name__}: it must be the path of a directory")
+        raise ConfigurationError(
+            f"journal is a value of type {type(journal).__name__}: it must be the path of a directory"
+        )
 
 
 def check_distinct(primary: Transport, secondary: Transport) -> None:
@@ -243,7 +264,7 @@ def _read(path: str | os.PathLike[str] | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        document = tomllib.loads(Path(path).read_text("utf-8"))
+        document = tomllib.loads(Path(path).read_text("utf-8-sig"))  # editors on Windows put a mark in front
     except OSError as error:
         raise ConfigurationError(f"settings file {_shown(path)}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and a path that can't be
@@ -297,12 +318,12 @@ def _shown(text: str | os.PathLike[str], how: Callable[[str], str] = str) -> str
     return "a URL" if "://" in text else how(text if len(text) <= 200 else f"{text[:40]}…")
 
 
-def _own_type(name: str, value: Any) -> Any:
+def _own_type(name: str, value: Any, where: str) -> Any:
     """TOML has arrays where options have tuples, and people like to write durations with their unit."""
     if isinstance(value, list):
         return tuple(value)
     if isinstance(value, str) and _is_duration(name):
-        return _parse(name, value, f"{name} in the settings file")
+        return _parse(name, value, where)
     return value
 
 

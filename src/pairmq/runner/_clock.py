@@ -38,7 +38,10 @@ class Clock:
     @staticmethod
     def now() -> float:
         """The event loop's monotonic clock, in seconds."""
-        return asyncio.get_running_loop().time()
+        try:
+            return asyncio.get_running_loop().time()
+        except RuntimeError:  # a loop was dropped with its sends, and the collector ends this one
+            return time.monotonic()
 
     def instant(self) -> datetime:
         """The wall clock as a datetime in UTC."""

@@ -46,15 +46,17 @@ class TlsOptions:
         Raises:
             ConfigurationError: a file can't be read or holds no certificate or key.
         """
+        option = "ssl_ca_certs"
         try:
             context = ssl.create_default_context(cafile=self.ca_certs)
             if not self.verify:
                 context.check_hostname = False
                 context.verify_mode = ssl.CERT_NONE
+            option = "ssl_certfile" if self.keyfile is None else "ssl_certfile or ssl_keyfile"
             if self.certfile:
                 context.load_cert_chain(self.certfile, self.keyfile, password=_no_passphrase)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; a file name may hold a null character
-            raise ConfigurationError(f"{for_url}: a TLS file can't be used: {error}") from error
+            raise ConfigurationError(f"{for_url}: a TLS file can't be used: {option}: {error}") from error
         return context
 
 

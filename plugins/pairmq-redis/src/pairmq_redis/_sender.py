@@ -217,7 +217,7 @@ class RedisSender(Sender):
     def _outcome(self, reply: Reply) -> TransportError | None:
         if isinstance(reply, BaseException):
             return _errors.failure(reply, self._doing)
-        if reply == 0:  # the script that schedules found no entity
+        if type(reply) is int and not reply:  # the script that schedules found no entity
             return _errors.not_found(self._doing)
         return None
 
