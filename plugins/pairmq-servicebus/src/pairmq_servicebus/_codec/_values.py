@@ -16,8 +16,6 @@ Nothing that is read is evaluated or unpickled.
 
 from __future__ import annotations
 
-import base64
-import json
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -26,13 +24,15 @@ from typing import Any, Final
 from uuid import UUID
 
 from pairmq.model import MAX_NESTING, PropertyValue
+from pairmq.model.property_json import Notation
 from pairmq_servicebus._private import BINARY, LONG, TIMESTAMP, typed
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _INT64 = range(-(2**63), 2**63)
 _INT32 = range(-(2**31), 2**31)
-_TAGS = frozenset(("$bytes", "$datetime", "$decimal", "$uuid", "$map"))
+_JSON: Final = Notation({bytes: "$bytes", datetime: "$datetime", Decimal: "$decimal", UUID: "$uuid"}, mapping="$map")
+to_json = _JSON.encode
 
 
 class Malformed(ValueError):
@@ -100,19 +100,10 @@ def as_text(value: Any) -> str:
     return str(value)
 
 
-def to_json(value: PropertyValue) -> str:
-    """Write a value as JSON, with ``{"$bytes": "…"}`` and the like for what JSON has no type for.
-
-    Numbers keep being int or float, sequences become arrays, mappings objects; a mapping that could be taken for one of
-    these tags is ``{"$map": {…}}``.
-    """
-    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
 def from_json(text: str) -> PropertyValue:
     try:
-        return _rich(json.loads(text, parse_constant=_refuse_constant), 0)
-    except (ValueError, TypeError, RecursionError, DecimalException, OverflowError) as error:
+        return _JSON.decode(text)
+    except ValueError as error:
         raise Malformed(f"it has an application property that can't be read: {error}") from None
 
 
@@ -170,55 +161,3 @@ def _decimal(text: str) -> Decimal:
         return Decimal(text)
     except DecimalException:
         raise Malformed("it has a decimal number that can't be read") from None
-
-
-def _plain(value: PropertyValue) -> Any:
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, bytes):
-        return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, datetime):
-        return {"$datetime": value.isoformat()}
-    if isinstance(value, Decimal):
-        return {"$decimal": str(value)}
-    if isinstance(value, UUID):
-        return {"$uuid": str(value)}
-    if isinstance(value, Mapping):
-        plain = {key: _plain(entry) for key, entry in value.items()}
-        return {"$map": plain} if len(plain) == 1 and not _TAGS.isdisjoint(plain) else plain
-    return [_plain(entry) for entry in value]
-
-
-def _rich(value: Any, depth: int) -> PropertyValue:
-    if depth > MAX_NESTING:
-        raise Malformed(f"nested more than {MAX_NESTING} deep")
-    if isinstance(value, list):
-        return tuple(_rich(entry, depth + 1) for entry in value)
-    if not isinstance(value, dict):
-        return value  # type: ignore[no-any-return]  # one of JSON's simple types
-    if len(value) == 1:
-        (tag, inner) = next(iter(value.items()))
-        match tag:
-            case "$bytes":
-                return base64.b64decode(_text(inner), validate=True)
-            case "$datetime":
-                return from_iso(_text(inner))
-            case "$decimal":
-                return _decimal(_text(inner))
-            case "$uuid":
-                return UUID(_text(inner))
-            case "$map":
-                if not isinstance(inner, dict):
-                    raise Malformed("a tagged mapping is not a mapping")
-                value = inner
-    return {key: _rich(entry, depth + 1) for key, entry in value.items()}
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise Malformed("a tagged value is no text")
-    return value
-
-
-def _refuse_constant(name: str) -> Any:
-    raise Malformed(f"{name} is no number")
