@@ -146,7 +146,6 @@ def run(arguments: list[str] | None = None, *, application: typer.Typer = app, n
 
 
 def _usage_of(error: _UsageFault, name: str) -> str:
-    """The help command line of the failed command."""
     context = getattr(error, "ctx", None)
     return f"{name if context is None else context.command_path} --help"
 

@@ -111,7 +111,6 @@ _ALL_SHOWN = 16
 
 
 def show_depths(depths: Depths, agreement: Agreement) -> None:
-    """Print the queues as a table, and what is not in it."""
     stdout_console().print(depths_table(depths))
     if depths.error:
         complain(depths.error)

@@ -215,7 +215,6 @@ def examples(*lines: str) -> str:
 
 
 def entity_of(name: str, kind: EntityKind = EntityKind.QUEUE) -> Entity:
-    """The entity that a user named."""
     try:
         return Entity(name, kind)
     except ValueError as error:

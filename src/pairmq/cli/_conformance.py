@@ -134,7 +134,6 @@ class _Report:
         return 1 if self.failed or self.missed else 0
 
     def show(self, *, interrupted: bool = False) -> None:
-        """Print it; what is missing after an interrupt is not."""
         if self._json:
             put_json(self._record(interrupted), indent=2)
             return

@@ -164,7 +164,6 @@ class Tally:
         return f"{self._prefix}{index}"
 
     def index(self, message_id: str | None) -> int | None:
-        """The message of an id; None for a foreign one."""
         if message_id is None or not message_id.startswith(self._prefix):
             return None
         digits = message_id[len(self._prefix) :]
@@ -213,7 +212,6 @@ class Tally:
 
     @property
     def undelivered(self) -> int:
-        """Accepted messages that the consumer has not seen."""
         seen = sum(1 for fate, copies in zip(self._fates, self._copies, strict=True) if copies and fate in _ACCEPTED)
         return self.accepted - seen
 

@@ -234,7 +234,6 @@ def _settings(settings: Settings, primary: Transport, secondary: Transport) -> I
 
 
 def _changed(options: PairOptions) -> str:
-    """The options that differ from their defaults."""
     usual = PairOptions()
     changed = [
         f"{entry.name}={getattr(options, entry.name)!r}"

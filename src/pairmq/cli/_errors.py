@@ -24,7 +24,6 @@ class OutputClosed(Exception):  # not an error of the command
 
 
 def file_problem(path: str, error: OSError) -> str:
-    """Say which file can't be used, and why."""
     return f"{without_secrets(printable(os.fspath(path)))}: {error.strerror or error}"
 
 

@@ -111,7 +111,6 @@ def say(text: str, *, style: str | None = None) -> None:
 
 
 def note(text: str, *, style: str | None = None) -> None:
-    """Print a line on stderr."""
     stderr_console().print(Text(text, style=style or ""), soft_wrap=True)
 
 

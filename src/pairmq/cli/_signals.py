@@ -27,7 +27,6 @@ class Stop:
 
     @property
     def asked(self) -> bool:
-        """Whether a signal came."""
         return self.signal is not None
 
     @property
@@ -37,7 +36,6 @@ class Stop:
 
     @property
     def name(self) -> str:
-        """The signal's name, for people."""
         return "" if self.signal is None else signal.Signals(self.signal).name
 
     def request(self, number: int) -> None:

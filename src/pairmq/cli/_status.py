@@ -163,12 +163,10 @@ def _picture(seen: Look, *, queues: int | None = None) -> RenderableType:
 
 
 def _remarks(seen: Look) -> list[str]:
-    """What stands below the tables: where processes differ, and which queues are missing."""
     return [] if seen.secondary.error is not None else [*agreement_lines(seen.agreement), *_missing(seen)]
 
 
 def _missing(seen: Look) -> list[str]:
-    """What it means that backlog queues do not exist."""
     missing = sum(depth.missing for depth in seen.backlog.queues)
     if not missing:
         return []

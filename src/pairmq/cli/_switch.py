@@ -260,44 +260,34 @@ _PROBE = 2.0  # s at most of one look whether the primary responds
 _AGAIN = 0.2  # s between two of them: a restart may be over in a second
 
 
+@dataclass
 class _Upgrade:
     """One planned upgrade of the primary: ``until`` is ``enter``, ``restart``, or a text that is a duration."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        entities: Sequence[Entity],
-        until: str,
-        wait: float | None,
-        *,
-        anyway: bool,
-        timeout: float | None,
-        json: bool,
-    ) -> None:
-        self._settings = settings
-        self._entities = entities
-        self._until = until
-        self._wait = wait
-        self._anyway = anyway
-        self._timeout = timeout
-        self._json = json
-        self._limit = settings.options.attempt_timeout
-        self._report: dict[str, Any] = {"entities": [str(each) for each in entities]}
+    settings: Settings
+    entities: Sequence[Entity]
+    until: str
+    wait: float | None
+    anyway: bool
+    timeout: float | None
+    json: bool
+
+    def __post_init__(self) -> None:
+        self.limit = self.settings.options.attempt_timeout
+        self.report: dict[str, Any] = {"entities": [str(each) for each in self.entities]}
 
     async def run(self, stop: Stop) -> int:
         began = time.monotonic()
-        primary, secondary = transports_of(self._settings)
+        primary, secondary = transports_of(self.settings)
         async with primary, secondary:
-            writer = SwitchWriter(primary.endpoint, secondary, self._limit)
-            held = await _Turn(writer, secondary, self._timeout).run(
-                stop, SwitchAction.HOLD, self._entities, syphon=True
-            )
+            writer = SwitchWriter(primary.endpoint, secondary, self.limit)
+            held = await _Turn(writer, secondary, self.timeout).run(stop, SwitchAction.HOLD, self.entities, syphon=True)
             if held is None:
                 return self._stopped(stop, "nothing was written")
             if _asked(stop):
                 return self._stopped(stop, self._still_held())
-            self._report["hold"] = _report_json(held, stopped=False)
-            if not held.complete and not (self._anyway and not held.overruled):
+            self.report["hold"] = _report_json(held, stopped=False)
+            if not held.complete and not (self.anyway and not held.overruled):
                 _show(held)
                 raise CommandFailed(f"not all processes follow the hold: {self._still_held()}; --anyway goes on")
             all_held = time.monotonic()
@@ -307,17 +297,17 @@ class _Upgrade:
             if _asked(stop):
                 return self._stopped(stop, self._still_held())
             diverted = await self._count(primary, secondary)
-            resumed = await _Turn(writer, secondary, self._timeout).run(
-                stop, SwitchAction.RESUME, self._entities, syphon=False
+            resumed = await _Turn(writer, secondary, self.timeout).run(
+                stop, SwitchAction.RESUME, self.entities, syphon=False
             )
         if resumed is None:
             return self._stopped(stop, self._still_held())
         all_resumed = time.monotonic()
-        self._report["resume"] = _report_json(resumed, stopped=_asked(stop))
+        self.report["resume"] = _report_json(resumed, stopped=_asked(stop))
         if not resumed.complete:
             _show(resumed)
         drained = await self._drain(stop) if not _asked(stop) else 1
-        self._report |= {
+        self.report |= {
             "backlog": diverted,
             "seconds_to_hold": round(all_held - began, 3),
             "seconds_held": round(all_resumed - all_held, 3),
@@ -330,10 +320,10 @@ class _Upgrade:
         return 0 if drained == 0 and resumed.complete else 1
 
     async def _until_done(self, stop: Stop, primary: Transport) -> None:
-        if self._wait is not None:
-            note(f"held: upgrade the primary now; resuming in {short_duration(self._wait)}")
-            await stop.wait(self._wait)
-        elif self._until == "restart":
+        if self.wait is not None:
+            note(f"held: upgrade the primary now; resuming in {short_duration(self.wait)}")
+            await stop.wait(self.wait)
+        elif self.until == "restart":
             note("held: restart the primary now; resuming when it has stopped responding and responds again")
             while not _asked(stop) and await self._responds(primary) is None:
                 await stop.wait(_AGAIN)
@@ -358,46 +348,46 @@ class _Upgrade:
 
     async def _responds(self, primary: Transport) -> TransportError | None:
         """Why an entity accepts no writes; None if all do, or refuse in a way that waiting does not change."""
-        for entity in self._entities:
+        for entity in self.entities:
             try:
-                await within(min(_PROBE, self._limit), primary.admin.probe(entity))
+                await within(min(_PROBE, self.limit), primary.admin.probe(entity))
             except TransportError as error:
                 if error.kind is not FailureKind.REFUSED:
                     return error
         return None
 
     async def _count(self, primary: Transport, secondary: Transport) -> int | None:
-        options = self._settings.options
-        agreement = await find_agreement(primary.endpoint, secondary, options, self._limit)
+        options = self.settings.options
+        agreement = await find_agreement(primary.endpoint, secondary, options, self.limit)
         queues = (*backlog_queues(primary, options), *agreement.found)
-        return (await count_queues(secondary, queues, self._limit)).pending
+        return (await count_queues(secondary, queues, self.limit)).pending
 
     async def _drain(self, stop: Stop) -> int:
-        settings = self._settings
+        settings = self.settings
         opened = pair_of(settings)
         recount = settings.secondary
         job = SyphonJob(opened, lambda: transport_of(recount), until_empty=True, interval=10.0, json=False)
         return await job.run(stop)
 
     def _end(self, diverted: int | None) -> None:
-        if self._json:
-            put_json(self._report, indent=2)
+        if self.json:
+            put_json(self.report, indent=2)
             return
         counted = "not known" if diverted is None else plural(diverted, "message")
-        say(f"upgraded: {_names(self._entities)}")
-        say(f"  all processes held after  {short_duration(self._report['seconds_to_hold'])}")
-        say(f"  held for                  {short_duration(self._report['seconds_held'])}")
+        say(f"upgraded: {_names(self.entities)}")
+        say(f"  all processes held after  {short_duration(self.report['seconds_to_hold'])}")
+        say(f"  held for                  {short_duration(self.report['seconds_held'])}")
         say(f"  in the backlog by then    {counted}")
-        say(f"  drained in                {short_duration(self._report['seconds_to_drain'])}")
+        say(f"  drained in                {short_duration(self.report['seconds_to_drain'])}")
 
     def _still_held(self) -> str:
-        names = " ".join(each.path for each in self._entities)
-        kind = "" if self._entities[0].kind is EntityKind.QUEUE else f" --kind {self._entities[0].kind}"
+        names = " ".join(each.path for each in self.entities)
+        kind = "" if self.entities[0].kind is EntityKind.QUEUE else f" --kind {self.entities[0].kind}"
         return f"the entities stay held; 'pairmq switch resume {printable(names)}{kind}' ends that"
 
     def _stopped(self, stop: Stop, what: str) -> int:
-        if self._json:
-            put_json({**self._report, "stopped": stop.name}, indent=2)
+        if self.json:
+            put_json({**self.report, "stopped": stop.name}, indent=2)
         note(f"stopped by {stop.name}: {what}")
         return stop.exit_status
 

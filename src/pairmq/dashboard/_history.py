@@ -63,7 +63,6 @@ class Past:
 
     @property
     def held(self) -> bool:
-        """Whether an operator holds it failed over."""
         return bool(self.changes) and self.changes[-1].held
 
 
@@ -94,7 +93,6 @@ class History:
 
     @property
     def pasts(self) -> Mapping[Entity, Past]:
-        """What is known of entities."""
         return MappingProxyType(self._pasts)
 
     @property

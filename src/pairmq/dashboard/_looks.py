@@ -82,7 +82,6 @@ class Looks:
             self._chores.append(_Chore(_PROBES, self._probe))
 
     def wanted(self) -> None:
-        """Begin every look that is due."""
         for chore in self._chores:
             chore.begin_if_due()
 

@@ -63,7 +63,6 @@ class _Loop:
         operation: Coroutine[Any, Any, T],
         unwanted: Callable[[T], Coroutine[Any, Any, object]] | None = None,
     ) -> T:
-        """See the module's `run`."""
         if threading.current_thread() is self._thread:
             operation.close()
             raise RuntimeError(
@@ -85,7 +84,6 @@ class _Loop:
         return call.result()
 
     def finish(self, operation: Coroutine[Any, Any, object]) -> None:
-        """See the module's `finish`."""
         if threading.current_thread() is not self._thread:
             self.run(operation)
             return
@@ -94,11 +92,9 @@ class _Loop:
         task.add_done_callback(self._ends.discard)
 
     def soon(self, action: Callable[..., object], *arguments: object) -> None:
-        """Call something on the loop, without waiting for it."""
         self._loop.call_soon_threadsafe(action, *arguments)
 
     def tasks(self) -> set[asyncio.Task[Any]]:
-        """The running tasks."""
         return asyncio.all_tasks(self._loop)
 
     def _work(self) -> None:

@@ -295,7 +295,6 @@ class Pair:
         return run(ask())
 
     async def _attached(self) -> asynchronous.Pair:
-        """This process's own pair, open."""
         if not self._opened:
             raise ConfigurationError("the pair is not open: use 'with Pair.connect(...) as pair' or call open()")
         if self._closed and not self._inner.is_here:

@@ -160,7 +160,6 @@ class PairReceiver:
         return repr(self._inner.value)
 
     async def _own(self) -> asynchronous.PairReceiver:
-        """This process's own receiver."""
         pair = await self._attached()
         inner = self._inner.get(lambda: pair.receiver(self._path, **self._arguments))
         for sink in self._sinks:

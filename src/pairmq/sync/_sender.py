@@ -125,7 +125,6 @@ class PairSender:
         return run(asked())
 
     async def _own(self) -> asynchronous.PairSender:
-        """This process's own sender."""
         pair = await self._attached()
         inner = self._inner.get(lambda: pair.sender(self._path, kind=self._kind))
         if self._closed:
@@ -186,7 +185,6 @@ class _Stream:
             raise PairClosed("the stream belongs to the parent process: open a new one after the fork")
 
     async def end(self) -> None:
-        """Give up what is in flight."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))

@@ -180,11 +180,9 @@ class PairOfProcess:
     # The primary, as the connections for all else have found it.
 
     def reached(self) -> None:
-        """A connection to the primary was made."""
         self._failed_at = self._failing_since = None
 
     def failed(self) -> None:
-        """The primary did not take a connection, or lost one."""
         now = time.monotonic()
         if self._failed_at is None or self._failing_since is None or now > self._failed_at + _NEW_SERIES:
             self._failing_since = now

@@ -86,7 +86,6 @@ class Namespace:
         return self._made().get_queue_sender(entity.path, **_private.KEEP_ALIVE)
 
     def new_receiver(self, source: Source, *, delete: bool = False, **options: Any) -> ServiceBusReceiver:
-        """Make a receiver of the client; no IO."""
         mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE if delete else ServiceBusReceiveMode.PEEK_LOCK
         options |= {"receive_mode": mode, "prefetch_count": 0, "socket_timeout": _READ_SLICE}
         if source.dead_letter:
@@ -154,14 +153,12 @@ class Namespace:
             self._shut(made)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run something in the background, and forget about it."""
         task = start_task(work)
         self._background.add(task)
         task.add_done_callback(self._forget)
         return task
 
     async def close(self) -> None:
-        """End what is left; never raises."""
         self.closed = True
         if self._background:
             await asyncio.wait(self._background, timeout=_LAST_MOMENT)

@@ -35,7 +35,6 @@ class SingleConsumers:
         """Reads an entity's settings, and tells `note` about them; the administration sets it."""
 
     def note(self, entity: Entity, single_consumer: bool) -> None:
-        """Remember what a queue is."""
         self._known[entity] = single_consumer
 
     def forget(self, entity: Entity) -> None:
@@ -43,12 +42,10 @@ class SingleConsumers:
         self._known.pop(entity, None)
 
     def knows(self, entity: Entity) -> bool:
-        """Whether a queue is known to have one consumer at a time."""
         return self._known.get(entity, False)
 
     @property
     def any(self) -> bool:
-        """Whether any such queue is known."""
         return any(self._known.values())
 
     async def learn(self, entity: Entity) -> bool:

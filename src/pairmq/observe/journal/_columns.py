@@ -86,7 +86,6 @@ _ATTRIBUTES = {kind: tuple(dict.fromkeys(field.name for field in its)) for kind,
 
 
 def _columns_of(kind: type[Event], rows: Sequence[Event]) -> dict[str, pa.Array]:
-    """The columns of rows of one kind."""
     names = _ATTRIBUTES[kind]
     by_name = dict(zip(names, zip(*map(attrgetter(*names), rows), strict=True), strict=True))
     size = len(rows)

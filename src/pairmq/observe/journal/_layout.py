@@ -103,7 +103,6 @@ def parse_loss(path: Path) -> Loss | None:
 
 
 def is_of_host(process: str, host: str) -> bool:
-    """Whether a run's name is one of a machine."""
     return process.startswith(f"{_plain(host)}-")
 
 
@@ -118,7 +117,6 @@ def mark_aside(path: Path) -> Path:
 
 
 def is_mark_aside(path: Path) -> bool:
-    """Whether a file is one that `mark_aside` names."""
     return path.suffix == _NEW and parse_loss(path.with_suffix("")) is not None
 
 

@@ -301,7 +301,6 @@ class Compactor:
         self._failed = False
 
     def add(self, part: Part) -> None:
-        """Make segments of a part soon."""
         with self._lock:
             self._parts.append(part)
         self.start()

@@ -86,7 +86,6 @@ class Writer:
             self.finish()
 
     def finish_if_due(self) -> None:
-        """Finish a part that is old enough."""
         if self._due_at is not None and self._now() >= self._due_at:
             self.finish()
 
@@ -151,7 +150,6 @@ class Sampler:
         self._changed_at: dict[tuple[str, Entity], float] = {}
 
     def kept(self, rows: list[Event]) -> list[Event]:
-        """Give the rows that are kept, in their order."""
         return rows if self._all else [row for row in self._looked_at(rows) if self._keeps(row)]
 
     def _looked_at(self, rows: Iterable[Event]) -> Iterable[Event]:

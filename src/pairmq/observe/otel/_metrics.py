@@ -199,14 +199,12 @@ class Metrics:
     # What has a present value.
 
     def states(self) -> Iterator[Observation]:
-        """What `names.ENTITY_STATE` is now."""
         for (pair, entity), current in tuple(self._states.items()):
             for state in EntityState:
                 attributes = {**self._of(pair, entity), names.STATE: state.value}
                 yield Observation(int(state is current), attributes)
 
     def queues_in_use(self) -> Iterator[Observation]:
-        """What `names.QUEUES_IN_USE` is now."""
         for pair, count in tuple(self._queues.items()):
             yield Observation(count - len(self._out.get(pair, ())), {names.PAIR: pair})
 

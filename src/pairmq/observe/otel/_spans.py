@@ -75,7 +75,6 @@ class SendSpan:
         self._before = _sending.set(self._span)
 
     def end(self, results: Sequence[Receipt | SendError] | BaseException) -> None:
-        """Record the outcome, and end the span."""
         _sending.reset(self._before)
         context.detach(self._outside)
         span = self._span
@@ -132,7 +131,6 @@ def attempt_failed(event: AttemptFailed) -> None:
 
 
 def pinged(tracer: Tracer, event: PingCompleted, brokers: Brokers) -> None:
-    """Make the span of a ping that has ended."""
     span = tracer.start_span(
         f"ping {event.entity.path}",
         # A root: the ping task was started by some send, but is not part of it.

@@ -125,7 +125,6 @@ class AdminTransport(AioHttpTransport):  # type: ignore[misc]  # exported lazily
         self._authorization = authorization
 
     async def send(self, request: Any, **config: Any) -> Any:
-        """Send a request, with what the client could not know."""
         if self._plain:
             request.url = "http://" + request.url.removeprefix("https://")
         if self._authorization is not None:

@@ -79,7 +79,6 @@ def text(fields: Mapping[str, Any], name: str) -> str | None:
 
 
 def seconds(written: Any) -> float:
-    """Read a time-to-live."""
     try:
         value = float(written)
     except (TypeError, ValueError):

@@ -127,7 +127,6 @@ def from_iso(text: str) -> datetime:
 
 
 def from_milliseconds(value: int) -> datetime:
-    """Read AMQP's timestamp, in milliseconds since 1970."""
     try:
         return _EPOCH + timedelta(milliseconds=value)
     except OverflowError:

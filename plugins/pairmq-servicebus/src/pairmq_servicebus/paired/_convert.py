@@ -96,7 +96,6 @@ def convert_all(messages: Iterable[SingleMessage]) -> list[Message]:
 
 
 def is_one(message: object) -> bool:
-    """Whether this is a single message and no collection of them."""
     return isinstance(message, Mapping) or not isinstance(message, Iterable)
 
 
@@ -268,7 +267,6 @@ class PairedMessageBatch(ServiceBusMessageBatch):
 
     @property
     def converted(self) -> tuple[Message, ...]:
-        """Its messages as PairMQ carries them, in order."""
         return tuple(self._converted)
 
 

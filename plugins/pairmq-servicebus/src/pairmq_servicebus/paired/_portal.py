@@ -38,7 +38,6 @@ class Portal:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more work."""
         return self._closed
 
     @property

@@ -47,7 +47,6 @@ def taken(messages: Messages) -> tuple[list[Message], bool]:
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Refuse what the client refuses."""
     if timeout is not None and timeout <= 0:
         raise ValueError("The timeout must be greater than 0.")
 
@@ -62,7 +61,6 @@ class Opening:
 
     @property
     def done(self) -> bool:
-        """Whether the pair is open, or was."""
         return self._task is not None and self._task.done() and not self._failed
 
     async def wait(self, seconds: float | None = None) -> None:
