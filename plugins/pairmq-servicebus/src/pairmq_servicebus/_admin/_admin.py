@@ -30,7 +30,7 @@ class BusAdmin(Admin):
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
         self._service = Service(namespace)
-        self._maker = Maker(namespace, self._service)
+        self._asked: dict[Entity, QueueProperties] = {}  # of entities whose settings can't be read
         self._probe = Probe(namespace)
         self._contents = Contents(namespace)
         namespace.single_consumers.ask = self.properties
@@ -52,7 +52,16 @@ class BusAdmin(Admin):
     async def exists(self, entity: Entity) -> bool:
         """Ask the administration, or for a key without *Manage*, attach a link."""
         _names.check(entity)
-        return await self._maker.exists(entity, f"look for {entity}")
+        doing = f"look for {entity}"
+        try:
+            await self._service.describe(entity, doing)
+        except TransportError as error:
+            if error.reason is FailureReason.UNAUTHORIZED:
+                return await has_link(self._namespace, entity, doing)
+            if error.reason is not FailureReason.NOT_FOUND:
+                raise
+            return False
+        return True
 
     async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
         """Make a queue or topic; the service keeps to every setting, or refuses it by its rules.
@@ -63,7 +72,30 @@ class BusAdmin(Admin):
         not; see `pairmq_servicebus._single_consumer`.
         """
         _names.check(entity)
-        return await self._maker.create(entity, properties)
+        doing = f"create {entity}"
+        _check_sessions(entity, properties, doing)
+        if entity.kind is EntityKind.TOPIC:
+            settings = topic_settings(properties, doing)
+        else:
+            settings = queue_settings(properties, doing)
+        single_consumer = properties is not None and properties.single_consumer
+        try:
+            await self._make(entity, settings, doing)
+        except TransportError as error:
+            if error.reason is FailureReason.ALREADY_EXISTS:
+                return await self._was_there(entity, doing, error)
+            if single_consumer and error.reason is FailureReason.MALFORMED:
+                text = f"{error}; one consumer at a time needs sessions, which the tier Basic does not have"
+                raise TransportError(text, error.kind, error.reason) from error
+            if error.reason is not FailureReason.UNAUTHORIZED:
+                raise
+            if await has_link(self._namespace, entity, doing):
+                await self._take_word(entity, properties or QueueProperties(), doing)
+                return False
+            text = f"{doing}: this key or identity may not (it lacks the claim Manage): make it first, or use another"
+            raise TransportError(text, FailureKind.REFUSED, FailureReason.UNAUTHORIZED) from None
+        self._namespace.single_consumers.note(entity, single_consumer)
+        return True
 
     async def create_subscription(self, topic: Entity, name: str) -> bool:
         """Make a subscription of a topic, with dead-lettering of what expires."""
@@ -90,7 +122,7 @@ class BusAdmin(Admin):
         except TransportError as error:
             if error.reason is not FailureReason.UNAUTHORIZED or not await has_link(self._namespace, entity, doing):
                 raise
-            return self._maker.word(entity)
+            return self._asked.get(entity, QueueProperties())
 
     async def counts(self, source: Source) -> QueueCounts:
         """Count as the service does: locked messages are among the active ones. ``scheduled`` tells a whole topic's."""
@@ -143,7 +175,8 @@ class BusAdmin(Admin):
             if error.reason is FailureReason.NOT_FOUND:
                 return False
             raise
-        self._maker.forget(entity)
+        self._asked.pop(entity, None)
+        self._namespace.single_consumers.forget(entity)
         return True
 
     async def list_entities(self, prefix: str = "") -> list[Entity]:
@@ -183,64 +216,6 @@ class BusAdmin(Admin):
         await self._contents.close()
         await self._service.close()
 
-
-def _counts(active: int | None, scheduled: int | None, dead_letter: int | None) -> QueueCounts:
-    return QueueCounts(active=active or 0, scheduled=scheduled or 0, dead_letter=dead_letter or 0)
-
-
-class Maker:
-    """Makes entities of one namespace."""
-
-    def __init__(self, namespace: Namespace, service: Service) -> None:
-        self._namespace = namespace
-        self._service = service
-        self._asked: dict[Entity, QueueProperties] = {}
-
-    async def create(self, entity: Entity, properties: QueueProperties | None) -> bool:
-        doing = f"create {entity}"
-        _check_sessions(entity, properties, doing)
-        if entity.kind is EntityKind.TOPIC:
-            settings = topic_settings(properties, doing)
-        else:
-            settings = queue_settings(properties, doing)
-        single_consumer = properties is not None and properties.single_consumer
-        try:
-            await self._make(entity, settings, doing)
-        except TransportError as error:
-            if error.reason is FailureReason.ALREADY_EXISTS:
-                return await self._was_there(entity, doing, error)
-            if single_consumer and error.reason is FailureReason.MALFORMED:
-                text = f"{error}; one consumer at a time needs sessions, which the tier Basic does not have"
-                raise TransportError(text, error.kind, error.reason) from error
-            if error.reason is not FailureReason.UNAUTHORIZED:
-                raise
-            if await has_link(self._namespace, entity, doing):
-                await self._take_word(entity, properties or QueueProperties(), doing)
-                return False
-            text = f"{doing}: this key or identity may not (it lacks the claim Manage): make it first, or use another"
-            raise TransportError(text, FailureKind.REFUSED, FailureReason.UNAUTHORIZED) from None
-        self._namespace.single_consumers.note(entity, single_consumer)
-        return True
-
-    async def exists(self, entity: Entity, doing: str) -> bool:
-        try:
-            await self._service.describe(entity, doing)
-        except TransportError as error:
-            if error.reason is FailureReason.UNAUTHORIZED:
-                return await has_link(self._namespace, entity, doing)
-            if error.reason is not FailureReason.NOT_FOUND:
-                raise
-            return False
-        return True
-
-    def word(self, entity: Entity) -> QueueProperties:
-        """What was asked for, of an entity whose settings can't be read; the defaults where nothing was."""
-        return self._asked.get(entity, QueueProperties())
-
-    def forget(self, entity: Entity) -> None:
-        self._asked.pop(entity, None)
-        self._namespace.single_consumers.forget(entity)
-
     async def _make(self, entity: Entity, settings: dict[str, Any], doing: str) -> None:
         """Make it, with the most deliveries that the server takes."""
 
@@ -259,7 +234,7 @@ class Maker:
 
     async def _was_there(self, entity: Entity, doing: str, error: TransportError) -> bool:
         """After a conflict: False when the entity is there. Another change under way is a conflict, too."""
-        if await self.exists(entity, f"look for {entity}"):
+        if await self.exists(entity):
             return False
         text = f"{doing}: the name is taken by an entity of the other kind, or another change of it is under way"
         raise TransportError(text, FailureKind.REFUSED, FailureReason.ALREADY_EXISTS) from error
@@ -271,6 +246,10 @@ class Maker:
                 asked = replace(asked, single_consumer=False)
             self._namespace.single_consumers.note(entity, asked.single_consumer)
         self._asked[entity] = asked
+
+
+def _counts(active: int | None, scheduled: int | None, dead_letter: int | None) -> QueueCounts:
+    return QueueCounts(active=active or 0, scheduled=scheduled or 0, dead_letter=dead_letter or 0)
 
 
 def _check_sessions(entity: Entity, properties: QueueProperties | None, doing: str) -> None:

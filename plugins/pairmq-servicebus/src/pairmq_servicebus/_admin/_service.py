@@ -41,6 +41,9 @@ MOST_COUNTED: Final = 2000
 
 _ENDLESS = timedelta(days=10_000_000)  # the service says 10 675 199 days for *unlimited*
 _DEFAULT_LOCK = 60.0  # s
+_TOPIC_SETTINGS = frozenset(
+    ("max_size_in_megabytes", "default_message_time_to_live", "auto_delete_on_idle", "enable_batched_operations")
+)
 
 
 class Service:
@@ -162,14 +165,7 @@ def fewer_deliveries(settings: dict[str, Any]) -> bool:
 
 def topic_settings(asked: QueueProperties | None, doing: str) -> dict[str, Any]:
     """Give what makes a topic; what only its subscriptions have is left out. Raises as `queue_settings`."""
-    if asked is None:
-        return {}
-    return {
-        "max_size_in_megabytes": asked.max_size_megabytes,
-        "default_message_time_to_live": _duration(asked.default_time_to_live, "default_time_to_live", doing),
-        "auto_delete_on_idle": _duration(asked.auto_delete_after, "auto_delete_after", doing),
-        "enable_batched_operations": asked.batched_operations,
-    }
+    return {name: value for name, value in queue_settings(asked, doing).items() if name in _TOPIC_SETTINGS}
 
 
 def properties_of(found: QueueDescription | TopicDescription) -> QueueProperties:
