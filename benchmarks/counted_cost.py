@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 
 from pairmq import Entity, EntityState, Message, Pair, PairOptions
-from pairmq.cli._cost import cost_of
+from pairmq.cli._cost import Cost
 from pairmq.model import DAYS_A_MONTH
 from pairmq_servicebus.testing import ServiceBusServer
 
@@ -80,8 +80,8 @@ async def count(queues: int, wait: float, polls: int, messages: int) -> dict[str
             waited = await idle(pair, west, polls)
             moved = await diverted(pair, east, west, messages)
     # The same queues over the same time, by the formula; and a month of the default.
-    formula = cost_of(backlog_queues=queues, receive_wait=wait, days=wait * polls / 86_400, messages_diverted=messages)
-    month = cost_of(backlog_queues=queues, receive_wait=_MONTH_WAIT, days=DAYS_A_MONTH)
+    formula = Cost(backlog_queues=queues, receive_wait=wait, days=wait * polls / 86_400, messages_diverted=messages)
+    month = Cost(backlog_queues=queues, receive_wait=_MONTH_WAIT, days=DAYS_A_MONTH)
     polls_a_month = DAYS_A_MONTH * 86_400 / _MONTH_WAIT
     return {
         "idle receives": {"counted": waited, "formula": formula.idle_receives},

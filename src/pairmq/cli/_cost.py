@@ -64,33 +64,25 @@ def cost(
     )  # checks the ranges
     one = Price(price_number("--price-per-million", price_per_million or "0"))
     primary, secondary = (one, one) if prices is None else read_prices(prices)
-    result = cost_of(
-        backlog_queues=backlog_queues,
-        receive_wait=receive_wait,
-        days=days,
-        messages_diverted=messages_diverted,
-        processes=processes,
-        control_interval=control_interval,
-        primary=primary,
-        secondary=secondary,
+    result = Cost(
+        backlog_queues, receive_wait, days, messages_diverted, processes, control_interval, primary, secondary
     )
-    priced = any(price.per_million or price.base for price in (primary, secondary))
     if json:
         put_json(_as_json(result), indent=2)
     else:
-        _show(result, backlog_queues, messages_diverted, priced=priced)
+        _show(result)
     return 0
 
 
-def _show(result: Cost, queues: int, diverted: int, *, priced: bool) -> None:
-    say(f"Receives of an idle syphon with {queues} backlog queues")
+def _show(result: Cost) -> None:
+    say(f"Receives of an idle syphon with {result.backlog_queues} backlog queues")
     say(f"  an hour            {grouped(float(result.receives_per_hour)):>12}")
     say(f"  a day              {grouped(result.idle_receives_in(1)):>12}")
     say(f"  30 days            {grouped(result.idle_receives_in(30)):>12}")
     say("Operations of each diverted message: 4")
     for name, side in _MOVED:
         say(f"  {name:<26}at the {side}")
-    say(f"In {float(result.days):g} days with {grouped(diverted)} diverted messages")
+    say(f"In {result.days:g} days with {grouped(result.messages_diverted)} diverted messages")
     say(f"  idle receives      {grouped(result.idle_receives):>12}")
     say(f"  looks at the record{grouped(result.record_looks):>12}")
     say(f"  looks at the switch{grouped(result.switch_looks):>12}")
@@ -98,7 +90,7 @@ def _show(result: Cost, queues: int, diverted: int, *, priced: bool) -> None:
     say(f"  at the primary     {grouped(result.primary_operations):>12}")
     say(f"  at the secondary   {grouped(result.secondary_operations):>12}")
     say(f"  operations         {grouped(result.operations):>12}")
-    if priced:
+    if any(price.per_million or price.base for price in (result.primary, result.secondary)):
         say("Money")
         say(f"  primary            {result.primary_money:>12,.4f}")
         say(f"  secondary          {result.secondary_money:>12,.4f}")
@@ -133,77 +125,80 @@ _MILLION = 1_000_000
 _FREE = Price()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cost:
-    """What the pair does, and what that costs; all but the receives an hour is about ``days``."""
+    """What a pair with one syphon does in so many days, and what that costs.
 
-    receives_per_hour: Fraction
-    days: Fraction
-    idle_receives: int
-    record_looks: int
-    switch_looks: int
-    switch_reports: int
-    primary_operations: int
-    secondary_operations: int
-    primary_money: Decimal
-    secondary_money: Decimal
+    Each backlog queue has one long poll open at all times. A diverted message is sent to the backlog, received from it,
+    sent to the primary and received from the primary by its consumer: four operations, two at each broker.
+    """
 
-    def idle_receives_in(self, days: int | Fraction) -> int:
-        return _whole(self.receives_per_hour * 24 * days)
+    backlog_queues: int = 10
+    receive_wait: float = 900.0
+    days: float = DAYS_A_MONTH
+    messages_diverted: int = 0
+    processes: int = 1
+    control_interval: float = 15.0
+    primary: Price = _FREE
+    secondary: Price = _FREE
+
+    @property
+    def receives_per_hour(self) -> Fraction:
+        return Fraction(self.backlog_queues * 3600) / Fraction(self.receive_wait)
+
+    def idle_receives_in(self, days: float) -> int:
+        return _whole(self.receives_per_hour * 24 * Fraction(days))
+
+    @property
+    def idle_receives(self) -> int:
+        return self.idle_receives_in(self.days)
+
+    @property
+    def record_looks(self) -> int:
+        return self._by_each_process_every(LOOK_INTERVAL)
+
+    @property
+    def switch_looks(self) -> int:
+        return self._by_each_process_every(self.control_interval) if self.control_interval else 0
+
+    @property
+    def switch_reports(self) -> int:
+        interval = max(REPORT_INTERVAL, self.control_interval)
+        return self._by_each_process_every(interval, 4) if self.control_interval else 0
+
+    @property
+    def looks(self) -> int:
+        """All that processes ask of the secondary to agree."""
+        return self.record_looks + self.switch_looks + self.switch_reports
+
+    @property
+    def primary_operations(self) -> int:
+        return 2 * self.messages_diverted
+
+    secondary_operations = primary_operations
 
     @property
     def operations(self) -> int:
         return self.idle_receives + self.looks + self.primary_operations + self.secondary_operations
 
     @property
-    def looks(self) -> int:
-        """All that processes ask of the secondary to agree, in the time asked for."""
-        return self.record_looks + self.switch_looks + self.switch_reports
+    def primary_money(self) -> Decimal:
+        return _money(self.primary, self.primary_operations, self.days)
+
+    @property
+    def secondary_money(self) -> Decimal:
+        return _money(self.secondary, self.idle_receives + self.looks + self.secondary_operations, self.days)
 
     @property
     def money(self) -> Decimal:
         return self.primary_money + self.secondary_money
 
-
-def cost_of(
-    *,
-    backlog_queues: int = 10,
-    receive_wait: float = 900.0,
-    days: float = DAYS_A_MONTH,
-    messages_diverted: int = 0,
-    processes: int = 1,
-    control_interval: float = 15.0,
-    primary: Price = _FREE,
-    secondary: Price = _FREE,
-) -> Cost:
-    """Compute what a pair with one syphon costs.
-
-    Each backlog queue has one long poll open at all times. A diverted message is sent to the backlog, received from it,
-    sent to the primary and received from the primary by its consumer: four operations, two at each broker.
-    """
-    per_hour = Fraction(backlog_queues * 3600) / Fraction(receive_wait)
-    time = Fraction(days)
-    idle = _whole(per_hour * 24 * time)
-    seconds = Fraction(processes * 86_400) * time
-    looks = _whole(seconds / Fraction(LOOK_INTERVAL))
-    switch_looks = _whole(seconds / Fraction(control_interval)) if control_interval else 0
-    reports = _whole(4 * seconds / Fraction(max(REPORT_INTERVAL, control_interval))) if control_interval else 0
-    return Cost(
-        receives_per_hour=per_hour,
-        days=time,
-        idle_receives=idle,
-        record_looks=looks,
-        switch_looks=switch_looks,
-        switch_reports=reports,
-        primary_operations=2 * messages_diverted,
-        secondary_operations=2 * messages_diverted,
-        primary_money=_money(primary, 2 * messages_diverted, time),
-        secondary_money=_money(secondary, idle + looks + switch_looks + reports + 2 * messages_diverted, time),
-    )
+    def _by_each_process_every(self, seconds: float, operations: int = 1) -> int:
+        return _whole(operations * self.processes * 86_400 * Fraction(self.days) / Fraction(seconds))
 
 
-def _money(price: Price, operations: int, days: Fraction) -> Decimal:
-    exact = Fraction(price.per_million) * operations / _MILLION + Fraction(price.base) * days / DAYS_A_MONTH
+def _money(price: Price, operations: int, days: float) -> Decimal:
+    exact = Fraction(price.per_million) * operations / _MILLION + Fraction(price.base) * Fraction(days) / DAYS_A_MONTH
     money = Decimal(exact.numerator) / Decimal(exact.denominator)
     return money.quantize(Decimal("0.0001"), ROUND_HALF_UP)
 
