@@ -9,24 +9,39 @@ import signal
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pairmq.observe.journal._part import forget_inherited
-
-if TYPE_CHECKING:
-    from pairmq.observe.journal._journal import Journal
 
 _log = logging.getLogger("pairmq")
 
 _EXIT = 10.0  # s that the end of the process waits for its journals, all together
 
 
-_journals: weakref.WeakSet[Journal] = weakref.WeakSet()
+class Living(Protocol):
+    """A journal, as far as its life and that of the process go together."""
+
+    @property
+    def directory(self) -> Path:
+        """Where it writes."""
+
+    def begin_anew(self) -> None:
+        """Be the journal of a forked child."""
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Write what is there."""
+
+    def close(self, timeout: float | None = None) -> bool:
+        """End it."""
+
+
+_journals: weakref.WeakSet[Living] = weakref.WeakSet()
 _in_child: list[Callable[[], None]] = []
 
 
-def enlist(journal: Journal) -> None:
+def enlist(journal: Living) -> None:
     _journals.add(journal)
 
 
