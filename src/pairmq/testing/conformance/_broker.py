@@ -96,6 +96,13 @@ class Broker:
         """A sender of the first transport."""
         return self.transport.sender(entity)
 
+    async def connected(self) -> tuple[Entity, Sender]:
+        """A queue, and a sender that has sent *before* to it."""
+        queue = await self.queue()
+        sender = self.sender(queue)
+        await sender.send(message("before"))
+        return queue, sender
+
     def receiver(self, of: Entity | Source) -> Receiver:
         """A receiver of the first transport."""
         return self.transport.receiver(of if isinstance(of, Source) else Source(of))
@@ -205,6 +212,18 @@ async def drain(receiver: Receiver, count: int) -> list[Delivery]:
         found += some
         await receiver.complete_batch(some)
     return found
+
+
+async def up_to(broker: Broker, queue: Entity, last: str | None, *, least: int = 0) -> list[str]:
+    """What a queue gives up to one body or number, and what comes a moment after it."""
+    receiver = broker.connect().receiver(Source(queue))
+    found: list[str] = []
+    while (last is not None and last not in found) or len(found) < least:
+        some = await receiver.receive(100, limits().patience)
+        assert some, f"{last!r} is lost"
+        found += bodies(some)
+        await receiver.complete_batch(some)
+    return found + bodies(await receiver.receive(100, 0.3))
 
 
 async def counted(admin: Admin, source: Source, expected: QueueCounts) -> QueueCounts:
@@ -323,15 +342,10 @@ def refused(call: Arm) -> Arm:
 async def must_fail(
     call: Callable[[], Awaitable[object]], kind: FailureKind | None = None, reason: FailureReason | None = None
 ) -> TransportError:
-    """Await a call that must fail in one way, and give the error.
-
-    Args:
-        call: makes the awaitable.
-        kind: what the error must be for failover; any where it is left out.
-        reason: and why; likewise.
-    """
+    """Await a call that must fail in time and in one way, and give the error; any kind and reason if left out."""
     try:
-        answer = await call()
+        async with asyncio.timeout(limits().patience):
+            answer = await call()
     except TransportError as error:
         told = error
     else:

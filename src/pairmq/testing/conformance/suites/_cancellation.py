@@ -17,6 +17,7 @@ from pairmq.testing.conformance._broker import (
     receive_all,
     receive_one,
     refused,
+    up_to,
 )
 from pairmq.testing.conformance._limits import limits
 from pairmq.testing.conformance.suites._timing import cut_off
@@ -30,25 +31,21 @@ class Cancellation(Suite):
     """Time limits come from above as cancellation (`pairmq.transport`), against a broker that never answers."""
 
     async def test_a_send_is_cut_off_and_the_sender_goes_on(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        sender = broker.sender(queue)
-        await sender.send(message("before"))
+        queue, sender = await broker.connected()
         await broker.freeze()
         await cut_off(sender.send(message("in doubt")))
         await broker.restore()
         await sender.send(message("after"))
-        found = await _up_to(broker, queue, "after")
+        found = await up_to(broker, queue, "after")
         assert set(found) - {"in doubt"} == {"before", "after"}
 
     async def test_a_batch_is_cut_off_and_the_sender_goes_on(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        sender = broker.sender(queue)
-        await sender.send(message("before"))
+        queue, sender = await broker.connected()
         await broker.freeze()
         await cut_off(_all_fail(sender.send_batch([message("in doubt") for _ in range(3)])))
         await broker.restore()
         assert list(await sender.send_batch([message("after")])) == [None]
-        assert {"before", "after"} <= set(await _up_to(broker, queue, "after"))
+        assert {"before", "after"} <= set(await up_to(broker, queue, "after"))
 
     async def test_connecting_is_cut_off_and_the_sender_goes_on(self, broker: Broker) -> None:
         queue = await broker.queue()
@@ -57,7 +54,7 @@ class Cancellation(Suite):
         await cut_off(sender.send(message("in doubt")))
         await broker.restore()
         await sender.send(message("after"))
-        assert "after" in await _up_to(broker, queue, "after")
+        assert "after" in await up_to(broker, queue, "after")
 
     async def test_a_long_poll_is_cut_off_and_the_receiver_goes_on(self, broker: Broker) -> None:
         queue = await broker.queue()
@@ -152,7 +149,7 @@ class Cancellation(Suite):
         ends = await asyncio.gather(*sends, return_exceptions=True)
         sound = [str(number) for number in range(20) if number % 5]
         assert [end for number, end in enumerate(ends) if number % 5] == [None] * 16
-        found = await _up_to(broker, queue, None, least=16)
+        found = await up_to(broker, queue, None, least=16)
         assert set(sound) <= set(found)
 
     async def test_what_says_that_nothing_was_sent_never_arrives(self, broker: Broker) -> None:
@@ -166,14 +163,12 @@ class Cancellation(Suite):
         }
         await broker.restore()
         await broker.put(queue, "after")
-        found = await _up_to(broker, queue, "after")
+        found = await up_to(broker, queue, "after")
         lies = [body for body, timeout in timeouts.items() if timeout and is_nothing_sent(timeout) and body in found]
         assert not lies, "marked as not sent, and there all the same"
 
     async def test_sends_cut_off_at_any_moment_tell_no_lie(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        sender = broker.sender(queue)
-        await sender.send(message("before"))
+        queue, sender = await broker.connected()
         began = asyncio.get_running_loop().time()
         await sender.send(message("to see how long it takes"))
         took = min(asyncio.get_running_loop().time() - began, 0.25)
@@ -188,7 +183,7 @@ class Cancellation(Suite):
                 if is_nothing_sent(cancellation):
                     marked.add(str(number))
         await sender.send(message("after"))
-        found = await _up_to(broker, queue, "after")
+        found = await up_to(broker, queue, "after")
         assert not marked & set(found), "marked as not sent, and there all the same"
 
     async def test_a_send_cut_off_while_connecting_leaves_no_doubt(self, broker: Broker) -> None:
@@ -198,20 +193,11 @@ class Cancellation(Suite):
         timeout = await cut_off(sender.send(message("connecting")))
         await broker.restore()
         await broker.put(queue, "after")
-        if "connecting" not in await _up_to(broker, queue, "after"):
+        if "connecting" not in await up_to(broker, queue, "after"):
             # It was not written: a transport that knows this has to report it, or each outage ends in duplicates.
             assert timeout is None or is_nothing_sent(timeout), (
                 "nothing was sent, but the error does not have nothing_sent"
             )
-
-
-async def _up_to(broker: Broker, queue: Entity, last: str | None, *, least: int = 0) -> list[str]:
-    """What the queue gives up to one body or number, and what comes a moment after it."""
-    receiver = broker.connect().receiver(Source(queue))
-    found: list[str] = []
-    while (last is not None and last not in found) or len(found) < least:
-        found += bodies([await receive_one(receiver)])
-    return found + bodies(await receiver.receive(100, 0.3))
 
 
 async def _all_fail(batch: Awaitable[Sequence[TransportError | None]]) -> None:
