@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -23,7 +23,7 @@ from servicebus_local.amqp import (
     ULong,
     UShort,
 )
-from servicebus_local.atom import ControlHandlers, make_app
+from servicebus_local.atom import Control, make_app
 from servicebus_local.broker import Broker, SqliteStore
 from servicebus_local.faults import FaultPlan
 from servicebus_local.front import AmqpFront, Authorizer, Shared
@@ -98,18 +98,7 @@ class LocalServer:
 
     async def _serve_administration(self, tls: ssl.SSLContext | None) -> tuple[int, int | None]:
         settings = self._settings
-        control = None
-        if settings.control:
-            control = ControlHandlers(
-                set_faults=self.faults.set_json,
-                clear_faults=self.faults.clear,
-                operations=lambda: dict(self.broker.operations),
-                drop_connections=self._front.drop_connections,
-                queues=self._queues,
-                create_queue=self._create_queue,
-                delete_queue=self._delete_queue,
-                clear=self._clear,
-            )
+        control = Control(self.faults, self._front.drop_connections) if settings.control else None
         app = make_app(
             self.broker,
             authorize=self._authorize,
@@ -130,30 +119,6 @@ class LocalServer:
         found = ports[0]
         assert found is not None  # noqa: S101  # the administration always has a port
         return found, ports[1]
-
-    # What the control endpoint does.
-
-    def _queues(self) -> dict[str, dict[str, int]]:
-        return {queue.path: asdict(queue.counts) for queue in self.broker.queues()}
-
-    def _create_queue(self, path: str) -> None:
-        self.broker.create_queue(path)
-        self._entities_changed()
-
-    def _delete_queue(self, path: str) -> None:
-        self.broker.delete_queue(path)
-        self._entities_changed()
-
-    def _clear(self) -> None:
-        for queue in self.broker.queues():
-            self.broker.delete_queue(queue.path)
-        for topic in self.broker.topics():
-            self.broker.delete_topic(topic.path)
-        self._entities_changed()
-
-    def _entities_changed(self) -> None:
-        self.broker.flush()
-        self._shared.entities_changed()
 
     def _authorize(self, header: str, url: str) -> bool:
         return self._authorizer.check(header.removeprefix("Bearer "), url, time.time()) is None

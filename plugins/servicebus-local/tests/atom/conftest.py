@@ -9,7 +9,7 @@ import hmac
 import ssl
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote_plus
 
@@ -18,9 +18,10 @@ import pytest
 from aiohttp import web
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from servicebus_local.atom import ControlHandlers, make_app
+from servicebus_local.atom import Control, make_app
 from servicebus_local.broker import Broker
 from servicebus_local.certificates import OwnAuthority, make_certificate
+from servicebus_local.faults import FaultPlan
 from servicebus_local.front import Authorizer
 
 _KEY_NAME, _KEY = "RootManageSharedAccessKey", "c2VjcmV0IGtleQ=="
@@ -34,7 +35,7 @@ class Front:
     ca_file: Path
     port: int = 0
     changes: int = 0
-    rules: list[object] = field(default_factory=list)
+    faults: FaultPlan = field(default_factory=FaultPlan)
 
     @property
     def connection_string(self) -> str:
@@ -61,16 +62,8 @@ class Front:
         signature = quote_plus(base64.b64encode(digest))
         return f"SharedAccessSignature sr={scope}&sig={signature}&se={expiry}&skn={_KEY_NAME}"
 
-    def note(self, _: object) -> None:
-        """Stand where a lambda must give nothing."""
-
     def changed(self) -> None:
         self.changes += 1
-
-    def set_faults(self, rules: object) -> None:
-        if not isinstance(rules, list):
-            raise ValueError("faults are a list")
-        self.rules.extend(rules)
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +81,7 @@ async def front(authority: OwnAuthority) -> AsyncIterator[Front]:
         authorize=lambda header, url: authorizer.check(header, url, time.time()) is None,
         namespace="testing",
         on_change=made.changed,
-        control=ControlHandlers(
-            set_faults=made.set_faults,
-            clear_faults=made.rules.clear,
-            operations=lambda: broker.operations,
-            drop_connections=lambda: 3,
-            queues=lambda: {queue.path: asdict(queue.counts) for queue in broker.queues()},
-            create_queue=lambda path: made.note(broker.create_queue(path)),
-            delete_queue=broker.delete_queue,
-            clear=lambda: made.note([broker.delete_queue(queue.path) for queue in broker.queues()]),
-        ),
+        control=Control(made.faults, lambda: 3),
     )
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

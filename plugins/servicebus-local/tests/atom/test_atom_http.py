@@ -138,10 +138,10 @@ async def test_bearer_tokens_are_accepted_if_asked_for(authority: OwnAuthority) 
 
 
 async def test_the_control_endpoint_sets_faults_counts_and_drops(front: Any) -> None:
-    assert await front.call("POST", "/$control/faults", '[{"at": "send"}]') == (200, "{}")
-    assert front.rules == [{"at": "send"}]
+    assert await front.call("POST", "/$control/faults", '[{"at": "send", "action": "drop"}]') == (200, "{}")
+    assert [rule.at for rule in front.faults.rules] == ["send"]
     assert await front.call("DELETE", "/$control/faults") == (200, "{}")
-    assert front.rules == []
+    assert front.faults.rules == []
     assert await front.call("POST", "/$control/connections/drop") == (200, '{"dropped": 3}')
     front.broker.create_queue("q")
     front.broker.send("q", [Incoming(b"x", 1)])
@@ -167,7 +167,7 @@ async def test_the_control_endpoint_refuses_what_it_does_not_know(
     got, text = await front.call(method, f"/$control/{path}", body)
     assert got == status
     assert text.startswith('{"error": ')
-    assert front.rules == []
+    assert front.faults.rules == []
 
 
 async def test_the_control_endpoint_makes_counts_and_deletes_queues(front: Any) -> None:

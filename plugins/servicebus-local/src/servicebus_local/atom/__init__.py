@@ -3,6 +3,6 @@
 Authorization rules of entities are accepted and not kept: a local server has the keys that it was started with.
 """
 
-from servicebus_local.atom._app import ControlHandlers, make_app
+from servicebus_local.atom._app import Control, make_app
 
-__all__ = ["ControlHandlers", "make_app"]
+__all__ = ["Control", "make_app"]

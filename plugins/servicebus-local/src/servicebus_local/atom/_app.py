@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from ipaddress import ip_address
 from urllib.parse import quote, urlencode
 
@@ -21,6 +21,7 @@ from servicebus_local.atom._namespace import Namespace, decoded, parse_path
 from servicebus_local.atom._xml import MAX_BYTES, XmlError
 from servicebus_local.broker import Broker, BrokerError
 from servicebus_local.descriptions import PropertyError
+from servicebus_local.faults import FaultPlan
 
 _log = logging.getLogger(__name__)
 
@@ -50,13 +51,21 @@ PREFIX = "$control/"
 _MAX_BYTES = 64 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What tests may do besides: set and end faults, and reset the clients' connections, whose number is returned."""
+
+    faults: FaultPlan
+    drop_connections: Callable[[], int]
+
+
 def make_app(
     broker: Broker,
     *,
     authorize: Callable[[str, str], bool],
     namespace: str,
     on_change: Callable[[], None],
-    control: ControlHandlers | None,
+    control: Control | None,
     sku: str = "Standard",
 ) -> web.Application:
     """Make the administration of a namespace."""
@@ -74,14 +83,14 @@ class _Administration:
         authorize: Callable[[str, str], bool],
         name: str,
         on_change: Callable[[], None],
-        handlers: ControlHandlers | None,
+        control: Control | None,
         sku: str,
     ) -> None:
         self._broker = broker
         self._authorize = authorize
         self._name = name
         self._on_change = on_change
-        self._handlers = handlers
+        self._control_of = control
         self._namespace = Namespace(broker, name, sku, time.time())
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -140,11 +149,43 @@ class _Administration:
         self._on_change()
 
     async def _control(self, request: web.Request, what: str) -> web.Response:
-        if self._handlers is None:
+        if self._control_of is None:
             return _error(404, "This server was not started with its control endpoint.")
         if not _is_local(request):
             return _error(403, "The control endpoint is for clients on the server's machine.")
-        return await control(request, what, self._handlers)
+        broker, faults = self._broker, self._control_of.faults
+        path = what.strip("/")
+        answer: Mapping[str, object] = {}
+        match request.method, path.lower().split("/", 1):
+            case "POST", ["faults"]:
+                rules = await _json(request)
+                try:
+                    faults.set_json(rules)
+                except ValueError as error:
+                    raise ControlError(400, str(error)) from None
+            case "DELETE", ["faults"]:
+                faults.clear()
+            case "GET", ["operations"]:
+                answer = dict(broker.operations)
+            case "POST", ["connections", "drop"]:
+                answer = {"dropped": self._control_of.drop_connections()}
+            case "GET", ["queues"]:
+                answer = {queue.path: asdict(queue.counts) for queue in broker.queues()}
+            case ("PUT" | "DELETE") as method, ["queues", _]:
+                try:
+                    (broker.create_queue if method == "PUT" else broker.delete_queue)(path.partition("/")[2])
+                except BrokerError as error:
+                    raise ControlError(409, str(error)) from None
+                self._changed()
+            case "DELETE", ["entities"]:
+                for queue in broker.queues():
+                    broker.delete_queue(queue.path)
+                for topic in broker.topics():
+                    broker.delete_topic(topic.path)
+                self._changed()
+            case _:
+                raise ControlError(404, f"The control endpoint has no {request.method} {what}.")
+        return web.json_response(answer)
 
 
 @web.middleware
@@ -211,31 +252,6 @@ def _error(status: int, detail: str) -> web.Response:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ControlHandlers:
-    """What the control endpoint does.
-
-    Args:
-        set_faults: adds the rules of a list that was JSON; raises `ValueError` for what is no list of rules.
-        clear_faults: ends all faults.
-        operations: counts operations by kind.
-        drop_connections: resets the clients' connections and tells how many there were.
-        queues: gives each queue's path with its counts of messages.
-        create_queue: makes a queue of this path, with the defaults.
-        delete_queue: deletes it.
-        clear: deletes all queues and topics.
-    """
-
-    set_faults: Callable[[object], None]
-    clear_faults: Callable[[], None]
-    operations: Callable[[], Mapping[str, int]]
-    drop_connections: Callable[[], int]
-    queues: Callable[[], Mapping[str, Mapping[str, int]]]
-    create_queue: Callable[[str], None]
-    delete_queue: Callable[[str], None]
-    clear: Callable[[], None]
-
-
 class ControlError(Exception):
     """A request that the control endpoint refuses."""
 
@@ -243,38 +259,6 @@ class ControlError(Exception):
         super().__init__(detail)
         self.status = status
         self.detail = detail
-
-
-async def control(request: web.Request, what: str, handlers: ControlHandlers) -> web.Response:
-    """Answer a request whose sender was checked; raises `ControlError` for an unknown name or an invalid body."""
-    call = (request.method, what.strip("/").lower())
-    if call == ("POST", "faults"):
-        rules = await _json(request)
-        try:
-            handlers.set_faults(rules)
-        except ValueError as error:
-            raise ControlError(400, str(error)) from None
-        return web.json_response({})
-    if call == ("DELETE", "faults"):
-        handlers.clear_faults()
-        return web.json_response({})
-    if call == ("GET", "operations"):
-        return web.json_response(dict(handlers.operations()))
-    if call == ("POST", "connections/drop"):
-        return web.json_response({"dropped": handlers.drop_connections()})
-    if call == ("GET", "queues"):
-        return web.json_response({path: dict(counts) for path, counts in handlers.queues().items()})
-    if call == ("DELETE", "entities"):
-        handlers.clear()
-        return web.json_response({})
-    path = what.strip("/").partition("/")[2]
-    if call[1].startswith("queues/") and request.method in ("PUT", "DELETE"):
-        try:
-            (handlers.create_queue if request.method == "PUT" else handlers.delete_queue)(path)
-        except BrokerError as error:
-            raise ControlError(409, str(error)) from None
-        return web.json_response({})
-    raise ControlError(404, f"The control endpoint has no {request.method} {what}.")
 
 
 async def _json(request: web.Request) -> object:

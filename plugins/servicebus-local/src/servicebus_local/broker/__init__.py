@@ -21,8 +21,8 @@ from servicebus_local.broker._filters import (
     SqlFilter,
     TrueFilter,
 )
-from servicebus_local.broker._session_source import Source
 from servicebus_local.broker._shelf import SessionLock
+from servicebus_local.broker._source import Source
 from servicebus_local.broker._store import SqliteStore, StoreError
 from servicebus_local.broker._values import Incoming, MessageState, Stored
 

@@ -22,7 +22,7 @@ from servicebus_local.broker._filters import DEFAULT_RULE, Rule, TrueFilter
 from servicebus_local.broker._hub import Hub
 from servicebus_local.broker._paths import check_name
 from servicebus_local.broker._rules import CompiledRule, FilterFailure
-from servicebus_local.broker._session_source import Source
+from servicebus_local.broker._source import Source
 from servicebus_local.broker._source_base import SourceSettings
 from servicebus_local.broker._values import NEVER, MessageState, Stored, copy_of
 

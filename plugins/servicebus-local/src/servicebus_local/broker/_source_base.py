@@ -24,10 +24,6 @@ from servicebus_local.broker._values import NEVER, MessageState, Stored
 
 EXPIRED = "TTLExpiredException"
 TOO_MANY_DELIVERIES = "MaxDeliveryCountExceeded"
-BILLED_BYTES = 65536
-"""Messages are billed in units of this many bytes (Service Bus pricing, frequently asked questions)."""
-
-_SLACK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ class SourceSettings:
 
 
 class SourceBase:
-    """Messages with locks, schedules and expiry; `LockedSource` adds taking and settling to it.
+    """Messages with locks, schedules and expiry; `Source` adds taking, settling and sessions to it.
 
     Args:
         bury: dead-letters a message that was removed here; `None` makes this a dead-letter queue, where nothing
