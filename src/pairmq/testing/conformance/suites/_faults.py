@@ -262,7 +262,7 @@ class Faults(Suite):
         await broker.restore()
         await broker.connect().admin.create(queue)
         await _until_it_works(lambda: sender.send(message("after")))
-        found = await _up_to(broker, "after", Source(queue))
+        found = await up_to(broker, queue, "after")
         for session in "012":
             places = [place for place, each in enumerate(batch) if each.session_id == session]
             confirmed = [outcomes[place] is None for place in places]
