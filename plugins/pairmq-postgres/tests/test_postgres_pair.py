@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from broker_tests import bodies, until
 from pairmq import Entity, EntityState, Message, Pair, PairOptions, Receipt, Route
 from pairmq.plugins import BrokerControl, registry
 from pairmq_postgres.testing import PostgresServer
 
 pytestmark = pytest.mark.real_server
 
-PATIENCE = 200.0
 OPTIONS = PairOptions(
     failover_interval=0.5,
     ping_primary_interval=0.3,
@@ -32,23 +32,6 @@ async def memory() -> tuple[str, BrokerControl]:
     control = registry.transport_record(url).broker_control
     assert control is not None
     return url, control(url)
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.05)
-
-
-async def bodies(pair: Pair, count: int) -> list[bytes]:
-    """Receive from the primary until so many different bodies have come, each where its first copy stood."""
-    found: dict[bytes, None] = {}
-    async with asyncio.timeout(PATIENCE), pair.receiver("orders", prefetch=100) as receiver:
-        while len(found) < count:
-            for delivery in await receiver.receive(100, 1.0):
-                found.setdefault(delivery.body)
-                await delivery.complete()
-    return list(found)
 
 
 async def paused(server: PostgresServer) -> None:

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable
 
 import psycopg
 import pytest
 
+from broker_tests import until
 from doc_blocks import blocks
 from pairmq.cli._app import run
 from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
@@ -34,12 +34,6 @@ async def refused(transport: Transport) -> TransportError:
         async with asyncio.timeout(PATIENCE):
             await transport.admin.check()
     return caught.value
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.05)
 
 
 # Logins and rights.

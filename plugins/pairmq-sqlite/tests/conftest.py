@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
-from pairmq.model import Entity, Message
+from broker_tests import message, queue, transport  # noqa: F401  # fixtures
 from pairmq.plugins import registry
 from pairmq.transport import Transport
 
@@ -29,28 +28,5 @@ async def connect(path: Path) -> AsyncIterator[Callable[..., Transport]]:
         return made[-1]
 
     yield make
-    for transport in made:
-        await transport.close()
-
-
-@pytest.fixture
-def transport(connect: Callable[..., Transport]) -> Transport:
-    return connect()
-
-
-@pytest.fixture
-async def queue(transport: Transport) -> Entity:
-    entity = Entity("orders")
-    await transport.admin.create(entity)
-    return entity
-
-
-@pytest.fixture
-def message() -> Callable[..., Message]:
-    """Makes messages with an id."""
-
-    def make(body: str | bytes = b"", **fields: object) -> Message:
-        content = body.encode() if isinstance(body, str) else body
-        return Message(content, **{"message_id": uuid.uuid4().hex, **fields})  # type: ignore[arg-type]
-
-    return make
+    for each in made:
+        await each.close()
