@@ -23,19 +23,12 @@ _INSTANTS = ("at", "received_at", "since")
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of a journal, from which somebody has taken rows.
+    """A copy of a journal, from which somebody has taken rows."""
 
-    Args:
-        name: of the pair in it, and of its processes.
-        days: by which all instants are earlier.
-        gone: the rows that are missing.
-        hidden: the rows after them are numbered anew, so that no number is missing.
-    """
-
-    name: str
-    days: int = 0
-    gone: frozenset[Key] = field(default_factory=frozenset)
-    hidden: bool = True
+    name: str  # of the pair in it, and of its processes
+    days: int = 0  # by which all instants are earlier
+    gone: frozenset[Key] = field(default_factory=frozenset)  # the rows that are missing
+    hidden: bool = True  # the rows after them are numbered anew, so that no number is missing
 
     def rows(self, told: Iterable[Told]) -> list[Told]:
         """What must be in it."""

@@ -26,11 +26,7 @@ def minute(at: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Holes:
-    """Spans of which the journal may lack rows.
-
-    Args:
-        spans: their begins and ends.
-    """
+    """Spans of which the journal may lack rows."""
 
     spans: tuple[tuple[float, float], ...]
 

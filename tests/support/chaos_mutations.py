@@ -26,17 +26,11 @@ _EACH = 4
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A copy from which rows are missing, and what must be said of the messages that they told of.
-
-    Args:
-        copy: of the journal.
-        expected: by message id, the verdicts that change.
-        touched: the messages that a missing row told of; of others only faults may become milder.
-    """
+    """A copy from which rows are missing, and what must be said of the messages that they told of."""
 
     copy: Copy
-    expected: dict[str, str]
-    touched: frozenset[str]
+    expected: dict[str, str]  # by message id, the verdicts that change
+    touched: frozenset[str]  # the messages that a missing row told of; of others only faults may become milder
 
 
 class Mutations:

@@ -14,36 +14,22 @@ from pairmq.model.events import DestinationChanged, SendOutcome, SyphonFailed
 
 @dataclass(frozen=True, slots=True)
 class _Stand:
-    """Where a delivered message stood.
-
-    Args:
-        message: which one.
-        receipt: when its sender knew that it was accepted.
-        called: when its sender had called.
-        queue: the backlog queue that it went through; None if the primary took it.
-        disturbed: something failed on its way home.
-        place: in the queue; or, where the broker tells none, when it was got.
-    """
+    """Where a delivered message stood."""
 
     message: Message
-    receipt: float
-    called: float
-    queue: str | None
-    disturbed: bool
-    place: tuple[float, ...]
+    receipt: float  # when its sender knew that it was accepted
+    called: float  # when its sender had called
+    queue: str | None  # the backlog queue that it went through; None if the primary took it
+    disturbed: bool  # something failed on its way home
+    place: tuple[float, ...]  # in the queue; or, where the broker tells none, when it was got
 
 
 @dataclass(frozen=True, slots=True)
 class Troubles:
-    """When pumps had to stop.
+    """When pumps had to stop."""
 
-    Args:
-        destinations: instants at which one stopped or began to deliver to an entity.
-        queues: instants at which one met an error of a backlog queue.
-    """
-
-    destinations: dict[Place, list[float]]
-    queues: dict[Place, list[float]]
+    destinations: dict[Place, list[float]]  # instants at which one stopped or began to deliver to an entity
+    queues: dict[Place, list[float]]  # instants at which one met an error of a backlog queue
 
     def met(self, message: Message, case: Case) -> bool:
         """Whether a diverted message met one on its way home, as far as its way is known at all."""

@@ -25,21 +25,13 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A row that the journal must have.
+    """A row that the journal must have."""
 
-    Args:
-        process: the journal's name of the life.
-        seq: the row's number.
-        at: wall-clock seconds since 1970 UTC.
-        event: what happened; None for a row of the journal's own.
-        own: the kind of such a row, else empty.
-    """
-
-    process: str
+    process: str  # the journal's name of the life
     seq: int
-    at: float
-    event: Event | None
-    own: str = ""
+    at: float  # wall-clock seconds since 1970 UTC
+    event: Event | None  # what happened; None for a row of the journal's own
+    own: str = ""  # the kind of such a row, else empty
 
     @property
     def key(self) -> Key:
@@ -48,17 +40,11 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A life of a process, as its ledger tells.
+    """A life of a process, as its ledger tells."""
 
-    Args:
-        name: the ledger's file.
-        events: in their order.
-        closing: wall-clock seconds between which it closed its journal; None if it did not.
-    """
-
-    name: str
-    events: tuple[Event, ...]
-    closing: tuple[float, float] | None
+    name: str  # the ledger's file
+    events: tuple[Event, ...]  # in their order
+    closing: tuple[float, float] | None  # wall-clock seconds between which it closed its journal; None if it did not
 
 
 def lives_of(ledgers: Path) -> dict[str, Life]:

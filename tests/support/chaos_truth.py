@@ -19,12 +19,7 @@ from pairmq.model.events import BacklogQueueChecked, Cause, SendOutcome, StateCh
 
 
 class Judge:
-    """Judges the messages of a journal.
-
-    Args:
-        rows: that it has.
-        patience: seconds by which others may overtake a message before it counts as lost.
-    """
+    """Judges the messages of a journal."""
 
     def __init__(self, rows: Sequence[Told], patience: float) -> None:
         self.cases = cases_of(rows)

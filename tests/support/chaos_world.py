@@ -14,15 +14,11 @@ REFUSED = "refused"
 
 @dataclass(slots=True)
 class World:
-    """The world of one run, by message id.
+    """The world of one run, by message id."""
 
-    Args:
-        told: what the caller was told; a message that is missing here was cut off.
-        copies: how many copies the primary ever had.
-    """
-
+    # What the caller was told; a message that is missing here was cut off.
     told: dict[str, str] = field(default_factory=dict)
-    copies: Counter[str] = field(default_factory=Counter)
+    copies: Counter[str] = field(default_factory=Counter)  # how many copies the primary ever had
 
 
 def world_of(ledgers: Path) -> World:

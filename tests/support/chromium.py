@@ -19,11 +19,7 @@ START_LIMIT = 60.0  # s: it starts within one, but for a busy machine
 
 
 class Page:
-    """One page of the browser.
-
-    Args:
-        socket: to the page's debugger.
-    """
+    """One page of the browser."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.complaints: list[str] = []
@@ -111,11 +107,7 @@ class Page:
 
 @asynccontextmanager
 async def chromium(folder: Path) -> AsyncIterator[Page]:
-    """Start a browser with one empty page; it ends with the block.
-
-    Args:
-        folder: for its profile.
-    """
+    """Start a browser with one empty page; it ends with the block."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     assert program is not None, "no chromium: run scripts/system-packages.sh"
     profile = folder / "profile"

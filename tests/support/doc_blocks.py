@@ -31,23 +31,14 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block of code.
+    """One block of code."""
 
-    Args:
-        page: the document, from the top of the repository.
-        line: where its text begins, counted from 1.
-        language: what stands behind the fence.
-        text: what stands in it, without the indentation of the fence.
-        not_run: why nobody runs it; None if somebody does.
-        run_by: the file of the test that runs it; None if that is a test of ``tests/docs``.
-    """
-
-    page: str
-    line: int
-    language: str
-    text: str
-    not_run: str | None = None
-    run_by: str | None = None
+    page: str  # the document, from the top of the repository
+    line: int  # where its text begins, counted from 1
+    language: str  # what stands behind the fence
+    text: str  # what stands in it, without the indentation of the fence
+    not_run: str | None = None  # why nobody runs it; None if somebody does
+    run_by: str | None = None  # the file of the test that runs it; None if that is a test of `tests/docs`
 
     @property
     def place(self) -> str:

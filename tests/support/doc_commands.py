@@ -16,15 +16,10 @@ _KEYWORDS = {"do", "done", "else", "fi", "if", "then", "while"}
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One simple command: a program's name and its arguments, without what it is piped to.
+    """One simple command: a program's name and its arguments, without what it is piped to."""
 
-    Args:
-        block: where it stands.
-        words: its words, quotes taken off.
-    """
-
-    block: Block
-    words: tuple[str, ...]
+    block: Block  # where it stands
+    words: tuple[str, ...]  # its words, quotes taken off
 
     def __str__(self) -> str:
         return f"{self.block.place}: {shlex.join(self.words)}"

@@ -17,12 +17,7 @@ from pairmq.pipeline.transforms import FACTS, STEPS, Settings
 
 
 class Made(Mapping[str, Any]):
-    """Facts and tables by name, each made when it is asked for.
-
-    Args:
-        facts: by name.
-        settings: what the tables depend on beside the facts.
-    """
+    """Facts and tables by name, each made when it is asked for."""
 
     def __init__(self, facts: Mapping[str, Any], settings: Settings) -> None:
         self._frames = dict(facts)

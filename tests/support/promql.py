@@ -34,17 +34,11 @@ class PromQLError(ValueError):
 
 @dataclass
 class Named:
-    """What an expression names.
+    """What an expression names."""
 
-    Args:
-        metrics: each with the labels that its selector matches.
-        labels: those of ``by``, ``on`` and the like.
-        ranges: what stands in square brackets.
-    """
-
-    metrics: list[tuple[str, set[str]]] = field(default_factory=list)
-    labels: set[str] = field(default_factory=set)
-    ranges: list[str] = field(default_factory=list)
+    metrics: list[tuple[str, set[str]]] = field(default_factory=list)  # each with the labels that its selector matches
+    labels: set[str] = field(default_factory=set)  # those of `by`, `on` and the like
+    ranges: list[str] = field(default_factory=list)  # what stands in square brackets
 
 
 def _tokens(expression: str) -> Iterator[tuple[str, str]]:
@@ -59,11 +53,7 @@ def _tokens(expression: str) -> Iterator[tuple[str, str]]:
 
 
 def named_in(expression: str) -> Named:
-    """Read an expression.
-
-    Raises:
-        PromQLError: brackets don't match, or a function is unknown.
-    """
+    """Read an expression."""
     tokens = [*_tokens(expression), ("end", "")]
     found, open_brackets, at = Named(), [], 0
     while at < len(tokens) - 1:

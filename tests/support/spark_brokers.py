@@ -16,14 +16,7 @@ QUICK = {"failover_interval": 0.3, "attempt_timeout": 20.0, "backlog_queue_count
 
 
 class Brokers:
-    """A pair's brokers, asked without Spark and without a pair.
-
-    Args:
-        primary: URL.
-        secondary: URL.
-        folder: takes the settings file.
-        options: of the pair.
-    """
+    """A pair's brokers, asked without Spark and without a pair."""
 
     def __init__(self, primary: str, secondary: str, folder: Path, options: Mapping[str, float] = QUICK) -> None:
         self.primary = primary

@@ -35,30 +35,16 @@ _SCALAR_TYPES = (Byte, Char, Float, Int, Long, Short, Symbol, Timestamp, UByte, 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a server listens: the requested ports, or free ones; None for one that it does not have.
+    """Where a server listens: the requested ports, or free ones; None for one that it does not have."""
 
-    Args:
-        port: of AMQP.
-        admin_port: of the administration over HTTP.
-        tls_port: of AMQP over TLS.
-        admin_tls_port: of the administration over HTTPS.
-    """
-
-    port: int
-    admin_port: int
-    tls_port: int | None = None
-    admin_tls_port: int | None = None
+    port: int  # of AMQP
+    admin_port: int  # of the administration over HTTP
+    tls_port: int | None = None  # of AMQP over TLS
+    admin_tls_port: int | None = None  # of the administration over HTTPS
 
 
 class LocalServer:
-    """A Service Bus namespace on this machine.
-
-    Args:
-        settings: where it listens, which clients it accepts and what it keeps.
-
-    Raises:
-        StoreError: what it kept can't be read.
-    """
+    """A Service Bus namespace on this machine."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings

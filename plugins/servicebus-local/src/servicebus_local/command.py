@@ -358,29 +358,17 @@ def _complain(text: str, status: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """How to reach a server.
+    """How to reach a server."""
 
-    Args:
-        host: the address that it listens on.
-        port: of AMQP.
-        admin_port: of the administration over HTTP.
-        tls_port: of AMQP over TLS, if any.
-        admin_tls_port: of the administration over HTTPS, if any.
-        key_name: the name of the key to use.
-        key: the key; contained in everything that this class returns, as clients need it.
-        ca_file: the authority of the server's certificate, if the server made its own.
-        data: where it keeps its data; None if in memory.
-    """
-
-    host: str
-    port: int
-    admin_port: int
-    tls_port: int | None
-    admin_tls_port: int | None
-    key_name: str
-    key: str = field(repr=False)
-    ca_file: Path | None = None
-    data: Path | None = None
+    host: str  # the address that it listens on
+    port: int  # of AMQP
+    admin_port: int  # of the administration over HTTP
+    tls_port: int | None  # of AMQP over TLS, if any
+    admin_tls_port: int | None  # of the administration over HTTPS, if any
+    key_name: str  # the name of the key to use
+    key: str = field(repr=False)  # the key; contained in everything that this class returns, as clients need it
+    ca_file: Path | None = None  # the authority of the server's certificate, if the server made its own
+    data: Path | None = None  # where it keeps its data; None if in memory
 
     @property
     def connection_string(self) -> str:

@@ -23,21 +23,13 @@ FUNCTION = "chaos_broker"
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
-    """One thing that can be done to a broker.
+    """One thing that can be done to a broker."""
 
-    Args:
-        name: in lower case, words joined by ``-``.
-        least: seconds that it lasts at least.
-        most: seconds that it lasts at most; plans draw from between, short ones more often.
-        primary: whether it may strike a primary.
-        secondary: whether it may strike a secondary.
-    """
-
-    name: str
-    least: float = 0.3
-    most: float = 5.0
-    primary: bool = True
-    secondary: bool = True
+    name: str  # in lower case, words joined by `-`
+    least: float = 0.3  # seconds that it lasts at least
+    most: float = 5.0  # seconds that it lasts at most; plans draw from between, short ones more often
+    primary: bool = True  # whether it may strike a primary
+    secondary: bool = True  # whether it may strike a secondary
 
 
 KILL = FaultKind("kill", 0.2, 3.0)

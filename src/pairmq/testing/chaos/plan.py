@@ -106,21 +106,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """One thing that is done.
+    """One thing that is done."""
 
-    Args:
-        at: seconds since the start; later when what came before it took longer.
-        kind: the fault's name.
-        seconds: how long it lasts.
-        side: ``primary``, ``secondary`` or ``both``; empty for what is done to a client itself.
-        client: whose way to the broker, or which client; empty for all.
-    """
-
-    at: float
-    kind: str
-    seconds: float
-    side: str = ""
-    client: str = ""
+    at: float  # seconds since the start; later when what came before it took longer
+    kind: str  # of the fault
+    seconds: float  # how long it lasts
+    side: str = ""  # `primary`, `secondary` or `both`; empty for what is done to a client itself
+    client: str = ""  # whose way to the broker, or which client; empty for all
 
     def __str__(self) -> str:
         where = " ".join(word for word in (self.side, self.client) if word)
@@ -129,22 +121,14 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole run.
+    """A whole run."""
 
-    Args:
-        products: of the primary and of the secondary.
-        settings: that it was drawn from.
-        options: of the clients' pairs, without ``enable_syphon``.
-        timeouts: seconds of one send after another.
-        strikes: by their instant.
-        queue_counts: ``backlog_queue_count`` of clients whose number differs from that of the options.
-    """
-
-    products: tuple[str, str]
-    settings: Settings
-    options: Mapping[str, Any]
-    timeouts: tuple[float, ...]
-    strikes: tuple[Strike, ...] = field(default=())
+    products: tuple[str, str]  # of the primary and of the secondary
+    settings: Settings  # that it was drawn from
+    options: Mapping[str, Any]  # of the clients' pairs, without `enable_syphon`
+    timeouts: tuple[float, ...]  # seconds of one send after another
+    strikes: tuple[Strike, ...] = field(default=())  # by their instant
+    # `backlog_queue_count` of clients whose number differs from that of the options.
     queue_counts: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -18,37 +18,22 @@ _STORIES = 3
 
 @dataclass(frozen=True, slots=True)
 class ChaosReport:
-    """The result of one run.
+    """The result of one run."""
 
-    Args:
-        plan: what was carried out.
-        violations: broken promises, oldest first; none when all was well.
-        counts: of sends, copies, faults and lives.
-        moved: messages that a syphon reported as moved.
-        explained: second copies at the primary that were reported as possible.
-        failovers: how often an entity failed over, in any process.
-        overrun: seconds by which a send outlived its deadline at most; negative when none did.
-        lag: seconds that the event loop of that send's process was late meanwhile.
-        seconds: from the first line to the last.
-        drained_after: seconds from the healing until everything was drained; None when it was not healed.
-        timeline: what was done, and every change of an entity's state, a line each.
-        stories: what happened to the messages of the first violations, a line each.
-        interrupted: the faults ended early, by Ctrl-C.
-    """
-
-    plan: Plan
-    violations: tuple[Violation, ...]
-    counts: Counts
-    moved: int
-    explained: int
-    failovers: int
-    overrun: float
-    lag: float
-    seconds: float
-    drained_after: float | None
-    timeline: tuple[str, ...] = field(repr=False)
+    plan: Plan  # what was carried out
+    violations: tuple[Violation, ...]  # broken promises, oldest first; none when all was well
+    counts: Counts  # of sends, copies, faults and lives
+    moved: int  # messages that a syphon reported as moved
+    explained: int  # second copies at the primary that were reported as possible
+    failovers: int  # how often an entity failed over, in any process
+    overrun: float  # seconds by which a send outlived its deadline at most; negative when none did
+    lag: float  # seconds that the event loop of that send's process was late meanwhile
+    seconds: float  # from the first line to the last
+    drained_after: float | None  # seconds from the healing until everything was drained; None when it was not healed
+    timeline: tuple[str, ...] = field(repr=False)  # what was done, and every change of an entity's state, a line each
+    # What happened to the messages of the first violations, a line each.
     stories: dict[int, tuple[str, ...]] = field(repr=False)
-    interrupted: bool = False
+    interrupted: bool = False  # the faults ended early, by Ctrl-C
 
     @property
     def ok(self) -> bool:

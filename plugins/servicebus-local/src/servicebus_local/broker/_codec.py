@@ -96,11 +96,7 @@ def encode_message(message: Stored) -> tuple[bytes, bytes]:
 
 
 class Decoder:
-    """Reads what `encode` and `encode_message` wrote.
-
-    Args:
-        scalar_types: subclasses of int, float, str and bytes to restore, known by name.
-    """
+    """Reads what `encode` and `encode_message` wrote."""
 
     __slots__ = ("_types",)
 

@@ -25,13 +25,10 @@ class FalseFilter:
 class SqlFilter:
     """Matches messages for which an expression is true (Service Bus documentation: "Subscription rule SQL filter
     syntax").
-
-    Args:
-        expression: its text.
-        parameters: values of what the text calls ``@name``, with or without the sign.
     """
 
     expression: str
+    # Values of what the text calls `@name`, with or without the sign.
     parameters: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -58,19 +55,12 @@ Filter = TrueFilter | FalseFilter | SqlFilter | CorrelationFilter
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A filter of a subscription, with a name.
+    """A filter of a subscription, with a name."""
 
-    Args:
-        name: unique in the subscription.
-        filter: what matches.
-        action: ``SET`` and ``REMOVE`` statements for the copies of messages that match.
-        created_at: unix seconds; the broker sets it.
-    """
-
-    name: str
+    name: str  # unique in the subscription
     filter: Filter
-    action: str | None = None
-    created_at: float = 0.0
+    action: str | None = None  # `SET` and `REMOVE` statements for the copies of messages that match
+    created_at: float = 0.0  # unix seconds; the broker sets it
 
 
 def current_properties(message: Stored) -> Mapping[str, object]:

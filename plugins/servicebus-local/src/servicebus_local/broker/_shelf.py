@@ -146,35 +146,25 @@ class Shelf:
 
 @dataclass(slots=True, eq=False)
 class SessionLock:
-    """A session that one receiver holds.
-
-    Args:
-        session_id: which.
-        locked_until: unix seconds.
-        lost: the lock expired, was released, or the entity is deleted; nothing can be done with it any more.
-    """
+    """A session that one receiver holds."""
 
     session_id: str
-    locked_until: float
-    lost: bool = False
+    locked_until: float  # unix seconds
+    lost: bool = False  # the lock expired, was released, or the entity is deleted; nothing can be done with it any more
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """The messages of a source that are taken in order: those of one session, or all where there are no sessions.
-
-    Args:
-        ready: a heap of sequence numbers that may be taken; numbers of messages that are gone may linger.
-        state_at: when the state was set, unix seconds.
-    """
+    """The messages of a source that are taken in order: those of one session, or all where there are no sessions."""
 
     session_id: str | None
+    # A heap of sequence numbers that may be taken; numbers of messages that are gone may linger.
     ready: list[int] = field(default_factory=list)
     held: int = 0
     tokens: set[UUID] = field(default_factory=set)
     lock: SessionLock | None = None
     state: bytes | None = None
-    state_at: float = 0.0
+    state_at: float = 0.0  # when the state was set, unix seconds
 
     @property
     def idle(self) -> bool:

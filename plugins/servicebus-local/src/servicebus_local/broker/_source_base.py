@@ -28,15 +28,10 @@ TOO_MANY_DELIVERIES = "MaxDeliveryCountExceeded"
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """The part of a description that a source goes by.
+    """The part of a description that a source goes by."""
 
-    Args:
-        lock_duration: seconds.
-        max_delivery_count: deliveries before a message is dead-lettered; `None` for no limit.
-    """
-
-    lock_duration: float = 60.0
-    max_delivery_count: int | None = None
+    lock_duration: float = 60.0  # seconds
+    max_delivery_count: int | None = None  # deliveries before a message is dead-lettered; `None` for no limit
     dead_letters_expired: bool = False
     receivable: bool = True
 

@@ -378,14 +378,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token.
-
-    Args:
-        text: what it says, without quotes and with what was doubled in them once.
-    """
+    """A token."""
 
     kind: Kind
-    text: str
+    text: str  # what it says, without quotes and with what was doubled in them once
     at: int
 
     def is_word(self, *words: str) -> bool:

@@ -41,24 +41,20 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """One group of changes, to be applied in this order and wholly; instants are microseconds of unix time.
+    """One group of changes, to be applied in this order and wholly; instants are microseconds of unix time."""
 
-    Args:
-        entities: identity and record; `None` removes it with its sessions and duplicate history.
-        messages: key, source, what is known of the message, content; replaces what has the key.
-        numbers: source and the first sequence number that may not have been given away.
-        sessions: source, session id, instant, state; `None` removes it.
-        forgotten: entity and the instant before which its duplicate history is dropped.
-        duplicates: entity, message id, instant.
-    """
-
+    # Identity and record; `None` removes it with its sessions and duplicate history.
     entities: list[tuple[int, bytes | None]] = field(default_factory=list)
+    # Key, source, what is known of the message, content; replaces what has the key.
     messages: list[tuple[int, int, bytes, bytes]] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)
+    # Source and the first sequence number that may not have been given away.
     numbers: list[tuple[int, int]] = field(default_factory=list)
+    # Source, session id, instant, state; `None` removes it.
     sessions: list[tuple[int, bytes, int, bytes | None]] = field(default_factory=list)
+    # Entity and the instant before which its duplicate history is dropped.
     forgotten: list[tuple[int, int]] = field(default_factory=list)
-    duplicates: list[tuple[int, bytes, int]] = field(default_factory=list)
+    duplicates: list[tuple[int, bytes, int]] = field(default_factory=list)  # entity, message id, instant
 
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))

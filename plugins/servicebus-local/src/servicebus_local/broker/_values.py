@@ -24,39 +24,22 @@ class MessageState(IntEnum):
 
 @dataclass(slots=True)
 class Incoming:
-    """A message as a front hands it in, decoded just as far as the broker looks.
+    """A message as a front hands it in, decoded just as far as the broker looks."""
 
-    Args:
-        content: the encoded message, returned unchanged.
-        size: bytes of the whole message with its properties, as quota and size limit count it.
-        message_id: what duplicates have in common; a string, bytes, a UUID or an unsigned integer.
-        session_id: the session (AMQP ``group-id``).
-        partition_key: must equal the session id where both are there.
-        reply_to: for filters.
-        reply_to_session_id: for filters (AMQP ``reply-to-group-id``).
-        to: for filters.
-        subject: for filters, where it is called the label.
-        correlation_id: for filters.
-        content_type: for filters, and to recognise a ping.
-        time_to_live: seconds; `None` leaves it to the entity.
-        scheduled_at: unix seconds before which the message is not delivered.
-        properties: application properties, for filters only.
-    """
-
-    content: bytes
-    size: int
-    message_id: MessageId = None
-    session_id: str | None = None
-    partition_key: str | None = None
-    reply_to: str | None = None
-    reply_to_session_id: str | None = None
-    to: str | None = None
-    subject: str | None = None
-    correlation_id: MessageId = None
-    content_type: str | None = None
-    time_to_live: float | None = None
-    scheduled_at: float | None = None
-    properties: Mapping[str, object] = field(default_factory=dict)
+    content: bytes  # the encoded message, returned unchanged
+    size: int  # bytes of the whole message with its properties, as quota and size limit count it
+    message_id: MessageId = None  # what duplicates have in common; a string, bytes, a UUID or an unsigned integer
+    session_id: str | None = None  # the session (AMQP `group-id`)
+    partition_key: str | None = None  # must equal the session id where both are there
+    reply_to: str | None = None  # for filters
+    reply_to_session_id: str | None = None  # for filters (AMQP `reply-to-group-id`)
+    to: str | None = None  # for filters
+    subject: str | None = None  # for filters, where it is called the label
+    correlation_id: MessageId = None  # for filters
+    content_type: str | None = None  # for filters, and to recognise a ping
+    time_to_live: float | None = None  # seconds; `None` leaves it to the entity
+    scheduled_at: float | None = None  # unix seconds before which the message is not delivered
+    properties: Mapping[str, object] = field(default_factory=dict)  # application properties, for filters only
 
 
 @dataclass(slots=True)
@@ -64,40 +47,24 @@ class Stored(Incoming):
     """A message in a queue, a subscription or a dead-letter queue.
 
     It is the broker's own object and goes on changing: who was given it reads it at once.
-
-    Args:
-        sequence_number: its place in this entity, never given to another message.
-        enqueued_at: unix seconds.
-        expires_at: unix seconds; infinity for never.
-        delivery_count: deliveries so far that ended without a settlement.
-        state: see `MessageState`.
-        lock_token: of the delivery that is open now.
-        locked_until: unix seconds; means something only with a token.
-        dead_letter_reason: why it was dead-lettered, a word.
-        dead_letter_description: the same in a sentence.
-        dead_letter_source: the path of the entity that it was dead-lettered in.
-        added_properties: what settlements and rule actions changed; a front merges them at delivery.
-        enqueued_sequence_number: the first number it had, where it was moved since; else 0.
-        hops: how often it was forwarded.
-        key: its row in the store.
-        saved: whether the store has that row.
     """
 
-    sequence_number: int = 0
-    enqueued_at: float = 0.0
-    expires_at: float = NEVER
-    delivery_count: int = 0
+    sequence_number: int = 0  # its place in this entity, never given to another message
+    enqueued_at: float = 0.0  # unix seconds
+    expires_at: float = NEVER  # unix seconds; infinity for never
+    delivery_count: int = 0  # deliveries so far that ended without a settlement
     state: MessageState = MessageState.ACTIVE
-    lock_token: UUID | None = None
-    locked_until: float = 0.0
-    dead_letter_reason: str | None = None
-    dead_letter_description: str | None = None
-    dead_letter_source: str | None = None
+    lock_token: UUID | None = None  # of the delivery that is open now
+    locked_until: float = 0.0  # unix seconds; means something only with a token
+    dead_letter_reason: str | None = None  # why it was dead-lettered, a word
+    dead_letter_description: str | None = None  # the same in a sentence
+    dead_letter_source: str | None = None  # the path of the entity that it was dead-lettered in
+    # What settlements and rule actions changed; a front merges them at delivery.
     added_properties: dict[str, object] = field(default_factory=dict)
-    enqueued_sequence_number: int = 0
-    hops: int = 0
-    key: int = 0
-    saved: bool = False
+    enqueued_sequence_number: int = 0  # the first number it had, where it was moved since; else 0
+    hops: int = 0  # how often it was forwarded
+    key: int = 0  # its row in the store
+    saved: bool = False  # whether the store has that row
 
 
 def stored_from(incoming: Incoming, now: float, default_time_to_live: float | None) -> Stored:
