@@ -138,6 +138,7 @@ def test_its_modules_are_searched_in_few_directories(rabbit):
 def test_foreign_settings_reach_it_not_and_close_leaves_nothing(monkeypatch):
     monkeypatch.setenv("RABBITMQ_NODE_PORT", "5672")
     monkeypatch.setenv("RABBITMQ_NODENAME", "other@localhost")
+    monkeypatch.setenv("RABBITMQ_PLUGINS_DIR", "/nowhere")
     monkeypatch.setenv("ERL_FLAGS", "-nonsense")
     monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
     with RabbitServer() as server:

@@ -72,8 +72,8 @@ def environment_of(home: Path, ports: Ports, program: Path, plugins: Sequence[st
     """The environment of a node's process; None removes a variable."""
     searched, first = _search_path(home, program) if not plugins else ({}, "")
     return {
-        **searched,
         **foreign_variables(),
+        **searched,
         "HOME": str(home),
         "ERL_EPMD_PORT": str(ports.epmd),
         "ERL_EPMD_ADDRESS": HOST,
