@@ -107,7 +107,7 @@ def test_a_signal_while_the_servers_start_ends_them(program, servers_home: Path,
 
 
 @pytest.mark.real_server
-@pytest.mark.parametrize("moment", ["healthy", "killed", "failed-over", "is back after"])
+@pytest.mark.parametrize("moment", ["healthy", "killed", "is back after"])
 def test_ctrl_c_counts_what_the_servers_hold_and_then_ends_them(program, servers_home: Path, moment: str) -> None:
     demo = program("demo", "--real", "redis", *_LONG)
     demo.wait_for(moment.encode())
