@@ -49,7 +49,7 @@ def simulated(command: Any, monkeypatch: pytest.MonkeyPatch, status: int, others
     return tier.result
 
 
-@pytest.mark.parametrize(("others_end_at", "hours"), [(0, 100), (7, 140), (1000, 300)])
+@pytest.mark.parametrize(("others_end_at", "hours"), [(0, 100), (7, 175), (1000, 300)])
 def test_simulation_ends_with_the_other_tiers_but_not_before_a_hundred_hours(
     command: Any, monkeypatch: pytest.MonkeyPatch, others_end_at: int, hours: int
 ) -> None:
