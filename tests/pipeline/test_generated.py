@@ -61,13 +61,16 @@ def table(made, name):
     return pq.read_table(made / "tables" / name).to_pylist()
 
 
-def asked(made, query):
-    """Rows of a query of the other engine, over the segments that are whole."""
-    import duckdb
-
+@pytest.fixture(scope="module")
+def other(made):
+    """The other engine, with the segments that are whole."""
     whole = [str(p) for p in sorted((made / "journal").rglob("*.parquet")) if "-90000" not in p.name]
-    result = duckdb.sql(query.format(rows=duck.ROWS.format(journal=whole), late=duck.LATE, patience=PATIENCE))
-    return [dict(zip(result.columns, row, strict=True)) for row in result.fetchall()]
+    with duck.opened(whole, patience=PATIENCE) as connection:
+        yield connection
+
+
+def asked(other, query):
+    return duck.asked(other, query, patience=PATIENCE)
 
 
 def by(rows, *keys):
@@ -129,14 +132,14 @@ def test_every_outage_is_the_one_that_was_made(report, made):
         assert row["diverted"] == wanted["diverted"]
 
 
-def test_the_verdicts_agree_with_those_of_another_engine(report, made):
-    theirs = {(row["entity"], row["message_id"]): row["verdict"] for row in asked(made, duck.VERDICTS)}
+def test_the_verdicts_agree_with_those_of_another_engine(report, made, other):
+    theirs = {(row["entity"], row["message_id"]): row["verdict"] for row in asked(other, duck.VERDICTS)}
     ours = {(row["entity"], row["message_id"]): row["verdict"] for row in table(made, "reconciliation")}
     assert ours == theirs
 
 
-def test_the_outages_agree_with_those_of_another_engine(report, made):
-    theirs = by(asked(made, duck.EPISODES), "process", "entity", "number")
+def test_the_outages_agree_with_those_of_another_engine(report, made, other):
+    theirs = by(asked(other, duck.EPISODES), "process", "entity", "number")
     ours = by(table(made, "episodes"), "process", "entity", "number")
     assert ours.keys() == theirs.keys()
     for key, row in ours.items():
@@ -145,8 +148,8 @@ def test_the_outages_agree_with_those_of_another_engine(report, made):
             assert seconds(row[name]) == pytest.approx(theirs[key][name], abs=1e-5)
 
 
-def test_availability_agrees_with_that_of_another_engine(report, made):
-    theirs = by(asked(made, duck.AVAILABILITY), "entity", "hour")
+def test_availability_agrees_with_that_of_another_engine(report, made, other):
+    theirs = by(asked(other, duck.AVAILABILITY), "entity", "hour")
     ours = by(table(made, "availability"), "entity", "hour")
     assert ours.keys() == theirs.keys()
     for key, row in ours.items():
@@ -157,16 +160,16 @@ def test_availability_agrees_with_that_of_another_engine(report, made):
         assert row["latency_max"] == theirs[key]["most"]
 
 
-def test_the_backlog_agrees_with_that_of_another_engine(report, made):
-    theirs = by(asked(made, duck.BACKLOG), "queue", "minute")
+def test_the_backlog_agrees_with_that_of_another_engine(report, made, other):
+    theirs = by(asked(other, duck.BACKLOG), "queue", "minute")
     ours = by([row for row in table(made, "backlog") if row["depth"] > 0], "queue", "minute")
     assert {key: (row["depth"], row["oldest_age"]) for key, row in ours.items()} == {
         key: (row["depth"], row["oldest_age"]) for key, row in theirs.items()
     }
 
 
-def test_the_syphons_work_agrees_with_that_of_another_engine(report, made):
-    theirs = by(asked(made, duck.SYPHON), "entity", "hour")
+def test_the_syphons_work_agrees_with_that_of_another_engine(report, made, other):
+    theirs = by(asked(other, duck.SYPHON), "entity", "hour")
     ours = by(table(made, "syphon"), "entity", "hour")
     assert ours.keys() == theirs.keys()
     for key, row in ours.items():
@@ -175,26 +178,26 @@ def test_the_syphons_work_agrees_with_that_of_another_engine(report, made):
         assert row["lag_p95"] == pytest.approx(theirs[key]["p95"], rel=0.021)
 
 
-def test_the_cost_agrees_with_that_of_another_engine(report, made):
-    theirs = {key: row["operations"] for key, row in by(asked(made, duck.COST), "side", "day").items()}
+def test_the_cost_agrees_with_that_of_another_engine(report, made, other):
+    theirs = {key: row["operations"] for key, row in by(asked(other, duck.COST), "side", "day").items()}
     ours = {key: row["operations"] for key, row in by(table(made, "cost"), "side", "day").items()}
     # Days on which nothing was asked of a side have a row all the same.
     assert {key: count for key, count in ours.items() if count} == theirs
 
 
-def test_the_rotation_agrees_with_that_of_another_engine(report, made):
-    theirs = sorted((row["process"], row["queue"], row["out_of_use"]) for row in asked(made, duck.ROTATION))
+def test_the_rotation_agrees_with_that_of_another_engine(report, made, other):
+    theirs = sorted((row["process"], row["queue"], row["out_of_use"]) for row in asked(other, duck.ROTATION))
     ours = sorted((row["process"], row["queue"], row["out_of_use"]) for row in table(made, "rotation"))
     assert ours == [(process, queue, pytest.approx(time, abs=1e-5)) for process, queue, time in theirs]
 
 
-def test_the_order_agrees_with_that_of_another_engine(report, made):
-    theirs = {key: row["delivered"] for key, row in by(asked(made, duck.ORDER), "entity", "order_key").items()}
+def test_the_order_agrees_with_that_of_another_engine(report, made, other):
+    theirs = {key: row["delivered"] for key, row in by(asked(other, duck.ORDER), "entity", "order_key").items()}
     assert {key: row["delivered"] for key, row in by(table(made, "order"), "entity", "order_key").items()} == theirs
 
 
-def test_what_is_observed_agrees_with_another_engine(report, made):
-    theirs = by(asked(made, duck.OBSERVATION), "entity")
+def test_what_is_observed_agrees_with_another_engine(report, made, other):
+    theirs = by(asked(other, duck.OBSERVATION), "entity")
     ours = by(table(made, "observation"), "entity")
     assert ours.keys() == theirs.keys()
     for key, row in ours.items():
@@ -203,8 +206,8 @@ def test_what_is_observed_agrees_with_another_engine(report, made):
             assert seconds(row[name]) == pytest.approx(theirs[key][name], abs=1e-5)
 
 
-def test_the_processes_agree_with_those_of_another_engine(report, made):
-    theirs = by(asked(made, duck.PROCESSES), "process")
+def test_the_processes_agree_with_those_of_another_engine(report, made, other):
+    theirs = by(asked(other, duck.PROCESSES), "process")
     ours = by(table(made, "processes"), "process")
     assert ours.keys() == theirs.keys()
     for key, row in ours.items():
