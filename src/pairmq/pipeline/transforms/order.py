@@ -148,7 +148,8 @@ def order(reconciled: DataFrame, counted: DataFrame, places: DataFrame, names: D
         F.min_by("message_id", F.when(fault, F.col("accepted_at"))).alias("first_out_of_order"),
         F.min(F.when(fault, F.col("accepted_at"))).alias("first_out_of_order_at"),
     )
-    known = counted.filter((F.col("delivered") > 0) & (F.col("session").isNotNull() | F.col("sender").isNotNull()))
+    owned = counted.filter((F.col("delivered") > 0) & (F.col("session").isNotNull() | F.col("sender").isNotNull()))
+    known = owned.groupBy(*_LANE).agg(F.sum("delivered").alias("delivered"))
     same = [F.col(f"k.{name}").eqNullSafe(F.col(f"l.{name}")) for name in _LANE]
     joined = (
         known.alias("k")

@@ -15,18 +15,23 @@ from pairmq.pipeline.transforms._rows import MINUTE, SLACK, of_kind, place
 from pairmq.pipeline.transforms.facts import about_messages, arrived_at
 from pairmq.pipeline.transforms.processes import with_hole_before
 
-LANES = schema_of(
+ARRIVALS = schema_of(
     {
         "place": COUNT,
         "session": COUNT,
         "sender": COUNT,
+        "minute": COUNT,
         "messages": COUNT,
         "delivered": COUNT,
-        "observed_from": NUMBER,
-        "observed_until": NUMBER,
+        **dict.fromkeys(("observed_from", "observed_until", "delivered_at", "last_delivered_at"), NUMBER),
+        **dict.fromkeys(("known_from", "known_until"), NUMBER),
     }
 )
-"""One row for the messages of one session, or of one sender without sessions, in one entity."""
+"""One row for the messages of one session, or of one sender without sessions, in one entity and one minute.
+
+The minute is that of their arrival, counted since 1970, see `minute_of`. ``delivered_at`` and ``last_delivered_at``
+are of those that arrived at the primary; from ``known_from`` to ``known_until`` the journal has any of them.
+"""
 
 PLACES = schema_of(
     {
@@ -53,20 +58,32 @@ patience was over after that; ``least_kept`` is the least part of the healthy se
 """
 
 
-def lanes(messages: DataFrame) -> DataFrame:
-    """Count the messages of each session, or sender."""
-    read = F.col("deliveries") > 0
+def minute_of() -> Column:
+    """The minute, counted since 1970, in which a message of `MESSAGES` arrived at the primary.
+
+    Of one that did not, according to the journal, it is the minute in which it was delivered, or else refused.
+    """
+    return F.floor(F.coalesce(arrived_at(), "last_delivered_at", "first_sent_at") / MINUTE)
+
+
+def arrivals(messages: DataFrame) -> DataFrame:
+    """Count the messages, and compute when they were delivered first and last, sent and seen."""
+    read, home = F.col("deliveries") > 0, F.col("home_at").isNotNull()
     arrived = F.when(read, arrived_at())
     # Whose order counts: the session's, else the sender's.
     sender = F.when(F.col("session").isNull(), F.col("sender"))
-    counted = messages.groupBy("place", "session", sender.alias("sender")).agg(
+    counted = messages.groupBy("place", "session", sender.alias("sender"), minute_of().alias("minute")).agg(
         F.count("*").alias("messages"),
         F.count_if(read & F.col("accepted_at").isNotNull()).alias("delivered"),
         F.min(arrived).alias("observed_from"),
         # It was there when it was delivered, regardless of its sender's clock.
         F.max(F.least(arrived, "last_delivered_at")).alias("observed_until"),
+        F.min(F.when(home, F.col("delivered_at"))).alias("delivered_at"),
+        F.max(F.when(home, F.col("last_delivered_at"))).alias("last_delivered_at"),
+        F.min(F.least("called_at", "first_sent_at", "delivered_at", "home_at")).alias("known_from"),
+        F.max(F.greatest("first_sent_at", "last_delivered_at")).alias("known_until"),
     )
-    return typed(counted, LANES)
+    return typed(counted, ARRIVALS)
 
 
 def places(
@@ -81,7 +98,7 @@ def places(
     """Compute the places of each entity.
 
     Args:
-        counted: of `lanes`.
+        counted: of `arrivals`.
         traffic: of `TRAFFIC`.
         notes: of `NOTES`.
         minutes: of `MINUTES`.
@@ -127,45 +144,8 @@ def _drained() -> Column:
     return of_kind(StateChanged) & (F.col("cause") == Cause.DRAINED.value)
 
 
-ARRIVALS = schema_of(
-    {
-        "place": COUNT,
-        "minute": COUNT,
-        "delivered_at": NUMBER,
-        "last_delivered_at": NUMBER,
-        "known_from": NUMBER,
-        "known_until": NUMBER,
-    }
-)
-"""One row for each entity and minute (counted since 1970) in which messages arrived, see `minute_of`.
-
-``delivered_at`` and ``last_delivered_at`` are of those that arrived at the primary; from ``known_from`` to
-``known_until`` the journal has any of them.
-"""
-
 BLIND = schema_of({"place": COUNT, "minute": COUNT, "unseen": FLAG, "untold": FLAG})
 """``unseen`` where a delivery may be in a hole, ``untold`` where any row may be that would explain the known ones."""
-
-
-def minute_of() -> Column:
-    """The minute, counted since 1970, in which a message of `MESSAGES` arrived at the primary.
-
-    Of one that did not, according to the journal, it is the minute in which it was delivered, or else refused.
-    """
-    return F.floor(F.coalesce(arrived_at(), "last_delivered_at", "first_sent_at") / MINUTE)
-
-
-def arrivals(messages: DataFrame) -> DataFrame:
-    """Compute for the messages of each minute when they were delivered first and last, sent and seen."""
-    home = F.col("home_at").isNotNull()
-    dated = messages.withColumn("minute", minute_of()).filter(F.col("minute").isNotNull())
-    arrived = dated.groupBy("place", "minute").agg(
-        F.min(F.when(home, F.col("delivered_at"))).alias("delivered_at"),
-        F.max(F.when(home, F.col("last_delivered_at"))).alias("last_delivered_at"),
-        F.min(F.least("called_at", "first_sent_at", "delivered_at", "home_at")).alias("known_from"),
-        F.max(F.greatest("first_sent_at", "last_delivered_at")).alias("known_until"),
-    )
-    return typed(arrived, ARRIVALS)
 
 
 def blind_minutes(arrived: DataFrame, spans: DataFrame, *, patience: float) -> DataFrame:
@@ -182,6 +162,14 @@ def blind_minutes(arrived: DataFrame, spans: DataFrame, *, patience: float) -> D
         spans: of `holes`.
         patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
     """
+    arrived = (
+        arrived.filter(F.col("minute").isNotNull())
+        .groupBy("place", "minute")
+        .agg(
+            *(F.min(name).alias(name) for name in ("delivered_at", "known_from")),
+            *(F.max(name).alias(name) for name in ("last_delivered_at", "known_until")),
+        )
+    )
     entity = Window.partitionBy("place")
     surely_later = entity.orderBy("minute").rangeBetween(int(patience // MINUTE) + 2, Window.unboundedFollowing)
     by = F.coalesce(F.min("delivered_at").over(surely_later), F.max("last_delivered_at").over(entity))

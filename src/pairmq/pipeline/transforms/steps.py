@@ -17,12 +17,11 @@ from pairmq.pipeline.transforms._fact import Table
 from pairmq.pipeline.transforms.backlog import BACKLOG, ROTATION, SYPHON, backlog, rotation, syphon
 from pairmq.pipeline.transforms.episodes import EPISODES, episodes
 from pairmq.pipeline.transforms.order import LATE, ORDER, late, order
-from pairmq.pipeline.transforms.places import ARRIVALS, BLIND, LANES, PLACES, arrivals, blind_minutes, lanes, places
+from pairmq.pipeline.transforms.places import ARRIVALS, BLIND, PLACES, arrivals, blind_minutes, places
 from pairmq.pipeline.transforms.processes import HOLES, PROCESSES, Unfinished, Unread, holes, processes
 from pairmq.pipeline.transforms.reconciliation import (
     OBSERVATION,
     RECONCILIATION,
-    STRAYS,
     TROUBLES,
     reconciliation,
     strays,
@@ -96,12 +95,11 @@ STEPS: tuple[Step, ...] = (
         ("arrivals", "holes"),
         lambda f, s: blind_minutes(f["arrivals"], f["holes"], patience=s.patience),
     ),
-    _between("lanes", LANES, ("messages",), lambda f, s: lanes(f["messages"])),
     _between(
         "places",
         PLACES,
-        ("lanes", "traffic", "notes", "minutes", "holes"),
-        lambda f, s: places(f["lanes"], f["traffic"], f["notes"], f["minutes"], f["holes"], patience=s.patience),
+        ("arrivals", "traffic", "notes", "minutes", "holes"),
+        lambda f, s: places(f["arrivals"], f["traffic"], f["notes"], f["minutes"], f["holes"], patience=s.patience),
     ),
     _between(
         "troubles",
@@ -109,7 +107,6 @@ STEPS: tuple[Step, ...] = (
         ("notes", "holes"),
         lambda f, s: troubles(f["notes"], f["holes"], patience=s.patience),
     ),
-    _between("strays", STRAYS, ("notes",), lambda f, s: strays(f["notes"])),
     _between(
         "late",
         LATE,
@@ -118,7 +115,7 @@ STEPS: tuple[Step, ...] = (
     ),
     _table(
         RECONCILIATION,
-        ("messages", "copies", "names", "minutes", "places", "troubles", "strays", "late", "blind"),
+        ("messages", "copies", "names", "minutes", "places", "troubles", "notes", "late", "blind"),
         lambda f, s: reconciliation(
             f["messages"],
             f["copies"],
@@ -126,7 +123,7 @@ STEPS: tuple[Step, ...] = (
             f["minutes"],
             places=f["places"],
             troubles=f["troubles"],
-            strays=f["strays"],
+            strays=strays(f["notes"]),
             late=f["late"],
             blind=f["blind"],
             patience=s.patience,
@@ -140,8 +137,8 @@ STEPS: tuple[Step, ...] = (
     _table(ROTATION, ("notes", "minutes"), lambda f, s: rotation(f["notes"], f["minutes"])),
     _table(
         ORDER,
-        ("reconciliation", "lanes", "places", "names"),
-        lambda f, s: order(f["reconciliation"], f["lanes"], f["places"], f["names"]),
+        ("reconciliation", "arrivals", "places", "names"),
+        lambda f, s: order(f["reconciliation"], f["arrivals"], f["places"], f["names"]),
     ),
     _table(
         COST,
