@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pairmq.pipeline.session import local_settings
+from pairmq.pipeline.session import SMALL, local_settings
 
 _started = []  # the session, once a test has asked for it
 
@@ -19,18 +19,14 @@ def spark(tmp_path_factory):
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # or workers would run another Python
     folder = tmp_path_factory.mktemp("spark")
     builder = SparkSession.builder
-    settings = local_settings(2) | {
+    settings = {
+        **local_settings(2),
+        **SMALL,
         # The second number: a task whose worker died is tried again, as on a cluster.
         "spark.master": "local[2,4]",
-        "spark.sql.shuffle.partitions": "1",
         "spark.driver.memory": "2g",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder / "local"),
-        # Data this small gains nothing from either, and each costs time in every query.
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.default.parallelism": "1",
     }
     for name, value in settings.items():
         builder = builder.config(name, value)

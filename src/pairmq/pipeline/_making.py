@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pairmq.pipeline.journal_io import spark_path, spark_target
+import pyarrow.parquet as pq
+
+from pairmq.pipeline.journal_io import FEW, spark_path, spark_target
 from pairmq.pipeline.session import Tag
 from pairmq.pipeline.transforms.facts import FACTS
 from pairmq.pipeline.transforms.steps import STEPS, Settings
@@ -69,6 +71,17 @@ def table_pieces(settings: Settings) -> tuple[Piece, ...]:
     )
 
 
+def read_written(spark: SparkSession, schema: StructType, folder: Path) -> DataFrame:
+    """Give what was written; small things as one partition, which nothing has to be sent to put together."""
+    frame = spark.read.schema(schema).parquet(spark_path(folder))
+    return frame.coalesce(1) if written_rows(folder) <= FEW else frame
+
+
+def written_rows(folder: Path) -> int:
+    """How many rows were written, from the footers."""
+    return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
+
+
 def write_pieces(
     spark: SparkSession,
     pieces: Sequence[Piece],
@@ -108,8 +121,7 @@ def write_pieces(
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 piece = running.pop(future)
                 future.result()
-                path = spark_path(folder_of(piece.name))
-                frames[piece.name] = spark.read.schema(piece.schema).parquet(path)
+                frames[piece.name] = read_written(spark, piece.schema, folder_of(piece.name))
     except BaseException:
         work.end(running)
         raise

@@ -32,6 +32,10 @@ _OPEN = "_open"
 _PART = re.compile(r"(.+)-[0-9]{6,12}\.(?:part|lost-[0-9-]+(?:closed-[0-9]+)?)")
 
 
+FEW = 50_000
+"""Rows that one task handles sooner than Spark cuts them in parts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One good file of the journal.
@@ -187,7 +191,8 @@ def read_rows(spark: SparkSession, contents: Contents, compared: Path | None = N
         parts.append(single)
     if not parts:
         return spark.createDataFrame([], schema)
-    return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+    rows = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+    return rows.coalesce(1) if sum(segment.rows for segment in contents.segments) <= FEW else rows
 
 
 def spark_path(path: Path) -> str:

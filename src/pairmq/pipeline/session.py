@@ -36,6 +36,19 @@ OUR_WAY = {
 _JAVA_PROBE_LIMIT = 30.0  # s: a virtual machine on a busy computer
 # A file of its own, because Spark says on the terminal which default it takes, and which level it sets.
 _LOGGING = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').resolve().as_uri()}"
+QUICK = {"spark.driver.extraJavaOptions": f"-XX:+UseParallelGC -XX:TieredStopAtLevel=1 {_LOGGING}"}
+"""Settings of a local session for a run in which Java's second compiler would take longer than what it speeds up."""
+
+SMALL = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.default.parallelism": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    **QUICK,
+}
+"""Settings of a local session for little data: to plan and compile for speed takes longer than the work."""
+
 _LARGEST_HEAP = 3072  # MiB, so that all of the virtual machine stays below 4 GiB
 _SMALLEST_HEAP = 512  # MiB: Spark does not start with less than 450
 
@@ -109,6 +122,10 @@ def local_settings(cores: int) -> dict[str, str]:
         **OUR_WAY,
         # More partitions than this bring empty tasks; adaptive execution joins small ones and splits skewed ones.
         "spark.sql.shuffle.partitions": str(4 * cores),
+        # Rows that are where their group is need no sum of sums: one pass instead of two.
+        "spark.sql.execution.combineAdjacentAggregation": "true",
+        # A run has more generated classes than Spark keeps by itself: it would compile them anew with each run.
+        "spark.sql.codegen.cache.maxEntries": "1000",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
     }
 

@@ -23,10 +23,10 @@ from pyspark.sql import DataFrame, types
 from pyspark.sql import functions as F
 
 from pairmq.model.records import COLUMNS
-from pairmq.pipeline._making import Piece, fact_pieces, write_pieces
+from pairmq.pipeline._making import Piece, fact_pieces, read_written, write_pieces
 from pairmq.pipeline.follow._ledger import Entry, Ledger, Ranges, Seen, Waiting, all_joined, joined, size, without
 from pairmq.pipeline.follow._names import Found
-from pairmq.pipeline.journal_io import Contents, Segment, damaged, look_at, spark_path
+from pairmq.pipeline.journal_io import FEW, Contents, Segment, damaged, look_at, spark_path
 from pairmq.pipeline.schema import rows_schema
 from pairmq.pipeline.transforms._fact import Fact
 from pairmq.pipeline.transforms.facts import FACTS
@@ -275,7 +275,8 @@ def new_rows(spark: SparkSession, sifted: Sifted) -> DataFrame:
         inside = (F.col("process") == F.col("of")) & F.col("seq").between(F.col("first"), F.col("last"))
         wanted = found.join(F.broadcast(spark.createDataFrame(spans, _RANGES)), inside, "left_semi")
         parts.append(wanted.dropDuplicates(["process", "seq"]))
-    return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+    rows = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+    return rows.coalesce(1) if sifted.count <= FEW else rows
 
 
 def _held(segment: Segment) -> dict[str, Ranges]:
@@ -349,4 +350,4 @@ def _write(spark: SparkSession, pieces: Sequence[Piece], folder: Path) -> None:
 
 
 def _read(spark: SparkSession, fact: Fact, part: Path) -> DataFrame:
-    return spark.read.schema(fact.schema).parquet(spark_path(part / fact.name))
+    return read_written(spark, fact.schema, part / fact.name)
