@@ -68,11 +68,8 @@ def outgoing(parts: Parts) -> Outgoing:
 async def begin(
     sender: ServiceBusSender, message: Outgoing | BatchMessage, answered: Callable[[Exception | None], None]
 ) -> None:
-    """Give a message or a batch to a sender that is open; `progress` writes it, and hears the answer.
-
-    Args:
-        answered: called with None, or with what the public sender raises.
-    """
+    """Give a message or a batch to an open sender; `progress` writes it, and ``answered`` gets None, or what the public
+    sender raises."""
     handler: Any = _private.handler_of(sender)
     delivery: Any = _MessageDelivery(message, MessageDeliveryState.WaitingForSendAck)  # type: ignore[no-untyped-call]
 

@@ -57,9 +57,8 @@ L = TypeVar("L", bound=OpenLink)
 class Job(ABC, Generic[L]):
     """Something to do on the link.
 
-    Args:
-        limit: seconds after which it is cut off, whether or not a caller waits; None when it sees to that by itself.
-        yields: it waits for what may come, and is interrupted when there is something to do; it then goes on.
+    It is cut off after ``limit`` seconds, whether or not a caller waits; None when it sees to that by itself. One that
+    ``yields`` waits for what may come: it is interrupted when there is something to do, and then goes on.
     """
 
     def __init__(self, limit: float | None, *, yields: bool = False) -> None:
@@ -79,11 +78,7 @@ class Job(ABC, Generic[L]):
 
 
 class Call(Job[L], Generic[L, T]):
-    """A job with one caller.
-
-    Args:
-        work: what to do; its exceptions go to the caller.
-    """
+    """A job with one caller, who gets what its work raises."""
 
     def __init__(self, work: Callable[[L], Awaitable[T]], limit: float, doing: str) -> None:
         super().__init__(limit)
@@ -121,11 +116,10 @@ class Look(Job[L]):
 
 
 class Lane(Generic[L]):
-    """The jobs of one link.
+    """The jobs of one link, which is closed when no caller asked for anything for ``idle_limit`` seconds; None keeps
+    it.
 
-    Args:
-        idle_limit: seconds that no caller asked for anything, after which the link is closed; None to keep it.
-        spares: whether a link takes more with it than its calls, so that one that is given up goes on to its end there.
+    A link that ``spares`` takes more with it than its calls: one that is given up goes on to its end there.
     """
 
     def __init__(
@@ -179,12 +173,10 @@ class Lane(Generic[L]):
             self._interrupt()
 
     async def call(self, work: Callable[[L], Awaitable[T]], limit: float, doing: str) -> T:
-        """Do something on the link, in its turn.
+        """Do something on the link in its turn, for ``limit`` seconds at most once it began.
 
-        Args:
-            work: what; it is cut off, and the link dropped, when the caller is cancelled while it is under way, unless
-                the link is to be spared: then its own limit ends it.
-            limit: seconds it may take once it began.
+        It is cut off, and the link dropped, when the caller is cancelled meanwhile, unless the link is to be spared:
+        then its own limit ends it.
         """
         job: Call[L, T] = Call(work, limit, doing)
         self.submit(job)
@@ -203,11 +195,7 @@ class Lane(Generic[L]):
             self.withdraw(job)
 
     def withdraw(self, job: Job[L]) -> bool:
-        """Take a job back that no caller waits for.
-
-        Returns:
-            Whether it had not begun; one that had is cut off.
-        """
+        """Take a job back that no caller waits for; False for one that had begun, which is cut off."""
         if job is self._current:
             self.cut(job)
             return False

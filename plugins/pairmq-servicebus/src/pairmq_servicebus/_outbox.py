@@ -74,13 +74,8 @@ class SendLink(OpenLink, Protocol):
         """Seconds that opening it took."""
 
     async def begin(self, messages: Sequence[Parts], answered: Answered) -> None:
-        """Put a transfer of one message, or of several as a batch, on its way.
-
-        Args:
-            answered: called with its answer, by `progress` as a rule.
-
-        Raises the client's exceptions.
-        """
+        """Put a transfer of one message, or of several as a batch, on its way; ``answered`` gets its answer, by
+        `progress` as a rule. Raises the client's exceptions."""
 
     async def progress(self) -> None:
         """Write what was begun, and take in answers; waits a moment for them. Raises the client's exceptions."""
@@ -158,10 +153,7 @@ class Outbox:
     A transfer whose callers have all given up may still be answered, and another link takes as long as a few answers:
     so it has a grace, the time that opening its link took, counted from the link's last answer. Until the link has
     answered something, nothing more is begun on it; if it does not, it is dropped as soon as no caller waits for
-    anything that is under way on it.
-
-    Args:
-        limit: seconds for one transfer and its answer.
+    anything that is under way on it. One transfer and its answer may take ``limit`` seconds.
     """
 
     def __init__(
@@ -179,10 +171,7 @@ class Outbox:
         self._queued = False
 
     async def send(self, parcel: Parcel) -> TransportError | None:
-        """Send one message.
-
-        Returns:
-            None when it was accepted, else its failure.
+        """Send one message; None when it was accepted, else its failure.
 
         A cancelled call that had given nothing to the client says so with `nothing_sent`.
         """

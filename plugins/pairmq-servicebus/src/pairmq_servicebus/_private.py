@@ -260,8 +260,7 @@ def keep_arrivals(receiver: ServiceBusReceiver) -> None:
 async def take_back_credit(receiver: ServiceBusReceiver) -> bool:
     """Ask for no more: a receive that ends early leaves its credit, on which the service would lock messages.
 
-    Returns:
-        Whether there was credit to take back: the service answers that, even when new credit comes close behind it.
+    False without any; the service answers, even when new credit comes close behind it.
     """
     handler: Any = handler_of(receiver)
     link = getattr(handler, "_link", None)
@@ -294,13 +293,11 @@ def session_is_over(receiver: ServiceBusReceiver) -> bool:
 
 
 async def browse(sender: ServiceBusSender, first: int, most: int) -> list[ServiceBusReceivedMessage]:
-    """Look at messages from a sequence number on, over the management link of a *sender*.
+    """Look at messages from a sequence number on, over the management link of a *sender*; in order, with stand-ins for
+    those that the client can't decode.
 
     A receiver can't: the client opens its link first, and at a queue that requires sessions that means to lock one,
     while anybody may browse such a queue (Service Bus documentation: "Message sessions").
-
-    Returns:
-        They, in the order of their numbers, with stand-ins for those that the client can't decode.
     """
 
     def read(status: int, answer: Any, description: Any, amqp_transport: Any) -> list[ServiceBusReceivedMessage]:

@@ -88,11 +88,7 @@ class ClientSendLink:
 
 
 async def open_send_link(namespace: Namespace, entity: Entity, doing: str) -> ClientSendLink:
-    """Open a link to send on.
-
-    Raises:
-        TransportError: it can't be opened.
-    """
+    """Open a link to send on. Raises `TransportError`."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     client = namespace.new_sender(entity)
@@ -111,11 +107,8 @@ async def open_send_link(namespace: Namespace, entity: Entity, doing: str) -> Cl
 
 
 class BusSender(Sender):
-    """Sends to one queue or topic.
-
-    Raises:
-        TransportError: reason *malformed* when Service Bus can't have such a name.
-    """
+    """Sends to one queue or topic. Raises `TransportError`, reason *malformed*, when Service Bus can't have such a
+    name."""
 
     def __init__(self, namespace: Namespace, entity: Entity) -> None:
         _names.check(entity)

@@ -40,11 +40,7 @@ _QUESTIONS: Final = 2  # to which none comes: longer waits are cut into pieces t
 
 
 class ReceiveLink:
-    """A receiver of the client that is open.
-
-    Args:
-        round_trip: seconds that a question and its answer may take.
-    """
+    """A receiver of the client that is open; a question and its answer may take ``round_trip`` seconds."""
 
     def __init__(self, namespace: Namespace, client: Client, round_trip: float) -> None:
         self._namespace = namespace
@@ -150,15 +146,8 @@ class ReceiveLink:
 async def open_client(
     namespace: Namespace, source: Source, doing: str, limit: float | None = None, **options: Any
 ) -> tuple[Client, float]:
-    """Open a receiver of the client; with it comes how many seconds to wait for an answer at least.
-
-    Args:
-        limit: seconds; the URL's when left out.
-        options: ``session_id`` and ``max_wait_time``.
-
-    Raises:
-        TransportError: it can't be opened.
-    """
+    """Open a receiver of the client, with ``session_id`` and ``max_wait_time`` as options; with it comes how many
+    seconds to wait for an answer at least. Raises `TransportError`."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     client = namespace.new_receiver(source, **options)
@@ -168,11 +157,8 @@ async def open_client(
 
 
 async def open_consumer_link(namespace: Namespace, source: Source, doing: str) -> ReceiveLink:
-    """Become the only consumer of a queue.
-
-    Raises:
-        TransportError: it can't be read; `is_somebody_elses` tells whether because another one is its consumer.
-    """
+    """Become the only consumer of a queue. Raises `TransportError`; `is_somebody_elses` tells whether because another
+    one is its consumer."""
     wait = namespace.url.connect_timeout
     opened = await open_client(namespace, source, doing, session_id=SESSION, max_wait_time=wait)
     link = ConsumerLink(namespace, *opened)
@@ -229,8 +215,7 @@ class ConsumerLink(ReceiveLink):
     async def admit(self, messages: Sequence[Received]) -> Sequence[Received]:
         """Record how far messages are handed out; one that would come after a newer one ends the link.
 
-        Raises:
-            TransportError: reason *lock-lost*: all of them are redelivered, in order.
+        Raises `TransportError`, reason *lock-lost*: all of them are redelivered, in order.
         """
         # What can't be read has no number here; it is dead-lettered, and has no place in the order.
         numbered = [message for message in messages if message.sequence_number is not None]
@@ -293,20 +278,13 @@ def _number(received: Received) -> int:
 
 
 async def open_receive_link(namespace: Namespace, source: Source, doing: str) -> ReceiveLink:
-    """Open a link to receive on.
-
-    Raises:
-        TransportError: it can't be opened.
-    """
+    """Open a link to receive on. Raises `TransportError`."""
     return ReceiveLink(namespace, *await open_client(namespace, source, doing))
 
 
 async def open_link(namespace: Namespace, source: Source, doing: str) -> ReceiveLink:
-    """Open a link to receive on, as the source wants it: as its only consumer where it is such a queue.
-
-    Raises:
-        TransportError: it can't be opened.
-    """
+    """Open a link to receive on, as the source wants it: as its only consumer where it is such a queue. Raises
+    `TransportError`."""
     known, queue = namespace.single_consumers, source.entity
     if not is_queue_itself(source):
         return await open_receive_link(namespace, source, doing)

@@ -30,12 +30,8 @@ _PATIENCE_EACH = 0.0002  # s more for each message that it may take
 
 
 class Receive(Job[ReceiveLink]):
-    """One receive of one caller.
-
-    Args:
-        wait: seconds for the first.
-        limit: seconds that the client may take beyond that.
-    """
+    """One receive of one caller: ``wait`` seconds for the first message, and ``limit`` that the client may take beyond
+    that."""
 
     def __init__(self, lane: Lane[ReceiveLink], shelf: Shelf, most: int, wait: float, limit: float, doing: str) -> None:
         super().__init__(wait + limit, yields=True)

@@ -46,13 +46,9 @@ _RETRY: Final = 0.25  # s between trials at a session that another receiver has
 
 
 class BusReceiver(Receiver):
-    """Reads one source.
+    """Reads one source, over what ``opener`` opens; ordinary links of the source when left out.
 
-    Args:
-        opener: opens its link; ordinary links of the source when left out.
-
-    Raises:
-        TransportError: reason *malformed* when Service Bus can't have such a name.
+    Raises `TransportError`, reason *malformed*, when Service Bus can't have such a name.
     """
 
     def __init__(

@@ -31,11 +31,7 @@ _PER_MESSAGE = 0.2  # s that a job's limit grows with each of its messages
 
 
 class Held:
-    """A message that was handed out, by what it is settled.
-
-    Args:
-        link: that it came over; its delivery number means something there only.
-    """
+    """A message that was handed out, by what it is settled; its delivery number means something on its link only."""
 
     __slots__ = ("in_session", "link", "received", "settled", "shelf")
 
@@ -63,11 +59,7 @@ class Shelf:
         self._held: dict[int, Held] = {}
 
     def hand_out(self, received: Received, link: ReceiveLink) -> Delivery:
-        """Make a delivery of a message, and remember it.
-
-        Raises:
-            Malformed: it can't be read.
-        """
+        """Make a delivery of a message, and remember it. Raises `Malformed`."""
         decoded = _codec.decode(received.raw_amqp_message, dead_letter=self._dead_letter)
         session: ServiceBusSession | None = link.client.session
         held = Held(received, link, self, in_session=session is not None)
@@ -111,11 +103,8 @@ def delivery_of(received: Received, decoded: _codec.Decoded, token: object, *, a
 async def settle(
     link: ReceiveLink, shelf: Shelf, held: Held, how: Settlement, doing: str, reason: str = "", description: str = ""
 ) -> None:
-    """Settle one message, confirmed.
-
-    Raises:
-        TransportError: reason *lock-lost*, or the service could not be reached.
-    """
+    """Settle one message, confirmed. Raises `TransportError`, reason *lock-lost*, or if the service could not be
+    reached."""
     if held.settled or held.lock_ended:
         shelf.forget(held)
         raise _errors.lock_lost(doing)
@@ -149,11 +138,8 @@ async def settle(
 
 
 class Completion:
-    """A message that a caller wants to be completed.
-
-    Args:
-        held: what it is settled by; None for one that was only looked at, or is another receiver's.
-    """
+    """A message that a caller wants to be completed; ``held`` is None for one that was only looked at, or is another
+    receiver's."""
 
     __slots__ = ("done", "held", "job")
 
@@ -164,14 +150,11 @@ class Completion:
 
 
 class Completions(Job[ReceiveLink]):
-    """Completes all that callers asked for until it began, by their lock tokens.
+    """Completes all that callers asked for until it began, by their lock tokens; ``go_on`` takes what is left when the
+    link was lost, and completes it over the next one.
 
     One after the other where answers come at once, since the client is slower at several; side by side where each takes
-    a round trip of a slow network.
-
-    Args:
-        limit: seconds for it, and some more for each message.
-        go_on: takes what is left when the link was lost: it is completed over the next one.
+    a round trip of a slow network. It may take ``limit`` seconds, and some more for each message.
     """
 
     def __init__(self, shelf: Shelf, limit: float, doing: str, go_on: Callable[[Sequence[Completion]], None]) -> None:
