@@ -230,20 +230,13 @@ class EntityLook:
 
 @dataclass(frozen=True, slots=True)
 class OutboxLook:
-    """What waits in the outbox (SPEC 12.4).
+    """What waits in the outbox (SPEC 12.4)."""
 
-    Args:
-        counts: of its queue; None if it does not exist, or could not be counted.
-        oldest: seconds since the oldest message was stored; None without one.
-        error: why it could not be counted.
-    """
-
-    counts: QueueCounts | None = None
-    oldest: float | None = None
-    error: str | None = None
+    counts: QueueCounts | None = None  # of its queue; None if it does not exist, or could not be counted
+    oldest: float | None = None  # seconds since the oldest message was stored; None without one
+    error: str | None = None  # why it could not be counted
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
         return {
             "pending": None if self.counts is None else self.counts.pending,
             "dead_letter": None if self.counts is None else self.counts.dead_letter,

@@ -28,37 +28,23 @@ _LOOK = 0.5  # s between two looks at the processes
 
 @dataclass
 class SyphonProgress:
-    """How far a syphon is: a value, so that those of several processes can be added up.
+    """How far a syphon is: a value, so that those of several processes can be added up."""
 
-    Args:
-        moved: messages moved to the primary.
-        per_second: how many at present.
-        dead_lettered: messages dead-lettered.
-        pending: messages left by queue, of the last count; None before it, and when a queue could not be asked.
-        unknown: why not all queues could be asked.
-        counted: seconds since that count.
-        locked: of those left, received and not yet settled.
-        lock_duration: seconds until locks of a killed syphon end, where nothing moves and none of its limits keep it.
-        failures: of the secondary, at present.
-        failing: seconds since the first of them; None without any.
-        shut: destinations that accept nothing.
-        stranded: messages by queue that this pair does not drain.
-        elsewhere: what a person should know of those.
-    """
-
-    moved: int = 0
-    per_second: float = 0.0
-    dead_lettered: int = 0
+    moved: int = 0  # messages moved to the primary
+    per_second: float = 0.0  # how many at present
+    dead_lettered: int = 0  # messages dead-lettered
+    # Messages left by queue, of the last count; None before it, and when a queue could not be asked.
     pending: dict[str, int] | None = None
-    unknown: str | None = None
-    counted: float = 0.0
-    locked: int = 0
+    unknown: str | None = None  # why not all queues could be asked
+    counted: float = 0.0  # seconds since that count
+    locked: int = 0  # of those left, received and not yet settled
+    # Seconds until locks of a killed syphon end, where nothing moves and none of its limits keep it.
     lock_duration: float | None = None
-    failures: int = 0
-    failing: float | None = None
-    shut: tuple[str, ...] = ()
-    stranded: dict[str, int] = field(default_factory=dict)
-    elsewhere: tuple[str, ...] = ()
+    failures: int = 0  # of the secondary, at present
+    failing: float | None = None  # seconds since the first of them; None without any
+    shut: tuple[str, ...] = ()  # destinations that accept nothing
+    stranded: dict[str, int] = field(default_factory=dict)  # messages by queue that this pair does not drain
+    elsewhere: tuple[str, ...] = ()  # what a person should know of those
 
     @property
     def left(self) -> int | None:
@@ -88,7 +74,6 @@ class SyphonProgress:
         )
 
     def line(self) -> str:
-        """For people."""
         shown = [f"moved {grouped(self.moved)}"]
         left = self.left
         if left is None:
@@ -111,7 +96,6 @@ class SyphonProgress:
         return ", ".join(shown)
 
     def record(self, **more: object) -> dict[str, object]:
-        """For programs."""
         counted, left = self.pending is not None or self.unknown is not None, self.left
         return {
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -131,26 +115,15 @@ class SyphonProgress:
 
 @dataclass
 class SyphonEnd:
-    """How a syphon ended.
+    """How a syphon ended."""
 
-    Args:
-        progress: how far it came.
-        emptied: whether it ended because nothing was left.
-        fault: why it could not go on; None if it could.
-        queues: what was to be emptied, and a verb.
-    """
-
-    progress: SyphonProgress
-    emptied: bool
-    fault: str | None = None
-    queues: str = "the backlog is"
+    progress: SyphonProgress  # how far it came
+    emptied: bool  # whether it ended because nothing was left
+    fault: str | None = None  # why it could not go on; None if it could
+    queues: str = "the backlog is"  # what was to be emptied, and a verb
 
     def report(self, stop: Stop, until_empty: bool, *, json: bool) -> int:
-        """Print it, and give the exit status.
-
-        Raises:
-            CommandFailed: it could not go on.
-        """
+        """Print it, and give the exit status. Raises `CommandFailed` when it could not go on."""
         progress, status = self.progress, self._status(stop, until_empty)
         if json:
             signalled = stop.name or None
@@ -211,17 +184,8 @@ class _Process:
 class SyphonProcesses:
     """Syphons in processes of their own, each with its share of the backlog queues.
 
-    If one of them ends early, the others are stopped: its queues would be left behind silently.
-
-    Args:
-        settings: the pair's.
-        queues: indexes of the queues to share.
-        count: processes.
-        work: runs in each: takes the settings, its share, ``until_empty`` and a connection that gives it signals and
-            takes its reports.
-        until_empty: leave when nothing is left.
-        interval: seconds between two progress lines.
-        json: write them as JSON on stdout.
+    If one of them ends early, the others are stopped: its queues would be left behind silently. ``work`` runs in each:
+    it takes the settings, its share, ``until_empty`` and a connection that gives it signals and takes its reports.
     """
 
     def __init__(
@@ -256,11 +220,8 @@ class SyphonProcesses:
         )
 
     async def run(self, stop: Stop) -> int:
-        """Move messages until a signal, or until nothing is left; returns the exit status.
-
-        Raises:
-            CommandFailed: one of the processes could not go on.
-        """
+        """Move messages until a signal, or until nothing is left; returns the exit status. Raises `CommandFailed` when
+        one of the processes could not go on."""
         ended = asyncio.Event()
         stop.on_request(lambda: self._order(stop.signal or signal.SIGTERM))
         note(f"syphon: {len(self._shares)} processes share the backlog queues")

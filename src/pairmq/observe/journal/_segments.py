@@ -281,13 +281,9 @@ def _sweep_mark(path: Path) -> None:
 class Compactor:
     """Takes parts one after another; its thread lives while there are any.
 
-    A part whose segment can't be written (the disk is full) is let go of and stays on the disk. It is tried again,
-    with other leftovers, after the next part that works. One whose file was deleted meanwhile is lost with it.
-
-    Args:
-        directory: the journal's.
-        compression: of the segments.
-        lost: is called with the number of rows that are lost.
+    A part whose segment can't be written (the disk is full) is let go of and stays on the disk. It is tried again, with
+    other leftovers, after the next part that works. One whose file was deleted meanwhile is lost with it: ``lost`` is
+    called with the number of its rows.
     """
 
     def __init__(self, directory: Path, compression: Compression, lost: Callable[[int], None]) -> None:
