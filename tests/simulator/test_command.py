@@ -236,7 +236,7 @@ def count_loops(monkeypatch: pytest.MonkeyPatch) -> list[SimulationLoop]:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_ctrl_c_ends_it_cleanly(in_folder, jobs):
-    command = [sys.executable, "-m", "pairmq.cli", "simulate", "--seeds", "0..9999", "--hours", "0.2"]
+    command = [sys.executable, "-m", "pairmq.cli", "simulate", "--seeds", "0..9999", "--hours", "0.05"]
     command += ["--jobs", str(jobs), "--state", "done.jsonl"]
     program = subprocess.Popen(
         command, cwd=in_folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -33,9 +33,12 @@ def test_these_hours_hold_all_that_sets_pairs_apart(ordering):
     assert any(shipment.count >= 150 for each in scenarios for shipment in each.traffic)
 
 
-@pytest.mark.parametrize("mode", ["safety", "liveness"])
-def test_nothing_is_lost_doubled_or_late(mode):
-    reports = [simulate(Settings(seed=seed, mode=mode)) for seed in SEEDS]
+# In both modes a seed is the same hour. All that can differ is its end: the processes close in the middle of trouble, or
+# when all is healed. So the end in trouble has short hours, and the whole ones are simulated once.
+
+
+def test_nothing_is_lost_doubled_or_late():
+    reports = [simulate(Settings(seed=seed, mode="liveness")) for seed in SEEDS]
     failed = [report.text() for report in reports if not report.ok]
     assert not failed, failed[0]
     # It was no idle time.
@@ -44,17 +47,25 @@ def test_nothing_is_lost_doubled_or_late(mode):
     assert sum(report.counts.lives for report in reports) > 30
 
 
-@pytest.mark.parametrize("mode", ["safety", "liveness"])
-def test_sessions_keep_their_order(mode):
-    reports = [simulate(Settings(seed=seed, mode=mode, ordering="session")) for seed in SEEDS_WITH_ORDER]
+def test_sessions_keep_their_order():
+    reports = [simulate(Settings(seed=seed, mode="liveness", ordering="session")) for seed in SEEDS_WITH_ORDER]
     failed = [report.text() for report in reports if not report.ok]
     assert not failed, failed[0]
     assert sum(report.counts.backlog for report in reports) > 150
 
 
+@pytest.mark.parametrize("ordering", ["none", "session"])
+def test_a_close_in_the_middle_of_trouble_breaks_nothing(ordering):
+    seeds = SEEDS if ordering == "none" else SEEDS_WITH_ORDER
+    reports = [simulate(Settings(seed=seed, hours=0.2, mode="safety", ordering=ordering)) for seed in seeds]
+    failed = [report.text() for report in reports if not report.ok]
+    assert not failed, failed[0]
+    assert min(report.counts.faults for report in reports) > 5
+
+
 @pytest.mark.parametrize("kind", FAULT_KINDS)
 def test_each_kind_of_fault_alone_breaks_nothing(kind):
-    report = simulate(Settings(seed=7, hours=0.5, faults=(kind,), mode="liveness", faults_per_hour=120))
+    report = simulate(Settings(seed=7, hours=0.25, faults=(kind,), mode="liveness", faults_per_hour=120))
     assert report.ok, report.text()
     assert report.counts.faults > 20
     if kind in CONDITIONS:
@@ -62,7 +73,7 @@ def test_each_kind_of_fault_alone_breaks_nothing(kind):
 
 
 def test_a_campaign_on_several_processors_gives_the_same_as_one_by_one():
-    runs = [Settings(seed=seed, hours=0.1) for seed in range(4)]
+    runs = [Settings(seed=seed, hours=0.05) for seed in range(4)]
     side_by_side = {outcome.settings.seed: outcome for outcome in campaign(runs, jobs=2)}
     assert [side_by_side[each.seed] for each in runs] == list(campaign(runs))
 
