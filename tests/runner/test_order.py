@@ -443,9 +443,12 @@ async def test_what_is_stored_is_completed_when_the_lock_of_another_message_is_l
         assert w.home() == [b"a", b"b"]
 
 
+@pytest.mark.parametrize("batches", [True, False])
 @in_virtual_time
-async def test_nothing_passes_poison_before_it_is_set_aside(world):
-    async with world(ordering="session", backlog_queue_count=1) as w:
+async def test_nothing_passes_poison_before_it_is_set_aside(world, batches):
+    able = SimulatedBroker("x").capabilities
+    east = SimulatedBroker("east", capabilities=replace(able, ordered_batches=batches))
+    async with world(east=east, ordering="session", backlog_queue_count=1) as w:
         await diverted(w, w.pair.sender("orders"), "s", "a", "b")
         w.east.fail(Fault.REFUSE, Operation.SEND, times=1)
         w.west.fail(Fault.DOWN, Operation.SETTLE)
@@ -456,6 +459,21 @@ async def test_nothing_passes_poison_before_it_is_set_aside(world):
             await asyncio.sleep(60)
         assert w.home() == [b"b"]
         assert [message.body for message, _ in w.west.dead_letters(queue_of(w, "s", 1))] == [b"a"]
+
+
+@pytest.mark.parametrize(("batches", "operations"), [(True, range(1, 5)), (False, range(40, 50))])
+@in_virtual_time
+async def test_a_session_is_moved_in_few_operations_when_the_primary_keeps_its_order(world, batches, operations):
+    able = SimulatedBroker("x").capabilities
+    east = SimulatedBroker("east", capabilities=replace(able, ordered_batches=batches))
+    async with world(east=east, ordering="session", backlog_queue_count=1) as w:
+        bodies = [str(number) for number in range(40)]
+        await diverted(w, w.pair.sender("orders"), "s", *bodies)
+        before = east.operations["SEND"]
+        async with syphon(w, backlog_queue_count=1):
+            await asyncio.sleep(30)
+        assert w.home() == [body.encode() for body in bodies]
+        assert east.operations["SEND"] - before in operations
 
 
 @in_virtual_time

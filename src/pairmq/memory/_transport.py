@@ -37,9 +37,9 @@ from pairmq.transport import (
     Sender,
     SessionReceiver,
     Transport,
-    behind_failed,
     checked_name,
     chosen_endpoint,
+    outcomes_in_order,
 )
 
 T = TypeVar("T")
@@ -151,15 +151,7 @@ class MemorySender(Sender):
 
     async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         def act(store: Callable[[Message], None]) -> list[TransportError | None]:
-            outcomes: list[TransportError | None] = []
-            failed: dict[str | None, TransportError] = {}
-            for message in messages:
-                earlier = failed.get(message.session_id)
-                [outcome] = _failures(store, (message,)) if earlier is None else [behind_failed(earlier)]
-                if outcome is not None:
-                    failed.setdefault(message.session_id, outcome)
-                outcomes.append(outcome)
-            return outcomes
+            return outcomes_in_order(messages, lambda _, message: _failures(store, (message,))[0])
 
         return await self._store_all(messages, act)
 

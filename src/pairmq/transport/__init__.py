@@ -22,6 +22,7 @@ from pairmq.transport._transport import (
     counts_of,
     is_nothing_sent,
     nothing_sent,
+    outcomes_in_order,
 )
 from pairmq.transport._url import LOOPBACK, TLS_OPTIONS, BrokerUrl, TlsOptions, UrlOptions, bracketed
 from pairmq.transport._values import Capabilities, ConfirmRisk, Endpoint, QueueCounts, QueuePositions, QueueProperties
@@ -72,6 +73,7 @@ __all__ = [
     "is_local_address",
     "is_nothing_sent",
     "nothing_sent",
+    "outcomes_in_order",
     "start_task",
     "unusable",
 ]

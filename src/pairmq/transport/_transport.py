@@ -81,6 +81,26 @@ def behind_failed(error: TransportError) -> TransportError:
     return TransportError(text, FailureKind.TRANSIENT)
 
 
+def outcomes_in_order(
+    messages: Sequence[Message], store: Callable[[int, Message], TransportError | None]
+) -> list[TransportError | None]:
+    """Store several messages at once, and of each session none behind one that failed, as `Sender.send_in_order`.
+
+    Args:
+        messages: to be stored.
+        store: called with a message and its place among them; returns its failure, None when it is stored.
+    """
+    outcomes: list[TransportError | None] = []
+    failed: dict[str | None, TransportError] = {}
+    for place, message in enumerate(messages):
+        earlier = failed.get(message.session_id)
+        outcome = store(place, message) if earlier is None else behind_failed(earlier)
+        if outcome is not None:
+            failed.setdefault(message.session_id, outcome)
+        outcomes.append(outcome)
+    return outcomes
+
+
 class Sender(ABC):
     """Sends to one entity. Keep it open: brokers charge for opening.
 

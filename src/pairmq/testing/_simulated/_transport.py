@@ -23,6 +23,7 @@ from pairmq.transport import (
     Receiver,
     Sender,
     Transport,
+    outcomes_in_order,
 )
 
 
@@ -96,14 +97,22 @@ class SimulatedSender(Sender):
             lost = await self._act()
         except TransportError as error:
             return [error] * len(messages)
-        results: list[TransportError | None] = []
-        for message in messages:
-            try:
-                self._store(message)
-                results.append(lost_connection() if lost else None)
-            except TransportError as error:
-                results.append(error)
-        return results
+        return [self._stored(message) or (lost_connection() if lost else None) for message in messages]
+
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        try:
+            lost = await self._act()
+        except TransportError as error:
+            return [error] * len(messages)
+        outcomes = outcomes_in_order(messages, lambda _, message: self._stored(message))
+        return [outcome or (lost_connection() if lost else None) for outcome in outcomes]
+
+    def _stored(self, message: Message) -> TransportError | None:
+        try:
+            self._store(message)
+        except TransportError as error:
+            return error
+        return None
 
     async def close(self) -> None:
         self._closed = True

@@ -31,7 +31,7 @@ from pairmq.transport import (
     Receiver,
     Sender,
     Transport,
-    behind_failed,
+    outcomes_in_order,
 )
 
 
@@ -155,18 +155,10 @@ class _Sender(Sender):
         told: tuple[Told, ...] = ()
 
         def apply(request: Request) -> list[TransportError | None]:
-            outcomes: list[TransportError | None] = []
-            failed: dict[str | None, TransportError] = {}
-            for index, message in enumerate(messages):
-                earlier = failed.get(message.session_id) if in_order else None
-                if earlier is not None:
-                    outcomes.append(behind_failed(earlier))
-                    continue
-                outcome = self._store(message, attempt.number, bool(request.spoilt >> index & 1))
-                if outcome is not None:
-                    failed[message.session_id] = outcome
-                outcomes.append(outcome)
-            return outcomes
+            def store(index: int, message: Message) -> TransportError | None:
+                return self._store(message, attempt.number, bool(request.spoilt >> index & 1))
+
+            return outcomes_in_order(messages, store) if in_order else list(map(store, range(len(messages)), messages))
 
         try:
             results = await link.ask(SEND, self._entity.path, apply, len(messages))
