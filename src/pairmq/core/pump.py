@@ -15,10 +15,11 @@ Rules.
 3. A message is sent only under a lock that outlasts the send, and what was delivered is remembered until its completion
    is confirmed: should it be redelivered, it is completed and not sent again (SPEC 7.6, ADR 7).
 4. Of a queue with one consumer at a time order is kept (SPEC 8): of one key one message an operation is sent, so that
-   none is stored while an earlier one is in doubt, or several where the sender stores none of a session behind one that
-   failed, and then none of them counts as delivered; what is dead-lettered is gone before the next one goes; nothing
-   goes to the tail, but several batches are held; and when a lock is lost all that waits is released, once what is
-   being sent has its answer, and what is stored was completed: under another lock it would be sent twice.
+   none is stored while an earlier one is in doubt, or several that follow each other, where the sender stores none of a
+   session behind one that failed, and then none of them counts as delivered; what is dead-lettered is gone before the
+   next one goes; nothing goes to the tail, but several batches are held; and when a lock is lost all that waits is
+   released, once what is being sent has its answer, and what is stored was completed: under another lock it would be
+   sent twice.
 5. An operation that hits its time limit reports the outcome of none of its messages: the next one carries fewer.
 6. A settlement that failed in passing is tried again, and each is reported once, however it ends.
 
@@ -568,7 +569,7 @@ class PumpMachine:
         return self.ordered and self._ordered_batches
 
     def take(self, line: DestinationLine) -> list[Item]:
-        """Take what goes in one operation, in order: where order is kept, one message a key unless `in_order`."""
+        """Take what goes in one operation, in order: where order is kept, one message a key, or one run."""
         most = min(line.gate.most, self._most_sent)
         keys: set[tuple[bool, str]] = set()
         size = 0
@@ -576,8 +577,9 @@ class PumpMachine:
         while waiting and len(taken) < most and size < _OPERATION_BYTES:
             item = waiting[0]
             if item.state is State.WAITING:  # else it is lost
-                if self.ordered and not self._ordered_batches:
-                    if item.key in keys:
+                if self.ordered:
+                    # Its turn would be a round trip later, and the operation might last longer than its time limit.
+                    if item.key in keys and not (self._ordered_batches and item.key == taken[-1].key):
                         break
                     keys.add(item.key)
                 item.step(Symbol.TAKEN)

@@ -155,9 +155,9 @@ class Sender(ABC):
 
         That is more than `send_batch` promises, where one message may fail and a later one of its session be stored.
         Here what is stored of a session are its first messages, also where the outcome is in doubt: then none behind it
-        is stored unless it is. Messages without a session id count as one session. Different sessions have no order
-        among them. The default sends one after the other; a transport with the capability *ordered_batches* sends many
-        messages of a session in one round trip.
+        is stored unless it is. Messages without a session id count as one session. While nothing fails all are stored
+        in the order given. The default sends one after the other; a transport with the capability *ordered_batches*
+        sends messages of a session that follow each other in one round trip, and with them those of other sessions.
 
         Args:
             messages: as for `send_batch`.

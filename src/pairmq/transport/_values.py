@@ -28,8 +28,8 @@ class Capabilities:
             periodic peeks, as by the dashboard.
         ordered_consumer: a queue made with ``QueueProperties.single_consumer`` is read by one consumer at a time, and
             `Admin.positions` reports how far it is settled: required of a secondary to keep order (SPEC 8).
-        ordered_batches: `Sender.send_in_order` sends many messages of a session in one round trip; without it the
-            syphon sends one message of a session at a time where order is kept.
+        ordered_batches: `Sender.send_in_order` sends messages of a session that follow each other in one round trip;
+            without it the syphon sends one message of a session at a time where order is kept.
         durable: an accepted message outlives the broker's process.
     """
 

@@ -7,8 +7,8 @@ which they came, which is the order that they are stored in while nothing fails.
 message by message, so that each gets its own answer.
 
 That is not enough where order has to outlast a failure: the service may refuse one transfer, as it does when it is
-busy, and store those behind it. Messages of one `Chain` have one transfer under way, and none is sent behind one that
-failed.
+busy, and store those behind it. Messages of one `Chain` have one transfer under way, what follows waits for it, and
+none is sent behind one that failed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -88,20 +88,31 @@ class _State(enum.Enum):
 
 
 class Chain:
-    """Messages of which none is stored unless all before it are. One of them stands in the outbox for all that wait."""
+    """Messages of one call of which none is stored unless all before it are."""
 
-    __slots__ = ("failed", "waiting")
+    __slots__ = ("_failed", "_waiting", "under_way")
 
     def __init__(self) -> None:
-        self.waiting: deque[Parcel] = deque()
-        self.failed: TransportError | None = None
+        self.under_way = False
+        """One transfer of it is."""
+        self._waiting: OrderedDict[Parcel, None] = OrderedDict()  # of all chains, and others
+        self._failed: TransportError | None = None
+
+    def put(self, parcel: Parcel, waiting: OrderedDict[Parcel, None]) -> None:
+        """Let a message wait behind the others."""
+        self._waiting = waiting
+        if self._failed is None:
+            waiting[parcel] = None
+        else:
+            parcel.end(behind_failed(self._failed))
 
     def fail(self, error: TransportError) -> None:
         """One of them failed: those behind it are not sent."""
-        if self.failed is None:
-            self.failed = error
-        waiting, self.waiting = self.waiting, deque()
-        for parcel in waiting:
+        if self._failed is not None:
+            return
+        self._failed = error
+        for parcel in [parcel for parcel in self._waiting if parcel.chain is self]:
+            del self._waiting[parcel]
             parcel.end(behind_failed(error))
 
 
@@ -212,18 +223,14 @@ class Outbox:
         return self._lane.link
 
     def _put(self, parcel: Parcel) -> None:
-        chain = parcel.chain
         if self._lane.closed:
             parcel.end(_errors.closed(self.doing))
-        elif chain is None:
+            return
+        if parcel.chain is None:
             self.waiting[parcel] = None
-            self.wake()
-        elif chain.failed is not None:
-            parcel.end(behind_failed(chain.failed))
         else:
-            chain.waiting.append(parcel)
-            if len(chain.waiting) == 1:
-                self.go_on(chain)
+            parcel.chain.put(parcel, self.waiting)
+        self.wake()
 
     def wake(self) -> None:
         """Have what waits sent."""
@@ -231,21 +238,12 @@ class Outbox:
             self._queued = True
             self._lane.submit(self._flush)
 
-    def go_on(self, chain: Chain) -> None:
-        """Let what waits of a chain have its turn: nothing of it is under way."""
-        if chain.waiting:
-            self.waiting[chain.waiting[0]] = None
-            self.wake()
-
     def taken(self) -> None:
         """Called by the job when it ends: it may be queued again."""
         self._queued = False
 
     def put_back(self, parcel: Parcel) -> None:
         """Put a message in front of those that wait."""
-        if parcel.chain is not None:
-            parcel.chain.waiting.appendleft(parcel)
-            return  # it goes on with all of them
         self.waiting[parcel] = None
         self.waiting.move_to_end(parcel, last=False)
 
@@ -263,8 +261,6 @@ class Outbox:
         for parcel in parcels:
             if parcel.state is _State.WAITING:
                 self.waiting.pop(parcel, None)
-                if parcel.chain is not None:
-                    parcel.chain.waiting.clear()  # a chain is of one call
             elif parcel.state is _State.IN_FLIGHT and parcel.transfer is not None:
                 given_up = self._flush.give_up(parcel.transfer) or given_up
             parcel.state = _State.OVER
@@ -386,10 +382,15 @@ class _Flush(Job[SendLink]):
             ):
                 return
             first = False
+            head = next(iter(box.waiting))
+            if head.chain is not None and head.chain.under_way:
+                return
             batch = self._next(link)
             if not batch:
                 continue
             room -= 1
+            if batch[0].chain is not None:
+                batch[0].chain.under_way = True
             transfer = _Transfer(batch, asyncio.get_running_loop().time())
             under_way[transfer] = None
             for parcel in batch:
@@ -418,6 +419,8 @@ class _Flush(Job[SendLink]):
         if transfer not in self.under_way:
             return  # it was cut off
         del self.under_way[transfer]
+        if transfer.batch[0].chain is not None:
+            transfer.batch[0].chain.under_way = False
         self._given_up -= transfer.given_up_at < math.inf
         self._answered_at = asyncio.get_running_loop().time()
         self._tell(transfer.batch, None if error is None else _errors.send_failure(error, self._box.doing))
@@ -432,12 +435,9 @@ class _Flush(Job[SendLink]):
                 parcel.end(_errors.again(error))
 
     def _tell(self, batch: Sequence[Parcel], failed: TransportError | None) -> None:
-        chain = batch[0].chain
         if failed is None:
             for parcel in batch:
                 parcel.end(None)
-            if chain is not None:
-                self._box.go_on(chain)
             return
         certain = failed.kind is FailureKind.REFUSED and not failed.maybe_applied
         if len(batch) > 1 and certain and failed.reason in _OF_A_MESSAGE:
@@ -447,45 +447,34 @@ class _Flush(Job[SendLink]):
                 else:
                     parcel.state, parcel.alone = _State.WAITING, True
                     self._box.put_back(parcel)
-            if chain is not None:
-                self._box.go_on(chain)
             return
         for parcel in batch:
             parcel.end(_errors.again(failed))
 
     def _next(self, link: SendLink) -> list[Parcel]:
-        """Take what fits into one transfer, in order: of those that follow each other, or of one chain."""
+        """Take what fits into one transfer, in order."""
         waiting = self._box.waiting
-        head = next(iter(waiting))
-        chain = head.chain
-        if chain is None:
-            return self._fitting(waiting, lambda: waiting.popitem(last=False), chain, link)
-        del waiting[head]
-        return self._fitting(chain.waiting, chain.waiting.popleft, chain, link)
-
-    def _fitting(
-        self, waiting: Collection[Parcel], pop: Callable[[], object], chain: Chain | None, link: SendLink
-    ) -> list[Parcel]:
         batch: list[Parcel] = []
         room = min(link.max_batch_bytes, link.max_message_bytes) - _ENVELOPE
         while waiting and len(batch) < MOST_MESSAGES:
             parcel = next(iter(waiting))
-            if parcel.chain is not chain or (chain is not None and batch and parcel.size > link.max_message_bytes):
-                break  # of a chain, those before it decide whether it has its turn
             if parcel.size > link.max_message_bytes:
-                pop()
+                del waiting[parcel]
                 text = f"it has {parcel.size} bytes with its properties, this link takes at most"
                 parcel.end(
                     _errors.refused(self._box.doing, f"{text} {link.max_message_bytes}", FailureReason.TOO_LARGE)
                 )
-                if chain is not None:
-                    break  # nothing is left of it
                 continue
-            if batch and (parcel.group != batch[0].group or parcel.alone or batch[0].alone):
+            if not batch and parcel.chain is not None and parcel.chain.under_way:
+                break
+            first = batch[0] if batch else parcel
+            if parcel.group != first.group or parcel.chain is not first.chain:
+                break
+            if batch and (parcel.alone or first.alone):
                 break
             room -= parcel.size + _INNER
             if batch and room < 0:
                 break
-            pop()
+            del waiting[parcel]
             batch.append(parcel)
         return batch

@@ -144,6 +144,18 @@ class StoresBehindAFailure(LimitedSender):
 
 @planted(
     "Sender.send_in_order",
+    "all are stored in the order given while nothing fails",
+    "Send.test_nothing_of_a_session_is_stored_behind_one_that_failed",
+)
+class PutsSessionsTogether(DefectiveSender):
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        places = sorted(range(len(messages)), key=lambda place: messages[place].session_id or "")
+        outcomes = await super().send_in_order([messages[place] for place in places])
+        return [outcomes[places.index(place)] for place in range(len(messages))]
+
+
+@planted(
+    "Sender.send_in_order",
     "nothing of a session is confirmed behind one that failed",
     "Send.test_nothing_of_a_session_is_stored_behind_one_that_failed",
     limited=True,
