@@ -38,6 +38,7 @@ _OPTIONS = ("connect_timeout", "heartbeat", "lock_duration", "management", "queu
 _MANAGEMENT_PORTS = {"http": 15672, "https": 15671}
 # User name, password and virtual host travel as AMQP short strings.
 _MAX_BYTES = 255
+_MAX_VHOST = 127  # characters that the driver accepts: with more, it could never connect
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,8 @@ def _vhost(read: BrokerUrl) -> str:
     vhost = read.decoded(text, "virtual host", most_bytes=_MAX_BYTES) or "/"
     if not vhost.isprintable():
         raise ConfigurationError(f"the virtual host of {read.where} holds a control or unprintable character")
+    if len(vhost) > _MAX_VHOST:
+        raise ConfigurationError(f"the virtual host of {read.where} has more than {_MAX_VHOST} characters")
     return vhost
 
 
