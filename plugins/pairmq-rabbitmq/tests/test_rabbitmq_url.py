@@ -192,7 +192,7 @@ def test_encrypted_key_is_reported_and_its_password_not_prompted_for(tmp_path: P
         ("amqp://h/%ff", "UTF-8"),
         ("amqp://h/%0a", "control"),
         (f"amqp://h/{'x' * 256}", "255 bytes"),
-        (f"amqp://h/{'x' * 128}", "virtual host of .* has more than 127 characters"),
+        (f"amqp://h/{'x' * 128}", "has more than 127 characters"),
         ("amqp://h/v#x", "#"),
         ("amqp://h/v#", "#"),
         ("amqp://h\n/", "control"),
