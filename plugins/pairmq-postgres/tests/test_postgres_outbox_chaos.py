@@ -1,0 +1,129 @@
+"""Money is moved between accounts, and mirrored by messages, while everything is killed; SQL alone judges."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pairmq import Entity, PairOptions
+from pairmq.sync import Pair
+from pairmq_postgres.testing import PostgresServer
+
+pairmq_redis = pytest.importorskip("pairmq_redis.testing", reason="the primary is a Redis: pip install pairmq-redis")
+
+pytestmark = pytest.mark.real_server
+
+PROGRAM = Path(__file__).with_name("outbox_program.py")
+PATIENCE = 300.0
+ACCOUNTS = 8
+TABLES = (
+    "CREATE TABLE public.account (number int PRIMARY KEY, held bigint NOT NULL)",
+    "CREATE TABLE public.mirror (number int PRIMARY KEY, held bigint NOT NULL)",
+    "CREATE TABLE public.transfer (number uuid NOT NULL, giver int, taker int, amount bigint)",
+    "CREATE TABLE public.applied (number uuid NOT NULL)",
+    "INSERT INTO public.account SELECT n, 1000 FROM generate_series(0, 7) AS n",
+    "INSERT INTO public.mirror SELECT n, 1000 FROM generate_series(0, 7) AS n",
+    "GRANT ALL ON ALL TABLES IN SCHEMA public TO PUBLIC",
+)
+WRONG = """
+SELECT 'not applied', count(*) FROM public.transfer t WHERE NOT EXISTS (
+    SELECT 1 FROM public.applied a WHERE a.number = t.number)
+UNION ALL SELECT 'never committed', count(*) FROM public.applied a WHERE NOT EXISTS (
+    SELECT 1 FROM public.transfer t WHERE a.number = t.number)
+UNION ALL SELECT 'applied twice', count(*) - count(DISTINCT number) FROM public.applied
+UNION ALL SELECT 'sums differ', count(*) FROM public.account a JOIN public.mirror m USING (number)
+    WHERE a.held <> m.held
+UNION ALL SELECT 'money made or lost', abs(sum(held) - 8000) FROM public.mirror
+"""
+
+
+class Program:
+    """One of the programs, started again whenever it was killed."""
+
+    def __init__(self, what: str, urls: tuple[str, str], log: Path) -> None:
+        self._command = [sys.executable, str(PROGRAM), *urls, what]
+        self._log = log
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def kill_and_start(self) -> None:
+        self.kill()
+        self.start()
+
+
+@pytest.fixture
+def database() -> Iterator[PostgresServer]:
+    with PostgresServer(settings={"max_connections": "60"}) as server:  # with fsync
+        server.query(*TABLES)
+        yield server
+
+
+@pytest.fixture
+def broker() -> Iterator[pairmq_redis.RedisServer]:
+    with pairmq_redis.RedisServer(appendfsync="always") as server:
+        yield server
+
+
+def wrong(database: PostgresServer) -> dict[str, int]:
+    return {what: int(count) for what, count in database.query(WRONG) if count}
+
+
+@pytest.mark.parametrize("kills", [15, pytest.param(200, marks=pytest.mark.long)])
+def test_every_committed_transfer_is_applied_once_when_everything_is_killed(database, broker, tmp_path, kills: int):
+    chance = random.Random(int(os.environ.get("PAIRMQ_TEST_SEED", "7")))
+    urls = (broker.url, f"{database.url}?connect_timeout=30&poll_interval=0.2")
+    options = PairOptions(backlog_queue_count=1, attempt_timeout=30.0)
+    with Pair.connect(*urls, options=options) as pair:
+        pair.primary.admin.create(Entity("orders"))
+    with contextlib.ExitStack() as stack:
+        programs = [Program(what, urls, tmp_path / f"{what}.log") for what in ("transfer", "syphon", "apply", "apply")]
+        for program in programs:
+            stack.callback(program.kill)
+        ends: list[Callable[[], None]] = [program.kill_and_start for program in programs]
+        ends += [lambda: restarted(broker), lambda: restarted(database)]
+        for _ in range(kills):
+            before = transfers(database)
+            time.sleep(chance.uniform(0.1, 1.5))
+            until(lambda least=before + 3: transfers(database) > least, "no transfer is committed")
+            chance.choice(ends)()
+        programs[0].kill()
+        count = transfers(database)
+        until(lambda: not wrong(database), lambda: f"after {count} transfers: {wrong(database)}")
+    assert wrong(database) == {}
+    assert count > 3 * kills
+
+
+def restarted(server) -> None:
+    server.kill()
+    server.start()
+
+
+def transfers(database: PostgresServer) -> int:
+    ((count,),) = database.query("SELECT count(*) FROM public.transfer")
+    return count
+
+
+def until(condition: Callable[[], bool], text: str | Callable[[], str]) -> None:
+    ends_at = time.monotonic() + PATIENCE
+    while time.monotonic() < ends_at:
+        with contextlib.suppress(psycopg.Error):
+            if condition():
+                return
+        time.sleep(0.2)
+    raise AssertionError(text if isinstance(text, str) else text())
