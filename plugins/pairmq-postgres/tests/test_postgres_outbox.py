@@ -275,6 +275,25 @@ async def test_ordered_outbox_does_not_pass_a_transaction_that_is_open(
             assert await arrived(pair, 2) == [b"1", b"2"]
 
 
+async def test_outbox_and_inbox_need_no_more_rights_than_documented(pair: Pair, server: PostgresServer):
+    page = (Path(__file__).parents[3] / "docs/how-to/send-with-a-transaction.md").read_text("utf-8")
+    grants = [line.partition(" --")[0] for line in page.splitlines() if line.startswith("GRANT ")]
+    assert len(grants) == 4
+    with psycopg.connect(**server.parameters(), autocommit=True) as owner:
+        for statement in ("DROP OWNED BY app", "DROP ROLE app"):
+            with contextlib.suppress(psycopg.errors.UndefinedObject):
+                owner.execute(statement)
+        for statement in ("CREATE ROLE app LOGIN PASSWORD 'app'", *grants):
+            owner.execute(psycopg.sql.SQL(statement))  # type: ignore[arg-type]  # of the document
+    delivery = await delivery_of(pair, "1")
+    with psycopg.connect(server.url_of("app", "app")) as connection:
+        async with Deduplicator(PostgresInbox()).first(delivery, connection=connection) as first:
+            assert first
+            await pair.outbox("orders").send(Message(b"allowed"), connection=connection)
+    await delivery.complete()
+    assert await arrived(pair, 1) == [b"allowed"]
+
+
 # What is refused: one error, and nothing stored.
 
 

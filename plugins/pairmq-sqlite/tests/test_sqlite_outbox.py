@@ -331,11 +331,11 @@ async def test_outbox_queue_that_was_deleted_is_made_again(pair: Pair, path: Pat
     outbox = pair.outbox("orders")
     async with asyncio.timeout(PATIENCE):
         while True:
-            with contextlib.closing(sqlite3.connect(path)) as connection:
-                with contextlib.suppress(SendRefused):  # which says that it is made again
-                    await outbox.send(Message(b"1"), connection=connection)
-                    connection.commit()
-                    break
+            again = contextlib.suppress(SendRefused)  # which says that it is made again
+            with contextlib.closing(sqlite3.connect(path)) as connection, again:
+                await outbox.send(Message(b"1"), connection=connection)
+                connection.commit()
+                break
             await asyncio.sleep(0.01)
     assert await arrived(pair, 1) == [b"1"]
 

@@ -86,6 +86,7 @@ class Outbox:
         self._limits = limits
         self._results = Results(clock, emit)
         self._sizes = MessageLimits(primary, secondary, clock, emit)
+        self._database: object = None
         self._made = False
         self._making: asyncio.Task[None] | None = None
 
@@ -149,12 +150,13 @@ class Outbox:
         refusal = self._refusal(state, jobs, started)
         if refusal is not None:
             raise refusal
-        try:
-            await self.ensure()
-            database = await self._limited(self._store.database(anew=anew))
-        except TransportError as error:
-            self._refuse(state, jobs, error, started)
-        return OutboxSend(state, jobs, envelopes, database, started)
+        if anew or self._database is None or not self._made:
+            try:
+                await self.ensure()
+                self._database = await self._limited(self._store.database())
+            except TransportError as error:
+                self._refuse(state, jobs, error, started)
+        return OutboxSend(state, jobs, envelopes, self._database, started)
 
     async def store(self, sending: OutboxSend, connection: object, *, last: bool, blocking: bool = False) -> bool:
         """Store what was begun; suspends only for a connection that has to be awaited.

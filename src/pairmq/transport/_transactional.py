@@ -22,11 +22,8 @@ class Transactional(ABC):
     """What a `Transport` also is if it stores messages in a transaction of the caller's (SPEC 12.1)."""
 
     @abstractmethod
-    async def database(self, *, anew: bool = False) -> object:
+    async def database(self) -> object:
         """Find out, over a connection of the transport's own, which database `store` is to find.
-
-        Args:
-            anew: do not return what was found before.
 
         Raises:
             TransportError: it could not be asked.

@@ -56,7 +56,7 @@ WITH target AS (
 ), stored AS (
     INSERT INTO pairmq.message (shelf, header, body, tx)
     SELECT t.shelf, n.header, n.body, CASE WHEN t.single_consumer THEN pg_current_xact_id() END
-    FROM target t, unnest(%(headers)s::text[], %(bodies)b::bytea[]) WITH ORDINALITY AS n (header, body, position)
+    FROM target t, unnest(%(headers)b::text[], %(bodies)b::bytea[]) WITH ORDINALITY AS n (header, body, position)
     ORDER BY n.position
 )
 SELECT CASE WHEN %(notify)s::boolean THEN pg_notify('pairmq', path)::text END FROM target

@@ -46,7 +46,6 @@ class PostgresTransport(Transport, Transactional):
         super().__init__(parsed.endpoint)
         self._pool = Pool(parsed)
         self._admin = PostgresAdmin(self._calls(""))
-        self._database: object = None
         self._callers = CallersTransactions(notify=parsed.listen)
         self._left: dict[Source, LeftLocks] = {}
         self._receivers: set[PostgresReceiver] = set()
@@ -82,10 +81,9 @@ class PostgresTransport(Transport, Transactional):
     def measure(self, message: Message) -> int:
         return len(encode_header(message)) + len(message.body)
 
-    async def database(self, *, anew: bool = False) -> object:
-        if self._database is None or anew:
-            ((self._database,),) = await self._calls("").run("find the database", (_sql.DATABASE, {}))
-        return self._database
+    async def database(self) -> object:
+        ((found,),) = await self._calls("").run("find the database", (_sql.DATABASE, {}))
+        return found
 
     async def store(self, database: object, queue: Entity, messages: Sequence[Message], connection: object) -> None:
         await self._callers.store(database, queue, messages, connection)

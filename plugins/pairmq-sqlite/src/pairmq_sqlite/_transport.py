@@ -79,7 +79,7 @@ class SQLiteTransport(Transport, Transactional):
     def measure(self, message: Message) -> int:
         return len(encode_header(message)) + len(message.body)
 
-    async def database(self, *, anew: bool = False) -> tuple[int, int]:
+    async def database(self) -> tuple[int, int]:
         # Without opening it: the caller's transaction may hold the file's lock already.
         try:
             status = os.stat(self._context.url.path)
