@@ -258,7 +258,7 @@ class Engine:
         return SenderState(runner, self._known.take(runner), self._clock.new_id())
 
     def outbox_state(self, entity: Entity) -> tuple[Outbox, SenderState]:
-        """What a new outbox object of an entity needs. Raises as `runner`, or `ConfigurationError` if there is none."""
+        """What a new outbox object of an entity needs. Raises as `runner`; `ConfigurationError` without an outbox."""
         if self.outbox is None:
             raise ConfigurationError(
                 f"{self._secondary.endpoint} can't store messages in transactions of yours: an outbox needs a database "

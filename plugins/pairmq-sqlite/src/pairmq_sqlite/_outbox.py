@@ -86,7 +86,7 @@ class SQLiteInbox(Inbox):
 
 
 def _begins_with(connection: Any) -> str | None:
-    """What begins a transaction as the connection's first statement would; None if it is in one.
+    """What begins a transaction, as the connection's first statement would; None if it is in one.
 
     Raises:
         TypeError: it is not a connection of sqlite3 or aiosqlite.
@@ -104,7 +104,7 @@ def _begins_with(connection: Any) -> str | None:
         raise unusable("it is closed") from error
     if commits_itself:
         raise unusable("it commits each statement by itself: begin a transaction first")
-    return f"BEGIN {connection.isolation_level}"
+    return "BEGIN IMMEDIATE"  # by reading first it would miss what others write before it does, and fail
 
 
 async def _file(connection: Any) -> tuple[int, int] | None:
