@@ -179,7 +179,19 @@ class Message:
         priority: int | None,
         application_properties: dict[str, PropertyValue],
     ) -> Message:
-        """Make a message from values that a transport has validated; otherwise as the constructor."""
+        """Make a message from values that a transport has validated; otherwise as the constructor.
+
+        Args:
+            body: as for the constructor, like all others here.
+            message_id: 1 to 128 characters.
+            content_type: text.
+            content_encoding: text.
+            correlation_id: text.
+            subject: text.
+            reply_to: text.
+            priority: 0 to 255.
+            application_properties: names and values that a message can have; the message's own from now on.
+        """
         new = _Draft()
         new.body = body
         new.message_id = message_id
@@ -223,7 +235,14 @@ def _draft_of(message: Message) -> Any:
 
 
 def shown_record(record: Any) -> str:
-    """Return the repr of a dataclass, with long texts and large containers truncated, to keep bodies out of logs."""
+    """Return the repr of a dataclass, with long texts and large containers truncated, to keep bodies out of logs.
+
+    Args:
+        record: an instance; fields with ``repr=False`` are left out.
+
+    Returns:
+        The usual repr if everything is short; else the beginning of a long value and its length.
+    """
     values = (f"{entry.name}={_shown(getattr(record, entry.name))}" for entry in fields(record) if entry.repr)
     return f"{type(record).__name__}({', '.join(values)})"
 

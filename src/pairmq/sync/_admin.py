@@ -15,7 +15,13 @@ T = TypeVar("T")
 
 
 class Side:
-    """One of a pair's two brokers."""
+    """One of a pair's two brokers.
+
+    Args:
+        attached: gives the open pair.
+        of: its transport.
+        endpoint: the broker.
+    """
 
     def __init__(
         self,
@@ -46,8 +52,11 @@ class Side:
 
 
 class Admin:
-    """Manages a broker's entities; every method as that of `pairmq.transport.Admin`, blocking. Each raises
-    `TransportError`."""
+    """Manages a broker's entities; every method as that of `pairmq.transport.Admin`, blocking.
+
+    Args:
+        attached: gives the administration of the open pair's transport.
+    """
 
     def __init__(self, attached: Callable[[], Awaitable[AsynchronousAdmin]]) -> None:
         self._attached = attached
@@ -61,10 +70,14 @@ class Admin:
         return self._run(lambda admin: admin.exists(entity))
 
     def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
-        """Make a queue or topic, durable, with the broker's defaults, peek-lock and dead-lettering unless others are
-        given.
+        """Make a queue or topic, durable; an existing one is left as it is, and False returned.
 
-        An existing one is left as it is, and False returned.
+        Args:
+            entity: what to make.
+            properties: settings; None for the broker's defaults with peek-lock and dead-lettering.
+
+        Raises:
+            TransportError: it could not be made.
         """
         return self._run(lambda admin: admin.create(entity, properties))
 

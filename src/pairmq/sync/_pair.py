@@ -56,10 +56,22 @@ class Pair:
         plugins: Registry = registry,
         **overrides: Any,
     ) -> Pair:
-        """Make a pair, to be opened by ``with`` or `open`; arguments and errors are those of `pairmq.Pair.connect`.
+        """Make a pair, to be opened by ``with`` or `open`.
 
-        A pair made from transports can't be used after a fork. Observers receive every event in the thread of the event
-        loop, so they must not block.
+        Args:
+            primary: the primary's URL, or a transport; by default from the settings.
+            secondary: likewise. A pair made from transports can't be used after a fork.
+            options: all options; or omit it and set single ones in ``overrides``.
+            config: a TOML file with a ``[pair]`` table, as for `pairmq.Pair.connect`.
+            observers: receive every event, in the thread of the event loop, so they must not block; objects or names,
+                as for `pairmq.Pair.connect`.
+            journal: the directory of a journal of all events, or a journal that is shared with other pairs. Needs
+                ``pairmq[journal]``.
+            plugins: where transports are looked up.
+            overrides: options by name, as in `PairOptions`.
+
+        Raises:
+            ConfigurationError: a setting, a URL or a plugin is invalid or missing; the message says what to do.
         """
         watching = tuple(observers)
 
@@ -80,8 +92,13 @@ class Pair:
     # Life.
 
     def open(self) -> Self:
-        """Create the backlog queues, and start the syphon if it is enabled (SPEC 5.1); raises as `pairmq.Pair.open`.
-        Idempotent."""
+        """Create the backlog queues, and start the syphon if it is enabled (SPEC 5.1). Idempotent.
+
+        Raises:
+            ConfigurationError: this pair contradicts another one of the process (SPEC 9.3).
+            TransportError: the secondary refuses to create the backlog queues.
+            PairClosed, PairFaulted: it was closed, or has faulted: a pair opens only once.
+        """
         run(self._open())
         return self
 
@@ -113,7 +130,17 @@ class Pair:
     # Messages.
 
     def sender(self, path: str, *, kind: str = "queue") -> PairSender:
-        """Make a sender to a ``"queue"`` or ``"topic"`` of the primary, as `pairmq.Pair.sender`; no IO."""
+        """Make a sender to an entity; no IO.
+
+        Args:
+            path: the queue's or topic's path on the primary.
+            kind: ``"queue"`` or ``"topic"``.
+
+        Raises:
+            ConfigurationError: the path is invalid, or the primary's transport does not support this kind, or the
+                syphon would dead-letter what is diverted, as for `pairmq.Pair.sender`.
+            PairClosed, PairFaulted: the pair has ended or is not open.
+        """
         return PairSender(self._attached, path, kind)
 
     def outbox(self, path: str, *, kind: str = "queue") -> PairOutbox:
@@ -132,7 +159,18 @@ class Pair:
     def receiver(
         self, path: str, *, subscription: str | None = None, dead_letter: bool = False, prefetch: int = 1
     ) -> PairReceiver:
-        """Make a receiver of the primary, as `pairmq.Pair.receiver`; no IO."""
+        """Make a receiver of the primary; no IO.
+
+        Args:
+            path: the queue's or topic's path.
+            subscription: the subscription to read, which makes ``path`` a topic.
+            dead_letter: read its dead-letter queue.
+            prefetch: messages that an iteration locks in one receive; all must be settled before their locks expire.
+
+        Raises:
+            ConfigurationError: a name is invalid, or the primary's transport does not support this source.
+            PairClosed, PairFaulted: the pair has ended or is not open.
+        """
         return PairReceiver(self._attached, path, subscription=subscription, dead_letter=dead_letter, prefetch=prefetch)
 
     # State and operations.
@@ -149,8 +187,16 @@ class Pair:
         return self._asked(lambda pair: dict(pair.states()))
 
     def check(self, *entities: str | Entity, timeout: float = 5.0) -> asynchronous.Readiness:
-        """Ask the brokers whether sends would be accepted now, as `pairmq.Pair.check`; each has ``timeout`` seconds to
-        respond."""
+        """Ask the brokers whether sends would be accepted now, as `pairmq.Pair.check`.
+
+        Args:
+            entities: paths of queues, or entities; without any, all of `states`.
+            timeout: seconds for each broker to respond.
+
+        Raises:
+            ConfigurationError: a path is invalid.
+            PairClosed, PairFaulted: the pair has ended or is not open.
+        """
         return self._awaited(lambda pair: pair.check(*entities, timeout=timeout))
 
     def events(self) -> Iterator[Event]:
@@ -171,8 +217,9 @@ class Pair:
     def subscribe(self, sink: Callable[[Event], None]) -> Callable[[], None]:
         """Give ``sink`` every event from now on, in the thread of the event loop; returns what ends that.
 
-        It must be fast, as sends wait for it; its exceptions are reported once and ignored. A forked child's events do
-        not reach it.
+        Args:
+            sink: must be fast, as sends wait for it; its exceptions are reported once and ignored. A forked child's
+                events do not reach it.
         """
         end = self._asked(lambda pair: pair.subscribe(sink))
 
@@ -190,7 +237,17 @@ class Pair:
         self._asked(lambda pair: pair.force_failover(path, kind=kind))
 
     def hold(self, path: str, *, kind: str = "queue", syphon: bool = False) -> None:
-        """Divert until `mark_healthy` or `force_failover`, without pings; as `pairmq.Pair.hold` (SPEC 4.7)."""
+        """Divert until `mark_healthy` or `force_failover`, without pings; as `pairmq.Pair.hold` (SPEC 4.7).
+
+        Args:
+            path: the entity's.
+            kind: ``queue`` or ``topic``.
+            syphon: keep this process's syphon from delivering to the entity too.
+
+        Raises:
+            ConfigurationError: ``syphon`` in a process without one (nothing is held), or the path is invalid.
+            PairClosed, PairFaulted: the pair has ended.
+        """
         self._asked(lambda pair: pair.hold(path, kind=kind, syphon=syphon))
 
     def switch(
@@ -201,7 +258,20 @@ class Pair:
         syphon: bool = False,
         timeout: float | None = None,
     ) -> SwitchReport:
-        """Decide for all processes of this pair, and wait until they follow, as `pairmq.Pair.switch` (SPEC 13.4)."""
+        """Decide for all processes of this pair, and wait until they follow, as `pairmq.Pair.switch` (SPEC 13.4).
+
+        Args:
+            action: ``"hold"``, ``"failover"`` or ``"resume"``.
+            paths: the entities'.
+            kind: of all of them, ``"queue"`` or ``"topic"``.
+            syphon: of a hold: no syphon of the pair delivers to these entities either.
+            timeout: seconds to wait for the processes; 0 does not wait.
+
+        Raises:
+            ConfigurationError: an argument is invalid.
+            TransportError: the secondary could not be asked.
+            PairClosed, PairFaulted: the pair has ended or is not open.
+        """
         return self._awaited(lambda pair: pair.switch(action, *paths, kind=kind, syphon=syphon, timeout=timeout))
 
     @property
@@ -210,7 +280,15 @@ class Pair:
         return self._asked(lambda pair: pair.syphon_holds)
 
     def agreement(self, *, everywhere: bool = False, timeout: float = 5.0) -> asynchronous.Agreement:
-        """Ask the secondary whether the processes of this pair agree, as `pairmq.Pair.agreement`."""
+        """Ask the secondary whether the processes of this pair agree, as `pairmq.Pair.agreement`.
+
+        Args:
+            everywhere: look also for backlog queues under other names of the primary.
+            timeout: seconds that each operation may take.
+
+        Raises:
+            PairClosed, PairFaulted: the pair has ended or is not open.
+        """
         return self._awaited(lambda pair: pair.agreement(everywhere=everywhere, timeout=timeout))
 
     @contextmanager
@@ -220,9 +298,15 @@ class Pair:
             with pair.beside(lambda inner: pairmq.dashboard.serving(inner, port=8765)) as address:
                 ...
 
-        ``make`` is called on the pair's loop, in its thread, with the pair there; what it gives is entered and left on
-        that loop, by two tasks, and must not block. What interrupts the wait for either cancels it. A forked child gets
-        nothing of it and leaves the parent's alone, but for sockets that it inherits.
+        Args:
+            make: called on the pair's loop, in its thread, with the pair there; what it gives is entered and left on
+                that loop, by two tasks, and must not block.
+
+        Raises:
+            Exception: raised on entering.
+
+        What interrupts the wait for either cancels it. A forked child gets nothing of it and leaves the parent's alone,
+        but for sockets that it inherits.
         """
 
         async def enter() -> tuple[AbstractAsyncContextManager[T], T]:

@@ -60,8 +60,12 @@ class PairDelivery:
         return self._inner.value.settled
 
     def complete(self) -> None:
-        """Remove the message from the broker, as `pairmq.PairDelivery.complete`; `LockLost` also when it is another
-        process's."""
+        """Remove the message from the broker.
+
+        Raises:
+            LockLost: the lock had ended, or it is another process's; the message is delivered again.
+            TransportError: the broker is unavailable; the message may be redelivered.
+        """
         self._settle(self._inner.value.complete)
 
     def abandon(self) -> None:
@@ -77,8 +81,11 @@ class PairDelivery:
         self._settle(self._inner.value.renew_lock)
 
     def own(self) -> asynchronous.PairDelivery:
-        """The delivery on the loop's side, for what else works with it there. Raises `LockLost` if it is another
-        process's."""
+        """The delivery on the loop's side, for what else works with it there.
+
+        Raises:
+            LockLost: it is another process's.
+        """
         if not self._inner.is_here:
             raise LockLost(f"message {self.message.message_id} was delivered to the parent process, before the fork")
         return self._inner.value
@@ -118,15 +125,28 @@ class PairReceiver:
     def report_to(self, sink: Callable[[Event], None]) -> None:
         """Call ``sink`` with a `MessageDelivered` for each settlement; once only, and not if the pair does so already.
 
-        It is called in the thread of the event loop, and must be fast; its exceptions are raised where the delivery is
-        settled.
+        Args:
+            sink: called in the thread of the event loop; must be fast; its exceptions are raised where the delivery is
+                settled.
         """
         self._sinks = (*self._sinks, sink)
         run(self._own())
 
     def receive(self, max_messages: int = 1, wait: float = 60.0) -> list[PairDelivery]:
-        """Receive up to ``max_messages``, waiting for the first at most ``wait`` seconds; as
-        `pairmq.PairReceiver.receive`.
+        """Receive up to ``max_messages``, waiting for the first at most ``wait`` seconds.
+
+        Args:
+            max_messages: at least 1.
+            wait: seconds; 0 polls once.
+
+        Returns:
+            Deliveries in the broker's order; empty if none arrived in time.
+
+        Raises:
+            TransportError: the primary can't be read now.
+            PairClosed, PairFaulted: the pair or this receiver has ended.
+            TypeError: ``max_messages`` is not a whole number, or ``wait`` not a number.
+            ValueError: ``max_messages`` is below 1, or ``wait`` below 0.
 
         Interrupted, it loses nothing: what it had fetched is delivered again.
         """

@@ -43,7 +43,21 @@ class PairSender:
         return self._inner.value.id
 
     def send(self, message: Message, *, timeout: float | None = None) -> Receipt:
-        """Send one message and return once a broker has confirmed it, as `pairmq.PairSender.send` (SPEC 3).
+        """Send one message and return once a broker has confirmed it (SPEC 3).
+
+        Args:
+            message: what to send; given an id if it has none.
+            timeout: seconds for the whole send. Default: the pair's ``send_timeout``.
+
+        Returns:
+            Where the message went, and whether a second copy may exist.
+
+        Raises:
+            SendRefused: no broker accepted it; subclasses give the reason.
+            SendUnknown: it may or may not have been accepted; send it again under the same id if a duplicate is
+                harmless.
+            PairClosed: the pair or this sender is closed.
+            PairFaulted: the pair lost a broker permanently.
 
         An exception of a signal handler, such as Ctrl-C's, cancels the send; its outcome is unknown, and nothing else
         of the pair is disturbed (SPEC 3.7).
@@ -51,7 +65,18 @@ class PairSender:
         return self._run(lambda sender: sender.send(message, timeout=timeout))
 
     def send_batch(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Receipt | SendError]:
-        """Send many messages in few operations, as `pairmq.PairSender.send_batch` (SPEC 3.5).
+        """Send many messages in few operations (SPEC 3.5).
+
+        Args:
+            messages: sent in order, in chunks of at most 500 messages or 1 MiB.
+            timeout: seconds for each chunk. Default: the pair's ``send_timeout``.
+
+        Returns:
+            One entry per message, in order: its receipt, or the error that `send` would have raised.
+
+        Raises:
+            PairClosed, PairFaulted: as `send`, if nothing was sent.
+            TypeError: one of them is not a `Message`; none was sent.
 
         After an interruption the outcome of the current chunk is unknown; later messages were not sent.
         """
@@ -61,11 +86,25 @@ class PairSender:
     def send_stream(
         self, source: Iterable[Message], *, window: int = 1000, timeout: float | None = None
     ) -> Iterator[Receipt | SendError]:
-        """Send messages as they arrive, many in flight, as `pairmq.PairSender.send_stream`.
+        """Send messages as they arrive, many in flight.
 
-        The source is read in the caller's thread, and only as fast as messages are confirmed. While it blocks, results
-        are not yielded; messages already read are still sent. A stream belongs to the process that started it: a child
-        forked during it may leave the loop, and gets `PairClosed` if it continues.
+        Args:
+            source: read in the caller's thread, and only as fast as messages are confirmed, with at most 4 MiB of
+                bodies in flight. While it blocks, results are not yielded; messages already read are still sent.
+            window: most messages read and not yet yielded; at least 1.
+            timeout: seconds for each message. Default: the pair's ``send_timeout``.
+
+        Yields:
+            One entry per message, in the order of the source: its receipt, or the error that `send` would have raised.
+
+        Raises:
+            PairClosed, PairFaulted: as `send`; if the pair ends meanwhile, after the results of the messages read so
+                far.
+            ValueError: the window is below 1.
+
+        Exceptions of the source are raised after the results of the messages read so far. Leaving the loop early
+        abandons the messages in flight; their outcome is unknown. A stream belongs to the process that started it: a
+        child forked during it may leave the loop, and gets `PairClosed` if it continues.
         """
         if window < 1:
             raise ValueError(f"window is {window}: it must be at least 1")

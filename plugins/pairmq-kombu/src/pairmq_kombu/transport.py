@@ -12,7 +12,15 @@ from pairmq_kombu._process import PairSettings, check_connection, pair_of_proces
 
 
 class Transport(pyamqp.Transport):
-    """RabbitMQ through a pair: Kombu's transport for py-amqp, but for what it publishes."""
+    """RabbitMQ through a pair: Kombu's transport for py-amqp, but for what it publishes.
+
+    Args:
+        client: the `kombu.Connection`.
+        kwargs: of Kombu's transport.
+
+    Raises:
+        ConfigurationError: the URL or the settings can't make a pair.
+    """
 
     recoverable_channel_errors = (*pyamqp.Transport.recoverable_channel_errors, QueueMissing)
 
@@ -42,7 +50,12 @@ class Transport(pyamqp.Transport):
 
 
 class TLSTransport(Transport):
-    """The same over TLS."""
+    """The same over TLS.
+
+    Args:
+        client: the `kombu.Connection`.
+        kwargs: of Kombu's transport.
+    """
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)

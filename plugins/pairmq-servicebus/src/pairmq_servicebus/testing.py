@@ -117,42 +117,80 @@ class ServiceBusServer(ServerProcess):
     def fault(self, rule: Mapping[str, Any]) -> None:
         """Make the server do something wrong from now on, besides what it does wrong already.
 
-        The rule has the fields of `servicebus_local.faults.FaultRule`. Raises `ServerError`, which says which field is
-        wrong.
+        Args:
+            rule: the fields of `servicebus_local.faults.FaultRule`.
+
+        Raises:
+            ServerError: it does not run, or doesn't know such a fault; the text says which field is wrong.
         """
         self._control("POST", "faults", [dict(rule)])
 
     def heal(self) -> None:
-        """End all faults."""
+        """End all faults.
+
+        Raises:
+            ServerError: it does not run.
+        """
         self._control("DELETE", "faults")
 
     def drop_connections(self) -> int:
-        """Reset all connections of AMQP clients; how many there were."""
+        """Reset all connections of AMQP clients.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            ServerError: it does not run.
+        """
         return int(self._control("POST", "connections/drop")["dropped"])
 
     def operations(self) -> dict[str, int]:
-        """Count what was asked of the server since its start, by kind, as the service bills it."""
+        """Count what was asked of the server since its start, by kind, as the service bills it.
+
+        Raises:
+            ServerError: it does not run.
+        """
         return {str(name): int(count) for name, count in self._control("GET", "operations").items()}
 
     def queues(self) -> dict[str, dict[str, int]]:
-        """Each queue's path with its counts: ``active`` (locked ones included), ``scheduled``, ``deferred``,
-        ``dead_letter``."""
+        """Give each queue's path with its counts: ``active`` (those that somebody has locked included), ``scheduled``,
+        ``deferred``, ``dead_letter``.
+
+        Raises:
+            ServerError: it does not run.
+        """
         return self._control("GET", "queues")
 
     def count(self, queue: str) -> int:
-        """Count the messages that wait in a queue, or are locked; 0 where there is no such queue."""
+        """Count the messages that wait in a queue, or are locked; 0 where there is no such queue.
+
+        Raises:
+            ServerError: it does not run.
+        """
         return int(self.queues().get(queue, {}).get("active", 0))
 
     def create_queue(self, queue: str) -> None:
-        """Make a queue with the service's defaults."""
+        """Make a queue with the service's defaults.
+
+        Raises:
+            ServerError: it does not run, or there is one of this name.
+        """
         self._control("PUT", f"queues/{quote(queue)}")
 
     def delete_queue(self, queue: str) -> None:
-        """Delete a queue with all that it holds."""
+        """Delete a queue with all that it holds.
+
+        Raises:
+            ServerError: it does not run, or there is no queue of this name.
+        """
         self._control("DELETE", f"queues/{quote(queue)}")
 
     def clear(self) -> None:
-        """Delete all queues and topics."""
+        """Delete all queues and topics.
+
+        Raises:
+            ServerError: it does not run.
+        """
         self._control("DELETE", "entities")
 
     # ------------------------------------------------------------------ inside

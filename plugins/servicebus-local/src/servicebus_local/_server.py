@@ -35,7 +35,14 @@ _SCALAR_TYPES = (Byte, Char, Float, Int, Long, Short, Symbol, Timestamp, UByte, 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a server listens: the requested ports, or free ones; None for one that it does not have."""
+    """Where a server listens: the requested ports, or free ones; None for one that it does not have.
+
+    Args:
+        port: of AMQP.
+        admin_port: of the administration over HTTP.
+        tls_port: of AMQP over TLS.
+        admin_tls_port: of the administration over HTTPS.
+    """
 
     port: int  # of AMQP
     admin_port: int  # of the administration over HTTP
@@ -44,7 +51,14 @@ class Addresses:
 
 
 class LocalServer:
-    """A Service Bus namespace on this machine."""
+    """A Service Bus namespace on this machine.
+
+    Args:
+        settings: where it listens, which clients it accepts and what it keeps.
+
+    Raises:
+        StoreError: what it kept can't be read.
+    """
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -60,7 +74,14 @@ class LocalServer:
         self.addresses: Addresses | None = None
 
     async def start(self) -> Addresses:
-        """Take clients."""
+        """Take clients.
+
+        Returns:
+            Where.
+
+        Raises:
+            OSError: a port is not available; nothing listens then.
+        """
         settings = self._settings
         if settings.prepare is not None:
             settings.prepare(self.broker)

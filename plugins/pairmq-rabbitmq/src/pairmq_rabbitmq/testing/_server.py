@@ -153,25 +153,43 @@ class RabbitServer(Faults, Operator, ServerProcess):
         write_files(self.directory, self._ports, tls, plugins, config)
 
     def url_for(self, user: str = "guest", password: str = "guest", vhost: str = DEFAULT_VHOST) -> str:  # noqa: S107
-        """The address for a client; the default virtual host ends it with a bare slash."""
+        """Return the address for a client.
+
+        Args:
+            user: who connects.
+            password: that user's.
+            vhost: virtual host; the default one ends the address with a bare slash.
+        """
         path = "" if vhost == DEFAULT_VHOST else quote(vhost, safe="")
         return f"amqp://{quote(user, safe='')}:{quote(password, safe='')}@{HOST}:{self.port}/{path}"
 
     @property
     def tls_port(self) -> int:
-        """The port of the TLS listener. Raises `ValueError` without ``tls``."""
+        """The port of the TLS listener.
+
+        Raises:
+            ValueError: the server was made without ``tls``.
+        """
         if self._ports.tls is None:
             raise ValueError("this server was made without tls")
         return self._ports.tls
 
     @property
     def tls_url(self) -> str:
-        """The address for a client that speaks TLS; the certificate has to be for 127.0.0.1."""
+        """The address for a client that speaks TLS; the certificate has to be for 127.0.0.1.
+
+        Raises:
+            ValueError: the server was made without ``tls``.
+        """
         return f"amqps://guest:guest@{HOST}:{self.tls_port}/"
 
     @property
     def management_url(self) -> str:
-        """The address of the HTTP interface, without user and path. Raises `ValueError` without ``management``."""
+        """The address of the HTTP interface, without user and path.
+
+        Raises:
+            ValueError: the server was made without ``management``.
+        """
         if self._ports.management is None:
             raise ValueError("this server was made without management")
         return f"http://{HOST}:{self._ports.management}"
@@ -179,8 +197,9 @@ class RabbitServer(Faults, Operator, ServerProcess):
     def kill(self, *, settle: bool = True) -> None:
         """End it with SIGKILL and wait until it has ended; without effect when it does not run.
 
-        It calls `settle` before, if it answers: most tests that kill a server don't check what happens to queues that
-        were created a moment ago.
+        Args:
+            settle: call `settle` before, if it answers: most tests that kill a server don't check what happens to
+                queues that were created a moment ago.
         """
         if settle and self.running and not self._paused:
             with contextlib.suppress(ServerError):
@@ -189,20 +208,39 @@ class RabbitServer(Faults, Operator, ServerProcess):
         self._epmd.kill()
 
     def settle(self, *, timeout: float = 30.0) -> None:
-        """Have it write its queues' definitions to disk: it does so some seconds late, and messages at once."""
+        """Have it write its queues' definitions to disk: it does so some seconds late, and messages at once.
+
+        Args:
+            timeout: seconds; a busy disk may take some.
+
+        Raises:
+            ServerError: it does not answer.
+        """
         self.erl(_SETTLE, timeout=timeout)
 
     def stop(self, timeout: float = 20.0) -> None:
-        """Ask it to end with SIGTERM, which takes a second, and kill it when it does not."""
+        """Ask it to end with SIGTERM, which takes a second, and kill it when it does not.
+
+        Args:
+            timeout: seconds to wait for it.
+        """
         super().stop(timeout)
         self._epmd.kill()
 
     def log_tail(self, lines: int = 100) -> str:
-        """The end of its log: warnings and worse, with some forty lines of Erlang's below the reason of its end."""
+        """The end of what it logged: warnings and worse.
+
+        Args:
+            lines: how many lines; Erlang writes some forty about the end of the server below the reason for it.
+        """
         return super().log_tail(lines)
 
     def reset(self) -> None:
-        """Reset it in some 50 ms: running, no fault, no client, and nothing in it that a test has created."""
+        """Reset it in some 50 ms: running, no fault, no client, and nothing in it that a test has created.
+
+        Raises:
+            ServerError: it cannot be started.
+        """
         if self.running and self._paused:
             self.resume()
         if not self.running:
@@ -216,7 +254,13 @@ class RabbitServer(Faults, Operator, ServerProcess):
     def erl(self, expression: str, *, timeout: float = 30.0) -> str:
         """Evaluate an expression in the server, in some 20 ms, and return the value as Erlang writes it.
 
-        Raises `ServerError` when it does not answer, or the expression failed or returned ``{error, …}``.
+        Args:
+            expression: Erlang expressions, separated by commas, without the full stop.
+            timeout: seconds.
+
+        Raises:
+            ServerError: the server does not run, does not answer in time, or the expression failed or returned
+                ``{error, …}``.
         """
         value = self._call(expression, 'io_lib:format("~0tp", [PairmqValue])', timeout)
         if value.startswith("{error,"):
