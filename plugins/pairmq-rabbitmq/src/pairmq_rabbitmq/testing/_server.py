@@ -86,6 +86,8 @@ case mnesia:system_info(is_running) of
  _ -> khepri:fence(rabbit_khepri:get_store_id()) end
 """
 
+_RESET_WITHIN = 120.0  # s; hundreds of queues take a busy machine more than half a minute
+
 _log = logging.getLogger(__name__)
 
 
@@ -249,7 +251,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
             self.come_up()
         self.unblock()
         self.accept_clients()
-        self.erl(RESET)
+        self.erl(RESET, timeout=_RESET_WITHIN)
 
     def erl(self, expression: str, *, timeout: float = 30.0) -> str:
         """Evaluate an expression in the server, in some 20 ms, and return the value as Erlang writes it.
