@@ -48,7 +48,7 @@ test-servers: setup system ## tests with real servers: conformance, integration,
 test-spark: setup system ## tests of the pipeline that need Spark
 	@$(TIERS) spark $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-test-all: setup system check ## all tiers, other event loops, and 100 to 300 simulated hours
+test-all: setup system check ## all tiers, other event loops, and 300 simulated hours
 	@$(TIERS) first servers spark eager uvloop simulated
 
 test-rest: setup system ## what test-all runs besides test

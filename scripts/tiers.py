@@ -3,7 +3,7 @@
 Run it with: .venv/bin/python scripts/tiers.py [--workers N] [--report] TIER... [-- PYTEST ARGUMENTS]
 The tiers are first, servers, spark, long (see conftest.py) and simulated; eager and uvloop are those tests of the first
 tier that depend on the event loop, in other loops. The first runs alone, others side by side, but eager and uvloop one
-after the other. The simulation uses what they leave: it ends with them, after a hundred to three hundred hours.
+after the other. The simulation uses what they leave.
 
 A test of a tier with real servers that fails is run once more, alone, when the tier is over: if it fails again, it has
 failed; if it passes, it is flaky, and its log is kept. More than three flaky tests fail the tier. The first tier has no
@@ -22,15 +22,13 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ElementTree  # what it reads was written by pytest a moment ago
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "build" / "test"
-HOURS = 300  # simulated, at most
-FEWEST_HOURS = 100  # likewise, where other tiers end before
-HOURS_AT_ONCE = 25
+HOURS = 300  # simulated
 MOST_FLAKY = 3
 MOST_REPEATED = 20  # of more it is plain that something is broken, and one by one they would take very long
 TESTS_FAILED = 1  # pytest's exit status
@@ -97,17 +95,15 @@ class Tier:
         workers: processes for its tests; 0 for none but this one's child.
         more: arguments for pytest.
         quiet: keeps what it prints until it has ended.
-        enough: says whether as much as has been done is enough; asked by the simulation.
     """
 
     def __init__(
-        self, name: str, workers: int, more: Sequence[str], quiet: bool, enough: Callable[[], bool] = lambda: False
+        self, name: str, workers: int, more: Sequence[str], quiet: bool
     ) -> None:
         self.result = Result(name)
         self._name = name
         self._more = more
         self._quiet = quiet
-        self._enough = enough
         # One Spark session serves all tests of the pipeline; those of other loops fill what the servers' tests leave.
         alone = not workers or name in ("spark", *LOOPS)
         self._parallel = [] if alone else ["--numprocesses", str(workers), "--dist", "worksteal"]
@@ -120,7 +116,9 @@ class Tier:
         shutil.rmtree(self._cache, ignore_errors=True)
         (RESULTS / f"{self._name}.flaky").unlink(missing_ok=True)
         if self._name == "simulated":
-            self._simulate()
+            seeds = f"0..{HOURS - 1}"
+            self.result.status = self._call([sys.executable, "-m", "pairmq.cli", "simulate", "--seeds", seeds])
+            self.result.passed, self.result.failed = (0, 1) if self.result.status else (HOURS, 0)
         else:
             status = self._pytest(self._parallel)
             self._count()
@@ -129,16 +127,6 @@ class Tier:
             self.result.status = status
         self.result.seconds = time.monotonic() - began
         self.result.keep()
-
-    def _simulate(self) -> None:
-        """Simulate hours, some at a time, until all are done or the others have ended."""
-        while self.result.passed < HOURS and not (self.result.passed >= FEWEST_HOURS and self._enough()):
-            first = self.result.passed
-            seeds = f"{first}..{first + HOURS_AT_ONCE - 1}"
-            if status := self._call([sys.executable, "-m", "pairmq.cli", "simulate", "--seeds", seeds]):
-                self.result.status, self.result.failed = status, 1
-                return
-            self.result.passed += HOURS_AT_ONCE
 
     def _pytest(self, arguments: Sequence[str]) -> int:
         # Hypothesis draws the same examples each time, so that a change is judged by itself.
@@ -288,20 +276,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _side_by_side(names: Sequence[str], workers: int, more: Sequence[str]) -> None:
     """Run tiers at the same time, but those of other loops in turn: each is one process that only computes."""
-    over = threading.Event()
-    made = {name: Tier(name, workers, more, quiet=len(names) > 1, enough=over.is_set) for name in names}
+    made = {name: Tier(name, workers, more, quiet=len(names) > 1) for name in names}
     in_turn = [made.pop(name) for name in LOOPS if name in made]
     lanes = {name: [tier] for name, tier in made.items()} | ({"loops": in_turn} if in_turn else {})
-    threads = {name: threading.Thread(target=_in_turn, args=(lane,), name=name) for name, lane in lanes.items()}
-    simulated = threads.pop("simulated", None)
-    for thread in (*threads.values(), *([simulated] if simulated else [])):
+    threads = [threading.Thread(target=_in_turn, args=(lane,), name=name) for name, lane in lanes.items()]
+    for thread in threads:
         thread.start()
-    for thread in threads.values():
+    for thread in threads:
         thread.join()
-    if threads:
-        over.set()
-    if simulated:
-        simulated.join()
 
 
 def _in_turn(tiers: Sequence[Tier]) -> None:

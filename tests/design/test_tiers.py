@@ -38,24 +38,3 @@ def test_files_are_found_by_their_own_mark_and_by_that_of_their_folder(command: 
 )
 def test_files_are_left_to_the_arguments_when_those_name_some(command: Any, arguments: list[str], files: bool) -> None:
     assert bool(command.Tier("servers", 0, arguments, quiet=True)._files()) is files
-
-
-def simulated(command: Any, monkeypatch: pytest.MonkeyPatch, status: int, others_end_at: int) -> Any:
-    """Run the tier without its simulation; the others end after so many parts of it."""
-    calls: list[list[str]] = []
-    monkeypatch.setattr(command.Tier, "_call", lambda tier, call: calls.append(call) or status)
-    tier = command.Tier("simulated", 0, [], quiet=True, enough=lambda: len(calls) >= others_end_at)
-    tier._simulate()
-    return tier.result
-
-
-@pytest.mark.parametrize(("others_end_at", "hours"), [(0, 100), (7, 175), (1000, 300)])
-def test_simulation_ends_with_the_other_tiers_but_not_before_a_hundred_hours(
-    command: Any, monkeypatch: pytest.MonkeyPatch, others_end_at: int, hours: int
-) -> None:
-    assert simulated(command, monkeypatch, 0, others_end_at).passed == hours
-
-
-def test_simulation_ends_with_a_violation(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = simulated(command, monkeypatch, 1, 1000)
-    assert (result.passed, result.failed, result.ok) == (0, 1, False)

@@ -155,8 +155,14 @@ class Session:
             self.flush()
             self.connection.write_performative(self.channel, performative)
 
-    def write_flow(self, **of_link: Any) -> None:
-        """Tell the peer the session's flow state, and a link's."""
+    def write_flow(self) -> None:
+        """Tell the peer the session's flow state."""
+        self.write_link_flow(None, None, None, None, False)
+
+    def write_link_flow(
+        self, handle: int | None, delivery_count: int | None, credit: int | None, available: int | None, drain: bool
+    ) -> None:
+        """Tell the peer a link's flow state and the session's."""
         if self.state != "open":
             return
         self._incoming_window = INCOMING_WINDOW
@@ -167,7 +173,11 @@ class Session:
                 incoming_window=INCOMING_WINDOW,
                 next_outgoing_id=self._next_outgoing_id,
                 outgoing_window=OUTGOING_WINDOW,
-                **of_link,
+                handle=handle,
+                delivery_count=delivery_count,
+                link_credit=credit,
+                available=available,
+                drain=drain,
             ),
         )
 
