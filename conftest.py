@@ -14,10 +14,13 @@ test of the first tier that starts a server fails: it would fail as well where t
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
-import sys
-from collections.abc import Iterator
-from pathlib import PurePath
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -49,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Watch for servers, and choose the event loops."""
-    sys.addaudithook(_refuse_servers)
+    subprocess.Popen.__init__ = _refusing_servers(subprocess.Popen.__init__)  # type: ignore[method-assign]
     if config.option.loop == "uvloop":
         try:
             import uvloop
@@ -74,6 +77,17 @@ def _wanted(config: pytest.Config) -> tuple[str, ...]:
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         return TIERS[:1]
     return TIERS if any("::" in argument for argument in config.args) else TIERS[:-1]
+
+
+_ALL_ELSEWHERE = re.compile(r"^pytestmark = .*pytest\.mark\.(?:long|real_server|spark)\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spare the first tier the import of files of which all tests are elsewhere."""
+    if _wanted(config) != TIERS[:1] or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text("utf-8")
+    return True if _ALL_ELSEWHERE.search(text) and "smoke" not in text else None
 
 
 @pytest.hookimpl(trylast=True)
@@ -104,9 +118,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
         _alone.clear()
 
 
-def _refuse_servers(event: str, arguments: tuple[object, ...]) -> None:
-    """Let a program of `SERVERS` be started only by a test that is marked for it."""
-    if event == "subprocess.Popen" and _alone and isinstance(words := arguments[1], (list, tuple)):
-        started = SERVERS & {PurePath(str(word)).name for word in words}
-        if started and "-version" not in words:
-            pytest.fail(f"the test starts {', '.join(started)}: mark it real_server, or smoke", pytrace=False)
+def _refusing_servers(start: Callable[..., None]) -> Callable[..., None]:
+    """Let a program of `SERVERS` be started only by a test that is marked for it.
+
+    Not by an audit hook: it would be called millions of times, by each `id` for example.
+    """
+
+    @functools.wraps(start)
+    def checked(self: object, args: object, *others: object, **named: object) -> None:
+        if _alone and isinstance(args, (list, tuple)):
+            started = SERVERS & {PurePath(os.fsdecode(word)).name for word in args}
+            if started and "-version" not in args:
+                pytest.fail(f"the test starts {', '.join(started)}: mark it real_server, or smoke", pytrace=False)
+        start(self, args, *others, **named)
+
+    return checked

@@ -1,7 +1,7 @@
 """Both brokers are unavailable and sends go on being attempted: what waits is bounded, the rest is refused in time.
 
-The number of attempts is 10 000, or what ``PAIRMQ_TEST_SENDS`` says (``make soak`` says a million). Growth is counted in
-objects and blocks, which is exact, so that few attempts show it.
+The number of attempts is 10 000, or what ``PAIRMQ_TEST_SENDS`` says (``make soak`` says a million). Growth is counted
+in objects and blocks, which is exact, so that few attempts show it.
 """
 
 from __future__ import annotations

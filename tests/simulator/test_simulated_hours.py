@@ -33,8 +33,8 @@ def test_these_hours_hold_all_that_sets_pairs_apart(ordering):
     assert any(shipment.count >= 150 for each in scenarios for shipment in each.traffic)
 
 
-# In both modes a seed is the same hour. All that can differ is its end: the processes close in the middle of trouble, or
-# when all is healed. So the end in trouble has short hours, and the whole ones are simulated once.
+# In both modes a seed is the same hour. All that can differ is its end: the processes close in the middle of trouble,
+# or when all is healed. So the end in trouble has short hours, and the whole ones are simulated once.
 
 
 def test_nothing_is_lost_doubled_or_late():

@@ -24,7 +24,13 @@ from pairmq.testing.simulator import FAULT_KINDS, Settings, scenario_of
 from pairmq.testing.simulator._scenario import PRIMARY
 from pairmq.testing.strategies._messages import _is_free
 
-SEARCH = settings(database=None, max_examples=5000, deadline=None, suppress_health_check=list(HealthCheck))
+SEARCH = settings(
+    database=None,
+    max_examples=5000,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate, Phase.shrink],  # to explain what was found would take longest
+)
 ANY = settings(SEARCH, phases=[Phase.generate])
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """For a busy machine: how long an example takes says nothing here."""

@@ -87,7 +87,7 @@ class Cells(Generic[C, F]):
         return move
 
 
-# Copies are made as by `copy.deepcopy`, in a fraction of its time: half of a search went into it.
+# Copies are made as by `copy.deepcopy`, which took a third of a search.
 _NEVER_CHANGED = {bool, int, float, str, bytes, NoneType, type, FunctionType, datetime, Delivery, Entity, Message}
 _SLOTS: dict[type, tuple[str, ...]] = {}
 

@@ -87,8 +87,8 @@ _LONGEST_WAIT = 24 * 3600.0
 class SimulationLoop(VirtualTimeLoop):
     """The loop of one simulation. Run it by `run`, which leaves nothing behind.
 
-    Half of a simulation was asyncio's own loop: `call_at`, `call_soon` and `_run_once` are those of asyncio without what
-    no simulation needs, and give the same order. No file is ever ready, and timers are compared by their instants alone.
+    `call_at`, `call_soon` and `_run_once` are asyncio's without what no simulation needs, and give the same order. No
+    file is ever ready, and timers are compared by their instants alone.
     """
 
     _ready: deque[asyncio.Handle]
