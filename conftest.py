@@ -67,10 +67,6 @@ def pytest_configure(config: pytest.Config) -> None:
         make_all_eager()
 
 
-_LONGEST = {"test_bounded_memory.py"}
-"""What begins first: it would end last, in one process, while the others have nothing left to do."""
-
-
 def _wanted(config: pytest.Config) -> tuple[str, ...]:
     if config.option.tier:
         return tuple(config.option.tier)
@@ -98,7 +94,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if tier_of(item) in wanted]
-    items.sort(key=lambda item: item.path.name not in _LONGEST)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from heapq import heapify, heappop, heappush
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from pairmq.testing._loop import DeadlockError, VirtualTimeLoop
 from pairmq.testing.simulator._interrupts import check
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 OWNER: ContextVar[object | None] = ContextVar("pairmq simulation owner", default=None)
 """The process that a task belongs to; None for the world itself."""
@@ -109,7 +110,7 @@ class SimulationLoop(VirtualTimeLoop):
         self.set_task_factory(self._make_task if self.eager else None)
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Call something at an instant."""
         self._check_closed()  # type: ignore[attr-defined]
@@ -118,7 +119,9 @@ class SimulationLoop(VirtualTimeLoop):
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
         """Call something in the next round."""
         self._check_closed()  # type: ignore[attr-defined]
         handle = asyncio.Handle(callback, args, self, context)
@@ -199,7 +202,8 @@ class SimulationLoop(VirtualTimeLoop):
             # Its coroutine must not be collected: that would run its finally blocks.
             self._graveyard.append(task)
         for handle in (*self._ready, *(timer for _, timer in self._scheduled)):
-            if handle._context is not None and handle._context.get(OWNER) is owner:
+            context: Context | None = handle._context  # type: ignore[attr-defined]
+            if context is not None and context.get(OWNER) is owner:
                 handle.cancel()
 
     def tasks_of(self, owner: object) -> list[SimulationTask]:
