@@ -1,12 +1,16 @@
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pairmq import Entity, Message
+from pairmq import sync as blocking
 from pairmq.cli import _syphon
 from pairmq.cli._backlog_counts import Depths
 from pairmq.testing.servers import free_port
@@ -260,3 +264,18 @@ def test_more_processes_than_queues_are_refused(cli) -> None:
     ended = cli("syphon", "--processes", "3", *pair)
     assert ended.status == 2
     assert "3 processes can't share 2 queues" in ended.err
+
+
+def test_syphon_is_done_only_when_the_outbox_is_empty_and_status_shows_what_it_holds(cli, tmp_path):
+    urls = [f"sqlite://{tmp_path}/primary.db", f"sqlite://{tmp_path}/secondary.db"]
+    brokers = ["--primary", urls[0], "--secondary", urls[1]]
+    with blocking.Pair.connect(*urls, attempt_timeout=30) as pair:
+        pair.primary.admin.create(Entity("orders"))
+        with contextlib.closing(sqlite3.connect(tmp_path / "secondary.db")) as connection, connection:
+            pair.outbox("orders").send_batch([Message(b"1"), Message(b"2")], connection=connection)
+    assert "outbox: 2 messages to be moved, the oldest for " in cli("status", *brokers).out
+    assert json.loads(cli("status", "--json", *brokers).out)["outbox"]["pending"] == 2
+    assert cli("syphon", "--until-empty", *brokers).status == 0
+    seen = json.loads(cli("status", "-e", "orders", "--json", *brokers).out)
+    assert (seen["outbox"]["pending"], seen["outbox"]["oldest_seconds"]) == (0, None)
+    assert seen["entities"][0]["active"] == 2

@@ -50,6 +50,9 @@ PARAMETERS: dict[str, Any] = {
     "dead_letter_on_expiration": True,
     "requires_session": False,
     "single_consumer": False,
+    "notify": True,
+    "key": "key-5",
+    "window": datetime.timedelta(days=1),
 }
 FILL = (
     """
@@ -69,6 +72,7 @@ FILL = (
     INSERT INTO pairmq.session (shelf, name)
     SELECT s.id, convert_to('session-' || n, 'utf8') FROM pairmq.source s, generate_series(1, 50) AS n
     """,
+    "INSERT INTO pairmq.inbox SELECT 'key-' || n, now() + n * interval '1 s' FROM generate_series(-100, 9000) AS n",
     "ANALYZE",
 )
 
@@ -84,7 +88,8 @@ def empty(running: PostgresServer) -> PostgresServer:
 def full(empty: PostgresServer) -> Iterator[PostgresServer]:
     empty.query(*FILL)
     yield empty
-    empty.query("TRUNCATE pairmq.entity, pairmq.source, pairmq.session, pairmq.message CASCADE", "ANALYZE")
+    tables = "pairmq.entity, pairmq.source, pairmq.session, pairmq.message, pairmq.inbox"
+    empty.query(f"TRUNCATE {tables} CASCADE", "ANALYZE")
 
 
 def plan(server: PostgresServer, statement: str, *settings: str) -> list[str]:
@@ -99,7 +104,9 @@ def plan(server: PostgresServer, statement: str, *settings: str) -> list[str]:
 
 def scanned(server: PostgresServer, statement: str, *settings: str) -> list[str]:
     """The lines of a plan that read all of a table with messages."""
-    return [line for line in plan(server, statement, *settings) if re.search(r"Seq Scan on (message|session)\b", line)]
+    return [
+        line for line in plan(server, statement, *settings) if re.search(r"Seq Scan on (message|session|inbox)\b", line)
+    ]
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
