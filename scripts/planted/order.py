@@ -68,7 +68,7 @@ ORDER = (
         "src/pairmq/core/pump.py",
         "if item.key in keys and not (self._ordered_batches and item.key == taken[-1].key):",
         "if False:",
-        ordering="session",
+        tests=("tests/core/test_pump.py::test_where_order_is_kept_one_message_a_key_is_sent_at_once",),
     ),
     Mutant(
         "what is behind a failure in one operation counts as delivered",
@@ -76,13 +76,6 @@ ORDER = (
         "            if self.in_order and item.message.session_id in failed:\n",
         "            if False:\n",
         tests=("tests/core/test_pump.py::test_nothing_of_a_key_counts_as_delivered_behind_a_failure",),
-    ),
-    Mutant(
-        "several messages of a session go by a send that keeps no order where one fails",
-        "src/pairmq/runner/pump/_pump.py",
-        "(sender.send_in_order if self._machine.in_order else sender.send_batch)",
-        "sender.send_batch",
-        ordering="session",
     ),
     Mutant(
         "what stands behind a lost lock goes on",
