@@ -97,9 +97,7 @@ class Tier:
         quiet: keeps what it prints until it has ended.
     """
 
-    def __init__(
-        self, name: str, workers: int, more: Sequence[str], quiet: bool
-    ) -> None:
+    def __init__(self, name: str, workers: int, more: Sequence[str], quiet: bool) -> None:
         self.result = Result(name)
         self._name = name
         self._more = more

@@ -157,12 +157,17 @@ class Session:
 
     def write_flow(self) -> None:
         """Tell the peer the session's flow state."""
-        self.write_link_flow(None, None, None, None, False)
+        self._write_flow(None, None, None, None, False)
 
     def write_link_flow(
-        self, handle: int | None, delivery_count: int | None, credit: int | None, available: int | None, drain: bool
+        self, handle: int, delivery_count: int, credit: int, available: int | None, drain: bool
     ) -> None:
         """Tell the peer a link's flow state and the session's."""
+        self._write_flow(handle, delivery_count, credit, available, drain)
+
+    def _write_flow(
+        self, handle: int | None, delivery_count: int | None, credit: int | None, available: int | None, drain: bool
+    ) -> None:
         if self.state != "open":
             return
         self._incoming_window = INCOMING_WINDOW
