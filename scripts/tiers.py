@@ -248,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--workers",
         type=int,
         default=5,
-        help="processes for the tests of a tier (5); the first takes one more than there are processors, at most",
+        help="processes for the tests of a tier (5); the first takes two for each processor, at most",
     )
     parser.add_argument("--report", action="store_true", help="print what came of the last runs; run nothing")
     split = sys.argv[1:] if arguments is None else list(arguments)
@@ -265,8 +265,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         alone = [tier for tier in options.tiers if tier == "first"]
         for tier in alone:
-            # Its tests compute and wait for nothing, and each process takes 13 s of a processor to import them all.
-            workers = min(options.workers, (os.cpu_count() or 1) + 1)
+            # Some of its tests wait, but each process takes 13 s of a processor to import them all.
+            workers = min(options.workers, 2 * (os.cpu_count() or 1))
             Tier(tier, workers, more, quiet=False).run()
         _side_by_side([tier for tier in options.tiers if tier != "first"], options.workers, more)
     return 0 if report(options.tiers) else 1
