@@ -168,7 +168,7 @@ def files(tmp_path: Path) -> list[str]:
 
 
 def freeze(program: subprocess.Popen[str], files: list[str]) -> None:
-    """Stop a program for a while, at a moment at which it locks neither file: nobody else could write."""
+    """Stop a program for a while, at a moment at which it locks neither file, as no other program could write."""
     deadline = time.monotonic() + 60
     while True:
         os.kill(program.pid, signal.SIGSTOP)

@@ -231,17 +231,33 @@ def test_several_processes_end_on_one_signal(program, many_diverted, number: int
     assert "Traceback" not in ended.err
 
 
+def working(pid: int) -> list[int]:
+    """The processes that share the work of a syphon."""
+    children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return [each for each in children if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
+
+
 @pytest.mark.real_server
 def test_a_killed_process_ends_the_others_and_is_reported(program, many_diverted) -> None:
     service = program("syphon", "--processes", "2", "--metrics-interval", "200ms", *many_diverted)
     service.wait_for(b"left 0")
-    pid = service.process.pid
-    children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    working = [each for each in children if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
-    os.kill(working[0], signal.SIGKILL)
+    os.kill(working(service.process.pid)[0], signal.SIGKILL)
     ended = service.end()
     assert ended.status == 1
     assert "a process ended with SIGKILL" in ended.err
+
+
+@pytest.mark.real_server
+def test_the_processes_end_when_the_one_that_started_them_is_killed(program, many_diverted) -> None:
+    service = program("syphon", "--processes", "2", "--metrics-interval", "200ms", *many_diverted)
+    service.wait_for(b"left 0")
+    processes = working(service.process.pid)
+    service.signal(signal.SIGKILL)
+    assert len(processes) == 2
+    ends_at = time.monotonic() + 60
+    while any(Path(f"/proc/{each}").exists() for each in processes):
+        assert time.monotonic() < ends_at, "they go on"
+        time.sleep(0.05)
 
 
 @pytest.mark.real_server

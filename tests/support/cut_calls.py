@@ -20,7 +20,7 @@ async def turns_until_done(task: asyncio.Task[object]) -> bool:
 
 
 async def given_up(call: Coroutine[Any, Any, object], after: float = 0.3) -> None:
-    """Cancel a call that nobody answers, after some seconds, and see that it gives control back at once."""
+    """Cancel a call that gets no answer, after some seconds, and see that it gives control back at once."""
     task = asyncio.ensure_future(call)
     await asyncio.sleep(after)
     assert not task.done(), task

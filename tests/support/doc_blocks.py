@@ -37,7 +37,7 @@ class Block:
     line: int  # where its text begins, counted from 1
     language: str  # what stands behind the fence
     text: str  # what stands in it, without the indentation of the fence
-    not_run: str | None = None  # why nobody runs it; None if somebody does
+    not_run: str | None = None  # why it is not run; None if it is
     run_by: str | None = None  # the file of the test that runs it; None if that is a test of `tests/docs`
 
     @property

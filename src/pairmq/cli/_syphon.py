@@ -146,7 +146,7 @@ def _indexes(text: str | None, count: int) -> tuple[int, ...]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise BadParameter(f"--queues: {part.strip()!r} is no index: write indexes and ranges, as in 0,3,5-9")
+            raise BadParameter(f"--queues: {part.strip()!r} is not an index: write indexes and ranges, as in 0,3,5-9")
         low, high = int(first), int(last or first)
         if not low <= high < count:
             raise BadParameter(f"--queues: {part.strip()} is not within 0 to {count - 1}, the pair's backlog queues")

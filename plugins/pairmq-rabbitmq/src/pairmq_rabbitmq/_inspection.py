@@ -172,7 +172,7 @@ async def count_certainly(context: Context, queue: str, doing: str) -> int:
     A passive declare, which returns the number, is answered at once with what the queue's process knows. For a quorum
     queue that may be 0 with any number of messages in it: while no leader is elected, when the leader does not answer
     within 0.25 s, and after a boot until what dead consumers held is requeued (seen for 0.2 to 0.9 s with RabbitMQ
-    3.10). `basic.get` is no query but a command, which the leader applies in turn with all others. So a 0 is verified
+    3.10). `basic.get` is a command, which the leader applies in turn with all others. So a 0 is verified
     with that. A message that it fetches is requeued in its place, counted as delivered once more, also when the call is
     cancelled.
 

@@ -30,7 +30,7 @@ _DAY = 86_400
 # Clients round its fraction, or take a little off.
 _UNLIMITED_FROM = 10_675_199 * _DAY
 
-# Years and months are no durations: how long they are depends on when they begin.
+# Years and months are not durations: how long they are depends on when they begin.
 _FORM = re.compile(
     r"P(?=.)(?:(?P<weeks>\d{1,9})W)?(?:(?P<days>\d{1,9})D)?"
     r"(?:T(?=.)(?:(?P<hours>\d{1,9})H)?(?:(?P<minutes>\d{1,9})M)?(?:(?P<seconds>\d{1,12}(?:\.\d{1,9})?)S)?)?",

@@ -138,7 +138,7 @@ class AdminTransport(AioHttpTransport):  # type: ignore[misc]  # exported lazily
 def queue_settings(asked: QueueProperties | None, doing: str) -> dict[str, Any]:
     """Give what makes a queue of these settings; what is None is left to the service, whose default is *unlimited*.
 
-    Reason *malformed* when a setting is no setting at all; the service checks the ranges.
+    Reason *malformed* when a setting is not a setting; the service checks the ranges.
     """
     if asked is None:
         return {"dead_lettering_on_message_expiration": True}
