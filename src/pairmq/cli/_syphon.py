@@ -108,7 +108,7 @@ def _job(
     )
 
 
-def _work(settings: Settings, share: tuple[int, ...], until_empty: bool, orders: Connection) -> None:
+def _work(settings: Settings, share: tuple[int, ...] | None, until_empty: bool, orders: Connection) -> None:
     """Be one of several processes: what a signal asks for comes from the one that started this one."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -333,7 +333,8 @@ class SyphonJob:
     def _nothing_more(self, agreement: Agreement) -> bool:
         """Whether all queues that the syphon drains were among those that were just counted."""
         counted = {depth.queue for depth in self._depths.queues} if self._depths is not None else set()
-        return counted.issuperset((*self._queues(), *agreement.found))
+        # A share does not drain what only other processes know: a syphon of all queues does.
+        return counted.issuperset((*self._queues(), *(agreement.found if self._share is None else ())))
 
     def _queues(self) -> tuple[Entity, ...]:
         """Those that it drains: its share of the pair's, and all that only other processes know."""

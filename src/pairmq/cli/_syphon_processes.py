@@ -182,7 +182,7 @@ class _Process:
 
 
 class SyphonProcesses:
-    """Syphons in processes of their own, each with its share of the backlog queues.
+    """Syphons in processes of their own: the first drains all backlog queues, each other one its share of them.
 
     If one of them ends early, the others are stopped: its queues would be left behind silently. ``work`` runs in each:
     it takes the settings, its share, ``until_empty`` and a connection that gives it signals and takes its reports.
@@ -193,7 +193,7 @@ class SyphonProcesses:
         settings: Settings,
         queues: Sequence[int],
         count: int,
-        work: Callable[[Settings, tuple[int, ...], bool, Connection], None],
+        work: Callable[[Settings, tuple[int, ...] | None, bool, Connection], None],
         until_empty: bool,
         *,
         interval: float,
@@ -203,21 +203,22 @@ class SyphonProcesses:
         self._until_empty = until_empty
         self._interval = max(0.1, interval)
         self._json = json
-        self._shares = [tuple(queues[first::count]) for first in range(count)]
-        self._settings = [self._for(settings, len(share) / len(queues)) for share in self._shares]
+        self._shares: list[tuple[int, ...] | None] = [tuple(queues[first::count]) for first in range(count)]
+        if len(queues) == settings.options.backlog_queue_count:
+            # A share keeps no record of the pair, and knows no queues of other processes (SPEC 13.2): one drains all.
+            self._shares[0] = None
+        self._settings = self._limited(settings, count)
         self._processes: list[_Process] = []
         console = stderr_console()
         self._live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
 
     @staticmethod
-    def _for(settings: Settings, part: float) -> Settings:
+    def _limited(settings: Settings, count: int) -> Settings:
         """A limit of the rate is one for all together."""
         rate = settings.options.syphon_max_rate
-        return (
-            settings
-            if rate is None
-            else replace(settings, options=replace(settings.options, syphon_max_rate=rate * part))
-        )
+        if rate is None:
+            return settings
+        return replace(settings, options=replace(settings.options, syphon_max_rate=rate / count))
 
     async def run(self, stop: Stop) -> int:
         """Move messages until a signal, or until nothing is left; returns the exit status. Raises `CommandFailed` when
@@ -226,8 +227,8 @@ class SyphonProcesses:
         stop.on_request(lambda: self._order(stop.signal or signal.SIGTERM))
         note(f"syphon: {len(self._shares)} processes share the backlog queues")
         try:
-            for share, settings in zip(self._shares, self._settings, strict=True):
-                self._start(share, settings, ended)
+            for share in self._shares:
+                self._start(share, ended)
             if self._live is not None:
                 self._live.start()
             await self._watch(stop, ended)
@@ -242,11 +243,11 @@ class SyphonProcesses:
         end = SyphonEnd(self._progress(), all(end.emptied for end in ends), fault)
         return end.report(stop, self._until_empty, json=self._json)
 
-    def _start(self, share: tuple[int, ...], settings: Settings, ended: asyncio.Event) -> None:
+    def _start(self, share: tuple[int, ...] | None, ended: asyncio.Event) -> None:
         # Not forked: a forked process would have this one's connections, threads and loop.
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=self._work, args=(settings, share, self._until_empty, theirs))
+        process = context.Process(target=self._work, args=(self._settings, share, self._until_empty, theirs))
         process.start()
         theirs.close()
         each = _Process(process, ours)
