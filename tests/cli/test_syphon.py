@@ -220,6 +220,14 @@ def test_several_processes_empty_the_backlog_as_one(cli, program, many_diverted,
 
 
 @pytest.mark.real_server
+def test_several_processes_empty_queues_that_only_other_processes_use(program, many_diverted) -> None:
+    *pair, _ = many_diverted
+    drained = program("syphon", "--processes", "2", "--until-empty", *pair, "2").end()
+    assert drained.status == 0, drained
+    assert "moved 2 000 messages; the backlog is empty" in drained.err
+
+
+@pytest.mark.real_server
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_several_processes_end_on_one_signal(program, many_diverted, number: int, status: int) -> None:
     service = program("syphon", "--processes", "2", "--metrics-interval", "200ms", *many_diverted)
