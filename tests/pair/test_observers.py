@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import types
 
 import pytest
 
-from pairmq import ConfigurationError, Entity, Message, Pair
+from pairmq import ConfigurationError, Entity, Message, Pair, PairOptions
 from pairmq.model.events import SendCompleted
 from pairmq.observe.otel import OpenTelemetryObserver
-from pairmq.pair._observers import named_in_environment, observers_of
+from pairmq.pair import load_settings
+from pairmq.pair._observers import observers_of
 from pairmq.plugins import ObserverRecord, Registry, hookimpl
 from pairmq.testing import memory_broker
 
@@ -75,9 +77,23 @@ def test_a_name_that_nobody_has_is_an_error_that_lists_the_others(plugins):
 
 def test_the_environment_names_observers_whatever_else_is_given(monkeypatch):
     monkeypatch.setenv("PAIRMQ_OBSERVERS", "nobody")
-    assert named_in_environment() == ("nobody",)
-    with pytest.raises(ConfigurationError, match="'nobody'"):
+    with pytest.raises(ConfigurationError, match=r"^PAIRMQ_OBSERVERS: no observer is named 'nobody'"):
         Pair.connect("memory://a", "memory://b")
+    with pytest.raises(ConfigurationError, match=r"^PAIRMQ_OBSERVERS: no observer is named 'nobody'"):
+        Pair.connect("memory://a", "memory://b", options=PairOptions())
+
+
+@pytest.mark.parametrize("through_settings", [True, False])
+def test_an_observer_unknown_to_all_plugins_is_refused_with_the_file_that_names_it(tmp_path, through_settings):
+    path = tmp_path / "pairmq.toml"
+    path.write_text('[pair]\nprimary = "memory://a"\nsecondary = "memory://b"\nobservers = ["adit"]\n')
+    text = re.escape(f"settings file {path}: [pair] observers: no observer is named 'adit': known are ")
+    given = {"config": path}
+    if through_settings:  # as commands do
+        settings = load_settings(config=path, environ={})
+        given = {"options": settings.options, "observers": settings.observers}
+    with pytest.raises(ConfigurationError, match=f"^{text}"):
+        Pair.connect("memory://a", "memory://b", **given)
 
 
 async def test_a_pair_is_observed_by_name(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -265,5 +266,6 @@ def test_observers_are_named_in_the_file_or_in_the_environment(tmp_path):
 def test_observers_are_a_list_of_names(tmp_path, wrong):
     path = tmp_path / "pairmq.toml"
     path.write_text(f'[pair]\nprimary = "{EAST}"\nsecondary = "{WEST}"\nobservers = {wrong}\n')
-    with pytest.raises(ConfigurationError, match="must be a list of names"):
+    text = re.escape(f"settings file {path}: [pair] observers must be a list of names")
+    with pytest.raises(ConfigurationError, match=f"^{text}"):
         load_settings(config=path, environ={})

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pairmq.model import ConfigurationError
-from pairmq.pair._settings import PREFIX, check_directory, names_in
+from pairmq.pair._settings import ObserverName, check_directory
 from pairmq.plugins import Observer, Registry
 
 if TYPE_CHECKING:
@@ -44,18 +44,13 @@ def observers_of(
             watching += _open_telemetry(watching)
         elif name not in records:
             known = ", ".join(sorted({OPEN_TELEMETRY, *records}))
-            raise ConfigurationError(f"no observer is named {name!r}: known are {known}")
+            where = f"{name.where}: " if isinstance(name, ObserverName) else ""
+            raise ConfigurationError(f"{where}no observer is named {name!r}: known are {known}")
         elif not records[name].automatic:
             watching.append(records[name].factory())
     if journal is not None:
         watching.append(_journal(journal))
     return watching
-
-
-def named_in_environment(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """The observers named in ``PAIRMQ_OBSERVERS``, separated by commas."""
-    environ = os.environ if environ is None else environ
-    return names_in(environ.get(f"{PREFIX}OBSERVERS", ""))
 
 
 def _open_telemetry(watching: Sequence[Observer]) -> list[Observer]:

@@ -22,12 +22,19 @@ from pairmq.model.events import Event
 from pairmq.pair import _active
 from pairmq.pair._arguments import seconds
 from pairmq.pair._audience import Audience
-from pairmq.pair._observers import named_in_environment, observers_of
+from pairmq.pair._observers import observers_of
 from pairmq.pair._outbox import PairOutbox
 from pairmq.pair._readiness import Readiness, find_readiness
 from pairmq.pair._receiver import PairReceiver
 from pairmq.pair._sender import PairSender
-from pairmq.pair._settings import PREFIX, check_available, check_destination, check_syphon_queues, load_settings
+from pairmq.pair._settings import (
+    PREFIX,
+    check_available,
+    check_destination,
+    check_syphon_queues,
+    load_settings,
+    named_in_environment,
+)
 from pairmq.plugins import Observer, Registry, registry
 from pairmq.runner import Agreement, Clock, Engine
 from pairmq.transport import Transport, start_task
@@ -110,7 +117,7 @@ class Pair:
         if options is not None and overrides:
             raise ConfigurationError(f"give either options or {', '.join(overrides)}, not both")
         journal = journal or os.environ.get(f"{PREFIX}JOURNAL") or None
-        named = named_in_environment()
+        named: tuple[str, ...] = named_in_environment()
         if config or options is None or primary is None or secondary is None:
             # A transport given by the caller needs no URL: use a placeholder.
             settings = load_settings(

@@ -33,6 +33,12 @@ _FALSE = frozenset(("0", "false", "no", "off"))
 _DEFAULTS = {entry.name: entry.default for entry in fields(PairOptions)}
 
 
+class ObserverName(str):
+    """The name of an observer, and ``where`` the settings have it, for errors."""
+
+    where = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Everything needed to make a pair.
@@ -92,7 +98,9 @@ def load_settings(
             values[name] = text if name in _TEXTS else _parse(name, text, PREFIX + name.upper())
             of_file.discard(name)
     for name in _LISTS:
-        values[name] = names_in(environ.get(PREFIX + name.upper(), "")) or _checked_names(name, values.get(name, ()))
+        values[name] = named_in_environment(environ) or _checked_names(
+            name, values.get(name, ()), f"settings file {_shown(path or '')}: [pair] {name}"
+        )
     given = {"primary": primary, "secondary": secondary, "journal": journal, **(overrides or {})}
     values.update({name: value for name, value in given.items() if value is not None})
     of_file.difference_update(name for name, value in given.items() if value is not None)
@@ -141,9 +149,17 @@ def misspelt_variables(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...
     return tuple((name, names[0]) for name, names in meant if names)
 
 
-def names_in(text: str) -> tuple[str, ...]:
-    """The names in a comma-separated text."""
-    return tuple(name for part in text.split(",") if (name := part.strip()))
+def named_in_environment(environ: Mapping[str, str] | None = None) -> tuple[ObserverName, ...]:
+    """The observers named in ``PAIRMQ_OBSERVERS``, separated by commas."""
+    variable = f"{PREFIX}OBSERVERS"
+    text = (os.environ if environ is None else environ).get(variable, "")
+    return tuple(_observer_name(name, variable) for part in text.split(",") if (name := part.strip()))
+
+
+def _observer_name(name: str, where: str) -> ObserverName:
+    named = ObserverName(name)
+    named.where = where
+    return named
 
 
 def check_directory(journal: object) -> None:
@@ -306,10 +322,10 @@ def _is_alike(table: str) -> bool:
     return bool(difflib.get_close_matches("pair", [table.lower()], 1, _ALIKE))
 
 
-def _checked_names(name: str, value: Any) -> tuple[str, ...]:
+def _checked_names(name: str, value: Any, where: str) -> tuple[str, ...]:
     if isinstance(value, tuple) and all(isinstance(each, str) for each in value):
-        return value
-    raise ConfigurationError(f"{name} in the settings file must be a list of names, e.g. {name} = ['opentelemetry']")
+        return tuple(_observer_name(each, where) for each in value)
+    raise ConfigurationError(f"{where} must be a list of names, e.g. {name} = ['opentelemetry']")
 
 
 def _shown(text: str | os.PathLike[str], how: Callable[[str], str] = str) -> str:
