@@ -204,9 +204,16 @@ TESTED = (
         tests=_IN_DOUBT_TESTS,
     ),
     Mutant(
+        "a message in doubt does not wait",
+        _CORE,
+        "        wait = _DOUBT.wait(attempts - _AT_ONCE - 1, 0.0) if attempts > _AT_ONCE else 0.0\n",
+        "        wait = 0.0\n",
+        tests=("tests/core/test_pump.py", *_IN_DOUBT_TESTS),
+    ),
+    Mutant(
         "what may not be postponed yet leaves its line",
         _CORE,
-        "        line.items = deque(item for item in line.items if item.copy_after > now)\n",
+        "        line.items = deque(item for item in line.items if item.copy_after > now or item not in waiting)\n",
         "        line.items = deque()\n",
         tests=_IN_DOUBT_TESTS,
     ),

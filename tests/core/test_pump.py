@@ -62,11 +62,13 @@ class Pump:
         self.lines.update({line.gate.entity: line for line in begun})
         return settle
 
-    def send(self, *results: TransportError | None, entity: Entity = ORDERS, took: float = 0.0) -> Any:
+    def send(
+        self, *results: TransportError | None, entity: Entity = ORDERS, took: float = 0.0, now: float = 0.0
+    ) -> Any:
         """One operation of a line from its beginning to its end."""
         line = self.lines[entity]
-        items, settle = self.machine.screened(self.machine.take(line), AT)
-        sent = self.machine.sent(line.gate, items, results, took)
+        items, settle = self.machine.screened(self.machine.take(line, now), AT)
+        sent = self.machine.sent(line.gate, items, results, took, now)
         if sent.failure is not None:
             self.gates.shut(line.gate)
         self.machine.ended(line)
@@ -138,7 +140,7 @@ def test_a_message_that_was_not_taken_goes_back_to_the_head_of_its_line():
     pump.receive(*map(envelope, range(3)))
     sent = pump.send(None, AWAY, AWAY)
     assert (len(sent.settle), sent.failure, pump.waiting()) == (1, AWAY, ["m1", "m2"])
-    assert pump.machine.next(pump.lines[ORDERS]) is Next.WAIT
+    assert pump.machine.next(pump.lines[ORDERS], 0.0) is Next.WAIT
 
 
 @pytest.mark.parametrize("error", [TOO_LARGE, NOT_FOUND])
@@ -169,6 +171,79 @@ def test_a_message_in_doubt_is_marked_and_sent_alone_next():
     pump.send(IN_DOUBT, AWAY, AWAY)
     line = pump.lines[ORDERS]
     assert ([item.unknown for item in line.items], line.gate.most) == ([True, False, False], 1)
+
+
+def in_doubt(pump: Pump, attempts: int) -> float:
+    """Send the first message in vain; gives the instant of its next attempt."""
+    line, now = pump.lines[ORDERS], 0.0
+    for _ in range(attempts):
+        pump.send(IN_DOUBT, now=now)
+        pump.gates.open(line.gate)
+        now = pump.machine.ready_at(line, now)
+    return now
+
+
+def test_a_message_in_doubt_waits_from_the_fourth_attempt_on_twice_as_long_and_an_hour_at_most():
+    pump = Pump()
+    pump.receive(envelope(1))
+    waits, now = [], 0.0
+    for _ in range(16):
+        [(_, _, wait)] = pump.send(IN_DOUBT, now=now).doubtful
+        pump.gates.open(pump.lines[ORDERS].gate)
+        waits.append(wait)
+        now += wait
+    assert (waits[:6], waits[-2:]) == ([0.0, 0.0, 0.0, 4.0, 8.0, 16.0], [3600.0, 3600.0])
+
+
+def test_others_pass_a_message_in_doubt():
+    pump = Pump()
+    pump.receive(envelope(1))
+    ready_at = in_doubt(pump, 5)
+    line = pump.lines[ORDERS]
+    assert pump.machine.next(line, ready_at - 0.1) is Next.WAIT
+    pump.receive(envelope(2), envelope(3), first=2, now=ready_at - 0.1)
+    line.gate.most = 10
+    assert pump.machine.next(line, ready_at - 0.1) is Next.SEND
+    taken = pump.machine.take(line, ready_at - 0.1)
+    assert ([item.message.message_id for item in taken], pump.waiting()) == (["m2", "m3"], ["m1"])
+    pump.machine.ended(line)
+    assert len(pump.machine.take(line, ready_at)) == 3
+
+
+@pytest.mark.parametrize("batches", [True, False])
+def test_where_order_is_kept_only_other_sessions_pass_a_message_in_doubt(batches):
+    pump = Pump(ordered=True, batches=batches)
+    pump.receive(envelope(1, session="a"))
+    now = in_doubt(pump, 5) - 0.1
+    pump.receive(envelope(2, session="a"), envelope(3, session="b"), first=2, now=now)
+    line = pump.lines[ORDERS]
+    line.gate.most = 10
+    assert [item.message.message_id for item in pump.machine.take(line, now)] == ["m3"]
+    assert (pump.waiting(), pump.machine.ready_at(line, now)) == (["m1", "m2"], pytest.approx(now + 0.1))
+
+
+def test_a_message_in_doubt_waits_also_after_it_was_redelivered():
+    pump = Pump()
+    pump.receive(envelope(1))
+    ready_at = in_doubt(pump, 5)
+    pump.machine.drop_lines()
+    pump.machine.release()
+    pump.receive(envelope(1), now=ready_at - 0.1, first=9, count=2)
+    assert pump.machine.next(pump.lines[ORDERS], ready_at - 0.1) is Next.WAIT
+    assert pump.machine.next(pump.lines[ORDERS], ready_at) is Next.SEND
+
+
+def test_messages_in_doubt_make_room_for_others():
+    pump = Pump(syphon_batch=2)
+    pump.receive(envelope(1), envelope(2))
+    line = pump.lines[ORDERS]
+    for now in range(4):
+        line.gate.most = 10
+        pump.send(IN_DOUBT, IN_DOUBT, now=now)
+        pump.gates.open(line.gate)
+    assert pump.machine.room(now) is Room.POSTPONE
+    assert pump.machine.fullest(now) is line
+    assert len(pump.machine.postpone(line, now)) == 2
 
 
 def test_an_operation_that_is_cut_off_is_halved_and_grows_while_there_is_time():
@@ -204,7 +279,7 @@ def test_time_in_the_backlog_counts_where_it_should(policy, reasons):
 def test_a_message_is_sent_with_the_time_that_it_has_left():
     pump = Pump(ttl_policy="elapse")
     pump.receive(divert(Message(b"", time_to_live=60.0), Diversion(ORDERS, AT - timedelta(seconds=20), "sender", 1)))
-    items = pump.machine.take(pump.lines[ORDERS])
+    items = pump.machine.take(pump.lines[ORDERS], 0.0)
     assert [message.time_to_live for message in pump.machine.outgoing(items, AT)] == [40.0]
 
 
@@ -245,8 +320,8 @@ def test_what_was_delivered_under_another_lock_is_completed_although_its_time_ha
     pump.receive(message)
     pump.receive(message, first=2)  # a copy
     line = pump.lines[ORDERS]
-    [first, second] = pump.machine.take(line)
-    pump.settle(pump.machine.sent(line.gate, [first], [None], 0.0).settle, LOCK_LOST)
+    [first, second] = pump.machine.take(line, 0.0)
+    pump.settle(pump.machine.sent(line.gate, [first], [None], 0.0, 0.0).settle, LOCK_LOST)
     send, settle = pump.machine.screened([second], AT + timedelta(seconds=2))
     assert (send, [(item.poison, item.ending) for item in settle]) == ([], [(None, Ending.REDELIVERED)])
 
@@ -310,16 +385,16 @@ def test_more_is_read_ahead_while_small_messages_flow():
 
 def test_no_more_is_received_than_fits_in_the_window():
     pump = Pump(syphon_batch=2)
-    assert pump.machine.room() is Room.ENOUGH
+    assert pump.machine.room(0.0) is Room.ENOUGH
     pump.receive(envelope(1), envelope(2))
-    assert pump.machine.room() is Room.SOON
+    assert pump.machine.room(0.0) is Room.SOON
 
 
 def test_a_full_batch_that_waits_is_postponed():
     pump = Pump(syphon_batch=2)
     pump.receive(envelope(1), envelope(2))
     pump.send(AWAY, AWAY)
-    assert pump.machine.room() is Room.POSTPONE
+    assert pump.machine.room(0.0) is Room.POSTPONE
 
 
 def test_where_order_is_kept_several_batches_are_held_while_the_primary_answers():
@@ -327,16 +402,16 @@ def test_where_order_is_kept_several_batches_are_held_while_the_primary_answers(
     for n in range(10):
         pump.receive(envelope(2 * n, session="s"), envelope(2 * n + 1, session="s"), first=2 * n + 1)
         pump.gates.shut(pump.lines[ORDERS].gate)
-        held = pump.machine.room()
+        held = pump.machine.room(0.0)
         assert (n, held) == (n, Room.ASK if n < 9 else Room.NONE)
-    assert pump.machine.room(primary_answers=True) is Room.NONE
+    assert pump.machine.room(0.0, primary_answers=True) is Room.NONE
 
 
 def test_where_order_is_kept_no_more_is_held_while_the_primary_does_not_answer():
     pump = Pump(syphon_batch=1, ordered=True)
     pump.receive(envelope(1))
     pump.send(AWAY)
-    answers = [pump.machine.room(primary_answers=answer) for answer in (False, True)]
+    answers = [pump.machine.room(0.0, primary_answers=answer) for answer in (False, True)]
     assert answers == [Room.NONE, Room.ENOUGH]
 
 
@@ -351,14 +426,14 @@ def test_a_low_rate_makes_small_batches(rate, batch):
 def test_where_order_is_kept_one_message_a_key_is_sent_at_once():
     pump = Pump(ordered=True)
     pump.receive(*(envelope(n, session=session) for n, session in enumerate("aba")))
-    taken = pump.machine.take(pump.lines[ORDERS])
+    taken = pump.machine.take(pump.lines[ORDERS], 0.0)
     assert ([item.message.message_id for item in taken], pump.waiting()) == (["m0", "m1"], ["m2"])
 
 
 def test_where_a_sender_keeps_order_messages_of_a_key_that_follow_each_other_are_sent_at_once():
     pump = Pump(ordered=True, batches=True)
     pump.receive(*(envelope(n, session=session) for n, session in enumerate("aabba")))
-    assert (len(pump.machine.take(pump.lines[ORDERS])), pump.waiting(), pump.machine.in_order) == (4, ["m4"], True)
+    assert (len(pump.machine.take(pump.lines[ORDERS], 0.0)), pump.waiting(), pump.machine.in_order) == (4, ["m4"], True)
     assert not Pump(batches=True).machine.in_order
 
 
@@ -385,7 +460,7 @@ def test_a_refused_message_of_a_key_is_gone_before_the_next_one_is_sent_again():
 def test_without_order_all_go_at_once():
     pump = Pump()
     pump.receive(*(envelope(n, session=session) for n, session in enumerate("aba")))
-    assert len(pump.machine.take(pump.lines[ORDERS])) == 3
+    assert len(pump.machine.take(pump.lines[ORDERS], 0.0)) == 3
 
 
 def test_where_order_is_kept_a_dead_letter_is_waited_for():
@@ -413,11 +488,11 @@ def test_where_order_is_kept_what_is_sent_or_stored_stays_locked_when_another_lo
     line.gate.most = 1
     [stored] = pump.send(None).settle
     line.gate.most = 2
-    poison, sent = pump.machine.take(line)
-    pump.machine.sent(line.gate, [poison], [TOO_LARGE], 0.0)
+    poison, sent = pump.machine.take(line, 0.0)
+    pump.machine.sent(line.gate, [poison], [TOO_LARGE], 0.0, 0.0)
     pump.machine.miss(line.items[0])
     assert [item.state for item in (stored, poison, sent)] == [State.SETTLING, State.LAPSED, State.SENDING]
-    assert (pump.machine.delivering, len(pump.machine), pump.machine.next(line)) == (True, 2, Next.END)
+    assert (pump.machine.delivering, len(pump.machine), pump.machine.next(line, 0.0)) == (True, 2, Next.END)
     pump.settle([stored])
     assert pump.machine.delivering
     pump.machine.ended(line)
@@ -427,7 +502,7 @@ def test_where_order_is_kept_what_is_sent_or_stored_stays_locked_when_another_lo
 def test_where_order_was_lost_with_a_lock_nothing_is_sent_that_was_not():
     pump = Pump(ordered=True)
     pump.receive(envelope(1, session="a"), envelope(2, session="b"))
-    missed, other = pump.machine.take(pump.lines[ORDERS])
+    missed, other = pump.machine.take(pump.lines[ORDERS], 0.0)
     pump.machine.miss(missed)
     assert pump.machine.screened([other], AT) == ([], [])
 
@@ -489,7 +564,7 @@ def test_what_is_left_of_a_line_that_was_dropped_begins_another():
     pump.send(AWAY)
     line = pump.lines[ORDERS]
     items = pump.machine.postpone(line, 0.0)
-    assert pump.machine.next(line) is Next.END
+    assert pump.machine.next(line, 0.0) is Next.END
     _, begun = pump.machine.copied(line, items, [AWAY], 0.0)
     assert begun is not None
     assert list(begun.items) == items
@@ -620,9 +695,9 @@ class AnyPump:
         self.keys[self.name(message)] = message.application_properties["x-ms-sessionid"]
 
     def receive(self) -> None:
-        room = self.machine.room()
+        room = self.machine.room(self.now)
         if room is Room.ASK:
-            room = self.machine.room(primary_answers=True)
+            room = self.machine.room(self.now, primary_answers=True)
         if room is not Room.ENOUGH or self.machine.broken:
             return
         free = [position for position in self.queue if position not in self.tokens][: self.machine.batch]
@@ -643,12 +718,12 @@ class AnyPump:
 
     def begin_operation(self) -> None:
         line = self.random.choice(self.lines(busy=False))
-        step = self.machine.next(line)
+        step = self.machine.next(line, self.now)
         if step is Next.END:
             del self.operations[line]
             self.machine.left(line)
         if step is Next.SEND:
-            self.machine.take(line)
+            self.machine.take(line, self.now)
             self.operations[line] = operation = Operation(line)
             self.screen(operation)
 
@@ -707,7 +782,7 @@ class AnyPump:
                 missing.add(session)
             if result is None:
                 self.confirmed.add(self.name(item.message))
-        outcome = self.machine.sent(line.gate, sent, results, self.random.random())
+        outcome = self.machine.sent(line.gate, sent, results, self.random.random(), self.now)
         if outcome.failure is not None:
             self.pump.gates.shut(line.gate)
         self.settle(outcome.settle)
@@ -760,7 +835,7 @@ class AnyPump:
                 self.renew(item)
 
     def postpone(self) -> None:
-        if self.machine.room() is not Room.POSTPONE:
+        if self.machine.room(self.now) is not Room.POSTPONE:
             return
         line = self.machine.fullest(self.now)
         if line is None or not self.machine.primary_seen(line, answers=self.random.random() < 0.5):
@@ -819,7 +894,7 @@ class AnyPump:
             operation = self.operations[line]
             assert operation is not None
             if not operation.waits_for:
-                self.machine.sent(line.gate, operation.sent, [AWAY] * len(operation.sent), 0.0)
+                self.machine.sent(line.gate, operation.sent, [AWAY] * len(operation.sent), 0.0, self.now)
             self.end(operation)
         assert (len(self.machine), self.machine.unsettled) == (0, [])
         assert {item.state for item in self.items} <= {State.LOST, State.LAPSED, State.FORFEIT, State.GONE}

@@ -196,9 +196,9 @@ async def test_a_completion_is_tried_again_after_a_pump_began_anew_before_the_fi
         message = Message(b"1", message_id=str(number))
         diversion = Diversion(Entity("orders"), datetime.fromtimestamp(virtual_wall(), UTC), "other-process", number)
         _, [line] = machine.received([Delivery(divert(message, diversion), number)], 0.0, diversion.diverted_at)
-        sent = machine.sent(line.gate, machine.take(line), [None], 0.0)
+        sent = machine.sent(line.gate, machine.take(line, 0.0), [None], 0.0, 0.0)
         machine.ended(line)
-        machine.next(line)
+        machine.next(line, 0.0)
         return sent.settle
 
     await settler.settle(stored(1))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pairmq import Message
 from pairmq.core import Diversion, divert
 from pairmq.model import Entity, FailureKind, TransportError
-from pairmq.model.events import DestinationChanged, MessageMoved
+from pairmq.model.events import DestinationChanged, MessageMoved, Warned
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.transport import QueueProperties
 
@@ -241,3 +241,39 @@ async def test_nothing_is_sent_under_a_lock_that_may_end_before_the_send(world):
         w.west.heal()
         await drained(w)
         assert w.home() == [b"0"]
+
+
+@in_virtual_time
+async def test_a_message_that_is_never_confirmed_gets_few_copies_and_delays_no_other(world, monkeypatch):
+    """It was sent again about once a minute, 272 times in four hours, and everything behind it waited."""
+    async with world(enable_syphon=True, failover_interval=0.0) as w:
+        sender = type(w.east.transport().sender(Entity("orders")))
+        send, send_batch, lost = sender.send, sender.send_batch, {"orders-0"}
+
+        async def confirmed_in_part(self, messages):
+            results = await send_batch(self, messages)
+            error = TransportError("lost", FailureKind.UNAVAILABLE, maybe_applied=True)
+            return [
+                error if each.message_id in lost else result for each, result in zip(messages, results, strict=True)
+            ]
+
+        async def never_confirmed(self, message):
+            await send(self, message)
+            if message.message_id in lost:
+                raise TransportError("lost", FailureKind.UNAVAILABLE, maybe_applied=True)
+
+        monkeypatch.setattr(sender, "send", never_confirmed)
+        monkeypatch.setattr(sender, "send_batch", confirmed_in_part)
+        leave(w.west, 20)
+        await asyncio.sleep(60)
+        assert set(w.home()) == {b"%d" % number for number in range(20)}
+        assert len(w.backlog()) == 1
+        await asyncio.sleep(4 * 3600 - 60)
+        assert 5 <= Counter(w.home())[b"0"] <= 20
+        assert any("'orders-0' was sent to orders" in event.text for event in w.of(Warned))
+        leave(w.west, 5, "prices")
+        await asyncio.sleep(10)
+        assert len(w.home("prices")) == 5
+        lost.clear()
+        await asyncio.sleep(3600)
+        assert w.backlog() == []

@@ -50,6 +50,7 @@ from pairmq.core.options import (
 from pairmq.core.order import DrainView, KeyOrder, Look, backlog_queue_of
 from pairmq.core.pump import (
     DEAD_LETTERS_AT_ONCE,
+    REPORTED_DOUBT,
     DestinationLine,
     Item,
     Next,
@@ -93,6 +94,7 @@ __all__ = [
     "OPTION_RANGES",
     "OUTBOX_QUEUE",
     "RECORD_QUEUE",
+    "REPORTED_DOUBT",
     "REPORT_INTERVAL",
     "REPORT_LIFETIME",
     "ROUTE_REQUESTED",

@@ -22,6 +22,8 @@ Rules.
    sent twice.
 5. An operation that hits its time limit reports the outcome of none of its messages: the next one carries fewer.
 6. A settlement that failed in passing is tried again, and each is reported once, however it ends.
+7. Each attempt whose confirmation is lost may leave a copy in the primary. So a message in doubt waits, from the
+   fourth one on twice as long after each, and others pass it where order allows that (ADR 12).
 
 Instants are seconds of one monotonic clock, but for those of the wall clock, which are datetimes.
 """
@@ -31,11 +33,12 @@ from __future__ import annotations
 import enum
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
+from pairmq.core.backoff import Backoff
 from pairmq.core.envelope import MAYBE_DUPLICATE, Diversion, elapsed_time_to_live, restore
 from pairmq.core.gates import Gate, Gates
 from pairmq.core.machine import ImpossibleInputError
@@ -59,6 +62,12 @@ _BYTES_HELD: Final = 16 << 20
 
 _FIRST_COMPLETED: Final = 100  # deliveries completed in one operation, until that has shown to fit
 _MOST_COMPLETED: Final = 1000
+
+_AT_ONCE: Final = 3  # attempts in doubt that delay no other: a slow primary, or a lost connection, passes
+_DOUBT: Final = Backoff(first=4.0, factor=2.0, cap=3600.0, jitter=0.0)
+"""Further delays of a message in doubt: about as long as it was in doubt already, and an hour at most."""
+REPORTED_DOUBT: Final = 60.0
+"""Seconds of such a delay from which on it is reported."""
 
 _UNKNOWN_LOCK: Final = 15.0  # s: how long a lock is taken to last until the queue was asked
 _SOON: Final = 0.001  # s
@@ -233,6 +242,13 @@ class Item:
         self.state = state
 
 
+class Doubt(NamedTuple):
+    """Attempts at a message whose confirmations were lost, and the instant before which no other one begins."""
+
+    attempts: int
+    send_after: float
+
+
 class DestinationLine:
     """Messages on their way to one destination, in order; ``taken`` are those in the operation under way.
 
@@ -261,7 +277,7 @@ class Next(enum.Enum):
     """What a line does next."""
 
     SEND = "take what goes in one operation"
-    WAIT = "wait until its gate is open"
+    WAIT = "wait until its gate is open, or until `PumpMachine.ready_at` where it is"
     END = "nothing is in it, and it is dropped"
 
 
@@ -272,11 +288,13 @@ class Sent(NamedTuple):
         settle: those to be completed or dead-lettered.
         failure: for which the destination's gate is to be shut.
         unknown_entity: the destination does not exist: nothing needs to be kept for it.
+        doubtful: those whose confirmation was lost, with the attempts for which it was, and the seconds until the next.
     """
 
     settle: list[Item]
     failure: TransportError | None
     unknown_entity: bool
+    doubtful: list[tuple[Item, int, float]]
 
 
 class Report(NamedTuple):
@@ -368,6 +386,7 @@ class PumpMachine:
         self._places: dict[str, Item] = {}  # the same by their position in the queue, where the broker gives it
         self._settling: dict[Item, None] = {}  # each is reported once
         self._delivered: OrderedDict[tuple[str, str, int], None] = OrderedDict()
+        self._doubts: OrderedDict[tuple[str, str, int], Doubt] = OrderedDict()
         self._dead_in_doubt: OrderedDict[tuple[object, ...], None] = OrderedDict()  # reported, and may be redelivered
 
     def __len__(self) -> int:
@@ -400,34 +419,49 @@ class PumpMachine:
         """Those whose settlement failed, and is to be tried again."""
         return [item for item in self._settling if item.state is State.UNSETTLED or item.state is State.FORFEIT]
 
-    def room(self, *, primary_answers: bool | None = None) -> Room:
+    def room(self, now: float, *, primary_answers: bool | None = None) -> Room:
         """Return whether more may be received.
 
         Without order, a batch may be held; with it, what is held keeps its order in its line, and is redelivered in its
         order when it is released: nothing but memory and the renewing of the locks bounds it.
 
         Args:
+            now: the instant.
             primary_answers: what came of `Room.ASK`: if it does not, no other destination could be served either.
         """
-        held = sum(len(line.items) for line in self._shut) + len(self.unsettled)
-        if held >= self._options.syphon_batch and not (primary_answers and self._holds_more()):
-            if primary_answers is None and self._holds_more():
+        held = sum(len(self._waiting(line, now)) for line in self._lines.values()) + len(self.unsettled)
+        if held >= self._options.syphon_batch and not (primary_answers and self._holds_more(now)):
+            if primary_answers is None and self._holds_more(now):
                 return Room.ASK
             self._reads_ahead = False
             return Room.NONE if self.ordered else Room.POSTPONE
         moving = len(self._locked) - (held if self.ordered else 0)  # it holds beside what moves
         return Room.SOON if moving >= max(self.batch, self.ahead) else Room.ENOUGH
 
-    @property
-    def _shut(self) -> list[DestinationLine]:
-        return [line for line in self._lines.values() if not line.gate.is_open]
+    def _waiting(self, line: DestinationLine, now: float) -> Collection[Item]:
+        """Those of a line that can't go on now: as its gate is shut, as they are in doubt, or behind one that is."""
+        if not line.gate.is_open:
+            return line.items
+        if not self._doubts:
+            return ()
+        waiting: dict[Item, None] = {}
+        keys: set[tuple[bool, str]] = set()
+        for item in line.items:
+            if self._send_after(item) > now + _SOON or (self.ordered and item.key in keys):
+                waiting[item] = None
+                keys.add(item.key)
+        return waiting
 
-    def _holds_more(self) -> bool:
+    def _send_after(self, item: Item) -> float:
+        doubt = self._doubts.get(item.identity)
+        return -math.inf if doubt is None else doubt.send_after
+
+    def _holds_more(self, now: float) -> bool:
         batch, lock = self._options.syphon_batch, self.lock_duration
         if not self.ordered or len(self.unsettled) >= batch:
             return False
         renewable = _MOST_HELD if lock is None else min(_MOST_HELD, int(_MOST_HELD * lock / 60))
-        held = [item for line in self._shut for item in line.items]
+        held = [item for line in self._lines.values() for item in self._waiting(line, now)]
         size = sum(len(item.message.body) for item in held)
         return len(held) < min(_BATCHES_HELD * batch, renewable) and size < _BYTES_HELD
 
@@ -535,14 +569,18 @@ class PumpMachine:
         line.items.extend(items)
         return begun
 
-    def next(self, line: DestinationLine) -> Next:
+    def next(self, line: DestinationLine, now: float) -> Next:
         """Return what a line does next; one that ends is dropped, and its user has `left`."""
         while line.items and line.items[0].lost:
             line.items.popleft()
         if not line.items or self._lines.get(line.gate.entity) is not line:
             self._drop_if_empty(line)
             return Next.END
-        return Next.SEND if line.gate.is_open else Next.WAIT
+        return Next.SEND if len(self._waiting(line, now)) < len(line.items) else Next.WAIT
+
+    def ready_at(self, line: DestinationLine, now: float) -> float:
+        """The instant at which to ask again for a line with an open gate that waits."""
+        return min((at for at in map(self._send_after, line.items) if at > now + _SOON), default=now)
 
     def left(self, line: DestinationLine) -> None:
         """Nothing is done for a line any more."""
@@ -568,15 +606,19 @@ class PumpMachine:
         """Whether an operation has several messages of a key: then none is to be stored behind one that fails."""
         return self.ordered and self._ordered_batches
 
-    def take(self, line: DestinationLine) -> list[Item]:
+    def take(self, line: DestinationLine, now: float) -> list[Item]:
         """Take what goes in one operation, in order: where order is kept, one message a key, or one run."""
         most = min(line.gate.most, self._most_sent)
         keys: set[tuple[bool, str]] = set()
         size = 0
         waiting, taken = line.items, line.taken
+        doubtful = self._waiting(line, now)
+        passed: list[Item] = []
         while waiting and len(taken) < most and size < _OPERATION_BYTES:
             item = waiting[0]
-            if item.state is State.WAITING:  # else it is lost
+            if item in doubtful:
+                passed.append(item)
+            elif item.state is State.WAITING:  # else it is lost
                 if self.ordered:
                     # Its turn would be a round trip later, and the operation might last longer than its time limit.
                     if item.key in keys and not (self._ordered_batches and item.key == taken[-1].key):
@@ -586,6 +628,7 @@ class PumpMachine:
                 taken.append(item)
                 size += len(item.message.body)
             waiting.popleft()
+        waiting.extendleft(reversed(passed))
         return taken
 
     def ended(self, line: DestinationLine) -> None:
@@ -632,7 +675,9 @@ class PumpMachine:
             for item in items
         ]
 
-    def sent(self, gate: Gate, items: Sequence[Item], results: Sequence[TransportError | None], took: float) -> Sent:
+    def sent(
+        self, gate: Gate, items: Sequence[Item], results: Sequence[TransportError | None], took: float, now: float
+    ) -> Sent:
         """Take what the primary answered.
 
         Args:
@@ -640,12 +685,14 @@ class PumpMachine:
             items: that were sent.
             results: one entry each, None for confirmed.
             took: share of its time limit that the operation took.
+            now: when it answered.
         """
         gate.most = adapted(gate.most, len(items), results, took, self._ceiling)
         delivered: list[Item] = []
         poison: list[Item] = []
+        doubtful: list[tuple[Item, int, float]] = []
         failure: TransportError | None = None
-        unknown_entity = in_doubt = False
+        unknown_entity = False
         failed: set[str | None] = set()
         for item, result in zip(items, results, strict=True):
             if self.in_order and item.message.session_id in failed:
@@ -657,30 +704,43 @@ class PumpMachine:
             if result is None:
                 delivered.append(self._settle(item, Symbol.CONFIRMED, Ending.MOVED))
                 self._delivered[item.identity] = None
+                self._doubts.pop(item.identity, None)
             elif is_poison(result):
+                self._doubts.pop(item.identity, None)
                 poison.append(self._dead(item, Poison(result.reason.value, str(result))))
                 unknown_entity = unknown_entity or result.reason is FailureReason.NOT_FOUND
             else:
                 failure = result
-                item.unknown = item.unknown or result.maybe_applied
-            in_doubt = in_doubt or (result is not None and result.maybe_applied)
+            if result is not None and result.maybe_applied:
+                item.unknown = True
+                doubtful.append((item, *self._doubt_of(item, now)))
         while len(self._delivered) > _REMEMBERED:
             self._delivered.popitem(last=False)
         self._flows = failure is None
         if delivered:
             self._gates.delivered(gate)
-        if failure is not None and in_doubt:
+        if failure is not None and doubtful:
             # A primary that takes messages and does not confirm it gets one copy a trial, not a whole batch.
             gate.most = 1
         # Where others are delivered the destination exists, and the sender that they use works.
-        return Sent(delivered + poison, failure, unknown_entity and not delivered)
+        return Sent(delivered + poison, failure, unknown_entity and not delivered, doubtful)
+
+    def _doubt_of(self, item: Item, now: float) -> tuple[int, float]:
+        """Have a message wait; gives its attempts in doubt, and for how long. Its copies at the tail wait, too."""
+        doubt = self._doubts.pop(item.identity, None)
+        attempts = 1 if doubt is None else doubt.attempts + 1
+        wait = _DOUBT.wait(attempts - _AT_ONCE - 1, 0.0) if attempts > _AT_ONCE else 0.0
+        self._doubts[item.identity] = Doubt(attempts, now + wait)
+        if len(self._doubts) > _REMEMBERED:
+            self._doubts.popitem(last=False)
+        return attempts, wait
 
     # Postponing: to the tail of the queue, so that those behind come into sight.
 
     def fullest(self, now: float) -> DestinationLine | None:
         """Return the line with the most messages that can't go on and may be postponed."""
-        shut = [line for line in self._shut if line.items]
-        return max(shut, key=lambda line: sum(item.copy_after <= now for item in line.items), default=None)
+        waiting = {line: held for line in self._lines.values() if (held := self._waiting(line, now))}
+        return max(waiting, key=lambda line: sum(item.copy_after <= now for item in waiting[line]), default=None)
 
     def primary_seen(self, line: DestinationLine, *, answers: bool) -> bool:
         """Take whether the primary as such answers; return whether its destination may be asked, and room be made."""
@@ -694,8 +754,9 @@ class PumpMachine:
         # What was copied before has to be gone from its place first, or the next round would copy it again.
         if self.unsettled:
             return []
-        items = [item for item in line.items if item.copy_after <= now and not item.lost]
-        line.items = deque(item for item in line.items if item.copy_after > now)
+        waiting = dict.fromkeys(self._waiting(line, now))
+        items = [item for item in waiting if item.copy_after <= now and not item.lost]
+        line.items = deque(item for item in line.items if item.copy_after > now or item not in waiting)
         for item in items:
             item.step(Symbol.POSTPONED)
         return items

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from pairmq.core import Backoff, DestinationLine, Gate, Item, Next, PumpMachine, Room
+from pairmq.core import REPORTED_DOUBT, Backoff, DestinationLine, Gate, Item, Next, PumpMachine, Room
 from pairmq.model import Delivery, Entity, FailureReason, Message, TransportError
-from pairmq.model.events import SyphonFailed
+from pairmq.model.events import SyphonFailed, Warned
 from pairmq.runner._limits import end, first, pause
 from pairmq.runner.pump._reader import BacklogReader, PumpContext
 from pairmq.transport import Sender, start_task
@@ -50,6 +50,7 @@ class Pump:
         self._reader = BacklogReader(queue, context, self._machine, self._changed)
         self._stopping = asyncio.Event()
         self._moved_on = asyncio.Event()
+        self._received = asyncio.Event()
         self._lines: dict[DestinationLine, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -132,6 +133,7 @@ class Pump:
     def _move(self, deliveries: Sequence[Delivery]) -> None:
         """Put deliveries in the lines of their destinations, or settle them."""
         settle, begun = self._machine.received(deliveries, self._clock.now(), self._clock.instant())
+        self._received.set()
         self._reader.settler.settle_soon(settle)
         self._start(begun)
 
@@ -152,9 +154,10 @@ class Pump:
         retry = 0
         machine, gates = self._machine, self._context.gates
         while not self._stopping.is_set() and not machine.broken:
-            room = machine.room()
+            room = machine.room(self._clock.now())
             if room is Room.ASK:
-                room = machine.room(primary_answers=await self._primary_answers())
+                answers = await self._primary_answers()
+                room = machine.room(self._clock.now(), primary_answers=answers)
             if room is Room.ENOUGH:
                 return
             if room is Room.SOON:
@@ -182,7 +185,7 @@ class Pump:
         line = machine.fullest(self._clock.now())
         if line is None or not machine.primary_seen(line, answers=await self._primary_answers()):
             return False
-        if await self._context.gates.try_now(line.gate):
+        if not line.gate.is_open and await self._context.gates.try_now(line.gate):
             return False  # it moves on by itself
         items = await reader.fresh(machine.postpone(line, self._clock.now()))
         # Scheduled messages that can't be counted would let the backlog look empty (SPEC 4.5).
@@ -206,14 +209,19 @@ class Pump:
         """Send what is in a line, in order, whenever its gate is open."""
         machine = self._machine
         retry = 0
-        while not self._stopping.is_set() and (step := machine.next(line)) is not Next.END:
+        while not self._stopping.is_set() and (step := machine.next(line, self._clock.now())) is not Next.END:
             if step is Next.WAIT:
                 self._moved_on.set()  # there may be something to be decided about a full line that waits
-                await first((self._context.gates.wait_open(line.gate), self._stopping.wait()))
+                if line.gate.is_open:  # what is in it is in doubt
+                    self._received.clear()
+                    now = self._clock.now()
+                    await pause(machine.ready_at(line, now) - now, self._received, self._stopping)
+                else:
+                    await first((self._context.gates.wait_open(line.gate), self._stopping.wait()))
                 continue
             wait = 0.0
             try:
-                await self._send(line.gate, machine.take(line))
+                await self._send(line.gate, machine.take(line, self._clock.now()))
                 retry = 0
             except Exception as error:
                 wait = _LINE_BACKOFF.wait(retry, self._clock.chance())
@@ -241,12 +249,22 @@ class Pump:
         began_at = self._clock.now()
         messages = machine.outgoing(items, self._clock.instant())
         results = await receiver.each(self._send_to_primary(gate.entity, messages), len(items))
-        sent = machine.sent(gate, items, results, receiver.share(began_at))
+        sent = machine.sent(gate, items, results, receiver.share(began_at), self._clock.now())
+        self._report_doubt(gate, sent.doubtful)
         if sent.failure is not None:
             context.gates.shut(gate, sent.failure)
         if sent.unknown_entity:
             context.forget(gate.entity)
         await self._settle(sent.settle)
+
+    def _report_doubt(self, gate: Gate, doubtful: Sequence[tuple[Item, int, float]]) -> None:
+        for item, attempts, wait in doubtful:
+            if wait >= REPORTED_DOUBT:
+                text = (
+                    f"message {item.message.message_id!r} was sent to {gate.entity} {attempts} times and never "
+                    f"confirmed: each time may have left a copy there; the next attempt is in {wait:.0f} s"
+                )
+                self._context.emit(Warned, subject=str(gate.entity), text=text)
 
     async def _send_to_primary(self, entity: Entity, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         """One operation at the primary; one entry each, None for confirmed."""

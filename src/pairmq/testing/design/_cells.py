@@ -153,7 +153,7 @@ VIEWS: Final[Mapping[type, Mapping[str, View]]] = {
     PumpMachine: {
         **dict.fromkeys(("moved", "dead_lettered", "requeue_wait", "batch", "complete_at_once", "lock_duration")),
         **dict.fromkeys(("_options", "_gates", "_is_system", "_counts_time", "_limited", "_ceiling", "_most_sent")),
-        **dict.fromkeys(("_renewals_took", "_primary_was_unavailable")),
+        **dict.fromkeys(("_renewals_took", "_primary_was_unavailable", "_doubts")),
     },
     Item: {
         **dict.fromkeys(("message", "diversion", "renew_at", "copy_after")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, NamedTuple
@@ -18,6 +19,8 @@ _ENTITY: Final = Entity("orders")
 _BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _TIME_TO_LIVE: Final = 100.0
 _LOCK: Final = 60.0
+_AFTER_ALL: Final = math.inf
+"""The delay of a message in doubt may end at any moment: when it goes on is up to the primary anyway."""
 
 
 class Settling(NamedTuple):
@@ -92,8 +95,8 @@ class Syphon:
         self._out = []
         getattr(self, f"_on_{what}")(*details)
         for pump in self.pumps:
-            pump.room = pump.machine.room()
-            pump.more = pump.room is Room.ASK and pump.machine.room(primary_answers=True) is Room.ENOUGH
+            pump.room = pump.machine.room(_AFTER_ALL)
+            pump.more = pump.room is Room.ASK and pump.machine.room(_AFTER_ALL, primary_answers=True) is Room.ENOUGH
         out, self._out = tuple(self._out), []
         return out
 
@@ -115,12 +118,12 @@ class Syphon:
         line, machine = pump.line, pump.machine
         if line is None or line.taken:
             return
-        step = machine.next(line)
+        step = machine.next(line, _AFTER_ALL)
         if step is Next.END:
             machine.left(line)
             pump.line, pump.anew = None, False
         elif step is Next.SEND:
-            items = machine.take(line)
+            items = machine.take(line, _AFTER_ALL)
             pump.stale = tuple(machine.stale(items, self.now))
             if not pump.stale:
                 self._send(index)
@@ -158,7 +161,7 @@ class Syphon:
                 self._out.append(("release", index, int(item.delivery.sequence_number)))
             self._ended(index)
             return
-        sent = machine.sent(line.gate, items, self._results(error, before, len(items)), 0.3)
+        sent = machine.sent(line.gate, items, self._results(error, before, len(items)), 0.3, self.now)
         if sent.failure is not None:
             self.gates.shut(line.gate)
             self._out += [("unknown", _number(item)) for item in items if item.unknown]
