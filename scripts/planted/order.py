@@ -68,7 +68,7 @@ ORDER = (
         "src/pairmq/core/pump.py",
         "if item.key in keys and not (self._ordered_batches and item.key == taken[-1].key):",
         "if False:",
-        tests=("tests/core/test_pump.py::test_where_order_is_kept_one_message_a_key_is_sent_at_once",),
+        ordering="session",
     ),
     Mutant(
         "what is behind a failure in one operation counts as delivered",
