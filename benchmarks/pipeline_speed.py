@@ -33,9 +33,10 @@ from pairmq.pipeline.session import session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests" / "pipeline")]
-import duck  # noqa: E402  # the tests' own queries
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests" / "support")]
 from journal_generator import FAULTS, Plan, generate  # noqa: E402
+
+import duck  # noqa: E402  # the tests' own queries
 
 PLANTED = 100  # messages of each kind of fault
 DENSE = 1_000_000  # events; in a smaller journal of a day, a message that comes late may have no other to be behind of

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from chaos_rows import told_rows
+from chaos_rows import checked_rows
 from journal_events import sent, warned
 from pairmq.observe.journal import segments
 from pairmq.testing.chaos._journal import NotedJournal
@@ -39,27 +39,27 @@ def changed(directory: Path, change: Callable[[pa.Table], pa.Table]) -> None:
 
 
 def test_all_rows_of_a_process_that_ended_in_good_order_are_found(kept):
-    told, cut = told_rows(*kept)
-    assert len(told) == EVENTS + 2  # the journal's own two
+    rows, cut = checked_rows(*kept)
+    assert len(rows) == EVENTS + 2  # the journal's own two
     assert set(cut.values()) == {0}
 
 
 def test_a_missing_row_is_found(kept):
     changed(kept[1], lambda table: table.filter(pc.not_equal(table["seq"], 4)))
     with pytest.raises(AssertionError, match="a row is missing"):
-        told_rows(*kept)
+        checked_rows(*kept)
 
 
 def test_a_row_that_stands_twice_is_found(kept):
     changed(kept[1], lambda table: pa.concat_tables([table, table.slice(3, 1)]))
     with pytest.raises(AssertionError, match="is there twice"):
-        told_rows(*kept)
+        checked_rows(*kept)
 
 
 def test_an_end_that_is_missing_is_found_where_nobody_was_killed(kept):
     changed(kept[1], lambda table: table.slice(0, 6))
     with pytest.raises(AssertionError, match="not all of it is there"):
-        told_rows(*kept)
+        checked_rows(*kept)
 
 
 def test_a_row_that_says_something_else_is_found(kept):
@@ -69,7 +69,7 @@ def test_a_row_that_says_something_else_is_found(kept):
 
     changed(kept[1], change)
     with pytest.raises(AssertionError, match="another one than happened"):
-        told_rows(*kept)
+        checked_rows(*kept)
 
 
 def test_the_end_of_a_life_that_was_killed_may_be_missing_and_is_counted(kept):
@@ -77,5 +77,5 @@ def test_the_end_of_a_life_that_was_killed_may_be_missing_and_is_counted(kept):
     (ledger,) = ledgers.iterdir()
     ledger.write_text("".join(line for line in ledger.read_text().splitlines(True) if "journal-clos" not in line))
     changed(directory, lambda table: table.slice(0, 6))
-    told, cut = told_rows(ledgers, directory)
-    assert (len(told), list(cut.values())) == (6, [EVENTS - 5])
+    rows, cut = checked_rows(ledgers, directory)
+    assert (len(rows), list(cut.values())) == (6, [EVENTS - 5])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+import duck
 from pairmq.pipeline import run
 
 ROOT = Path(__file__).parents[2]
@@ -19,15 +20,9 @@ PATIENCE = 60.0
 EACH = 3
 
 
-def _module(path: Path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-duck = _module(Path(__file__).with_name("duck.py"))
-generator = _module(ROOT / "benchmarks" / "journal_generator.py")
+_SPEC = importlib.util.spec_from_file_location("journal_generator", ROOT / "benchmarks" / "journal_generator.py")
+generator = sys.modules["journal_generator"] = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(generator)
 
 
 @pytest.fixture(scope="module")

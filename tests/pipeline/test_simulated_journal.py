@@ -19,33 +19,17 @@ from pairmq.pipeline.transforms import Settings as PipelineSettings
 from pairmq.pipeline.transforms.verdicts import FAULTS
 from pairmq.pipeline.transforms.verdicts import Verdict as Row
 from pairmq.testing.history import Note, Result
-from pairmq.testing.judge import Account, Verdict
+from pairmq.testing.judge import Verdict
 from pairmq.testing.simulator import Settings, scenario_of
 from pairmq.testing.simulator._facts import Facts
 from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._judge import judged
 from pairmq.testing.simulator._world import World
+from pipeline_claims import AS_SAID
 
 EPOCH = 1_700_000_000.0
 PATIENCE = 5.0
 SEED = 3
-
-AS_SAID: dict[Row, Callable[[Account], bool]] = {
-    Row.DELIVERED: lambda it: it.at_primary > 0,
-    Row.DUPLICATED: lambda it: it.at_primary > 0 and it.announced,
-    Row.OUT_OF_ORDER: lambda it: it.at_primary > 0,
-    Row.UNSETTLED: lambda it: it.at_primary > 0,
-    Row.IN_FLIGHT: lambda it: it.at_primary > 0,
-    Row.NOT_OBSERVED: lambda it: it.at_primary > 0,
-    Row.DIVERTED: lambda it: it.results == (Result.BACKLOG,),
-    Row.EXPIRED: lambda it: it.at_primary > 0 or it.excused,
-    Row.DEAD_LETTERED: lambda it: it.at_primary > 0 or it.excused,
-    Row.REFUSED: lambda it: it.results == (Result.REFUSED,) and not it.stored_in,
-    Row.UNKNOWN: lambda it: it.results[0] in (Result.UNKNOWN, Result.CANCELLED),
-    Row.UNKNOWN_DELIVERED: lambda it: it.results[0] in (Result.UNKNOWN, Result.CANCELLED, None) and it.at_primary > 0,
-    Row.NOT_JOURNALLED: lambda it: it.results == (None,),
-}
-"""What must be so of a message on which the pipeline gives no fault."""
 
 PLANTED = {Row.LOST: Verdict.LOST, Row.DUPLICATED_UNEXPLAINED: Verdict.DUPLICATE, Row.PHANTOM: Verdict.PHANTOM}
 

@@ -1,4 +1,4 @@
-"""Several journals of one chaos run in one directory: what was done to each, and what is left of it.
+"""Several journals of one chaos run in one directory: what was done to each.
 
 Each copy has names and a day of its own, so that one query judges all of them: a query costs more than its rows.
 """
@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from chaos_rows import Key, Told
+from chaos_rows import Key
 
 DAY = 86_400.0
 _INSTANTS = ("at", "received_at", "since")
@@ -23,28 +22,12 @@ _INSTANTS = ("at", "received_at", "since")
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of a journal, from which somebody has taken rows."""
+    """A copy of a journal, from which rows were taken."""
 
     name: str  # of the pair in it, and of its processes
     days: int = 0  # by which all instants are earlier
     gone: frozenset[Key] = field(default_factory=frozenset)  # the rows that are missing
     hidden: bool = True  # the rows after them are numbered anew, so that no number is missing
-
-    def rows(self, told: Iterable[Told]) -> list[Told]:
-        """What must be in it."""
-        return [self._renamed(row) for row in told if row.key not in self.gone]
-
-    def _renamed(self, row: Told) -> Told:
-        event = row.event
-        if event is not None:
-            values = {each.name: getattr(event, each.name) for each in fields(event) if each.name in _INSTANTS}
-            earlier = {name: value - self.days * DAY for name, value in values.items() if value is not None}
-            event = replace(event, pair=self.name if event.pair else "", **earlier)
-        at = row.at - self.days * DAY
-        return replace(row, process=self._process(row.process), seq=self._seq(row.key), at=at, event=event)
-
-    def _process(self, name: str) -> str:
-        return f"{name}-{self.name}"
 
     def _seq(self, key: Key) -> int:
         process, seq = key
@@ -64,10 +47,10 @@ class Copy:
                 pq.write_table(table, to / self.name / path.name)
 
     def _table(self, table: pa.Table) -> pa.Table:
-        keys = list(zip(table["process"].to_pylist(), table["seq"].to_pylist(), strict=True))
+        keys = keys_of(table)
         table = table.filter(pa.array([key not in self.gone for key in keys], pa.bool_()))
         keys = [key for key in keys if key not in self.gone]
-        table = _with(table, "process", pa.array([self._process(process) for process, _ in keys], pa.string()))
+        table = _with(table, "process", pa.array([f"{process}-{self.name}" for process, _ in keys], pa.string()))
         table = _with(table, "seq", pa.array([self._seq(key) for key in keys], pa.int64()))
         named = pc.if_else(pc.equal(table["pair"], ""), "", self.name)
         table = _with(table, "pair", named)
@@ -81,17 +64,12 @@ def _with(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
     return table.set_column(index, table.schema.field(index), column)
 
 
+def keys_of(table: pa.Table) -> list[Key]:
+    """Process and number of each row."""
+    return list(zip(table["process"].to_pylist(), table["seq"].to_pylist(), strict=True))
+
+
 def segment_keys(journal: Path) -> list[frozenset[Key]]:
     """The rows of each segment."""
-    found = []
-    for path in sorted(journal.glob("date=*/*.parquet")):
-        table = pq.ParquetFile(path).read(["process", "seq"])
-        found.append(frozenset(zip(table["process"].to_pylist(), table["seq"].to_pylist(), strict=True)))
-    return found
-
-
-def written(copies: Sequence[Copy], told: Sequence[Told], journal: Path, to: Path) -> list[Told]:
-    """Write all copies into one directory; gives the rows that must be in it."""
-    for copy in copies:
-        copy.write(journal, to)
-    return [row for copy in copies for row in copy.rows(told)]
+    paths = sorted(journal.glob("date=*/*.parquet"))
+    return [frozenset(keys_of(pq.ParquetFile(path).read(["process", "seq"]))) for path in paths]

@@ -1,8 +1,8 @@
 """The tables once more, in SQL and by another engine: written from the documents, not from the Spark code.
 
 One scan reads the journal into a narrow table, from which all else is made. Left out are: unread files and unfinished
-parts, what was dead-lettered with a destination that could not be read, percentiles by histogram, and the causes and
-peaks of outages.
+parts, what was dead-lettered with a destination that could not be read, percentiles by histogram, and the peaks of
+outages.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ _PLAIN = """
   process, seq, pair, entity, message_id, message_key, backlog_queue, attempts, elapsed, maybe_duplicate, sender,
   session_id, time_to_live, scheduled_enqueue_at, queue, waited, redelivered, completed, maybe_applied, reason,
   dead_letter, delivery_count, subscription, received_at, previous, current, cause, lasted, in_use, side, sends,
-  receives, pings, host, pid, sample_healthy, "count", since, created
+  receives, pings, host, pid, sample_healthy, "count", since, created, receiver, failure_kind, ok
 """
+
+# As one number: brokers write ``17``, or ``1700000000000-3``.
+_POSITION = """(TRY_CAST(split_part(sequence_number, '-', 1) AS HUGEINT) * 1000000
+  + coalesce(TRY_CAST(nullif(split_part(sequence_number, '-', 2), '') AS BIGINT), 0))"""
 
 _JOURNAL = f"""
 CREATE TEMP TABLE j AS SELECT {_PLAIN}, "at" AS ts, kind::kind AS kind, outcome::outcome AS outcome,
   settlement = 'completed' AS settled, settlement = 'dead-lettered' AS buried, error IS NOT NULL AS failed,
-  entity_kind = 'topic' AS of_topic, hash(pair, entity) AS place, TRY_CAST(sequence_number AS BIGINT) AS position,
+  entity_kind = 'topic' AS of_topic, hash(pair, entity) AS place, {_POSITION} AS position,
   options ->> '$.ordering' AS ordering
 FROM read_parquet(?, union_by_name = true)
 """
@@ -50,7 +54,8 @@ CREATE TEMP TABLE m AS SELECT place, message_key, any_value(message_id) AS messa
   count(*) FILTER (kind = 'AttemptFailed' AND maybe_applied) AS doubtful,
   count(*) FILTER (kind = 'SendCompleted' AND maybe_duplicate) AS marked,
   count(*) FILTER (kind = 'MessageMoved') AS moved,
-  count(*) FILTER (kind = 'MessageMoved' AND redelivered) + count(*) FILTER (kind = 'MessageMoved' AND NOT completed)
+  count(*) FILTER (kind = 'MessageMoved' AND redelivered) AS moved_again,
+  moved_again + count(*) FILTER (kind = 'MessageMoved' AND NOT completed)
     AS shaky_moves,
   count(*) FILTER (kind = 'MessageMoved' AND maybe_duplicate) AS marked_moves,
   count(*) FILTER (kind = 'MessageDeadLettered') AS aside,
@@ -61,6 +66,7 @@ CREATE TEMP TABLE m AS SELECT place, message_key, any_value(message_id) AS messa
   count(*) FILTER (kind = 'MessageDelivered' AND (dead_letter OR buried)) AS buried,
   count(*) FILTER (delivery_count > 1) + count(*) FILTER (settled AND failed) AS shaky_deliveries,
   max(ts) FILTER (outcome = 'accepted-backlog') AS diverted_at,
+  min(ts) FILTER (outcome = 'accepted-backlog') AS first_diverted, max(ts) FILTER (kind = 'MessageMoved') AS last_moved,
   min(ts) FILTER (kind = 'SendCompleted') AS first_sent,
   min(ts) FILTER (outcome <= 'accepted-backlog'::outcome) AS receipt,
   min(ts - elapsed) FILTER (outcome <= 'accepted-backlog'::outcome) AS call,
@@ -71,8 +77,16 @@ CREATE TEMP TABLE m AS SELECT place, message_key, any_value(message_id) AS messa
   min(ts) FILTER (kind = 'MessageDelivered' AND NOT dead_letter) AS first_settled,
   max(ts) FILTER (kind = 'MessageDelivered' AND NOT dead_letter) AS last_settled,
   min(position) FILTER (kind = 'MessageDelivered' AND NOT dead_letter) AS position,
+  min(coalesce(receiver, process)) FILTER (first_delivery) AS got_by,
+  max(coalesce(receiver, process)) FILTER (first_delivery) AS also_by,
+  min(coalesce(received_at, ts)) FILTER (first_delivery) AS got_at,
+  -- Without the broker's positions only what one receiver got first has an order.
+  CASE WHEN count(position) FILTER (kind = 'MessageDelivered' AND NOT dead_letter) > 0 THEN ''
+    WHEN got_by = also_by THEN got_by END AS seen_by,
   max(time_to_live) AS lives, min(coalesce(session_id, sender)) AS lane, any_value(backlog_queue) AS queue
-FROM j WHERE kind <= 'MessageDelivered'::kind AND message_id <> '' GROUP BY place, message_key
+FROM (SELECT *, kind = 'MessageDelivered' AND NOT dead_letter AND delivery_count = 1 AND position IS NULL
+    AS first_delivery FROM j)
+WHERE kind <= 'MessageDelivered'::kind AND message_id <> '' GROUP BY place, message_key
 """,
     """
 CREATE TEMP TABLE second AS SELECT place, message_key, sum(n - 1) AS surplus FROM (
@@ -88,7 +102,8 @@ FROM j GROUP BY process
 """,
     """
 CREATE TEMP TABLE ended AS SELECT *, max(last_at) OVER () AS finish,
-  max(last_at) OVER (PARTITION BY coalesce(host, process)) AS goes_on,
+  max(last_at) OVER (PARTITION BY coalesce(host, nullif(regexp_extract(process,
+    '^(.+)-[0-9]+-[0-9]{{8}}T[0-9]{{6}}Z-', 1), ''), process)) AS goes_on,
   CASE WHEN closed THEN 'closed' WHEN goes_on - last_at > {patience} OR finish - goes_on > 86400 THEN 'killed'
     ELSE 'open' END AS ended FROM p
 """,
@@ -96,11 +111,16 @@ CREATE TEMP TABLE ended AS SELECT *, max(last_at) OVER () AS finish,
 CREATE TEMP TABLE gaps AS
   SELECT last_at AS began, if(ended = 'killed', last_at + 120, finish) AS ended FROM ended WHERE ended <> 'closed'
   UNION ALL
-  SELECT ts, next_at FROM (
-    SELECT ts, seq, lead(ts) OVER w AS next_at, lead(seq) OVER w AS next_seq FROM j
-    WHERE process IN (SELECT process FROM p WHERE missing > 0) WINDOW w AS (PARTITION BY process ORDER BY seq))
+  -- Within one minute a hole may be anywhere in it.
+  SELECT if(minute = next_minute, least_of, most_of),
+    if(minute = next_minute, most_of, greatest(most_of, next_least))
+  FROM (SELECT *, lead(seq) OVER w AS next_seq, lead(minute) OVER w AS next_minute, lead(least_of) OVER w AS next_least
+    FROM (SELECT process, seq, floor(ts / 60) AS minute, min(ts) OVER m AS least_of, max(ts) OVER m AS most_of FROM j
+      WHERE process IN (SELECT process FROM p WHERE missing > 0) WINDOW m AS (PARTITION BY process, floor(ts / 60)))
+    WINDOW w AS (PARTITION BY process ORDER BY seq))
   WHERE next_seq > seq + 1
-  UNION ALL SELECT (SELECT min(first_at) FROM p), first_at FROM p WHERE first_seq > 0
+  UNION ALL SELECT least(coalesce(epoch(try_strptime(regexp_extract(process, '-([0-9]{{8}}T[0-9]{{6}})Z-', 1),
+    '%Y%m%dT%H%M%S')), (SELECT min(first_at) FROM p)), first_at), first_at FROM p WHERE first_seq > 0
   UNION ALL SELECT since, ts FROM j WHERE kind = 'EventsDropped'
 """,
     # When a backlog queue was seen empty, or made anew: what was diverted before has left it.
@@ -142,36 +162,51 @@ FROM known
 CREATE TEMP TABLE sight AS SELECT place, count(*) AS messages, min(home) FILTER (seen > 0) AS first,
   max(least(home, last_settled)) FILTER (seen > 0) AS last FROM m GROUP BY place
 """,
+    # What met a pump that had to stop: it may be overtaken in its own backlog queue, too.
+    """
+CREATE TEMP TABLE troubled AS
+WITH struck AS (SELECT pair, entity, queue, kind, ts FROM j WHERE kind IN ('DestinationChanged', 'SyphonFailed'))
+SELECT place, message_key FROM m JOIN places USING (place)
+WHERE at_primary = 0 AND in_backlog > 0 AND (moved = 0 OR moved_again > 0 OR EXISTS (FROM struck s
+  WHERE s.pair = places.pair AND s.ts BETWEEN first_diverted - 1 AND last_moved + 1
+    AND ((s.kind = 'DestinationChanged' AND s.entity = places.entity)
+      OR (s.kind = 'SyphonFailed' AND s.queue = m.queue))))
+""",
     "CREATE TEMP TABLE late AS {late}",
 )
 
 LATE = """
-  SELECT DISTINCT a.place, a.message_key FROM m a JOIN m b
-    ON a.place = b.place AND a.lane = b.lane AND b.call > a.receipt AND b.position < a.position
-    AND a.due IS NULL AND b.due IS NULL
-  WHERE a.at_primary > 0 OR (b.at_primary = 0 AND a.queue = b.queue)
-    OR a.place IN (SELECT hash(j.pair, p.entity) FROM j JOIN places p USING (pair) WHERE ordering = 'session')
+  SELECT a.place, a.message_key, if(bool_or(a.at_primary > 0
+    OR (b.at_primary = 0 AND a.queue = b.queue AND t.place IS NULL)
+    OR a.place IN (SELECT hash(j.pair, p.entity) FROM j JOIN places p USING (pair) WHERE ordering = 'session')),
+    'fault', 'designed') AS late
+  FROM m a JOIN m b ON a.place = b.place AND a.lane = b.lane AND a.seen_by = b.seen_by AND b.call > a.receipt
+    AND (b.position < a.position OR (a.position IS NULL AND b.got_at < a.got_at)) AND a.due IS NULL AND b.due IS NULL
+    LEFT JOIN troubled t ON t.place = a.place AND t.message_key = a.message_key
+  GROUP BY ALL
 """
 """The definition of what is late, word for word: each message with each. Not for more than some thousand."""
 
 LATE_AT_ONCE = """
-  SELECT place, message_key FROM (
+  SELECT place, message_key, 'fault' AS late FROM (
     SELECT *, max(call) OVER (PARTITION BY place, lane ORDER BY position
       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS ahead
     FROM m WHERE seen > 0 AND receipt IS NOT NULL AND position IS NOT NULL AND due IS NULL)
   WHERE ahead > receipt AND (at_primary > 0
     OR place IN (SELECT hash(j.pair, p.entity) FROM j JOIN places p USING (pair) WHERE ordering = 'session'))
-  UNION SELECT place, message_key FROM (
+  UNION SELECT place, message_key, 'fault' FROM (
     SELECT *, max(call) OVER (PARTITION BY place, lane, queue ORDER BY position
       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS ahead
-    FROM m WHERE seen > 0 AND at_primary = 0 AND receipt IS NOT NULL AND position IS NOT NULL AND due IS NULL)
+    FROM m ANTI JOIN troubled USING (place, message_key)
+    WHERE seen > 0 AND at_primary = 0 AND receipt IS NOT NULL AND position IS NOT NULL AND due IS NULL)
   WHERE ahead > receipt
 """
-"""The same by a window, for the benchmark."""
+"""The faults among them by a window, for the benchmark, whose broker reports positions."""
 
 VERDICTS = """
 WITH facts AS (
-  SELECT m.*, pair, entity, of_topic, first, last, l.place IS NOT NULL AS late, a.place IS NOT NULL AS emptied, surely,
+  SELECT m.*, pair, entity, of_topic, first, last, coalesce(l.late = 'fault', false) AS behind,
+    l.late AS was_late, a.place IS NOT NULL AS emptied, surely,
     coalesce(surplus, 0) + greatest(done - copies - 1, 0) AS surplus,
     coalesce(unseen, false) AS blind, (home IS NULL AND in_backlog > 0) AS missed,
     missed OR coalesce(untold, false) OR coalesce(least < 1 AND
@@ -183,7 +218,8 @@ WITH facts AS (
     LEFT JOIN late l ON l.place = m.place AND l.message_key = m.message_key
     LEFT JOIN away a ON a.place = m.place AND a.message_key = m.message_key
     LEFT JOIN blind b ON b.place = m.place AND b.minute = floor(coalesce(m.home, m.last_settled, m.first_sent) / 60))
-SELECT * EXCLUDE (place, first, last, finish, emptied, surely, of_topic, missed, latest), CASE
+SELECT * EXCLUDE (place, first, last, finish, emptied, surely, of_topic, missed, latest, behind, was_late),
+  if(behind AND untold, 'unproven', was_late) AS late, CASE
   WHEN at_primary + in_backlog + unsure = 0 AND refused > 0 THEN
     if(seen + buried + moved = 0, 'refused', if(untold, 'not journalled', 'phantom'))
   WHEN at_primary + in_backlog = 0 AND unsure + tries_failed > 0 THEN
@@ -192,7 +228,7 @@ SELECT * EXCLUDE (place, first, last, finish, emptied, surely, of_topic, missed,
   WHEN surplus > 0 THEN if(marked_moves = 0 AND surplus > greatest(at_primary + in_backlog - 1, 0) + unsure
     + greatest(doubtful, marked) + shaky_moves + shaky_deliveries,
     if(untold, 'duplicated, unproven', 'duplicated, unexplained'), 'duplicated, explained')
-  WHEN late AND seen > 0 AND NOT untold THEN 'out of order'
+  WHEN behind AND seen > 0 AND NOT untold THEN 'out of order'
   WHEN done > 0 THEN 'delivered'
   WHEN buried > 0 THEN 'dead-lettered'
   WHEN seen > 0 THEN 'unsettled'
@@ -206,18 +242,26 @@ FROM facts
 """
 
 EPISODES = """
-WITH c AS (SELECT *, previous IN ('healthy', 'draining') AND current IN ('failing', 'failed-over') AS starts
-      FROM j WHERE kind = 'StateChanged'),
-n AS (SELECT *, sum(starts::INT) OVER (PARTITION BY process, entity ORDER BY seq) AS number FROM c),
-o AS (SELECT process, entity, number, min(seq) AS first, max(seq) AS last,
-        min(ts) FILTER (starts) AS started_at,
-        min(ts) FILTER (current = 'failed-over') AS failed_over_at,
-        min(ts) FILTER (current IN ('healthy', 'draining')) AS up_at,
-        min(ts) FILTER (current = 'healthy') AS ended_at
-      FROM n WHERE number > 0 GROUP BY ALL)
-SELECT o.*, count(s.seq) AS diverted FROM o LEFT JOIN j s ON s.process = o.process AND s.entity = o.entity
-  AND s.outcome = 'accepted-backlog' AND s.seq BETWEEN o.first AND o.last
-GROUP BY ALL
+WITH e AS (SELECT *, kind = 'StateChanged' AS changed, coalesce(changed AND previous IN ('healthy', 'draining')
+        AND current IN ('failing', 'failed-over'), false) AS starts
+      FROM j WHERE kind IN ('StateChanged', 'SendCompleted', 'PingCompleted', 'AttemptFailed')),
+n AS (SELECT *, sum(starts::INT) OVER w AS number, last_value(if(changed, current, NULL) IGNORE NULLS) OVER w AS state
+      FROM e WINDOW w AS (PARTITION BY process, pair, entity ORDER BY seq)),
+o AS (SELECT process, pair, entity, number, min(ts) FILTER (starts) AS started_at, max(cause) FILTER (starts) AS cause,
+        arg_min(failure_kind, seq) FILTER (kind = 'AttemptFailed' AND queue IS NULL) AS failure_kind,
+        min(ts) FILTER (changed AND current = 'failed-over') AS failed_over_at,
+        min(ts) FILTER (changed AND current IN ('healthy', 'draining')) AS up_at,
+        min(ts) FILTER (changed AND current = 'healthy') AS ended_at,
+        count(*) FILTER (outcome = 'accepted-backlog') AS diverted, count(*) FILTER (outcome = 'refused') AS refused,
+        count(*) FILTER (outcome = 'unknown') AS "unknown", count(*) FILTER (kind = 'PingCompleted') AS pings,
+        count(*) FILTER (kind = 'PingCompleted' AND ok) AS pings_good
+      FROM n WHERE number > 0 AND (changed OR state <> 'healthy') GROUP BY ALL),
+closed AS (SELECT process, pair, max(ts) AS closed_at FROM j WHERE kind = 'PairEnded' GROUP BY ALL)
+SELECT o.*, CASE WHEN ended_at IS NOT NULL THEN NULL
+  WHEN lead(number) OVER (PARTITION BY process, pair, entity ORDER BY number) IS NOT NULL THEN 'failed again'
+  WHEN closed_at >= started_at THEN 'pair closed' WHEN ended.ended = 'killed' THEN 'process killed'
+  ELSE 'journal ends' END AS open_because
+FROM o JOIN ended USING (process) LEFT JOIN closed USING (process, pair)
 """
 
 AVAILABILITY = """
@@ -283,7 +327,7 @@ ORDER = """
 WITH s AS (SELECT place, message_key, any_value(session_id) AS session, any_value(sender) AS sender FROM j
   WHERE outcome <= 'accepted-backlog'::outcome GROUP BY ALL)
 SELECT pair, entity, if(session IS NULL, 'sender:' || sender, 'session:' || session) AS order_key,
-  count(*) AS delivered, count(l.place) AS out_of_order
+  count(*) AS delivered, count(*) FILTER (l.late = 'fault') AS out_of_order
 FROM s JOIN m USING (place, message_key) JOIN places USING (place)
   LEFT JOIN late l ON l.place = m.place AND l.message_key = m.message_key
 WHERE seen > 0 GROUP BY ALL
