@@ -6,27 +6,25 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from outbox_tests import PATIENCE, Database, OutboxTests, arrived, delivery_of, waiting
 from pairmq import Deduplicator, Entity, Message, Pair, PairOptions, SendRefused
 from pairmq import sync as blocking
-from pairmq.model import Source, TransportError
+from pairmq.model import TransportError
 from pairmq_postgres import PostgresInbox
 from pairmq_postgres.testing import PostgresServer
 
 pytestmark = pytest.mark.real_server
 
-PATIENCE = 200.0
 OPTIONS = PairOptions(backlog_queue_count=1, attempt_timeout=20.0, failover_interval=0, ping_primary_interval=0.2)
 PROGRAM = Path(__file__).with_name("outbox_program.py")
 
@@ -47,117 +45,53 @@ def secondary(server: PostgresServer) -> str:
 
 
 @pytest.fixture
-async def pair(primary: str, secondary: str) -> AsyncIterator[Pair]:
-    async with Pair.connect(primary, secondary, options=replace(OPTIONS, enable_syphon=True)) as pair:
-        await pair.primary.admin.create(Entity("orders"))
-        yield pair
+def database(secondary: str, server: PostgresServer) -> Database:
+    return Database(
+        sqlalchemy=of_sqlalchemy(server),
+        sqlalchemy_async=of_sqlalchemy(server),
+        insert="INSERT INTO orders VALUES (%s)",
+        connect=lambda: psycopg.connect(server.url, row_factory=dict_row, cursor_factory=psycopg.ClientCursor),
+        connect_async=lambda: connected(server),
+        connect_elsewhere=lambda: psycopg.connect(**server.parameters("postgres")),
+        connect_committing=lambda: psycopg.connect(server.url, autocommit=True),
+        items=lambda: [item for (item,) in server.query("SELECT item FROM public.orders")],
+        inbox=PostgresInbox,
+    )
 
 
-async def arrived(pair: Pair, count: int) -> list[bytes]:
-    """So many bodies from the primary, and what is there besides once the outbox is empty."""
-    found: list[bytes] = []
-    async with asyncio.timeout(PATIENCE), pair.receiver("orders") as receiver:
-        while len(found) < count:
-            for delivery in await receiver.receive(100, PATIENCE):
-                found.append(delivery.body)
-                await delivery.complete()
-        while await waiting(pair):
-            await asyncio.sleep(0.01)
-        return found + [delivery.body for delivery in await receiver.receive(100, 0)]
-
-
-async def waiting(pair: Pair) -> int:
-    assert pair.outbox_queue is not None
-    return (await pair.secondary.admin.counts(Source(pair.outbox_queue))).pending
+@contextlib.asynccontextmanager
+async def connected(server: PostgresServer) -> AsyncIterator[psycopg.AsyncConnection]:
+    async with await psycopg.AsyncConnection.connect(server.url) as connection:
+        yield connection
 
 
 def of_sqlalchemy(server: PostgresServer) -> str:
     return server.url.replace("postgresql://", "postgresql+psycopg://", 1)
 
 
-INSERT = "INSERT INTO orders VALUES (:item)"
-Order = Callable[[Any, str], Any]
+@pytest.fixture
+async def pair(primary: str, secondary: str) -> AsyncIterator[Pair]:
+    async with Pair.connect(primary, secondary, options=replace(OPTIONS, enable_syphon=True)) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        yield pair
 
 
-async def with_psycopg(server: PostgresServer, order: Order) -> None:
-    with psycopg.connect(server.url, row_factory=dict_row, cursor_factory=psycopg.ClientCursor) as connection:
-        for item, ends in (("kept", connection.commit), ("lost", connection.rollback)):
-            connection.execute("INSERT INTO orders VALUES (%s)", (item,))
-            await order(connection, item)
-            ends()
+class TestPostgresOutbox(OutboxTests):
+    pass
 
 
-async def with_async_psycopg(server: PostgresServer, order: Order) -> None:
-    async with await psycopg.AsyncConnection.connect(server.url, autocommit=True, row_factory=dict_row) as connection:
+async def test_outbox_sends_what_was_committed_in_a_block_of_psycopg(pair: Pair, database: Database, server):
+    outbox = pair.outbox("orders")
+    connect = psycopg.AsyncConnection.connect
+    async with await connect(server.url, autocommit=True, row_factory=dict_row) as connection:
         for item in ("kept", "lost"):
             with contextlib.suppress(KeyError):
                 async with connection.transaction():
-                    await order(connection, item)
-                    await connection.execute("INSERT INTO orders VALUES (%s)", (item,))
+                    await outbox.send(Message(item.encode()), connection=connection)
+                    await connection.execute(database.insert, (item,))
                     if item == "lost":
                         raise KeyError
-
-
-async def with_sqlalchemy_core(server: PostgresServer, order: Order) -> None:
-    engine = create_engine(of_sqlalchemy(server))
-    with engine.connect() as connection:
-        for item, ends in (("kept", connection.commit), ("lost", connection.rollback)):
-            await order(connection, item)
-            connection.execute(text(INSERT), {"item": item})
-            ends()
-    engine.dispose()
-
-
-async def with_sqlalchemy_session(server: PostgresServer, order: Order) -> None:
-    engine = create_engine(of_sqlalchemy(server))
-    with Session(engine) as session:
-        for item, ends in (("kept", session.commit), ("lost", session.rollback)):
-            await order(session, item)
-            session.execute(text(INSERT), {"item": item})
-            ends()
-    engine.dispose()
-
-
-async def with_sqlalchemy_async_core(server: PostgresServer, order: Order) -> None:
-    engine = create_async_engine(of_sqlalchemy(server))
-    async with engine.connect() as connection:
-        for item, ends in (("kept", connection.commit), ("lost", connection.rollback)):
-            await order(connection, item)
-            await connection.execute(text(INSERT), {"item": item})
-            await ends()
-    await engine.dispose()
-
-
-async def with_sqlalchemy_async_session(server: PostgresServer, order: Order) -> None:
-    engine = create_async_engine(of_sqlalchemy(server))
-    async with AsyncSession(engine) as session:
-        for item, ends in (("kept", session.commit), ("lost", session.rollback)):
-            await order(session, item)
-            await session.execute(text(INSERT), {"item": item})
-            await ends()
-    await engine.dispose()
-
-
-@pytest.mark.parametrize(
-    "with_connection",
-    [
-        with_psycopg,
-        with_async_psycopg,
-        with_sqlalchemy_core,
-        with_sqlalchemy_session,
-        with_sqlalchemy_async_core,
-        with_sqlalchemy_async_session,
-    ],
-    ids=lambda function: function.__name__,
-)
-async def test_outbox_sends_what_was_committed_and_nothing_else(pair: Pair, server: PostgresServer, with_connection):
-    outbox = pair.outbox("orders")
-
-    async def order(connection: Any, item: str) -> None:
-        await outbox.send(Message(item.encode()), connection=connection)
-
-    await with_connection(server, order)
-    assert server.query("SELECT item FROM public.orders") == [("kept",)]
+    assert database.items() == ["kept"]
     assert await arrived(pair, 1) == [b"kept"]
 
 
@@ -297,45 +231,13 @@ async def test_outbox_and_inbox_need_no_more_rights_than_documented(pair: Pair, 
 # What is refused: one error, and nothing stored.
 
 
-def closed(server: PostgresServer) -> psycopg.Connection:
-    connection = psycopg.connect(server.url)
-    connection.close()
-    return connection
-
-
-def committing_itself(server: PostgresServer) -> psycopg.Connection:
-    return psycopg.connect(server.url, autocommit=True)
-
-
-def failed(server: PostgresServer) -> psycopg.Connection:
-    connection = psycopg.connect(server.url)
-    with contextlib.suppress(psycopg.Error):
-        connection.execute("SELECT nonsense")
-    return connection
-
-
-def other_database(server: PostgresServer) -> psycopg.Connection:
-    return psycopg.connect(**server.parameters("postgres"))
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (closed, "it is closed"),
-        (committing_itself, "it commits each statement by itself"),
-        (failed, "its transaction has failed"),
-        (other_database, "another database"),
-    ],
-)
-async def test_outbox_refuses_a_connection_that_can_commit_nothing(pair: Pair, server: PostgresServer, make, text):
-    with contextlib.closing(make(server)) as connection, pytest.raises(SendRefused, match=text):
-        await pair.outbox("orders").send(Message(b"1"), connection=connection)
+async def test_outbox_refuses_a_connection_whose_transaction_has_failed(pair: Pair, server: PostgresServer):
+    with psycopg.connect(server.url) as connection:
+        with contextlib.suppress(psycopg.Error):
+            connection.execute("SELECT nonsense")
+        with pytest.raises(SendRefused, match="its transaction has failed"):
+            await pair.outbox("orders").send(Message(b"1"), connection=connection)
     assert await waiting(pair) == 0
-
-
-async def test_outbox_refuses_what_is_not_a_connection(pair: Pair):
-    with pytest.raises(TypeError, match="is not a connection of psycopg 3"):
-        await pair.outbox("orders").send(Message(b"1"), connection=object())
 
 
 def test_blocking_outbox_refuses_a_connection_of_asyncio(primary: str, secondary: str, server: PostgresServer):
@@ -360,28 +262,6 @@ async def test_outbox_refuses_a_failed_session_of_sqlalchemy(pair: Pair, server:
 
 
 # The inbox.
-
-
-async def delivery_of(pair: Pair, message_id: str) -> Any:
-    await pair.sender("orders").send(Message(b"effect", message_id=message_id))
-    (delivery,) = await pair.receiver("orders").receive(1, PATIENCE)
-    return delivery
-
-
-async def test_inbox_applies_an_effect_once_and_again_when_it_was_rolled_back(pair: Pair, server: PostgresServer):
-    once = Deduplicator(PostgresInbox())
-    seen: list[bool] = []
-    async with await psycopg.AsyncConnection.connect(server.url) as connection:
-        for ends in (connection.rollback, connection.commit, connection.commit):
-            delivery = await delivery_of(pair, "same")
-            async with once.first(delivery, connection=connection) as first:
-                seen.append(first)
-                if first:
-                    await connection.execute("INSERT INTO orders VALUES ('effect')")
-            await ends()
-            await delivery.complete()
-    assert seen == [True, True, False]
-    assert server.query("SELECT item FROM public.orders") == [("effect",)]
 
 
 async def test_inbox_waits_for_a_transaction_that_has_claimed_the_message(pair: Pair, server: PostgresServer):
@@ -422,17 +302,3 @@ async def test_inbox_without_its_table_says_what_makes_it(pair: Pair, server: Po
         async with first(delivery, connection=connection):
             pass
     assert "run `pairmq postgres migrate`" in str(raised.value)
-
-
-async def test_inbox_and_outbox_commit_together(pair: Pair, server: PostgresServer):
-    once, outbox = Deduplicator(PostgresInbox()), pair.outbox("orders")
-    engine = create_async_engine(of_sqlalchemy(server))
-    delivery = await delivery_of(pair, "order")
-    for ends in ("rollback", "commit", "commit"):
-        async with engine.connect() as connection, once.first(delivery, connection=connection) as first:
-            if first:
-                await outbox.send(Message(b"shipment"), connection=connection)
-            await getattr(connection, ends)()
-    await delivery.complete()
-    await engine.dispose()
-    assert await arrived(pair, 1) == [b"shipment"]

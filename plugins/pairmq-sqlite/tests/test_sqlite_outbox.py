@@ -8,16 +8,14 @@ import sqlite3
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import aiosqlite
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy import create_engine
 
+from outbox_tests import PATIENCE, Database, OutboxTests, arrived, delivery_of, waiting
 from pairmq import (
     ConfigurationError,
     Deduplicator,
@@ -28,18 +26,15 @@ from pairmq import (
     MessageTooLarge,
     Pair,
     PairOptions,
-    Receipt,
     ReservedPropertyError,
     Route,
     SendRefused,
 )
 from pairmq import sync as blocking
-from pairmq.model import Source
 from pairmq.model.events import SendCompleted, SendOutcome
 from pairmq.plugins import BrokerControl, registry
 from pairmq_sqlite import SQLiteInbox
 
-PATIENCE = 100.0
 OPTIONS = PairOptions(
     backlog_queue_count=1, attempt_timeout=30.0, enable_syphon=True, failover_interval=0, ping_primary_interval=0.1
 )
@@ -71,119 +66,47 @@ def blocking_pair(primary: str, secondary: str, path: Path) -> Iterator[blocking
         yield pair
 
 
+@pytest.fixture
+def database(path: Path) -> Database:
+    return Database(
+        sqlalchemy=f"sqlite:///{path}",
+        sqlalchemy_async=f"sqlite+aiosqlite:///{path}",
+        insert="INSERT INTO orders VALUES (?)",
+        connect=lambda: sqlite3.connect(path),
+        connect_async=lambda: connected(path),
+        connect_elsewhere=lambda: sqlite3.connect(":memory:"),
+        connect_committing=lambda: sqlite3.connect(path, isolation_level=None),
+        items=lambda: items(path),
+        inbox=SQLiteInbox,
+    )
+
+
+@contextlib.asynccontextmanager
+async def connected(path: Path) -> AsyncIterator[aiosqlite.Connection]:
+    async with aiosqlite.connect(path) as connection:
+        connection.row_factory = lambda _, row: {"row": row}
+        yield connection
+
+
 def make_table(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE orders (item TEXT)")
 
 
-def rows(path: Path) -> list[bytes]:
+def items(path: Path) -> list[str]:
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        return [item.encode() for (item,) in connection.execute("SELECT item FROM orders ORDER BY rowid")]
+        return [item for (item,) in connection.execute("SELECT item FROM orders ORDER BY rowid")]
 
 
-async def arrived(pair: Pair, count: int, queue: str = "orders") -> list[bytes]:
-    """So many bodies from the primary, once the outbox is empty."""
-    found: list[bytes] = []
-    async with asyncio.timeout(PATIENCE), pair.receiver(queue) as receiver:
-        while len(found) < count:
-            for delivery in await receiver.receive(100, PATIENCE):
-                found.append(delivery.body)
-                await delivery.complete()
-        while await waiting(pair):
-            await asyncio.sleep(0.01)
-        return found + [delivery.body for delivery in await receiver.receive(100, 0)]
+class TestSQLiteOutbox(OutboxTests):
+    pass
 
 
-async def waiting(pair: Pair) -> int:
-    assert pair.outbox_queue is not None
-    return (await pair.secondary.admin.counts(Source(pair.outbox_queue))).pending
-
-
-INSERT = "INSERT INTO orders VALUES (?)"
-Order = Callable[[Any, str], Any]
-
-# What commits is sent, through any connection.
-
-
-async def with_sqlite3(path: Path, order: Order) -> None:
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        for item, ends in (("kept", connection.commit), ("lost", connection.rollback)):
-            connection.execute(INSERT, (item,))
-            await order(connection, item)
-            ends()
-
-
-async def with_aiosqlite(path: Path, order: Order) -> None:
-    async with aiosqlite.connect(path) as connection:
-        connection.row_factory = lambda _, row: {"row": row}
-        for item, ends in (("kept", connection.commit), ("lost", connection.rollback)):
-            await order(connection, item)  # before anything else has begun the transaction
-            await connection.execute(INSERT, (item,))
-            await ends()
-
-
-async def with_sqlalchemy_core(path: Path, order: Order) -> None:
-    engine = create_engine(f"sqlite:///{path}")
-    with engine.connect() as connection:
-        for item, ends in (("kept", connection.commit), ("lost", connection.rollback)):
-            await order(connection, item)
-            connection.execute(text("INSERT INTO orders VALUES (:item)"), {"item": item})
-            ends()
-    engine.dispose()
-
-
-async def with_sqlalchemy_session(path: Path, order: Order) -> None:
-    engine = create_engine(f"sqlite:///{path}")
-    with Session(engine) as session:
-        for item, ends in (("kept", session.commit), ("lost", session.rollback)):
-            await order(session, item)
-            session.execute(text("INSERT INTO orders VALUES (:item)"), {"item": item})
-            ends()
-    engine.dispose()
-
-
-async def with_sqlalchemy_async_core(path: Path, order: Order) -> None:
-    engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
-    async with engine.connect() as connection:
-        for item, ends in (("kept", connection.commit), ("lost", connection.rollback)):
-            await order(connection, item)
-            await connection.execute(text("INSERT INTO orders VALUES (:item)"), {"item": item})
-            await ends()
-    await engine.dispose()
-
-
-async def with_sqlalchemy_async_session(path: Path, order: Order) -> None:
-    engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
-    async with AsyncSession(engine) as session:
-        for item, ends in (("kept", session.commit), ("lost", session.rollback)):
-            await order(session, item)
-            await session.execute(text("INSERT INTO orders VALUES (:item)"), {"item": item})
-            await ends()
-    await engine.dispose()
-
-
-@pytest.mark.parametrize(
-    "with_connection",
-    [
-        with_sqlite3,
-        with_aiosqlite,
-        with_sqlalchemy_core,
-        with_sqlalchemy_session,
-        with_sqlalchemy_async_core,
-        with_sqlalchemy_async_session,
-    ],
-    ids=lambda function: function.__name__,
-)
-async def test_outbox_sends_what_was_committed_and_nothing_else(pair: Pair, path: Path, with_connection):
-    outbox = pair.outbox("orders")
-    receipts: list[Receipt] = []
-
-    async def order(connection: Any, item: str) -> None:
-        receipts.append(await outbox.send(Message(item.encode()), connection=connection))
-
-    await with_connection(path, order)
-    assert {receipt.route for receipt in receipts} == {Route.OUTBOX}
-    assert rows(path) == [b"kept"] == await arrived(pair, 1)
+def test_outbox_leaves_no_transaction_open_when_it_refuses(blocking_pair: blocking.Pair, path: Path):
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        with pytest.raises(SendRefused):
+            blocking_pair.outbox("orders").send(Message(b"1"), connection=connection)
+        assert not connection.in_transaction
 
 
 @pytest.mark.parametrize("through", [sqlite3.connect, lambda path: create_engine(f"sqlite:///{path}").connect()])
@@ -343,39 +266,6 @@ async def test_outbox_queue_that_was_deleted_is_made_again(pair: Pair, path: Pat
 # What is refused: one error, and nothing stored.
 
 
-def other_database(_: Path) -> sqlite3.Connection:
-    return sqlite3.connect(":memory:")
-
-
-def closed(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path)
-    connection.close()
-    return connection
-
-
-def committing_itself(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, isolation_level=None)
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [(other_database, "another database"), (closed, "it is closed"), (committing_itself, "each statement by itself")],
-)
-async def test_outbox_refuses_a_connection_that_can_commit_nothing(pair: Pair, path: Path, make, text: str):
-    connection = make(path)
-    with pytest.raises(SendRefused, match=text):
-        await pair.outbox("orders").send(Message(b"1"), connection=connection)
-    assert make is closed or not connection.in_transaction
-    assert await waiting(pair) == 0
-    connection.close()
-
-
-@pytest.mark.parametrize("connection", [object(), None, "sqlite://"])
-async def test_outbox_refuses_what_is_not_a_connection(pair: Pair, connection: object):
-    with pytest.raises(TypeError, match="is not a connection to SQLite"):
-        await pair.outbox("orders").send(Message(b"1"), connection=connection)
-
-
 def test_blocking_outbox_refuses_a_connection_of_asyncio(blocking_pair: blocking.Pair, path: Path):
     with pytest.raises(TypeError, match="is for asyncio"):
         blocking_pair.outbox("orders").send(Message(b"1"), connection=aiosqlite.connect(path))
@@ -407,33 +297,11 @@ async def test_pair_has_no_outbox_when_its_secondary_is_not_a_database(primary: 
 # The inbox.
 
 
-async def delivery_of(pair: Pair, body: bytes) -> Any:
-    await pair.sender("orders").send(Message(body, message_id="same"))
-    (delivery,) = await pair.receiver("orders").receive(1, PATIENCE)
-    return delivery
-
-
-async def test_inbox_applies_an_effect_once_and_again_when_it_was_rolled_back(pair: Pair, path: Path):
-    once = Deduplicator(SQLiteInbox())
-    seen: list[bool] = []
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        for ends in (connection.rollback, connection.commit, connection.commit):
-            delivery = await delivery_of(pair, b"effect")
-            async with once.first(delivery, connection=connection) as first:
-                seen.append(first)
-                if first:
-                    connection.execute(INSERT, ("effect",))
-            ends()
-            await delivery.complete()
-    assert seen == [True, True, False]
-    assert rows(path) == [b"effect"]
-
-
 async def test_inbox_forgets_an_id_when_its_window_is_over(pair: Pair, path: Path):
     seen = []
     with contextlib.closing(sqlite3.connect(path)) as connection:
         for _ in range(2):
-            delivery = await delivery_of(pair, b"effect")
+            delivery = await delivery_of(pair)
             async with Deduplicator(SQLiteInbox(), window=1e-6).first(delivery, connection=connection) as first:
                 seen.append(first)
             connection.commit()
@@ -441,22 +309,8 @@ async def test_inbox_forgets_an_id_when_its_window_is_over(pair: Pair, path: Pat
     assert seen == [True, True]
 
 
-async def test_inbox_and_outbox_commit_together(pair: Pair, path: Path):
-    await pair.primary.admin.create(Entity("shipments"))
-    once, outbox = Deduplicator(SQLiteInbox()), pair.outbox("shipments")
-    async with aiosqlite.connect(path) as connection:
-        for ends in (connection.rollback, connection.commit, connection.commit):
-            delivery = await delivery_of(pair, b"order")
-            async with once.first(delivery, connection=connection) as first:
-                if first:
-                    await outbox.send(Message(b"shipment"), connection=connection)
-            await ends()
-            await delivery.complete()
-    assert await arrived(pair, 1, "shipments") == [b"shipment"]
-
-
 async def test_deduplicator_has_either_leases_or_transactions(pair: Pair):
-    delivery = await delivery_of(pair, b"1")
+    delivery = await delivery_of(pair)
     with pytest.raises(ConfigurationError, match="works in transactions only"):
         async with Deduplicator(SQLiteInbox()).once(delivery):
             pass
