@@ -52,6 +52,13 @@ def test_a_broker_that_is_away_is_shown_as_that(cli, primary) -> None:
     assert ended.out.count("\n") < 30
 
 
+def test_the_node_of_a_cluster_is_shown(cli, brokers, monkeypatch) -> None:
+    monkeypatch.setattr(MemoryTransport, "node", "b.example:5672")
+    assert cli("status", *brokers).out.count("node b.example:5672") == 2
+    assert json.loads(cli("status", "--json", *brokers).out)["primary"]["node"] == "b.example:5672"
+    assert ", node b.example:5672" in cli("doctor", *brokers).out
+
+
 def test_many_queues_are_shortened(cli, brokers) -> None:
     assert cli("send", "-e", "q", "--create", "--backlog-queues", "50", *brokers, stdin=b"").status == 0
     ended = cli("backlog", "list", "--backlog-queues", "51", *brokers)

@@ -1,4 +1,4 @@
-"""Closing a connection, whatever the driver does meanwhile."""
+"""Making and closing connections, whatever the driver and the nodes do meanwhile."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from aio_pika.tools import OneShotCallback
 from aiormq.abc import AbstractConnection
 from pamqp import commands
 
+from pairmq.model import FailureKind, FailureReason
+from pairmq.testing.servers import free_port
 from pairmq_rabbitmq._driver import close_channel
-from pairmq_rabbitmq._link import Link, _Underlay
+from pairmq_rabbitmq._errors import Unsent, failure
+from pairmq_rabbitmq._link import Link, Nodes, _Underlay
 from pairmq_rabbitmq._url import parse_rabbitmq_url
 
 
@@ -41,17 +44,21 @@ class Broker:
     """Answers the methods that open and close connections and channels, except those in ``silent``."""
 
     def __init__(self) -> None:
-        self.url = ""
+        self.address = ""
         self.silent: set[str] = set()
         self.tasks: set[asyncio.Task[None] | None] = set()
         self.writers: list[asyncio.StreamWriter] = []
         self.frames: list[str] = []
-        self._answers = {
+        self.answers: dict[str, commands.Frame] = {
             "Connection.StartOk": commands.Connection.Tune(2047, 131_072, 60),
             "Connection.Open": commands.Connection.OpenOk(),
             "Connection.Close": commands.Connection.CloseOk(),
             "Channel.Open": commands.Channel.OpenOk(),
         }
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@{self.address}/"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.append(writer)
@@ -65,8 +72,8 @@ class Broker:
                 rest = await reader.readexactly(int.from_bytes(start[3:]) + 1)
                 _, channel, frame = pamqp.frame.unmarshal(start + rest)
                 self.frames.append(frame.name)
-                if frame.name in self._answers and frame.name not in self.silent:
-                    writer.write(pamqp.frame.marshal(self._answers[frame.name], channel))
+                if frame.name in self.answers and frame.name not in self.silent:
+                    writer.write(pamqp.frame.marshal(self.answers[frame.name], channel))
 
     def write(self, channel: int, frame: commands.Frame) -> None:
         self.writers[-1].write(pamqp.frame.marshal(frame, channel))
@@ -81,13 +88,22 @@ class Broker:
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    broker = Broker()
-    server = await asyncio.start_server(broker.serve, "127.0.0.1", 0)
-    broker.url = f"amqp://guest:guest@127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    yield broker
-    server.close()
-    broker.reset()
+async def brokers() -> AsyncIterator[list[Broker]]:
+    brokers = [Broker() for _ in range(3)]
+    servers = []
+    for broker in brokers:
+        servers.append(await asyncio.start_server(broker.serve, "127.0.0.1", 0))
+        broker.address = f"127.0.0.1:{servers[-1].sockets[0].getsockname()[1]}"
+    yield brokers
+    for server in servers:
+        server.close()
+    for broker in brokers:
+        broker.reset()
+
+
+@pytest.fixture
+def broker(brokers: list[Broker]) -> Broker:
+    return brokers[0]
 
 
 @pytest.mark.parametrize("end", ["answers", "is silent", "resets", "connects anew", "is connecting"])
@@ -152,4 +168,135 @@ async def test_a_connection_that_a_call_gave_up_stays_for_the_others(
     assert await others == "answered"
     await asyncio.sleep(0.1)
     assert not session.usable
+    await link.close(1)
+
+
+def cluster_link(addresses: list[str], options: str = "", *, first: str = "", leaves: bool = False) -> Link:
+    """A link to several nodes, of which one is tried first."""
+    url = parse_rabbitmq_url(f"amqp://alice:hunter2@{','.join(addresses)}/{options}")
+    nodes = Nodes(url.nodes)
+    if first:
+        host, port = first.split(":")
+        nodes.prefer((host, int(port)))
+    return Link(url, None, "test", nodes, leaves=leaves)
+
+
+def address(link: Link) -> str | None:
+    return None if link.current is None else "{}:{}".format(*link.current.node)
+
+
+def test_processes_try_the_nodes_in_orders_of_their_own() -> None:
+    nodes = parse_rabbitmq_url("amqp://a,b,c").nodes
+    assert len({tuple(Nodes(nodes).order) for _ in range(300)}) == 6
+
+
+async def test_a_node_that_is_down_is_passed_over(brokers: list[Broker]) -> None:
+    down = f"127.0.0.1:{free_port()}"
+    link = cluster_link([down, brokers[0].address], first=down)
+    await link.session()
+    assert address(link) == brokers[0].address
+    await link.close(1)
+
+
+@pytest.mark.parametrize("silent", ["Connection.StartOk", "Connection.Open"])
+async def test_a_node_that_hangs_is_not_waited_for(brokers: list[Broker], silent: str) -> None:
+    brokers[0].silent.add(silent)
+    link = cluster_link([each.address for each in brokers[:2]], "?connect_timeout=300", first=brokers[0].address)
+    before = asyncio.all_tasks() - {broker_task for each in brokers for broker_task in each.tasks if broker_task}
+    await link.session()
+    assert address(link) == brokers[1].address
+    await link.close(1)
+    assert asyncio.all_tasks() - before - brokers[0].tasks - brokers[1].tasks == set()
+
+
+async def test_a_node_that_hung_is_not_the_first_to_be_tried_again(brokers: list[Broker]) -> None:
+    """A caller with little time would never get to the next one."""
+    brokers[0].silent.add("Connection.Open")
+    link = cluster_link([each.address for each in brokers[:2]], first=brokers[0].address)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await link.session()
+    await link.session()
+    assert len(brokers[0].writers) <= 1
+    await link.close(1)
+
+
+async def test_no_node_lets_a_client_in_is_one_error_without_secrets() -> None:
+    down = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    link = cluster_link(down)
+    with pytest.raises(Unsent) as caught:
+        await link.session()
+    error = failure(caught.value, "send")
+    assert error.kind is FailureKind.UNAVAILABLE
+    assert not error.maybe_applied
+    assert all(each in str(error) for each in down)
+    assert "hunter2" not in str(error)
+    assert "alice" not in str(error)
+
+
+async def test_a_refused_login_is_tried_at_one_node_only(brokers: list[Broker]) -> None:
+    refusal = commands.Connection.Close(403, "ACCESS_REFUSED - Login was refused", 0, 0)
+    for each in brokers:
+        each.answers["Connection.StartOk"] = refusal
+    link = cluster_link([each.address for each in brokers], "?connect_timeout=300")
+    with pytest.raises(Unsent) as caught:
+        await link.session()
+    assert failure(caught.value, "send").reason is FailureReason.UNAUTHORIZED
+    await link.close(1)
+
+
+async def test_connections_of_a_process_go_to_the_node_that_let_one_in(brokers: list[Broker]) -> None:
+    url = parse_rabbitmq_url(f"amqp://{','.join(each.address for each in brokers)}")
+    nodes = Nodes(url.nodes)
+    links = [Link(url, None, "test", nodes) for _ in range(4)]
+    for link in links:
+        await link.session()
+    assert len({address(link) for link in links}) == 1
+    for link in links:
+        await link.close(1)
+
+
+async def test_a_node_without_heartbeats_loses_its_connection(
+    brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pairmq_rabbitmq._link._LOOK", 0.02)
+    monkeypatch.setattr("pairmq_rabbitmq._link._SILENT", 0.2)
+    link = cluster_link([each.address for each in brokers[:2]], "?heartbeat=1")
+    session = await link.session()
+    ended: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    session.on_end(ended.set_result)
+    assert isinstance(await ended, TimeoutError)
+    left = session.node
+    await link.session()
+    assert link.current is not None
+    assert link.current.node != left
+    await link.close(1)
+
+
+async def test_new_calls_leave_a_quiet_node_while_a_call_waits_for_its_answer(
+    brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pairmq_rabbitmq._link._LOOK", 0.01)
+    link = cluster_link([each.address for each in brokers[:2]], "?heartbeat=600", leaves=True)
+    session = await link.session()
+
+    async def call() -> None:
+        while link.current is session:
+            await asyncio.sleep(0.01)
+
+    await session.run(call())
+    assert (await link.session()).node != session.node
+    assert session.usable
+    await link.close(1)
+
+
+async def test_a_connection_with_locks_stays_at_a_quiet_node(
+    brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pairmq_rabbitmq._link._LOOK", 0.01)
+    link = cluster_link([each.address for each in brokers[:2]], "?heartbeat=600")
+    session = await link.session()
+    session.users += 1
+    await asyncio.sleep(0.2)
+    assert link.current is session
     await link.close(1)

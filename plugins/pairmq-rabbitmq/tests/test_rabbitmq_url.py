@@ -23,9 +23,8 @@ def test_a_full_url_is_read() -> None:
         "amqp://us%40er:p%3Aw@Host.Example:5673/prod?name=contoso&connect_timeout=2&heartbeat=30"
         "&queue_type=classic&lock_duration=0.5&management=https://m.example/api/"
     )
-    assert (url.host, url.port, url.vhost, url.username, url.password) == (
-        "host.example",
-        5673,
+    assert (url.nodes, url.vhost, url.username, url.password) == (
+        (("host.example", 5673),),
         "prod",
         "us@er",
         "p:w",
@@ -39,9 +38,8 @@ def test_a_full_url_is_read() -> None:
 
 def test_defaults() -> None:
     url = parse_rabbitmq_url("amqp://example")
-    assert url == RabbitUrl(url.endpoint, "example")
-    assert (url.port, url.vhost, url.username, url.password, url.tls, url.management) == (
-        5672,
+    assert url == RabbitUrl(url.endpoint, (("example", 5672),))
+    assert (url.vhost, url.username, url.password, url.tls, url.management) == (
         "/",
         "guest",
         "guest",
@@ -51,7 +49,7 @@ def test_defaults() -> None:
     assert (url.connect_timeout, url.heartbeat, url.queue_type, url.lock_duration) == (5.0, 10, None, 60.0)
     assert url.endpoint.name == "example-5672"
     assert url.endpoint.url == "amqp://example:5672/"
-    assert parse_rabbitmq_url("amqps://example").port == 5671
+    assert parse_rabbitmq_url("amqps://example").nodes == (("example", 5671),)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +114,45 @@ def test_names_of_this_machine_are_one_broker(host: str) -> None:
 
 def test_ipv6_is_shown_in_brackets() -> None:
     url = parse_rabbitmq_url("amqp://[2001:db8::1]?management=http://[2001:db8::2]")
-    assert (url.host, url.endpoint.url) == ("2001:db8::1", "amqp://[2001:db8::1]:5672/")
+    assert (url.nodes, url.endpoint.url) == ((("2001:db8::1", 5672),), "amqp://[2001:db8::1]:5672/")
     assert url.management is not None
     assert url.management.url == "http://[2001:db8::2]:15672"
+
+
+def test_several_hosts_are_the_nodes_of_a_cluster() -> None:
+    url = parse_rabbitmq_url("amqp://us%40er:p%2Cw@B.example,a.example:5673,[2001:db8::1]/v?connect_timeout=2")
+    assert url.nodes == (("b.example", 5672), ("a.example", 5673), ("2001:db8::1", 5672))
+    assert (url.username, url.password, url.vhost, url.connect_timeout) == ("us@er", "p,w", "v", 2.0)
+    assert url.endpoint.url == "amqp://b.example:5672,a.example:5673,[2001:db8::1]:5672/v"
+    assert parse_rabbitmq_url("amqps://a,b").nodes == (("a", 5671), ("b", 5671))
+
+
+def test_a_cluster_has_one_name_in_whatever_order_its_nodes_are_written() -> None:
+    one, other = (parse_rabbitmq_url(f"amqp://{hosts}/v").endpoint for hosts in ("a,b:5672,c", "c,a,b"))
+    assert (one.name, one.identity) == (other.name, other.identity)
+    assert one.identity == ("rabbitmq", "a:5672,b:5672,c:5672", "v")
+    assert one.name.startswith("a-b-c--")
+    assert one.name != parse_rabbitmq_url("amqp://a,b,c").endpoint.name
+    # What processes with the URL of one node have diverted is found.
+    assert one.former_names == ("a-5672-v", "b-5672-v", "c-5672-v")
+
+
+def test_two_urls_with_a_node_in_common_are_one_broker() -> None:
+    cluster, one, other, vhost, stated = (
+        parse_rabbitmq_url(f"amqp://{rest}").endpoint
+        for rest in ("a,b,c/v", "c/v", "b:5673,d/v", "c/w", "a,b?identity=x")
+    )
+    assert cluster.is_same_broker(one)
+    assert one.is_same_broker(cluster)
+    assert not cluster.is_same_broker(other)
+    assert not cluster.is_same_broker(vhost)
+    assert stated.is_same_broker(parse_rabbitmq_url("amqp://e,f?identity=x").endpoint)
+    assert stated.is_same_broker(parse_rabbitmq_url("amqp://b").endpoint)
+
+
+def test_heartbeats_of_a_cluster_are_more_frequent() -> None:
+    heartbeats = [parse_rabbitmq_url(f"amqp://{rest}").heartbeat for rest in ("a", "a,b", "a,b?heartbeat=20")]
+    assert heartbeats == [10, 5, 20]
 
 
 def test_empty_password_is_a_password() -> None:
@@ -181,7 +215,13 @@ def test_encrypted_key_is_reported_and_its_password_not_prompted_for(tmp_path: P
         ("amqp://", "host"),
         ("amqp:///v", "host"),
         ("amqp://:5672", "host"),
-        ("amqp://a,b", "host"),
+        ("amqp://a,", "names no host"),
+        ("amqp://a,,b", "names no host"),
+        ("amqp://a,b:x", "the port of the amqp:// URL is invalid"),
+        ("amqp://a,[::1", "IPv6"),
+        ("amqp://a,b%41", "host"),
+        ("amqp://a,b:5672,A", "names a host twice"),
+        ("amqp://localhost,127.0.0.1", "names a host twice"),
         ("amqp://h%41", "host"),
         ("amqp://h:0", "port"),
         ("amqp://h:70000", "port"),
@@ -243,6 +283,9 @@ def test_invalid_url_is_reported(url: str, word: str) -> None:
     "rest",
     [
         "h:abc",
+        "h,a:abc",
+        "h,[::1",
+        "h,h",
         "h/a/b",
         "h/%ff",
         "h?nonsense=1",
@@ -281,6 +324,7 @@ def test_url_error_does_not_contain_the_password(rest: str) -> None:
         "12?name=hunter2",
         "12/?hunter2",
         "12?heartbeat=10&name=hunter2",
+        "12,hunter2/",
     ],
 )
 def test_url_error_does_not_contain_an_unencoded_part_of_the_password(password: str) -> None:
@@ -301,9 +345,8 @@ def test_secrets_appear_in_no_text() -> None:
 def check(text: str) -> None:
     with contextlib.suppress(ConfigurationError):
         url = parse_rabbitmq_url(text)
-        assert url.host
+        assert all(host and 1 <= port <= 65535 for host, port in url.nodes)
         assert url.vhost
-        assert 1 <= url.port <= 65535
         # What is shown is a URL again, of the same broker.
         assert parse_rabbitmq_url(url.endpoint.url).endpoint.identity == url.endpoint.identity
 

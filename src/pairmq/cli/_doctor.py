@@ -32,8 +32,8 @@ from pairmq.cli._common import (
 from pairmq.cli._errors import printable, without_secrets
 from pairmq.cli._output import FAIL, OK, WARN, put_json, say
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._status import see_broker
-from pairmq.cli._values import grouped, plural, short_duration
+from pairmq.cli._status import BrokerLook, see_broker
+from pairmq.cli._values import grouped, plural
 from pairmq.core import Diversion, PairOptions, divert
 from pairmq.model import ConfigurationError, Entity, FailureReason, Message, TransportError
 from pairmq.pair import Settings, check_available, misspelt_variables
@@ -136,7 +136,7 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
         for side, transport in (("primary", primary), ("secondary", secondary)):
             seen = await see_broker(transport, limit)
             reachable[side] = seen.error is None
-            yield _broker(side, transport, seen.seconds, seen.error)
+            yield _broker(side, transport, seen)
             if reachable[side]:
                 yield _capabilities(side, transport)
                 for risk in await _risks(transport, None, limit):
@@ -205,10 +205,10 @@ def _file(path: str | None) -> Iterator[Finding]:
 def _settings(settings: Settings, primary: Transport, secondary: Transport) -> Iterator[Finding]:
     yield _ok("settings", f"{primary.endpoint} backed by {secondary.endpoint}{_changed(settings.options)}")
     ends = primary.endpoint, secondary.endpoint
-    hosts = [(end.address or end.identity)[1:2] for end in ends]
+    hosts = [{address[1:2] for address in end.addresses} for end in ends]
     if ends[0].is_same_broker(ends[1]):
         yield _fail("settings", "primary and secondary are the same broker", "pair two that can fail independently")
-    elif hosts[0] == hosts[1]:
+    elif hosts[0] & hosts[1]:
         yield _warn(
             "settings",
             "primary and secondary are on the same host",
@@ -243,13 +243,13 @@ def _changed(options: PairOptions) -> str:
     return f"; {', '.join(changed)}" if changed else "; all options at their defaults"
 
 
-def _broker(side: str, transport: Transport, seconds: float, error: str | None) -> Finding:
-    if error is not None:
-        return _fail(side, at_broker(transport, Exception(error)), "start it, or correct its URL")
-    if seconds > _SLOW:
-        text = f"{transport.endpoint} answers in {short_duration(seconds)}"
+def _broker(side: str, transport: Transport, seen: BrokerLook) -> Finding:
+    if seen.error is not None:
+        return _fail(side, at_broker(transport, Exception(seen.error)), "start it, or correct its URL")
+    text = f"{transport.endpoint} answers {seen.answer}"
+    if seen.seconds > _SLOW:
         return _warn(side, text, "every send takes at least that long: use a nearer broker")
-    return _ok(side, f"{transport.endpoint} answers in {short_duration(seconds)}")
+    return _ok(side, text)
 
 
 def _capabilities(side: str, transport: Transport) -> Finding:

@@ -137,7 +137,7 @@ def _watched(seen: Look, height: int | None) -> RenderableType:
 def _picture(seen: Look, *, queues: int | None = None) -> RenderableType:
     brokers = table("broker", "url", "answer")
     for name, broker in (("primary", seen.primary), ("secondary", seen.secondary)):
-        answer = f"in {short_duration(broker.seconds)}" if broker.error is None else f"none: {broker.error}"
+        answer = broker.answer if broker.error is None else f"none: {broker.error}"
         brokers.add_row(*cells((name, broker.url)), *cells((answer,), OK if broker.error is None else FAIL))
     parts: list[RenderableType] = [brokers, Text("")]
     if seen.entities:
@@ -195,10 +195,17 @@ class BrokerLook:
     url: str
     seconds: float
     error: str | None
+    node: str | None = None  # of a cluster, which answered
+
+    @property
+    def answer(self) -> str:
+        """How one that answered did."""
+        return f"in {short_duration(self.seconds)}{f', node {self.node}' if self.node else ''}"
 
     def as_json(self) -> dict[str, Any]:
         return {
             "url": self.url,
+            "node": self.node,
             "reachable": self.error is None,
             "seconds": round(self.seconds, 6),
             "error": self.error,
@@ -308,7 +315,7 @@ async def look(
 async def see_broker(transport: Transport, time_limit: float) -> BrokerLook:
     """Make one round trip to a broker."""
     seconds, error = await _timed(transport.admin.check(), time_limit)
-    return BrokerLook(transport.endpoint.url, seconds, error)
+    return BrokerLook(transport.endpoint.url, seconds, error, transport.node)
 
 
 async def _see_entity(primary: Transport, entity: Entity, time_limit: float) -> EntityLook:

@@ -84,7 +84,7 @@ def chosen_endpoint(default: Endpoint, options: Mapping[str, str], where: str) -
         identity = (default.identity[0], f"?identity={stated}")
         former = (default.name, *default.former_names)
         plain = endpoint_with_default_name(identity, default.url, stated, unique=False, former=former)
-        found = replace(plain, address=default.identity)
+        found = replace(plain, address=default.identity, nodes=default.nodes)
     if options.get("name"):
         name = checked_name(options["name"], f"the option name of {where}")
         found = replace(found, name=name, scope="", former_names=())

@@ -533,6 +533,12 @@ class Transport(ABC):
         return self._endpoint
 
     @property
+    def node(self) -> str | None:
+        """The node of a cluster that it is connected to, such as ``host:port``; None where it is not, or where its URL
+        names one host."""
+        return None
+
+    @property
     def ended(self) -> bool:
         """Whether it is closed or faulted."""
         return self._ended

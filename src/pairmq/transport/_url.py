@@ -22,6 +22,7 @@ TLS_OPTIONS: Final = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyf
 """The options that `UrlOptions.tls` reads."""
 
 _PLAIN_NUMBER = re.compile(r"[-+.0-9eE]+")
+_HOSTS = re.compile(r"[^/?#]*://(?:[^/?#]*@)?([^/?#]*)")
 _HOST_AND_PORT = re.compile(r"\[[^][]*\](:[^][]*)?|[^][]*")
 _ADDRESS_WITH_ZONE = re.compile(r"([0-9a-f:.]+)%25([A-Za-z0-9._~-]+)")
 
@@ -122,17 +123,18 @@ class BrokerUrl:
         form: how to write one, with its schemes, for errors: ``redis://host:port/db or rediss://…``.
         schemes: those of the transport.
         what: what it is, for errors.
+        several: whether it may name several hosts, separated by commas.
 
     Attributes:
         scheme: in lower case.
-        parts: as they are written.
+        parts: as they are written; of several hosts the first one.
         where: what to call it in errors: ``the redis:// URL``.
 
     Raises:
         ConfigurationError: it can't be read, or has another scheme or a fragment.
     """
 
-    def __init__(self, url: str, form: str, *schemes: str, what: str = "the broker URL") -> None:
+    def __init__(self, url: str, form: str, *schemes: str, what: str = "the broker URL", several: bool = False) -> None:
         # urlsplit drops tabs and line ends silently, so that they are looked for first.
         if any(ord(letter) <= 0x20 or ord(letter) == 0x7F for letter in url):
             raise ConfigurationError(f"{what} holds a space or control character: write it percent-encoded")
@@ -141,10 +143,16 @@ class BrokerUrl:
         except UnicodeEncodeError:
             raise ConfigurationError(f"{what} holds a lone surrogate: remove it") from None
         self.form = form
+        others: list[str] = []
+        hosts = _HOSTS.match(url) if several else None
+        if hosts is not None:
+            first, *others = hosts[1].split(",")
+            url = f"{url[: hosts.start(1)]}{first}{url[hosts.end(1) :]}"
         try:
             self.parts: SplitResult = urlsplit(url)
+            self._each = [self.parts, *(urlsplit(f"//{other}") for other in others)]
             # Python up to 3.12 drops what is between a bracket and the port.
-            if not _HOST_AND_PORT.fullmatch(self.parts.netloc.rpartition("@")[2]):
+            if not all(_HOST_AND_PORT.fullmatch(each.netloc.rpartition("@")[2]) for each in self._each):
                 raise ValueError
         except ValueError:
             # None of the original text: it may quote the URL with its password.
@@ -163,15 +171,7 @@ class BrokerUrl:
         Raises:
             ConfigurationError: it is missing, or can't be one.
         """
-        host = (self.parts.hostname or "").rstrip(".")
-        if not host:
-            raise ConfigurationError(f"{self.where} names no host: write it as {self.form}")
-        zoned = _ADDRESS_WITH_ZONE.fullmatch(host)
-        name = zoned[1] if zoned else host
-        # A comma would be a list of hosts, which other clients know; "%" is an escaped name.
-        if not name.isprintable() or any(letter in "%,;*'\"<>\\^`{|}" for letter in name):
-            raise ConfigurationError(f"the host of {self.where} is not a name or address: name one host")
-        return f"{zoned[1]}%{zoned[2]}" if zoned else host
+        return self._host(self.parts)
 
     def port(self, default: D) -> int | D:
         """Read the port; the default where none is given.
@@ -179,8 +179,33 @@ class BrokerUrl:
         Raises:
             ConfigurationError: it is not a number from 1 to 65535.
         """
+        return self._port(self.parts, default)
+
+    def nodes(self, default_port: int) -> tuple[tuple[str, int], ...]:
+        """Read all hosts, each with its port, in the order in which they are written.
+
+        Raises:
+            ConfigurationError: as `host` and `port`; or one is named twice.
+        """
+        found = [(self._host(each), self._port(each, default_port)) for each in self._each]
+        if len({("" if host in LOOPBACK else host, port) for host, port in found}) < len(found):
+            raise ConfigurationError(f"{self.where} names a host twice: name each node once")
+        return tuple(found)
+
+    def _host(self, parts: SplitResult) -> str:
+        host = (parts.hostname or "").rstrip(".")
+        if not host:
+            raise ConfigurationError(f"{self.where} names no host: write it as {self.form}")
+        zoned = _ADDRESS_WITH_ZONE.fullmatch(host)
+        name = zoned[1] if zoned else host
+        # A comma would be a list of hosts, which not every broker has; "%" is an escaped name.
+        if not name.isprintable() or any(letter in "%,;*'\"<>\\^`{|}" for letter in name):
+            raise ConfigurationError(f"the host of {self.where} is not a name or address: name one host")
+        return f"{zoned[1]}%{zoned[2]}" if zoned else host
+
+    def _port(self, parts: SplitResult, default: D) -> int | D:
         try:
-            port = self.parts.port
+            port = parts.port
         except ValueError:
             port = 0
         if port is None:

@@ -77,6 +77,7 @@ class Endpoint:
         former_names: default names that earlier releases gave to this broker; backlog queues may still have them.
         address: product, host, port and virtual host, if the URL states the identity; else empty, as they are the
             identity.
+        nodes: such an address for each of the nodes, if the URL names several nodes of one cluster.
     """
 
     name: str
@@ -85,10 +86,16 @@ class Endpoint:
     scope: str = ""
     former_names: tuple[str, ...] = ()
     address: tuple[str, ...] = ()
+    nodes: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def addresses(self) -> frozenset[tuple[str, ...]]:
+        """Where the broker is reached: product, host, port and virtual host of each node, of one in most cases."""
+        return frozenset(self.nodes or (self.address or self.identity,))
 
     def is_same_broker(self, other: Endpoint) -> bool:
-        """Whether both are one broker, by their identities or by their addresses."""
-        return self.identity == other.identity or (self.address or self.identity) == (other.address or other.identity)
+        """Whether both are one broker, by their identities or by an address that both have."""
+        return self.identity == other.identity or not self.addresses.isdisjoint(other.addresses)
 
     def __str__(self) -> str:
         return self.url

@@ -144,6 +144,10 @@ class TransportWrapper(Transport):
         inner.on_end(self._end_with)
 
     @property
+    def node(self) -> str | None:
+        return self.inner.node
+
+    @property
     def capabilities(self) -> Capabilities:
         return self.inner.capabilities
 

@@ -22,10 +22,10 @@ from aiormq.channel import Channel
 from aiormq.exceptions import ConnectionInternalError
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
-from pairmq.transport import Scope
+from pairmq.transport import Scope, bracketed
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._link import Link, Session
+from pairmq_rabbitmq._link import Link, Nodes, Session
 from pairmq_rabbitmq._markers import MarkerLine
 from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq._url import RabbitUrl
@@ -45,11 +45,15 @@ class _Closable(Protocol):
 class Context:
     def __init__(self, url: RabbitUrl, tls: ssl.SSLContext | None) -> None:
         self.url = url
-        self.publishing = Link(url, tls, "pairmq publishing")
-        self.consuming = Link(url, tls, "pairmq consuming")
-        self.control = Link(url, tls, "pairmq control")
-        self._ordering = Link(url, tls, "pairmq ordering")
-        self._apart = (Link(url, tls, "pairmq consuming, long names"), Link(url, tls, "pairmq control, long names"))
+        nodes = Nodes(url.nodes)
+        self.publishing = Link(url, tls, "pairmq publishing", nodes, leaves=True)
+        self.consuming = Link(url, tls, "pairmq consuming", nodes)
+        self.control = Link(url, tls, "pairmq control", nodes, leaves=True)
+        self._ordering = Link(url, tls, "pairmq ordering", nodes)
+        self._apart = (
+            Link(url, tls, "pairmq consuming, long names", nodes),
+            Link(url, tls, "pairmq control, long names", nodes, leaves=True),
+        )
         self.markers = MarkerLine(self._ordering)
         self.one_consumer: dict[str, bool] = {}
         """Queues of which it is known whether they are for one consumer at a time: see `is_for_one_consumer`."""
@@ -66,6 +70,15 @@ class Context:
         """The server's own limit for a body, as its last refusal named it; None before the first."""
         self._publishers: OrderedDict[Entity, Publisher] = OrderedDict()
         self._idle: list[tuple[Session, Channel]] = []
+
+    @property
+    def node(self) -> str | None:
+        """The node of a cluster that it is connected to; that of publishes, where its connections differ."""
+        if len(self.url.nodes) == 1:
+            return None
+        sessions = (link.current for link in (self.publishing, self.control, self.consuming))
+        found = next((session.node for session in sessions if session is not None), None)
+        return None if found is None else f"{bracketed(found[0])}:{found[1]}"
 
     def publisher(self, entity: Entity) -> Publisher:
         """The entity's publisher; one for all senders of it."""

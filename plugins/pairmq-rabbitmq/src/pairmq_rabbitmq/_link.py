@@ -6,14 +6,19 @@ decided above (SPEC 3.6).
 A call that was given up says little about its connection: distance and a short stall look like a dead one. So the next
 calls get another connection, and those that go on with this one keep it, until no call uses it or the driver misses its
 heartbeats (SPEC 14.3).
+
+Where the URL names several nodes of a cluster, a connection is made to the first of them that answers: they are tried
+in an order of this process's own, and one that does not answer soon is not waited for. A node that stops responding is
+noticed by its missing heartbeats, sooner than the driver does (SPEC 14.1).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import aio_pika
@@ -26,13 +31,17 @@ from aiormq.connection import exception_by_code
 from yarl import URL
 
 from pairmq.model import FailureKind, FailureReason, TransportError
-from pairmq.transport import start_task
+from pairmq.transport import bracketed, start_task
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._driver import connection_context, take_any_name
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._url import RabbitUrl
+from pairmq_rabbitmq._url import Node, RabbitUrl
 from pairmq_rabbitmq._wire import WatchedStreams, Wire
 
+_STAGGER = 0.25  # s that a node of a cluster may take to let a client in before the next one is tried beside it
+_LOOK = 0.5  # s between two looks at whether a node of a cluster still responds
+_QUIET = 2  # looks without a frame after which new calls go to another node, where calls wait for answers
+_SILENT = 0.8  # of a heartbeat, without a frame: a node that responds writes one twice in a heartbeat
 _AFTERLIFE = 15.0  # s between two looks at whether a retired connection is still used
 
 T = TypeVar("T")
@@ -43,18 +52,50 @@ _REFILL = 0.1  # s after which a channel that was taken from the reserve is made
 _SPARE_CHANNELS = 8  # of the broker's limit, so that a burst of openings does not reach it
 
 
-class Link:
-    """One connection at a time, shared."""
+class Nodes:
+    """The nodes of a cluster, in the order in which this process tries them: not all start with the same one."""
 
-    def __init__(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str) -> None:
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.order = random.SystemRandom().sample(nodes, len(nodes))
+
+    def prefer(self, node: Node) -> None:
+        """This one let a client in: the process's other connections go there, too."""
+        self.order.remove(node)
+        self.order.insert(0, node)
+
+    def avoid(self, node: Node) -> None:
+        """This one did not answer, or lost a connection."""
+        self.order.remove(node)
+        self.order.append(node)
+
+
+class Link:
+    """One connection at a time, shared; ``nodes`` are those of the transport's other links, too.
+
+    With ``leaves``, calls that wait for answers from a quiet node make new ones go to another node: to be used where no
+    locks are held and no call waits for something to happen.
+    """
+
+    def __init__(
+        self,
+        url: RabbitUrl,
+        tls: ssl.SSLContext | None,
+        purpose: str,
+        nodes: Nodes | None = None,
+        *,
+        leaves: bool = False,
+    ) -> None:
         self._url = url
         self._tls = tls
         self._purpose = purpose
+        self._nodes = nodes or Nodes(url.nodes)
+        self._leaves = leaves
         self._session: Session | None = None
         self._attempt: asyncio.Task[Session] | None = None
         self._waiters = 0
         self._retired: dict[Session, int | None] = {}
         """With how many frames had come when it fell silent; None for one that is not used again."""
+        self._tries: set[asyncio.Task[Session]] = set()
         self._made: list[Session] = []
         """All that were opened, or are being opened, and have not been cleared away."""
         self._closed = False
@@ -102,6 +143,8 @@ class Link:
             self._session = None
         if not session.usable:
             return
+        if silent:
+            self._nodes.avoid(session.node)
         known = session in self._retired
         self._retired[session] = session.wire.frames if silent else None
         if not known:
@@ -125,20 +168,76 @@ class Link:
         if self._attempt is not None:
             self._attempt.cancel()
         self._session = None
-        if self._made:
-            await asyncio.wait([asyncio.ensure_future(session.close(timeout)) for session in self._made])
+        closing = [asyncio.ensure_future(session.close(timeout)) for session in self._made]
+        if closing or self._tries:
+            await asyncio.wait((*closing, *self._tries))
 
     async def _connect(self) -> Session:
-        session = Session()
+        async with asyncio.timeout(self._url.connect_timeout):
+            session = await (self._try(self._url.nodes[0]) if len(self._url.nodes) == 1 else self._first_to_answer())
+        self._session = session
+        return session
+
+    async def _try(self, node: Node) -> Session:
+        session = Session(node)
         self._made = [*(one for one in self._made if not one.cleared), session]
         try:
-            async with asyncio.timeout(self._url.connect_timeout):
-                await session.open(self._url, self._tls, self._purpose)
+            await session.open(self._url, self._tls, self._purpose)
         except BaseException as error:
             session.end(error if isinstance(error, Exception) else ConnectionAbortedError("given up"))
             raise
-        self._session = session
         return session
+
+    async def _first_to_answer(self) -> Session:
+        """Try the nodes in turn, the next one as soon as one fails or takes long; the first connection is the one."""
+        left = list(self._nodes.order)
+        trying: dict[asyncio.Task[Session], Node] = {}
+        failed: list[str] = []
+        try:
+            while left or trying:
+                if left:
+                    node = left.pop(0)
+                    task = start_task(self._try(node))
+                    trying[task] = node
+                    self._tries.add(task)
+                    task.add_done_callback(self._tries.discard)
+                done, _ = await asyncio.wait(
+                    trying, timeout=_STAGGER if left else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    node, error = trying[task], task.exception()
+                    if error is None:
+                        del trying[task]
+                        self._nodes.prefer(node)
+                        return self._watched(task.result())
+                    failure = _errors.failure(error, f"{bracketed(node[0])}:{node[1]}")
+                    if failure.kind is FailureKind.REFUSED:
+                        raise error  # who we are, or the virtual host: it is the same at all nodes
+                    failed.append(str(failure))
+                    self._nodes.avoid(trying.pop(task))
+        finally:
+            for task, node in trying.items():
+                self._nodes.avoid(node)  # it is slower than another one, or hangs
+                if not task.cancel() and not task.cancelled() and task.exception() is None:
+                    task.result().end(ConnectionAbortedError("another node answered first"))
+        raise ConnectionError(f"no node of the cluster lets a client in ({'; '.join(failed)})")
+
+    def _watched(self, session: Session) -> Session:
+        session.on_end(lambda _: self._nodes.avoid(session.node))
+        self._watch(session, -1, 0)
+        return session
+
+    def _watch(self, session: Session, frames: int, quiet: int) -> None:
+        """Look now and then at whether the node still responds; it writes a frame twice in a heartbeat."""
+        if not session.usable:
+            return
+        quiet = quiet + 1 if session.wire.frames == frames else 0
+        if quiet * _LOOK >= _SILENT * self._url.heartbeat:
+            session.end(TimeoutError("no heartbeat came from the node"))
+            return
+        if quiet >= _QUIET and self._leaves and session.users and not session.wire.blocked:
+            self.retire(session, silent=True)
+        asyncio.get_running_loop().call_later(_LOOK, self._watch, session, session.wire.frames, quiet)
 
     def _attempted(self, attempt: asyncio.Task[Session]) -> None:
         if self._attempt is attempt:
@@ -160,7 +259,8 @@ class Session:
     It never comes back: a caller that finds it ended asks the link for the next one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, node: Node) -> None:
+        self.node = node
         self.wire = Wire(self._lost)
         self.cause: BaseException | None = None
         self.forsaken = 0  # calls that no caller waits for any more, and that have not ended
@@ -195,7 +295,7 @@ class Session:
 
     async def open(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str) -> None:
         """Connect and log in. Raises the driver's exceptions; nothing of a message was written."""
-        connection = _Connection(url, tls, purpose, self.wire, self._loop)
+        connection = _Connection(url, self.node, tls, purpose, self.wire, self._loop)
         try:
             await self._detached(connection.connect())
         except Exception as error:
@@ -388,11 +488,19 @@ class _Underlay(UnderlayConnection):
 class _Connection(aio_pika.Connection):
     """aio-pika's plain connection, which never reconnects, over streams of ours."""
 
-    def __init__(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str, wire: Wire, loop: _DriverLoop) -> None:
+    def __init__(
+        self,
+        url: RabbitUrl,
+        node: Node,
+        tls: ssl.SSLContext | None,
+        purpose: str,
+        wire: Wire,
+        loop: _DriverLoop,
+    ) -> None:
         broker = URL.build(
             scheme="amqp" if tls is None else "amqps",
-            host=url.host,
-            port=url.port,
+            host=node[0],
+            port=node[1],
             user=url.username,
             password=url.password,
             path="/",

@@ -32,6 +32,10 @@ class RabbitTransport(Transport):
         self._closing: asyncio.Task[None] | None = None
 
     @property
+    def node(self) -> str | None:
+        return self._context.node
+
+    @property
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
 

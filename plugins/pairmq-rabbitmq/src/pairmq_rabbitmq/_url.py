@@ -6,8 +6,8 @@ No error here repeats a value that may be secret: a bad URL is explained by its 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Literal, cast
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias, cast
 from urllib.parse import quote
 
 from pairmq.model import ConfigurationError
@@ -28,6 +28,13 @@ from pairmq.transport import (
 DEFAULT_PORT = 5672
 DEFAULT_TLS_PORT = 5671
 DEFAULT_LOGIN = "guest"
+DEFAULT_HEARTBEAT = 10
+# The sooner a node that stopped responding is noticed, the sooner its calls go to another one; under 5 s RabbitMQ's
+# guide to heartbeats expects false alarms.
+DEFAULT_CLUSTER_HEARTBEAT = 5
+
+Node: TypeAlias = tuple[str, int]
+"""The host and port of a server, or of a node of a cluster."""
 
 QueueType = Literal["quorum", "classic"]
 """The queue types that the plugin makes."""
@@ -56,46 +63,43 @@ class RabbitUrl:
     it."""
 
     endpoint: Endpoint
-    host: str
-    port: int = DEFAULT_PORT
+    nodes: tuple[Node, ...]
     vhost: str = "/"
     username: str = field(default=DEFAULT_LOGIN, repr=False)
     password: str = field(default=DEFAULT_LOGIN, repr=False)
     tls: TlsOptions | None = None
     connect_timeout: float = 5.0
-    heartbeat: int = 10
+    heartbeat: int = DEFAULT_HEARTBEAT
     queue_type: QueueType | None = None
     lock_duration: float = 60.0
     management: ManagementUrl | None = None
 
 
 def parse_rabbitmq_url(url: str) -> RabbitUrl:
-    """Read ``amqp://`` or ``amqps://[user[:password]@]host[:port][/vhost][?options]``.
+    """Read ``amqp://`` or ``amqps://[user[:password]@]host[:port][,host[:port]…][/vhost][?options]``.
 
-    A slash of the virtual host's name is written ``%2F``, no path is the virtual host ``/``. Raises
-    `ConfigurationError`, which says which part is wrong and why, without secrets.
+    Several hosts are nodes of one cluster. A slash of the virtual host's name is written ``%2F``, no path is the
+    virtual host ``/``. Raises `ConfigurationError`, which says which part is wrong and why, without secrets.
     """
-    read = BrokerUrl(url, "amqp://host:port/vhost or amqps://…", "amqp", "amqps")
+    read = BrokerUrl(url, "amqp://host:port/vhost or amqps://…", "amqp", "amqps", several=True)
     tls = read.scheme == "amqps"
-    host, port, vhost = read.host(), read.port(DEFAULT_TLS_PORT if tls else DEFAULT_PORT), _vhost(read)
+    nodes, vhost = read.nodes(DEFAULT_TLS_PORT if tls else DEFAULT_PORT), _vhost(read)
     options = read.options(*_OPTIONS, *(TLS_OPTIONS if tls else ()), url_option="management")
     username = _credential(read, read.parts.username, "user name") or DEFAULT_LOGIN
     password = _credential(read, read.parts.password, "password")
     if password is None:
         password = DEFAULT_LOGIN
-    identity = ("rabbitmq", "127.0.0.1" if host in LOOPBACK else host, str(port), vhost)
-    path = "" if vhost == "/" else quote(vhost, safe="")
-    endpoint = _endpoint(identity, host, f"{read.scheme}://{bracketed(host)}:{port}/{path}")
+    endpoint = _endpoint(read.scheme, nodes, vhost)
+    heartbeat = DEFAULT_HEARTBEAT if len(nodes) == 1 else DEFAULT_CLUSTER_HEARTBEAT
     return RabbitUrl(
         endpoint=chosen_endpoint(endpoint, options, read.where),
-        host=host,
-        port=port,
+        nodes=nodes,
         vhost=vhost,
         username=username,
         password=password,
         tls=options.tls() if tls else None,
         connect_timeout=options.number("connect_timeout", 5.0, 0.01, 300),
-        heartbeat=int(options.number("heartbeat", 10, 1, 600, whole=True)),
+        heartbeat=int(options.number("heartbeat", heartbeat, 1, 600, whole=True)),
         queue_type=cast(QueueType | None, options.choice("queue_type", "quorum", "classic")),
         lock_duration=options.number("lock_duration", 60.0, 0.1, 1500),
         management=_management(options, username, password),
@@ -122,7 +126,28 @@ def _credential(read: BrokerUrl, text: str | None, what: str) -> str | None:
     return None if text is None else read.decoded(text, what, most_bytes=_MAX_BYTES)
 
 
-def _endpoint(identity: tuple[str, ...], host: str, url: str) -> Endpoint:
+def _endpoint(scheme: str, nodes: tuple[Node, ...], vhost: str) -> Endpoint:
+    path = "" if vhost == "/" else quote(vhost, safe="")
+    addresses = [("rabbitmq", "127.0.0.1" if host in LOOPBACK else host, str(port), vhost) for host, port in nodes]
+    url = f"{scheme}://{','.join(f'{bracketed(host)}:{port}' for host, port in nodes)}/{path}"
+    if len(nodes) == 1:
+        return _endpoint_of_one(addresses[0], nodes[0][0], url)
+    # In whatever order the nodes are written, the cluster is the same one.
+    named = sorted(addresses)
+    identity = ("rabbitmq", ",".join(f"{bracketed(host)}:{port}" for _, host, port, _ in named), vhost)
+    alone = [_endpoint_of_one(address, address[1], "") for address in named]
+    endpoint = endpoint_with_default_name(
+        identity,
+        url,
+        "-".join(dict.fromkeys(host for _, host, _, _ in named)),
+        unique=False,
+        local=any(is_local_address(host) for host, _ in nodes),
+        former=[name for each in alone for name in (each.name, *each.former_names)],
+    )
+    return replace(endpoint, nodes=tuple(named))
+
+
+def _endpoint_of_one(identity: tuple[str, ...], host: str, url: str) -> Endpoint:
     _, _, port, vhost = identity
     place = port if vhost == "/" else f"{port}-{vhost}"
     if is_local_address(host):
