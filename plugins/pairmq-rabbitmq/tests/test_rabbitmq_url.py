@@ -124,13 +124,14 @@ def test_several_hosts_are_the_nodes_of_a_cluster() -> None:
     assert url.nodes == (("b.example", 5672), ("a.example", 5673), ("2001:db8::1", 5672))
     assert (url.username, url.password, url.vhost, url.connect_timeout) == ("us@er", "p,w", "v", 2.0)
     assert url.endpoint.url == "amqp://b.example:5672,a.example:5673,[2001:db8::1]:5672/v"
+    assert parse_rabbitmq_url("amqp://a,A:5672").nodes == (("a", 5672),)
     assert parse_rabbitmq_url("amqps://a,b").nodes == (("a", 5671), ("b", 5671))
 
 
 def test_a_cluster_has_one_name_in_whatever_order_its_nodes_are_written() -> None:
     one, other = (parse_rabbitmq_url(f"amqp://{hosts}/v").endpoint for hosts in ("a,b:5672,c", "c,a,b"))
     assert (one.name, one.identity) == (other.name, other.identity)
-    assert one.identity == ("rabbitmq", "a:5672,b:5672,c:5672", "v")
+    assert one.identity == ("rabbitmq", "a,b,c", "5672,5672,5672", "v")
     assert one.name.startswith("a-b-c--")
     assert one.name != parse_rabbitmq_url("amqp://a,b,c").endpoint.name
     # What processes with the URL of one node have diverted is found.
@@ -220,8 +221,6 @@ def test_encrypted_key_is_reported_and_its_password_not_prompted_for(tmp_path: P
         ("amqp://a,b:x", "the port of the amqp:// URL is invalid"),
         ("amqp://a,[::1", "IPv6"),
         ("amqp://a,b%41", "host"),
-        ("amqp://a,b:5672,A", "names a host twice"),
-        ("amqp://localhost,127.0.0.1", "names a host twice"),
         ("amqp://h%41", "host"),
         ("amqp://h:0", "port"),
         ("amqp://h:70000", "port"),
@@ -285,7 +284,6 @@ def test_invalid_url_is_reported(url: str, word: str) -> None:
         "h:abc",
         "h,a:abc",
         "h,[::1",
-        "h,h",
         "h/a/b",
         "h/%ff",
         "h?nonsense=1",

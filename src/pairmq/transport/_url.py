@@ -181,16 +181,13 @@ class BrokerUrl:
         """
         return self._port(self.parts, default)
 
-    def nodes(self, default_port: int) -> tuple[tuple[str, int], ...]:
-        """Read all hosts, each with its port, in the order in which they are written.
+    def hosts(self, default_port: int) -> tuple[tuple[str, int], ...]:
+        """Read all hosts, each with its port, in the order in which they are written, without repetitions.
 
         Raises:
-            ConfigurationError: as `host` and `port`; or one is named twice.
+            ConfigurationError: as `host` and `port`.
         """
-        found = [(self._host(each), self._port(each, default_port)) for each in self._each]
-        if len({("" if host in LOOPBACK else host, port) for host, port in found}) < len(found):
-            raise ConfigurationError(f"{self.where} names a host twice: name each node once")
-        return tuple(found)
+        return tuple(dict.fromkeys((self._host(each), self._port(each, default_port)) for each in self._each))
 
     def _host(self, parts: SplitResult) -> str:
         host = (parts.hostname or "").rstrip(".")

@@ -6,10 +6,8 @@ No error here repeats a value that may be secret: a bad URL is explained by its 
 from __future__ import annotations
 
 import math
-import re
 import ssl
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -101,12 +99,10 @@ def parse_url(url: str) -> PostgresUrl:
     Raises:
         ConfigurationError: it can't work; the text says which part and why, without secrets.
     """
-    # All but the first host are read by themselves: no other URL has several.
-    netloc = re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]
-    login, at, listed = netloc.rpartition("@")
-    first, *others = listed.split(",")
-    read = BrokerUrl(url.replace(netloc, f"{login}{at}{first}", 1) if others else url, _FORM, *SCHEMES)
-    hosts = _hosts(read, others)
+    read = BrokerUrl(url, _FORM, *SCHEMES, several=True)
+    if "@" in read.parts.path:  # what precedes it may be the end of a password
+        raise ConfigurationError(f"{read.where} holds '@' behind its host: write '@' as %40, '/' as %2F")
+    hosts = read.hosts(DEFAULT_PORT)
     database = _name(read, read.parts.path[1:], "database")
     if not database or "/" in read.parts.path[1:]:
         raise ConfigurationError(f"{read.where} does not name one database: write it as {_FORM}, '/' in it as %2F")
@@ -123,13 +119,6 @@ def parse_url(url: str) -> PostgresUrl:
         poll_interval=options.number("poll_interval", 1.0, 0.01, 60),
         listen=options.choice("listen", "true", "false") != "false",
     )
-
-
-def _hosts(read: BrokerUrl, others: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    if "@" in read.parts.path:  # what precedes it may be the end of a password
-        raise ConfigurationError(f"{read.where} holds '@' behind its host: write '@' as %40, '/' as %2F")
-    each = (read, *(BrokerUrl(f"{read.scheme}://{other}", _FORM, *SCHEMES) for other in others))
-    return tuple(dict.fromkeys((one.host(), one.port(DEFAULT_PORT)) for one in each))
 
 
 def _name(read: BrokerUrl, text: str | None, what: str) -> str:
@@ -159,4 +148,6 @@ def _endpoint(hosts: tuple[tuple[str, int], ...], database: str) -> Endpoint:
     local = all(is_local_address(host) for host, _ in hosts)
     place = "-".join(port for _, port in places) if local else "-".join("-".join(each) for each in places)
     # Names of databases may hold dashes and digits, so that two brokers could be read in one way.
-    return endpoint_with_default_name(identity, url, f"{place}-{database}", unique=False, local=local)
+    found = endpoint_with_default_name(identity, url, f"{place}-{database}", unique=False, local=local)
+    each = tuple(("postgresql", host, port, database) for host, port in places)
+    return replace(found, nodes=each if len(each) > 1 else ())

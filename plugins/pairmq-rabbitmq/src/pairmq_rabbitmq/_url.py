@@ -83,7 +83,7 @@ def parse_rabbitmq_url(url: str) -> RabbitUrl:
     """
     read = BrokerUrl(url, "amqp://host:port/vhost or amqps://…", "amqp", "amqps", several=True)
     tls = read.scheme == "amqps"
-    nodes, vhost = read.nodes(DEFAULT_TLS_PORT if tls else DEFAULT_PORT), _vhost(read)
+    nodes, vhost = read.hosts(DEFAULT_TLS_PORT if tls else DEFAULT_PORT), _vhost(read)
     options = read.options(*_OPTIONS, *(TLS_OPTIONS if tls else ()), url_option="management")
     username = _credential(read, read.parts.username, "user name") or DEFAULT_LOGIN
     password = _credential(read, read.parts.password, "password")
@@ -134,7 +134,7 @@ def _endpoint(scheme: str, nodes: tuple[Node, ...], vhost: str) -> Endpoint:
         return _endpoint_of_one(addresses[0], nodes[0][0], url)
     # In whatever order the nodes are written, the cluster is the same one.
     named = sorted(addresses)
-    identity = ("rabbitmq", ",".join(f"{bracketed(host)}:{port}" for _, host, port, _ in named), vhost)
+    identity = ("rabbitmq", ",".join(each[1] for each in named), ",".join(each[2] for each in named), vhost)
     alone = [_endpoint_of_one(address, address[1], "") for address in named]
     endpoint = endpoint_with_default_name(
         identity,
