@@ -7,6 +7,6 @@ side by side and none meets a RabbitMQ that the system runs. A boot takes second
 
 from pairmq.testing.servers import start_together
 from pairmq_rabbitmq.testing._harness import RabbitHarness
-from pairmq_rabbitmq.testing._server import RabbitPool, RabbitServer, pool
+from pairmq_rabbitmq.testing._server import RabbitCluster, RabbitPool, RabbitServer, pool
 
-__all__ = ["RabbitHarness", "RabbitPool", "RabbitServer", "pool", "start_together"]
+__all__ = ["RabbitCluster", "RabbitHarness", "RabbitPool", "RabbitServer", "pool", "start_together"]

@@ -68,7 +68,9 @@ def foreign_variables() -> dict[str, None]:
     return {**foreign, "NOTIFY_SOCKET": None}
 
 
-def environment_of(home: Path, ports: Ports, program: Path, plugins: Sequence[str]) -> dict[str, str | None]:
+def environment_of(
+    home: Path, ports: Ports, program: Path, plugins: Sequence[str], node: str = NODE
+) -> dict[str, str | None]:
     """The environment of a node's process; None removes a variable."""
     searched, first = _search_path(home, program) if not plugins else ({}, "")
     return {
@@ -78,7 +80,7 @@ def environment_of(home: Path, ports: Ports, program: Path, plugins: Sequence[st
         "ERL_EPMD_PORT": str(ports.epmd),
         "ERL_EPMD_ADDRESS": HOST,
         "ERL_CRASH_DUMP_SECONDS": "0",
-        "RABBITMQ_NODENAME": NODE,
+        "RABBITMQ_NODENAME": node,
         "RABBITMQ_CONF_ENV_FILE": "/dev/null",
         "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
         "RABBITMQ_ADVANCED_CONFIG_FILE": str(home / "advanced.config"),
@@ -89,7 +91,7 @@ def environment_of(home: Path, ports: Ports, program: Path, plugins: Sequence[st
         "RABBITMQ_PID_FILE": str(home / "server.pid"),
         "RABBITMQ_DIST_PORT": str(ports.distribution),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
-            f"{_ERLANG_FLAGS} -sname {NODE} -kernel inet_dist_listen_min {ports.distribution}"
+            f"{_ERLANG_FLAGS} -sname {node} -kernel inet_dist_listen_min {ports.distribution}"
             f" -kernel inet_dist_listen_max {ports.distribution}{first}"
         ),
         # Makes the script replace itself by the server, so that the process id is the server's.
@@ -151,11 +153,16 @@ def write_files(
         lines += [f"management.tcp.ip = {HOST}", f"management.tcp.port = {ports.management}"]
     (directory / "rabbitmq.conf").write_text("\n".join([*lines, *config]) + "\n")
     (directory / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
-    cookie = directory / ".erlang.cookie"
-    if not cookie.exists():
-        cookie.touch(mode=0o600)
-        cookie.write_text(secrets.token_hex(20))
-        cookie.chmod(0o400)
+    write_cookie(directory)
+
+
+def write_cookie(directory: Path, cookie: str | None = None) -> None:
+    """Write the secret that nodes of one cluster share, unless there is one."""
+    file = directory / ".erlang.cookie"
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_text(cookie or secrets.token_hex(20))
+        file.chmod(0o400)
 
 
 class Evaluator(abc.ABC):

@@ -1,4 +1,4 @@
-"""rabbitmq-server processes for tests: one, and a pool that is kept from test to test and reset for each."""
+"""rabbitmq-server processes for tests: one, a cluster, and a pool that is kept from test to test and reset for each."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import socket
+import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import quote
 
-from pairmq.testing.servers import ServerError, ServerProcess, free_port, start_together
+from pairmq.testing.servers import ServerError, ServerProcess, accepts_connections, free_port, start_together
 from pairmq_rabbitmq.testing._node import (
     HOST,
     NODE,
     Ports,
+    binary,
     call,
     environment_of,
     find_program,
     foreign_variables,
+    write_cookie,
     write_files,
 )
 from pairmq_rabbitmq.testing._operator import DEFAULT_VHOST, Faults, Operator
@@ -86,9 +92,41 @@ case mnesia:system_info(is_running) of
  _ -> khepri:fence(rabbit_khepri:get_store_id()) end
 """
 
+# How many nodes of the cluster run; the function has another name from 3.12 on.
+_MEMBERS = """
+All = case erlang:function_exported(rabbit_nodes, list_members, 0) of
+ true -> rabbit_nodes:list_members(); false -> rabbit_nodes:all() end,
+length([N || N <- All, rabbit:is_running(N)])
+"""
+
+_TOGETHER_WITHIN = 120.0  # s
 _RESET_WITHIN = 120.0  # s; hundreds of queues take a busy machine more than half a minute
 
 _log = logging.getLogger(__name__)
+
+
+class PortMapper(ServerProcess):
+    """Erlang's epmd, by which nodes and `erl_call` find each other."""
+
+    def __init__(self, program: str, port: int, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.port = port
+        super().__init__(
+            [program, "-port", str(port), "-address", HOST],
+            ready=lambda: accepts_connections(HOST, port),
+            directory=directory,
+            environment=foreign_variables(),
+            name="epmd",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A node's place in a cluster: its name, the cluster's port mapper, and the secret that its nodes share."""
+
+    node: str
+    epmd: PortMapper
+    cookie: str
 
 
 class RabbitServer(Faults, Operator, ServerProcess):
@@ -103,6 +141,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
         port: TCP port for AMQP; a free one when left out.
         directory: where it keeps data and log; a temporary one, removed at the end, when left out.
         start_timeout: seconds until it must be ready.
+        seat: its place in a cluster; see `RabbitCluster`.
 
     Raises:
         FileNotFoundError: there is no rabbitmq-server; the text says how to get it.
@@ -118,18 +157,15 @@ class RabbitServer(Faults, Operator, ServerProcess):
         port: int | None = None,
         directory: Path | None = None,
         start_timeout: float = 240.0,
+        seat: Seat | None = None,
     ) -> None:
-        program, epmd, erl_call = find_program(), shutil.which("epmd"), shutil.which("erl_call")
-        if program is None or epmd is None or erl_call is None:
-            raise FileNotFoundError(
-                "rabbitmq-server, or Erlang's epmd or erl_call, is missing: apt-get install rabbitmq-server"
-            )
-        self._erl_call = erl_call
+        program, epmd, self._erl_call = _programs()
+        self.node = seat.node if seat else NODE
         self._ports = Ports(
             amqp=port or free_port(),
             tls=free_port() if tls else None,
             management=free_port() if management else None,
-            epmd=free_port(),
+            epmd=seat.epmd.port if seat else free_port(),
             distribution=free_port(),
         )
         self.port = self._ports.amqp
@@ -142,16 +178,11 @@ class RabbitServer(Faults, Operator, ServerProcess):
             name="rabbitmq-server",
         )
         plugins = [*(["rabbitmq_management"] if management else []), *plugins]
-        self._environment = environment_of(self.directory.resolve(), self._ports, program, plugins)
-        epmd_directory = self.directory / "epmd"
-        epmd_directory.mkdir(parents=True, exist_ok=True)
-        self._epmd = ServerProcess(
-            [epmd, "-port", str(self._ports.epmd), "-address", HOST],
-            ready=self._epmd_answers,
-            directory=epmd_directory,
-            environment=foreign_variables(),
-            name="epmd",
-        )
+        self._environment = environment_of(self.directory.resolve(), self._ports, program, plugins, self.node)
+        self._own_epmd = seat is None
+        self._epmd = seat.epmd if seat else PortMapper(epmd, self._ports.epmd, self.directory / "epmd")
+        if seat is not None:
+            write_cookie(self.directory, seat.cookie)
         write_files(self.directory, self._ports, tls, plugins, config)
 
     def url_for(self, user: str = "guest", password: str = "guest", vhost: str = DEFAULT_VHOST) -> str:  # noqa: S107
@@ -207,7 +238,8 @@ class RabbitServer(Faults, Operator, ServerProcess):
             with contextlib.suppress(ServerError):
                 self.settle(timeout=10.0)
         super().kill()
-        self._epmd.kill()
+        if self._own_epmd:
+            self._epmd.kill()
 
     def settle(self, *, timeout: float = 30.0) -> None:
         """Have it write its queues' definitions to disk: it does so some seconds late, and messages at once.
@@ -227,7 +259,8 @@ class RabbitServer(Faults, Operator, ServerProcess):
             timeout: seconds to wait for it.
         """
         super().stop(timeout)
-        self._epmd.kill()
+        if self._own_epmd:
+            self._epmd.kill()
 
     def log_tail(self, lines: int = 100) -> str:
         """The end of what it logged: warnings and worse.
@@ -290,16 +323,107 @@ class RabbitServer(Faults, Operator, ServerProcess):
         self._running_process()
         merged = {**os.environ, **self._environment}
         environment = {name: value for name, value in merged.items() if value is not None}
-        return call(self._erl_call, NODE, environment, expression, as_text, timeout, self.name)
+        return call(self._erl_call, self.node, environment, expression, as_text, timeout, self.name)
 
     def _answers(self) -> bool:
         with socket.create_connection((HOST, self.port), timeout=1) as connection:
             connection.sendall(b"AMQP\x00\x00\x09\x01")
             return bool(connection.recv(1))
 
-    def _epmd_answers(self) -> bool:
-        with socket.create_connection((HOST, self._ports.epmd), timeout=1):
-            return True
+
+class RabbitCluster:
+    """Three nodes of one cluster; each is a `RabbitServer`, to be killed, stopped, paused and started by itself.
+
+    The nodes find each other by their configuration; start them all before any is stopped.
+
+    Args:
+        partition_handling: what nodes do that see no majority: ``pause_minority``, ``ignore`` or ``autoheal``.
+        config: more lines of each node's configuration file.
+
+    Attributes:
+        nodes: the servers.
+
+    Raises:
+        FileNotFoundError: there is no rabbitmq-server.
+    """
+
+    def __init__(self, *, partition_handling: str = "pause_minority", config: Sequence[str] = ()) -> None:
+        _, epmd, _ = _programs()
+        self._directory = tempfile.TemporaryDirectory(prefix="pairmq-")
+        self._epmd = PortMapper(epmd, free_port(), Path(self._directory.name))
+        cookie = secrets.token_hex(20)
+        names = [f"pairmq{number}@localhost" for number in (1, 2, 3)]
+        lines = [
+            "cluster_formation.peer_discovery_backend = classic_config",
+            *(f"cluster_formation.classic_config.nodes.{at} = {name}" for at, name in enumerate(names, 1)),
+            f"cluster_partition_handling = {partition_handling}",
+            *config,
+        ]
+        self.nodes = [RabbitServer(seat=Seat(name, self._epmd, cookie), config=lines) for name in names]
+
+    @property
+    def url(self) -> str:
+        """The address for a client, with all nodes."""
+        return f"amqp://guest:guest@{','.join(f'{HOST}:{node.port}' for node in self.nodes)}/"
+
+    def start(self) -> None:
+        """Start the nodes that do not run, and wait until all are members of one cluster.
+
+        Raises:
+            ServerError: one did not start.
+        """
+        for node in self.nodes:
+            if node.running and node._paused:
+                node.resume()
+        start_together(*self.nodes)
+        deadline = time.monotonic() + _TOGETHER_WITHIN
+        while any(node.erl(_MEMBERS) != str(len(self.nodes)) for node in self.nodes):
+            if time.monotonic() > deadline:
+                raise ServerError(f"the nodes are no cluster\n{self.nodes[0].log_tail()}")
+            time.sleep(0.1)
+
+    def leader_of(self, queue: str) -> RabbitServer | None:
+        """The node that leads a quorum queue, or holds a classic one; None where that is none of those that run.
+
+        Args:
+            queue: in the default virtual host.
+
+        Raises:
+            ServerError: no node answers, or there is no such queue.
+        """
+        lookup = f"{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r({binary(DEFAULT_VHOST)}, queue, {binary(queue)}))"
+        pid = "case amqqueue:get_pid(Q) of {_, N} -> N; P when is_pid(P) -> node(P); _ -> none end"
+        asked = next(node for node in self.nodes if node.running and not node._paused)
+        name = asked.erl(f"{lookup}, {pid}").strip("'")
+        return next((node for node in self.nodes if node.node == name and node.running), None)
+
+    def move_leader(self, queue: str, to: RabbitServer) -> None:
+        """Have another node lead a quorum queue, as ``rabbitmq-queues rebalance`` does.
+
+        Args:
+            queue: in the default virtual host.
+            to: one of the nodes.
+
+        Raises:
+            ServerError: it can't.
+        """
+        lookup = f"{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r({binary(DEFAULT_VHOST)}, queue, {binary(queue)}))"
+        to.erl(f"{lookup}, {{migrated, _}} = rabbit_quorum_queue:transfer_leadership(Q, '{to.node}')")
+
+    def close(self) -> None:
+        """End all nodes and remove their directories; idempotent."""
+        for node in self.nodes:
+            node.kill(settle=False)
+            node.close()
+        self._epmd.close()
+        self._directory.cleanup()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class RabbitPool:
@@ -347,6 +471,16 @@ class RabbitPool:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _programs() -> tuple[Path, str, str]:
+    """The server, epmd and erl_call. Raises FileNotFoundError."""
+    program, epmd, erl_call = find_program(), shutil.which("epmd"), shutil.which("erl_call")
+    if program is None or epmd is None or erl_call is None:
+        raise FileNotFoundError(
+            "rabbitmq-server, or Erlang's epmd or erl_call, is missing: apt-get install rabbitmq-server"
+        )
+    return program, epmd, erl_call
 
 
 pool = RabbitPool()
