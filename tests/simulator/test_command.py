@@ -49,13 +49,13 @@ def bug(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_folder")
 def test_one_seed_without_a_violation(capfd):
-    assert run(["simulate", "--seed", "1", "--hours", "0.1"]) == 0
-    assert "seed 1: no violation in 0.1" in capfd.readouterr().out
+    assert run(["simulate", "--seed", "1", "--hours", "0.05"]) == 0
+    assert "seed 1: no violation in 0.0" in capfd.readouterr().out
 
 
 @pytest.mark.usefixtures("in_folder")
 def test_several_seeds_are_summed_up(capfd):
-    assert run(["simulate", "--seeds", "0..3", "--hours", "0.1", "--jobs", "1"]) == 0
+    assert run(["simulate", "--seeds", "0..3", "--hours", "0.05", "--jobs", "1"]) == 0
     out = capfd.readouterr().out
     assert "4 seeds" in out
     assert "no violation" in out
@@ -63,7 +63,7 @@ def test_several_seeds_are_summed_up(capfd):
 
 @pytest.mark.usefixtures("in_folder", "bug")
 def test_a_violation_is_told_and_ends_with_status_1(capfd):
-    assert run(["simulate", "--seeds", "0..3", "--hours", "0.1", "--jobs", "1"]) == 1
+    assert run(["simulate", "--seeds", "0..3", "--hours", "0.05", "--jobs", "1"]) == 1
     out = capfd.readouterr().out
     assert "its receipt does not report it" in out
     assert "again: pairmq simulate --seed" in out
@@ -71,7 +71,7 @@ def test_a_violation_is_told_and_ends_with_status_1(capfd):
 
 @pytest.mark.usefixtures("in_folder", "bug")
 def test_json_for_programs(capfd):
-    assert run(["simulate", "--seeds", "0..2", "--hours", "0.1", "--jobs", "1", "--json"]) == 1
+    assert run(["simulate", "--seeds", "0..2", "--hours", "0.05", "--jobs", "1", "--json"]) == 1
     document = json.loads(capfd.readouterr().out)
     assert document["seeds"] == 3
     assert document["failures"][0]["violations"][0]["verdict"] == "unexplained duplicate"
@@ -82,8 +82,8 @@ def test_json_for_programs(capfd):
 
 @pytest.mark.usefixtures("bug")
 def test_what_is_shrunk_can_be_replayed(in_folder, capfd):
-    seed = next(s for s in range(30) if run(["simulate", "--seed", str(s), "--hours", "0.1", "--mode", "safety"]))
-    assert run(["simulate", "--seed", str(seed), "--hours", "0.1", "--mode", "safety", "--shrink"]) == 1
+    seed = next(s for s in range(30) if run(["simulate", "--seed", str(s), "--hours", "0.05", "--mode", "safety"]))
+    assert run(["simulate", "--seed", str(seed), "--hours", "0.05", "--mode", "safety", "--shrink"]) == 1
     capfd.readouterr()
     path = in_folder / f"simulation-{seed}.json"
     scenario = Scenario.from_json(path.read_text())
@@ -93,7 +93,7 @@ def test_what_is_shrunk_can_be_replayed(in_folder, capfd):
 
 
 def test_a_trace_is_written_line_by_line(in_folder):
-    assert run(["simulate", "--seed", "3", "--hours", "0.1", "--trace", "t.txt", "--mode", "liveness"]) == 0
+    assert run(["simulate", "--seed", "3", "--hours", "0.05", "--trace", "t.txt", "--mode", "liveness"]) == 0
     lines = (in_folder / "t.txt").read_text().splitlines()
     instants = [float(line.split()[0]) for line in lines]
     assert instants == sorted(instants)
@@ -101,7 +101,7 @@ def test_a_trace_is_written_line_by_line(in_folder):
 
 
 def test_it_goes_on_where_it_stopped(in_folder, capfd):
-    command = ["simulate", "--hours", "0.1", "--jobs", "1", "--state", "done.jsonl", "--json", "--seeds"]
+    command = ["simulate", "--hours", "0.05", "--jobs", "1", "--state", "done.jsonl", "--json", "--seeds"]
     assert run([*command, "0..2"]) == 0
     first = json.loads(capfd.readouterr().out)
     kept = (in_folder / "done.jsonl").read_text()
@@ -114,7 +114,7 @@ def test_it_goes_on_where_it_stopped(in_folder, capfd):
 
 
 def test_what_a_killed_run_left_of_a_line_is_simulated_again(in_folder, capfd):
-    command = ["simulate", "--hours", "0.1", "--jobs", "1", "--state", "done.jsonl", "--json", "--seeds", "0..2"]
+    command = ["simulate", "--hours", "0.05", "--jobs", "1", "--state", "done.jsonl", "--json", "--seeds", "0..2"]
     assert run(command) == 0
     whole = (in_folder / "done.jsonl").read_text()
     (in_folder / "done.jsonl").write_text(whole[:-30])
@@ -125,7 +125,7 @@ def test_what_a_killed_run_left_of_a_line_is_simulated_again(in_folder, capfd):
 
 
 def test_a_state_of_other_code_is_refused(in_folder, capfd):
-    command = ["simulate", "--hours", "0.1", "--jobs", "1", "--state", "done.jsonl", "--seeds", "0..0"]
+    command = ["simulate", "--hours", "0.05", "--jobs", "1", "--state", "done.jsonl", "--seeds", "0..0"]
     assert run(command) == 0
     state = in_folder / "done.jsonl"
     state.write_text(re.sub(r'"source": "\w+"', '"source": "0123"', state.read_text()))
@@ -136,10 +136,10 @@ def test_a_state_of_other_code_is_refused(in_folder, capfd):
 
 
 def test_a_state_of_other_settings_is_refused(in_folder, capfd):
-    assert run(["simulate", "--seeds", "0..1", "--hours", "0.1", "--jobs", "1", "--state", "s"]) == 0
+    assert run(["simulate", "--seeds", "0..1", "--hours", "0.05", "--jobs", "1", "--state", "s"]) == 0
     assert run(["simulate", "--seeds", "0..1", "--hours", "0.2", "--jobs", "1", "--state", "s"]) == 2
     (in_folder / "s").write_text("nonsense")
-    assert run(["simulate", "--seeds", "0..1", "--hours", "0.1", "--jobs", "1", "--state", "s"]) == 2
+    assert run(["simulate", "--seeds", "0..1", "--hours", "0.05", "--jobs", "1", "--state", "s"]) == 2
     assert (in_folder / "s").read_text() == "nonsense"
     assert capfd.readouterr().err.count("error: ") == 2
 

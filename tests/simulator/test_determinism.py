@@ -16,7 +16,7 @@ PROGRAM = """
 import hashlib
 from pairmq.testing.simulator import Settings, simulate
 for seed in (3, 8):
-    report = simulate(Settings(seed=seed, hours=0.2, mode="liveness", trace=True))
+    report = simulate(Settings(seed=seed, hours=0.05, mode="liveness", trace=True))
     print(seed, len(report.trace), hashlib.sha256("\\n".join(report.trace).encode()).hexdigest())
 """
 
@@ -27,7 +27,7 @@ def digest(lines: tuple[str, ...]) -> str:
 
 @pytest.mark.parametrize("mode", ["safety", "liveness"])
 def test_a_seed_gives_the_same_trace_again(mode):
-    settings = Settings(seed=5, hours=0.2, mode=mode, trace=True)
+    settings = Settings(seed=5, hours=0.1, mode=mode, trace=True)
     first, second = simulate(settings), simulate(settings)
     assert len(first.trace) > 1000
     assert digest(first.trace) == digest(second.trace)
@@ -45,7 +45,7 @@ def test_a_seed_gives_the_same_trace_in_every_process():
 
 
 def test_watching_changes_nothing():
-    settings = Settings(seed=11, hours=0.5)
+    settings = Settings(seed=11, hours=0.2)
     silent, watched = replay(scenario_of(settings)), replay(scenario_of(settings), trace=True)
     assert (silent.counts, silent.hours, silent.violations) == (watched.counts, watched.hours, watched.violations)
 
@@ -58,7 +58,7 @@ def test_what_ran_before_changes_nothing():
         for order, often in ((range(4), 5000), (range(3, -1, -1), 40), ((3, 0, 1, 2), 700)):
             gc.set_threshold(often, 5, 5)
             for seed in order:
-                trace = simulate(Settings(seed=seed, hours=0.1, trace=True)).trace
+                trace = simulate(Settings(seed=seed, hours=0.05, trace=True)).trace
                 seen.setdefault(seed, set()).add(digest(trace))
     finally:
         gc.set_threshold(*thresholds)
@@ -66,4 +66,4 @@ def test_what_ran_before_changes_nothing():
 
 
 def test_other_seeds_give_other_traces():
-    assert len({digest(simulate(Settings(seed=seed, hours=0.1, trace=True)).trace) for seed in range(4)}) == 4
+    assert len({digest(simulate(Settings(seed=seed, hours=0.05, trace=True)).trace) for seed in range(4)}) == 4

@@ -29,7 +29,7 @@ from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS, LACKS, entity_
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**40),
-    hours=st.floats(0.01, 0.5),
+    hours=st.floats(0.01, 0.2),
     mode=st.sampled_from(["safety", "liveness"]),
     faults=st.sets(st.sampled_from(FAULT_KINDS)),
 )

@@ -13,13 +13,14 @@ from pairmq.testing.simulator import FAULT_KINDS, Settings, Verdict, campaign, s
 from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS
 
 SEEDS = range(556, 561)
-SEEDS_WITH_ORDER = range(612, 615)
+SEEDS_WITH_ORDER = range(670, 673)
+HOURS = 0.5  # of each; `make test-all` simulates whole ones, of 300 seeds
 
 
 @pytest.mark.parametrize("ordering", ["none", "session"])
 def test_these_hours_hold_all_that_sets_pairs_apart(ordering):
     seeds = SEEDS if ordering == "none" else SEEDS_WITH_ORDER
-    scenarios = [scenario_of(Settings(seed=seed, ordering=ordering)) for seed in seeds]
+    scenarios = [scenario_of(Settings(seed=seed, hours=HOURS, ordering=ordering)) for seed in seeds]
     setups = [scenario.setup for scenario in scenarios]
     plans = [plan for setup in setups for plan in setup.processes]
     assert any(plan.backlog_queue_count for plan in plans if plan.syphon)
@@ -38,17 +39,18 @@ def test_these_hours_hold_all_that_sets_pairs_apart(ordering):
 
 
 def test_nothing_is_lost_doubled_or_late():
-    reports = [simulate(Settings(seed=seed, mode="liveness")) for seed in SEEDS]
+    reports = [simulate(Settings(seed=seed, hours=HOURS, mode="liveness")) for seed in SEEDS]
     failed = [report.text() for report in reports if not report.ok]
     assert not failed, failed[0]
     # It was no idle time.
     assert sum(report.counts.backlog for report in reports) > 300
     assert sum(report.counts.duplicates for report in reports) > 50
-    assert sum(report.counts.lives for report in reports) > 30
+    assert sum(report.counts.lives for report in reports) > 20
 
 
 def test_sessions_keep_their_order():
-    reports = [simulate(Settings(seed=seed, mode="liveness", ordering="session")) for seed in SEEDS_WITH_ORDER]
+    settings = [Settings(seed=s, hours=HOURS, mode="liveness", ordering="session") for s in SEEDS_WITH_ORDER]
+    reports = [simulate(each) for each in settings]
     failed = [report.text() for report in reports if not report.ok]
     assert not failed, failed[0]
     assert sum(report.counts.backlog for report in reports) > 150
@@ -57,15 +59,15 @@ def test_sessions_keep_their_order():
 @pytest.mark.parametrize("ordering", ["none", "session"])
 def test_a_close_in_the_middle_of_trouble_breaks_nothing(ordering):
     seeds = SEEDS if ordering == "none" else SEEDS_WITH_ORDER
-    reports = [simulate(Settings(seed=seed, hours=0.2, mode="safety", ordering=ordering)) for seed in seeds]
+    reports = [simulate(Settings(seed=seed, hours=0.1, mode="safety", ordering=ordering)) for seed in seeds]
     failed = [report.text() for report in reports if not report.ok]
     assert not failed, failed[0]
-    assert min(report.counts.faults for report in reports) > 5
+    assert min(report.counts.faults for report in reports) > 2
 
 
 @pytest.mark.parametrize("kind", FAULT_KINDS)
 def test_each_kind_of_fault_alone_breaks_nothing(kind):
-    report = simulate(Settings(seed=7, hours=0.25, faults=(kind,), mode="liveness", faults_per_hour=120))
+    report = simulate(Settings(seed=7, hours=0.12, faults=(kind,), mode="liveness", faults_per_hour=240))
     assert report.ok, report.text()
     assert report.counts.faults > 20
     if kind in CONDITIONS:
@@ -83,7 +85,7 @@ def test_a_bug_that_raises_is_a_verdict(monkeypatch):
         raise AssertionError("a bug")
 
     monkeypatch.setattr(Attempts, "backlog", broken)
-    report = next(r for r in (simulate(Settings(seed=s, hours=0.5)) for s in range(10)) if not r.ok)
+    report = next(r for r in (simulate(Settings(seed=s, hours=0.2)) for s in range(10)) if not r.ok)
     assert report.violations[0].verdict is Verdict.CRASH
     assert "AssertionError: a bug" in report.text()
 
@@ -93,7 +95,7 @@ def test_a_bug_that_hangs_is_a_verdict(monkeypatch):
         await asyncio.get_running_loop().create_future()
 
     monkeypatch.setattr(Attempts, "backlog", hanging)
-    report = next(r for r in (simulate(Settings(seed=s, hours=0.5)) for s in range(10)) if not r.ok)
+    report = next(r for r in (simulate(Settings(seed=s, hours=0.2)) for s in range(10)) if not r.ok)
     assert {Verdict.DEADLINE, Verdict.CLOSE, Verdict.STATE} & set(report.verdicts())
 
 
@@ -108,7 +110,7 @@ def test_a_failure_tells_seed_options_history_and_trace(monkeypatch):
         refuse(self, state, job, SendRefused, text)
 
     monkeypatch.setattr(Results, "refuse", lying)
-    report = next(r for r in (simulate(Settings(seed=s, hours=0.5)) for s in range(10)) if not r.ok)
+    report = next(r for r in (simulate(Settings(seed=s, hours=0.2)) for s in range(10)) if not r.ok)
     text = report.text()
     assert f"seed {report.scenario.seed}" in text
     assert "backlog_queue_count = " in text
