@@ -14,7 +14,7 @@ from pairmq.model.events import StateChanged
 from pairmq.testing import Fault, Operation, in_virtual_time
 from pairmq.testing import _simulated as simulated
 
-MANY = 5000
+MANY = 2500
 MOST = 1100  # entities that are kept, and a few whose turn has not come
 
 

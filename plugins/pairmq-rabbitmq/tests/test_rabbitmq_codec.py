@@ -84,25 +84,31 @@ lifetimes = st.one_of(
 logins = st.sampled_from(["guest", "", "é", "x" * 255])
 
 
+# Made once: to make a strategy takes longer than to draw from it.
+optional_texts, optional_ids, optional_instants = st.none() | texts, st.none() | ids, st.none() | instants
+optional_lifetimes, priorities = st.none() | lifetimes, st.none() | st.integers(0, 255)
+bodies, properties_of_messages = st.binary(max_size=100), st.dictionaries(names, values | logins, max_size=6)
+
+
 @st.composite
 def messages(draw: st.DrawFn) -> Message:
-    session = draw(st.none() | ids)
+    session = draw(optional_ids)
     return Message(
-        draw(st.binary(max_size=100)),
-        message_id=draw(st.none() | ids),
+        draw(bodies),
+        message_id=draw(optional_ids),
         session_id=session,
-        time_to_live=draw(st.none() | lifetimes),
-        scheduled_enqueue_at=draw(st.none() | instants),
-        content_type=draw(st.none() | texts),
-        content_encoding=draw(st.none() | texts),
-        correlation_id=draw(st.none() | texts),
-        subject=draw(st.none() | texts),
-        to=draw(st.none() | texts),
-        reply_to=draw(st.none() | texts),
-        reply_to_session_id=draw(st.none() | ids),
-        partition_key=draw(st.none() | st.just(session) if session else st.none() | ids),
-        priority=draw(st.none() | st.integers(0, 255)),
-        application_properties=draw(st.dictionaries(names, values | logins, max_size=6)),
+        time_to_live=draw(optional_lifetimes),
+        scheduled_enqueue_at=draw(optional_instants),
+        content_type=draw(optional_texts),
+        content_encoding=draw(optional_texts),
+        correlation_id=draw(optional_texts),
+        subject=draw(optional_texts),
+        to=draw(optional_texts),
+        reply_to=draw(optional_texts),
+        reply_to_session_id=draw(optional_ids),
+        partition_key=draw(optional_ids if session is None else st.sampled_from((None, session))),
+        priority=draw(priorities),
+        application_properties=draw(properties_of_messages),
     )
 
 
@@ -404,23 +410,24 @@ MEANT = {"application-property-types", "x-opt-scheduled-enqueue-time"}
 OUR_NAMES = _layout.MAPPING - {"application-properties"}
 
 
+foreign_entries = st.tuples(wire_names.filter(lambda n: n not in MEANT), wire_values(wire_scalars, wire_names))
+foreign_headers = st.none() | st.lists(foreign_entries, max_size=6).map(_table)
+short = st.none() | st.text(letters, max_size=40).filter(lambda t: len(t.encode()) <= 255)
+expirations = st.none() | st.sampled_from(["0", "1", "0100", "4294967295"]) | st.integers(0, 9999).map(str)
+delivery_modes = st.sampled_from([None, 1, 2])
+
+
 @st.composite
 def foreign(draw: st.DrawFn) -> Basic.Properties:
-    headers = draw(
-        st.none()
-        | st.lists(
-            st.tuples(wire_names.filter(lambda n: n not in MEANT), wire_values(wire_scalars, wire_names)), max_size=6
-        ).map(_table)
-    )
-    short = st.none() | st.text(letters, max_size=40).filter(lambda t: len(t.encode()) <= 255)
+    headers = draw(foreign_headers)
     properties = Basic.Properties(
         content_type=draw(short),
         content_encoding=draw(short),
-        delivery_mode=draw(st.sampled_from([None, 1, 2])),
-        priority=draw(st.none() | st.integers(0, 255)),
+        delivery_mode=draw(delivery_modes),
+        priority=draw(priorities),
         correlation_id=draw(short),
         reply_to=draw(short),
-        expiration=draw(st.none() | st.sampled_from(["0", "1", "0100", "4294967295"]) | st.integers(0, 9999).map(str)),
+        expiration=draw(expirations),
         message_id=draw(short),
         timestamp=None,
         message_type=draw(short),

@@ -53,29 +53,35 @@ values: st.SearchStrategy[Any] = st.recursive(
 names = ids | st.sampled_from(("x-pairmq-fields", "DeadLetterReason", "DeadLetterErrorDescription", "x-ms-path"))
 
 
+# Made once: to make a strategy takes longer than to draw from it.
+maybe = st.none()
+optional_texts, optional_ids, optional_instants = maybe | texts, maybe | ids, maybe | instants
+longest = st.floats(1e-6, MAX_TIME_TO_LIVE).filter(lambda value: round(value, 6) > 0 and math.isfinite(value))
+optional_lifetimes = maybe | longest | st.integers(1, 10**6).map(float) | st.floats(0.001, 100)
+bodies, priorities = st.binary(max_size=300), maybe | st.integers(0, 255)
+properties_of_messages = st.dictionaries(names, values, max_size=5)
+
+
 @st.composite
 def messages(draw: st.DrawFn, scheduled: bool = True) -> Message:
     """Any message that can be sent."""
-    maybe = st.none()
-    session = draw(maybe | ids)
-    partition = draw(maybe | (st.just(session) if session is not None else ids))
-    longest = st.floats(1e-6, MAX_TIME_TO_LIVE).filter(lambda value: round(value, 6) > 0 and math.isfinite(value))
+    session = draw(optional_ids)
     return Message(
-        draw(st.binary(max_size=300)),
+        draw(bodies),
         message_id=draw(ids),
         session_id=session,
-        partition_key=partition,
-        time_to_live=draw(maybe | longest | st.integers(1, 10**6).map(float) | st.floats(0.001, 100)),
-        scheduled_enqueue_at=draw(maybe | instants) if scheduled else None,
-        content_type=draw(maybe | texts),
-        content_encoding=draw(maybe | texts),
-        correlation_id=draw(maybe | texts),
-        subject=draw(maybe | texts),
-        to=draw(maybe | texts),
-        reply_to=draw(maybe | texts),
-        reply_to_session_id=draw(maybe | ids),
-        priority=draw(maybe | st.integers(0, 255)),
-        application_properties=draw(st.dictionaries(names, values, max_size=5)),
+        partition_key=draw(optional_ids if session is None else st.sampled_from((None, session))),
+        time_to_live=draw(optional_lifetimes),
+        scheduled_enqueue_at=draw(optional_instants) if scheduled else None,
+        content_type=draw(optional_texts),
+        content_encoding=draw(optional_texts),
+        correlation_id=draw(optional_texts),
+        subject=draw(optional_texts),
+        to=draw(optional_texts),
+        reply_to=draw(optional_texts),
+        reply_to_session_id=draw(optional_ids),
+        priority=draw(priorities),
+        application_properties=draw(properties_of_messages),
     )
 
 
