@@ -11,8 +11,8 @@ import os
 import random
 import re
 import shutil
-import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,11 +23,12 @@ from journal_by_hand import START, Journal, segment_table
 from pairmq.cli._app import run as main
 from pairmq.model import ConfigurationError
 from pairmq.pipeline import _making, run
-from pairmq.pipeline.follow import Stop, follow
+from pairmq.pipeline.follow import Stop, _follow, follow
 from pairmq.pipeline.follow._follow import STATE, STATE_VERSION, state_of
 from pairmq.pipeline.follow._intake import Intake
 from pairmq.pipeline.follow._ledger import Ledger, Waiting
 from pairmq.pipeline.follow._names import Found, Names, each_batch
+from pairmq.pipeline.report import Report
 from pairmq.pipeline.transforms import FACTS, TABLES
 
 pytestmark = pytest.mark.timeout(900)  # seconds: a refresh takes 5, and a minute where others want the processor
@@ -63,50 +64,85 @@ def arrive(path, day):
     return day / path.name
 
 
+def example() -> str:
+    """The program of the document."""
+    text = (Path(__file__).parents[2] / "docs/how-to/follow-a-journal.md").read_text("utf-8")
+    (found,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return str(found)
+
+
+@dataclasses.dataclass
+class Followed:
+    """A journal that was followed in three looks, each of another caller, and the tables of a batch run beside it."""
+
+    folder: Path
+    printed: str = ""
+    """By the example of the document."""
+    asked: Report | None = None
+    """What the follower returned that was asked to end."""
+    command: tuple[int, str] = (0, "")
+    """The command's status, and what it printed."""
+    runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """What ``run.json`` said after each look."""
+    empty: set[str] = dataclasses.field(default_factory=set)
+    """The tables that had no row after the first one."""
+
+
 @pytest.fixture(scope="module")
 def followed(spark, tmp_path_factory):
-    """A journal whose files came in three lots, in random order, with copies, and a torn one that was mended later."""
+    """First came a torn file alone; then it was mended, and others came in several lots; then the rest, and copies."""
     folder = tmp_path_factory.mktemp("follow")
-    journal, aside, out = folder / "journal", folder / "aside", folder / "out"
+    journal, aside, out = folder / "journal", folder / "aside", folder / "tables"
     day = journal / "date=2026-02-02"
     day.mkdir(parents=True)
     paths = write_segments(aside, busy_journals(SEED), SEED)
     torn, *others = paths
-    lots = [others[:5], others[5:9], others[9:]]
-    told = []
+    early, late = others[:9], others[9:]
+    made = Followed(folder)
 
-    def look():
-        follow(journal, out, spark=spark, patience=PATIENCE, once=True, told=told.append)
+    def look(following):
+        written = io.StringIO()
+        with contextlib.redirect_stdout(written), contextlib.chdir(folder):
+            result = following()
+        made.runs.append(json.loads((out / "run.json").read_text()))
+        return result, written.getvalue()
 
-    arrived = [arrive(path, day) for path in lots[0]]
+    def ask_at_once():
+        stop = Stop()
+        ask = lambda _: stop.ask()  # noqa: E731
+        return follow(journal, out, spark=spark, patience=PATIENCE, every=3600.0, stop=stop, told=ask)
+
     (day / torn.name).write_bytes(torn.read_bytes()[:1000])
-    look()
-    shutil.copy(arrived[0], journal / "copy.parquet")
-    both = pa.concat_tables(pq.read_table(path, partitioning=None) for path in (arrived[1], lots[1][0]))
-    pq.write_table(both, day / "made-anew-of-two.parquet")
-    for path in lots[1]:
-        arrive(path, day)
+    _, made.printed = look(lambda: exec(compile(example(), "follow-a-journal.md", "exec"), {}))  # what it says is ours
+    made.empty = {table.name for table in TABLES if not pq.read_table(out / table.name).num_rows}
     (day / torn.name).write_bytes(torn.read_bytes())
-    look()
-    for path in lots[2]:
+    arrived = [arrive(path, day) for path in early]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_follow, "AT_ONCE", sum(path.stat().st_size for path in arrived) // 2)
+        made.asked, _ = look(ask_at_once)
+    shutil.copy(arrived[0], journal / "copy.parquet")
+    both = pa.concat_tables(pq.read_table(path, partitioning=None) for path in (arrived[1], late[0]))
+    pq.write_table(both, day / "made-anew-of-two.parquet")
+    for path in late:
         arrive(path, day)
-    look()
+    arguments = ["--journal", "journal", "--out", "tables", "--patience", f"{PATIENCE:g}s"]
+    made.command = look(lambda: main(["pipeline", "run", "--follow", *arguments, "--until-idle", "0s", "--json"]))
     run(journal, folder / "batch", spark=spark, patience=PATIENCE)
-    return folder, told
+    return made
 
 
 @pytest.mark.parametrize("name", [table.name for table in TABLES])
 def test_a_table_is_the_one_that_a_batch_run_makes_of_the_same_files(followed, name):
-    assert_same_tables(followed[0] / "out", followed[0] / "batch", name)
+    assert_same_tables(followed.folder / "tables", followed.folder / "batch", name)
 
 
 def test_every_table_has_rows(followed):
     # Or the comparison above would compare nothing with nothing.
-    assert all(pq.read_table(followed[0] / "batch" / table.name).num_rows for table in TABLES)
+    assert all(pq.read_table(followed.folder / "batch" / table.name).num_rows for table in TABLES)
 
 
 def test_the_run_file_says_what_that_of_a_batch_run_says_and_how_far_it_follows(followed):
-    ours, theirs = (json.loads((followed[0] / name / "run.json").read_text()) for name in ("out", "batch"))
+    ours, theirs = (json.loads((followed.folder / name / "run.json").read_text()) for name in ("tables", "batch"))
     assert ours.pop("following") is True
     assert ours.pop("follow").keys() >= {"commit", "batch", "complete_until"}
     del ours["seconds"], theirs["seconds"]
@@ -114,27 +150,50 @@ def test_the_run_file_says_what_that_of_a_batch_run_says_and_how_far_it_follows(
 
 
 def test_a_file_that_could_not_be_read_is_named_until_it_can(followed):
-    first, second, third = (refreshed.report.bad for refreshed in followed[1])
-    assert [bad.problem.partition(":")[0] for bad in first] == ["it is truncated or not a Parquet file"]
-    assert (second, third) == ((), ())
+    first, second, third = (run["journal"]["bad_segments"] for run in followed.runs)
+    assert [bad["problem"].partition(":")[0] for bad in first] == ["it is truncated or not a Parquet file"]
+    assert (second, third) == ([], [])
 
 
 def test_each_row_is_taken_once(followed):
     total = sum(len(journal.rows) for journal in busy_journals(SEED))
-    assert sum(refreshed.new_rows for refreshed in followed[1]) == total
-    assert followed[1][-1].report.rows == total
+    assert sum(run["follow"]["new_rows"] for run in followed.runs) == total
+    assert followed.runs[-1]["journal"]["rows"] == total
 
 
 def test_what_is_kept_is_one_part_however_many_lots_came(followed):
-    assert len(list((followed[0] / "out" / STATE / "facts").iterdir())) == 1
-    assert len(list((followed[0] / "out" / STATE / "ledger").iterdir())) == 1
+    assert len(list((followed.folder / "tables" / STATE / "facts").iterdir())) == 1
+    assert len(list((followed.folder / "tables" / STATE / "ledger").iterdir())) == 1
 
 
 def test_the_tables_are_complete_until_the_last_row_of_the_first_process_that_is_not_closed(followed):
     # One process has not closed its journal, and lacks rows between its last two.
     (opened,) = (journal for journal in busy_journals(SEED) if journal.rows[-1]["kind"] != "JournalClosed")
-    assert followed[1][-1].complete_until == pytest.approx(opened.rows[-2]["at"], abs=1e-5)
-    assert followed[1][-1].complete_until < START + 2000
+    complete_until = followed.runs[-1]["follow"]["complete_until"]
+    assert complete_until == pytest.approx(opened.rows[-2]["at"], abs=1e-5)
+    assert complete_until < START + 2000
+
+
+def test_the_example_of_the_document_runs(followed):
+    first = followed.runs[0]
+    assert followed.printed == f"{first['verdict']} None\n"
+
+
+def test_of_a_journal_without_rows_all_tables_are_empty(followed):
+    assert followed.runs[0]["journal"]["rows"] == 0
+    assert followed.empty == {table.name for table in TABLES}
+
+
+def test_it_ends_when_it_is_asked(followed):
+    second = followed.runs[1]
+    assert (followed.asked.verdict, followed.asked.rows) == (second["verdict"], second["journal"]["rows"])
+
+
+def test_the_command_ends_with_status_1_where_something_accepted_is_lost(followed):
+    status, printed = followed.command
+    (said,) = [json.loads(line) for line in printed.splitlines()]
+    assert (status, said["verdict"]) == (1, "lost")
+    assert said == followed.runs[-1]
 
 
 # The stream of files, without what is in them
@@ -408,51 +467,10 @@ def test_a_batch_run_is_refused_while_a_follower_is_at_work_and_told_who_it_is(s
     assert "--follow, process" in refused[0]
 
 
-# How it ends
-
-
-def test_it_ends_when_it_is_asked(spark, tmp_path, journal):
-    stop = Stop()
-    asked = threading.Event()
-
-    def told(_):
-        stop.ask()
-        asked.set()
-
-    report = follow(journal, tmp_path / "out", spark=spark, every=3600.0, stop=stop, told=told)
-    assert asked.is_set()
-    assert report.verdict == "good"
-
-
-@pytest.fixture(scope="module")
-def command(spark, tmp_path_factory):
-    """What the command says of a journal in which one message is lost."""
-    folder = tmp_path_factory.mktemp("command")
-    told = Journal().opened().sent(1, "a").sent(2, "gone").sent(900, "b").delivered(3, "a").delivered(901, "b")
-    (folder / "journal").mkdir()
-    pq.write_table(segment_table(told.closed(1000)), folder / "journal" / "a.parquet")
-    written = io.StringIO()
-    arguments = ["--journal", str(folder / "journal"), "--out", str(folder / "out"), "--until-idle", "0s", "--json"]
-    with contextlib.redirect_stdout(written):
-        status = main(["pipeline", "run", "--follow", *arguments])
-    return status, [json.loads(line) for line in written.getvalue().splitlines()]
-
-
-def test_the_command_ends_with_status_1_where_something_accepted_is_lost(command):
-    status, (said,) = command
-    assert (status, said["verdict"]) == (1, "lost")
-    assert said["follow"]["complete_until"] == START + 1000
+# The command's options
 
 
 @pytest.mark.parametrize("options", [["--once"], ["--every", "1min"], ["--until-idle", "1s"], ["--restart"]])
 def test_options_of_following_are_refused_without_it(tmp_path, capsys, options):
     assert main(["pipeline", "run", "--journal", str(tmp_path), "--out", str(tmp_path / "out"), *options]) == 2
     assert "are for --follow" in capsys.readouterr().err
-
-
-def test_the_example_of_the_document_runs(spark, tmp_path, journal, monkeypatch, capsys):
-    text = (Path(__file__).parents[2] / "docs/how-to/follow-a-journal.md").read_text("utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    exec(compile(example, "follow-a-journal.md", "exec"), {})  # what it says is ours
-    assert capsys.readouterr().out == "good None\n"

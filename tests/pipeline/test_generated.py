@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import duck
-from pairmq.pipeline import run
+from pairmq.pipeline import reporting, run
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
@@ -105,6 +105,35 @@ def test_missing_rows_are_told(report):
 def test_the_run_file_says_what_the_report_says(report, made):
     assert json.loads((made / "tables" / "run.json").read_text()) == json.loads(json.dumps(report.to_dict()))
     assert report.verdict == "lost"
+
+
+@pytest.fixture(scope="module")
+def page(report, made):
+    return reporting.report(made / "tables")
+
+
+def test_the_page_and_the_report_tell_the_same_of_the_messages(page, report):
+    assert page.content["messages"]["by_verdict"] == report.verdicts
+    assert page.lost == report.lost
+    assert "changed-tables" not in {each["kind"] for each in page.content["unknowns"]}
+
+
+def test_instants_and_durations_of_the_page_are_those_of_the_tables(page, made):
+    def instant(at):
+        return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}Z"
+
+    names = ("entity", "downtime", "drain_time", "diverted", "cause")
+    made_of = [(instant(row["started_at"]), *(row[name] for name in names)) for row in table(made, "episodes")]
+    told = [(row["started_at"], *(row[name] for name in names)) for row in page.content["outages"]["longest"]]
+    assert len(told) == min(len(made_of), 10)
+    assert set(told) <= set(made_of)
+
+
+def test_operations_of_the_page_are_those_of_the_tables(page, made):
+    counted = Counter()
+    for row in table(made, "cost"):
+        counted[row["side"]] += row["operations"]
+    assert {side: told["operations"] for side, told in page.content["cost"]["sides"].items()} == counted
 
 
 def test_nothing_but_tables_is_left(report, made):

@@ -10,6 +10,9 @@ from pairmq.model.events import Cause, Side
 from pairmq.pipeline import run
 from pairmq.pipeline.reporting import report
 
+# By hand, and to the last value; that a page tells what a run has found, `test_generated.py` asks as well.
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def told(spark, tmp_path_factory):
