@@ -13,7 +13,6 @@ from pairmq import ConfigurationError, Entity, Message, Pair, PairOptions
 from pairmq.model import Source
 from pairmq.model.events import Event, Warned
 from pairmq.plugins import registry
-from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 from pairmq_servicebus.testing import ServiceBusServer
 
@@ -24,13 +23,13 @@ MESSAGES = 20
 
 @pytest.fixture(params=["redis", "rabbitmq", "servicebus", "sqlite"])
 def secondary(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of a fresh secondary."""
+    """The URL of an empty secondary."""
     with ExitStack() as stack:
         match request.param:
             case "redis":
                 yield stack.enter_context(RedisServer()).url
             case "rabbitmq":
-                yield stack.enter_context(RabbitServer()).url
+                yield request.getfixturevalue("rabbit_servers")(1)[0].url
             case "servicebus":
                 yield stack.enter_context(ServiceBusServer(durable=False)).url
             case _:

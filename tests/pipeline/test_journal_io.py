@@ -152,6 +152,10 @@ def test_a_segment_with_sound_ends_and_damaged_pages_is_found_by_reading_it(fold
     assert bad.problem.startswith("it is damaged inside")
 
 
+def test_an_empty_journal_has_no_rows(spark, tmp_path):
+    assert read_rows(spark, look_over(tmp_path)).collect() == []
+
+
 def test_rows_that_two_segments_have_are_read_once_in_whatever_order(spark, folder):
     whole = segment_table(journal("q", rows=5))
     pq.write_table(whole.slice(3), folder / "a-later.parquet")

@@ -249,9 +249,9 @@ def test_a_task_sent_to_an_exchange_of_task_queues_survives_an_outage(
         ROUTED(plain.default_channel).declare()  # by a worker
     where = {"exchange": "shop", "routing_key": "orders.new"}
     sent = [application.send_task("order", **where).id]
-    rabbit.kill()
+    rabbit.go_down()
     sent.append(application.send_task("order", **where).id)
-    rabbit.start()
+    rabbit.come_up()
     with kombu.Connection(rabbit.url) as plain:
         found = received(plain, 2, "routed")
     assert [message.headers["id"] for message in found] == sent
@@ -268,10 +268,9 @@ def test_an_exchange_that_is_not_known_is_published_to_with_confirms(
     with pytest.raises(OperationalError, match="no such exchange"):
         publish(paired, **where | {"exchange": "nowhere"})
     publish(paired, "again", **where)
-    rabbit.kill()
+    rabbit.go_down()
     with pytest.raises(OperationalError):
         publish(paired, **where)
-    rabbit.start()
 
 
 def test_a_queue_that_is_missing_for_good_ends_a_publish_without_retry_limit(paired: kombu.Connection) -> None:

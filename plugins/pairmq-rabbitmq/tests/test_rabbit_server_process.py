@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import gc
-import http.client
 import os
 import re
 import shutil
@@ -18,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pika
 import pytest
@@ -179,6 +176,7 @@ def test_confirmed_data_outlives_kill_and_restart(rabbit, connect):
 @pytest.mark.skipif(
     not servers_end_with_parent(), reason="only setpriv of util-linux 2.33 or newer ends a server with its parent"
 )
+@pytest.mark.long
 def test_no_orphan_is_left_when_the_test_process_is_killed(tmp_path):
     script = (
         "import time\n"
@@ -198,6 +196,7 @@ def test_no_orphan_is_left_when_the_test_process_is_killed(tmp_path):
     until(lambda: processes_in(directory) == [])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="every other test runs it as a plain user")
 def test_a_plain_user_without_a_home_can_run_it():
     # As root before it imports, since a virtual environment may lie where that user cannot read.
@@ -232,24 +231,18 @@ def test_start_error_shows_the_end_of_the_log():
         server.close()
 
 
-def test_tls_and_management(tmp_path):
+def test_tls(tmp_path):
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
     subprocess.run(command, check=True, capture_output=True)
-    with RabbitServer(tls=(certificate, key, certificate), management=True) as server:
+    with RabbitServer(tls=(certificate, key, certificate)) as server:
         context = ssl.create_default_context(cafile=str(certificate))
         parameters = pika.URLParameters(server.tls_url)
         parameters.ssl_options = pika.SSLOptions(context, "127.0.0.1")
         connection = pika.BlockingConnection(parameters)
         assert connection.is_open
         connection.close()
-        address = urlsplit(server.management_url)
-        client = http.client.HTTPConnection(address.hostname, address.port, timeout=30)
-        login = base64.b64encode(b"guest:guest").decode()
-        client.request("GET", "/api/vhosts", headers={"Authorization": f"Basic {login}"})
-        assert client.getresponse().status == 200
-        client.close()
 
 
 def test_tls_and_management_urls_raise_when_not_enabled(rabbit):
