@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pairmq.cli._app import run
+from command_line import run
 from pairmq_redis.testing import RedisServer
 
 

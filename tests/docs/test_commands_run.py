@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from command_line import run
 from doc_blocks import in_languages
 from doc_commands import commands
 from pairmq import Entity, Message
-from pairmq.cli._app import run
 from pairmq.sync import Pair
 from pairmq_redis.testing import RedisServer
 

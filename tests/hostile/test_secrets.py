@@ -21,8 +21,8 @@ from urllib.parse import quote, quote_plus, unquote
 
 import pytest
 
+from command_line import run
 from pairmq import Entity, Message, Pair, PairOptions
-from pairmq.cli._app import run
 from pairmq.model import ConfigurationError, EntityKind, Source
 from pairmq.pair import load_settings
 from pairmq.plugins import registry

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
+from command_line import run as main
 from journal_by_hand import START, Journal, segment_table
 from pairmq.cli import _pipeline
-from pairmq.cli._app import run as main
 from pairmq.model import ConfigurationError
 from pairmq.pipeline import _making, batch, run, transforms
 from pairmq.pipeline._output import check_place, put_in_place

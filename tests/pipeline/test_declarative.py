@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from pairmq.cli._app import run as main
+from command_line import run as main
 from pairmq.model import ConfigurationError, Price
 from pairmq.pipeline import run
 from pairmq.pipeline.declarative import Configuration, write_project

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from command_line import run
 from diverted import held, leave, taken
-from pairmq.cli._app import run
 from pairmq_redis.testing import RedisServer
 
 pytestmark = pytest.mark.real_server

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from busy_journal import busy_journals, write_segments
+from command_line import run as main
 from journal_by_hand import START, Journal, segment_table
-from pairmq.cli._app import run as main
 from pairmq.model import ConfigurationError
 from pairmq.pipeline import _making, run
 from pairmq.pipeline.follow import Stop, _follow, follow

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from command_line import run as main
 from pairmq.cli import _demo
-from pairmq.cli._app import run as main
 from pairmq.pipeline.reporting import _report
 from pairmq.pipeline.reporting._tables import Directory
 from tables_by_hand import message, process, write_tables

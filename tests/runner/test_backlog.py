@@ -20,13 +20,12 @@ from pairmq import (
     SendUnknown,
     TransportError,
 )
+from pairmq import testing as simulated
 from pairmq.core import restore
 from pairmq.model import Entity, FailureKind, FailureReason
 from pairmq.model.events import BacklogQueueChecked, PingCompleted, RotationChanged, Warned
 from pairmq.runner import Clock
-from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
-from pairmq.testing import _simulated as simulated
-from pairmq.testing._simulated._transport import SimulatedAdmin
+from pairmq.testing import Fault, Operation, SimulatedAdmin, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.transport import QueueProperties
 
 

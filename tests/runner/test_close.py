@@ -21,9 +21,9 @@ from pairmq import (
     SendRefused,
     SendUnknown,
 )
+from pairmq import testing as simulated
 from pairmq.model.events import PairEnded, PingCompleted
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
-from pairmq.testing import _simulated as simulated
 
 
 @in_virtual_time

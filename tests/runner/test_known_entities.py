@@ -9,10 +9,10 @@ import tracemalloc
 import pytest
 
 from pairmq import Entity, EntityState, Message, Route
+from pairmq import testing as simulated
 from pairmq.core import EntityMachine
 from pairmq.model.events import StateChanged
 from pairmq.testing import Fault, Operation, in_virtual_time
-from pairmq.testing import _simulated as simulated
 
 MANY = 2500
 MOST = 1100  # entities that are kept, and a few whose turn has not come

@@ -11,13 +11,13 @@ from unittest.mock import MagicMock
 import pytest
 
 from pairmq import Message
+from pairmq import testing as simulated
 from pairmq.core import Diversion, Gates, Item, PairOptions, PumpMachine, divert
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, TransportError
 from pairmq.model.events import MessageMoved, SyphonFailed
 from pairmq.runner import Clock
 from pairmq.runner.pump._reader import Settler
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
-from pairmq.testing import _simulated as simulated
 
 QUEUE = Entity("east/x-servicebus-transfer/0")
 TOO_LARGE = b"x" * 1001

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from pairmq import ConfigurationError, Entity, EntityState, Message, PairClosed, Route
-from pairmq.testing import Fault, in_virtual_time
-from pairmq.testing._simulated._transport import SimulatedAdmin
+from pairmq.testing import Fault, SimulatedAdmin, in_virtual_time
 
 HEALTHY, FAILED_OVER = EntityState.HEALTHY, EntityState.FAILED_OVER
 

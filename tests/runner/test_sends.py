@@ -24,10 +24,10 @@ from pairmq import (
     SendUnknown,
     Unauthorized,
 )
+from pairmq import testing as simulated
 from pairmq.model import EntityState
 from pairmq.model.events import AttemptFailed, SendCompleted, SendOutcome, Warned
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
-from pairmq.testing import _simulated as simulated
 from pairmq.transport import Capabilities
 
 FAULTS = [None, *Fault]

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from pairmq import Entity, Message, Pair, PairClosed, PairSender, Route
+from pairmq import testing as simulated
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
-from pairmq.testing import _simulated as simulated
 from pairmq.testing._loop import run_virtual
 
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from pairmq import ConfigurationError, Message, Pair, Route
+from pairmq import testing as simulated
 from pairmq.core import Diversion, PairOptions, divert
 from pairmq.model import Entity, EntityState, FailureKind, FailureReason, TransportError
 from pairmq.model.events import DestinationChanged, MessageDeadLettered, MessageMoved
@@ -21,7 +22,6 @@ from pairmq.runner._gates import GateKeeper
 from pairmq.runner._limits import TimeLimits
 from pairmq.runner._syphon import Syphon
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
-from pairmq.testing import _simulated as simulated
 from pairmq.transport import Capabilities, QueueProperties, Receiver
 
 QUEUE = "east/x-servicebus-transfer/0"

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from pairmq.cli._app import run
+from command_line import run
 from pairmq.runner._job import Results
 from pairmq.testing.simulator import Scenario, Settings, scenario_of
 from pairmq.testing.simulator._loop import SimulationLoop

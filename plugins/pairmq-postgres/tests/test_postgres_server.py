@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from broker_tests import until
+from command_line import run
 from doc_blocks import blocks
-from pairmq.cli._app import run
 from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import QueueProperties, Transport
 from pairmq_postgres._errors import SchemaVersion

@@ -8,9 +8,9 @@ import pytest
 from aiormq.exceptions import ChannelPreconditionFailed
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
+from pairmq.plugins import registry
 from pairmq_rabbitmq._capabilities import MAX_MESSAGE_BYTES
 from pairmq_rabbitmq._publish import Lost
-from pairmq_rabbitmq._transport import RabbitTransport
 
 QUEUE, TOPIC = Entity("orders"), Entity("prices", EntityKind.TOPIC)
 
@@ -31,25 +31,25 @@ QUEUE, TOPIC = Entity("orders"), Entity("prices", EntityKind.TOPIC)
 )
 def test_a_message_that_is_never_taken_is_refused_without_a_server(entity, message, reason):
     with pytest.raises(TransportError) as caught:
-        RabbitTransport("amqp://127.0.0.1:1/").check_message(entity, message)
+        registry.transport("amqp://127.0.0.1:1/").check_message(entity, message)
     assert (caught.value.kind, caught.value.reason) == (FailureKind.REFUSED, reason)
 
 
 def test_a_message_within_all_limits_passes():
     later = datetime.now(UTC) + timedelta(days=40)
     message = Message(bytes(1 << 20), time_to_live=60, scheduled_enqueue_at=later, subject="x" * 255, priority=9)
-    RabbitTransport("amqp://127.0.0.1:1/").check_message(TOPIC, message)
+    registry.transport("amqp://127.0.0.1:1/").check_message(TOPIC, message)
 
 
 def test_known_limit_of_the_server_is_applied():
-    transport = RabbitTransport("amqp://127.0.0.1:1/")
+    transport = registry.transport("amqp://127.0.0.1:1/")
     transport._context.max_body_bytes = 1000
     with pytest.raises(TransportError, match="at most 1000"):
         transport.check_message(QUEUE, Message(bytes(1001)))
 
 
 async def test_limit_of_the_server_is_learned_from_a_refusal():
-    transport = RabbitTransport("amqp://127.0.0.1:1/")
+    transport = registry.transport("amqp://127.0.0.1:1/")
     sender = transport.sender(QUEUE)
     told = "PRECONDITION_FAILED - message size 20971520 is larger than configured max size 16777216"
     failed = sender._lost(Lost(ChannelPreconditionFailed(told), alone=True))

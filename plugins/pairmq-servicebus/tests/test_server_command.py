@@ -12,7 +12,7 @@ import pytest
 
 import pairmq_servicebus.server
 import servicebus_local
-from pairmq.cli._app import run
+from command_line import run
 
 
 def _run(*arguments: str) -> int:

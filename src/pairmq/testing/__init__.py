@@ -3,7 +3,15 @@
 from pairmq.testing._loop import DeadlockError, VirtualTimeLoop, in_virtual_time, run_virtual, virtual_wall
 from pairmq.testing._memory import MemoryBroker, memory_broker
 from pairmq.testing._pairs import TEST_OPTIONS, SimulatedPair, simulated_pair
-from pairmq.testing._simulated import Fault, Operation, SimulatedBroker, SimulatedTransport
+from pairmq.testing._simulated import (
+    Fault,
+    Operation,
+    SimulatedAdmin,
+    SimulatedBroker,
+    SimulatedReceiver,
+    SimulatedSender,
+    SimulatedTransport,
+)
 from pairmq.testing.proxy import TcpProxy
 from pairmq.testing.simulator import Report, Settings, simulate
 
@@ -15,8 +23,11 @@ __all__ = [
     "Operation",
     "Report",
     "Settings",
+    "SimulatedAdmin",
     "SimulatedBroker",
     "SimulatedPair",
+    "SimulatedReceiver",
+    "SimulatedSender",
     "SimulatedTransport",
     "TcpProxy",
     "VirtualTimeLoop",

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from command_line import run
 from journal_events import sent, warned
-from pairmq.cli._app import run
 from pairmq.model import ConfigurationError
 from pairmq.observe.journal import Journal, JournalObserver, JournalOptions, segments
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pairmq import Entity, PairOptions
+from pairmq.plugins import registry
 from pairmq.testing.servers import start_together
 from pairmq.transport import QueueProperties
-from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus._url import NamespaceUrl, parse_servicebus_url
 from pairmq_servicebus.paired import _arguments
 from pairmq_servicebus.testing import ServiceBusServer
@@ -78,7 +78,7 @@ def make_queue(primary: ServiceBusServer) -> Callable[..., str]:
         name = f"orders-{uuid.uuid4().hex[:10]}"
 
         async def create() -> None:
-            transport = ServiceBusTransport(f"{primary.url}&connect-timeout=30")
+            transport = registry.transport(f"{primary.url}&connect-timeout=30")
             try:
                 await transport.admin.create(Entity(name), QueueProperties(requires_session=sessions))
             finally:

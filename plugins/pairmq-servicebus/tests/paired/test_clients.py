@@ -22,7 +22,7 @@ from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 
 from pairmq import Entity, EntityState, Receipt, Route
 from pairmq.model.events import Event, SendCompleted
-from pairmq_servicebus._transport import ServiceBusTransport
+from pairmq.plugins import registry
 from pairmq_servicebus.paired import PairedBatchError, PairedServiceBusClient
 from pairmq_servicebus.paired.aio import PairedServiceBusClient as AsyncPairedServiceBusClient
 from pairmq_servicebus.testing import ServiceBusServer
@@ -214,7 +214,7 @@ def test_topics_and_subscriptions(primary: ServiceBusServer, given: dict[str, An
     topic = f"prices-{uuid.uuid4().hex[:8]}"
 
     async def make() -> None:
-        async with ServiceBusTransport(primary.url) as transport:
+        async with registry.transport(primary.url) as transport:
             await transport.admin.create(Entity(topic, "topic"))  # type: ignore[arg-type]
             await transport.admin.create_subscription(Entity(topic, "topic"), "all")  # type: ignore[arg-type]
 
@@ -232,7 +232,7 @@ def test_a_topics_messages_come_home_to_its_subscriptions(primary: ServiceBusSer
     topic = f"prices-{uuid.uuid4().hex[:8]}"
 
     async def make() -> None:
-        async with ServiceBusTransport(primary.url) as transport:
+        async with registry.transport(primary.url) as transport:
             await transport.admin.create(Entity(topic, "topic"))  # type: ignore[arg-type]
             await transport.admin.create_subscription(Entity(topic, "topic"), "all")  # type: ignore[arg-type]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pairmq.model import Entity, Message
-from pairmq.transport import QueueProperties
-from pairmq_servicebus._transport import ServiceBusTransport
+from pairmq.plugins import registry
+from pairmq.transport import QueueProperties, Transport
 from pairmq_servicebus.testing import ServiceBusServer
 
 
@@ -35,15 +35,15 @@ def server(shared_server: ServiceBusServer) -> Iterator[ServiceBusServer]:
 
 
 @pytest.fixture
-async def transport(server: ServiceBusServer) -> AsyncIterator[ServiceBusTransport]:
+async def transport(server: ServiceBusServer) -> AsyncIterator[Transport]:
     # A link may take its time on a busy machine; what is about that limit says its own.
-    transport = ServiceBusTransport(f"{server.url}&connect-timeout=30")
+    transport = registry.transport(f"{server.url}&connect-timeout=30")
     yield transport
     await transport.close()
 
 
 @pytest.fixture
-async def queue(transport: ServiceBusTransport, external: object) -> AsyncIterator[Entity]:
+async def queue(transport: Transport, external: object) -> AsyncIterator[Entity]:
     """A new queue."""
     entity = Entity(f"orders/{uuid.uuid4().hex[:12]}")
     assert await transport.admin.create(entity, QueueProperties())

@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from pairmq.model import Entity, EntityKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import QueueProperties
-from pairmq_servicebus._transport import ServiceBusTransport
+from pairmq.plugins import registry
+from pairmq.transport import QueueProperties, Transport
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
 
@@ -36,11 +36,11 @@ def new_name(stem: str = "admin") -> str:
     return f"{stem}/{uuid.uuid4().hex[:10]}"
 
 
-async def test_the_namespace_answers(transport: ServiceBusTransport) -> None:
+async def test_the_namespace_answers(transport: Transport) -> None:
     await transport.admin.check()
 
 
-async def test_a_backlog_queue_is_made_with_exactly_what_was_asked_for(transport: ServiceBusTransport) -> None:
+async def test_a_backlog_queue_is_made_with_exactly_what_was_asked_for(transport: Transport) -> None:
     queue = Entity(f"{new_name()}/x-servicebus-transfer/0")
     assert await transport.admin.create(queue, BACKLOG)
     found = await transport.admin.properties(queue)
@@ -51,7 +51,7 @@ async def test_a_backlog_queue_is_made_with_exactly_what_was_asked_for(transport
     assert await transport.admin.properties(queue) == found
 
 
-async def test_an_unlimited_delivery_count_is_the_largest(transport: ServiceBusTransport) -> None:
+async def test_an_unlimited_delivery_count_is_the_largest(transport: Transport) -> None:
     queue = Entity(new_name())
     await transport.admin.create(queue, QueueProperties(lock_duration=None, default_time_to_live=90.5))
     found = await transport.admin.properties(queue)
@@ -59,14 +59,14 @@ async def test_an_unlimited_delivery_count_is_the_largest(transport: ServiceBusT
     assert (found.lock_duration, found.default_time_to_live) == (60.0, 90.5)
 
 
-async def test_settings_that_the_service_refuses_are_malformed(transport: ServiceBusTransport) -> None:
+async def test_settings_that_the_service_refuses_are_malformed(transport: Transport) -> None:
     for asked in (QueueProperties(lock_duration=3600.0), QueueProperties(lock_duration=-1.0)):
         with pytest.raises(TransportError) as caught:
             await transport.admin.create(Entity(new_name()), asked)
         assert caught.value.reason is FailureReason.MALFORMED
 
 
-async def test_entities_exist_until_they_are_deleted(transport: ServiceBusTransport) -> None:
+async def test_entities_exist_until_they_are_deleted(transport: Transport) -> None:
     admin, queue, topic = transport.admin, Entity(new_name()), Entity(new_name(), EntityKind.TOPIC)
     assert not await admin.exists(queue)
     for entity in (queue, topic):
@@ -84,7 +84,7 @@ async def test_entities_exist_until_they_are_deleted(transport: ServiceBusTransp
         assert not await admin.exists(entity)
 
 
-async def test_entities_are_listed_by_path(transport: ServiceBusTransport) -> None:
+async def test_entities_are_listed_by_path(transport: Transport) -> None:
     stem = uuid.uuid4().hex[:8]
     made = [Entity(f"{stem}/b"), Entity(f"{stem}/a"), Entity(f"{stem}/c", EntityKind.TOPIC)]
     for entity in made:
@@ -92,7 +92,7 @@ async def test_entities_are_listed_by_path(transport: ServiceBusTransport) -> No
     assert await transport.admin.list_entities(f"{stem}/") == sorted(made, key=lambda entity: entity.path)
 
 
-async def test_what_does_not_exist_has_no_settings_and_no_counts(transport: ServiceBusTransport) -> None:
+async def test_what_does_not_exist_has_no_settings_and_no_counts(transport: Transport) -> None:
     for question in (
         transport.admin.properties(Entity("no-such-queue")),
         transport.admin.counts(Source(Entity("no-such-queue"))),
@@ -103,7 +103,7 @@ async def test_what_does_not_exist_has_no_settings_and_no_counts(transport: Serv
         assert caught.value.reason is FailureReason.NOT_FOUND
 
 
-async def test_counts_tell_what_a_queue_holds(transport: ServiceBusTransport, queue: Entity, message: Make) -> None:
+async def test_counts_tell_what_a_queue_holds(transport: Transport, queue: Entity, message: Make) -> None:
     sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
     later = datetime.now(UTC) + timedelta(hours=1)
     await sender.send_batch([message("a"), message("b"), message("c"), message("d", scheduled_enqueue_at=later)])
@@ -116,7 +116,7 @@ async def test_counts_tell_what_a_queue_holds(transport: ServiceBusTransport, qu
     assert (dead.active, dead.pending) == (1, 1)
 
 
-async def test_a_subscription_gets_what_is_sent_to_its_topic(transport: ServiceBusTransport, message: Make) -> None:
+async def test_a_subscription_gets_what_is_sent_to_its_topic(transport: Transport, message: Make) -> None:
     topic = Entity(new_name("topic"), EntityKind.TOPIC)
     await transport.admin.create(topic)
     assert await transport.admin.create_subscription(topic, "audit")
@@ -133,7 +133,7 @@ async def test_a_subscription_gets_what_is_sent_to_its_topic(transport: ServiceB
     assert (dead[0].message.body, dead[0].dead_letter_reason) == (b"one", "why")
 
 
-async def test_peeking_changes_nothing(transport: ServiceBusTransport, queue: Entity, message: Make) -> None:
+async def test_peeking_changes_nothing(transport: Transport, queue: Entity, message: Make) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     await transport.sender(queue).send_batch(
         [message("later", scheduled_enqueue_at=later), *(message(str(number)) for number in range(5))]
@@ -150,24 +150,24 @@ async def test_peeking_changes_nothing(transport: ServiceBusTransport, queue: En
     assert (await transport.admin.peek(Source(queue), 1))[0].message.body == b"1"
 
 
-async def test_peeking_into_an_empty_queue_shows_nothing(transport: ServiceBusTransport, queue: Entity) -> None:
+async def test_peeking_into_an_empty_queue_shows_nothing(transport: Transport, queue: Entity) -> None:
     assert await transport.admin.peek(Source(queue), 10) == []
 
 
-async def test_purging_empties_a_queue(transport: ServiceBusTransport, queue: Entity, message: Make) -> None:
+async def test_purging_empties_a_queue(transport: Transport, queue: Entity, message: Make) -> None:
     await transport.sender(queue).send_batch([message(str(number)) for number in range(30)])
     assert await transport.admin.purge(Source(queue)) == 30
     assert (await transport.admin.counts(Source(queue))).active == 0
 
 
-async def test_system_entities_are_known_without_asking(transport: ServiceBusTransport) -> None:
+async def test_system_entities_are_known_without_asking(transport: Transport) -> None:
     assert transport.admin.is_system_entity(Entity("orders/$DeadLetterQueue"))
     assert transport.admin.is_system_entity(Entity("$cbs"))
     assert not transport.admin.is_system_entity(Entity("orders/dollars"))
 
 
 @pytest.mark.parametrize("path", ["with space", "a$b", "$cbs", "ümlaut", "a#b", "a?b"])
-async def test_a_path_that_service_bus_would_refuse_is_malformed(transport: ServiceBusTransport, path: str) -> None:
+async def test_a_path_that_service_bus_would_refuse_is_malformed(transport: Transport, path: str) -> None:
     if path == "a?b":
         with pytest.raises(ValueError, match="patterns"):
             Entity(path)
@@ -181,7 +181,7 @@ async def test_a_path_that_service_bus_would_refuse_is_malformed(transport: Serv
 async def test_a_wrong_key_is_unauthorized_everywhere_and_shown_nowhere(server: ServiceBusServer) -> None:
     wrong = "c2VjcmV0LXRoYXQtaXMtd3Jvbmc"
     url = f"sb://{server.key_name}:{wrong}@127.0.0.1:{server.port}/?emulator=true&admin=http://127.0.0.1:{server.admin_port}"
-    transport = ServiceBusTransport(f"{url}&connect-timeout=30")
+    transport = registry.transport(f"{url}&connect-timeout=30")
     queue = Entity("any")
     for call in (
         transport.admin.create(queue),
@@ -208,7 +208,7 @@ async def test_a_key_without_manage_can_live_with_queues_that_exist(server: Serv
     app.router.add_route("*", "/{tail:.*}", refuse)
     async with TestServer(app) as refusing:
         url = server.url.replace(str(server.admin_port), str(refusing.port))
-        transport = ServiceBusTransport(f"{url}&connect-timeout=30")
+        transport = registry.transport(f"{url}&connect-timeout=30")
         admin = transport.admin
         assert await admin.exists(queue)
         assert not await admin.exists(Entity("no-such-queue"))

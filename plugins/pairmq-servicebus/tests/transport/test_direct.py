@@ -13,10 +13,10 @@ from azure.servicebus.aio import ServiceBusSender
 from azure.servicebus.exceptions import ServiceBusError
 
 from pairmq.model import Entity, Message
+from pairmq.transport import Transport
 from pairmq_servicebus import _direct, _private
 from pairmq_servicebus._client import Namespace
 from pairmq_servicebus._codec import take_apart
-from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus._url import parse_servicebus_url
 from pairmq_servicebus.testing import ServiceBusServer
 
@@ -129,7 +129,7 @@ async def test_a_frame_that_does_not_come_is_waited_for_no_longer_than_allowed(
 
 @pytest.mark.real_server
 async def test_a_traced_send_goes_through_the_public_sender(
-    transport: ServiceBusTransport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
+    transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[object] = []
     send = ServiceBusSender.send_messages

@@ -13,8 +13,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import QueueProperties
-from pairmq_servicebus._transport import ServiceBusTransport
+from pairmq.transport import QueueProperties, Transport
 from pairmq_servicebus.testing import ServiceBusServer
 
 pytestmark = pytest.mark.real_server
@@ -49,7 +48,7 @@ PROPERTIES = {
 }
 
 
-async def there_and_back(transport: ServiceBusTransport, queue: Entity, message: Message) -> Message:
+async def there_and_back(transport: Transport, queue: Entity, message: Message) -> Message:
     await transport.sender(queue).send(message)
     receiver = transport.receiver(Source(queue))
     [delivery] = await receiver.receive(1, PATIENCE)
@@ -58,7 +57,7 @@ async def there_and_back(transport: ServiceBusTransport, queue: Entity, message:
     return delivery.message
 
 
-async def test_every_field_and_property_comes_back(transport: ServiceBusTransport, queue: Entity) -> None:
+async def test_every_field_and_property_comes_back(transport: Transport, queue: Entity) -> None:
     sent = Message(
         b"\x00body\xff" * 100,
         message_id="m" * 128,
@@ -83,7 +82,7 @@ async def test_every_field_and_property_comes_back(transport: ServiceBusTranspor
 
 @pytest.mark.parametrize("seconds", [0.75, 1.5, 7200.0015, 50 * 86400.0, 1e9])
 async def test_a_time_to_live_comes_back_exactly(
-    transport: ServiceBusTransport, queue: Entity, message: Make, seconds: float
+    transport: Transport, queue: Entity, message: Make, seconds: float
 ) -> None:
     sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
     await receiver.receive(1, 0)
@@ -96,20 +95,18 @@ async def test_a_time_to_live_comes_back_exactly(
     assert got[0].message.time_to_live == seconds
 
 
-async def test_a_schedule_in_the_past_is_no_schedule(
-    transport: ServiceBusTransport, queue: Entity, message: Make
-) -> None:
+async def test_a_schedule_in_the_past_is_no_schedule(transport: Transport, queue: Entity, message: Make) -> None:
     sent = message("x", scheduled_enqueue_at=datetime.now(UTC) - timedelta(seconds=5, microseconds=1))
     assert await there_and_back(transport, queue, sent) == sent
 
 
-async def test_a_message_without_fields_has_none(transport: ServiceBusTransport, queue: Entity, message: Make) -> None:
+async def test_a_message_without_fields_has_none(transport: Transport, queue: Entity, message: Make) -> None:
     sent = message(b"")
     assert await there_and_back(transport, queue, sent) == sent
 
 
 async def test_other_clients_read_what_we_send(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     at = datetime(2026, 1, 2, tzinfo=UTC)
     await transport.sender(queue).send(
@@ -127,9 +124,7 @@ async def test_other_clients_read_what_we_send(
         await other.complete_message(received)
 
 
-async def test_we_read_what_other_clients_send(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity
-) -> None:
+async def test_we_read_what_other_clients_send(transport: Transport, server: ServiceBusServer, queue: Entity) -> None:
     async with (
         ServiceBusClient.from_connection_string(server.connection_string) as client,
         client.get_queue_sender(queue.path) as other,
@@ -145,14 +140,14 @@ async def test_we_read_what_other_clients_send(
 # The probe.
 
 
-async def test_a_ping_is_accepted_and_never_delivered(transport: ServiceBusTransport, queue: Entity) -> None:
+async def test_a_ping_is_accepted_and_never_delivered(transport: Transport, queue: Entity) -> None:
     for _ in range(3):
         await transport.admin.probe(queue)
     assert (await transport.admin.counts(Source(queue))).pending == 0
     assert await transport.receiver(Source(queue)).receive(1, 0.3) == []
 
 
-async def test_a_ping_of_a_queue_with_sessions_has_one(transport: ServiceBusTransport) -> None:
+async def test_a_ping_of_a_queue_with_sessions_has_one(transport: Transport) -> None:
     queue = Entity(f"sessions/{uuid.uuid4().hex[:10]}")
     await transport.admin.create(queue, QueueProperties(requires_session=True))
     for _ in range(2):
@@ -160,7 +155,7 @@ async def test_a_ping_of_a_queue_with_sessions_has_one(transport: ServiceBusTran
     assert (await transport.admin.counts(Source(queue))).pending == 0
 
 
-async def test_a_topic_is_pinged_as_well(transport: ServiceBusTransport) -> None:
+async def test_a_topic_is_pinged_as_well(transport: Transport) -> None:
     topic = Entity(f"topic/{uuid.uuid4().hex[:10]}", EntityKind.TOPIC)
     await transport.admin.create(topic)
     await transport.admin.create_subscription(topic, "s")
@@ -168,9 +163,7 @@ async def test_a_topic_is_pinged_as_well(transport: ServiceBusTransport) -> None
     assert (await transport.admin.counts(Source(topic, subscription="s"))).pending == 0
 
 
-async def test_a_ping_fails_where_a_send_would(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity
-) -> None:
+async def test_a_ping_fails_where_a_send_would(transport: Transport, server: ServiceBusServer, queue: Entity) -> None:
     with pytest.raises(TransportError) as caught:
         await transport.admin.probe(Entity("no-such-queue"))
     assert caught.value.reason is FailureReason.NOT_FOUND

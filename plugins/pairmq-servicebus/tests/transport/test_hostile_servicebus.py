@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from pairmq.model import Delivery, Entity, Message, Source
-from pairmq.transport import QueueProperties
+from pairmq.transport import QueueProperties, Transport
 from pairmq_servicebus._single_consumer import SESSION
-from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
 from servicebus_local import amqp
@@ -259,7 +258,7 @@ def write(server: ServiceBusServer, queue: Entity, payloads: Sequence[bytes]) ->
         return writer.write(payloads)
 
 
-async def take_all(transport: ServiceBusTransport, source: Source) -> list[Delivery]:
+async def take_all(transport: Transport, source: Source) -> list[Delivery]:
     """Receive and complete until nothing is left."""
     found: list[Delivery] = []
     receiver = transport.receiver(source)
@@ -275,7 +274,7 @@ async def take_all(transport: ServiceBusTransport, source: Source) -> list[Deliv
 
 @pytest.mark.parametrize("forged", [FORGED, list(arbitrary(1, 200))], ids=["forged", "random"])
 async def test_every_good_neighbour_comes_and_every_forged_message_is_one_or_a_dead_letter(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, forged: list[bytes]
+    transport: Transport, server: ServiceBusServer, queue: Entity, forged: list[bytes]
 ) -> None:
     sender = transport.sender(queue)
     third = len(forged) // 3
@@ -293,9 +292,7 @@ async def test_every_good_neighbour_comes_and_every_forged_message_is_one_or_a_d
     assert len(found) + dead == taken + 4
 
 
-async def test_what_came_in_can_be_sent_on(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity
-) -> None:
+async def test_what_came_in_can_be_sent_on(transport: Transport, server: ServiceBusServer, queue: Entity) -> None:
     """Nothing of a foreign message that was let in makes it impossible to move."""
     write(server, queue, FORGED)
     other = Entity(f"{queue.path}-other")
@@ -318,7 +315,7 @@ UNDECODABLE = [
 
 @pytest.mark.parametrize("payload", UNDECODABLE, ids=range(len(UNDECODABLE)))
 async def test_what_the_client_can_not_decode_is_put_away_whole(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, payload: bytes
+    transport: Transport, server: ServiceBusServer, queue: Entity, payload: bytes
 ) -> None:
     assert write(server, queue, [payload]) == 1
     await transport.sender(queue).send(Message(b"good", message_id="m"))
@@ -328,7 +325,7 @@ async def test_what_the_client_can_not_decode_is_put_away_whole(
 
 
 async def test_an_only_consumer_puts_away_what_it_can_not_decode_and_goes_on(
-    transport: ServiceBusTransport, server: ServiceBusServer
+    transport: Transport, server: ServiceBusServer
 ) -> None:
     queue = Entity(f"ordered/{uuid.uuid4().hex[:10]}")
     await transport.admin.create(queue, QueueProperties(single_consumer=True))
@@ -342,7 +339,7 @@ async def test_an_only_consumer_puts_away_what_it_can_not_decode_and_goes_on(
 
 
 async def test_a_message_of_several_frames_that_can_not_be_decoded_spoils_no_other(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity
+    transport: Transport, server: ServiceBusServer, queue: Entity
 ) -> None:
     long = section(0x74, mapping(string(b"a"), b"\x73\x00\x00\x00A")) + section(0x75, binary(b"x" * 200_000))
     with closing(Writer(server, queue)) as writer:
@@ -354,7 +351,7 @@ async def test_a_message_of_several_frames_that_can_not_be_decoded_spoils_no_oth
 
 
 async def test_those_who_look_see_all_and_the_bytes_of_what_the_client_can_not_decode(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity
+    transport: Transport, server: ServiceBusServer, queue: Entity
 ) -> None:
     payloads = [BODY, *UNDECODABLE, BODY]
     taken = write(server, queue, payloads)
@@ -368,15 +365,13 @@ async def test_those_who_look_see_all_and_the_bytes_of_what_the_client_can_not_d
     assert b"\x73\x00\x00\x00A" in shown[1].message.body
 
 
-async def test_forged_messages_can_be_looked_at(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity
-) -> None:
+async def test_forged_messages_can_be_looked_at(transport: Transport, server: ServiceBusServer, queue: Entity) -> None:
     taken = write(server, queue, FORGED)
     assert len(await transport.admin.peek(Source(queue), 2000)) == taken
 
 
 async def test_a_queue_of_forged_messages_can_be_purged(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity
+    transport: Transport, server: ServiceBusServer, queue: Entity
 ) -> None:
     taken = write(server, queue, [*UNDECODABLE, *FORGED[:50]])
     assert await transport.admin.purge(Source(queue)) == taken
@@ -384,7 +379,7 @@ async def test_a_queue_of_forged_messages_can_be_purged(
 
 
 async def test_a_dead_letter_queue_of_undecodable_messages_blocks_nobody(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity
+    transport: Transport, server: ServiceBusServer, queue: Entity
 ) -> None:
     write(server, queue, UNDECODABLE)
     assert await take_all(transport, Source(queue)) == []
@@ -396,7 +391,7 @@ async def test_a_dead_letter_queue_of_undecodable_messages_blocks_nobody(
     assert (dead.message.body, dead.dead_letter_reason) == (b"good", "why")
 
 
-async def test_a_property_named_like_the_mark_comes_back(transport: ServiceBusTransport, queue: Entity) -> None:
+async def test_a_property_named_like_the_mark_comes_back(transport: Transport, queue: Entity) -> None:
     message = Message(b"x", message_id="m", application_properties={"x-pairmq-unreadable": "mine"})
     await transport.sender(queue).send(message)
     assert [delivery.message for delivery in await take_all(transport, Source(queue))] == [message]

@@ -12,9 +12,9 @@ from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from pairmq.model import Entity, Message, Source
+from pairmq.transport import Transport
 from pairmq_servicebus import _private
 from pairmq_servicebus._client import Namespace
-from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus._url import parse_servicebus_url
 from pairmq_servicebus.testing import ServiceBusServer
 
@@ -64,7 +64,7 @@ def _receiver() -> ServiceBusReceiver:
 
 @pytest.mark.real_server
 async def test_an_open_link_shows_its_state_its_limit_and_its_socket(
-    server: ServiceBusServer, transport: ServiceBusTransport, queue: Entity
+    server: ServiceBusServer, transport: Transport, queue: Entity
 ) -> None:
     namespace = Namespace(parse_servicebus_url(f"{server.url}&connect-timeout=30"))
     sender = namespace.new_sender(queue)
@@ -91,7 +91,7 @@ async def test_an_open_link_shows_its_state_its_limit_and_its_socket(
 
 @pytest.mark.real_server
 async def test_credit_is_granted_taken_back_and_what_came_is_counted(
-    server: ServiceBusServer, transport: ServiceBusTransport, queue: Entity
+    server: ServiceBusServer, transport: Transport, queue: Entity
 ) -> None:
     namespace = Namespace(parse_servicebus_url(f"{server.url}&connect-timeout=30"))
     receiver = namespace.new_receiver(Source(queue))

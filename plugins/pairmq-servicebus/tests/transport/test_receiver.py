@@ -15,10 +15,10 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.plugins import registry
 from pairmq.testing import TcpProxy
-from pairmq.transport import QueueProperties, Receiver
+from pairmq.transport import QueueProperties, Receiver, Transport
 from pairmq_servicebus._receiving import _link, _receive, _receiver
-from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
 
@@ -39,7 +39,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_messages_come_in_order_and_are_gone_when_completed(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send_batch([message(str(number)) for number in range(250)])
     receiver = transport.receiver(Source(queue))
@@ -53,9 +53,7 @@ async def test_messages_come_in_order_and_are_gone_when_completed(
     assert (await transport.admin.counts(Source(queue))).pending == 0
 
 
-async def test_a_delivery_tells_its_count_place_and_lock(
-    transport: ServiceBusTransport, queue: Entity, message: Make
-) -> None:
+async def test_a_delivery_tells_its_count_place_and_lock(transport: Transport, queue: Entity, message: Make) -> None:
     about = timedelta(seconds=1)
     before = datetime.now(UTC) - about
     await transport.sender(queue).send_batch([message("a"), message("b")])
@@ -70,7 +68,7 @@ async def test_a_delivery_tells_its_count_place_and_lock(
     assert before < first.locked_until - timedelta(minutes=1) < after
 
 
-async def test_an_empty_queue_is_asked_once_or_waited_for(transport: ServiceBusTransport, queue: Entity) -> None:
+async def test_an_empty_queue_is_asked_once_or_waited_for(transport: Transport, queue: Entity) -> None:
     receiver = transport.receiver(Source(queue))
     async with asyncio.timeout(SOON):
         assert await receiver.receive(10, 0) == []
@@ -81,7 +79,7 @@ async def test_an_empty_queue_is_asked_once_or_waited_for(transport: ServiceBusT
 
 
 async def test_asking_once_finds_what_is_there(
-    transport: ServiceBusTransport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
+    transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However long the question and its answer take here.
     for name in ("_LEAST_ROUND_TRIP", "_MOST_ROUND_TRIP"):
@@ -91,7 +89,7 @@ async def test_asking_once_finds_what_is_there(
 
 
 async def test_a_long_poll_ends_soon_after_the_first_message(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     receiver, sender = transport.receiver(Source(queue)), transport.sender(queue)
     await receiver.receive(1, 0)
@@ -101,9 +99,7 @@ async def test_a_long_poll_ends_soon_after_the_first_message(
         assert [delivery.message.body for delivery in await poll] == [b"late"]
 
 
-async def test_settling_does_not_wait_for_a_long_poll(
-    transport: ServiceBusTransport, queue: Entity, message: Make
-) -> None:
+async def test_settling_does_not_wait_for_a_long_poll(transport: Transport, queue: Entity, message: Make) -> None:
     sender = transport.sender(queue)
     await sender.send_batch([message(str(number)) for number in range(50)])
     receiver = transport.receiver(Source(queue))
@@ -118,9 +114,7 @@ async def test_settling_does_not_wait_for_a_long_poll(
     assert [(delivery.message.body, delivery.delivery_count) for delivery in again] == [(b"49", 2)]
 
 
-async def test_a_poll_that_is_interrupted_keeps_the_order(
-    transport: ServiceBusTransport, queue: Entity, message: Make
-) -> None:
+async def test_a_poll_that_is_interrupted_keeps_the_order(transport: Transport, queue: Entity, message: Make) -> None:
     sender = transport.sender(queue)
     await sender.send_batch([message(str(number)) for number in range(20)])
     receiver = transport.receiver(Source(queue))
@@ -146,7 +140,7 @@ async def test_a_poll_that_is_interrupted_keeps_the_order(
 
 
 async def test_a_cancelled_receive_loses_nothing_and_holds_nothing(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     receiver, other = transport.receiver(Source(queue)), transport.receiver(Source(queue))
     await asyncio.gather(receiver.receive(1, 0), other.receive(1, 0))
@@ -163,7 +157,7 @@ async def test_a_cancelled_receive_loses_nothing_and_holds_nothing(
 
 
 async def test_a_receive_cancelled_while_messages_arrive_gives_them_back(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     receiver, other = transport.receiver(Source(queue)), transport.receiver(Source(queue))
     await asyncio.gather(receiver.receive(1, 0), other.receive(1, 0))
@@ -212,7 +206,7 @@ async def test_giving_back_that_is_interrupted_goes_on_with_the_rest(monkeypatch
 
 
 async def test_credit_of_a_receive_that_ended_locks_no_messages(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     idle, other = transport.receiver(Source(queue)), transport.receiver(Source(queue))
     await asyncio.gather(idle.receive(10, 0), other.receive(1, 0))
@@ -220,9 +214,7 @@ async def test_credit_of_a_receive_that_ended_locks_no_messages(
     assert [delivery.message.body for delivery in await other.receive(1, PATIENCE)] == [b"a"]
 
 
-async def test_an_abandoned_message_comes_again_and_counts(
-    transport: ServiceBusTransport, queue: Entity, message: Make
-) -> None:
+async def test_an_abandoned_message_comes_again_and_counts(transport: Transport, queue: Entity, message: Make) -> None:
     await transport.sender(queue).send(message("x"))
     receiver = transport.receiver(Source(queue))
     for count in (1, 2, 3):
@@ -232,7 +224,7 @@ async def test_an_abandoned_message_comes_again_and_counts(
 
 
 async def test_a_dead_letter_keeps_its_reason_and_as_much_of_its_description_as_the_service_does(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send(message("x", application_properties={"kept": 1}))
     receiver, dead = transport.receiver(Source(queue)), transport.receiver(Source(queue, dead_letter=True))
@@ -247,16 +239,14 @@ async def test_a_dead_letter_keeps_its_reason_and_as_much_of_its_description_as_
 
 
 @pytest.fixture
-async def brief(transport: ServiceBusTransport) -> Entity:
+async def brief(transport: Transport) -> Entity:
     """A queue with the shortest locks that the service has."""
     queue = Entity(f"brief/{uuid.uuid4().hex[:10]}")
     await transport.admin.create(queue, QueueProperties(lock_duration=5.0))
     return queue
 
 
-async def test_a_lock_that_ran_out_settles_nothing(
-    transport: ServiceBusTransport, brief: Entity, message: Make
-) -> None:
+async def test_a_lock_that_ran_out_settles_nothing(transport: Transport, brief: Entity, message: Make) -> None:
     await transport.sender(brief).send_batch([message("a"), message("b")])
     receiver = transport.receiver(Source(brief))
     lost, kept = await take(receiver, 2)
@@ -285,7 +275,7 @@ async def test_a_lock_that_ran_out_settles_nothing(
     assert (again.message.body, again.delivery_count) == (b"a", 2)
 
 
-async def test_settling_twice_is_a_lost_lock(transport: ServiceBusTransport, queue: Entity, message: Make) -> None:
+async def test_settling_twice_is_a_lost_lock(transport: Transport, queue: Entity, message: Make) -> None:
     await transport.sender(queue).send(message())
     receiver = transport.receiver(Source(queue))
     [delivery] = await take(receiver, 1)
@@ -296,7 +286,7 @@ async def test_settling_twice_is_a_lost_lock(transport: ServiceBusTransport, que
 
 
 async def test_a_delivery_of_a_lost_link_still_settles_and_no_other_one_does(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
     await sender.send_batch([message(name) for name in ("old a", "old b", "old c")])
@@ -316,7 +306,7 @@ async def test_a_delivery_of_a_lost_link_still_settles_and_no_other_one_does(
     assert (await transport.admin.counts(Source(queue))).active == 0
 
 
-async def sender_again(transport: ServiceBusTransport, queue: Entity, message: Message) -> None:
+async def sender_again(transport: Transport, queue: Entity, message: Message) -> None:
     sender = transport.sender(queue)
     await sender.send(message)
     await sender.close()
@@ -333,14 +323,14 @@ async def receive_again(receiver: Receiver) -> list[Delivery]:
     raise AssertionError("nothing came")
 
 
-async def test_a_receive_from_a_missing_queue_is_refused(transport: ServiceBusTransport) -> None:
+async def test_a_receive_from_a_missing_queue_is_refused(transport: Transport) -> None:
     with pytest.raises(TransportError) as caught:
         await transport.receiver(Source(Entity("no-such-queue"))).receive(1, 1)
     assert (caught.value.kind, caught.value.reason) == (FailureKind.REFUSED, FailureReason.NOT_FOUND)
 
 
 async def test_a_killed_server_ends_a_long_poll_soon(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     receiver = transport.receiver(Source(queue))
     await receiver.receive(1, 0)
@@ -359,7 +349,7 @@ async def test_a_killed_server_ends_a_long_poll_soon(
 
 
 async def test_a_settlement_that_nobody_answers_ends_by_the_callers_limit(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send_batch([message("a"), message("b")])
     receiver = transport.receiver(Source(queue))
@@ -384,7 +374,7 @@ async def test_a_settlement_that_nobody_answers_ends_by_the_callers_limit(
     ],
 )
 async def test_a_refused_settlement_says_why(
-    transport: ServiceBusTransport,
+    transport: Transport,
     server: ServiceBusServer,
     queue: Entity,
     message: Make,
@@ -402,7 +392,7 @@ async def test_a_refused_settlement_says_why(
 
 
 async def test_closing_gives_back_what_is_not_settled(
-    transport: ServiceBusTransport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
+    transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine it may take its time.
     monkeypatch.setattr(_receiver, "_GIVE_UP", PATIENCE)
@@ -417,7 +407,7 @@ async def test_closing_gives_back_what_is_not_settled(
     assert caught.value.reason is FailureReason.CLOSED
 
 
-async def test_a_close_ends_a_long_poll(transport: ServiceBusTransport, queue: Entity) -> None:
+async def test_a_close_ends_a_long_poll(transport: Transport, queue: Entity) -> None:
     receiver = transport.receiver(Source(queue))
     await receiver.receive(1, 0)
     poll = asyncio.create_task(receiver.receive(1, 60))
@@ -429,7 +419,7 @@ async def test_a_close_ends_a_long_poll(transport: ServiceBusTransport, queue: E
 
 
 async def test_a_malformed_message_is_set_aside_and_blocks_nothing(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     bad = ServiceBusMessage("bad", application_properties={"x-pairmq-fields": "no json"})
     async with (
@@ -453,7 +443,7 @@ async def test_a_malformed_message_is_set_aside_and_blocks_nothing(
 
 
 async def test_a_scheduled_message_comes_when_its_time_has_come(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     at = datetime.now(UTC) + timedelta(seconds=2)
     sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
@@ -465,9 +455,7 @@ async def test_a_scheduled_message_comes_when_its_time_has_come(
     assert second.message.scheduled_enqueue_at == at
 
 
-async def test_an_expired_message_is_dead_lettered(
-    transport: ServiceBusTransport, queue: Entity, message: Make
-) -> None:
+async def test_an_expired_message_is_dead_lettered(transport: Transport, queue: Entity, message: Make) -> None:
     await transport.sender(queue).send(message("short", time_to_live=0.3))
     await asyncio.sleep(0.6)
     assert await transport.receiver(Source(queue)).receive(1, 0.3) == []
@@ -476,7 +464,7 @@ async def test_an_expired_message_is_dead_lettered(
 
 
 async def test_a_stopped_server_holds_no_caller_and_nothing_is_lost_when_it_goes_on(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send_batch([message("a"), message("b")])
     receiver = transport.receiver(Source(queue))
@@ -498,7 +486,7 @@ async def test_a_stopped_server_holds_no_caller_and_nothing_is_lost_when_it_goes
 
 
 async def test_a_receive_cancelled_while_it_is_interrupted_holds_nothing(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     sender = transport.sender(queue)
     receiver, other = transport.receiver(Source(queue)), transport.receiver(Source(queue))
@@ -527,12 +515,12 @@ async def test_a_receive_cancelled_while_it_is_interrupted_holds_nothing(
 
 
 async def test_a_receive_fails_when_the_service_went_silent_and_the_next_one_delivers(
-    server: ServiceBusServer, transport: ServiceBusTransport, queue: Entity, message: Make
+    server: ServiceBusServer, transport: Transport, queue: Entity, message: Make
 ) -> None:
     limits = "operation-timeout=2&connect-timeout=30"
-    near = ServiceBusTransport(f"{server.url}&{limits}")
+    near = registry.transport(f"{server.url}&{limits}")
     with TcpProxy("127.0.0.1", server.port) as proxy:
-        through = ServiceBusTransport(proxy.rewrite(f"{server.url}&{limits}"))
+        through = registry.transport(proxy.rewrite(f"{server.url}&{limits}"))
         receiver, control = through.receiver(Source(queue)), near.receiver(Source(queue))
         assert not await receiver.receive(1, 0)
         assert not await control.receive(1, 0)
@@ -553,10 +541,10 @@ async def test_a_receive_fails_when_the_service_went_silent_and_the_next_one_del
 
 
 async def test_short_receives_fail_in_the_end_when_the_service_went_silent(
-    server: ServiceBusServer, transport: ServiceBusTransport, queue: Entity
+    server: ServiceBusServer, transport: Transport, queue: Entity
 ) -> None:
     with TcpProxy("127.0.0.1", server.port) as proxy:
-        through = ServiceBusTransport(proxy.rewrite(f"{server.url}&operation-timeout=2&connect-timeout=30"))
+        through = registry.transport(proxy.rewrite(f"{server.url}&operation-timeout=2&connect-timeout=30"))
         receiver = through.receiver(Source(queue))
         assert not await receiver.receive(1, 0)
         proxy.silence(drop=True)

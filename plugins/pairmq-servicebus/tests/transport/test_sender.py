@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import QueueProperties, is_nothing_sent
-from pairmq_servicebus._transport import ServiceBusTransport
+from pairmq.plugins import registry
+from pairmq.transport import QueueProperties, Transport, is_nothing_sent
 from pairmq_servicebus.testing import ServiceBusServer
 
 pytestmark = pytest.mark.real_server
@@ -29,13 +29,13 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def bodies(transport: ServiceBusTransport, queue: Entity, count: int) -> list[bytes]:
+async def bodies(transport: Transport, queue: Entity, count: int) -> list[bytes]:
     """What the queue holds, without a look at more than ``count``."""
     return [delivery.message.body for delivery in await transport.admin.peek(Source(queue), count)]
 
 
 async def test_concurrent_sends_share_batches_and_keep_their_order(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     sender = transport.sender(queue)
     await sender.send(message("first"))
@@ -45,14 +45,14 @@ async def test_concurrent_sends_share_batches_and_keep_their_order(
 
 
 async def test_a_batch_is_confirmed_in_its_order_across_sessions(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     batch = [message(str(number), session_id=f"s{number // 7 % 3}") for number in range(60)]
     assert set(await transport.sender(queue).send_batch(batch)) == {None}
     assert await bodies(transport, queue, 100) == [str(number).encode() for number in range(60)]
 
 
-async def test_one_bad_message_of_a_batch_is_refused_alone(transport: ServiceBusTransport, message: Make) -> None:
+async def test_one_bad_message_of_a_batch_is_refused_alone(transport: Transport, message: Make) -> None:
     queue = Entity("needs-sessions")
     await transport.admin.create(queue, QueueProperties(requires_session=True))
     outcomes = await transport.sender(queue).send_batch(
@@ -67,7 +67,7 @@ async def test_one_bad_message_of_a_batch_is_refused_alone(transport: ServiceBus
 
 
 async def test_a_message_that_is_too_large_is_refused_and_the_link_is_kept(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     sender = transport.sender(queue)
     most = 256 * 1024
@@ -82,15 +82,13 @@ async def test_a_message_that_is_too_large_is_refused_and_the_link_is_kept(
     await sender.send(message(b"y" * (room - 16)))
 
 
-async def test_large_messages_are_spread_over_batches(
-    transport: ServiceBusTransport, queue: Entity, message: Make
-) -> None:
+async def test_large_messages_are_spread_over_batches(transport: Transport, queue: Entity, message: Make) -> None:
     batch = [message(bytes([number]) * 100_000) for number in range(7)]
     assert set(await transport.sender(queue).send_batch(batch)) == {None}
     assert (await transport.admin.counts(Source(queue))).active == 7
 
 
-async def test_a_missing_queue_is_told_to_all_callers_at_once(transport: ServiceBusTransport, message: Make) -> None:
+async def test_a_missing_queue_is_told_to_all_callers_at_once(transport: Transport, message: Make) -> None:
     sender = transport.sender(Entity("no-such-queue"))
     outcomes = await asyncio.gather(*(sender.send(message()) for _ in range(20)), return_exceptions=True)
     for failed in outcomes:
@@ -99,7 +97,7 @@ async def test_a_missing_queue_is_told_to_all_callers_at_once(transport: Service
         assert not failed.maybe_applied
 
 
-async def test_a_message_of_the_pings_content_type_is_refused(transport: ServiceBusTransport, message: Make) -> None:
+async def test_a_message_of_the_pings_content_type_is_refused(transport: Transport, message: Make) -> None:
     with pytest.raises(TransportError) as caught:
         await transport.sender(Entity("any")).send(message(content_type="application/vnd.ms-servicebus-ping"))
     assert caught.value.reason is FailureReason.MALFORMED
@@ -118,7 +116,7 @@ async def test_a_message_of_the_pings_content_type_is_refused(transport: Service
     ],
 )
 async def test_a_rejected_send_fails_as_its_condition_says_and_the_next_one_works(
-    transport: ServiceBusTransport,
+    transport: Transport,
     server: ServiceBusServer,
     queue: Entity,
     message: Make,
@@ -139,7 +137,7 @@ async def test_a_rejected_send_fails_as_its_condition_says_and_the_next_one_work
 
 
 async def test_a_refusal_without_an_info_map_ends_by_the_callers_limit(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     sender = transport.sender(queue)
     await sender.send(message())
@@ -155,7 +153,7 @@ async def test_a_refusal_without_an_info_map_ends_by_the_callers_limit(
 async def test_a_silent_service_holds_up_nobody_beyond_the_own_limit(
     server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
-    transport = ServiceBusTransport(f"{server.url}&operation-timeout=0.6&connect-timeout=30")
+    transport = registry.transport(f"{server.url}&operation-timeout=0.6&connect-timeout=30")
     sender = transport.sender(queue)
 
     async def send() -> None:
@@ -179,7 +177,7 @@ async def test_a_silent_service_holds_up_nobody_beyond_the_own_limit(
 
 @pytest.mark.parametrize("action", ["drop", "detach", "close"])
 async def test_a_link_lost_under_a_send_leaves_it_in_doubt(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make, action: str
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make, action: str
 ) -> None:
     sender = transport.sender(queue)
     await sender.send(message("before"))
@@ -193,7 +191,7 @@ async def test_a_link_lost_under_a_send_leaves_it_in_doubt(
 
 
 async def test_a_connection_lost_while_idle_fails_no_send(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     sender = transport.sender(queue)
     await sender.send(message())
@@ -203,7 +201,7 @@ async def test_a_connection_lost_while_idle_fails_no_send(
 
 
 async def test_a_killed_server_fails_sends_soon_and_is_found_again(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     sender = transport.sender(queue)
     await sender.send(message())
@@ -222,7 +220,7 @@ async def test_a_killed_server_fails_sends_soon_and_is_found_again(
 async def test_a_stopped_server_holds_no_caller_and_its_silence_while_connecting_is_certain(
     server: ServiceBusServer, message: Make
 ) -> None:
-    transport = ServiceBusTransport(f"{server.url}&connect-timeout=300")
+    transport = registry.transport(f"{server.url}&connect-timeout=300")
     sender = transport.sender(Entity("stopped"))
     server.pause()
     try:
@@ -237,7 +235,7 @@ async def test_a_stopped_server_holds_no_caller_and_its_silence_while_connecting
 
 
 async def test_a_cancelled_send_that_was_under_way_is_in_doubt_and_the_others_go_on(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     sender = transport.sender(queue)
     await sender.send(message())
@@ -260,7 +258,7 @@ async def test_a_cancelled_send_that_was_under_way_is_in_doubt_and_the_others_go
 
 
 async def test_a_closed_sender_fails_and_so_does_what_was_under_way(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     sender = transport.sender(queue)
     await sender.send(message())
@@ -282,7 +280,7 @@ async def test_a_closed_sender_fails_and_so_does_what_was_under_way(
 
 
 async def test_a_closed_transport_fails_everything(server: ServiceBusServer, queue: Entity, message: Make) -> None:
-    transport = ServiceBusTransport(f"{server.url}&connect-timeout=30")
+    transport = registry.transport(f"{server.url}&connect-timeout=30")
     sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
     await sender.send(message())
     await receiver.receive(1, 1)
@@ -302,7 +300,7 @@ async def test_a_closed_transport_fails_everything(server: ServiceBusServer, que
 
 
 async def test_a_link_that_was_detached_just_now_leaves_no_send_in_doubt(
-    transport: ServiceBusTransport, server: ServiceBusServer, message: Make
+    transport: Transport, server: ServiceBusServer, message: Make
 ) -> None:
     queue = Entity(f"gone-{time.monotonic_ns()}")
     server.create_queue(queue.path)
@@ -328,7 +326,7 @@ async def test_a_link_that_was_detached_just_now_leaves_no_send_in_doubt(
 
 
 async def test_too_many_properties_are_refused_before_they_are_sent(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     fits, does_not = ({"k": "v" * (64 * 1024 - room)} for room in (200, 10))
     sender = transport.sender(queue)
@@ -339,7 +337,7 @@ async def test_too_many_properties_are_refused_before_they_are_sent(
 
 
 async def test_an_answer_without_all_its_fields_is_understood(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     """The client alone would wait forever for the error's third field."""
     rule = {"at": "send", "action": "error", "condition": "amqp:not-allowed", "info": False, "times": 1}
@@ -355,7 +353,7 @@ async def test_an_answer_without_all_its_fields_is_understood(
 async def test_opening_under_way_when_the_transport_closes_is_no_cancellation(
     server: ServiceBusServer, message: Make
 ) -> None:
-    transport = ServiceBusTransport(f"{server.url}&connect-timeout=300")
+    transport = registry.transport(f"{server.url}&connect-timeout=300")
     server.fault({"at": "attach", "action": "silence"})
     sending = asyncio.create_task(transport.sender(Entity("nowhere")).send(message("x")))
     accepting = asyncio.create_task(transport.accept_session(Source(Entity("nowhere")), "s", wait=20))
@@ -368,7 +366,7 @@ async def test_opening_under_way_when_the_transport_closes_is_no_cancellation(
 
 
 async def test_what_a_link_has_told_is_known_without_the_server(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     large = message(bytes(300_000))
     transport.check_message(queue, large)  # a Premium namespace might take it

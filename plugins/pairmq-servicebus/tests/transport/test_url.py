@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairmq.model import ConfigurationError
+from pairmq.plugins import registry
 from pairmq_servicebus._client import Namespace
 from pairmq_servicebus._credentials import Identity, SharedKey, SharedSignature
-from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus._url import AdminAddress, parse_servicebus_url
 
 KEY = "a%2Bb%2Fc%3D"
@@ -88,7 +88,7 @@ def test_an_identity_needs_no_key() -> None:
     url = parse_servicebus_url("sb://contoso.servicebus.windows.net/?credential=managed-identity&client-id=abc")
     assert url.credential == Identity("managed-identity", "abc", None)
     assert url.connect_timeout > 5
-    ServiceBusTransport("sb://contoso.servicebus.windows.net/?credential=default")
+    registry.transport("sb://contoso.servicebus.windows.net/?credential=default")
 
 
 def test_an_identity_without_azure_identity_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_an_identity_without_azure_identity_says_what_to_install(monkeypatch: py
 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(ConfigurationError, match=r"pairmq-servicebus\[identity\]"):
-        ServiceBusTransport("sb://contoso.servicebus.windows.net/?credential=default")
+        registry.transport("sb://contoso.servicebus.windows.net/?credential=default")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,20 @@ It keeps the transports' contract and nothing more. It stands beside the tests o
 """
 
 from pairmq.testing._simulated._broker import Fault, Operation
-from pairmq.testing._simulated._transport import SimulatedBroker, SimulatedReceiver, SimulatedSender, SimulatedTransport
+from pairmq.testing._simulated._transport import (
+    SimulatedAdmin,
+    SimulatedBroker,
+    SimulatedReceiver,
+    SimulatedSender,
+    SimulatedTransport,
+)
 
-__all__ = ["Fault", "Operation", "SimulatedBroker", "SimulatedReceiver", "SimulatedSender", "SimulatedTransport"]
+__all__ = [
+    "Fault",
+    "Operation",
+    "SimulatedAdmin",
+    "SimulatedBroker",
+    "SimulatedReceiver",
+    "SimulatedSender",
+    "SimulatedTransport",
+]

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from pairmq.model import Entity
-from pairmq.transport import QueueProperties
-from pairmq_servicebus._transport import ServiceBusTransport
+from pairmq.plugins import registry
+from pairmq.transport import QueueProperties, Transport
 from pairmq_servicebus.testing import ServiceBusServer
 
 
@@ -20,7 +20,7 @@ def properties() -> QueueProperties:
 
 
 @pytest.fixture
-async def queue(transport: ServiceBusTransport, properties: QueueProperties) -> Entity:
+async def queue(transport: Transport, properties: QueueProperties) -> Entity:
     """A queue with one consumer at a time."""
     entity = Entity(f"ordered/{uuid.uuid4().hex[:10]}")
     assert await transport.admin.create(entity, properties)
@@ -28,8 +28,8 @@ async def queue(transport: ServiceBusTransport, properties: QueueProperties) -> 
 
 
 @pytest.fixture
-async def stranger(server: ServiceBusServer) -> AsyncIterator[ServiceBusTransport]:
+async def stranger(server: ServiceBusServer) -> AsyncIterator[Transport]:
     """Another process's transport, which knows nothing of the queue."""
-    transport = ServiceBusTransport(f"{server.url}&connect-timeout=30")
+    transport = registry.transport(f"{server.url}&connect-timeout=30")
     yield transport
     await transport.close()

@@ -13,10 +13,10 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageState, ServiceB
 from azure.servicebus.aio import ServiceBusClient, ServiceBusSender
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.transport import Transport
 from pairmq_servicebus import _private
 from pairmq_servicebus._admin import _contents
 from pairmq_servicebus._single_consumer import SESSION
-from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
 
@@ -28,7 +28,7 @@ Make = Callable[..., Message]
 
 
 async def test_a_look_tells_the_oldest_that_is_not_settled_and_more_than_the_newest(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
     await sender.send_batch([message(each) for each in "abc"])
@@ -50,20 +50,20 @@ async def test_a_look_tells_the_oldest_that_is_not_settled_and_more_than_the_new
     assert (await transport.admin.positions(queue)).oldest is None
 
 
-async def test_a_look_leaves_nothing_behind(transport: ServiceBusTransport, queue: Entity) -> None:
+async def test_a_look_leaves_nothing_behind(transport: Transport, queue: Entity) -> None:
     await transport.admin.positions(queue)
     assert (await transport.admin.counts(Source(queue))).pending == 0
 
 
 async def test_looks_side_by_side_do_not_take_each_other_for_messages(
-    transport: ServiceBusTransport, stranger: ServiceBusTransport, queue: Entity
+    transport: Transport, stranger: Transport, queue: Entity
 ) -> None:
     looks = [each.admin.positions(queue) for each in (transport, stranger) for _ in range(10)]
     assert {told.oldest for told in await asyncio.gather(*looks)} == {None}
 
 
 async def test_markers_that_a_killed_process_left_behind_count_as_nothing_and_reach_nobody(
-    transport: ServiceBusTransport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
+    transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def killed(*_: object) -> None:
         raise ConnectionError
@@ -100,7 +100,7 @@ async def test_markers_that_a_killed_process_left_behind_count_as_nothing_and_re
 
 
 async def test_what_waits_for_its_time_has_no_position_before(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     await transport.sender(queue).send(message("later", scheduled_enqueue_at=later))
@@ -110,7 +110,7 @@ async def test_what_waits_for_its_time_has_no_position_before(
 
 
 async def test_what_others_sent_under_a_session_of_their_own_holds_up_nobody(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     async with (
         ServiceBusClient.from_connection_string(server.connection_string, retry_total=0) as azure,
@@ -126,7 +126,7 @@ async def test_what_others_sent_under_a_session_of_their_own_holds_up_nobody(
 
 @pytest.mark.parametrize("shown", ["nothing", "what is newer"])
 async def test_a_service_that_does_not_show_the_marker_proves_nothing(
-    transport: ServiceBusTransport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch, shown: str
+    transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch, shown: str
 ) -> None:
     """Browsing has been seen to show less than there was: an empty answer is no empty queue."""
     browse = _private.browse
@@ -146,7 +146,7 @@ async def test_a_service_that_does_not_show_the_marker_proves_nothing(
     assert (await transport.admin.counts(Source(queue))).scheduled == 0
 
 
-async def test_an_ordinary_queue_has_no_positions(transport: ServiceBusTransport) -> None:
+async def test_an_ordinary_queue_has_no_positions(transport: Transport) -> None:
     plain = Entity(f"plain/{uuid.uuid4().hex[:10]}")
     await transport.admin.create(plain)
     with pytest.raises(TransportError) as caught:
@@ -155,7 +155,7 @@ async def test_an_ordinary_queue_has_no_positions(transport: ServiceBusTransport
 
 
 async def test_positions_of_a_queue_that_was_deleted_are_not_found(
-    transport: ServiceBusTransport, stranger: ServiceBusTransport, queue: Entity
+    transport: Transport, stranger: Transport, queue: Entity
 ) -> None:
     await transport.admin.positions(queue)
     await stranger.admin.delete(queue)

@@ -17,9 +17,9 @@ from azure.servicebus.aio import ServiceBusClient, ServiceBusSession
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import QueueProperties
+from pairmq.plugins import registry
+from pairmq.transport import QueueProperties, Transport
 from pairmq_servicebus._single_consumer import METADATA, SESSION
-from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
 
@@ -57,7 +57,7 @@ async def refusal(call: Any) -> TransportError:
 # Settings.
 
 
-async def test_it_is_told_as_what_was_asked_for(transport: ServiceBusTransport, queue: Entity) -> None:
+async def test_it_is_told_as_what_was_asked_for(transport: Transport, queue: Entity) -> None:
     found = await transport.admin.properties(queue)
     assert found.single_consumer
     # What it is made of is nobody's business: nothing has to have a session, and nobody has to accept one.
@@ -68,7 +68,7 @@ async def test_it_is_told_as_what_was_asked_for(transport: ServiceBusTransport, 
 
 @pytest.mark.parametrize("settings", [{}, {"user_metadata": METADATA, "enable_partitioning": True}], ids=str)
 async def test_a_queue_that_can_not_tell_what_is_settled_is_told_as_an_ordinary_one(
-    transport: ServiceBusTransport, server: ServiceBusServer, settings: dict[str, Any]
+    transport: Transport, server: ServiceBusServer, settings: dict[str, Any]
 ) -> None:
     queue = Entity(f"ordered/{uuid.uuid4().hex[:10]}")
     await make(transport, queue, requires_session=True, **settings)
@@ -78,7 +78,7 @@ async def test_a_queue_that_can_not_tell_what_is_settled_is_told_as_an_ordinary_
 
 
 async def test_one_that_its_owner_made_by_other_means_is_one(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     theirs = Entity(f"ordered/{uuid.uuid4().hex[:10]}")
     await make(transport, theirs, requires_session=True, user_metadata=f"owner: orders; {METADATA}")
@@ -87,7 +87,7 @@ async def test_one_that_its_owner_made_by_other_means_is_one(
     assert bodies(await take(transport.receiver(Source(theirs)), 1)) == ["x"]
 
 
-async def make(transport: ServiceBusTransport, queue: Entity, **settings: Any) -> None:
+async def make(transport: Transport, queue: Entity, **settings: Any) -> None:
     client: ServiceBusAdministrationClient = transport.admin._service._good_client()  # type: ignore[attr-defined]
     await client.create_queue(queue.path, **settings)  # type: ignore[func-returns-value, misc]
 
@@ -100,7 +100,7 @@ async def make(transport: ServiceBusTransport, queue: Entity, **settings: Any) -
     ],
 )
 async def test_what_can_not_have_one_consumer_is_refused(
-    transport: ServiceBusTransport, kind: EntityKind, asked: QueueProperties
+    transport: Transport, kind: EntityKind, asked: QueueProperties
 ) -> None:
     entity = Entity(f"ordered/{uuid.uuid4().hex[:10]}", kind)
     assert (await refusal(transport.admin.create(entity, asked))).reason is FailureReason.NOT_SUPPORTED
@@ -119,7 +119,7 @@ async def test_a_tier_without_sessions_is_named_as_the_reason(server: ServiceBus
 
 
 async def test_a_key_without_manage_finds_out_whether_it_is_one(
-    server: ServiceBusServer, transport: ServiceBusTransport, queue: Entity, message: Make
+    server: ServiceBusServer, transport: Transport, queue: Entity, message: Make
 ) -> None:
     async def refuse(request: web.Request) -> web.Response:
         return web.Response(status=401, text="<Error><Code>401</Code><Detail>Manage,EntityRead</Detail></Error>")
@@ -142,11 +142,11 @@ class administration:
         self._server, self._app = server, web.Application()
         self._app.router.add_route("*", "/{tail:.*}", answer)
 
-    async def __aenter__(self) -> ServiceBusTransport:
+    async def __aenter__(self) -> Transport:
         self._other = TestServer(self._app)
         await self._other.start_server()
         url = self._server.url.replace(str(self._server.admin_port), str(self._other.port))
-        self._transport = ServiceBusTransport(f"{url}&connect-timeout=30")
+        self._transport = registry.transport(f"{url}&connect-timeout=30")
         return self._transport
 
     async def __aexit__(self, *_: object) -> None:
@@ -158,7 +158,7 @@ class administration:
 
 
 async def test_a_message_keeps_its_own_session_and_partition_key(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     sent = [message("a", session_id="s"), message("b", partition_key="p"), message("c"), message("d", session_id="s")]
     assert set(await transport.sender(queue).send_batch(sent)) == {None}
@@ -167,7 +167,7 @@ async def test_a_message_keeps_its_own_session_and_partition_key(
 
 
 async def test_a_transport_that_does_not_know_the_queue_learns_it_by_a_refusal(
-    stranger: ServiceBusTransport, queue: Entity, message: Make
+    stranger: Transport, queue: Entity, message: Make
 ) -> None:
     sender = stranger.sender(queue)
     await sender.send(message("a"))
@@ -176,7 +176,7 @@ async def test_a_transport_that_does_not_know_the_queue_learns_it_by_a_refusal(
 
 
 async def test_all_who_learn_it_at_once_send_again(
-    stranger: ServiceBusTransport, transport: ServiceBusTransport, queue: Entity, message: Make
+    stranger: Transport, transport: Transport, queue: Entity, message: Make
 ) -> None:
     senders = [stranger.sender(queue) for _ in range(4)]
     await asyncio.gather(*(sender.send(message("x")) for sender in senders))
@@ -184,7 +184,7 @@ async def test_all_who_learn_it_at_once_send_again(
 
 
 async def test_a_batch_by_a_transport_that_does_not_know_the_queue_keeps_its_order(
-    stranger: ServiceBusTransport, transport: ServiceBusTransport, queue: Entity, message: Make
+    stranger: Transport, transport: Transport, queue: Entity, message: Make
 ) -> None:
     sent = [message(str(number)) for number in range(3)]
     assert set(await stranger.sender(queue).send_batch(sent)) == {None}
@@ -192,7 +192,7 @@ async def test_a_batch_by_a_transport_that_does_not_know_the_queue_keeps_its_ord
 
 
 async def test_a_user_s_own_queue_with_sessions_goes_on_refusing_what_has_none(
-    stranger: ServiceBusTransport, transport: ServiceBusTransport, message: Make
+    stranger: Transport, transport: Transport, message: Make
 ) -> None:
     queue = Entity(f"sessions/{uuid.uuid4().hex[:10]}")
     await transport.admin.create(queue, QueueProperties(requires_session=True))
@@ -214,7 +214,7 @@ async def test_who_sends_without_a_session_by_other_means_is_refused(azure: Serv
 
 
 async def test_a_receiver_waits_for_its_turn_and_gets_it_when_the_other_one_closes(
-    transport: ServiceBusTransport, stranger: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, stranger: Transport, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send_batch([message(each) for each in "abc"])
     first, second = transport.receiver(Source(queue)), stranger.receiver(Source(queue))
@@ -231,7 +231,7 @@ async def test_a_receiver_waits_for_its_turn_and_gets_it_when_the_other_one_clos
 
 @pytest.mark.parametrize("forged", [b"9" * 5000, b"\xff\x00", b"-7", b""])
 async def test_what_others_write_into_the_state_of_the_session_keeps_nobody_from_reading(
-    transport: ServiceBusTransport, azure: ServiceBusClient, queue: Entity, message: Make, forged: bytes
+    transport: Transport, azure: ServiceBusClient, queue: Entity, message: Make, forged: bytes
 ) -> None:
     """Who may read the queue may write it, and Python refuses to read a number of thousands of digits."""
     async with azure.get_queue_receiver(queue.path, session_id=SESSION) as somebody:
@@ -242,11 +242,11 @@ async def test_what_others_write_into_the_state_of_the_session_keeps_nobody_from
 
 
 async def test_a_service_that_falls_silent_before_it_tells_the_state_holds_up_nobody_for_longer_than_an_opening(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send(message("x"))
     # Its own limit for calls is far beyond what the test waits.
-    hasty = ServiceBusTransport(f"{server.url}&connect-timeout=3&operation-timeout=300")
+    hasty = registry.transport(f"{server.url}&connect-timeout=3&operation-timeout=300")
     try:
         assert (await hasty.admin.properties(queue)).single_consumer
         receiver = hasty.receiver(Source(queue))
@@ -262,7 +262,7 @@ async def test_a_service_that_falls_silent_before_it_tells_the_state_holds_up_no
 
 
 async def test_a_receiver_that_waits_for_its_turn_closes_at_once(
-    transport: ServiceBusTransport, stranger: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, stranger: Transport, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send(message("a"))
     await take(transport.receiver(Source(queue)), 1)
@@ -277,7 +277,7 @@ async def test_a_receiver_that_waits_for_its_turn_closes_at_once(
 
 
 async def test_a_lost_connection_loses_what_is_held_and_it_comes_again_in_order(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send_batch([message(each) for each in "abcd"])
     receiver = transport.receiver(Source(queue))
@@ -296,7 +296,7 @@ async def test_a_lost_connection_loses_what_is_held_and_it_comes_again_in_order(
 
 
 async def test_what_is_given_back_comes_before_anything_newer(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
     await sender.send_batch([message(each) for each in "ab"])
@@ -310,7 +310,7 @@ async def test_what_is_given_back_comes_before_anything_newer(
 
 
 async def test_what_comes_while_the_link_is_used_for_something_else_keeps_its_order(
-    transport: ServiceBusTransport,
+    transport: Transport,
     server: ServiceBusServer,
     queue: Entity,
     message: Make,
@@ -339,7 +339,7 @@ async def test_what_comes_while_the_link_is_used_for_something_else_keeps_its_or
 
 
 async def test_one_renewal_renews_the_lock_of_all_that_is_held(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send_batch([message(str(number)) for number in range(20)])
     receiver = transport.receiver(Source(queue))
@@ -355,7 +355,7 @@ async def test_one_renewal_renews_the_lock_of_all_that_is_held(
 
 @pytest.mark.long
 async def test_an_idle_receiver_keeps_its_turn_while_it_waits(
-    transport: ServiceBusTransport, stranger: ServiceBusTransport, message: Make
+    transport: Transport, stranger: Transport, message: Make
 ) -> None:
     queue = Entity(f"ordered/{uuid.uuid4().hex[:10]}")
     # The shortest locks that the service has.
@@ -371,7 +371,7 @@ async def test_an_idle_receiver_keeps_its_turn_while_it_waits(
 
 
 async def test_a_queue_made_anew_as_an_ordinary_one_is_read_as_such(
-    transport: ServiceBusTransport, stranger: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, stranger: Transport, queue: Entity, message: Make
 ) -> None:
     receiver = transport.receiver(Source(queue))
     assert await receiver.receive(1, 0) == []
@@ -387,7 +387,7 @@ async def test_a_queue_made_anew_as_an_ordinary_one_is_read_as_such(
 
 
 async def test_what_was_dead_lettered_is_read_by_anybody(
-    transport: ServiceBusTransport, stranger: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, stranger: Transport, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send(message("x", session_id="s"))
     receiver = transport.receiver(Source(queue))
@@ -397,7 +397,7 @@ async def test_what_was_dead_lettered_is_read_by_anybody(
     assert (dead.message.session_id, dead.dead_letter_reason) == ("s", "why")
 
 
-async def test_purging_empties_it(transport: ServiceBusTransport, queue: Entity, message: Make) -> None:
+async def test_purging_empties_it(transport: Transport, queue: Entity, message: Make) -> None:
     await transport.sender(queue).send_batch([message(str(number)) for number in range(5)])
     assert await transport.admin.purge(Source(queue)) == 5
     assert (await transport.admin.positions(queue)).oldest is None
