@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pyarrow.parquet as pq
 import pytest
 
+import duck
 from facts_by_hand import tables_of
-from journal_by_hand import QUEUE, START, Journal, rows_of
+from journal_by_hand import QUEUE, START, Journal, rows_of, segment_table
 from pairmq.model.events import DestinationChanged
 from pairmq.pipeline.transforms import Settings
 
@@ -84,29 +86,45 @@ def syphon_in_doubt(scene: Scene) -> None:
     consumer.closed(30)
 
 
+SCENES = {
+    "a consumer was killed when it came back": lambda scene: consumers_were_away(scene, killed=True),
+    "no consumer was killed": lambda scene: consumers_were_away(scene, killed=False),
+    "two at once": two_at_once,
+    "the first delivery is not told": first_delivery_untold,
+    "two consumers": two_consumers,
+    "its destination was closed": lambda scene: overtaken_in_its_backlog_queue(scene, closed=True),
+    "nothing failed": lambda scene: overtaken_in_its_backlog_queue(scene, closed=False),
+    "a syphon in doubt": syphon_in_doubt,
+}
+NAMES = {Scene(number).pair: name for number, name in enumerate(SCENES)}
+
+
 @pytest.fixture(scope="module")
-def judged(spark):
-    """The row of each message of each scene, by scene and message."""
-    scenes = {
-        "a consumer was killed when it came back": lambda scene: consumers_were_away(scene, killed=True),
-        "no consumer was killed": lambda scene: consumers_were_away(scene, killed=False),
-        "two at once": two_at_once,
-        "the first delivery is not told": first_delivery_untold,
-        "two consumers": two_consumers,
-        "its destination was closed": lambda scene: overtaken_in_its_backlog_queue(scene, closed=True),
-        "nothing failed": lambda scene: overtaken_in_its_backlog_queue(scene, closed=False),
-        "a syphon in doubt": syphon_in_doubt,
-    }
-    journals, names = [], {}
-    for number, (name, write) in enumerate(scenes.items()):
+def journals():
+    """What the processes of all scenes have written."""
+    found = []
+    for number, write in enumerate(SCENES.values()):
         scene = Scene(number)
         write(scene)
-        journals += scene.journals
-        names[scene.pair] = name
-    end = Scene(len(scenes))
+        found += scene.journals
+    end = Scene(len(SCENES))
     end.process("end").closed(DAY)
-    made = tables_of(rows_of(spark, *journals, *end.journals).cache(), Settings(patience=PATIENCE))
-    return {(names[row.pair], row.message_id): row for row in made["reconciliation"].collect()}
+    return [*found, *end.journals]
+
+
+@pytest.fixture(scope="module")
+def judged(spark, journals):
+    """The row of each message of each scene, by scene and message."""
+    made = tables_of(rows_of(spark, *journals).cache(), Settings(patience=PATIENCE))
+    return {(NAMES[row.pair], row.message_id): row for row in made["reconciliation"].collect()}
+
+
+def test_another_engine_finds_the_same(judged, journals, tmp_path):
+    pq.write_table(segment_table(*journals), tmp_path / "scenes.parquet")
+    with duck.opened([str(tmp_path / "scenes.parquet")], patience=PATIENCE) as connection:
+        rows = list(duck.asked(connection, duck.VERDICTS, patience=PATIENCE))
+    found = {(NAMES[row["pair"]], row["message_id"]): (row["verdict"], row["late"]) for row in rows}
+    assert found == {message: (row.verdict, row.late) for message, row in judged.items()}
 
 
 def test_a_message_is_not_lost_whose_consumer_was_killed_long_after_it_arrived(judged):
