@@ -23,6 +23,7 @@ from pairmq.transport._transport import (
     is_nothing_sent,
     nothing_sent,
     outcomes_in_order,
+    raise_failure,
 )
 from pairmq.transport._url import LOOPBACK, TLS_OPTIONS, BrokerUrl, TlsOptions, UrlOptions, bracketed
 from pairmq.transport._values import Capabilities, ConfirmRisk, Endpoint, QueueCounts, QueuePositions, QueueProperties
@@ -74,6 +75,7 @@ __all__ = [
     "is_nothing_sent",
     "nothing_sent",
     "outcomes_in_order",
+    "raise_failure",
     "start_task",
     "unusable",
 ]

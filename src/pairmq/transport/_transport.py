@@ -29,7 +29,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport._scope import Scope
@@ -67,6 +67,14 @@ def is_nothing_sent(timeout: BaseException) -> bool:
 
 def _not_supported(text: str) -> TransportError:
     return TransportError(f"{text}: not supported by this transport", FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+
+
+def raise_failure(failure: TransportError) -> NoReturn:
+    """Raise an error that has its cause already.
+
+    ``raise ... from error`` would replace it by the client library's exception, which may show a secret.
+    """
+    raise failure from failure.__cause__
 
 
 def behind_failed(error: TransportError) -> TransportError:

@@ -12,7 +12,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from pairmq.model import Entity, Message
-from pairmq.transport import Inbox, OtherDatabase, encode_header, unusable
+from pairmq.transport import Inbox, OtherDatabase, encode_header, raise_failure, unusable
 from pairmq_postgres import _errors, _sql
 from pairmq_postgres._errors import NoSuchEntity
 from pairmq_postgres._pool import Rows
@@ -56,8 +56,7 @@ class CallersTransactions:
                 if not await _run(connection, _sql.STORE, parameters):
                     raise NoSuchEntity
         except (psycopg.Error, NoSuchEntity) as error:
-            failed = _errors.failure(error, doing)
-            raise failed from failed.__cause__
+            raise_failure(_errors.failure(error, doing))
 
 
 class PostgresInbox(Inbox):
@@ -71,8 +70,7 @@ class PostgresInbox(Inbox):
         try:
             return bool(await _run(connection, _sql.CLAIM, {"key": key, "window": timedelta(seconds=window)}))
         except psycopg.Error as error:
-            failed = _errors.failure(error, "claim a message")
-            raise failed from failed.__cause__
+            raise_failure(_errors.failure(error, "claim a message"))
 
 
 def _check(connection: Any) -> None:

@@ -26,7 +26,7 @@ from aiormq.exceptions import DeliveryError, PublishError
 from pamqp.commands import Basic
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, TransportError
-from pairmq.transport import QueuePositions
+from pairmq.transport import QueuePositions, raise_failure
 from pairmq_rabbitmq import _codec, _errors
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._driver import close_channel
@@ -206,8 +206,7 @@ class _Watch:
             text = f"{doing}: the queue rejected the marker that would show it: it may be full"
             raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.QUOTA) from error
         except Exception as error:
-            failed = _errors.failure(error, doing, maybe_applied=False)
-            raise failed from failed.__cause__
+            raise_failure(_errors.failure(error, doing, maybe_applied=False))
         finally:
             if not maybe_there:
                 self.open.discard(number)

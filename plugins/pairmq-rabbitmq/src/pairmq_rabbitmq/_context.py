@@ -22,7 +22,7 @@ from aiormq.channel import Channel
 from aiormq.exceptions import ConnectionInternalError
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
-from pairmq.transport import Scope, bracketed
+from pairmq.transport import Scope, bracketed, raise_failure
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Link, Nodes, Session
@@ -122,8 +122,7 @@ class Context:
             link = self._apart[1] if self._is_risky(about) else link or self.control
             session = await link.session()
         except Unsent as error:
-            failed = _errors.failure(error, doing)
-            raise failed from failed.__cause__
+            raise_failure(_errors.failure(error, doing))
         frames, loop = session.wire.frames, asyncio.get_running_loop()
         asked_at = loop.time()
         try:
@@ -139,15 +138,13 @@ class Context:
             text = f"{doing}: RabbitMQ refuses, and can't say why: the name is not ASCII and too long for its answers"
             raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.OTHER) from error
         except Exception as error:
-            failed = _errors.failure(error, doing)
-            raise failed from failed.__cause__
+            raise_failure(_errors.failure(error, doing))
 
     async def server_version(self, doing: str) -> tuple[int, ...]:
         try:
             return (await self.control.session()).server_version
         except Unsent as error:
-            failed = _errors.failure(error, doing)
-            raise failed from failed.__cause__
+            raise_failure(_errors.failure(error, doing))
 
     async def find_exchange(self, name: str, doing: str) -> None:
         await self.ask(doing, lambda channel: channel.exchange_declare(name, passive=True), about=name)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from aiormq.exceptions import AMQPChannelError
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
-from pairmq.transport import Scope, Sender, nothing_sent
+from pairmq.transport import Scope, Sender, nothing_sent, raise_failure
 from pairmq_rabbitmq import _codec, _errors, _names, _plain
 from pairmq_rabbitmq._capabilities import MAX_MESSAGE_BYTES
 from pairmq_rabbitmq._context import Context
@@ -124,8 +124,7 @@ class RabbitSender(Sender):
         try:
             await self._context.publisher(self._entity).open(self._scope)
         except Unsent as error:
-            failed = _errors.failure(error, self._doing)
-            raise failed from failed.__cause__
+            raise_failure(_errors.failure(error, self._doing))
 
     async def close(self) -> None:
         self._scope.close(lambda begun: _errors.closed(self._doing, maybe_applied=begun))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pairmq.model import FailureKind, FailureReason, TransportError
-from pairmq.transport import Receiver, Scope
+from pairmq.transport import Receiver, Scope, raise_failure
 from pairmq_redis import _errors
 from pairmq_redis._errors import NotSent
 from pairmq_redis._keys import SourceKeys
@@ -72,12 +72,10 @@ class Context:
         try:
             replies = await link.call(commands, scope)
         except NotSent as error:
-            failed = _errors.failure(error, doing)
-            raise failed from failed.__cause__  # which is not always the driver's: that one may name the user
+            raise_failure(_errors.failure(error, doing))
         for reply in replies:
             if isinstance(reply, BaseException):
-                failed = _errors.failure(reply, doing)
-                raise failed from failed.__cause__
+                raise_failure(_errors.failure(reply, doing))
         return replies
 
     async def script(
@@ -107,12 +105,10 @@ class Context:
             if _errors.is_unknown_script(replies[0]):
                 replies = await link.call([(b"EVAL", script.text, *rest), *waits], scope)
         except NotSent as error:
-            failed = _errors.failure(error, doing)
-            raise failed from failed.__cause__
+            raise_failure(_errors.failure(error, doing))
         reply = replies[0]
         if isinstance(reply, BaseException):
-            failed = _errors.failure(reply, doing)
-            raise failed from failed.__cause__
+            raise_failure(_errors.failure(reply, doing))
         if waits:
             unsafe = self.replicated(replies[1], doing)
             if unsafe is not None:

@@ -33,7 +33,7 @@ from typing import Any
 
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
 from pairmq.model.drafts import draft_of
-from pairmq.transport import Receiver, Scope, start_task
+from pairmq.transport import Receiver, Scope, raise_failure, start_task
 from pairmq_redis import _codec, _errors, _scripts
 from pairmq_redis._context import Context
 from pairmq_redis._errors import NotSent
@@ -142,8 +142,7 @@ class RedisReceiver(Receiver):
             try:
                 await self._release(self._link, self._scope, left)
             except NotSent as error:
-                failed = _errors.failure(error, self._doing)
-                raise failed from failed.__cause__
+                raise_failure(_errors.failure(error, self._doing))
         loop = asyncio.get_running_loop()
         clean = loop.time() >= self._clean_at
         suspect = loop.time() < self._suspect_until

@@ -20,7 +20,7 @@ from azure.servicebus import ServiceBusReceiveMode, ServiceBusSubQueue, Transpor
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 
 from pairmq.model import ConfigurationError, Entity, EntityKind, Source
-from pairmq.transport import start_task
+from pairmq.transport import raise_failure, start_task
 from pairmq_servicebus import _errors, _private
 from pairmq_servicebus._credentials import Identity, SharedKey, SharedSignature, make_identity
 from pairmq_servicebus._single_consumer import SingleConsumers
@@ -125,8 +125,7 @@ class Namespace:
         error = opening.exception()
         if error is not None:
             self.discard(made)
-            failed = _errors.failure(error, doing)
-            raise failed from failed.__cause__
+            raise_failure(_errors.failure(error, doing))
         self._leaving.discard(made)
 
     def discard(self, made: ServiceBusSender | ServiceBusReceiver, call: asyncio.Task[Any] | None = None) -> None:

@@ -190,8 +190,7 @@ def failure(error: BaseException, doing: str, *, maybe_applied: bool = False) ->
     found = verdict(error)
     text = found.text or scrubbed(_words(error))
     made = TransportError(f"{doing}: {text}", found.kind, found.reason, maybe_applied=maybe_applied)
-    # What the service says about a refused user may quote the token that it was shown. Who raises this keeps to it:
-    # `raise failed from failed.__cause__`.
+    # What the service says about a refused user may quote the token that it was shown. `raise_failure` keeps to it.
     made.__cause__ = None if found.reason is FailureReason.UNAUTHORIZED or _quotes_a_secret(error) else error
     return made
 

@@ -9,7 +9,7 @@ from azure.servicebus import ServiceBusMessageBatch
 from azure.servicebus.aio import ServiceBusSender as Client
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
-from pairmq.transport import Sender, behind_failed
+from pairmq.transport import Sender, behind_failed, raise_failure
 from pairmq_servicebus import _codec, _direct, _errors, _names, _private
 from pairmq_servicebus._client import Namespace
 from pairmq_servicebus._codec import Parts
@@ -97,8 +97,7 @@ async def open_send_link(namespace: Namespace, entity: Entity, doing: str) -> Cl
         most = (await client.create_message_batch()).max_size_in_bytes
     except Exception as error:
         namespace.discard(client)
-        failed = _errors.failure(error, doing)
-        raise failed from failed.__cause__
+        raise_failure(_errors.failure(error, doing))
     link = ClientSendLink(namespace, client, most, loop.time() - began)
     namespace.message_limits[entity] = link.max_message_bytes
     known = namespace.max_message_bytes

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pairmq.model import Entity, Message
-from pairmq.transport import Inbox, OtherDatabase, encode_header, unusable
+from pairmq.transport import Inbox, OtherDatabase, encode_header, raise_failure, unusable
 from pairmq_sqlite import _errors
 from pairmq_sqlite._errors import NoSuchEntity
 from pairmq_sqlite._rows import microseconds_of
@@ -62,8 +62,7 @@ async def store(file: tuple[int, int], queue: Entity, messages: Sequence[Message
             raise
         await _run(connection, "RELEASE pairmq")
     except (sqlite3.Error, NoSuchEntity) as error:
-        failed = _errors.failure(error, doing)
-        raise failed from failed.__cause__
+        raise_failure(_errors.failure(error, doing))
 
 
 class SQLiteInbox(Inbox):
@@ -81,8 +80,7 @@ class SQLiteInbox(Inbox):
             await _run(connection, _FORGET, {"now": now})
             return await _run(connection, _CLAIM, {"key": key, "until": now + microseconds_of(window)}) == 1
         except sqlite3.Error as error:
-            failed = _errors.failure(error, "claim a message")
-            raise failed from failed.__cause__
+            raise_failure(_errors.failure(error, "claim a message"))
 
 
 def _begins_with(connection: Any) -> str | None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from aiormq.channel import Channel
 
-from pairmq.transport import QueueProperties, start_task
+from pairmq.transport import QueueProperties, raise_failure, start_task
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._driver import close_channel
@@ -256,8 +256,7 @@ async def visit(
             raise
         channel = ordered_channel(context, session, opening.task.result(), queue)
     except Unsent as error:
-        failed = _errors.failure(error, doing)
-        raise failed from failed.__cause__
+        raise_failure(_errors.failure(error, doing))
     try:
         until = asyncio.get_running_loop().time() + patience
         fetching = channel.fetch(1, until)

@@ -20,7 +20,7 @@ from itertools import islice
 
 from pairmq.model import Delivery, FailureReason, Source, TransportError
 from pairmq.model.drafts import draft_of
-from pairmq.transport import Receiver, Scope, start_task
+from pairmq.transport import Receiver, Scope, raise_failure, start_task
 from pairmq_rabbitmq import _codec, _errors, _header, _names, _plain
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._errors import Unsent
@@ -105,8 +105,7 @@ class RabbitReceiver(Receiver):
             self._opening = None
             raw = opening.task.result()
         except Unsent as error:
-            failed = _errors.failure(error, self._doing)
-            raise failed from failed.__cause__
+            raise_failure(_errors.failure(error, self._doing))
         if ordered:
             self._channel = ordered_channel(self._context, session, raw, self._queue)
         else:

@@ -26,7 +26,7 @@ from azure.servicebus.aio import ServiceBusSender
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
-from pairmq.transport import QueuePositions
+from pairmq.transport import QueuePositions, raise_failure
 from pairmq_servicebus import _codec, _errors, _private
 from pairmq_servicebus._client import Namespace
 from pairmq_servicebus._lane import Lanes
@@ -208,8 +208,7 @@ async def _receive_all(namespace: Namespace, source: Source, doing: str, **sessi
                 break
             removed += len(received)
     except Exception as error:
-        failed = _errors.failure(error, doing, maybe_applied=True)
-        raise failed from failed.__cause__
+        raise_failure(_errors.failure(error, doing, maybe_applied=True))
     finally:
         namespace.spawn(namespace.farewell(client))
     return removed

@@ -23,7 +23,7 @@ from azure.servicebus.management import QueueProperties as QueueDescription
 from azure.servicebus.management import TopicProperties as TopicDescription
 
 from pairmq.model import Entity, EntityKind, FailureReason
-from pairmq.transport import QueueProperties
+from pairmq.transport import QueueProperties, raise_failure
 from pairmq_servicebus import _errors
 from pairmq_servicebus._client import Namespace, connection_string
 from pairmq_servicebus._credentials import Identity, SharedSignature
@@ -62,8 +62,7 @@ class Service:
         try:
             return await question(self._good_client())
         except Exception as error:
-            failed = _errors.failure(error, doing, maybe_applied=True)
-            raise failed from failed.__cause__
+            raise_failure(_errors.failure(error, doing, maybe_applied=True))
 
     async def describe(self, entity: Entity, doing: str) -> QueueProperties:
         """Read an entity's settings, and take note of whether it is a queue with one consumer at a time.

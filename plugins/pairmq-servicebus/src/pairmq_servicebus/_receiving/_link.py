@@ -22,6 +22,7 @@ from azure.servicebus.aio import ServiceBusSession
 from azure.servicebus.exceptions import SessionCannotBeLockedError
 
 from pairmq.model import FailureReason, Source, TransportError
+from pairmq.transport import raise_failure
 from pairmq_servicebus import _errors, _private
 from pairmq_servicebus._client import Namespace
 from pairmq_servicebus._single_consumer import MARKER, SESSION, is_queue_itself
@@ -170,8 +171,7 @@ async def open_consumer_link(namespace: Namespace, source: Source, doing: str) -
         link.drop()
         if not isinstance(error, Exception):
             raise
-        failed = _errors.failure(error, doing)
-        raise failed from failed.__cause__
+        raise_failure(_errors.failure(error, doing))
     return link
 
 

@@ -14,6 +14,7 @@ from azure.servicebus import ServiceBusReceivedMessage as Received
 from azure.servicebus.aio import ServiceBusSession
 
 from pairmq.model import Delivery, FailureReason, TransportError
+from pairmq.transport import raise_failure
 from pairmq_servicebus import _codec, _errors, _private
 from pairmq_servicebus._lane import Job
 from pairmq_servicebus._receiving._link import ReceiveLink
@@ -133,7 +134,7 @@ async def settle(
             # A lock token that the service does not know (any more) is a lock that has ended.
             shelf.forget(held)
             raise _errors.lock_lost(doing) from error
-        raise failed from failed.__cause__
+        raise_failure(failed)
     shelf.forget(held)
 
 
@@ -236,7 +237,7 @@ async def renew(link: ReceiveLink, shelf: Shelf, held: Held, asked_at: float, do
         if failed.reason in (FailureReason.LOCK_LOST, FailureReason.NOT_FOUND):
             shelf.forget(held)
             raise _errors.lock_lost(doing) from error
-        raise failed from failed.__cause__
+        raise_failure(failed)
 
 
 async def abandon_all(link: ReceiveLink, shelf: Shelf, unsettled: Sequence[Held]) -> None:
