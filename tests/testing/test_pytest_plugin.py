@@ -24,9 +24,14 @@ ASYNC = """
 
 @pytest.fixture
 def run(pytester: pytest.Pytester):
-    """Runs a file of tests, and tells how many of them ended in which way."""
+    """Runs a file of tests, and tells how many of them ended in which way.
 
-    def run(tests: str, *arguments: str, mode: str = "strict", **outcomes: int) -> pytest.RunResult:
+    In this process, unless what is imported matters: to start pytest takes longer than most of what it runs.
+    """
+
+    def run(
+        tests: str, *arguments: str, mode: str = "strict", alone: bool = False, **outcomes: int
+    ) -> pytest.RunResult:
         pytester.makepyprojecttoml(
             f"""
             [tool.pytest.ini_options]
@@ -37,7 +42,10 @@ def run(pytester: pytest.Pytester):
             """
         )
         pytester.makepyfile(tests)
-        result = pytester.runpytest_subprocess(*arguments, timeout=120)
+        if alone:
+            result = pytester.runpytest_subprocess(*arguments, timeout=120)
+        else:
+            result = pytester.runpytest_inprocess(*arguments)
         if outcomes:
             result.assert_outcomes(**outcomes)
         return result
@@ -267,13 +275,14 @@ def test_a_pytest_that_uses_no_fixture_of_it_imports_nothing_of_pairmq(run):
         def test_nothing():
             assert [name for name in sys.modules if name.split(".")[0] == "pairmq"] == []
         """,
+        alone=True,
         passed=1,
     )
 
 
 def test_it_does_without_hypothesis(run, pytester: pytest.Pytester):
     pytester.makepyfile(hypothesis="raise ImportError('not installed')")
-    run(FAILOVER.replace("MARK", ""), "-p", "no:hypothesispytest", mode="auto", passed=1)
+    run(FAILOVER.replace("MARK", ""), "-p", "no:hypothesispytest", mode="auto", alone=True, passed=1)
 
 
 def test_the_fixtures_and_the_marker_are_documented(run):
