@@ -10,6 +10,7 @@ The source is read, not run: no broker's library has to be installed, and each P
 from __future__ import annotations
 
 import argparse
+import gc
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -142,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="list the public names with their signatures")
     parser.add_argument("--write", action="store_true", help=f"to {LIST.relative_to(ROOT)}")
     options = parser.parse_args(arguments)
+    gc.disable()  # all trees of all sources are kept until the end, and would be looked through often
     text = "".join(f"{line}\n" for line in lines())
     if options.write:
         LIST.write_text(text, "utf-8")
