@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pamqp.frame
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
@@ -144,6 +144,7 @@ def test_message_survives_the_amqp_codec_unchanged(message: Message, login: str)
     assert_same(_codec.decode_leniently(properties, message.body), message)
 
 
+@settings(max_examples=50)
 @given(messages(), logins)
 def test_nothing_that_the_broker_acts_on_is_sent(message: Message, login: str) -> None:
     properties = over_the_wire(_codec.encode(message, login=login))
@@ -160,6 +161,7 @@ def test_nothing_that_the_broker_acts_on_is_sent(message: Message, login: str) -
     assert properties.delivery_mode == 2
 
 
+@settings(max_examples=50)
 @given(messages())
 def test_the_size_is_what_is_sent(message: Message) -> None:
     properties = _codec.encode(message, login="")
@@ -497,6 +499,7 @@ def _same(properties: Basic.Properties) -> Basic.Properties:
     return copy
 
 
+@settings(max_examples=50)
 @given(messages(), st.text(max_size=20))
 def test_dead_lettered_message_of_pairmq_decodes_to_the_original(message: Message, login: str) -> None:
     properties = over_the_wire(_codec.encode(message, login=login))
