@@ -48,13 +48,17 @@ FOREIGN = foreign()
 
 @pytest.fixture(scope="module")
 def lossy(tmp_path_factory):
-    """A journal in which one message is lost, and, on another day, a damaged segment that may tell of another one."""
+    """A journal in which one message is lost; a part and a damaged segment may tell of two others."""
     folder = tmp_path_factory.mktemp("lossy") / "journal"
-    told = Journal().opened().sent(1, "a").sent(2, "gone").sent(900, "b").delivered(3, "a").delivered(901, "b")
-    kept(folder, told.closed(1000))
+    told = Journal().opened().sent(1, "a").sent(1000, "m").sent(1600, "gone").sent(2100, "b").delivered(3, "a")
+    kept(folder, told.delivered(2101, "b").closed(5000))
+    part = folder / "_open" / "host-7-20260202T000001Z-00000000-000000.part"
+    part.parent.mkdir()
+    part.touch()
+    os.utime(part, (0, START + 1100))
     began = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
-    earlier = Journal("earlier", start=began).opened().sent(1, "hidden").sent(900, "c").delivered(901, "c").closed(1000)
-    kept(folder / "date=2026-01-01", earlier)
+    earlier = Journal("earlier", start=began).opened().sent(1, "c").sent(2, "hidden").sent(900, "d").delivered(3, "c")
+    kept(folder / "date=2026-01-01", earlier.delivered(901, "d").closed(1000))
     path = kept(folder / "date=2026-01-01", Journal("damaged", start=began).opened().sent(1, "x").closed(1000))
     data = bytearray(path.read_bytes())
     data[100:400] = bytes(300)
@@ -75,8 +79,9 @@ def test_the_command_ends_with_status_1_where_something_accepted_is_lost(command
     status, said, _ = command
     assert status == 1
     assert said["verdict"] == "lost"
-    # Of the day of which a segment could not be read nothing is called lost.
-    assert said["messages"] == {"delivered": 3, "lost": 1, "unproven": 1}
+    # What the part may tell of is not called lost, nor is anything of the day of which a segment could not be read.
+    assert said["messages"] == {"delivered": 4, "lost": 1, "unproven": 2}
+    assert [each["changed_at"] for each in said["journal"]["unfinished_parts"]] == [START + 1100]
     assert said["faults"]["lost"] == [{"pair": "east>west", "entity": "orders", "message_id": "gone"}]
 
 

@@ -63,16 +63,16 @@ def both(request, spark):
     spark.catalog.clearCache()
 
 
-# Each table takes jobs of its own, which together last as long as many other tests.
-ESSENTIAL = ("reconciliation", "episodes")
-NAMES = [
-    pytest.param(table.name, marks=[] if table.name in ESSENTIAL else [pytest.mark.long], id=table.name)
-    for table in TABLES
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
+# Tables are made of facts alone, each with jobs of its own, which together last as long as many other tests.
+@pytest.mark.long
+@pytest.mark.parametrize("name", [table.name for table in TABLES])
 def test_a_table_of_merged_facts_is_that_of_all_rows(both, name):
+    whole, parts = (made[name] for made in both)
+    assertDataFrameEqual(parts, whole)
+
+
+@pytest.mark.parametrize("name", [fact.name for fact in FACTS])
+def test_merged_facts_are_those_of_all_rows(both, name):
     whole, parts = (made[name] for made in both)
     assertDataFrameEqual(parts, whole)
 
