@@ -121,6 +121,21 @@ async def test_a_backlog_queue_that_keeps_what_is_completed_is_refused(world, mo
 
 
 @in_virtual_time
+async def test_a_backlog_queue_that_forwards_its_messages_is_refused(world, monkeypatch):
+    """The broker gives no receiver of it: what it accepts ends where no syphon looks."""
+    reported = SimulatedAdmin.properties
+
+    async def of_a_forwarding_queue(self: SimulatedAdmin, entity: Entity) -> QueueProperties:
+        return replace(await reported(self, entity), forwards_to="audit")
+
+    monkeypatch.setattr(SimulatedAdmin, "properties", of_a_forwarding_queue)
+    with pytest.raises(TransportError, match="forwards its messages to audit") as refused:
+        async with world():
+            pass
+    assert refused.value.kind is FailureKind.REFUSED
+
+
+@in_virtual_time
 async def test_a_new_queue_whose_settings_can_not_be_read_is_used(world, monkeypatch):
     async def refuse(self: SimulatedAdmin, entity: Entity) -> QueueProperties:
         raise TransportError("not for you", FailureKind.REFUSED, FailureReason.UNAUTHORIZED)

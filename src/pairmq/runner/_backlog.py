@@ -283,6 +283,8 @@ class BacklogQueues:
             unfit = None
             if actual.keeps_completed:
                 unfit = "keeps messages that are completed, so that none would ever be moved"
+            elif actual.forwards_to is not None:
+                unfit = f"forwards its messages to {actual.forwards_to}, so that none would ever be moved"
             elif self._properties.single_consumer and not actual.single_consumer:
                 unfit = "can be read by several consumers at once, and ordering='session' needs one at a time"
             if unfit is not None:

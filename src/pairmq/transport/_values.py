@@ -122,6 +122,8 @@ class QueueProperties:
             requested; reported if the broker can be configured so.
         keeps_completed: a log, as a RabbitMQ stream is: a completed message stays in it, so that it can't be a backlog
             queue. Never requested, as ``drops_when_full``.
+        forwards_to: the entity to which the broker passes on what is sent to the queue, so that it can't be a backlog
+            queue. Never requested, as ``drops_when_full``.
     """
 
     max_size_megabytes: int | None = None
@@ -135,6 +137,7 @@ class QueueProperties:
     single_consumer: bool = False
     drops_when_full: bool = False
     keeps_completed: bool = False
+    forwards_to: str | None = None
 
     def differences(self, actual: QueueProperties) -> tuple[str, ...]:
         """Name each setting of an existing queue that differs from this one, as a sentence (SPEC 5.3).

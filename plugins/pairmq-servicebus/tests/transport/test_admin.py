@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from pairmq.model import Entity, EntityKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
@@ -49,6 +50,15 @@ async def test_a_backlog_queue_is_made_with_exactly_what_was_asked_for(transport
     assert replace(found, max_delivery_count=2**31 - 1) == BACKLOG
     assert not await transport.admin.create(queue, replace(BACKLOG, lock_duration=30.0))
     assert await transport.admin.properties(queue) == found
+
+
+async def test_the_destination_of_a_queue_that_forwards_is_reported(transport: Transport, queue: Entity) -> None:
+    assert (await transport.admin.properties(queue)).forwards_to is None
+    source = Entity(new_name())
+    # The stock client would insist on https, which this server does not have.
+    client: ServiceBusAdministrationClient = transport.admin._service._good_client()  # type: ignore[attr-defined]
+    await client.create_queue(source.path, forward_to=queue.path)
+    assert (await transport.admin.properties(source)).forwards_to is not None
 
 
 async def test_an_unlimited_delivery_count_is_the_largest(transport: Transport) -> None:
