@@ -96,6 +96,20 @@ def test_an_observer_unknown_to_all_plugins_is_refused_with_the_file_that_names_
         Pair.connect("memory://a", "memory://b", **given)
 
 
+def test_an_observer_that_would_have_to_be_awaited_is_refused():
+    """Nothing awaited it, and so it saw no event."""
+
+    class Audit:
+        async def on_event(self, event):
+            pass
+
+        async def close(self):
+            pass
+
+    with pytest.raises(TypeError, match="is a coroutine function, and would not run: write def on_event"):
+        Pair.connect("memory://a", "memory://b", observers=[Audit()])
+
+
 async def test_a_pair_is_observed_by_name(monkeypatch):
     seen = []
     monkeypatch.setattr(OpenTelemetryObserver, "on_event", lambda self, event: seen.append(event))

@@ -168,6 +168,15 @@ def test_passwords_stand_in_no_repr():
     assert "geheim" not in repr(settings)
 
 
+@pytest.mark.parametrize("side", ["primary", "secondary"])
+def test_a_broker_that_is_neither_url_nor_transport_is_refused_whatever_the_environment_names(monkeypatch, side):
+    """A pair in a pair was said to lack a secondary, or was made with that of the environment."""
+    monkeypatch.setenv(f"PAIRMQ_{side.upper()}", EAST)
+    brokers = {"primary": WEST, "secondary": WEST, side: Pair.connect("memory://a", "memory://b")}
+    with pytest.raises(ConfigurationError, match=f"^{side} is a value of type Pair: give a URL or a transport"):
+        Pair.connect(**brokers)
+
+
 def test_options_and_single_options_are_not_mixed():
     with pytest.raises(ConfigurationError, match="either options or failover_interval"):
         Pair.connect(EAST, WEST, options=PairOptions(), failover_interval=3)

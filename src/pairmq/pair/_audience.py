@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import AsyncIterator, Iterable
 from weakref import WeakSet
@@ -26,6 +27,9 @@ class Audience:
         name: the pair's, for every event.
         clock: timestamps the events.
         observers: the pair's; closed with it.
+
+    Raises:
+        TypeError: an observer's ``on_event`` is a coroutine function.
     """
 
     def __init__(self, name: str, clock: Clock, observers: Iterable[Observer]) -> None:
@@ -37,6 +41,10 @@ class Audience:
         self.emit = Emitter(name, clock)
         """Takes the events."""
         for observer in self._observers:
+            if inspect.iscoroutinefunction(observer.on_event):
+                raise TypeError(
+                    f"on_event of {observer!r} is a coroutine function, and would not run: write def on_event"
+                )
             follower = observer.on_message_event if isinstance(observer, TracingObserver) else None
             self.emit.add(observer.on_event, follower=follower)
         tracing = [observer for observer in self._observers if isinstance(observer, TracingObserver)]

@@ -113,6 +113,9 @@ class Pair:
         Raises:
             ConfigurationError: a setting, a URL or a plugin is invalid or missing; the message says what to do.
         """
+        for name, side in (("primary", primary), ("secondary", secondary)):
+            if not isinstance(side, str | Transport | None):
+                raise ConfigurationError(f"{name} is a value of type {type(side).__name__}: give a URL or a transport")
         urls = [side if isinstance(side, str) else None for side in (primary, secondary)]
         if options is not None and overrides:
             raise ConfigurationError(f"give either options or {', '.join(overrides)}, not both")
