@@ -192,6 +192,14 @@ def test_a_table_in_a_file_is_as_wide_as_columns_says(cli, monkeypatch: pytest.M
     assert max(map(len, cli("plugins").out.splitlines())) > 80
 
 
+def test_a_terminal_of_no_columns_gets_errors_and_tables(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were discarded, with exit status 2 and nothing on stderr."""
+    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert "memory" in cli("plugins").out
+    assert "no primary broker" in cli("status").err
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

@@ -32,6 +32,7 @@ _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
 OK, WARN, FAIL = "green", "yellow", "red"
 
 _FILE_WIDTH = 160  # columns of tables where nothing sets a width
+_UNKNOWN_WIDTH = 80
 
 
 class _Nowhere(io.TextIOWrapper):
@@ -61,13 +62,23 @@ class _StderrConsole(Console):
 
 
 def stdout_console() -> Console:
-    columns = os.environ.get("COLUMNS", "")
-    sized = sys.stdout.isatty() or (columns.isdecimal() and int(columns) > 0)
-    return _StdoutConsole(width=None if sized else _FILE_WIDTH, **_PLAIN)
+    sized = sys.stdout.isatty() or _columns()
+    return _StdoutConsole(width=_width() if sized else _FILE_WIDTH, **_PLAIN)
 
 
 def stderr_console() -> Console:
-    return _StderrConsole(stderr=True, **_PLAIN)
+    return _StderrConsole(stderr=True, width=_width(), **_PLAIN)
+
+
+def _columns() -> int | None:
+    """What ``COLUMNS`` says."""
+    text = os.environ.get("COLUMNS", "")
+    return int(text) if text.isdecimal() else None
+
+
+def _width() -> int | None:
+    """A width to use whatever the terminal has: rich prints nothing at all into 0 columns, as some terminals have."""
+    return _UNKNOWN_WIDTH if _columns() == 0 else None
 
 
 def is_closed(stream: TextIO | None) -> bool:
