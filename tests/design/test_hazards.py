@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pairmq.core import ImpossibleInputError, KeyOrder
+from pairmq.core import ImpossibleInputError, Item, KeyOrder, PumpMachine
 from pairmq.core.pump import ITEM
 from pairmq.core.pump import State as ItemState
 from pairmq.core.pump import Symbol as ItemSymbol
 from pairmq.core.send import Job
+from pairmq.model import Delivery, FailureReason
 from pairmq.testing.design import HAZARDS, MEANING, WORLDS, Design, Found, Hazard, Naive, Verdict, World, search, system
 from pairmq.testing.design import _design as worlds
 from pairmq.testing.design._model import Model
@@ -62,7 +63,11 @@ def test_a_planted_hazard_is_found_with_the_story_that_the_documents_tell(hazard
     }
 
 
-@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
+@pytest.mark.parametrize(
+    "world",
+    [pytest.param(world, marks=pytest.mark.long) if world is worlds.SETTLEMENTS else world for world in WORLDS],
+    ids=lambda world: world.name,
+)
 def test_the_real_rules_keep_every_promise_in_all_the_states_that_the_documents_count(world: World):
     assert search(system(Design(world))) == Found(**KEPT["worlds"][world.name], counterexample=None)
 
@@ -100,6 +105,20 @@ def test_what_the_worlds_are_for_happens_in_them():
                     seen.add(step.state)
                     waiting.append(step.state)
     assert {words for words in wanted if not any(words in text for text in texts)} == set()
+
+
+@pytest.mark.long
+def test_a_pump_that_completes_again_forever_is_found_where_a_settlement_has_no_answer(monkeypatch):
+    taken = PumpMachine.completed
+
+    def completed(self: PumpMachine, items: list[Item], tried: list[Delivery], errors: list, limit: float) -> None:
+        if errors[0] is None or errors[0].reason is not FailureReason.LOCK_LOST:
+            taken(self, items, tried, errors, limit)
+
+    monkeypatch.setattr(PumpMachine, "completed", completed)
+    found = search(system(Design(worlds.SETTLEMENTS)), only=Verdict.STRANDED)
+    assert found.counterexample is not None
+    assert "the confirmation of that is lost" in " ".join(found.counterexample.story)
 
 
 # The judge: what no planted hazard shows.

@@ -59,6 +59,8 @@ class Trouble(enum.Flag):
     """A backlog queue can't be reached."""
     LOCK_LOST = enum.auto()
     """A broker forgets the lock of a message that is held."""
+    UNSETTLED = enum.auto()
+    """A message is completed or dead-lettered, and the confirmation of that is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +274,17 @@ LOCKS: Final = World(
     trouble=T.REFUSES | T.UNCONFIRMED,
     faults=1,
 )
+SETTLEMENTS: Final = World(
+    "settlements",
+    "a message that is refused lies before one that can be delivered, and a settlement is applied without an answer",
+    senders=(0, 0),
+    hosts=(True,),
+    trouble=T.UNSETTLED,
+    faults=1,
+    crashes=1,
+    poison=frozenset((0,)),
+    outage=True,
+)
 DELIVERIES: Final = World(
     "deliveries",
     "a secondary that drops a message after its third delivery, an outage that outlasts three, and a close",
@@ -318,6 +331,7 @@ WORLDS: Final = (
     EXPIRY,
     POISON,
     LOCKS,
+    SETTLEMENTS,
     DELIVERIES,
     CLOSE,
     CLOSE_ALONE,

@@ -88,6 +88,7 @@ class Model:
         self._delays_writes = Trouble.DELAYED in world.trouble
         self._loses_queues = Trouble.QUEUE_AWAY in world.trouble
         self._loses_locks = Trouble.LOCK_LOST in world.trouble
+        self._loses_settlements = Trouble.UNSETTLED in world.trouble
         self._locks_run_out = does(Naive.LOCK_NOT_RENEWED)
         self._completes_early = does(Naive.COMPLETE_BEFORE_CONFIRM)
         self._pumps_when_dirty = does(Naive.PUMP_ASKS_OWN_MACHINE)
@@ -489,6 +490,10 @@ class Model:
                 after = with_message(after, item.message, message)
             text = f"{name}: {verb} message {item.message + 1}"
             yield self._pumped(after, owner, text, "settled", index, item.position, None)
+            if state.faults and self._loses_settlements:
+                fewer = after._replace(faults=state.faults - 1)
+                text = f"{text}, and the confirmation of that is lost"
+                yield self._pumped(fewer, owner, text, "settled", index, item.position, "cut", kind=Kind.FAULT)
 
     def _locks(self, state: State, owner: int, index: int, name: str) -> Steps:
         """A lock expires unless renewed; a broker may also lose one, which explains a second copy."""
