@@ -10,7 +10,7 @@ from pairmq.transport._naming import (
     is_local_address,
 )
 from pairmq.transport._scope import Endable, Scope
-from pairmq.transport._tasks import start_task
+from pairmq.transport._tasks import Arrivals, start_task
 from pairmq.transport._transactional import Inbox, OtherDatabase, Transactional, driver_connection, unusable
 from pairmq.transport._transport import (
     Admin,
@@ -36,6 +36,7 @@ __all__ = [
     "TLS_OPTIONS",
     "Admin",
     "AdminWrapper",
+    "Arrivals",
     "BrokerUrl",
     "Capabilities",
     "Claim",

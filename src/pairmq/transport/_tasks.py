@@ -1,4 +1,4 @@
-"""Starting tasks."""
+"""Starting tasks, and waking those that wait for messages."""
 
 from __future__ import annotations
 
@@ -45,3 +45,25 @@ async def _in_a_later_turn(work: Coroutine[Any, Any, T]) -> T:
     """Let the caller set what the work needs."""
     await asyncio.sleep(0)
     return await work
+
+
+class Arrivals:
+    """Wakes the receivers of this process when something has arrived at a path."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, asyncio.Event] = {}
+
+    def next(self, path: str) -> asyncio.Event:
+        """Return what will be set when something arrives; ask for it *before* looking, lest it arrive in between."""
+        return self._events.setdefault(path, asyncio.Event())
+
+    def tell(self, path: str) -> None:
+        """Wake the receivers of a path."""
+        event = self._events.pop(path, None)
+        if event is not None:
+            event.set()
+
+    def tell_all(self) -> None:
+        """Wake all receivers."""
+        for path in tuple(self._events):
+            self.tell(path)

@@ -20,7 +20,7 @@ from psycopg import AsyncConnection, waiting
 from psycopg.pq import TransactionStatus
 
 from pairmq.model import TransportError
-from pairmq.transport import Scope, nothing_sent, start_task
+from pairmq.transport import Arrivals, Scope, nothing_sent, start_task
 from pairmq_postgres import _errors, _sql
 from pairmq_postgres._errors import NotSent
 from pairmq_postgres._url import PostgresUrl
@@ -39,28 +39,6 @@ class _Connection(AsyncConnection[tuple[Any, ...]]):
         except asyncio.CancelledError:
             self.pgconn.finish()
             raise
-
-
-class Arrivals:
-    """Wakes receivers when something has arrived at a path."""
-
-    def __init__(self) -> None:
-        self._events: dict[str, asyncio.Event] = {}
-
-    def next(self, path: str) -> asyncio.Event:
-        """Return what will be set when something arrives; ask for it *before* looking, lest it arrive in between."""
-        return self._events.setdefault(path, asyncio.Event())
-
-    def tell(self, path: str) -> None:
-        """Wake the receivers of a path."""
-        event = self._events.pop(path, None)
-        if event is not None:
-            event.set()
-
-    def tell_all(self) -> None:
-        """Wake all receivers."""
-        for path in tuple(self._events):
-            self.tell(path)
 
 
 class Pool:

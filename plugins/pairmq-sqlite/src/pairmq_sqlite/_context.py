@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from pairmq.model import Source
-from pairmq.transport import Scope
+from pairmq.transport import Arrivals, Scope, raise_failure
 from pairmq_sqlite import _errors
 from pairmq_sqlite._errors import Failed
 from pairmq_sqlite._store import Store
@@ -46,27 +45,7 @@ class Calls:
             return await self._worker.run(work, self.scope)
         except Failed as failed:
             error = _errors.failure(failed, doing)
-        raise error from error.__cause__
-
-
-class Arrivals:
-    """Wakes the receivers of this process when one of its senders has stored something.
-
-    Other processes' messages are found by looking (see `_receiver`).
-    """
-
-    def __init__(self) -> None:
-        self._events: dict[str, asyncio.Event] = {}
-
-    def next(self, path: str) -> asyncio.Event:
-        """What will be set when something comes; to be asked for *before* looking, lest it come between."""
-        return self._events.setdefault(path, asyncio.Event())
-
-    def tell(self, path: str) -> None:
-        """Wake who waits for something at this path."""
-        event = self._events.pop(path, None)
-        if event is not None:
-            event.set()
+        raise_failure(error)
 
 
 class _Closing(Protocol):
@@ -85,6 +64,7 @@ class Context:
         self.url = url
         self.worker = SQLiteWorker(url)
         self.arrivals = Arrivals()
+        """Other processes' messages are found by looking (see `_receiver`)."""
         self._scope = scope
         self.receivers: set[_Closing] = set()
         self.left_locks: dict[Source, list[str]] = {}

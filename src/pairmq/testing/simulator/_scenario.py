@@ -7,16 +7,17 @@ through JSON unchanged, and can be cut down by `shrink`.
 from __future__ import annotations
 
 import json
+import math
+import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, get_args
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from pairmq.core import PairOptions
 from pairmq.core.options import Ordering
 from pairmq.model import Entity, EntityKind
 from pairmq.testing.history import PRIMARY as PRIMARY
 from pairmq.testing.history import SECONDARY as SECONDARY
-from pairmq.testing.simulator._typed import check_types
 
 Mode = Literal["safety", "liveness"]
 
@@ -314,7 +315,7 @@ def _check(scenario: Scenario) -> None:
     Raises:
         ValueError: says what is wrong.
     """
-    check_types(scenario)
+    _check_types(scenario)
     setup = scenario.setup
     setup.backlog_queues()
     if not set(setup.primary_lacks) <= {*LACKS} or not 0 <= setup.jitter <= 1:
@@ -356,3 +357,38 @@ def _scenario(data: dict[str, Any]) -> Scenario:
     faults = tuple(Fault(**each) for each in data["faults"])
     traffic = tuple(Shipment(**{**each, "fields": tuple(each["fields"])}) for each in data["traffic"])
     return Scenario(**{**data, "setup": Setup(**setup), "faults": faults, "traffic": traffic})
+
+
+def _check_types(value: Any, where: str = "scenario") -> None:
+    """Raise ValueError if a field of a dataclass, or of one in it, came out of a file as another type than it says."""
+    hints = get_type_hints(type(value))
+    for entry in fields(value):
+        _check_type(getattr(value, entry.name), hints[entry.name], f"{where}.{entry.name}")
+
+
+def _check_type(value: Any, hint: Any, where: str) -> None:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in inner:
+            return
+        hint = next(each for each in inner if each is not type(None))
+        origin, inner = get_origin(hint), get_args(hint)
+    if origin is tuple and isinstance(value, tuple):
+        hints = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
+        if len(hints) != len(value):
+            raise ValueError(f"{where} must have {len(hints)} values")
+        for index, (each, expected) in enumerate(zip(value, hints, strict=True)):
+            _check_type(each, expected, f"{where}[{index}]")
+    elif origin is Literal:
+        if value not in inner:
+            raise ValueError(f"{where} must be one of {', '.join(map(repr, inner))}")
+    elif is_dataclass(hint) and type(value) is hint:
+        _check_types(value, where)
+    elif hint is float and type(value) in (int, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{where} must be a finite number")
+    elif origin is Mapping:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{where} is a {type(value).__name__}: it must be a mapping")
+    elif type(value) is not hint:
+        raise ValueError(f"{where} is a {type(value).__name__}: it must be a {getattr(hint, '__name__', hint)}")
