@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from command_line import run as main
 from journal_by_hand import START, Journal, segment_table
@@ -178,6 +178,26 @@ def test_a_directory_whose_name_reads_like_a_pattern_takes_tables(spark, tmp_pat
     piece = _making.Piece("ids", StructType([StructField("id", LongType())]), (), lambda _: spark.range(3), "snappy")
     frames = _making.write_pieces(spark, [piece], {}, lambda name: out / name, lambda *_: None)
     assert (frames["ids"].count(), os.listdir(tmp_path)) == (3, [out.name])
+
+
+def test_pieces_of_a_group_have_folders_of_their_own(spark, tmp_path):
+    at = StructType([StructField("at", TimestampType()), StructField("id", LongType())])
+    ids = StructType([StructField("id", LongType())])
+    group = [
+        _making.Piece("none", ids, (), lambda _: spark.range(0), "zstd", "group"),
+        _making.Piece("ids", ids, (), lambda _: spark.range(3), "zstd", "group"),
+        _making.Piece(
+            "at", at, (), lambda _: spark.range(2).selectExpr("timestamp_micros(id) AS at", "id"), "zstd", "group"
+        ),
+    ]
+    frames = _making.write_pieces(spark, group, {}, lambda name: tmp_path / name, lambda *_: None)
+    assert {name: frame.count() for name, frame in frames.items()} == {"none": 0, "ids": 3, "at": 2}
+    assert {path.name: pq.read_table(path).column_names for path in tmp_path.iterdir()} == {
+        "none": ["id"],
+        "ids": ["id"],
+        "at": ["at", "id"],
+    }
+    assert frames["at"].filter("at = timestamp_micros(1)").count() == 1
 
 
 def test_a_piece_that_nothing_can_make_is_an_error_and_no_endless_wait(spark, tmp_path):

@@ -100,3 +100,14 @@ def test_every_step_finds_what_it_needs_before_it():
 
 def test_every_table_is_made_by_a_step():
     assert {step.name for step in STEPS if step.is_table} == {table.name for table in TABLES}
+
+
+def test_a_run_asks_few_queries():
+    # Each takes planning, compiling and the start of tasks: for a small journal that is nearly all of the time.
+    assert len(FACTS) + len({step.group or step.name for step in STEPS}) <= 8
+
+
+def test_steps_of_one_group_need_nothing_of_each_other():
+    for step in STEPS:
+        group = {each.name for each in STEPS if each.group is not None and each.group == step.group}
+        assert not group & set(step.needs), step.name

@@ -1,31 +1,40 @@
 """Writes facts and tables, each as soon as what it needs is there, a few at a time.
 
-Most pieces are small: what they take is planning, compiling and the start of tasks, which leave the processors idle.
-Beside a large one they cost next to nothing.
+Most pieces are small: what they take is planning, compiling and the start of tasks. So those of a group are written by
+one query, in which what they share is done once, and are then put into folders of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
-from pairmq.pipeline.journal_io import FEW, spark_path, spark_target
+from pairmq.pipeline.journal_io import spark_path, spark_target
 from pairmq.pipeline.session import Tag
 from pairmq.pipeline.transforms.facts import FACTS
 from pairmq.pipeline.transforms.steps import STEPS, Settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 _AT_ONCE = 3
 _REPEAT = 0.2  # s
+_SMALL = 200_000  # rows for which it does not pay to send them into parts
+_OF = "of"
+_ROWS_AT_ONCE = 1 << 17
 
 Progress = Callable[[str, int, int], None]
 
@@ -40,6 +49,7 @@ class Piece:
         needs: names of what must be there before.
         make: given everything that is there by name; computes nothing yet.
         compression: of its files.
+        group: those of one group are written by one query; None for one of its own.
     """
 
     name: str
@@ -47,6 +57,7 @@ class Piece:
     needs: tuple[str, ...]
     make: Callable[[Mapping[str, DataFrame]], DataFrame]
     compression: str
+    group: str | None = None
 
 
 def fact_pieces(rows: DataFrame) -> tuple[Piece, ...]:
@@ -66,6 +77,7 @@ def table_pieces(settings: Settings) -> tuple[Piece, ...]:
             step.needs,
             lambda frames, make=step.make: make(frames, settings),  # type: ignore[misc]  # mypy: bound
             "zstd" if step.is_table else "snappy",
+            step.group,
         )
         for step in STEPS
     )
@@ -74,7 +86,7 @@ def table_pieces(settings: Settings) -> tuple[Piece, ...]:
 def read_written(spark: SparkSession, schema: StructType, folder: Path) -> DataFrame:
     """Give what was written; small things as one partition, which nothing has to be sent to put together."""
     frame = spark.read.schema(schema).parquet(spark_path(folder))
-    return frame.coalesce(1) if written_rows(folder) <= FEW else frame
+    return frame.coalesce(1) if written_rows(folder) <= _SMALL else frame
 
 
 def written_rows(folder: Path) -> int:
@@ -105,23 +117,27 @@ def write_pieces(
     at once.
     """
     frames = dict(given)
-    waiting = list(pieces)
-    running: dict[Future[None], Piece] = {}
+    waiting = _grouped(pieces)
+    running: dict[Future[None], list[Piece]] = {}
+    begun = 0
     work = _Work(spark)
     threads = ThreadPoolExecutor(_AT_ONCE, "pairmq-pipeline")
     try:
         while waiting or running:
-            ready = [piece for piece in waiting if all(need in frames for need in piece.needs)]
+            ready = [group for group in waiting if all(need in frames for piece in group for need in piece.needs)]
             if not ready and not running:
-                raise AssertionError(f"no step makes what {waiting[0].name} needs")
-            for piece in ready[: _AT_ONCE - len(running)]:
-                progress(piece.name, len(pieces) - len(waiting), len(pieces))
-                waiting.remove(piece)
-                running[threads.submit(work.write, piece, dict(frames), folder_of(piece.name))] = piece
+                raise AssertionError(f"no step makes what {waiting[0][0].name} needs")
+            for group in ready[: _AT_ONCE - len(running)]:
+                for piece in group:
+                    progress(piece.name, begun, len(pieces))
+                    begun += 1
+                waiting.remove(group)
+                running[threads.submit(work.write, group, dict(frames), folder_of)] = group
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                piece = running.pop(future)
+                group = running.pop(future)
                 future.result()
-                frames[piece.name] = read_written(spark, piece.schema, folder_of(piece.name))
+                for piece in group:
+                    frames[piece.name] = read_written(spark, piece.schema, folder_of(piece.name))
     except BaseException:
         work.end(running)
         raise
@@ -129,6 +145,13 @@ def write_pieces(
         # Nothing is running, or a second signal means not to wait.
         threads.shutdown(wait=False)
     return frames
+
+
+def _grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    groups: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        groups.setdefault(piece.group or piece.name, []).append(piece)
+    return list(groups.values())
 
 
 class _Work:
@@ -142,12 +165,22 @@ class _Work:
         self._tag = Tag(spark, "pairmq")
         self._ending = False
 
-    def write(self, piece: Piece, frames: Mapping[str, DataFrame], folder: Path) -> None:
-        """Make one piece."""
+    def write(self, group: Sequence[Piece], frames: Mapping[str, DataFrame], folder_of: Callable[[str], Path]) -> None:
+        """Make some pieces by one query."""
+        first, alone = group[0], len(group) == 1
+        folder = folder_of(first.name) if alone else folder_of(f"_{first.name}")
         with self._tag.marked():
-            made = piece.make(frames)
-            if not self._ending:
-                made.write.mode("overwrite").option("compression", piece.compression).parquet(spark_target(folder))
+            made = first.make(frames) if alone else _united(group, frames)
+            if self._ending:
+                return
+            options = {"compression": first.compression}
+            if alone:
+                # A dictionary of these would have as many entries as there are rows.
+                options |= {f"parquet.enable.dictionary#{name}": "false" for name in first.schema.names if _own(name)}
+            made.write.mode("overwrite").options(**options).parquet(spark_target(folder))
+        if not alone:
+            _divide(folder, group, folder_of)
+            shutil.rmtree(folder)
 
     def end(self, running: Collection[Future[None]]) -> None:
         """Stop what is being made, and return when all of it has ended.
@@ -160,3 +193,39 @@ class _Work:
             with contextlib.suppress(Exception):  # Spark itself may be what has ended; then all jobs fail
                 self._tag.interrupt()
             left = wait(left, timeout=_REPEAT).not_done
+
+
+def _own(column: str) -> bool:
+    """Whether nearly every row has a value of its own in a column."""
+    return column.endswith("_at") or column in ("at", "seq", "message_id", "message_key", "position")
+
+
+def _united(group: Sequence[Piece], frames: Mapping[str, DataFrame]) -> DataFrame:
+    """All rows of some pieces, each in a column of its piece's name."""
+
+    def marked(piece: Piece) -> DataFrame:
+        columns = (F.struct(*piece.schema.names) if each is piece else F.lit(None).cast(each.schema) for each in group)
+        named = (column.alias(each.name) for column, each in zip(columns, group, strict=True))
+        return piece.make(frames).select(F.lit(piece.name).alias(_OF), *named)
+
+    return reduce(DataFrame.union, map(marked, group))
+
+
+def _divide(folder: Path, group: Sequence[Piece], folder_of: Callable[[str], Path]) -> None:
+    """Write the rows of `_united` into the folders of their pieces."""
+    paths = sorted(folder.glob("*.parquet"))
+    with contextlib.ExitStack() as stack:
+        writers = {}
+        for piece in group:
+            place = folder_of(piece.name)
+            place.mkdir(parents=True, exist_ok=True)
+            schema = pa.schema(pq.read_schema(paths[0]).field(piece.name).type.fields)
+            writer = pq.ParquetWriter(place / "part-00000.parquet", schema, compression=piece.compression)
+            writers[piece.name] = stack.enter_context(writer)
+        for path in paths:
+            file = stack.enter_context(pq.ParquetFile(path))
+            present = pc.unique(file.read([_OF]).column(_OF)).to_pylist()
+            for batch in file.iter_batches(columns=[_OF, *present], batch_size=_ROWS_AT_ONCE):
+                for name in present:
+                    rows = batch.filter(pc.equal(batch.column(_OF), name)).column(name)
+                    writers[name].write_batch(pa.RecordBatch.from_struct_array(rows))

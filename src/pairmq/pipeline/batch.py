@@ -120,8 +120,9 @@ def sized(contents: Contents, cores: int) -> dict[str, str]:
     rows = sum(segment.rows for segment in contents.segments)
     if rows <= FEW:
         return SMALL
-    parts = {"spark.sql.shuffle.partitions": str(max(4 * cores, rows // _ROWS_A_PARTITION))}
-    return QUICK | parts if rows <= _QUICK else parts
+    quick = rows <= _QUICK
+    parts = str(max(cores if quick else 4 * cores, rows // _ROWS_A_PARTITION))
+    return {**(QUICK if quick else {}), "spark.sql.shuffle.partitions": parts}
 
 
 def settings_of(

@@ -36,13 +36,18 @@ OUR_WAY = {
 _JAVA_PROBE_LIMIT = 30.0  # s: a virtual machine on a busy computer
 # A file of its own, because Spark says on the terminal which default it takes, and which level it sets.
 _LOGGING = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').resolve().as_uri()}"
-QUICK = {"spark.driver.extraJavaOptions": f"-XX:+UseParallelGC -XX:TieredStopAtLevel=1 {_LOGGING}"}
+QUICK = {
+    "spark.driver.extraJavaOptions": (
+        f"-XX:+UseParallelGC -XX:TieredStopAtLevel=1 -XX:-DontCompileHugeMethods {_LOGGING}"
+    ),
+    # To plan the rest anew after each stage takes longer than what it saves.
+    "spark.sql.adaptive.enabled": "false",
+}
 """Settings of a local session for a run in which Java's second compiler would take longer than what it speeds up."""
 
 SMALL = {
     "spark.sql.shuffle.partitions": "1",
     "spark.default.parallelism": "1",
-    "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     **QUICK,

@@ -12,9 +12,10 @@ is moved back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, types
 from pyspark.sql import functions as F
 
 from pairmq.model.events import (
@@ -35,7 +36,6 @@ from pairmq.model.events import (
     SendCompleted,
     SendOutcome,
     Settlement,
-    Side,
     StateChanged,
     SyphonFailed,
 )
@@ -49,9 +49,9 @@ from pairmq.pipeline.transforms._fact import (
     Measure,
     digest,
     schema_of,
+    typed,
 )
 from pairmq.pipeline.transforms._rows import (
-    DAY,
     HOUR,
     MINUTE,
     bucket_of,
@@ -88,7 +88,7 @@ def _slim(rows: DataFrame) -> DataFrame:
     """What of each row counts, in few numbers: these rows are all sent to where their message is put together."""
     sent, moved, read = of_kind(SendCompleted), of_kind(MessageMoved), delivered()
     home, diverted = ended_as(SendOutcome.PRIMARY), ended_as(SendOutcome.BACKLOG)
-    first, placed = read & (F.col("delivery_count") == 1), _broker_position().isNotNull()
+    first, placed = read & (F.col("delivery_count") == 1), F.col("broker_position").isNotNull()
     flags = {
         _SENT: sent,
         _HOME: home,
@@ -104,22 +104,28 @@ def _slim(rows: DataFrame) -> DataFrame:
     bits = each[0]
     for column in each[1:]:
         bits = bits + column
-    return rows.filter(about_messages()).select(
-        place().alias("place"),
-        "message_key",
-        "message_id",
-        bits.alias("bits"),
-        "at",
-        F.when(home | diverted, F.col("at") - F.col("elapsed")).alias("called_at"),
-        # If the broker reports no positions, only the first of all deliveries shows a message's place.
-        F.when(first | (read & placed), _position()).alias("position"),
-        F.when(sent, F.col("time_to_live")).alias("time_to_live"),
-        F.when(home | diverted, F.col("scheduled_enqueue_at")).alias("due_at"),
-        F.when(sent, key_of("sender")).alias("sender"),
-        F.when(sent, key_of("session_id")).alias("session"),
-        key_of("process").alias("process"),
-        # With two receivers in one process, locked messages of one are overtaken by those of the other.
-        F.when(read, F.coalesce(key_of("receiver"), key_of("process"))).alias("receiver"),
+    # If the broker reports none, the instant at which the consumer received it, in microseconds.
+    position = F.coalesce("broker_position", (F.coalesce("received_at", "at") * 1_000_000).cast("long"))
+    return (
+        rows.filter(about_messages())
+        .withColumn("broker_position", _broker_position())
+        .select(
+            place().alias("place"),
+            "message_key",
+            "message_id",
+            bits.alias("bits"),
+            "at",
+            F.when(home | diverted, F.col("at") - F.col("elapsed")).alias("called_at"),
+            # If the broker reports no positions, only the first of all deliveries shows a message's place.
+            F.when(first | (read & placed), position).alias("position"),
+            F.when(sent, F.col("time_to_live")).alias("time_to_live"),
+            F.when(home | diverted, F.col("scheduled_enqueue_at")).alias("due_at"),
+            F.when(sent, key_of("sender")).alias("sender"),
+            F.when(sent, key_of("session_id")).alias("session"),
+            key_of("process").alias("process"),
+            # With two receivers in one process, locked messages of one are overtaken by those of the other.
+            F.when(read, F.coalesce(key_of("receiver"), key_of("process"))).alias("receiver"),
+        )
     )
 
 
@@ -165,17 +171,6 @@ MESSAGES = digest(
 A group's texts would have to be sorted, which takes several times as long as adding up numbers.
 """
 
-COPIES = digest(
-    "copies",
-    lambda rows: rows.filter(about_messages() & completed() & F.col("subscription").isNotNull()).select(
-        place().alias("place"), "message_key", "message_id", key_of("subscription").alias("subscription")
-    ),
-    {"place": COUNT, "message_key": COUNT, "message_id": TEXT, "subscription": COUNT},
-    {"completed": Measure(COUNT, "sum", lambda: F.lit(1))},
-    spread_by="message_key",
-)
-"""Completions of each message in each subscription, which gets a copy of its own: only a second one is too many."""
-
 
 def arrived_at() -> Column:
     """When a message of `MESSAGES` last arrived where consumers see it; null if it never did.
@@ -198,29 +193,77 @@ def _broker_position() -> Column:
     return F.when(text.contains("-"), pair).otherwise(text.try_cast("long"))
 
 
-def _position() -> Column:
-    """The same; if the broker reports none, the instant at which the consumer received it, in microseconds."""
-    return F.coalesce(_broker_position(), (F.coalesce("received_at", "at") * 1_000_000).cast("long"))
-
-
 DELIVERED = "delivered"
 """The outcome of a delivery, beside those of sends."""
 
+_KEYS: dict[str, dict[str, types.DataType]] = {
+    "minutes": {"process": TEXT, "minute": COUNT},
+    "traffic": {
+        "process": TEXT,
+        "pair": TEXT,
+        "entity": TEXT,
+        "entity_kind": TEXT,
+        "hour": COUNT,
+        "outcome": TEXT,
+        "sampled": FLAG,
+        "bucket": COUNT,
+    },
+    "senders": {"sender": TEXT},
+    "sessions": {"session": TEXT},
+}
+"""By what the rows are counted, each in the same pass over the journal."""
 
-def _ended(rows: DataFrame) -> DataFrame:
+_MEASURES: dict[str, tuple[types.DataType, Callable[[str], Column]]] = {
+    "rows": (COUNT, F.sum),
+    "misdated": (COUNT, F.sum),
+    "first_seq": (COUNT, F.min),
+    "last_seq": (COUNT, F.max),
+    "first_at": (NUMBER, F.min),
+    "last_at": (NUMBER, F.max),
+    "most": (NUMBER, F.max),
+}
+_ALL_KEYS = {name: type_ for keys in _KEYS.values() for name, type_ in keys.items()}
+_COUNTS = schema_of({"of": TEXT, **_ALL_KEYS, **{name: type_ for name, (type_, _) in _MEASURES.items()}})
+
+
+def _counted(rows: DataFrame) -> DataFrame:
+    """Count rows by all keys at once.
+
+    A row whose instant can't be does not count, but that it is there; what is not about a key is null there.
+    """
+    sound = dated()
+    ended, sent = sound & of_kind(SendCompleted, MessageDelivered), sound & of_kind(SendCompleted)
     accepted = F.col("outcome").isin(SendOutcome.PRIMARY.value, SendOutcome.BACKLOG.value)
-    latency = F.when(accepted, F.col("elapsed"))
-    return rows.filter(of_kind(SendCompleted, MessageDelivered)).select(
+    latency = F.when(sent & accepted, F.col("elapsed"))
+    known = rows.select(
         "process",
-        "pair",
-        "entity",
-        "entity_kind",
-        start_of(HOUR).alias("hour"),
-        F.coalesce("outcome", F.lit(DELIVERED)).alias("outcome"),
-        F.coalesce(_may_be_sampled(), F.lit(False)).alias("sampled"),
+        F.when(sound, start_of(MINUTE)).alias("minute"),
+        *(F.when(ended, F.col(name)).alias(name) for name in ("pair", "entity", "entity_kind")),
+        F.when(ended, start_of(HOUR)).alias("hour"),
+        F.when(ended, F.coalesce("outcome", F.lit(DELIVERED))).alias("outcome"),
+        F.when(ended, F.coalesce(_may_be_sampled(), F.lit(False))).alias("sampled"),
         bucket_of(latency).alias("bucket"),
-        latency.alias("latency"),
+        F.when(sent, F.col("sender")).alias("sender"),
+        F.when(sent, F.col("session_id")).alias("session"),
+        F.when(sound, 1).otherwise(0).alias("rows"),
+        F.when(sound, 0).otherwise(1).alias("misdated"),
+        *(F.when(sound, F.col("seq")).alias(name) for name in ("first_seq", "last_seq")),
+        *(F.when(sound, F.col("at")).alias(name) for name in ("first_at", "last_at")),
+        latency.alias("most"),
     )
+    counted = known.groupingSets([[*keys] for keys in _KEYS.values()], *_ALL_KEYS).agg(
+        *(joined(name).alias(name) for name, (_, joined) in _MEASURES.items()),
+        # Each set has a key of its own, and no set has those of two others.
+        F.when(F.grouping("minute") == 0, "minutes")
+        .when(F.grouping("hour") == 0, "traffic")
+        .when(F.grouping("sender") == 0, "senders")
+        .otherwise("sessions")
+        .alias("of"),
+    )
+    about_none = {"traffic": "hour", "senders": "sender", "sessions": "session"}
+    for name, key in about_none.items():
+        counted = counted.filter((F.col("of") != name) | F.col(key).isNotNull())
+    return typed(counted, _COUNTS)
 
 
 def _may_be_sampled() -> Column:
@@ -233,68 +276,39 @@ def _may_be_sampled() -> Column:
     )
 
 
-TRAFFIC = digest(
-    "traffic",
-    _ended,
-    {
-        "process": TEXT,
-        "pair": TEXT,
-        "entity": TEXT,
-        "entity_kind": TEXT,
-        "hour": COUNT,
-        "outcome": TEXT,
-        "sampled": FLAG,
-        "bucket": COUNT,
-    },
-    {
-        "rows": Measure(COUNT, "sum", lambda: F.lit(1)),
-        "most": Measure(NUMBER, "max", lambda: F.col("latency")),
-    },
-)
-"""Sends by their outcome, and deliveries, by hour and bucket of the latency: small for a journal of any size."""
+def _counts_of_parts(facts: DataFrame) -> DataFrame:
+    measures = (joined(name).alias(name) for name, (_, joined) in _MEASURES.items())
+    return typed(facts.groupBy("of", *_ALL_KEYS).agg(*measures), _COUNTS)
 
 
-NAMES = digest(
-    "names",
-    lambda rows: (
-        rows.filter(of_kind(SendCompleted))
-        .select(F.explode(F.array("sender", "session_id")).alias("name"))
-        .filter(F.col("name").isNotNull())
-        .select(key_of("name").alias("key"), "name")
-    ),
-    {"key": COUNT, "name": TEXT},
-    {},
-)
-"""The texts of senders and sessions by their keys."""
+COUNTS = Fact("counts", _COUNTS, of=_counted, merged=_counts_of_parts)
+"""How many rows there are: small for a journal of any size, but for the sessions.
 
-
-def _dated(rows: DataFrame) -> DataFrame:
-    """Nothing of a row whose instant can't be counts, but that it is there."""
-    known = {"minute": start_of(MINUTE), "seq": F.col("seq"), "at": F.col("at")}
-    return rows.select(
-        "process",
-        *(F.when(dated(), value).alias(name) for name, value in known.items()),
-        F.when(dated(), 0).otherwise(1).alias("misdated"),
-    )
-
-
-MINUTES = digest(
-    "minutes",
-    _dated,
-    {"process": TEXT, "minute": COUNT},
-    {
-        "rows": Measure(COUNT, "sum", lambda: 1 - F.col("misdated")),
-        "misdated": Measure(COUNT, "sum", lambda: F.col("misdated")),
-        "first_seq": Measure(COUNT, "min", lambda: F.col("seq")),
-        "last_seq": Measure(COUNT, "max", lambda: F.col("seq")),
-        "first_at": Measure(NUMBER, "min", lambda: F.col("at")),
-        "last_at": Measure(NUMBER, "max", lambda: F.col("at")),
-    },
-)
-"""Rows of each process and minute: small for a journal of any size, and enough to find every gap.
-
-The rows of a process whose instants can't be have a row of their own, without a minute.
+Of each process and minute, enough to find every gap; its rows whose instants can't be are counted without a minute. Of
+the sends by their outcome, and of deliveries, by hour and bucket of the latency. And the texts of senders and sessions.
 """
+
+
+def minutes(counts: DataFrame) -> DataFrame:
+    """The rows of each process and minute."""
+    measures = ("rows", "misdated", "first_seq", "last_seq", "first_at", "last_at")
+    return counts.filter(F.col("of") == "minutes").select("process", "minute", *measures)
+
+
+def traffic(counts: DataFrame) -> DataFrame:
+    """Sends and deliveries by hour, with the number of ``rows`` and ``most``, the longest latency."""
+    return counts.filter(F.col("of") == "traffic").select(*_KEYS["traffic"], "rows", "most")
+
+
+def senders(counts: DataFrame) -> DataFrame:
+    """The texts of senders, as ``name``, by their ``key``."""
+    return counts.filter(F.col("of") == "senders").select(key_of("sender").alias("key"), F.col("sender").alias("name"))
+
+
+def sessions(counts: DataFrame) -> DataFrame:
+    """The same of sessions."""
+    named = counts.filter(F.col("of") == "sessions")
+    return named.select(key_of("session").alias("key"), F.col("session").alias("name"))
 
 
 _RARE = (
@@ -306,6 +320,7 @@ _RARE = (
     JournalOpened,
     MessageDeadLettered,
     MessageMoved,
+    OperationsCounted,
     PairEnded,
     PairOpened,
     PingCompleted,
@@ -313,6 +328,8 @@ _RARE = (
     StateChanged,
     SyphonFailed,
 )
+
+OPERATION_COUNTS = ("sends", "receives", "pings", "settlements", "admin")
 
 _NOTE_COLUMNS = (
     "kind",
@@ -343,6 +360,7 @@ _NOTE_COLUMNS = (
     "dead_letter",
     "delivery_count",
     "settlement",
+    "subscription",
     "in_use",
     "left",
     "created",
@@ -352,10 +370,12 @@ _NOTE_COLUMNS = (
     "sample_healthy",
     "since",
     "count",
+    "side",
+    *OPERATION_COUNTS,
 )
 
 
-def _ordinary() -> Column:
+def ordinary() -> Column:
     """Whether a send or a delivery is an ordinary, healthy one."""
     sent = (F.col("outcome") == SendOutcome.PRIMARY.value) & ~F.col("maybe_duplicate")
     read = completed() & (F.col("delivery_count") <= 1) & F.col("error").isNull()
@@ -363,7 +383,9 @@ def _ordinary() -> Column:
 
 
 def _out_of_the_ordinary(rows: DataFrame) -> DataFrame:
-    told = rows.filter(of_kind(*_RARE) | (of_kind(SendCompleted, MessageDelivered) & ~_ordinary()))
+    # Each subscription gets a copy: only here the second one in the same subscription shows.
+    copy = completed() & F.col("subscription").isNotNull()
+    told = rows.filter(of_kind(*_RARE) | (of_kind(SendCompleted, MessageDelivered) & (~ordinary() | copy)))
     return told.select(*_NOTE_COLUMNS, F.get_json_object("options", "$.ordering").alias("ordering"))
 
 
@@ -375,25 +397,10 @@ NOTES = Fact(
     of=_out_of_the_ordinary,
     merged=lambda facts: facts,
 )
-"""Rows of the journal, with the columns that any table needs of them, and ``ordering``, a pair's option."""
+"""Rows of the journal, with the columns that any table needs of them, and ``ordering``, a pair's option.
 
-
-def _operations(side: Side, name: str) -> Measure:
-    return Measure(COUNT, "sum", lambda: F.when(F.col("side") == side.value, F.col(name)))
-
-
-OPERATION_COUNTS = ("sends", "receives", "pings", "settlements", "admin")
-
-OPERATIONS = digest(
-    "operations",
-    lambda rows: rows.filter(of_kind(OperationsCounted)).withColumn("day", start_of(DAY)),
-    {"process": TEXT, "pair": TEXT, "day": COUNT},
-    {
-        "reports": Measure(COUNT, "sum", lambda: F.lit(1)),
-        **{f"{side.value}_{name}": _operations(side, name) for side in Side for name in OPERATION_COUNTS},
-    },
-)
-"""What processes counted themselves, by day."""
+Also all completions in subscriptions, and what processes counted themselves, once a minute.
+"""
 
 
 def _of_dated(fact: Fact) -> Fact:
@@ -401,8 +408,4 @@ def _of_dated(fact: Fact) -> Fact:
     return replace(fact, of=lambda rows: fact.of(rows.filter(dated())))
 
 
-FACTS: tuple[Fact, ...] = (
-    _of_dated(NOTES),
-    MINUTES,  # counts these rows
-    *map(_of_dated, (TRAFFIC, OPERATIONS, NAMES, MESSAGES, COPIES)),
-)
+FACTS: tuple[Fact, ...] = (_of_dated(NOTES), COUNTS, _of_dated(MESSAGES))

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pairmq.model.events import DestinationChanged, SyphonFailed
 from pairmq.pipeline.transforms._fact import COUNT, NUMBER, TEXT, Field, Table, schema_of, typed
 from pairmq.pipeline.transforms._rows import SLACK, of_kind, place
-from pairmq.pipeline.transforms.facts import MESSAGE, key_of
+from pairmq.pipeline.transforms.facts import MESSAGE, key_of, senders, sessions
 
 DESIGNED, FAULT, UNPROVEN = "designed", "fault", "unproven"
 """Allowed by the options; against them; or against them, unless explained by lost rows of the journal."""
@@ -124,7 +124,7 @@ ORDER = Table(
 _LANE = ("place", "session", "sender")
 
 
-def order(reconciled: DataFrame, counted: DataFrame, places: DataFrame, names: DataFrame) -> DataFrame:
+def order(reconciled: DataFrame, counted: DataFrame, places: DataFrame, counts: DataFrame) -> DataFrame:
     """Count by session and sender what was late.
 
     Returns:
@@ -161,8 +161,13 @@ def order(reconciled: DataFrame, counted: DataFrame, places: DataFrame, names: D
             "first_out_of_order_at",
         )
     )
-    owner = F.when(F.col("session").isNull(), F.concat(F.lit("sender:"), "name"))
-    owner = owner.otherwise(F.concat(F.lit("session:"), "name"))
-    keyed = joined.withColumn("key", F.coalesce("session", "sender")).join(names, "key", "left")
-    told = keyed.join(F.broadcast(places.select("place", "pair", "entity")), "place")
+    owner = F.when(F.col("session").isNull(), F.concat(F.lit("sender:"), "sender_name"))
+    owner = owner.otherwise(F.concat(F.lit("session:"), "session_name"))
+    known = joined.join(_named(senders(counts), "sender"), "sender", "left")
+    known = known.join(_named(sessions(counts), "session"), "session", "left")
+    told = known.join(F.broadcast(places.select("place", "pair", "entity")), "place")
     return ORDER.of(told.withColumn("order_key", owner))
+
+
+def _named(names: DataFrame, owner: str) -> DataFrame:
+    return names.select(F.col("key").alias(owner), F.col("name").alias(f"{owner}_name"))

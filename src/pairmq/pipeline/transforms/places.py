@@ -12,7 +12,7 @@ from pairmq.model import EntityKind
 from pairmq.model.events import Cause, JournalOpened, PairOpened, StateChanged
 from pairmq.pipeline.transforms._fact import COUNT, FLAG, NUMBER, TEXT, schema_of, typed
 from pairmq.pipeline.transforms._rows import MINUTE, SLACK, of_kind, place
-from pairmq.pipeline.transforms.facts import about_messages, arrived_at
+from pairmq.pipeline.transforms.facts import about_messages, arrived_at, minutes, traffic
 from pairmq.pipeline.transforms.processes import with_hole_before
 
 ARRIVALS = schema_of(
@@ -88,9 +88,8 @@ def arrivals(messages: DataFrame) -> DataFrame:
 
 def places(
     counted: DataFrame,
-    traffic: DataFrame,
+    counts: DataFrame,
     notes: DataFrame,
-    minutes: DataFrame,
     spans: DataFrame,
     *,
     patience: float,
@@ -99,14 +98,15 @@ def places(
 
     Args:
         counted: of `arrivals`.
-        traffic: of `TRAFFIC`.
+        counts: of `COUNTS`.
         notes: of `NOTES`.
-        minutes: of `MINUTES`.
         spans: of `holes`.
         patience: seconds for which a syphon may hold a message that has left its queue.
     """
-    named = traffic.select("pair", "entity", "entity_kind").unionByName(
-        notes.filter(about_messages()).select("pair", "entity", "entity_kind")
+    named = (
+        traffic(counts)
+        .select("pair", "entity", "entity_kind")
+        .unionByName(notes.filter(about_messages()).select("pair", "entity", "entity_kind"))
     )
     topic = F.coalesce(F.col("entity_kind") == EntityKind.TOPIC.value, F.lit(False))
     known = named.groupBy("pair", "entity").agg(F.max(topic).alias("of_topic")).withColumn("place", place())
@@ -133,7 +133,7 @@ def places(
         known.join(sight, "place")
         .join(F.broadcast(emptied), "place", "left")
         .join(F.broadcast(strict.withColumn("strict", F.lit(True))), "pair", "left")
-        .crossJoin(F.broadcast(minutes.agg(F.max("last_at").alias("journal_end"))))
+        .crossJoin(F.broadcast(minutes(counts).agg(F.max("last_at").alias("journal_end"))))
         .crossJoin(F.broadcast(kept))
         .withColumn("strict", F.coalesce("strict", F.lit(False)))
     )

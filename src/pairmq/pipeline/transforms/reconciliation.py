@@ -21,7 +21,17 @@ from pairmq.model.events import (
 )
 from pairmq.pipeline.transforms._fact import COUNT, NUMBER, TEXT, Field, Table, schema_of, typed
 from pairmq.pipeline.transforms._rows import SLACK, ended_as, first_at, how_many, last_at, of_kind, place
-from pairmq.pipeline.transforms.facts import MESSAGE, about_messages, arrived_at, completed, delivered, key_of
+from pairmq.pipeline.transforms.facts import (
+    MESSAGE,
+    about_messages,
+    arrived_at,
+    completed,
+    delivered,
+    key_of,
+    minutes,
+    ordinary,
+    senders,
+)
 from pairmq.pipeline.transforms.order import ARRIVAL, FAULT, UNPROVEN
 from pairmq.pipeline.transforms.places import minute_of
 from pairmq.pipeline.transforms.processes import with_hole_before
@@ -106,13 +116,11 @@ OBSERVATION = Table(
 
 def reconciliation(
     messages: DataFrame,
-    copies: DataFrame,
-    names: DataFrame,
-    minutes: DataFrame,
+    notes: DataFrame,
+    counts: DataFrame,
     *,
     places: DataFrame,
     troubles: DataFrame,
-    strays: DataFrame,
     late: DataFrame,
     blind: DataFrame,
     patience: float,
@@ -123,12 +131,10 @@ def reconciliation(
 
     Args:
         messages: of `MESSAGES`.
-        copies: of `COPIES`.
-        names: of `NAMES`.
-        minutes: of `MINUTES`.
+        notes: of `NOTES`.
+        counts: of `COUNTS`.
         places: of `places`.
         troubles: of `troubles`.
-        strays: of `strays`.
         late: of `late`.
         blind: of `blind_minutes`.
         patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
@@ -137,7 +143,7 @@ def reconciliation(
         messages.withColumn("home_at", arrived_at())
         .join(F.broadcast(places), "place")
         .join(troubles, [*MESSAGE], "left")
-        .join(_surplus(copies), [*MESSAGE], "left")
+        .join(_surplus(notes), [*MESSAGE], "left")
         .join(late, [*ARRIVAL], "left")
     )
     never = {name: F.coalesce(name, F.lit(0)) for name in COUNTS}
@@ -145,7 +151,7 @@ def reconciliation(
     gathered = gathered.withColumns({**never, "surplus": F.coalesce("surplus", F.lit(0)) + in_queue})
     sends = F.col("accepted_primary") + F.col("accepted_backlog") + F.col("refused") + F.col("unknown")
     judged = (
-        _with_strays(gathered.withColumn("sends", sends), strays)
+        _with_strays(gathered.withColumn("sends", sends), _strays(notes))
         .withColumn("patience", F.lit(patience))
         .withColumn("slack", F.lit(SLACK))
         .withColumn("minute", minute_of())
@@ -157,15 +163,18 @@ def reconciliation(
         .withColumn("verdict", verdict())
         .withColumn("session_key", F.col("session"))
     )
-    processes = minutes.select(F.col("process").alias("name")).distinct().select(key_of("name").alias("key"), "name")
-    for column, dictionary in (("sender", names), ("sent_by", processes), ("delivered_by", processes)):
+    names = minutes(counts).select(F.col("process").alias("name")).distinct()
+    processes = names.select(key_of("name").alias("key"), "name")
+    for column, dictionary in (("sender", senders(counts)), ("sent_by", processes), ("delivered_by", processes)):
         texts = dictionary.select(F.col("key").alias(column), F.col("name").alias(f"{column}_name"))
         judged = judged.join(texts, column, "left").withColumn(column, F.col(f"{column}_name"))
     return RECONCILIATION.of(judged)
 
 
-def _surplus(copies: DataFrame) -> DataFrame:
+def _surplus(notes: DataFrame) -> DataFrame:
     """Second completions in the same subscription."""
+    copies = notes.filter(about_messages() & completed() & F.col("subscription").isNotNull())
+    copies = copies.withColumn("place", place()).groupBy(*MESSAGE, "subscription").agg(F.count("*").alias("completed"))
     second = copies.filter(F.col("completed") > 1)
     return second.groupBy(*MESSAGE).agg(F.sum(F.col("completed") - 1).alias("surplus"))
 
@@ -226,10 +235,6 @@ TROUBLES = schema_of(
 )
 """One row for each message that is in the notes."""
 
-STRAYS = schema_of(
-    {"pair": TEXT, "message_key": COUNT, "message_id": TEXT, "strays": COUNT, "stray_reason": TEXT, "stray_at": NUMBER}
-)
-
 
 def troubles(notes: DataFrame, spans: DataFrame, *, patience: float) -> DataFrame:
     """Aggregate the notes of each message.
@@ -243,8 +248,9 @@ def troubles(notes: DataFrame, spans: DataFrame, *, patience: float) -> DataFram
         As `TROUBLES`. Instants are seconds since 1970 UTC. ``remade_at`` is when its backlog queue was last made anew,
         and ``remade_hole`` the end of the last hole of the journal before the patience was over after that.
     """
+    unusual = notes.filter(~ordinary())
     gathered = (
-        notes.filter(about_messages())
+        unusual.filter(about_messages())
         .withColumn("place", place())
         .groupBy(*MESSAGE, "pair")
         .agg(
@@ -261,14 +267,14 @@ def troubles(notes: DataFrame, spans: DataFrame, *, patience: float) -> DataFram
         )
     )
     gathered = gathered.join(F.broadcast(_remade(notes, spans, patience)), ["pair", "backlog_queue"], "left")
-    words = notes.select(F.explode(F.array("process", "backlog_queue", "reason")).alias("word")).distinct()
+    words = unusual.select(F.explode(F.array("process", "backlog_queue", "reason")).alias("word")).distinct()
     for name in _TEXTS:
         texts = words.select(key_of("word").alias(name), F.col("word").alias(f"{name}_word"))
         gathered = gathered.join(texts, name, "left").withColumn(name, F.col(f"{name}_word"))
     return typed(gathered, TROUBLES)
 
 
-def strays(notes: DataFrame) -> DataFrame:
+def _strays(notes: DataFrame) -> DataFrame:
     """Find what was dead-lettered with a destination that could not be read, where its id is known all the same.
 
     A message that is missing would look lost. A backlog queue may be filled with broken messages by any client: there
@@ -283,7 +289,7 @@ def strays(notes: DataFrame) -> DataFrame:
             F.min("at").alias("stray_at"),
         )
     )
-    return typed(found.limit(_MOST_STRAYS), STRAYS)
+    return found.limit(_MOST_STRAYS)
 
 
 def _conditions() -> dict[str, Column]:

@@ -16,6 +16,7 @@ from pairmq.model import Price
 from pairmq.pipeline.transforms._fact import Table
 from pairmq.pipeline.transforms.backlog import BACKLOG, ROTATION, SYPHON, backlog, rotation, syphon
 from pairmq.pipeline.transforms.episodes import EPISODES, episodes
+from pairmq.pipeline.transforms.facts import minutes, traffic
 from pairmq.pipeline.transforms.order import LATE, ORDER, late, order
 from pairmq.pipeline.transforms.places import ARRIVALS, BLIND, PLACES, arrivals, blind_minutes, places
 from pairmq.pipeline.transforms.processes import HOLES, PROCESSES, Unfinished, Unread, holes, processes
@@ -24,10 +25,9 @@ from pairmq.pipeline.transforms.reconciliation import (
     RECONCILIATION,
     TROUBLES,
     reconciliation,
-    strays,
     troubles,
 )
-from pairmq.pipeline.transforms.traffic import AVAILABILITY, COST, availability, cost
+from pairmq.pipeline.transforms.traffic import AVAILABILITY, COST, availability, cost, sample_rates
 
 Frames = Mapping[str, DataFrame]
 
@@ -62,6 +62,7 @@ class Step:
         needs: names of facts and of earlier steps.
         make: given what it needs by name; computes nothing yet.
         is_table: whether a run writes it for its readers.
+        group: those of one group need nothing of each other, and are made by one query; None for one of its own.
     """
 
     name: str
@@ -69,44 +70,74 @@ class Step:
     needs: tuple[str, ...]
     make: Callable[[Frames, Settings], DataFrame]
     is_table: bool
+    group: str | None
 
 
-def _between(
-    name: str, schema: StructType, needs: tuple[str, ...], make: Callable[[Frames, Settings], DataFrame]
-) -> Step:
-    return Step(name, schema, needs, make, is_table=False)
+_Make = Callable[[Frames, Settings], DataFrame]
 
 
-def _table(table: Table, needs: tuple[str, ...], make: Callable[[Frames, Settings], DataFrame]) -> Step:
-    return Step(table.name, table.schema, needs, make, is_table=True)
+def _between(name: str, schema: StructType, needs: tuple[str, ...], make: _Make, *, group: str | None = None) -> Step:
+    return Step(name, schema, needs, make, is_table=False, group=group)
+
+
+def _table(table: Table, needs: tuple[str, ...], make: _Make, *, group: str | None = None) -> Step:
+    return Step(table.name, table.schema, needs, make, is_table=True, group=group)
 
 
 STEPS: tuple[Step, ...] = (
     _between(
         "holes",
         HOLES,
-        ("minutes", "notes"),
-        lambda f, s: holes(f["minutes"], f["notes"], patience=s.patience, unread=s.unread, unfinished=s.unfinished),
+        ("counts", "notes"),
+        lambda f, s: holes(
+            minutes(f["counts"]), f["notes"], patience=s.patience, unread=s.unread, unfinished=s.unfinished
+        ),
+        group="first",
     ),
-    _between("arrivals", ARRIVALS, ("messages",), lambda f, s: arrivals(f["messages"])),
+    _between("arrivals", ARRIVALS, ("messages",), lambda f, s: arrivals(f["messages"]), group="first"),
+    _table(
+        PROCESSES,
+        ("counts", "notes"),
+        lambda f, s: processes(minutes(f["counts"]), f["notes"], patience=s.patience),
+        group="first",
+    ),
+    _table(
+        AVAILABILITY,
+        ("counts", "notes"),
+        lambda f, s: availability(traffic(f["counts"]), sample_rates(f["notes"])),
+        group="first",
+    ),
+    _table(BACKLOG, ("notes", "counts"), lambda f, s: backlog(f["notes"], minutes(f["counts"])), group="first"),
+    _table(SYPHON, ("notes",), lambda f, s: syphon(f["notes"]), group="first"),
+    _table(ROTATION, ("notes", "counts"), lambda f, s: rotation(f["notes"], minutes(f["counts"])), group="first"),
+    _table(
+        COST,
+        ("counts", "notes"),
+        lambda f, s: cost(traffic(f["counts"]), f["notes"], primary=s.primary, secondary=s.secondary),
+        group="first",
+    ),
     _between(
         "blind",
         BLIND,
         ("arrivals", "holes"),
         lambda f, s: blind_minutes(f["arrivals"], f["holes"], patience=s.patience),
+        group="second",
     ),
     _between(
         "places",
         PLACES,
-        ("arrivals", "traffic", "notes", "minutes", "holes"),
-        lambda f, s: places(f["arrivals"], f["traffic"], f["notes"], f["minutes"], f["holes"], patience=s.patience),
+        ("arrivals", "counts", "notes", "holes"),
+        lambda f, s: places(f["arrivals"], f["counts"], f["notes"], f["holes"], patience=s.patience),
+        group="second",
     ),
     _between(
         "troubles",
         TROUBLES,
         ("notes", "holes"),
         lambda f, s: troubles(f["notes"], f["holes"], patience=s.patience),
+        group="second",
     ),
+    _table(EPISODES, ("notes", "processes"), lambda f, s: episodes(f["notes"], f["processes"]), group="second"),
     _between(
         "late",
         LATE,
@@ -115,37 +146,25 @@ STEPS: tuple[Step, ...] = (
     ),
     _table(
         RECONCILIATION,
-        ("messages", "copies", "names", "minutes", "places", "troubles", "notes", "late", "blind"),
+        ("messages", "counts", "places", "troubles", "notes", "late", "blind"),
         lambda f, s: reconciliation(
             f["messages"],
-            f["copies"],
-            f["names"],
-            f["minutes"],
+            f["notes"],
+            f["counts"],
             places=f["places"],
             troubles=f["troubles"],
-            strays=strays(f["notes"]),
             late=f["late"],
             blind=f["blind"],
             patience=s.patience,
         ),
     ),
-    _table(PROCESSES, ("minutes", "notes"), lambda f, s: processes(f["minutes"], f["notes"], patience=s.patience)),
-    _table(EPISODES, ("notes", "processes"), lambda f, s: episodes(f["notes"], f["processes"])),
-    _table(AVAILABILITY, ("traffic", "notes"), lambda f, s: availability(f["traffic"], f["notes"])),
-    _table(BACKLOG, ("notes", "minutes"), lambda f, s: backlog(f["notes"], f["minutes"])),
-    _table(SYPHON, ("notes",), lambda f, s: syphon(f["notes"])),
-    _table(ROTATION, ("notes", "minutes"), lambda f, s: rotation(f["notes"], f["minutes"])),
     _table(
         ORDER,
-        ("reconciliation", "arrivals", "places", "names"),
-        lambda f, s: order(f["reconciliation"], f["arrivals"], f["places"], f["names"]),
+        ("reconciliation", "arrivals", "places", "counts"),
+        lambda f, s: order(f["reconciliation"], f["arrivals"], f["places"], f["counts"]),
+        group="last",
     ),
-    _table(
-        COST,
-        ("operations", "traffic", "notes"),
-        lambda f, s: cost(f["operations"], f["traffic"], f["notes"], primary=s.primary, secondary=s.secondary),
-    ),
-    _table(OBSERVATION, ("places",), lambda f, s: OBSERVATION.of(f["places"])),
+    _table(OBSERVATION, ("places",), lambda f, s: OBSERVATION.of(f["places"]), group="last"),
 )
 
 __all__ = ["STEPS", "Frames", "Settings", "Step", "Unfinished", "Unread"]

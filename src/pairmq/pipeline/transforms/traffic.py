@@ -17,6 +17,7 @@ from pairmq.model.events import (
     JournalOpened,
     MessageDeadLettered,
     MessageMoved,
+    OperationsCounted,
     PingCompleted,
     SendOutcome,
     Side,
@@ -72,10 +73,10 @@ _OUTCOMES = {
 }
 
 
-def availability(traffic: DataFrame, notes: DataFrame) -> DataFrame:
-    """Count sends by entity and hour."""
+def availability(traffic: DataFrame, rates: DataFrame) -> DataFrame:
+    """Count sends by entity and hour, given the `sample_rates`."""
     sends = traffic.filter(F.col("outcome") != DELIVERED)
-    counted = sends.join(F.broadcast(sample_rates(notes)), "process", "left")
+    counted = sends.join(F.broadcast(rates), "process", "left")
     counted = counted.withColumn("weight", F.col("rows") * weight())
     histogram = counted.groupBy(*_KEYS, "bucket").agg(
         F.sum("weight").alias("weight"),
@@ -134,7 +135,6 @@ _MONEY = Decimal("0.000000000001")  # a millionth of the smallest realistic pric
 
 
 def cost(
-    operations: DataFrame,
     traffic: DataFrame,
     notes: DataFrame,
     *,
@@ -144,14 +144,13 @@ def cost(
     """Count operations, and price them.
 
     Args:
-        operations: of `OPERATIONS`.
-        traffic: of `TRAFFIC`.
+        traffic: of `facts.traffic`.
         notes: of `NOTES`.
         primary: its prices; free when left out.
         secondary: likewise.
     """
     prices = {Side.PRIMARY: primary or Price(), Side.SECONDARY: secondary or Price()}
-    by_process = _by_process(operations, traffic, notes)
+    by_process = _by_process(traffic, notes)
     # A process either counts, in all of its life, or does not.
     counts = F.max("reports").over(Window.partitionBy("process", "pair")) > 0
     by_process = by_process.withColumn("counts", counts)
@@ -181,7 +180,7 @@ def _by_side(values: Mapping[Side, Decimal], type_: str) -> Column:
     return F.when(F.col("side") == Side.PRIMARY.value, first).otherwise(second)
 
 
-def _by_process(operations: DataFrame, traffic: DataFrame, notes: DataFrame) -> DataFrame:
+def _by_process(traffic: DataFrame, notes: DataFrame) -> DataFrame:
     """What each process counted, and what its rows let one guess, for both sides, by pair and day."""
     # A moved message is received and settled at the secondary and sent to the primary.
     home, diverted = F.col("outcome") == SendOutcome.PRIMARY.value, F.col("outcome") == SendOutcome.BACKLOG.value
@@ -189,6 +188,7 @@ def _by_process(operations: DataFrame, traffic: DataFrame, notes: DataFrame) -> 
     seen = traffic.join(F.broadcast(sample_rates(notes)), "process", "left").select(
         *_KEY[:2],
         (F.floor(F.col("hour") / DAY) * DAY).alias("day"),
+        *_counts(),
         *_guesses(
             {
                 (Side.PRIMARY, "sends"): F.when(home, F.col("rows") * weight()),
@@ -200,9 +200,11 @@ def _by_process(operations: DataFrame, traffic: DataFrame, notes: DataFrame) -> 
     )
     failed, pinged = of_kind(AttemptFailed), of_kind(PingCompleted)
     moved, aside = of_kind(MessageMoved), of_kind(MessageDeadLettered)
-    told = notes.filter(failed | pinged | moved | aside).select(
+    counted = of_kind(OperationsCounted)
+    told = notes.filter(counted | failed | pinged | moved | aside).select(
         *_KEY[:2],
         start_of(DAY).alias("day"),
+        *_counts(counted),
         *_guesses(
             {
                 (Side.PRIMARY, "sends"): F.when(moved | (failed & F.col("queue").isNull()), 1),
@@ -213,17 +215,32 @@ def _by_process(operations: DataFrame, traffic: DataFrame, notes: DataFrame) -> 
             }
         ),
     )
-    parts = operations.unionByName(seen, allowMissingColumns=True).unionByName(told, allowMissingColumns=True)
-    return parts.groupBy(*_KEY).agg(
-        F.coalesce(F.sum("reports"), F.lit(0)).alias("reports"),
-        *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _COLUMNS),
-        *(F.round(F.coalesce(F.sum(name), F.lit(0))).alias(name) for name in map(_guess, _COLUMNS)),
+    return (
+        seen.unionByName(told)
+        .groupBy(*_KEY)
+        .agg(
+            F.coalesce(F.sum("reports"), F.lit(0)).alias("reports"),
+            *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _COLUMNS),
+            *(F.round(F.coalesce(F.sum(name), F.lit(0))).alias(name) for name in map(_guess, _COLUMNS)),
+        )
     )
 
 
 def _guesses(values: Mapping[tuple[Side, str], Column]) -> list[Column]:
     known = {f"{side.value}_{name}": value for (side, name), value in values.items()}
     return [known.get(name, F.lit(None)).cast("double").alias(_guess(name)) for name in _COLUMNS]
+
+
+def _counts(told: Column | None = None) -> list[Column]:
+    """What a process counted itself, in the rows that tell it."""
+    values = {"reports": F.lit(1)}
+    for side in Side:
+        each = {f"{side.value}_{name}": F.when(F.col("side") == side.value, F.col(name)) for name in OPERATION_COUNTS}
+        values |= each
+    return [
+        (F.lit(None) if told is None else F.when(told, value)).cast("long").alias(name)
+        for name, value in values.items()
+    ]
 
 
 def _guess(column: str) -> str:
