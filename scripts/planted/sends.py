@@ -149,7 +149,7 @@ SENDS = (
     Mutant(
         "a send without a backlog queue waits for the background to bring one back",
         "src/pairmq/core/send.py",
-        "        return trials and self.rotation.trial(now, only) is not None",
+        "        return trials and self.rotation.trial(now, only, lane) is not None",
         "        return False",
         tests=("tests/runner/test_backlog.py",),
     ),

@@ -153,7 +153,7 @@ SYPHON = (
     Mutant(
         "a pump that begins anew completes nothing before",
         "src/pairmq/runner/pump/_pump.py",
-        "        if self._machine.broken:\n            # The queue works",
+        "        if orderly:\n            # The queue works",
         "        if False:\n            # The queue works",
         tests=("tests/runner/test_order.py",),
     ),

@@ -50,3 +50,9 @@ def test_each_broker_has_its_own_prices() -> None:
 def test_the_base_charge_is_for_30_days() -> None:
     assert Cost(days=15, primary=Price(base=Decimal(10))).primary_money == 5
     assert Cost(days=365, primary=Price(base=Decimal(30))).primary_money == 365
+
+
+def test_a_lane_costs_a_look_a_minute_and_a_long_poll_a_minute_of_each_receiver() -> None:
+    result = Cost(days=1, lanes=2, receivers=3)
+    assert (result.lane_looks, result.lane_receives) == (2 * 24 * 60, 3 * 24 * 60)
+    assert result.operations == Cost(days=1).operations + 5 * 24 * 60

@@ -36,6 +36,8 @@ DEFAULTS: dict[str, Any] = {
     "allowed_entities": (),
     "max_pending_sends": 10_000,
     "control_interval": 15.0,
+    "continuity": (),
+    "lane_patience": 5.0,
 }
 # name: lowest, highest, and how an error writes the range
 DURATIONS: dict[str, tuple[float, float, str]] = {
@@ -49,6 +51,7 @@ DURATIONS: dict[str, tuple[float, float, str]] = {
     "flap_window": (0, 86_400, "0 s to 24 h"),
     "backlog_retry_interval": (0.1, 3600, "100 ms to 60 min"),
     "control_interval": (0, 3600, "0 s to 60 min"),
+    "lane_patience": (0, 3600, "0 s to 60 min"),
 }
 COUNTS: dict[str, tuple[int, int]] = {
     "backlog_queue_count": (1, 1000),
@@ -61,7 +64,7 @@ CHOICES: dict[str, tuple[str, str]] = {
     "ttl_policy": ("restore", "elapse"),
 }
 SWITCHES = ("enable_syphon", "failover_on_busy")
-OTHERS = ("syphon_max_rate", "backlog_name_template", "allowed_entities")
+OTHERS = ("syphon_max_rate", "backlog_name_template", "allowed_entities", "continuity")
 
 durations = pytest.mark.parametrize("name", DURATIONS)
 counts = pytest.mark.parametrize("name", COUNTS)

@@ -15,7 +15,7 @@ from typer import Option
 
 from pairmq.cli._errors import CommandFailed
 from pairmq.cli._values import Duration, positive
-from pairmq.core import PairOptions
+from pairmq.core import PairOptions, lane_name
 from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
 from pairmq.pair import Pair, Settings, check_distinct, load_settings
 from pairmq.plugins import registry
@@ -255,8 +255,10 @@ def transports_of(settings: Settings) -> tuple[Transport, Transport]:
 
 
 def backlog_queues(primary: Transport, options: PairOptions) -> tuple[Entity, ...]:
-    """The backlog queues of a primary, by their index. Raises as `entity_of`."""
-    return tuple(entity_of(name) for name in options.backlog_queue_names(primary.endpoint.name))
+    """The backlog queues of a primary, by their index; lanes that the options name come last. Raises as `entity_of`."""
+    name = primary.endpoint.name
+    names = (*options.backlog_queue_names(name), *(lane_name(name, path) for path in options.literal_lanes))
+    return tuple(map(entity_of, names))
 
 
 def outbox_of(primary: Transport, secondary: Transport) -> Entity | None:

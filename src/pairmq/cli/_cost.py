@@ -13,7 +13,7 @@ from pairmq.cli._common import Json, examples
 from pairmq.cli._errors import BadUsage
 from pairmq.cli._output import put_json, say
 from pairmq.cli._values import Duration, grouped, positive, price_number, read_prices
-from pairmq.core import REPORT_INTERVAL, PairOptions
+from pairmq.core import LANE_LOOK_INTERVAL, LANE_POLL, REPORT_INTERVAL, PairOptions
 from pairmq.model import DAYS_A_MONTH, Price
 from pairmq.runner import LOOK_INTERVAL
 
@@ -42,6 +42,10 @@ def cost(
         Option("--processes", metavar="N", min=1, help="Processes that have the pair open, including the syphon's."),
     ] = 1,
     control_interval: Annotated[float, Duration("--control-interval", "Between two looks of 'pairmq switch'.")] = "15s",  # type: ignore[assignment]
+    lanes: Annotated[int, Option("--lanes", metavar="N", min=0, help="Queues with continuity.")] = 0,
+    receivers: Annotated[
+        int, Option("--receivers", metavar="N", min=0, help="Receivers of queues with continuity, in all processes.")
+    ] = 0,
     price_per_million: Annotated[
         str | None, Option("--price-per-million", metavar="MONEY", help="Price of operations, at both brokers.")
     ] = None,
@@ -55,7 +59,8 @@ def cost(
 
     An idle syphon costs one receive per backlog queue and long poll, a look at the pair's record every ten minutes one
     operation of each process, likewise a look at what 'pairmq switch' has decided every 15 seconds and four to report
-    that every five minutes, and a diverted message four.
+    that every five minutes, and a diverted message four. A queue with continuity costs a look at its lane every minute,
+    and one more long poll of a minute for each of its receivers.
     """
     if price_per_million is not None and prices is not None:
         raise BadUsage("--price-per-million and --prices exclude each other")
@@ -65,7 +70,16 @@ def cost(
     one = Price(price_number("--price-per-million", price_per_million or "0"))
     primary, secondary = (one, one) if prices is None else read_prices(prices)
     result = Cost(
-        backlog_queues, receive_wait, days, messages_diverted, processes, control_interval, primary, secondary
+        backlog_queues,
+        receive_wait,
+        days,
+        messages_diverted,
+        processes,
+        control_interval,
+        primary,
+        secondary,
+        lanes,
+        receivers,
     )
     if json:
         put_json(_as_json(result), indent=2)
@@ -87,6 +101,9 @@ def _show(result: Cost) -> None:
     say(f"  looks at the record{grouped(result.record_looks):>12}")
     say(f"  looks at the switch{grouped(result.switch_looks):>12}")
     say(f"  reports of it      {grouped(result.switch_reports):>12}")
+    if result.lanes or result.receivers:
+        say(f"  looks at lanes     {grouped(result.lane_looks):>12}")
+        say(f"  receives of lanes  {grouped(result.lane_receives):>12}")
     say(f"  at the primary     {grouped(result.primary_operations):>12}")
     say(f"  at the secondary   {grouped(result.secondary_operations):>12}")
     say(f"  operations         {grouped(result.operations):>12}")
@@ -111,6 +128,8 @@ def _as_json(result: Cost) -> dict[str, Any]:
             "record_looks": result.record_looks,
             "switch_looks": result.switch_looks,
             "switch_reports": result.switch_reports,
+            "lane_looks": result.lane_looks,
+            "lane_receives": result.lane_receives,
             "primary_operations": result.primary_operations,
             "secondary_operations": result.secondary_operations,
             "operations": result.operations,
@@ -141,6 +160,8 @@ class Cost:
     control_interval: float = 15.0
     primary: Price = _FREE
     secondary: Price = _FREE
+    lanes: int = 0
+    receivers: int = 0
 
     @property
     def receives_per_hour(self) -> Fraction:
@@ -167,9 +188,17 @@ class Cost:
         return self._by_each_process_every(interval, 4) if self.control_interval else 0
 
     @property
+    def lane_looks(self) -> int:
+        return _every(LANE_LOOK_INTERVAL, self.days, self.lanes)
+
+    @property
+    def lane_receives(self) -> int:
+        return _every(LANE_POLL, self.days, self.receivers)
+
+    @property
     def looks(self) -> int:
-        """All that processes ask of the secondary to agree."""
-        return self.record_looks + self.switch_looks + self.switch_reports
+        """All that processes ask of the secondary to agree, and to read lanes that are empty."""
+        return self.record_looks + self.switch_looks + self.switch_reports + self.lane_looks + self.lane_receives
 
     @property
     def primary_operations(self) -> int:
@@ -194,7 +223,11 @@ class Cost:
         return self.primary_money + self.secondary_money
 
     def _by_each_process_every(self, seconds: float, operations: int = 1) -> int:
-        return _whole(operations * self.processes * 86_400 * Fraction(self.days) / Fraction(seconds))
+        return _every(seconds, self.days, operations * self.processes)
+
+
+def _every(seconds: float, days: float, operations: int) -> int:
+    return _whole(operations * 86_400 * Fraction(days) / Fraction(seconds))
 
 
 def _money(price: Price, operations: int, days: float) -> Decimal:

@@ -337,13 +337,9 @@ class SyphonJob:
         return counted.issuperset((*self._queues(), *(agreement.found if self._share is None else ())))
 
     def _queues(self) -> tuple[Entity, ...]:
-        """Those that it drains: its share of the pair's, and all that only other processes know."""
-        count = self._pair.options.backlog_queue_count
-        return tuple(
-            queue
-            for index, queue in enumerate(self._pair.backlog_queues)
-            if self._share is None or index in self._share or index >= count
-        )
+        """Those that it drains: its share of the pair's; without one, also lanes and what only other processes know."""
+        queues = enumerate(self._pair.backlog_queues)
+        return tuple(queue for index, queue in queues if self._share is None or index in self._share)
 
     def _count_due(self, now: float) -> bool:
         """Whether to ask all queues: while messages move, once more when they have stopped, and now and then."""

@@ -38,14 +38,18 @@ from pairmq.core.envelope import (
     restore,
 )
 from pairmq.core.gates import Gate, Gates
+from pairmq.core.lanes import LANE_LOOK_INTERVAL, LANE_POLL, LaneWatch, from_lane
 from pairmq.core.machine import EntityMachine, ImpossibleInputError
 from pairmq.core.options import (
+    LANE_QUEUE,
     OPTION_NAMES,
     OPTION_RANGES,
     OUTBOX_QUEUE,
     RECORD_QUEUE,
     PairOptions,
     backlog_queue_name,
+    lane_name,
+    lane_path,
 )
 from pairmq.core.order import DrainView, KeyOrder, Look, backlog_queue_of
 from pairmq.core.pump import (
@@ -59,7 +63,7 @@ from pairmq.core.pump import (
     Report,
     Room,
 )
-from pairmq.core.record import MAX_ENTRIES, Configuration, Record, conflict_text
+from pairmq.core.record import MAX_ENTRIES, MOST_LANES, Configuration, Record, conflict_text
 from pairmq.core.rotation import Rotation
 from pairmq.core.send import Job, SendMachine, SendRules
 from pairmq.core.switch import (
@@ -87,9 +91,13 @@ __all__ = [
     "DIVERT_REQUESTED",
     "FORCE_FAILOVER",
     "HOLD",
+    "LANE_LOOK_INTERVAL",
+    "LANE_POLL",
+    "LANE_QUEUE",
     "MARK_HEALTHY",
     "MAX_ENTRIES",
     "MAYBE_DUPLICATE",
+    "MOST_LANES",
     "OPTION_NAMES",
     "OPTION_RANGES",
     "OUTBOX_QUEUE",
@@ -126,6 +134,7 @@ __all__ = [
     "Item",
     "Job",
     "KeyOrder",
+    "LaneWatch",
     "LateResult",
     "Look",
     "MarkHealthy",
@@ -162,8 +171,11 @@ __all__ = [
     "conflict_text",
     "divert",
     "elapsed_time_to_live",
+    "from_lane",
     "host_text",
     "is_old_report",
+    "lane_name",
+    "lane_path",
     "reserved_properties",
     "restore",
     "switch_action",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-from pairmq.model import ConfigurationError, Entity
+from pairmq.model import MAX_PATH_LENGTH, ConfigurationError, Entity
 
 WhileFailing = Literal["wait", "raise"]
 Ordering = Literal["none", "session"]
@@ -32,6 +34,7 @@ _DURATIONS: dict[str, tuple[float, float]] = {
     "flap_window": (0.0, 24 * _HOUR),
     "backlog_retry_interval": (100 * _MS, 1 * _HOUR),
     "control_interval": (0.0, 60 * _MINUTE),
+    "lane_patience": (0.0, 60 * _MINUTE),
 }
 _COUNTS: dict[str, tuple[int, int]] = {
     "backlog_queue_count": (1, 1000),
@@ -46,6 +49,15 @@ RECORD_QUEUE = "x-pairmq-record"
 
 OUTBOX_QUEUE = "x-pairmq-outbox"
 """Last part of the name of the queue of a pair's outbox (SPEC 12)."""
+
+LANE_QUEUE = "x-pairmq-lane"
+"""Part of the name of a lane, between the primary's name and the queue's path (SPEC 11.2)."""
+
+_LANES = f"/{LANE_QUEUE}/"
+_PATTERN_LETTERS = re.compile(r"[*?\[\]]")
+_LANE_LETTERS = re.compile(r"[^a-z0-9._/-]")
+_LANE_ESCAPE = re.compile(r"~([0-9a-f]{2})")
+_LONGEST_CONTINUITY = 8000  # characters of all patterns: they are part of one small message of the record
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "while_failing": get_args(WhileFailing),
@@ -89,6 +101,11 @@ class PairOptions:
         max_pending_sends: sends in flight per pair; further ones wait within their own deadline.
         control_interval: seconds between two looks at what ``pairmq switch`` has decided (SPEC 13.4), 0 to 60 min; 0
             never looks.
+        continuity: patterns (``*``, ``?``) of queues whose consumers continue on the secondary while the primary is
+            unavailable (SPEC 11): each has a lane there, a backlog queue of its own. Not of topics, and not with
+            ``ordering="session"``. All processes of a pair must agree.
+        lane_patience: seconds without progress by consumers after which the syphon moves what a lane holds, 0 to 60
+            min; 0 moves it at once.
 
     Raises:
         ConfigurationError: a value is out of range; names the option, the value and the range. It is a `ValueError`.
@@ -115,6 +132,8 @@ class PairOptions:
     allowed_entities: tuple[str, ...] = ()
     max_pending_sends: int = 10_000
     control_interval: float = 15.0
+    continuity: tuple[str, ...] = ()
+    lane_patience: float = 5.0
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -133,7 +152,26 @@ class PairOptions:
             if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
                 raise _bad("syphon_max_rate", rate, "a number of messages a second above 0, or None")
         _check_template(self.backlog_name_template)
-        put(self, "allowed_entities", _patterns(self.allowed_entities))
+        put(self, "allowed_entities", _patterns("allowed_entities", self.allowed_entities))
+        # Sorted, each once: processes that name the same queues agree.
+        put(self, "continuity", tuple(sorted(set(_patterns("continuity", self.continuity)))))
+        self._check_continuity()
+
+    def _check_continuity(self) -> None:
+        if self.continuity and self.ordering == "session":
+            raise ConfigurationError(
+                "continuity can't be combined with ordering='session': what the unavailable primary still holds of a "
+                "session must be handled before what a lane holds of it"
+            )
+        try:
+            for path in self.literal_lanes:
+                Entity(path)
+        except ValueError as error:
+            raise ConfigurationError(f"continuity holds a path that no queue can have: {error}") from error
+        if not all(pattern.isprintable() and len(pattern) <= MAX_PATH_LENGTH for pattern in self.continuity):
+            raise _bad("continuity", self.continuity, f"printable patterns of at most {MAX_PATH_LENGTH} characters")
+        if len(json.dumps(self.continuity)) > _LONGEST_CONTINUITY:
+            raise _bad("continuity", self.continuity, f"at most {_LONGEST_CONTINUITY} characters together: use * and ?")
 
     def backlog_queue_names(self, primary_name: str) -> tuple[str, ...]:
         """Name the backlog queues of a primary, in order of their index (SPEC 5.1).
@@ -147,9 +185,9 @@ class PairOptions:
     def is_backlog_queue(self, path: str) -> bool:
         """Return whether a path is the name of a backlog queue of any primary, also one out of this pair's count.
 
-        So are the queues of a pair's record and outbox.
+        So are lanes, and the queues of a pair's record and outbox.
         """
-        is_own = path.lower().endswith((RECORD_QUEUE, OUTBOX_QUEUE))
+        is_own = path.lower().endswith((RECORD_QUEUE, OUTBOX_QUEUE)) or _LANES in path.lower()
         return is_own or _backlog_pattern(self.backlog_name_template).fullmatch(path) is not None
 
     def primary_of_backlog_queue(self, path: str) -> str | None:
@@ -161,12 +199,23 @@ class PairOptions:
         Returns:
             None where it is not named by the template, or the template does not name the primary.
         """
+        if lane_path(path) is not None:
+            return path.partition(_LANES)[0]
         found = _backlog_pattern(self.backlog_name_template).fullmatch(path)
         return None if found is None else found.groupdict().get("primary")
 
     def allows(self, path: str) -> bool:
         """Return whether the patterns of ``allowed_entities`` match an entity's path (SPEC 5.8)."""
         return not self.allowed_entities or any(fnmatch.fnmatchcase(path, p) for p in self.allowed_entities)
+
+    def continues(self, path: str) -> bool:
+        """Return whether the patterns of ``continuity`` match a path (SPEC 11.1)."""
+        return any(fnmatch.fnmatchcase(path, p) for p in self.continuity)
+
+    @property
+    def literal_lanes(self) -> tuple[str, ...]:
+        """The entries of ``continuity`` that name one queue: their lanes are created at pairing (SPEC 11.2)."""
+        return literal(self.continuity)
 
 
 OPTION_NAMES = tuple(entry.name for entry in fields(PairOptions))
@@ -183,6 +232,37 @@ def backlog_queue_name(template: str, primary_name: str, number: int, *, index: 
         index: replaces the index.
     """
     return template.replace("{primary}", primary_name).replace("{index}", str(number) if index is None else index)
+
+
+def lane_name(primary_name: str, path: str) -> str:
+    """Name the lane of a queue (SPEC 11.2); `lane_path` is the inverse.
+
+    Every broker can have the name, also one that ignores case: other letters are escaped.
+
+    Args:
+        primary_name: the primary endpoint's name.
+        path: of the queue on the primary.
+    """
+    escaped = _LANE_LETTERS.sub(lambda found: "".join(f"~{byte:02x}" for byte in found[0].encode()), path)
+    return f"{primary_name}{_LANES}{escaped}"
+
+
+def lane_path(name: str) -> str | None:
+    """Read the path of the queue on the primary out of the name of a lane; None for any other name."""
+    primary, lanes, escaped = name.partition(_LANES)
+    if not (primary and lanes and escaped):
+        return None
+    raw = _LANE_ESCAPE.sub(lambda found: chr(int(found[1], 16)), escaped)
+    try:
+        path = raw.encode("latin-1").decode()
+    except UnicodeError:
+        return None
+    return path if lane_name(primary, path) == name else None
+
+
+def literal(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Those of some patterns that name one queue."""
+    return tuple(pattern for pattern in patterns if not _PATTERN_LETTERS.search(pattern))
 
 
 @lru_cache
@@ -231,11 +311,11 @@ def _check_template(template: object) -> None:
         raise _bad("backlog_name_template", template, "a template of entity paths") from error
 
 
-def _patterns(value: object) -> tuple[str, ...]:
+def _patterns(name: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, tuple | list | frozenset | set):  # a lone string would be read letter by letter
-        raise _bad("allowed_entities", value, "a sequence of patterns such as ('orders', 'prices/*')")
+        raise _bad(name, value, "a sequence of patterns such as ('orders', 'prices/*')")
     if not all(isinstance(pattern, str) and pattern for pattern in value):
-        raise _bad("allowed_entities", value, "a sequence of non-empty strings")
+        raise _bad(name, value, "a sequence of non-empty strings")
     return tuple(sorted(value)) if isinstance(value, frozenset | set) else tuple(value)
 
 

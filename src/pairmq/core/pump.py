@@ -304,6 +304,12 @@ class Report(NamedTuple):
     completed: bool
 
 
+def expired(message: Message) -> Poison:
+    """Why a message is dead-lettered whose time ran out where time in the backlog counts."""
+    text = f"its time-to-live of {message.time_to_live} s ran out in the backlog (ttl_policy is 'elapse')"
+    return Poison("TTLExpiredException", text)
+
+
 def is_poison(error: TransportError) -> bool:
     """Return whether a refusal is the message's own fault."""
     return error.kind is FailureKind.REFUSED and error.reason not in _NOT_POISON
@@ -438,6 +444,11 @@ class PumpMachine:
         moving = len(self._locked) - (held if self.ordered else 0)  # it holds beside what moves
         return Room.SOON if moving >= max(self.batch, self.ahead) else Room.ENOUGH
 
+    @property
+    def stuck(self) -> bool:
+        """Whether messages wait for an unavailable destination."""
+        return any(line.items and not line.gate.is_open for line in self._lines.values())
+
     def _waiting(self, line: DestinationLine, now: float) -> Collection[Item]:
         """Those of a line that can't go on now: as its gate is shut, as they are in doubt, or behind one that is."""
         if not line.gate.is_open:
@@ -547,10 +558,7 @@ class PumpMachine:
     def _overdue(self, item: Item, instant: datetime) -> Poison | None:
         """Why a message has expired in the backlog, where time counts there; None when it has not."""
         left = self._time_left(item, instant)
-        if left is None or left > 0:
-            return None
-        text = f"its time-to-live of {item.message.time_to_live} s ran out in the backlog (ttl_policy is 'elapse')"
-        return Poison("TTLExpiredException", text)
+        return None if left is None or left > 0 else expired(item.message)
 
     def _time_left(self, item: Item, instant: datetime) -> float | None:
         """Seconds to live, where the time in the backlog counts."""

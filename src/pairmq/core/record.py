@@ -12,18 +12,29 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
-from pairmq.core.options import OPTION_RANGES, RECORD_QUEUE, PairOptions, backlog_queue_name
+from pairmq.core.options import (
+    OPTION_RANGES,
+    RECORD_QUEUE,
+    PairOptions,
+    backlog_queue_name,
+    lane_name,
+    literal,
+)
 from pairmq.model import Entity, Message
 
 FORMAT: Final = 1
 MAX_ENTRIES: Final = 500
 """Messages of a record that are read."""
 
+MOST_LANES: Final = 200
+"""Lanes of patterns that a record names: the rest of its messages is for configurations."""
+
 _MAX_BYTES = 16_384
 _CONTENT_TYPE = "application/vnd.pairmq-record+json"
 _CONFIGURATION = "configuration"
+_LANE = "lane"
 _LONGEST = 300  # characters of a text in it
 _SHOWN = 80
 _MOST_OTHERS = OPTION_RANGES["backlog_queue_count"][1]  # queues that a record can add: others may write to it
@@ -44,6 +55,7 @@ class Configuration:
         template: ``backlog_name_template``.
         queues: ``backlog_queue_count``.
         ordering: ``ordering``.
+        continuity: ``continuity``.
     """
 
     name: str
@@ -51,6 +63,7 @@ class Configuration:
     template: str
     queues: int
     ordering: str
+    continuity: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, name: str, identity: Sequence[str], scope: str, options: PairOptions) -> Configuration:
@@ -63,7 +76,8 @@ class Configuration:
             options: the pair's.
         """
         whole = tuple(plain(part) for part in (*identity, *((scope,) if scope else ())))
-        return cls(name, whole, options.backlog_name_template, options.backlog_queue_count, options.ordering)
+        template, queues = options.backlog_name_template, options.backlog_queue_count
+        return cls(name, whole, template, queues, options.ordering, options.continuity)
 
     @property
     def places(self) -> tuple[Entity, ...]:
@@ -84,6 +98,10 @@ class Configuration:
         """The names of its backlog queues, by their index."""
         return tuple(backlog_queue_name(self.template, self.name, index) for index in range(self.queues))
 
+    def lane_names(self) -> tuple[str, ...]:
+        """The names of the lanes of queues that ``continuity`` names without a pattern."""
+        return tuple(lane_name(self.name, path) for path in literal(self.continuity))
+
     def message(self) -> Message:
         """The configuration as a message of the record; equal ones have equal ids."""
         content = {
@@ -92,10 +110,27 @@ class Configuration:
             "primary": {"name": self.name, "identity": self.identity},
             "backlog": {"template": self.template, "queues": self.queues},
             "ordering": self.ordering,
-            "continuity": [],
+            "continuity": self.continuity,
         }
-        body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
-        return Message(body, f"pairmq-{hashlib.sha256(body).hexdigest()[:32]}", content_type=_CONTENT_TYPE)
+        return _message(content)
+
+    def lane_message(self, path: str) -> Message:
+        """A lane of this primary, of a queue that a pattern of ``continuity`` names, as a message of the record."""
+        primary = {"name": self.name, "identity": self.identity}
+        return _message({"pairmq_record": FORMAT, "kind": _LANE, "primary": primary, "path": path})
+
+
+def _message(content: dict[str, object]) -> Message:
+    body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
+    return Message(body, f"pairmq-{hashlib.sha256(body).hexdigest()[:32]}", content_type=_CONTENT_TYPE)
+
+
+class _Lane(NamedTuple):
+    """A lane that some process has used."""
+
+    name: str
+    identity: tuple[str, ...]
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,28 +141,50 @@ class Record:
         configurations: each once.
         problems: why messages could not be read, each sentence once.
         copies: messages that say what another one says.
+        lanes: lanes of patterns, each once.
     """
 
     configurations: tuple[Configuration, ...] = ()
     problems: tuple[str, ...] = ()
     copies: int = 0
+    lanes: tuple[_Lane, ...] = ()
 
     @classmethod
     def read(cls, bodies: Iterable[bytes]) -> Record:
         """Read the messages of a record; what can't be read is a problem and no error."""
         found: dict[Configuration, None] = {}
+        lanes: dict[_Lane, None] = {}
         problems: dict[str, None] = {}
         copies = 0
         for body in bodies:
             try:
-                configuration = _configuration(body)
+                entry = _entry(body)
             except RecordError as error:
                 problems[str(error)] = None
                 continue
-            if configuration is not None:
-                copies += configuration in found
-                found[configuration] = None
-        return cls(tuple(found), tuple(problems), copies)
+            if isinstance(entry, Configuration):
+                copies += entry in found
+                found[entry] = None
+            elif entry is not None:
+                copies += entry in lanes
+                lanes[entry] = None
+        return cls(tuple(found), tuple(problems), copies, tuple(lanes))
+
+    def lane_paths(self, own: Configuration) -> tuple[str, ...]:
+        """The queues of this primary whose lanes processes have used by a pattern."""
+        return tuple(lane.path for lane in self.lanes if (lane.name, lane.identity) == (own.name, own.identity))
+
+    def other_lanes(self, own: Configuration) -> tuple[str, ...]:
+        """Names of lanes of this primary that processes use and this one's options do not name."""
+        of_others = [
+            name
+            for each in self.configurations
+            if each.identity == own.identity and each.name == own.name
+            for name in each.lane_names()
+        ]
+        names = dict.fromkeys((*of_others, *(lane_name(own.name, path) for path in self.lane_paths(own))))
+        mine = set(own.lane_names())
+        return tuple(name for name in names if name not in mine)[:_MOST_OTHERS]
 
     def conflict(self, own: Configuration) -> Configuration | None:
         """The configuration of another primary that has this one's name or backlog queues; None for none."""
@@ -177,6 +234,13 @@ class Record:
                 f"ordering is {own.ordering!r} here and {ordering!r} in another process: no order is kept between what "
                 "they send; use the same ordering in all processes"
             )
+        for other in dict.fromkeys(each.continuity for each in self.configurations):
+            if other != own.continuity:
+                found.append(
+                    f"continuity is {_shown(', '.join(own.continuity))} here and {_shown(', '.join(other))} in another "
+                    "process: what one diverts to a lane, consumers of the other get only when the primary is back; "
+                    "use the same continuity in all processes"
+                )
         return tuple(found)
 
 
@@ -206,17 +270,25 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
 
 
-def _configuration(body: bytes) -> Configuration | None:
+def _entry(body: bytes) -> Configuration | _Lane | None:
     """Read one message; None for what a later release of this format may add.
 
     Raises:
         RecordError: it is not what PairMQ writes.
     """
     content = content_of(body)
-    if content.get("kind") != _CONFIGURATION:
+    if content.get("kind") not in (_CONFIGURATION, _LANE):
         return None
-    primary, backlog = of_type(dict, content.get("primary")), of_type(dict, content.get("backlog"))
+    primary = of_type(dict, content.get("primary"))
     identity = tuple(map(text_of, of_type(list, primary.get("identity"))))
+    if content.get("kind") == _LANE:
+        lane = _Lane(text_of(primary.get("name")), identity, text_of(content.get("path")))
+        try:
+            Entity(lane_name(lane.name, lane.path))
+        except ValueError:
+            raise foreign() from None
+        return lane
+    backlog = of_type(dict, content.get("backlog"))
     queues = backlog.get("queues")
     least, most = OPTION_RANGES["backlog_queue_count"]
     if type(queues) is not int or not least <= queues <= most or not 1 <= len(identity) <= 16:
@@ -227,11 +299,19 @@ def _configuration(body: bytes) -> Configuration | None:
         text_of(backlog.get("template")),
         queues,
         text_of(content.get("ordering")),
+        tuple(map(text_of, of_type(list, content.get("continuity", [])))),
     )
     try:
         # As the options of a process are checked: names of queues will be made of them.
-        PairOptions(backlog_name_template=found.template, ordering=found.ordering)  # type: ignore[arg-type]
-        Entity(found.queue_names()[-1])
+        options = PairOptions(
+            backlog_name_template=found.template,
+            ordering=found.ordering,  # type: ignore[arg-type]
+            continuity=found.continuity,
+        )
+        for name in (found.queue_names()[-1], *found.lane_names()):
+            Entity(name)
+        if options.continuity != found.continuity:
+            raise foreign()
     except ValueError:
         raise foreign() from None
     return found

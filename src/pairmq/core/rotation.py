@@ -20,37 +20,52 @@ class _Out:
 class Rotation:
     """The backlog queues of a pair, some of them out of use after a failure; shared by all senders of the pair.
 
-    Queues are named by their index. Instants are seconds of one monotonic clock.
+    Queues are named by their index. The shared ones come first; each further one is a lane, which only the sends of its
+    queue use, and before any other (SPEC 11.2). Instants are seconds of one monotonic clock.
 
     Args:
         count: how many queues there are, at least 1.
         retry_interval: seconds after which a queue that is out is to be tried again.
     """
 
-    __slots__ = ("_created_at", "_in_use", "_missing", "_out", "_retry_interval")
+    __slots__ = ("_created_at", "_in_use", "_lanes", "_missing", "_out", "_retry_interval", "_shared")
 
     def __init__(self, count: int, retry_interval: float) -> None:
         if count < 1:
             raise ValueError(f"count is {count}: at least 1 backlog queue is needed")
         self._retry_interval = retry_interval
+        self._shared = count
+        self._lanes = 0
         self._in_use = list(range(count))
         self._out: dict[int, _Out] = {}
         self._missing: set[int] = set()
         self._created_at: dict[int, float] = {}
 
+    def add_lane(self) -> int:
+        """Add a lane, in use; returns its index."""
+        self._lanes += 1
+        return self._shared + self._lanes - 1
+
+    @property
+    def lanes_in_use(self) -> tuple[int, ...]:
+        """The lanes in use, by index."""
+        return tuple(index for index in range(self._shared, self._shared + self._lanes) if index not in self._out)
+
     @property
     def in_use(self) -> tuple[int, ...]:
-        """The queues in use, by index."""
+        """The shared queues in use, by index."""
         return tuple(self._in_use)
 
     @property
     def out(self) -> tuple[int, ...]:
-        """The queues out of use, by index."""
+        """The queues out of use, lanes too, by index."""
         return tuple(sorted(self._out))
 
-    def takes(self, only: int | None = None) -> bool:
-        """Return whether any queue, or the only one that a send may use, is in use."""
-        return bool(self._in_use) if only is None else only not in self._out
+    def takes(self, only: int | None = None, lane: int | None = None) -> bool:
+        """Return whether any shared queue, a send's lane, or the only one that it may use, is in use."""
+        if only is not None:
+            return only not in self._out
+        return bool(self._in_use) or (lane is not None and lane not in self._out)
 
     def choose(self, kept: int | None, chance: float) -> int | None:
         """Choose the queue for a sender: the one it kept while that is in use, else one at random (SPEC 5.4).
@@ -82,7 +97,8 @@ class Rotation:
         """
         if index in self._out:
             return False
-        self._in_use.remove(index)
+        if index < self._shared:
+            self._in_use.remove(index)
         self._out[index] = _Out(now if soon else now + self._retry_interval, now + TRIALS.wait(0, chance))
         return True
 
@@ -90,18 +106,20 @@ class Rotation:
         """Bring a queue back that works again; True when it was out."""
         if self._out.pop(index, None) is None:
             return False
-        self._in_use.append(index)
-        self._in_use.sort()
+        if index < self._shared:
+            self._in_use.append(index)
+            self._in_use.sort()
         return True
 
     # Probing sends: a send with no queue in use tries one itself (SPEC 5.5).
 
-    def trial(self, now: float, only: int | None = None) -> int | None:
+    def trial(self, now: float, only: int | None = None, lane: int | None = None) -> int | None:
         """Name the queue that a send may try now: one that is out, that no other send tries, and that has waited.
 
         Args:
             now: the present instant.
             only: the only queue that the send may use, None for any.
+            lane: of the send's queue, if it has one.
 
         Returns:
             The one that has waited longest; None when a send has to wait.
@@ -110,12 +128,15 @@ class Rotation:
         due = [
             (out.trial_at, index)
             for index in indexes
-            if (out := self._out.get(index)) is not None and not out.in_trial and out.trial_at <= now
+            if (index < self._shared or index in (lane, only))
+            and (out := self._out.get(index)) is not None
+            and not out.in_trial
+            and out.trial_at <= now
         ]
         return min(due)[1] if due else None
 
     def attempt(
-        self, now: float, chance: float, kept: int | None = None, only: int | None = None
+        self, now: float, chance: float, kept: int | None = None, only: int | None = None, lane: int | None = None
     ) -> tuple[int | None, bool]:
         """Choose the queue of one attempt, and register the trial of one that is out of use.
 
@@ -124,13 +145,16 @@ class Rotation:
             chance: a random number in [0, 1).
             kept: the sender's queue so far.
             only: the only queue that the send may use, None for any.
+            lane: of the send's queue: before any other (SPEC 11.2).
 
         Returns:
             A queue, None when the send has to wait; and whether it is a trial, to be ended by `end_trial`.
         """
+        if lane is not None and lane not in self._out:
+            return lane, False
         if self.takes(only):
             return (self.choose(kept, chance) if only is None else only), False
-        index = self.trial(now, only)
+        index = self.trial(now, only, lane)
         if index is not None:
             self.begin_trial(index)
         return index, index is not None

@@ -285,12 +285,12 @@ class SendRules:
             return None
         return Attempt(Route.PRIMARY, entity.route().epoch, jobs, self.until(now, deadline, self.to_primary))
 
-    def usable(self, now: float, only: int | None) -> bool:
+    def usable(self, now: float, only: int | None, lane: int | None = None) -> bool:
         """Whether a send has a backlog queue to attempt now: one in use, or the trial of one that is out (SPEC 5.5)."""
-        if self.rotation.takes(only):
+        if self.rotation.takes(only, lane):
             return True
         trials = only is not None or not self.raises
-        return trials and self.rotation.trial(now, only) is not None
+        return trials and self.rotation.trial(now, only, lane) is not None
 
 
 class SendMachine:
@@ -303,6 +303,7 @@ class SendMachine:
         started: when it began.
         deadline: when it ends at the latest.
         key: where order is kept, the way of the messages' key; of such a send all messages have one key.
+        lane: of the entity, if it has one: tried before any other backlog queue (SPEC 11.2).
     """
 
     __slots__ = (
@@ -319,6 +320,7 @@ class SendMachine:
         "_waited",
         "_waits",
         "_worst",
+        "lane",
         "pending",
     )
 
@@ -330,6 +332,7 @@ class SendMachine:
         started: float,
         deadline: float,
         key: KeyRoute | None = None,
+        lane: int | None = None,
     ) -> None:
         self._rules = rules
         self._entity = entity
@@ -343,6 +346,10 @@ class SendMachine:
         self._worst: FailureKind | None = None
         self.pending = jobs
         """Messages that have no result yet."""
+        # A consumer of the lane would handle a scheduled message before its time.
+        scheduled = lane is not None and any(job.message.scheduled_enqueue_at is not None for job in jobs)
+        self.lane = None if scheduled else lane
+        """The lane that it still uses; None as well once that took too long for this send."""
 
     # What the driver reports.
 
@@ -497,7 +504,7 @@ class SendMachine:
             no_queue = self._waited and not enabled
             return self.give_up(f"{_NO_QUEUE} until the deadline" if no_queue else "the deadline passed")
         only = None if self._key is None else self._key.queue
-        self._waits = not enabled and not self._rules.usable(now, only)
+        self._waits = not enabled and not self._rules.usable(now, only, self.lane)
         return Check(self.pending, self._waits and not self._waited)
 
     def _ends(self, lead: float) -> float:

@@ -30,6 +30,7 @@ from pairmq.pair._sender import PairSender
 from pairmq.pair._settings import (
     PREFIX,
     check_available,
+    check_continuity,
     check_destination,
     check_syphon_queues,
     load_settings,
@@ -255,12 +256,13 @@ class Pair:
         Raises:
             ConfigurationError: the path is invalid, or the primary's transport does not support this kind, or the
                 syphon would dead-letter diverted messages: the entity is not in ``allowed_entities``, is internal to
-                the broker, or has the name of a backlog queue (SPEC 5.8).
+                the broker, or has the name of a backlog queue (SPEC 5.8); or ``continuity`` names a topic (SPEC 11.6).
             PairClosed, PairFaulted: the pair has ended or is not open.
         """
         entity = self._entity(path, kind)
         engine = self._opened
         check_destination(entity, self._options, self._primary)
+        check_continuity(entity, self._options)
         try:
             state = engine.sender_state(entity)
         except TransportError as error:
@@ -482,12 +484,12 @@ class Pair:
 
     @property
     def backlog_queues(self) -> tuple[Entity, ...]:
-        """The backlog queues on the secondary, in order of their index.
+        """The backlog queues on the secondary, in order of their index; lanes come last (SPEC 11.2).
 
         In a process with a syphon, followed by those that only other processes use (SPEC 13.2).
         """
         backlog = self._opened.backlog
-        return backlog.entities + backlog.others
+        return backlog.entities + backlog.lanes + backlog.others
 
     @property
     def outbox_queue(self) -> Entity | None:

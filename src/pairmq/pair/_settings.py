@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pairmq.core import OPTION_NAMES, PairOptions
-from pairmq.model import ConfigurationError, Entity
+from pairmq.model import ConfigurationError, Entity, EntityKind
 from pairmq.transport import Transport
 
 PREFIX = "PAIRMQ_"
@@ -238,6 +238,24 @@ def check_destination(entity: Entity, options: PairOptions, primary: Transport) 
         raise ConfigurationError(
             f"entity {entity} is internal to the broker, and the syphon delivers nothing there: "
             "send to it without a pair"
+        )
+
+
+def check_continuity(entity: Entity, options: PairOptions) -> None:
+    """Reject topics among what ``continuity`` names.
+
+    Args:
+        entity: to be sent to, or read.
+        options: the pair's.
+
+    Raises:
+        ConfigurationError: a message that one subscription's consumer read from a lane would be missing from the other
+            subscriptions, or doubled in them (SPEC 11.6).
+    """
+    if entity.kind is EntityKind.TOPIC and options.continues(entity.path):
+        raise ConfigurationError(
+            f"continuity names {entity}: a message that one subscription's consumer reads from a lane would be missing "
+            "from the other subscriptions, or doubled in them; use patterns that match queues only"
         )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from pairmq.core import PairOptions, Rotation
-from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, TransportError
+from pairmq.core import PairOptions, Rotation, lane_name
+from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, FailureReason, TransportError
 from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
@@ -47,6 +47,7 @@ class BacklogQueues:
         clock: time and chance.
         emit: takes events.
         limits: bounds every operation.
+        on_lane: called with a lane that comes into use after `prepare`.
     """
 
     def __init__(
@@ -57,11 +58,17 @@ class BacklogQueues:
         clock: Clock,
         emit: Emitter,
         limits: TimeLimits,
+        on_lane: Callable[[Entity], None] = lambda _: None,
     ) -> None:
         try:
             self.entities = tuple(Entity(name) for name in options.backlog_queue_names(primary_name))
         except ValueError as error:
             raise ConfigurationError(f"backlog_name_template gives a name that no queue can have: {error}") from error
+        self.lanes: tuple[Entity, ...] = ()
+        """Backlog queues of one queue each (SPEC 11.2), by their index, which follows those of the shared ones."""
+        self._lane_of: dict[Entity, int] = {}
+        self._on_lane = on_lane
+        self._primary_name = primary_name
         self.others: tuple[Entity, ...] = ()
         """Backlog queues that other processes of the pair use, beyond this one's options: drained, never sent to."""
         self.rotation = Rotation(len(self.entities), options.backlog_retry_interval)
@@ -75,6 +82,9 @@ class BacklogQueues:
         self._clock = clock
         self._emit = emit
         self._limits = limits
+        self._prepared = False
+        for path in options.literal_lanes:
+            self.lane(Entity(path))
         self._senders: dict[int, Sender] = {}
         self._checked: set[int] = set()
         self._existed: set[int] = set()
@@ -96,7 +106,10 @@ class BacklogQueues:
             TransportError: the secondary refuses this user or the names; waiting would not fix that.
         """
         turns = asyncio.Semaphore(_AT_ONCE)
-        indexes = [index for index in range(len(self.entities)) if only is None or index in only]
+        # Lanes are drained by a process that drains all queues.
+        count = len(self.entities) + len(self.lanes)
+        indexes = [index for index in range(count) if only is None or index in only]
+        self._prepared = True
         tasks = [start_task(self._prepare_one(index, turns)) for index in indexes]
         # One limit for all: a secondary that hangs must not hold up the start of every process for minutes.
         _, late = await _settled(tasks, self._options.attempt_timeout)
@@ -121,6 +134,44 @@ class BacklogQueues:
                     raise
                 self.take_out(index, error)
 
+    def queue(self, index: int) -> Entity:
+        """The queue of an index: a shared one or a lane."""
+        return self.entities[index] if index < len(self.entities) else self.lanes[index - len(self.entities)]
+
+    def lane_of(self, entity: Entity) -> int | None:
+        """The index of a queue's lane; None if it has none, or none yet."""
+        return self._lane_of.get(entity)
+
+    def lane(self, entity: Entity) -> int | None:
+        """The index of a queue's lane, which is made at its first use; None for a queue without continuity.
+
+        Raises:
+            ConfigurationError: no queue of the secondary can have the lane's name.
+        """
+        index = self._lane_of.get(entity)
+        if index is not None or entity.kind is not EntityKind.QUEUE or not self._options.continues(entity.path):
+            return index
+        try:
+            queue = Entity(lane_name(self._primary_name, entity.path))
+            if len(queue.path) > self._transport.capabilities.max_path_length:
+                raise ValueError(f"it has {len(queue.path)} characters")
+        except ValueError as error:
+            raise ConfigurationError(
+                f"continuity of {entity}: no lane can have the name that it needs: {error}"
+            ) from error
+        index = self._lane_of[entity] = self.rotation.add_lane()
+        self.lanes += (queue,)
+        if self._prepared:
+            self._check_soon(index)
+            self._on_lane(queue)
+        return index
+
+    def _check_soon(self, index: int) -> None:
+        """Make a queue in the background; who needs it first waits for it, or makes it again."""
+        if index not in self._looks:
+            look = self._looks[index] = start_task(self._ensure(index), name=f"backlog queue {index}")
+            look.add_done_callback(partial(self._looked, index))
+
     async def make_all_again(self) -> None:
         """Make what is missing of all queues that are in use, as after the secondary was emptied."""
         turns = asyncio.Semaphore(_AT_ONCE)
@@ -132,13 +183,13 @@ class BacklogQueues:
                 except TransportError as error:
                     self.take_out(index, error)
 
-        await asyncio.gather(*(one(index) for index in self.rotation.in_use))
+        await asyncio.gather(*(one(index) for index in (*self.rotation.in_use, *self.rotation.lanes_in_use)))
 
     def sender(self, index: int) -> Sender:
         """The sender to a queue, made when first needed."""
         sender = self._senders.get(index)
         if sender is None:
-            sender = self._senders[index] = self._transport.sender(self.entities[index])
+            sender = self._senders[index] = self._transport.sender(self.queue(index))
         return sender
 
     async def check(self, index: int) -> None:
@@ -152,10 +203,8 @@ class BacklogQueues:
         """
         if index in self._checked:
             return
-        look = self._looks.get(index)
-        if look is None:
-            look = self._looks[index] = start_task(self._ensure(index), name=f"backlog queue {index}")
-            look.add_done_callback(partial(self._looked, index))
+        self._check_soon(index)
+        look = self._looks[index]
         await asyncio.wait((look,))
         if look.cancelled():
             raise TransportError("the pair was closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
@@ -178,7 +227,7 @@ class BacklogQueues:
             self._planned.set()
             self._emit(
                 RotationChanged,
-                queue=self.entities[index].path,
+                queue=self.queue(index).path,
                 in_use=False,
                 left=len(self.rotation.in_use),
                 error=str(error),
@@ -202,23 +251,24 @@ class BacklogQueues:
         if self.rotation.created_since(index, began_at):
             return
         if not self._is_missing(index):
-            text = f"backlog queue {self.entities[index].path} is missing again"
+            text = f"backlog queue {self.queue(index).path} is missing again"
             raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_FOUND)
         await self.check(index)
 
     # Sends without a queue in use: each is a trial, or waits for one (SPEC 5.5).
 
-    def choose(self, kept: int | None, only: int | None) -> tuple[int | None, bool]:
+    def choose(self, kept: int | None, only: int | None, lane: int | None = None) -> tuple[int | None, bool]:
         """Choose the queue of one attempt.
 
         Args:
             kept: the sender's queue so far.
             only: the only queue that it may use, None for any.
+            lane: of its entity, None without one.
 
         Returns:
             A queue, None when the send has to wait; and whether it is a trial, to be ended by `end_trial`.
         """
-        return self.rotation.attempt(self._clock.now(), self._clock.chance(), kept, only)
+        return self.rotation.attempt(self._clock.now(), self._clock.chance(), kept, only, lane)
 
     def end_trial(self, index: int, works: bool | None) -> None:
         """A send has tried a queue that is out; None when it ended without an answer of the queue."""
@@ -241,7 +291,7 @@ class BacklogQueues:
         failure = self.last_failure
         tried = self.rotation.in_use
         if not tried and self._options.while_failing == "wait":
-            tried = self.rotation.out
+            tried = tuple(index for index in self.rotation.out if index < len(self.entities))
         for index in tried:
             try:
                 await self._transport.admin.probe(self.entities[index])
@@ -269,7 +319,7 @@ class BacklogQueues:
 
     async def _ensure(self, index: int) -> None:
         """Make the queue, and say where it differs from what is asked for (SPEC 5.3), a new one by a policy."""
-        queue = self.entities[index]
+        queue = self.queue(index)
         admin = self._transport.admin
         created = await self._limited(admin.create(queue, self._properties))
         differences: tuple[str, ...] = ()
@@ -322,7 +372,7 @@ class BacklogQueues:
         async with turns:
             try:
                 await self._ensure(index)
-                await self._limited(self._transport.admin.probe(self.entities[index]))
+                await self._limited(self._transport.admin.probe(self.queue(index)))
             except TransportError as error:
                 if not self.rotation.takes(index):  # else a send has found out meanwhile that it works
                     self.last_failure = remembered(error)
@@ -335,7 +385,7 @@ class BacklogQueues:
         if not self.rotation.out:
             self.last_failure = None
         left = len(self.rotation.in_use)
-        self._emit(RotationChanged, queue=self.entities[index].path, in_use=True, left=left)
+        self._emit(RotationChanged, queue=self.queue(index).path, in_use=True, left=left)
         TimeLimits.wake(self.waiting)
 
     async def _limited(self, operation: Awaitable[T]) -> T:

@@ -65,7 +65,8 @@ class DrainWatch:
                 since = await self._count()
                 if since is not None:
                     for runner in self._waiting():
-                        runner.backlog_seen_empty(since)
+                        if await self._lane_is_empty(runner.entity):
+                            runner.backlog_seen_empty(since)
                 if self._waiting():
                     await asyncio.sleep(wait)
                     wait = min(_LONGEST_WAIT, wait * 1.5)
@@ -86,6 +87,17 @@ class DrainWatch:
             return None
         # What another process diverts to is empty only when it was asked, too (SPEC 13.2).
         return since if self._queues == self._all_queues() else None
+
+    async def _lane_is_empty(self, entity: Entity) -> bool:
+        """Count an entity's lane, after the shared queues: no other entity waits for it."""
+        index = self._backlog.lane_of(entity)
+        if index is None:
+            return True
+        counting = self._secondary.admin.counts(Source(self._backlog.queue(index)))
+        try:
+            return not (await self._limits.run(counting, self._clock.now() + self._time_limit)).pending
+        except TransportError:
+            return False
 
     def _all_queues(self) -> tuple[Entity, ...]:
         return self._backlog.entities + self._backlog.others

@@ -23,6 +23,7 @@ from pairmq.core import (
     PairOptions,
     SwitchAction,
     SwitchReport,
+    lane_path,
 )
 from pairmq.model import (
     ConfigurationError,
@@ -98,7 +99,9 @@ class Engine:
         self._emit = emit
         self._limits = TimeLimits()
         self._known = KnownEntities(primary, self._new_runner, clock, _TRANSPORT_CLOSE)
-        self.backlog = BacklogQueues(secondary, primary.endpoint.name, options, clock, emit, self._limits)
+        self.backlog = BacklogQueues(
+            secondary, primary.endpoint.name, options, clock, emit, self._limits, self._lane_in_use
+        )
         self._sends = SendProcedure(primary, secondary, self.backlog, options, clock, emit, self._limits)
         store = self._ends[1]
         self.outbox = (
@@ -216,8 +219,24 @@ class Engine:
             self.syphon.start()
 
     def _found(self, queue: Entity) -> None:
-        if self.syphon is not None and self._closing is None:
+        if self.syphon is None or self._closing is not None:
+            return
+        path = lane_path(queue.path)
+        if path is not None and self.options.continues(path):
+            self.backlog.lane(Entity(path))
+        else:
             self.syphon.add(queue)
+
+    @property
+    def secondary(self) -> Transport:
+        """The transport to the secondary; what is asked of it through this one is counted."""
+        return self._secondary
+
+    def _lane_in_use(self, lane: Entity) -> None:
+        """A queue that a pattern of ``continuity`` names is used for the first time (SPEC 11.2)."""
+        self._record.lane(lane)
+        if self.syphon is not None and self._closing is None:
+            self.syphon.add_lane(lane)
 
     @property
     def primary(self) -> Transport:
@@ -255,7 +274,7 @@ class Engine:
     def sender_state(self, entity: Entity) -> SenderState:
         """What a new sender object of an entity needs. Raises as `runner`, and `TransportError` for a bad path."""
         runner = self.runner(entity)
-        return SenderState(runner, self._known.take(runner), self._clock.new_id())
+        return SenderState(runner, self._known.take(runner), self._clock.new_id(), self.backlog.lane(entity))
 
     def outbox_state(self, entity: Entity) -> tuple[Outbox, SenderState]:
         """What a new outbox object of an entity needs. Raises as `runner`; `ConfigurationError` without an outbox."""

@@ -55,18 +55,21 @@ class SenderState:
         primary: the transport's sender to the entity.
         sender_id: is in the envelope of each message that it diverts.
 
+        lane: index of the entity's lane among the backlog queues, if it has one.
+
     ``line`` is for `_ordered` to keep what it knows of the sender.
     """
 
-    __slots__ = ("called", "line", "primary", "queue", "runner", "sender_id", "sequence")
+    __slots__ = ("called", "lane", "line", "primary", "queue", "runner", "sender_id", "sequence")
 
-    def __init__(self, runner: EntityRunner, primary: Sender, sender_id: str) -> None:
+    def __init__(self, runner: EntityRunner, primary: Sender, sender_id: str, lane: int | None = None) -> None:
         self.runner = runner
         self.primary = primary
         self.sender_id = sender_id
         self.called = 0
         self.sequence = 0
         self.queue: int | None = None
+        self.lane = lane
         self.line: object = None
 
 

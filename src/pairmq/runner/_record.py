@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from pairmq.core import (
+    LANE_QUEUE,
     MAX_ENTRIES,
+    MOST_LANES,
     OPTION_RANGES,
     RECORD_QUEUE,
     Backoff,
@@ -18,6 +20,7 @@ from pairmq.core import (
     Record,
     backlog_queue_name,
     conflict_text,
+    lane_path,
 )
 from pairmq.model import (
     ConfigurationError,
@@ -37,6 +40,9 @@ from pairmq.transport import Endpoint, QueueProperties, Transport
 
 LOOK_INTERVAL = 600.0
 """Seconds between two looks at the record."""
+
+LANES_LOOK_INTERVAL = 30.0
+"""Likewise of a process with a syphon where a pattern may name lanes that others use for the first time."""
 
 _SOON = 5.0  # s after which a process that wrote looks again: another one may have written in the same moment
 _CLOSE = 2.5  # s: a transport promises 2
@@ -133,6 +139,7 @@ async def find_agreement(
         if conflict is not None:
             return Agreement(own, record, conflict=conflict_text(own, conflict))
         found = await looker.used(own, record) + tuple(queue for queue, _ in await looker.beyond(own, record))
+        found += tuple(queue for queue in await looker.lanes(own, record) if queue not in found)
         strays = await looker.former(own, primary.former_names)
         # Queues of a template that this process can't trust are not drained by it.
         strays += await looker.holding(_undrained(own, record), "this process has another backlog_name_template")
@@ -140,7 +147,8 @@ async def find_agreement(
         return Agreement(own, unread=f"could not compare with the record because it can't be read: {error}")
     unread = None
     if everywhere:
-        known = {queue.path for queue in found} | {stray.queue.path for stray in strays} | set(own.queue_names())
+        known = {queue.path for queue in found} | {stray.queue.path for stray in strays}
+        known.update(own.queue_names(), own.lane_names())
         try:
             strays += await looker.of_other_names(own, options, known)
         except TransportError as error:
@@ -224,6 +232,18 @@ class RecordKeeper:
         self._wrote = False
         self._looked_at = float("-inf")
         self._turn = asyncio.Lock()
+        self._lanes: set[str] = set()
+        self._new_lane = asyncio.Event()
+        self._usual = LOOK_INTERVAL
+        if options.enable_syphon and len(options.literal_lanes) < len(options.continuity):
+            self._usual = LANES_LOOK_INTERVAL
+
+    def lane(self, queue: Entity) -> None:
+        """Write a lane of a pattern into the record, soon: a syphon of another process learns of it (SPEC 13.2)."""
+        path = lane_path(queue.path)
+        if path is not None and path not in self._lanes:
+            self._lanes.add(path)
+            self._new_lane.set()
 
     async def begin(self) -> None:
         """Look for the first time; a secondary that can't be reached is looked at later, by `run`.
@@ -240,8 +260,15 @@ class RecordKeeper:
         while True:
             backoff = _RETRY if not self.agreed else None if self.unread is None else _REFUSED
             retry, last = retry + 1 if backoff is last else 0, backoff
-            usual = _SOON if self._wrote else LOOK_INTERVAL
-            await asyncio.sleep(usual if backoff is None else backoff.wait(retry, 0.0))
+            usual = _SOON if self._wrote else self._usual
+            wait = usual if backoff is None else backoff.wait(retry, 0.0)
+            if backoff is None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait):
+                        await self._new_lane.wait()
+            else:
+                await asyncio.sleep(wait)
+            self._new_lane.clear()
             try:
                 await self._look()
             except TransportError:
@@ -319,6 +346,7 @@ class RecordKeeper:
         elif record.copies >= _COPIES:
             await looker.remove_copies(own)
         self._written = True
+        await self._write_lanes(record)
         for text in (*record.differences(own), *record.problems):
             self._warn(text)
         if not self._syphon:
@@ -328,12 +356,27 @@ class RecordKeeper:
         if everything:
             await self._look_for_queues(record)
 
+    async def _write_lanes(self, record: Record) -> None:
+        known = record.lane_paths(self._own)
+        for path in sorted(self._lanes.difference(known)):
+            if len(record.lanes) >= MOST_LANES:
+                self._warn(
+                    f"more than {MOST_LANES} lanes of patterns: a syphon of another process may not drain that of "
+                    f"{path}; name the queue itself in continuity"
+                )
+                return
+            for place in self._own.places:
+                await self._looker.add(place, self._own.lane_message(path))
+            self._wrote = True
+
     async def _look_for_queues(self, record: Record) -> None:
         """Look for what processes left that kept no record, as those of earlier releases did."""
         own, looker = self._own, self._looker
         for queue, pending in await looker.beyond(own, record):
             if pending:
                 self._warn(f"backlog queue {queue.path} is in no process's options and holds messages: it is drained")
+            await self._find(queue)
+        for queue in await looker.lanes(own, record):
             await self._find(queue)
         for stray in await looker.former(own, self._former):
             self._warn(str(stray))
@@ -459,8 +502,24 @@ class Looker:
 
     async def used(self, own: Configuration, record: Record) -> tuple[Entity, ...]:
         """Those of the backlog queues that exist which other processes of this primary use, and this one does not."""
-        queues = [Entity(name) for name in record.other_queues(own)]
+        queues = [Entity(name) for name in (*record.other_queues(own), *record.other_lanes(own))]
         return tuple([queue for queue in queues if await self._pending(queue) is not None])
+
+    async def lanes(self, own: Configuration, record: Record) -> list[Entity]:
+        """Lanes of this primary found by their names, beyond those that the options name, where any process has some.
+
+        Empty where the secondary can't list its queues: the record then names what processes use.
+        """
+        if not (own.continuity or record.lanes or any(each.continuity for each in record.configurations)):
+            return []
+        try:
+            listed = await self._limited(self._transport.admin.list_entities(f"{own.name}/{LANE_QUEUE}/"))
+        except TransportError as error:
+            if error.kind is FailureKind.REFUSED:
+                return []
+            raise
+        named = own.lane_names()
+        return [queue for queue in listed if lane_path(queue.path) is not None and queue.path not in named]
 
     async def beyond(self, own: Configuration, record: Record) -> list[tuple[Entity, int]]:
         """Backlog queues of this primary beyond those that any process is known to use, with what they hold."""

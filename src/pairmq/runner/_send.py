@@ -218,12 +218,13 @@ class Attempts:
         With no queue in use it is the trial of one; none is made while others try them all.
         """
         backlog = self._backlog
-        index, trial = backlog.choose(state.queue, None if key is None else key.queue)
+        index, trial = backlog.choose(state.queue, None if key is None else key.queue, send.lane)
         if index is None:
             send.no_queue()
             self._divert_ended(state, key, maybe_there=False)
             return
-        if key is None:
+        at_lane = index == send.lane
+        if key is None and not at_lane:
             state.queue = index
         results: Sequence[TransportError | None] = ()
         outcome: BacklogOutcome | None = None
@@ -246,13 +247,15 @@ class Attempts:
             self._divert_ended(state, key, maybe_there=began_at is not None if outcome is None else outcome.maybe_there)
             if trial:
                 backlog.end_trial(index, None if outcome is None else outcome.works)
-        queue = backlog.entities[index].path
+        queue = backlog.queue(index).path
         for job, failure, fate in zip(jobs, results, outcome.fates, strict=True):
             if failure is None:
                 self._results.accept(state, job, started, queue)
                 continue
             self._results.fail_attempt(state, job, failure, queue=queue, late=False, final=fate is Fate.REFUSED)
-            if fate is Fate.ELSEWHERE:
+            if fate is Fate.ELSEWHERE and at_lane:
+                send.lane = None
+            elif fate is Fate.ELSEWHERE:
                 state.queue = None
             elif fate is Fate.LEAVE:
                 backlog.take_out(index, failure)
@@ -264,7 +267,7 @@ class Attempts:
             state.sequence += 1
             envelope = self._envelope(state, job)
             problem = self._unfit_for_primary(state, job)
-            problem = problem or self._sizes.of_backlog(self._backlog.entities[index], envelope)
+            problem = problem or self._sizes.of_backlog(self._backlog.queue(index), envelope)
             if problem is None:
                 envelopes.append(envelope)
             else:
@@ -484,7 +487,7 @@ class SendProcedure:
     def _machine(
         self, state: SenderState, jobs: list[Job], started: float, deadline: float, key: KeyRoute | None
     ) -> SendMachine:
-        return self._up_to_date(SendMachine(self._rules, state.runner, jobs, started, deadline, key))
+        return self._up_to_date(SendMachine(self._rules, state.runner, jobs, started, deadline, key, state.lane))
 
     def _up_to_date(self, send: SendMachine) -> SendMachine:
         """Let the machine of a send know whether the pair closes."""

@@ -51,6 +51,7 @@ class Syphon:
         self._senders: dict[Entity, Sender] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._secondary = secondary
+        self._shares = queues is not None
         self._started = False
         self._moved = self._dead_lettered = 0  # by pumps that have ended
         self.gates = gates = GateKeeper(self._probe, options.ping_primary_interval, clock, emit, self._close_sender)
@@ -63,9 +64,12 @@ class Syphon:
             for index, queue in enumerate(backlog.entities)
             if queues is None or index in queues
         )
+        self._backlog = backlog
+        if queues is None:
+            for lane in backlog.lanes:
+                self._add_lane(lane)
         if outbox is not None:
             self.pumps += (Pump(outbox.queue, outbox.tail, outbox.missing, context),)
-        self._backlog = backlog
 
     @property
     def moved(self) -> int:
@@ -89,6 +93,20 @@ class Syphon:
         self._started = True
         for pump in self.pumps:
             pump.start()
+
+    def add_lane(self, lane: Entity) -> None:
+        """Empty a lane that has come into use; not in a process with a share of the queues."""
+        if self._shares:
+            return
+        pump = self._add_lane(lane)
+        if self._started:
+            pump.start()
+
+    def _add_lane(self, lane: Entity) -> Pump:
+        index = len(self._backlog.entities) + self._backlog.lanes.index(lane)
+        pump = Pump(lane, self._backlog.sender(index), partial(self._backlog.take_out, index), self._context)
+        self.pumps += (pump,)
+        return pump
 
     def add(self, queue: Entity) -> None:
         """Empty a queue that another process of the pair uses, beyond this one's options (SPEC 13.2)."""

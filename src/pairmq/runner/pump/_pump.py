@@ -10,8 +10,19 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from pairmq.core import REPORTED_DOUBT, Backoff, DestinationLine, Gate, Item, Next, PumpMachine, Room
-from pairmq.model import Delivery, Entity, FailureReason, Message, TransportError
+from pairmq.core import (
+    REPORTED_DOUBT,
+    Backoff,
+    DestinationLine,
+    Gate,
+    Item,
+    LaneWatch,
+    Next,
+    PumpMachine,
+    Room,
+    lane_path,
+)
+from pairmq.model import Delivery, Entity, FailureReason, Message, Source, TransportError
 from pairmq.model.events import SyphonFailed, Warned
 from pairmq.runner._limits import end, first, pause
 from pairmq.runner.pump._reader import BacklogReader, PumpContext
@@ -20,6 +31,7 @@ from pairmq.transport import Sender, start_task
 _BACKOFF = Backoff(first=0.25, factor=2.0, cap=10.0)  # as long as a drain may pause after the secondary is back
 _ROOM_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
 _LINE_BACKOFF = Backoff(first=0.25, factor=2.0, cap=30.0)
+_LANE_MOVES = 1.0  # s between two looks whether what was read of a lane has moved on
 _LOOK_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
 
 
@@ -47,7 +59,13 @@ class Pump:
             context.primary.admin.is_system_entity,
             ordered_batches=context.primary.capabilities.ordered_batches,
         )
+        path = lane_path(queue.path)
+        self._lane_entity = None if path is None else Entity(path)
+        self._lane = LaneWatch(context.options.lane_patience)
+        self._reads_on = False  # the last receive of a lane gave messages: there may be more
         self._reader = BacklogReader(queue, context, self._machine, self._changed)
+        if self._lane_entity is not None:
+            self._reader.receiver.wait = 0.0  # a poll under way would take messages from consumers
         self._stopping = asyncio.Event()
         self._moved_on = asyncio.Event()
         self._received = asyncio.Event()
@@ -93,8 +111,19 @@ class Pump:
         retry = 0
         while not self._stopping.is_set():
             try:
+                if self._lane_entity is not None:
+                    await self._leave_to_consumers(self._lane_entity)
                 await self._make_room()
-                self._move(await self._reader.receive())
+                if self._stopping.is_set() or self._lets_go:
+                    continue
+                held = len(self._machine)
+                deliveries = await self._reader.receive()
+                self._reads_on = bool(deliveries)
+                if deliveries:
+                    self._move(deliveries)
+                    self._lane.read()
+                elif not held:
+                    self._lane.read_nothing(self._clock.now())
                 retry = 0
             except Exception as error:
                 # A pump never ends by an error: the backlog would be stranded.
@@ -108,15 +137,47 @@ class Pump:
                 await self._begin_anew()
                 await pause(wait, self._stopping)
 
+    # A lane is its consumers' first (SPEC 11.4).
+
+    @property
+    def _lets_go(self) -> bool:
+        """Whether messages of a lane are locked here that can't be delivered: a consumer may have them."""
+        return self._lane_entity is not None and self._machine.stuck
+
+    async def _leave_to_consumers(self, entity: Entity) -> None:
+        """Return when the syphon is to read the lane: its consumers do not, and the primary takes messages."""
+        lane = self._lane
+        while not self._stopping.is_set():
+            self._moved_on.clear()
+            if self._lets_go:
+                await self._begin_anew()
+            wait = _LANE_MOVES
+            if self._reads_on:
+                return
+            if not self._machine:
+                counts = await self._reader.receiver.limited(self._context.secondary.admin.counts(Source(self.queue)))
+                now = self._clock.now()
+                lane.seen(counts.pending, now)
+                if lane.may_read(now) and self._is_open(entity) and await self._primary_answers():
+                    return
+                wait = lane.next_look(now)
+            await pause(wait, self._stopping, self._moved_on)
+
+    def _is_open(self, entity: Entity) -> bool:
+        gate = self._context.gates.gates.get(entity)
+        return gate is None or gate.is_open
+
     async def _begin_anew(self) -> None:
         """Let go of everything that is locked: after an error of the queue nothing of it can be settled."""
+        orderly = self._machine.broken or self._lets_go
+        self._reads_on = False
         self._machine.drop_lines()
         sending = [task for line, task in self._lines.items() if line.taken]
         for line, task in self._lines.items():
             if not line.taken:
                 task.cancel()
         self._lines.clear()
-        if self._machine.broken:
+        if orderly:
             # The queue works: what is being sent, or is stored, is completed before the rest is released.
             ends_at = self._clock.now() + self._context.options.attempt_timeout
             await end(sending, self._context.options.attempt_timeout)
@@ -153,7 +214,7 @@ class Pump:
         """Wait, or postpone, while too much is held or unsettled, or enough is on its way."""
         retry = 0
         machine, gates = self._machine, self._context.gates
-        while not self._stopping.is_set() and not machine.broken:
+        while not self._stopping.is_set() and not machine.broken and not self._lets_go:
             room = machine.room(self._clock.now())
             if room is Room.ASK:
                 answers = await self._primary_answers()

@@ -61,6 +61,8 @@ class QueueReceiver:
         self.queue = queue
         self.asked = asyncio.Event()
         """The queue was asked for its properties."""
+        self.wait = context.options.syphon_receive_wait
+        """Seconds of a long poll."""
         self._machine = machine
         self._secondary = context.secondary
         self._options = context.options
@@ -131,10 +133,9 @@ class QueueReceiver:
         """
         if self._receiver is None:
             raise _gone()
-        wait = self._options.syphon_receive_wait
-        limit = self._clock.now() + wait + self._options.attempt_timeout
+        limit = self._clock.now() + self.wait + self._options.attempt_timeout
         self._receiver.read_ahead(ahead)
-        return await self._polls.run(self._receiver.receive(most, wait), limit)
+        return await self._polls.run(self._receiver.receive(most, self.wait), limit)
 
     def read_ahead(self, messages: int) -> None:
         """Change the hint of the last `receive`."""

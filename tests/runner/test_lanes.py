@@ -1,0 +1,165 @@
+"""Lanes of a pair: diverted sends, the syphon beside consumers, and states, in virtual time (SPEC 11)."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pairmq import ConfigurationError, Entity, EntityState, Message, Pair, PairOptions, Route
+from pairmq.core import lane_name
+from pairmq.model import Source
+from pairmq.model.events import MessageMoved, RotationChanged
+from pairmq.testing import Fault, Operation, in_virtual_time
+from pairmq.testing._simulated._transport import SimulatedAdmin
+from pairmq.transport import Admin
+
+LANE = lane_name("east", "orders")
+
+
+@in_virtual_time
+async def test_a_diverted_send_goes_to_its_queues_lane(world):
+    async with world(continuity=("orders",)) as w:
+        assert Entity(LANE) in w.west.queues  # from pairing on
+        w.east.fail(Fault.DOWN)
+        orders = await w.pair.sender("orders").send(Message(b"1"))
+        prices = await w.pair.sender("prices").send(Message(b"2"))
+        assert (orders.route, orders.backlog_queue) == (Route.BACKLOG, LANE)
+        assert prices.backlog_queue in {queue.path for queue in w.pair.backlog_queues[:3]}
+
+
+@in_virtual_time
+async def test_a_lane_of_a_pattern_is_made_at_its_first_use(world):
+    async with world(continuity=("ord*",)) as w:
+        assert Entity(LANE) not in w.west.queues
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.DOWN)
+        assert (await sender.send(Message(b"1"))).backlog_queue == LANE
+
+
+@in_virtual_time
+async def test_a_send_whose_lane_fails_goes_to_a_shared_queue_and_returns_to_the_lane(world):
+    async with world(continuity=("orders",), backlog_retry_interval=5) as w:
+        w.east.fail(Fault.DOWN)
+        w.west.fail(Fault.DOWN, entities=[LANE])
+        sender = w.pair.sender("orders")
+        receipt = await sender.send(Message(b"1"))
+        assert receipt.backlog_queue in {queue.path for queue in w.pair.backlog_queues[:3]}
+        assert [event.queue for event in w.of(RotationChanged)] == [LANE]
+        w.west.heal()
+        await asyncio.sleep(6)
+        assert (await sender.send(Message(b"2"))).backlog_queue == LANE
+
+
+@in_virtual_time
+async def test_a_scheduled_message_is_not_put_where_a_consumer_would_get_it_too_soon(world):
+    async with world(continuity=("orders",)) as w:
+        w.east.fail(Fault.DOWN)
+        due = datetime.now(UTC) + timedelta(hours=1)
+        receipt = await w.pair.sender("orders").send(Message(b"1", scheduled_enqueue_at=due))
+        assert receipt.backlog_queue != LANE
+
+
+@in_virtual_time
+async def test_a_lane_that_was_deleted_is_made_again_for_a_send(world):
+    async with world(continuity=("orders",)) as w:
+        w.east.fail(Fault.DOWN)
+        del w.west.queues[Entity(LANE)]
+        assert (await w.pair.sender("orders").send(Message(b"1"))).backlog_queue == LANE
+
+
+@in_virtual_time
+async def test_the_syphon_moves_a_lane_without_consumers_after_its_patience(world):
+    async with world(continuity=("orders",), enable_syphon=True, lane_patience=5) as w:
+        w.east.fail(Fault.DOWN)
+        await w.pair.sender("orders").send_batch([Message(b"%d" % n) for n in range(5)])
+        w.east.heal()
+        await asyncio.sleep(8)
+        assert w.pair.state("orders") is EntityState.DRAINING
+        await asyncio.sleep(30)
+        assert w.home() == [b"0", b"1", b"2", b"3", b"4"]
+        assert w.pair.state("orders") is EntityState.HEALTHY
+        assert {event.queue for event in w.of(MessageMoved)} == {LANE}
+
+
+@in_virtual_time
+async def test_the_syphon_leaves_a_lane_to_consumers_that_make_progress(world):
+    async with world(continuity=("orders",), enable_syphon=True, lane_patience=5) as w:
+        w.east.fail(Fault.DOWN)
+        await w.pair.sender("orders").send_batch([Message(b"%d" % n) for n in range(10)])
+        w.east.heal()
+        reader = w.west.transport()
+        receiver = reader.receiver(Source(Entity(LANE)))
+        for _ in range(10):
+            (delivery,) = await receiver.receive(1, 1)
+            await asyncio.sleep(2)
+            await receiver.complete(delivery)
+        await receiver.close()
+        await reader.close()
+        await asyncio.sleep(30)
+        assert w.home() == []
+        assert w.pair.state("orders") is EntityState.HEALTHY  # a drain by consumers is a drain
+
+
+@in_virtual_time
+async def test_the_syphon_keeps_no_message_of_a_lane_while_the_primary_is_unavailable(world):
+    async with world(continuity=("orders",), enable_syphon=True, lane_patience=0) as w:
+        w.east.fail(Fault.DOWN)
+        sender = w.pair.sender("orders")
+        counts = []
+        for number in range(20):
+            await sender.send(Message(b"%d" % number))
+            await asyncio.sleep(1)
+            counts.append((await w.pair.secondary.admin.counts(Source(Entity(LANE)))).locked)
+        assert set(counts) == {0}
+
+
+@in_virtual_time
+async def test_the_syphon_releases_a_lanes_messages_when_the_destination_fails_under_it(world):
+    async with world(continuity=("orders",), enable_syphon=True, lane_patience=0, syphon_batch=2) as w:
+        w.east.fail(Fault.DOWN)
+        await w.pair.sender("orders").send_batch([Message(b"%d" % n) for n in range(6)])
+        w.east.heal()
+        w.east.fail(Fault.DOWN, Operation.SEND | Operation.PROBE)
+        await asyncio.sleep(20)
+        counts = await w.pair.secondary.admin.counts(Source(Entity(LANE)))
+        assert (counts.active, counts.locked) == (6, 0)
+        w.east.heal()
+        await asyncio.sleep(60)
+        assert sorted(w.home()) == [b"%d" % n for n in range(6)]
+
+
+@in_virtual_time
+async def test_an_entity_does_not_wait_for_anothers_lane(world):
+    async with world(continuity=("orders",), enable_syphon=True, lane_patience=300) as w:
+        w.east.fail(Fault.DOWN)
+        for name in ("orders", "prices"):
+            await w.pair.sender(name).send(Message(b"1"))
+        w.east.heal()
+        await asyncio.sleep(60)
+        assert (w.pair.state("orders"), w.pair.state("prices")) == (EntityState.DRAINING, EntityState.HEALTHY)
+
+
+@pytest.mark.parametrize("lists", [True, False], ids=["by name", "by the record"])
+@in_virtual_time
+async def test_a_syphon_learns_of_lanes_that_other_processes_use_by_a_pattern(world, lists, monkeypatch):
+    if not lists:  # as RabbitMQ without its management plugin
+        monkeypatch.setattr(SimulatedAdmin, "list_entities", Admin.list_entities)
+    async with world(continuity=("ord*",)) as w:
+        options = PairOptions(continuity=("ord*",), enable_syphon=True, backlog_queue_count=3, lane_patience=5)
+        syphon = Pair(w.east.transport(), w.west.transport(), options)
+        sender = w.pair.sender("orders")
+        async with syphon:
+            w.east.fail(Fault.DOWN)
+            await sender.send(Message(b"1"))
+            w.east.heal()
+            await asyncio.sleep(120)
+        assert w.home() == [b"1"]
+
+
+@in_virtual_time
+async def test_a_topic_is_refused_with_the_reason(world):
+    async with world(continuity=("news",)) as w:
+        with pytest.raises(ConfigurationError, match="missing from the other subscriptions"):
+            w.pair.sender("news", kind="topic")
