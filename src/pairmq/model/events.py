@@ -353,6 +353,23 @@ class OperationsCounted(Event):
 
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
+class ReceiverChanged(Event):
+    """A receiver of a queue with continuity lost one of the two brokers that it reads, or reads it again (SPEC 11.3).
+
+    Args:
+        entity: the queue.
+        side: which broker.
+        open: whether it reads it from now on.
+        error: why not, None when open.
+    """
+
+    entity: Entity
+    side: Side
+    open: bool
+    error: str | None = None
+
+
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class PairOpened(Event):
     """A pair is ready for sends; `PairEnded` is its counterpart, and a pair that does not open has neither.
 

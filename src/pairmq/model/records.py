@@ -61,6 +61,7 @@ _ORDER = (
     events.SyphonFailed,
     events.BacklogQueueChecked,
     events.OperationsCounted,
+    events.ReceiverChanged,
     events.Warned,
     events.PairOpened,
     events.PairEnded,

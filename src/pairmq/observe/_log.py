@@ -14,6 +14,7 @@ from pairmq.model.events import (
     MessageDelivered,
     MessageMoved,
     OperationsCounted,
+    ReceiverChanged,
     RotationChanged,
     SendCompleted,
     StateChanged,
@@ -27,6 +28,7 @@ _LEVELS: dict[type[Event], int] = {
     RotationChanged: logging.WARNING,
     MessageDeadLettered: logging.WARNING,
     DestinationChanged: logging.WARNING,
+    ReceiverChanged: logging.WARNING,
     SyphonFailed: logging.WARNING,
     Warned: logging.WARNING,
     AttemptFailed: logging.DEBUG,
@@ -68,7 +70,7 @@ class LogObserver:
 def _is_recovery(event: Event) -> bool:
     if isinstance(event, StateChanged):
         return event.current in (EntityState.HEALTHY, EntityState.DRAINING)
-    return (isinstance(event, DestinationChanged) and event.open) or (
+    return (isinstance(event, DestinationChanged | ReceiverChanged) and event.open) or (
         isinstance(event, RotationChanged) and event.in_use
     )
 

@@ -22,6 +22,7 @@ from pairmq.model.events import Event
 from pairmq.pair import _active
 from pairmq.pair._arguments import seconds
 from pairmq.pair._audience import Audience
+from pairmq.pair._continuity import ContinuousReceiver
 from pairmq.pair._observers import observers_of
 from pairmq.pair._outbox import PairOutbox
 from pairmq.pair._readiness import Readiness, find_readiness
@@ -290,22 +291,31 @@ class Pair:
     ) -> PairReceiver:
         """Make a receiver of the primary; no IO.
 
+        That of a queue with ``continuity`` reads the queue's lane on the secondary as well, and goes on while either
+        can be read (SPEC 11.3).
+
         Args:
             path: the queue's or topic's path.
             subscription: the subscription to read, which makes ``path`` a topic.
             dead_letter: read its dead-letter queue.
-            prefetch: messages that an iteration locks in one receive; all must be settled before their locks expire.
+            prefetch: messages that an iteration locks in one receive, of each side where it reads two; all must be
+                settled before their locks expire.
 
         Raises:
-            ConfigurationError: a name is invalid, or the primary's transport does not support this source.
+            ConfigurationError: a name is invalid, or the primary's transport does not support this source, or
+                ``continuity`` names a topic (SPEC 11.6).
             PairClosed, PairFaulted: the pair has ended or is not open.
         """
         entity = self._entity(path, "queue" if subscription is None else "topic")
         if type(prefetch) is not int or prefetch < 1:
             raise ConfigurationError(f"prefetch is {prefetch!r}: it must be a whole number of at least 1")
         engine = self._opened
+        check_continuity(entity, self._options)
         try:
             source = Source(entity, subscription, dead_letter)
+            lane = None if dead_letter else engine.backlog.lane(entity)
+            if lane is not None:
+                return ContinuousReceiver(engine, source, lane, prefetch, self._clock)
             return PairReceiver(engine, engine.primary, source, prefetch, self._clock)
         except (TransportError, ValueError) as error:
             raise ConfigurationError(str(error)) from error

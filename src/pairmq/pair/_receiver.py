@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from pairmq.core import Backoff
 from pairmq.model import Delivery, FailureKind, FailureReason, LockLost, Message, Source, TransportError
-from pairmq.model.events import Event, MessageDelivered, Settlement
+from pairmq.model.events import Event, MessageDelivered, Settlement, Side
 from pairmq.pair._arguments import count, seconds
 from pairmq.runner import Clock, Engine, TimeLimits
 from pairmq.transport import Endpoint, Receiver, Transport
@@ -18,7 +18,8 @@ from pairmq.transport import Endpoint, Receiver, Transport
 T = TypeVar("T")
 
 _POLL = 60.0  # s: one long poll of an iteration; only its cost depends on it
-_ASKED = 1.0  # s after which a receive that still waits has found the source empty
+ASKED = 1.0
+"""Seconds after which a receive that still waits has found the source empty."""
 _BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
 
 
@@ -59,6 +60,11 @@ class PairDelivery:
     def endpoint(self) -> Endpoint:
         """The broker that it was read from, without its password."""
         return self._giver.endpoint
+
+    @property
+    def origin(self) -> Side:
+        """The broker that it was read from: the primary, or for a queue with continuity maybe the secondary."""
+        return Side.PRIMARY
 
     @property
     def settlement(self) -> Settlement | None:
@@ -106,7 +112,16 @@ class PairDelivery:
             error = str(failure) or type(failure).__name__
             raise
         finally:
-            self._giver._settled(self._delivery, self._received_at, settlement, reason, error)
+            self._giver._settled(*self._reported(), self._received_at, settlement, reason, error)
+
+    @property
+    def locked(self) -> Delivery:
+        """What the broker's receiver settles."""
+        return self._delivery
+
+    def _reported(self) -> tuple[Delivery, str]:
+        """What events say of it, and of which reader."""
+        return self._delivery, self._giver.id
 
     def __repr__(self) -> str:
         return f"PairDelivery({self._delivery!r})"
@@ -182,7 +197,7 @@ class PairReceiver:
         if self._turn.locked():
             # While another call waits there is nothing to receive, unless that call has only just started.
             try:
-                async with asyncio.timeout_at(max(ends_at, self._asked_at + _ASKED)):
+                async with asyncio.timeout_at(max(ends_at, self._asked_at + ASKED)):
                     await self._turn.acquire()
             except TimeoutError:
                 return []
@@ -203,7 +218,13 @@ class PairReceiver:
         return [PairDelivery(delivery, receiver, self, now) for delivery in deliveries]
 
     def _settled(
-        self, delivery: Delivery, received_at: float, settlement: Settlement, reason: str | None, error: str | None
+        self,
+        delivery: Delivery,
+        reader: str,
+        received_at: float,
+        settlement: Settlement,
+        reason: str | None,
+        error: str | None,
     ) -> None:
         emit = self._engine.emit
         if not emit.active and not self._sinks:
@@ -219,7 +240,7 @@ class PairReceiver:
             "received_at": received_at,
             "reason": reason,
             "error": error,
-            "receiver": self._id,
+            "receiver": reader,
         }
         emit.of_message(delivery.message, MessageDelivered, **values)
         for sink in self._sinks:

@@ -8,7 +8,8 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from pairmq._version import version
 from pairmq.core import (
@@ -64,6 +65,13 @@ _ACTIONS = {
 }
 
 T = TypeVar("T")
+
+
+class Reader(Protocol):
+    """A receiver with tasks of its own."""
+
+    def stop(self) -> None:
+        """The pair closes."""
 
 
 class Engine:
@@ -134,6 +142,8 @@ class Engine:
         self._drain: DrainWatch | None = None
         self._drain_task: asyncio.Task[None] | None = None
         self._linked_faults: LinkedFaults | None = None
+        self.readers: WeakSet[Reader] = WeakSet()
+        """Work in the background of the pair, and stop when it closes."""
         self._endings: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._opened = False
@@ -394,6 +404,8 @@ class Engine:
         for runner in self._known.runners():
             runner.stop_pings()
             runner.wake()  # sends that wait between two attempts learn their new deadline
+        for reader in tuple(self.readers):
+            reader.stop()
         for task in (self._drain_task, self._operations_task, self._record_task, self._follower_task):
             if task is not None:
                 task.cancel()

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pairmq import pair as asynchronous
 from pairmq.model import Delivery, LockLost, Message, PairMQError, Source
-from pairmq.model.events import Event, Settlement
+from pairmq.model.events import Event, Settlement, Side
 from pairmq.sync._loop import PerProcess, run
 from pairmq.transport import Endpoint
 
@@ -48,6 +48,11 @@ class PairDelivery:
     def endpoint(self) -> Endpoint:
         """The broker that it was read from, without its password."""
         return self._inner.value.endpoint
+
+    @property
+    def origin(self) -> Side:
+        """The broker that it was read from: the primary, or for a queue with continuity maybe the secondary."""
+        return self._inner.value.origin
 
     @property
     def settlement(self) -> Settlement | None:
