@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ class Consumer:
 
     def longest_gap(self) -> float:
         times = [at for at, _, _ in self.handled]
-        return max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+        return max(later - earlier for earlier, later in itertools.pairwise(times))
 
 
 @asynccontextmanager
@@ -148,44 +149,41 @@ async def test_what_does_not_belong_in_a_lane_is_dead_lettered_and_never_handled
 
 @in_virtual_time
 async def test_a_single_receive_raises_only_while_neither_side_can_be_read(world):
-    async with world(continuity=("orders",)) as w:
-        async with w.pair.receiver("orders") as receiver:
-            w.east.fail(Fault.DOWN)
-            assert await receiver.receive(wait=3) == []
-            w.west.fail(Fault.DOWN)
-            for wait in (3, 0, 0):
-                with pytest.raises(TransportError, match="connection refused"):
-                    await receiver.receive(wait=wait)
-            w.west.heal()
-            await w.pair.sender("orders").send(Message(b"1"))
-            (delivery,) = await receiver.receive(wait=20)
-            await delivery.complete()
+    async with world(continuity=("orders",)) as w, w.pair.receiver("orders") as receiver:
+        w.east.fail(Fault.DOWN)
+        assert await receiver.receive(wait=3) == []
+        w.west.fail(Fault.DOWN)
+        for wait in (3, 0, 0):
+            with pytest.raises(TransportError, match="connection refused"):
+                await receiver.receive(wait=wait)
+        w.west.heal()
+        await w.pair.sender("orders").send(Message(b"1"))
+        (delivery,) = await receiver.receive(wait=20)
+        await delivery.complete()
 
 
 @in_virtual_time
 async def test_a_receive_that_does_not_wait_asks_both_sides_once(world):
-    async with world(continuity=("orders",)) as w:
-        async with w.pair.receiver("orders") as receiver:
-            assert await receiver.receive(wait=0) == []
-            await w.pair.sender("orders").send(Message(b"1"))
-            (delivery,) = await receiver.receive(wait=0)
-            await delivery.complete()
-            w.east.operations.clear()
-            w.west.operations.clear()
-            assert await receiver.receive(wait=0) == []
-            assert (w.east.operations["RECEIVE"], w.west.operations["RECEIVE"]) == (1, 1)
+    async with world(continuity=("orders",)) as w, w.pair.receiver("orders") as receiver:
+        assert await receiver.receive(wait=0) == []
+        await w.pair.sender("orders").send(Message(b"1"))
+        (delivery,) = await receiver.receive(wait=0)
+        await delivery.complete()
+        w.east.operations.clear()
+        w.west.operations.clear()
+        assert await receiver.receive(wait=0) == []
+        assert (w.east.operations["RECEIVE"], w.west.operations["RECEIVE"]) == (1, 1)
 
 
 @in_virtual_time
 async def test_an_idle_receiver_costs_one_long_poll_a_minute_of_each_side(world):
-    async with world(continuity=("orders",), control_interval=0) as w:
-        async with consumer(w.pair):
-            await asyncio.sleep(60)
-            w.east.operations.clear()
-            w.west.operations.clear()
-            await asyncio.sleep(3600)
-            assert 58 <= w.east.operations["RECEIVE"] <= 61
-            assert 58 <= w.west.operations["RECEIVE"] <= 61
+    async with world(continuity=("orders",), control_interval=0) as w, consumer(w.pair):
+        await asyncio.sleep(60)
+        w.east.operations.clear()
+        w.west.operations.clear()
+        await asyncio.sleep(3600)
+        assert 58 <= w.east.operations["RECEIVE"] <= 61
+        assert 58 <= w.west.operations["RECEIVE"] <= 61
 
 
 @in_virtual_time
@@ -249,10 +247,9 @@ async def test_the_locks_of_what_waits_are_kept_while_an_earlier_message_is_hand
 
 @in_virtual_time
 async def test_a_queue_that_does_not_exist_is_reported_to_its_consumer(world):
-    async with world(continuity=("nothing",)) as w:
-        async with w.pair.receiver("nothing") as receiver:
-            with pytest.raises(TransportError, match="nothing"):
-                await anext(receiver)
+    async with world(continuity=("nothing",)) as w, w.pair.receiver("nothing") as receiver:
+        with pytest.raises(TransportError, match="nothing"):
+            await anext(receiver)
 
 
 @in_virtual_time
@@ -282,18 +279,17 @@ async def test_a_closed_pair_ends_an_iteration_of_both_sides(world):
 
 @in_virtual_time
 async def test_a_cancelled_receive_loses_nothing(world):
-    async with world(continuity=("orders",)) as w:
-        async with w.pair.receiver("orders") as receiver:
-            for number in range(40):
-                task = asyncio.create_task(receiver.receive(wait=5))
-                await asyncio.sleep(0.0003 * number)
-                w.east.store(Entity("orders"), Message(b"%d" % number))
-                await asyncio.sleep(0.0003)
-                task.cancel()
-                found = await asyncio.gather(task, return_exceptions=True)
-                deliveries = found[0] if isinstance(found[0], list) else await receiver.receive(wait=5)
-                assert [delivery.body for delivery in deliveries] == [b"%d" % number]
-                await deliveries[0].complete()
+    async with world(continuity=("orders",)) as w, w.pair.receiver("orders") as receiver:
+        for number in range(40):
+            task = asyncio.create_task(receiver.receive(wait=5))
+            await asyncio.sleep(0.0003 * number)
+            w.east.store(Entity("orders"), Message(b"%d" % number))
+            await asyncio.sleep(0.0003)
+            task.cancel()
+            found = await asyncio.gather(task, return_exceptions=True)
+            deliveries = found[0] if isinstance(found[0], list) else await receiver.receive(wait=5)
+            assert [delivery.body for delivery in deliveries] == [b"%d" % number]
+            await deliveries[0].complete()
 
 
 @in_virtual_time

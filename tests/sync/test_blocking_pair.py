@@ -15,7 +15,7 @@ import pytest
 
 from pairmq import ConfigurationError, Entity, EntityState, Message, PairClosed, Receipt, Route, SendUnknown
 from pairmq.model import Source
-from pairmq.model.events import MessageDelivered, SendCompleted, StateChanged
+from pairmq.model.events import MessageDelivered, SendCompleted, Side, StateChanged
 from pairmq.sync import Pair
 from pairmq.sync._loop import run as on_the_loop
 
@@ -64,6 +64,26 @@ def test_sends_are_diverted_and_come_home_while_the_primary_is_away(servers, pai
     assert pair.states()[ORDERS] is pair.state("orders")
     held = [pair.secondary.admin.counts(Source(queue)).pending for queue in pair.backlog_queues]
     assert sum(held) == 1
+
+
+def test_a_receiver_of_a_queue_with_continuity_goes_on_while_the_primary_is_unavailable(servers):
+    east, west = servers
+    with Pair.connect(
+        east.url, west.url, failover_interval=0, attempt_timeout=20, ping_primary_interval=0.2, continuity=("orders",)
+    ) as pair:
+        pair.primary.admin.create(ORDERS)
+        sender = pair.sender("orders")
+        with pair.receiver("orders") as receiver:
+            sender.send(Message(b"1"))
+            (delivery,) = receiver.receive(wait=10)
+            assert (delivery.body, delivery.origin) == (b"1", Side.PRIMARY)
+            delivery.complete()
+            east.kill()
+            sender.send(Message(b"2"))
+            delivery = next(receiver)
+            assert (delivery.body, delivery.origin) == (b"2", Side.SECONDARY)
+            delivery.complete()
+            assert delivery.settled
 
 
 def test_many_threads_share_a_sender(pair):

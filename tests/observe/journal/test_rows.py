@@ -61,6 +61,7 @@ ONE_OF_EACH: tuple[events.Event, ...] = (
     events.OperationsCounted(
         **AT, side=Side.SECONDARY, seconds=60.0, sends=1, receives=2, settlements=3, pings=4, admin=5
     ),
+    events.ReceiverChanged(**AT, entity=TOPIC, side=Side.PRIMARY, open=False, error="connection refused"),
     warned("ünïcode \N{SNOWMAN} and a\x00nul"),
     events.PairOpened(**AT, primary="redis://a", secondary="amqp://b", version="1", options='{"a": 1}'),
     events.PairEnded(**AT, fault="lost", unknown=3),
