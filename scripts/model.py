@@ -3,9 +3,10 @@
 
     python scripts/model.py                writes a table
     python scripts/model.py --hazard 7     tells the stories of one hazard
+    python scripts/model.py --check        compares what was found with what is kept, as `make test-all` does
     python scripts/model.py --write        keeps what was found for docs/explanation/correctness.md, if all is well
 
-Exit status: 0 when each planted hazard was found and each world is clean, 1 when not.
+Exit status: 0 when each planted hazard was found and each world is clean, and --check found no difference; 1 when not.
 """
 
 from __future__ import annotations
@@ -131,10 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="what was found, on stdout as JSON")
     parser.add_argument("--write", action="store_true", help="keep it in docs/explanation/correctness.json")
+    parser.add_argument("--check", action="store_true", help="compare it with docs/explanation/correctness.json")
     options = parser.parse_args(arguments)
     if options.hazard is not None:
-        if options.json or options.write:
-            parser.error("--hazard tells a story: it goes with neither --json nor --write")
+        if options.json or options.write or options.check:
+            parser.error("--hazard tells a story: it goes with none of --json, --write and --check")
         return tell(options.hazard)
     worlds = {}
     for world in WORLDS:
@@ -161,6 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         file=sys.stderr,
     )
     if missed or unclean:
+        return 1
+    if options.check and json.loads(json.dumps(kept)) != json.loads(FOUND.read_text(encoding="utf-8")):
+        print(f"{FOUND.name} holds other numbers or stories: run scripts/model.py --write", file=sys.stderr)
         return 1
     if options.write:
         FOUND.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

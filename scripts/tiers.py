@@ -111,6 +111,8 @@ class Tier:
         if self._name == "simulated":
             seeds = f"0..{HOURS - 1}"
             self.result.status = self._call([sys.executable, "-m", "pairmq.cli", "simulate", "--seeds", seeds])
+            # With the worlds that are too large for the first tier.
+            self.result.status |= self._call([sys.executable, str(ROOT / "scripts" / "model.py"), "--check"])
             self.result.passed, self.result.failed = (0, 1) if self.result.status else (HOURS, 0)
         else:
             status = self._pytest(self._parallel)

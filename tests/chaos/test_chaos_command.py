@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pairmq.testing.chaos import KILL, Settings, planned
+from pairmq.testing.chaos._command import main
 
 COMMAND = [sys.executable, "-m", "pairmq.testing.chaos"]
 
@@ -57,20 +58,33 @@ def test_ctrl_c_ends_the_faults_and_gives_the_verdict_so_far(tmp_path: Path) -> 
         (["--distance", "far"], "must be none, primary, secondary or both"),
     ],
 )
-def test_what_cannot_be_run_is_said_in_a_line(arguments: list[str], says: str, tmp_path: Path) -> None:
-    run = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
-    assert run.returncode == 2
-    assert says in run.stderr
-    assert "Traceback" not in run.stderr
+@pytest.mark.usefixtures("in_folder")
+def test_what_cannot_be_run_is_said_in_a_line(arguments: list[str], says: str, capfd: pytest.CaptureFixture) -> None:
+    assert status_of(arguments) == 2
+    stderr = capfd.readouterr().err
+    assert says in stderr
+    assert "Traceback" not in stderr
 
 
-def test_a_directory_that_holds_another_run_is_left_alone(tmp_path: Path) -> None:
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def status_of(arguments: list[str]) -> object:
+    """The exit status of the command, run in this process."""
+    try:
+        return main(arguments)
+    except SystemExit as ended:
+        return ended.code
+
+
+def test_a_directory_that_holds_another_run_is_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     (tmp_path / "redis-redis-7").mkdir()
     (tmp_path / "redis-redis-7" / "run.jsonl").touch()
     arguments = ["--pair", "redis,redis", "--seed", "7", "--keep", str(tmp_path)]
-    run = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=200, check=False)
-    assert run.returncode == 2
-    assert "is not empty" in run.stderr
+    assert status_of(arguments) == 2
+    assert "is not empty" in capfd.readouterr().err
 
 
 @pytest.mark.real_server
