@@ -736,7 +736,7 @@ async def test_a_hold_of_the_syphon_stops_a_drain_that_is_under_way_after_one_op
         await asyncio.sleep(1)
         moved = len(w.home())
         assert 0 < moved < 50
-        await asyncio.sleep(600)
+        await asyncio.sleep(150)
         assert len(w.home()) == moved
         w.pair.mark_healthy("orders")
         await drained(w)
