@@ -197,7 +197,7 @@ def test_with_both_brokers_dead_a_publish_is_refused_in_time(
     rabbit: RabbitServer, redis: RedisServer, paired: kombu.Connection
 ) -> None:
     publish(paired)
-    rabbit.kill()
+    rabbit.go_down()
     redis.kill()
     # What is on its way when the connection breaks is unknown.
     with pytest.raises((PublishRefused, PublishUnknown)):
