@@ -12,7 +12,7 @@ is moved back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, types
@@ -46,8 +46,6 @@ from pairmq.pipeline.transforms._fact import (
     NUMBER,
     TEXT,
     Fact,
-    Measure,
-    digest,
     schema_of,
     typed,
 )
@@ -133,38 +131,62 @@ def _is(*flags: int) -> Column:
     return F.col("bits").bitwiseAND(sum(flags)) != 0
 
 
-def _count(flag: int) -> Measure:
-    return Measure(COUNT, "sum", lambda: F.when(_is(flag), 1).otherwise(0))
+_Measure = tuple[types.DataType, Callable[[Column], Column], Callable[[], Column]]
+"""The type of a column, how rows and parts are put together, and the value of one row."""
 
 
-MESSAGES = digest(
-    "messages",
-    _slim,
-    {"place": COUNT, "message_key": COUNT, "message_id": TEXT},
+def _count(flag: int) -> _Measure:
+    return COUNT, F.sum, lambda: F.when(_is(flag), 1).otherwise(0)
+
+
+_OF_MESSAGES: dict[str, _Measure] = {
+    "accepted_primary": _count(_HOME),
+    "deliveries": _count(_READ),
+    "completed": _count(_COMPLETED),
+    "by_subscription": _count(_SUBSCRIBED),
+    "placed": _count(_PLACED),
+    "first_sent_at": (NUMBER, F.min, lambda: F.when(_is(_SENT), F.col("at"))),
+    "accepted_at": (NUMBER, F.min, lambda: F.when(_is(_HOME, _DIVERTED), F.col("at"))),
+    "called_at": (NUMBER, F.min, lambda: F.col("called_at")),
+    "home_at": (NUMBER, F.max, lambda: F.when(_is(_HOME, _MOVED), F.col("at"))),
+    "delivered_at": (NUMBER, F.min, lambda: F.when(_is(_READ), F.col("at"))),
+    "last_delivered_at": (NUMBER, F.max, lambda: F.when(_is(_READ), F.col("at"))),
+    "position": (COUNT, F.min, lambda: F.col("position")),
+    "time_to_live": (NUMBER, F.max, lambda: F.col("time_to_live")),
+    "due_at": (NUMBER, F.max, lambda: F.col("due_at")),
+    "sender": (COUNT, F.min, lambda: F.col("sender")),
+    "session": (COUNT, F.min, lambda: F.col("session")),
+    "sent_by": (COUNT, F.min, lambda: F.when(_is(_SENT), F.col("process"))),
+    "delivered_by": (COUNT, F.min, lambda: F.when(_is(_READ), F.col("process"))),
+    # Two different ones: it is unknown which instant belongs to the position.
+    "got_first_by": (COUNT, F.min, lambda: F.when(_is(_FIRST), F.col("receiver"))),
+    "got_first_by_other": (COUNT, F.max, lambda: F.when(_is(_FIRST), F.col("receiver"))),
+}
+_MESSAGES = schema_of(
     {
-        "accepted_primary": _count(_HOME),
-        "deliveries": _count(_READ),
-        "completed": _count(_COMPLETED),
-        "by_subscription": _count(_SUBSCRIBED),
-        "placed": _count(_PLACED),
-        "first_sent_at": Measure(NUMBER, "min", lambda: F.when(_is(_SENT), F.col("at"))),
-        "accepted_at": Measure(NUMBER, "min", lambda: F.when(_is(_HOME, _DIVERTED), F.col("at"))),
-        "called_at": Measure(NUMBER, "min", lambda: F.col("called_at")),
-        "home_at": Measure(NUMBER, "max", lambda: F.when(_is(_HOME, _MOVED), F.col("at"))),
-        "delivered_at": Measure(NUMBER, "min", lambda: F.when(_is(_READ), F.col("at"))),
-        "last_delivered_at": Measure(NUMBER, "max", lambda: F.when(_is(_READ), F.col("at"))),
-        "position": Measure(COUNT, "min", lambda: F.col("position")),
-        "time_to_live": Measure(NUMBER, "max", lambda: F.col("time_to_live")),
-        "due_at": Measure(NUMBER, "max", lambda: F.col("due_at")),
-        "sender": Measure(COUNT, "min", lambda: F.col("sender")),
-        "session": Measure(COUNT, "min", lambda: F.col("session")),
-        "sent_by": Measure(COUNT, "min", lambda: F.when(_is(_SENT), F.col("process"))),
-        "delivered_by": Measure(COUNT, "min", lambda: F.when(_is(_READ), F.col("process"))),
-        # Two different ones: it is unknown which instant belongs to the position.
-        "got_first_by": Measure(COUNT, "min", lambda: F.when(_is(_FIRST), F.col("receiver"))),
-        "got_first_by_other": Measure(COUNT, "max", lambda: F.when(_is(_FIRST), F.col("receiver"))),
-    },
-    spread_by="message_key",
+        "place": COUNT,
+        "message_key": COUNT,
+        "message_id": TEXT,
+        **{name: type_ for name, (type_, *_) in _OF_MESSAGES.items()},
+    }
+)
+
+
+def _by_message(frame: DataFrame, values: Mapping[str, Column]) -> DataFrame:
+    """Aggregate by message.
+
+    Nearly every row has a key of its own, or shares it with another one: rows are first sent to where their key is put
+    together. Adding up before would keep all of them in memory for nothing.
+    """
+    measures = (_OF_MESSAGES[name][1](value).alias(name) for name, value in values.items())
+    return typed(frame.repartition("message_key").groupBy(*MESSAGE).agg(*measures), _MESSAGES)
+
+
+MESSAGES = Fact(
+    "messages",
+    _MESSAGES,
+    of=lambda rows: _by_message(_slim(rows), {name: value() for name, (*_, value) in _OF_MESSAGES.items()}),
+    merged=lambda facts: _by_message(facts, {name: F.col(name) for name in _OF_MESSAGES}),
 )
 """One row for each message that has an id; texts that repeat are their keys, see `key_of`.
 
