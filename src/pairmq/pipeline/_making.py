@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from pairmq.pipeline._output import writing
 from pairmq.pipeline.journal_io import spark_path, spark_target
 from pairmq.pipeline.session import Tag
 from pairmq.pipeline.transforms.facts import FACTS
@@ -214,7 +215,7 @@ def _united(group: Sequence[Piece], frames: Mapping[str, DataFrame]) -> DataFram
 def _divide(folder: Path, group: Sequence[Piece], folder_of: Callable[[str], Path]) -> None:
     """Write the rows of `_united` into the folders of their pieces."""
     paths = sorted(folder.glob("*.parquet"))
-    with contextlib.ExitStack() as stack:
+    with writing(folder), contextlib.ExitStack() as stack:
         writers = {}
         for piece in group:
             place = folder_of(piece.name)
@@ -223,9 +224,9 @@ def _divide(folder: Path, group: Sequence[Piece], folder_of: Callable[[str], Pat
             writer = pq.ParquetWriter(place / "part-00000.parquet", schema, compression=piece.compression)
             writers[piece.name] = stack.enter_context(writer)
         for path in paths:
-            file = stack.enter_context(pq.ParquetFile(path))
-            present = pc.unique(file.read([_OF]).column(_OF)).to_pylist()
-            for batch in file.iter_batches(columns=[_OF, *present], batch_size=_ROWS_AT_ONCE):
-                for name in present:
-                    rows = batch.filter(pc.equal(batch.column(_OF), name)).column(name)
-                    writers[name].write_batch(pa.RecordBatch.from_struct_array(rows))
+            with pq.ParquetFile(path) as file:
+                present = pc.unique(file.read([_OF]).column(_OF)).to_pylist()
+                for batch in file.iter_batches(columns=[_OF, *present], batch_size=_ROWS_AT_ONCE):
+                    for name in present:
+                        rows = batch.filter(pc.equal(batch.column(_OF), name)).column(name)
+                        writers[name].write_batch(pa.RecordBatch.from_struct_array(rows))

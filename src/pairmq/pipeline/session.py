@@ -37,8 +37,11 @@ _JAVA_PROBE_LIMIT = 30.0  # s: a virtual machine on a busy computer
 # A file of its own, because Spark says on the terminal which default it takes, and which level it sets.
 _LOGGING = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').resolve().as_uri()}"
 QUICK = {
+    # Without the second compiler Java keeps 48 MiB of compiled code, less than what a run needs: it would compile again
+    # and again.
     "spark.driver.extraJavaOptions": (
-        f"-XX:+UseParallelGC -XX:TieredStopAtLevel=1 -XX:-DontCompileHugeMethods {_LOGGING}"
+        "-XX:+UseParallelGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:-DontCompileHugeMethods "
+        f"{_LOGGING}"
     ),
     # To plan the rest anew after each stage takes longer than what it saves.
     "spark.sql.adaptive.enabled": "false",

@@ -12,8 +12,10 @@ is moved back.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import reduce
 
 from pyspark.sql import Column, DataFrame, types
 from pyspark.sql import functions as F
@@ -84,46 +86,51 @@ def completed() -> Column:
 
 def _slim(rows: DataFrame) -> DataFrame:
     """What of each row counts, in few numbers: these rows are all sent to where their message is put together."""
-    sent, moved, read = of_kind(SendCompleted), of_kind(MessageMoved), delivered()
-    home, diverted = ended_as(SendOutcome.PRIMARY), ended_as(SendOutcome.BACKLOG)
-    first, placed = read & (F.col("delivery_count") == 1), F.col("broker_position").isNotNull()
+    # In a column of its own each is computed once, however often it is used.
+    known = rows.filter(about_messages()).withColumns(
+        {
+            "is_sent": of_kind(SendCompleted),
+            "is_home": ended_as(SendOutcome.PRIMARY),
+            "is_diverted": ended_as(SendOutcome.BACKLOG),
+            "is_read": delivered(),
+            "is_completed": completed(),
+            "process_key": key_of("process"),
+            "broker_position": _broker_position(),
+        }
+    )
+    sent, read, done = F.col("is_sent"), F.col("is_read"), F.col("is_completed")
+    accepted = F.col("is_home") | F.col("is_diverted")
+    first, placed = read & (F.col("delivery_count") == 1), read & F.col("broker_position").isNotNull()
     flags = {
         _SENT: sent,
-        _HOME: home,
-        _DIVERTED: diverted,
-        _MOVED: moved,
+        _HOME: F.col("is_home"),
+        _DIVERTED: F.col("is_diverted"),
+        _MOVED: of_kind(MessageMoved),
         _READ: read,
         _FIRST: first,
-        _COMPLETED: completed(),
-        _SUBSCRIBED: completed() & F.col("subscription").isNotNull(),
-        _PLACED: read & placed,
+        _COMPLETED: done,
+        _SUBSCRIBED: done & F.col("subscription").isNotNull(),
+        _PLACED: placed,
     }
     each = [F.when(condition, F.lit(bit)).otherwise(F.lit(0)) for bit, condition in flags.items()]
-    bits = each[0]
-    for column in each[1:]:
-        bits = bits + column
     # If the broker reports none, the instant at which the consumer received it, in microseconds.
     position = F.coalesce("broker_position", (F.coalesce("received_at", "at") * 1_000_000).cast("long"))
-    return (
-        rows.filter(about_messages())
-        .withColumn("broker_position", _broker_position())
-        .select(
-            place().alias("place"),
-            "message_key",
-            "message_id",
-            bits.alias("bits"),
-            "at",
-            F.when(home | diverted, F.col("at") - F.col("elapsed")).alias("called_at"),
-            # If the broker reports no positions, only the first of all deliveries shows a message's place.
-            F.when(first | (read & placed), position).alias("position"),
-            F.when(sent, F.col("time_to_live")).alias("time_to_live"),
-            F.when(home | diverted, F.col("scheduled_enqueue_at")).alias("due_at"),
-            F.when(sent, key_of("sender")).alias("sender"),
-            F.when(sent, key_of("session_id")).alias("session"),
-            key_of("process").alias("process"),
-            # With two receivers in one process, locked messages of one are overtaken by those of the other.
-            F.when(read, F.coalesce(key_of("receiver"), key_of("process"))).alias("receiver"),
-        )
+    return known.select(
+        place().alias("place"),
+        "message_key",
+        "message_id",
+        reduce(operator.add, each).alias("bits"),
+        "at",
+        F.when(accepted, F.col("at") - F.col("elapsed")).alias("called_at"),
+        # If the broker reports no positions, only the first of all deliveries shows a message's place.
+        F.when(first | placed, position).alias("position"),
+        F.when(sent, F.col("time_to_live")).alias("time_to_live"),
+        F.when(accepted, F.col("scheduled_enqueue_at")).alias("due_at"),
+        F.when(sent, key_of("sender")).alias("sender"),
+        F.when(sent, key_of("session_id")).alias("session"),
+        F.col("process_key").alias("process"),
+        # With two receivers in one process, locked messages of one are overtaken by those of the other.
+        F.when(read, F.coalesce(key_of("receiver"), F.col("process_key"))).alias("receiver"),
     )
 
 
@@ -253,11 +260,17 @@ def _counted(rows: DataFrame) -> DataFrame:
 
     A row whose instant can't be does not count, but that it is there; what is not about a key is null there.
     """
-    sound = dated()
-    ended, sent = sound & of_kind(SendCompleted, MessageDelivered), sound & of_kind(SendCompleted)
     accepted = F.col("outcome").isin(SendOutcome.PRIMARY.value, SendOutcome.BACKLOG.value)
-    latency = F.when(sent & accepted, F.col("elapsed"))
-    known = rows.select(
+    flagged = rows.withColumns(
+        {
+            "is_sound": dated(),
+            "is_sent": dated() & of_kind(SendCompleted),
+            "is_ended": dated() & of_kind(SendCompleted, MessageDelivered),
+            "latency": F.when(dated() & of_kind(SendCompleted) & accepted, F.col("elapsed")),
+        }
+    )
+    sound, sent, ended, latency = (F.col(name) for name in ("is_sound", "is_sent", "is_ended", "latency"))
+    known = flagged.select(
         "process",
         F.when(sound, start_of(MINUTE)).alias("minute"),
         *(F.when(ended, F.col(name)).alias(name) for name in ("pair", "entity", "entity_kind")),
