@@ -409,4 +409,6 @@ class ContinuousReceiver(PairReceiver):
         self.wake()
         if tasks or self._tasks:
             await asyncio.wait((*tasks, *self._tasks), timeout=_CLOSE)
-        await asyncio.gather(*(side.receiver.close() for side in self._sides))
+        # Side by side: a broker that hangs must not keep what is held at the other one.
+        closing = (start_task(side.receiver.close(), name=f"close {side.source}") for side in self._sides)
+        await asyncio.gather(*closing)
