@@ -147,6 +147,13 @@ SENDS = (
         "        if self._key is None:",
     ),
     Mutant(
+        "a scheduled message goes to a lane, where consumers get it too soon",
+        "src/pairmq/core/send.py",
+        "        self.lane = None if scheduled else lane",
+        "        self.lane = lane",
+        tests=("tests/runner/test_lanes.py",),
+    ),
+    Mutant(
         "a send without a backlog queue waits for the background to bring one back",
         "src/pairmq/core/send.py",
         "        return trials and self.rotation.trial(now, only, lane) is not None",

@@ -158,6 +158,20 @@ SYPHON = (
         tests=("tests/runner/test_order.py",),
     ),
     Mutant(
+        "a syphon holds messages of a lane while their destination is unavailable",
+        "src/pairmq/runner/pump/_pump.py",
+        "        return self._lane_entity is not None and self._machine.stuck",
+        "        return False",
+        tests=("tests/runner/test_lanes.py",),
+    ),
+    Mutant(
+        "an entity is called drained while its lane holds messages",
+        "src/pairmq/runner/_drain.py",
+        "                        if await self._lane_is_empty(runner.entity):",
+        "                        if True:",
+        tests=("tests/runner/test_lanes.py",),
+    ),
+    Mutant(
         "a completion that fails is forgotten",
         "src/pairmq/core/pump.py",
         "                item.step(Symbol.NOT_SETTLED)\n                failures.append(error)\n",

@@ -211,3 +211,18 @@ def test_status_is_not_ok_when_it_can_not_be_seen_what_others_use(cli, brokers, 
     seen = json.loads(ended.out)
     assert (ended.status, seen["ok"]) == (1, False)
     assert "can't be read" in seen["agreement"]["unread"]
+
+
+@pytest.mark.parametrize("own", ["", "orders", "ord*"])
+@pytest.mark.parametrize("others", ["orders", "ord*"])
+def test_commands_know_lanes_by_the_settings_the_record_and_their_names(cli, brokers, monkeypatch, own, others) -> None:
+    monkeypatch.setenv("PAIRMQ_CONTINUITY", own)
+    monkeypatch.setenv("PAIRMQ_LANE_PATIENCE", "100ms")
+    divert(brokers, 7, continuity=(others,))
+    lane = f"{name_of(brokers[1])}/x-pairmq-lane/orders"
+    listed = json.loads(cli("backlog", "list", "--json", *brokers).out)
+    assert {each["queue"]: each["active"] for each in listed["queues"] if each["active"]} == {lane: 7}
+    assert listed["pending"] == json.loads(cli("status", "--json", *brokers).out)["backlog"]["pending"] == 7
+    ended = cli("syphon", "--until-empty", *brokers)
+    assert (ended.status, "moved 7 messages; the backlog is empty" in ended.err) == (0, True)
+    assert ("continuity is" in ended.err) == (own != others)
