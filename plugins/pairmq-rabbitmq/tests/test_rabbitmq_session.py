@@ -15,9 +15,12 @@ from pamqp import commands
 
 from pairmq.model import FailureKind, FailureReason
 from pairmq.testing.servers import free_port
+from pairmq.transport import Scope
 from pairmq_rabbitmq._driver import close_channel
 from pairmq_rabbitmq._errors import Unsent, failure
 from pairmq_rabbitmq._link import Link, Nodes, _Underlay
+from pairmq_rabbitmq._publish import Answer, Nacked, Parcel, publish_method
+from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq._url import parse_rabbitmq_url
 
 
@@ -54,6 +57,7 @@ class Broker:
             "Connection.Open": commands.Connection.OpenOk(),
             "Connection.Close": commands.Connection.CloseOk(),
             "Channel.Open": commands.Channel.OpenOk(),
+            "Confirm.Select": commands.Confirm.SelectOk(),
         }
 
     @property
@@ -65,7 +69,9 @@ class Broker:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             await reader.readexactly(len(b"AMQP\0\0\x09\x01"))
             self.tasks.add(asyncio.current_task())
-            hello = commands.Connection.Start(mechanisms="PLAIN", server_properties={"capabilities": {}})
+            hello = commands.Connection.Start(
+                mechanisms="PLAIN", server_properties={"capabilities": {"publisher_confirms": True}}
+            )
             writer.write(pamqp.frame.marshal(hello, 0))
             while True:
                 start = await reader.readexactly(7)
@@ -299,4 +305,23 @@ async def test_a_connection_with_locks_stays_at_a_quiet_node(
     session.users += 1
     await asyncio.sleep(0.2)
     assert link.current is session
+    await link.close(1)
+
+
+async def test_a_channel_that_only_rejects_is_replaced(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RabbitMQ 3.10 rejects forever on one that was opened while a quorum queue's leader was down."""
+    monkeypatch.setattr("pairmq_rabbitmq._publisher._WORTHLESS", 0.0)
+    link = Link(parse_rabbitmq_url(broker.url), None, "test")
+    publisher, scope = Publisher(link, "send"), Scope()
+
+    async def publish(message_id: str) -> Answer:
+        properties = commands.Basic.Properties(message_id=message_id)
+        [answer] = await publisher.publish([Parcel.of(publish_method("", "orders"), properties, b"")], scope)
+        return answer
+
+    # The first publish of a channel has this number.
+    broker.answers["Basic.Publish"] = commands.Basic.Nack(delivery_tag=1)
+    assert isinstance(await publish("a"), Nacked)
+    broker.answers["Basic.Publish"] = commands.Basic.Ack(delivery_tag=1)
+    assert await publish("b") is None
     await link.close(1)

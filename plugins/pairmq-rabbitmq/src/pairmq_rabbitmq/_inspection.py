@@ -224,11 +224,14 @@ async def why_nacked(context: Context, entity: Entity, doing: str) -> TransportE
     except TransportError as error:
         return TransportError(f"{text}, and then {error}", unavailable, maybe_applied=True)
     context.full[entity.path] = max(waiting, context.full.get(entity.path, 0))
-    if rejects:
+    if rejects and len(context.url.nodes) == 1:
         context.full_until.pop(entity.path, None)
         return TransportError(f"{text}: the queue is full (overflow is reject-publish)", unavailable, quota)
     # For a queue that has failed the number says nothing about room: the probe must not wait forever.
     context.full_until[entity.path] = asyncio.get_running_loop().time() + _TRUSTED
+    if rejects:
+        reason = "the queue is full (overflow is reject-publish), or has no leader"
+        return TransportError(f"{text}: {reason}", unavailable, quota)
     return TransportError(
         f"{text}: the queue is full, by a policy, or has failed", unavailable, quota, maybe_applied=True
     )

@@ -141,7 +141,9 @@ class PublishChannel:
 
     def __init__(self, session: Session, raw: Channel, on_unused: Callable[[PublishChannel], None]) -> None:
         self.session = session
-        self.proven = False  # something was confirmed: its user may publish there
+        self.proven = False  # something was answered: its user may publish there
+        self.took = False  # something was confirmed
+        self.made_at = asyncio.get_running_loop().time()
         self._raw = raw
         self._on_unused = on_unused
         self._numbers: dict[str, int] = {}  # of the publishes without an answer, by message id

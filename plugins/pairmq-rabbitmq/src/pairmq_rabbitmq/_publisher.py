@@ -22,11 +22,12 @@ from pairmq.transport import Scope, nothing_sent, start_task
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Link, Session
-from pairmq_rabbitmq._publish import ALONE, Answer, Batch, Lost, Parcel, PublishChannel
+from pairmq_rabbitmq._publish import ALONE, Answer, Batch, Lost, Nacked, Parcel, PublishChannel
 
 CHUNK_MESSAGES = 250
 CHUNK_BYTES = 1 << 20
 _SILENCE = 0.1  # s without a frame from the broker after which cancelling a publish puts the connection in doubt
+_WORTHLESS = 0.2  # s: a channel that is older and has had nothing but rejections is replaced
 _CLOSE = 5.0
 _MOST_FORSAKEN = 20  # channels with abandoned publishes, until the connection is replaced to get rid of them
 
@@ -153,9 +154,21 @@ class Publisher:
             session.users -= 1
         if batch.cut_off:
             self._doubt(written)
-        if not written.channel.proven and not isinstance(batch.answers[0], Lost | TransportError):
-            written.channel.proven = True
+        if not written.channel.took:
+            self._first_answers(written.channel, batch.answers)
         return batch.answers
+
+    def _first_answers(self, channel: PublishChannel, answers: Sequence[Answer]) -> None:
+        """Learn what a channel can do that has not had a publish confirmed so far."""
+        channel.proven = channel.proven or not isinstance(answers[0], Lost | TransportError)
+        channel.took = None in answers
+        now = asyncio.get_running_loop().time()
+        if not channel.took and isinstance(answers[-1], Nacked) and now - channel.made_at >= _WORTHLESS:
+            # RabbitMQ 3.10 rejects all publishes of a channel whose first one met a quorum queue without a
+            # leader, also when it has one again. If the queue is full, a new channel changes nothing, and costs little.
+            if self._channel is channel:
+                self._channel = None
+            channel.retire()
 
     async def _ready(self, scope: Scope) -> PublishChannel:
         """The channel to publish on; opened if necessary. Raises `Unsent`."""
