@@ -69,7 +69,7 @@ def foreign_variables() -> dict[str, None]:
 
 
 def environment_of(
-    home: Path, ports: Ports, program: Path, plugins: Sequence[str], node: str = NODE
+    home: Path, ports: Ports, program: Path, plugins: Sequence[str], node: str = NODE, flags: str = ""
 ) -> dict[str, str | None]:
     """The environment of a node's process; None removes a variable."""
     searched, first = _search_path(home, program) if not plugins else ({}, "")
@@ -92,7 +92,7 @@ def environment_of(
         "RABBITMQ_DIST_PORT": str(ports.distribution),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
             f"{_ERLANG_FLAGS} -sname {node} -kernel inet_dist_listen_min {ports.distribution}"
-            f" -kernel inet_dist_listen_max {ports.distribution}{first}"
+            f" -kernel inet_dist_listen_max {ports.distribution}{first}{flags}"
         ),
         # Makes the script replace itself by the server, so that the process id is the server's.
         "RUNNING_UNDER_SYSTEMD": "true",

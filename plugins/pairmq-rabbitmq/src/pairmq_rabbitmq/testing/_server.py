@@ -99,6 +99,7 @@ All = case erlang:function_exported(rabbit_nodes, list_members, 0) of
 length([N || N <- All, rabbit:is_running(N)])
 """
 
+_BY_ITSELF_WITHIN = 20.0  # s
 _TOGETHER_WITHIN = 120.0  # s
 _RESET_WITHIN = 120.0  # s; hundreds of queues take a busy machine more than half a minute
 
@@ -127,6 +128,7 @@ class Seat:
     node: str
     epmd: PortMapper
     cookie: str
+    net_ticktime: int
 
 
 class RabbitServer(Faults, Operator, ServerProcess):
@@ -178,7 +180,8 @@ class RabbitServer(Faults, Operator, ServerProcess):
             name="rabbitmq-server",
         )
         plugins = [*(["rabbitmq_management"] if management else []), *plugins]
-        self._environment = environment_of(self.directory.resolve(), self._ports, program, plugins, self.node)
+        flags = f" -kernel net_ticktime {seat.net_ticktime}" if seat else ""
+        self._environment = environment_of(self.directory.resolve(), self._ports, program, plugins, self.node, flags)
         self._own_epmd = seat is None
         self._epmd = seat.epmd if seat else PortMapper(epmd, self._ports.epmd, self.directory / "epmd")
         if seat is not None:
@@ -338,6 +341,7 @@ class RabbitCluster:
 
     Args:
         partition_handling: what nodes do that see no majority: ``pause_minority``, ``ignore`` or ``autoheal``.
+        net_ticktime: seconds after which a node that does not respond counts as down for the others.
         config: more lines of each node's configuration file.
 
     Attributes:
@@ -347,7 +351,9 @@ class RabbitCluster:
         FileNotFoundError: there is no rabbitmq-server.
     """
 
-    def __init__(self, *, partition_handling: str = "pause_minority", config: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *, partition_handling: str = "pause_minority", net_ticktime: int = 60, config: Sequence[str] = ()
+    ) -> None:
         _, epmd, _ = _programs()
         self._directory = tempfile.TemporaryDirectory(prefix="pairmq-")
         self._epmd = PortMapper(epmd, free_port(), Path(self._directory.name))
@@ -359,7 +365,7 @@ class RabbitCluster:
             f"cluster_partition_handling = {partition_handling}",
             *config,
         ]
-        self.nodes = [RabbitServer(seat=Seat(name, self._epmd, cookie), config=lines) for name in names]
+        self.nodes = [RabbitServer(seat=Seat(name, self._epmd, cookie, net_ticktime), config=lines) for name in names]
 
     @property
     def url(self) -> str:
@@ -369,6 +375,8 @@ class RabbitCluster:
     def start(self) -> None:
         """Start the nodes that do not run, and wait until all are members of one cluster.
 
+        A node that was paused for long may not come back by itself, and is restarted.
+
         Raises:
             ServerError: one did not start.
         """
@@ -376,14 +384,32 @@ class RabbitCluster:
             if node.running and node._paused:
                 node.resume()
         start_together(*self.nodes)
-        deadline = time.monotonic() + _TOGETHER_WITHIN
-        while any(node.erl(_MEMBERS) != str(len(self.nodes)) for node in self.nodes):
-            if time.monotonic() > deadline:
+        if not self._come_together(_BY_ITSELF_WITHIN):
+            for node in self.nodes:
+                if self._seen_by(node) < 2:
+                    node.kill(settle=False)
+            start_together(*self.nodes)
+            if not self._come_together(_TOGETHER_WITHIN):
                 raise ServerError(f"the nodes are no cluster\n{self.nodes[0].log_tail()}")
+
+    def _come_together(self, within: float) -> bool:
+        deadline = time.monotonic() + within
+        while any(self._seen_by(node) < len(self.nodes) for node in self.nodes):
+            if time.monotonic() > deadline:
+                return False
             time.sleep(0.1)
+        return True
+
+    @staticmethod
+    def _seen_by(node: RabbitServer) -> int:
+        """How many nodes run, as one of them sees it."""
+        try:
+            return int(node.erl(_MEMBERS))
+        except ServerError:
+            return 0
 
     def leader_of(self, queue: str) -> RabbitServer | None:
-        """The node that leads a quorum queue, or holds a classic one; None where that is none of those that run.
+        """The node that leads a quorum queue, or holds a classic one; None where that one does not run.
 
         Args:
             queue: in the default virtual host.
@@ -408,7 +434,14 @@ class RabbitCluster:
             ServerError: it can't.
         """
         lookup = f"{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r({binary(DEFAULT_VHOST)}, queue, {binary(queue)}))"
-        to.erl(f"{lookup}, {{migrated, _}} = rabbit_quorum_queue:transfer_leadership(Q, '{to.node}')")
+        transfer = f"{lookup}, rabbit_quorum_queue:transfer_leadership(Q, '{to.node}')"
+        deadline = time.monotonic() + _TOGETHER_WITHIN
+        while self.leader_of(queue) is not to:  # one that is behind can't lead, and it is written down a little later
+            if time.monotonic() > deadline:
+                raise ServerError(f"{to.node} does not lead {queue}")
+            with contextlib.suppress(ServerError):
+                to.erl(transfer)
+            time.sleep(0.2)
 
     def close(self) -> None:
         """End all nodes and remove their directories; idempotent."""

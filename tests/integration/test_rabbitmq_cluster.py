@@ -1,0 +1,130 @@
+"""A pair whose primary is a RabbitMQ cluster of three nodes: what a lost node costs, and that it is no outage."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import pairwise
+from uuid import uuid4
+
+import pytest
+
+from outage_traffic import QUEUE, Hands, Traffic, traffic
+from pairmq import Receipt
+from pairmq_rabbitmq.testing import RabbitCluster, RabbitServer
+
+pytestmark = pytest.mark.real_server
+
+PATIENT = {"failover_interval": 60.0, "attempt_timeout": 10.0, "send_timeout": 120.0}
+"""With these a busy machine brings no failover; without one nothing is diverted."""
+
+
+@pytest.fixture(scope="module")
+def started_cluster() -> Iterator[RabbitCluster]:
+    # With Erlang's 60 s a leader that hangs would be given up that late.
+    with RabbitCluster(net_ticktime=8) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def cluster(started_cluster: RabbitCluster, hands: Hands) -> RabbitCluster:
+    """Three running nodes that hold nothing."""
+    await hands(started_cluster.start)
+    await hands(started_cluster.nodes[0].reset)
+    return started_cluster
+
+
+def connected(under: Traffic, cluster: RabbitCluster) -> RabbitServer:
+    """The node that the pair's sends go to."""
+    return next(each for each in cluster.nodes if str(under.pair.primary.node).endswith(f":{each.port}"))
+
+
+@asynccontextmanager
+async def sending(cluster: RabbitCluster, hands: Hands, queue_type: str = "quorum") -> AsyncIterator[Traffic]:
+    url = f"{cluster.url}?queue_type={queue_type}&connect_timeout=30"
+    async with traffic(url, f"memory://{uuid4().hex}", hands, timeouts=(120.0,), **PATIENT) as under:
+        yield under
+
+
+async def all_accepted(under: Traffic, what: str) -> None:
+    """The cluster accepted every send, and holds each message; second copies only where receipts say so."""
+    await under.some()
+    await under.stop()
+    found = await under.taken()
+    ends = sorted(sent.ended for sent in under.sends)
+    took = sorted(sent.ended - sent.began for sent in under.sends)
+    gap = max(after - before for before, after in pairwise(ends))
+    print(
+        f"MEASURED {what}: {len(took)} sends, the longest {took[-1]:.2f} s, p99 {took[len(took) * 99 // 100]:.2f} s, "
+        f"none was accepted for {gap:.2f} s"
+    )
+    under.report(what, found)
+    assert [sent for sent in under.sends if not isinstance(sent.result, Receipt)] == []
+    under.check_never_diverted()
+    under.check_doubts()
+    under.check_books(found)
+
+
+async def test_a_killed_node_costs_no_failover(cluster: RabbitCluster, hands: Hands) -> None:
+    async with sending(cluster, hands) as under:
+        killed = connected(under, cluster)
+        await under.hit(killed.kill)
+        await under.some(100)
+        assert connected(under, cluster) is not killed
+        await under.heal(killed.start)
+        await all_accepted(under, "killed node")
+
+
+async def test_a_rolling_restart_costs_no_failover(cluster: RabbitCluster, hands: Hands) -> None:
+    async with sending(cluster, hands) as under:
+        for node in cluster.nodes:
+            await under.hit(node.stop)
+            await under.some()
+            await under.heal(cluster.start)
+            await under.some()
+        await all_accepted(under, "rolling restart")
+
+
+async def test_a_leader_that_moves_costs_nothing(cluster: RabbitCluster, hands: Hands) -> None:
+    async with sending(cluster, hands) as under:
+        for node in cluster.nodes:
+            await under.hit(partial(cluster.move_leader, QUEUE, node))
+            await under.some()
+        await all_accepted(under, "moved leader")
+
+
+async def test_a_classic_queue_fails_over_while_its_node_is_down(cluster: RabbitCluster, hands: Hands) -> None:
+    url = f"{cluster.url}?queue_type=classic&connect_timeout=30"
+    async with traffic(url, f"memory://{uuid4().hex}", hands) as under:
+        node = await hands(cluster.leader_of, QUEUE)
+        await under.hit(node.kill)
+        await under.failover()
+        await under.outage()
+        assert under.pair.primary.node is not None
+        await under.heal(cluster.start)
+        await under.recovery()
+        await under.steady()
+        await under.stop()
+        await under.drained()
+        found = await under.taken()
+        under.report("classic queue, its node killed", found)
+        under.check_failed_over()
+        under.check_doubts()
+        under.check_books(found)
+
+
+@pytest.mark.parametrize("at", ["the leader", "a follower"])
+async def test_a_stopped_leader_costs_no_failover_when_connected_to(
+    cluster: RabbitCluster, hands: Hands, at: str
+) -> None:
+    async with sending(cluster, hands) as under:
+        node = connected(under, cluster)
+        leader = node if at == "the leader" else next(each for each in cluster.nodes if each is not node)
+        await hands(cluster.move_leader, QUEUE, leader)
+        await under.hit(leader.pause)
+        await under.some()
+        await under.heal(leader.resume)
+        await all_accepted(under, f"stopped leader, connected to {at}")
+        # One that was down for the others may not come back by itself.
+        await hands(leader.restart)
