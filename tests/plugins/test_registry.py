@@ -503,6 +503,7 @@ def test_without_a_conflict_there_is_none_to_tell():
     [
         ("redis", "pairmq-redis"),
         ("rediss", "pairmq-redis"),
+        ("redis+sentinel", "pairmq-redis"),
         ("fakeredis", "pairmq-redis[fakeredis]"),
         ("amqp", "pairmq-rabbitmq"),
         ("amqps", "pairmq-rabbitmq"),

@@ -170,7 +170,7 @@ def test_a_fakeredis_url_names_its_broker() -> None:
 
 def test_both_transports_are_registered() -> None:
     records = {record.name: record for record in registry.transports()}
-    assert records["redis"].schemes == ("redis", "rediss")
+    assert records["redis"].schemes == ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
     assert records["redis"].broker_control is None
     assert records["fakeredis"].schemes == ("fakeredis",)
     assert records["fakeredis"].broker_control is not None
@@ -182,3 +182,44 @@ def test_without_fakeredis_the_error_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(__import__("sys").modules, "fakeredis", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'pairmq-redis\[fakeredis\]'"):
         registry.transport("fakeredis://without")
+
+
+def test_a_url_of_sentinels_is_read() -> None:
+    url = parse_redis_url("redis+sentinel://us%40er:p%3Aw@B.example,a.example:26380/orders-1/3?wait_replicas=1")
+    assert url.sentinels == (("b.example", 26379), ("a.example", 26380))
+    assert (url.host, url.db, url.username, url.password, url.wait_replicas) == ("orders-1", 3, "us@er", "p:w", 1)
+    assert (url.tls, url.sentinel_login) == (None, False)
+    assert url.endpoint.url == "redis+sentinel://b.example:26379,a.example:26380/orders-1/3"
+    assert url.endpoint.identity == ("redis", "a.example,b.example", "26380,26379", "orders-1/3")
+    other = parse_redis_url("redis+sentinel://a.example:26380,b.example/orders-1/3").endpoint
+    assert (other.name, other.identity) == (url.endpoint.name, url.endpoint.identity)
+    assert parse_redis_url("rediss+sentinel://a/m?sentinel_login=same").tls is not None
+
+
+def test_two_urls_with_a_sentinel_and_the_master_in_common_are_one_broker() -> None:
+    one, other, another = (
+        parse_redis_url(f"redis+sentinel://{rest}").endpoint for rest in ("a,b/m", "b,c/m/0", "b,c/n")
+    )
+    assert one.is_same_broker(other)
+    assert not one.is_same_broker(another)
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("redis+sentinel://a,b", "does not name the master of its sentinels"),
+        ("redis+sentinel://a,b/", "does not name the master of its sentinels"),
+        ("redis+sentinel://a,b/m%20n", "does not name the master of its sentinels"),
+        ("redis+sentinel://a,b/m/x", "database number"),
+        ("redis+sentinel://a,/m", "names no host"),
+        ("redis+sentinel://a:x,b/m", "port"),
+        ("redis+sentinel://u:12/hunter2@a,b/m", "'@' behind its hosts"),
+        ("redis+sentinel://a/m?sentinel_login=yes", "sentinel_login"),
+        ("redis://a?sentinel_login=same", "unknown option"),
+        ("redis://a,b", "name one host"),
+    ],
+)
+def test_an_invalid_url_of_sentinels_is_reported(url: str, word: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(word)) as caught:
+        parse_redis_url(url)
+    assert "hunter" not in str(caught.value)

@@ -28,7 +28,9 @@ _KNOWN = {
     "postgres": "pairmq-postgres",
     "postgresql": "pairmq-postgres",
     "redis": "pairmq-redis",
+    "redis+sentinel": "pairmq-redis",
     "rediss": "pairmq-redis",
+    "rediss+sentinel": "pairmq-redis",
     "sb": "pairmq-servicebus",
     "sqlite": "pairmq-sqlite",
 }

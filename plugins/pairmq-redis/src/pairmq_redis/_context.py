@@ -55,6 +55,11 @@ class Context:
         for link in self._links:
             link.look_up_again()
 
+    def leave(self, which: Callable[[Wire], bool]) -> None:
+        """End connections to a server that is no master any more; the next calls connect anew."""
+        for link in self._links:
+            link.leave(which)
+
     def leave_locks(self, source: SourceKeys, consumers: Sequence[bytes]) -> None:
         """Note closed receivers that could not release what they hold, for lack of a connection."""
         if consumers:

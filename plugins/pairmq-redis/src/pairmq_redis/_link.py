@@ -72,7 +72,7 @@ class _Session:
     """One open connection with the calls in flight on it; ``elsewhere`` is called when its server is the wrong one."""
 
     def __init__(self, wire: Wire, elsewhere: Callable[[], None]) -> None:
-        self._wire = wire
+        self.wire = wire
         self._elsewhere = elsewhere
         self._made_at = asyncio.get_running_loop().time()
         self._calls: deque[_Call] = deque()
@@ -85,7 +85,7 @@ class _Session:
         """Write commands, to be followed by `finish`."""
         call = _Call(len(commands))
         try:
-            self._wire.write(commands)
+            self.wire.write(commands)
         except Exception as error:
             self.end(error)
             raise NotSent(error) from error
@@ -102,7 +102,7 @@ class _Session:
     def end(self, cause: BaseException) -> None:
         """Drop the connection; calls in flight get `Unanswered` in place of each missing reply."""
         self.usable = False
-        self._wire.abort()
+        self.wire.abort()
         self.reader.cancel()
         calls, self._calls = self._calls, deque()
         for call in calls:
@@ -125,7 +125,7 @@ class _Session:
 
     async def _read(self) -> None:
         try:
-            await self._wire.deliver(self._take)
+            await self.wire.deliver(self._take)
         except Exception as error:
             self.end(error)
 
@@ -217,6 +217,12 @@ class Link:
 
     def _usable(self) -> bool:
         return self._session is not None and self._session.usable
+
+    def leave(self, which: Callable[[Wire], bool]) -> None:
+        """End connections, retired ones too: what their server still answers is worth nothing any more."""
+        for session in list(self._sessions):
+            if which(session.wire):
+                session.end(ConnectionResetError("another server is the master now"))
 
     def look_up_again(self) -> None:
         """Let the next call resolve the address and connect anew, unless this was done a moment ago."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from redis.asyncio import Connection
@@ -12,13 +13,14 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from pairmq.model import Entity, Message, Source
-from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, start_task
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, bracketed, start_task
 from pairmq_redis import _codec, _errors
 from pairmq_redis._admin import RedisAdmin
 from pairmq_redis._capabilities import CAPABILITIES
 from pairmq_redis._context import Context
 from pairmq_redis._receiver import RedisReceiver
 from pairmq_redis._sender import RedisSender
+from pairmq_redis._sentinels import Sentinels
 from pairmq_redis._url import RedisUrl, parse_redis_url
 from pairmq_redis._wire import RedisWire, Wire
 
@@ -69,10 +71,10 @@ class StreamsTransport(Transport):
 
 
 class RedisTransport(StreamsTransport):
-    """A transport to a Redis or Valkey server, 6.2 or newer.
+    """A transport to a Redis or Valkey server, 6.2 or newer, or to the master that sentinels name.
 
     Args:
-        url: ``redis://`` or ``rediss://``; the options are in the README.
+        url: ``redis://``, ``rediss://``, or these with ``+sentinel``; the options are in the README.
 
     Raises:
         ConfigurationError: the URL can't work.
@@ -81,7 +83,28 @@ class RedisTransport(StreamsTransport):
     def __init__(self, url: str) -> None:
         parsed = parse_redis_url(url)
         make = _connection_factory(parsed)
-        super().__init__(parsed, lambda: RedisWire(make, parsed.connect_timeout), CAPABILITIES)
+        self._sentinels = None
+        find = None
+        if parsed.sentinels:
+            self._sentinels = Sentinels(parsed.host, parsed.sentinels, _sentinel_factory(parsed), self._switched)
+            find = self._sentinels.master
+        super().__init__(parsed, lambda: RedisWire(make, parsed.connect_timeout, find), CAPABILITIES)
+
+    @property
+    def node(self) -> str | None:
+        """The master that the sentinels named last."""
+        if self._sentinels is None or self._sentinels.found is None:
+            return None
+        host, port = self._sentinels.found
+        return f"{bracketed(host)}:{port}"
+
+    def _switched(self, master: tuple[str, int]) -> None:
+        self._context.leave(lambda wire: isinstance(wire, RedisWire) and wire.address != master)
+
+    async def _close_all(self) -> None:
+        await super()._close_all()
+        if self._sentinels is not None:
+            await self._sentinels.close()
 
 
 class _TlsConnection(Connection):
@@ -97,6 +120,16 @@ class _TlsConnection(Connection):
 
     def _connection_arguments(self) -> Mapping[str, Any]:
         return {**super()._connection_arguments(), "ssl": self._tls}
+
+
+def _sentinel_factory(url: RedisUrl) -> Callable[[tuple[str, int]], Connection]:
+    if not url.sentinel_login:
+        url = replace(url, username=None, password=None)
+
+    def make(address: tuple[str, int]) -> Connection:
+        return _connection_factory(replace(url, host=address[0], port=address[1], db=0))()
+
+    return make
 
 
 def _connection_factory(url: RedisUrl) -> Callable[[], Connection]:

@@ -6,7 +6,7 @@ No error here repeats a value that may be secret: a bad URL is explained by its 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pairmq.model import ConfigurationError
 from pairmq.transport import (
@@ -24,6 +24,9 @@ from pairmq.transport import (
 )
 
 DEFAULT_PORT = 6379
+DEFAULT_SENTINEL_PORT = 26379
+_SENTINEL_FORM = "redis+sentinel://host:port,host:port/master/db or rediss+sentinel://…"
+_SENTINEL_OPTIONS = ("sentinel_login",)
 _REDIS_OPTIONS = ("connect_timeout", "poll_interval", "wait_replicas", "wait_timeout", *ENDPOINT_OPTIONS)
 _FAKEREDIS_OPTIONS = ("poll_interval", *ENDPOINT_OPTIONS)
 
@@ -33,12 +36,14 @@ class RedisUrl:
     """A broker URL, read and checked.
 
     Args:
-        host: name or address; of a broker on fakeredis its name.
+        host: name or address; of a broker on fakeredis its name, behind sentinels that of the master for them.
         password: None to log in without one.
         wait_replicas: replicas that must have a write before it counts as confirmed.
         wait_timeout: seconds to wait for them.
         poll_interval: seconds after which a waiting receiver looks for messages that became available unannounced.
         connect_timeout: seconds for connecting and logging in.
+        sentinels: whom to ask where the master is; empty where it is at ``host`` and ``port``.
+        sentinel_login: whether they require the same login as the servers.
     """
 
     endpoint: Endpoint
@@ -52,20 +57,33 @@ class RedisUrl:
     wait_timeout: float = 1.0
     poll_interval: float = 1.0
     connect_timeout: float = 5.0
+    sentinels: tuple[tuple[str, int], ...] = ()
+    sentinel_login: bool = False
 
 
 def parse_redis_url(url: str) -> RedisUrl:
-    """Read ``redis://`` or ``rediss://[user[:password]@]host[:port][/db][?options]``.
+    """Read ``redis://`` or ``rediss://[user[:password]@]host[:port][/db][?options]``, or with ``+sentinel`` the hosts
+    and ports of several sentinels, and the name of their master before the database.
 
     Raises:
         ConfigurationError: it can't work; the text says which part and why, without secrets.
     """
-    read = BrokerUrl(url, "redis://host:port/db or rediss://…", "redis", "rediss")
-    tls = read.scheme == "rediss"
-    host, port, db = read.host(), read.port(DEFAULT_PORT), _db(read)
-    options = read.options(*_REDIS_OPTIONS, *(TLS_OPTIONS if tls else ()))
-    identity = ("redis", "127.0.0.1" if host in LOOPBACK else host, str(port), str(db))
-    endpoint = _endpoint(identity, host, f"{read.scheme}://{bracketed(host)}:{port}/{db}")
+    sentinels: tuple[tuple[str, int], ...] = ()
+    behind_sentinels = url[: url.find("://")].lower().endswith("+sentinel")
+    if behind_sentinels:
+        read = BrokerUrl(url, _SENTINEL_FORM, "redis+sentinel", "rediss+sentinel", several=True)
+    else:
+        read = BrokerUrl(url, "redis://host:port/db or rediss://…", "redis", "rediss")
+    tls = read.scheme.startswith("rediss")
+    options = read.options(*_REDIS_OPTIONS, *(TLS_OPTIONS if tls else ()), *(_SENTINEL_OPTIONS * behind_sentinels))
+    if behind_sentinels:
+        sentinels, port = read.hosts(DEFAULT_SENTINEL_PORT), 0
+        host, db = _service(read)
+        endpoint = _sentinel_endpoint(read.scheme, sentinels, host, db)
+    else:
+        host, port, db = read.host(), read.port(DEFAULT_PORT), _db(read, read.parts.path.strip("/"))
+        identity = ("redis", "127.0.0.1" if host in LOOPBACK else host, str(port), str(db))
+        endpoint = _endpoint(identity, host, f"{read.scheme}://{bracketed(host)}:{port}/{db}")
     return RedisUrl(
         endpoint=chosen_endpoint(endpoint, options, read.where),
         host=host,
@@ -78,6 +96,8 @@ def parse_redis_url(url: str) -> RedisUrl:
         wait_timeout=options.number("wait_timeout", 1000, 1, 60_000, whole=True) / 1000,
         poll_interval=options.number("poll_interval", 1.0, 0.01, 60),
         connect_timeout=options.number("connect_timeout", 5.0, 0.01, 300),
+        sentinels=sentinels,
+        sentinel_login=options.choice("sentinel_login", "none", "same") == "same",
     )
 
 
@@ -101,8 +121,33 @@ def parse_fakeredis_url(url: str) -> RedisUrl:
     )
 
 
-def _db(read: BrokerUrl) -> int:
-    text = read.parts.path.strip("/")
+def _service(read: BrokerUrl) -> tuple[str, int]:
+    """The name of a master, and the database."""
+    if "@" in read.parts.path:  # what precedes it may be the end of a password
+        raise ConfigurationError(f"{read.where} holds '@' behind its hosts: write '@' as %40, '/' as %2F")
+    written, _, db = read.parts.path[1:].partition("/")
+    name = read.decoded(written, "master's name")
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", name):  # all that Sentinel itself accepts
+        raise ConfigurationError(f"{read.where} does not name the master of its sentinels: write it as {read.form}")
+    return name, _db(read, db)
+
+
+def _sentinel_endpoint(scheme: str, sentinels: tuple[tuple[str, int], ...], service: str, db: int) -> Endpoint:
+    # In any order they are the same sentinels.
+    places = sorted(("127.0.0.1" if host in LOOPBACK else host, str(port)) for host, port in sentinels)
+    hosts, ports = (",".join(each) for each in zip(*places, strict=True))
+    url = f"{scheme}://{','.join(f'{bracketed(host)}:{port}' for host, port in sentinels)}/{service}/{db}"
+    found = endpoint_with_default_name(
+        ("redis", hosts, ports, f"{service}/{db}"),
+        url,
+        f"{service}-{db}",
+        unique=False,
+        local=any(is_local_address(host) for host, _ in sentinels),
+    )
+    return replace(found, nodes=tuple(("redis", *place, f"{service}/{db}") for place in places))
+
+
+def _db(read: BrokerUrl, text: str) -> int:
     if not re.fullmatch(r"[0-9]{0,5}", text):
         raise ConfigurationError(f"the path of {read.where} is not a database number: write /0 or leave it out")
     return int(text or 0)

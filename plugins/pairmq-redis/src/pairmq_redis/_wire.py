@@ -11,7 +11,7 @@ to their caller in one step: a task that reads a stream would be woken first, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import hiredis
@@ -53,16 +53,25 @@ class RedisWire:
 
     Args:
         connect_timeout: seconds for connecting and logging in.
+        find: finds its host and port; None where they are known.
     """
 
-    def __init__(self, make: Callable[[], Connection], connect_timeout: float) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Connection],
+        connect_timeout: float,
+        find: Callable[[], Awaitable[tuple[str, int]]] | None = None,
+    ) -> None:
         self._connection = make()
         self._connect_timeout = connect_timeout
+        self._find = find
         self._incoming = _Incoming()
 
     async def open(self) -> None:
         try:
             async with asyncio.timeout(self._connect_timeout):
+                if self._find is not None:
+                    self._connection.host, self._connection.port = await self._find()
                 await self._connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
                 await self._ask_to_be_let_in()
             self._take_over()
@@ -94,6 +103,11 @@ class RedisWire:
         if reader is None or writer is None or reader.at_eof() or writer.transport.is_closing():
             raise ConnectionResetError("the server closed the connection")
         writer.transport.set_protocol(self._incoming)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it leads, once it is open."""
+        return self._connection.host, int(self._connection.port)
 
     def write(self, commands: Sequence[Command]) -> None:
         writer = self._connection._writer

@@ -14,7 +14,7 @@ def pairmq_transports() -> Iterable[TransportRecord]:
     """Yield ``redis`` and ``fakeredis``."""
     yield TransportRecord(
         name="redis",
-        schemes=("redis", "rediss"),
+        schemes=("redis", "rediss", "redis+sentinel", "rediss+sentinel"),
         factory=_transport,
         capabilities=CAPABILITIES,
         description="Redis or Valkey, 6.2 or newer: one stream per queue or topic",

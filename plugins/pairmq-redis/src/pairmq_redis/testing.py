@@ -1,18 +1,25 @@
-"""A real Redis server for tests, on a free port of this machine, with its data in a temporary directory."""
+"""Real Redis servers for tests, on free ports of this machine, with their data in temporary directories."""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 from urllib.parse import quote
 
 from pairmq.testing.conformance import Server, ServerHarness
-from pairmq.testing.servers import ServerProcess, free_port
+from pairmq.testing.servers import ServerError, ServerProcess, free_port, start_together
 
 _ANSWER_WITHIN = 30.0
 """Seconds: a server that writes to a busy disk may not respond for some."""
+
+
+_AGREE_WITHIN = 120.0  # s
 
 
 class RedisServer(ServerProcess):
@@ -37,9 +44,7 @@ class RedisServer(ServerProcess):
         directory: Path | None = None,
         options: tuple[str, ...] = (),
     ) -> None:
-        program = shutil.which("redis-server")
-        if program is None:
-            raise FileNotFoundError("redis-server is not on PATH: apt-get install redis-server")
+        program = _redis_server()
         self.port = port or free_port()
         self.password = password
         login = f":{quote(password, safe='')}@" if password else ""
@@ -59,24 +64,202 @@ class RedisServer(ServerProcess):
         Args:
             arguments: the command and its arguments, in ASCII.
         """
-        with socket.create_connection(("127.0.0.1", self.port), timeout=_ANSWER_WITHIN) as connection:
-            if self.password:
-                self._call(connection, "AUTH", self.password)
-            return self._call(connection, *arguments)
+        return _first_line(self.port, self.password, *arguments)
+
+    @property
+    def role(self) -> str:
+        """``master`` or ``slave``, in Redis' words."""
+        return self.info("role")
+
+    def info(self, name: str) -> str:
+        """Read one field of what it says about its replication.
+
+        Args:
+            name: such as ``connected_slaves``; empty where it does not say so.
+        """
+        text = _whole_reply(self.port, self.password, "INFO", "replication")
+        return next((line.partition(":")[2] for line in text.splitlines() if line.startswith(f"{name}:")), "")
 
     def flush(self) -> None:
         """Delete all data."""
         self.command("FLUSHALL")
 
-    @staticmethod
-    def _call(connection: socket.socket, *arguments: str) -> str:
-        parts = "".join(f"${len(argument.encode())}\r\n{argument}\r\n" for argument in arguments)
-        connection.sendall(f"*{len(arguments)}\r\n{parts}".encode())
-        with connection.makefile("rb") as replies:
-            return replies.readline().decode(errors="replace").strip()
+    def _answers(self) -> bool:
+        return self.command("PING") == "+PONG"
+
+
+class RedisSentinel(ServerProcess):
+    """A redis-sentinel process that watches one master.
+
+    Args:
+        service: the master's name.
+        master: the master's port.
+        quorum: sentinels that must find it down before one of them promotes a replica.
+        down_after: seconds after which a server that does not respond counts as down.
+        password: the servers'.
+
+    Raises:
+        FileNotFoundError: there is no redis-server.
+    """
+
+    def __init__(self, service: str, master: int, quorum: int, down_after: float, password: str | None) -> None:
+        program = _redis_server()
+        self.port = free_port()
+        super().__init__([program], ready=self._answers, start_timeout=60.0, name="redis-sentinel")
+        lines = [
+            f"port {self.port}",
+            "bind 127.0.0.1",
+            f"dir {self.directory}",
+            f"sentinel monitor {service} 127.0.0.1 {master} {quorum}",
+            f"sentinel down-after-milliseconds {service} {round(down_after * 1000)}",
+            f"sentinel failover-timeout {service} 10000",
+            *([f"sentinel auth-pass {service} {password}"] if password else []),
+        ]
+        file = self.directory / "sentinel.conf"
+        file.write_text("\n".join(lines) + "\n")
+        self._command = [program, str(file), "--sentinel"]
+
+    def command(self, *arguments: str) -> str:
+        """Send one command and return the raw reply's first line.
+
+        Args:
+            arguments: the command and its arguments, in ASCII.
+        """
+        return _first_line(self.port, None, *arguments)
 
     def _answers(self) -> bool:
         return self.command("PING") == "+PONG"
+
+
+class RedisSentinels:
+    """A master with two replicas and three sentinels, all real processes.
+
+    Args:
+        down_after: seconds after which a server that does not respond counts as down; Sentinel's default is 30.
+        password: the servers'; the sentinels have none.
+
+    Attributes:
+        service: the master's name.
+        servers: the three; the first one begins as the master.
+        sentinels: the three.
+
+    Raises:
+        FileNotFoundError: there is no redis-server.
+    """
+
+    service = "orders-master"
+
+    def __init__(self, *, down_after: float = 1.0, password: str | None = None) -> None:
+        first = RedisServer(password=password, options=_masterauth(password))
+        follows = ("--replicaof", "127.0.0.1", str(first.port), *_masterauth(password))
+        self.servers = [first, *(RedisServer(password=password, options=follows) for _ in range(2))]
+        self.sentinels = [RedisSentinel(self.service, first.port, 2, down_after, password) for _ in range(3)]
+
+    @property
+    def url(self) -> str:
+        """The address for a client, with all sentinels."""
+        login = f":{quote(self.servers[0].password, safe='')}@" if self.servers[0].password else ""
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{login}{hosts}/{self.service}"
+
+    @property
+    def master(self) -> RedisServer:
+        """The server that says it is the master.
+
+        Raises:
+            ServerError: no server is, or two are.
+        """
+        found = [each for each in self.servers if each.running and not each._paused and each.role == "master"]
+        if len(found) != 1:
+            raise ServerError(f"{len(found)} servers are masters")
+        return found[0]
+
+    def start(self) -> None:
+        """Start what does not run, and wait until the replicas follow one master, and the sentinels know each other.
+
+        Raises:
+            ServerError: one did not start, or they do not agree.
+        """
+        for each in (*self.servers, *self.sentinels):
+            if each.running and each._paused:
+                each.resume()
+        start_together(*self.servers)
+        self._await("the replicas follow", lambda: self.master.info("connected_slaves") == "2")
+        start_together(*self.sentinels)
+        self._await("the sentinels agree", lambda: all(self._is_complete(each) for each in self.sentinels))
+
+    def demote(self) -> None:
+        """Have the sentinels promote a replica, as an operator does; returns when it is the master.
+
+        Raises:
+            ServerError: they don't.
+        """
+        before = self.master
+        self.sentinels[0].command("SENTINEL", "FAILOVER", self.service)
+        self._await("another server is the master", lambda: self.master is not before)
+
+    def close(self) -> None:
+        """End all; idempotent."""
+        for each in (*self.sentinels, *self.servers):
+            each.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _is_complete(self, sentinel: RedisSentinel) -> bool:
+        # A master's name is followed by its state, its replicas and the sentinels that know it.
+        summary = _whole_reply(sentinel.port, None, "INFO", "sentinel")
+        return "status=ok" in summary and "slaves=2,sentinels=3" in summary
+
+    @staticmethod
+    def _await(what: str, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _AGREE_WITHIN
+        while True:
+            with contextlib.suppress(ServerError, OSError):
+                if condition():
+                    return
+            if time.monotonic() > deadline:
+                raise ServerError(f"it did not come about that {what}")
+            time.sleep(0.05)
+
+
+def _masterauth(password: str | None) -> tuple[str, ...]:
+    return ("--masterauth", password) if password else ()
+
+
+def _redis_server() -> str:
+    program = shutil.which("redis-server")
+    if program is None:
+        raise FileNotFoundError("redis-server is not on PATH: apt-get install redis-server")
+    return program
+
+
+def _first_line(port: int, password: str | None, *arguments: str) -> str:
+    return _whole_reply(port, password, *arguments).partition("\r\n")[0]
+
+
+def _whole_reply(port: int, password: str | None, *arguments: str) -> str:
+    """What a bare client gets: a first line, and the text that follows where that says its length."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=_ANSWER_WITHIN) as connection,
+        connection.makefile("rwb") as stream,
+    ):
+
+        def call(*words: str) -> str:
+            parts = "".join(f"${len(word.encode())}\r\n{word}\r\n" for word in words)
+            stream.write(f"*{len(words)}\r\n{parts}".encode())
+            stream.flush()
+            line = stream.readline()
+            text = stream.read(int(line[1:]) + 2) if line.startswith(b"$") and line[1:2] != b"-" else b""
+            return (line + text).decode(errors="replace")
+
+        if password:
+            call("AUTH", password)
+        return call(*arguments)
 
 
 class RedisHarness(ServerHarness):

@@ -103,12 +103,14 @@ def broker_of(url: str) -> Broker:
     """Read a broker's URL, which has no password in it; one that can't be read is `UNKNOWN`."""
     try:
         parts = urlsplit(url)
-        address, port = parts.hostname, parts.port
+        # Of several hosts none is the broker's.
+        address, port = (None, None) if "," in parts.netloc else (parts.hostname, parts.port)
     except ValueError:
         return UNKNOWN
     if not parts.scheme:
         return UNKNOWN
-    return Broker(_SYSTEMS.get(parts.scheme, parts.scheme), address or None, port)
+    scheme = parts.scheme.partition("+")[0]
+    return Broker(_SYSTEMS.get(scheme, scheme), address or None, port)
 
 
 class Brokers:

@@ -1,0 +1,137 @@
+"""Where the master is, by whichever sentinel answers first.
+
+It is asked before each connection: the one that was a master may be a replica by now, or down. A sentinel that does not
+answer soon is not waited for, and one that knows no such master is passed over.
+
+A master that was replaced goes on confirming writes until the sentinels make it a replica, which takes them some ten
+seconds, or for as long as it is cut off from them. All these writes are lost. So each sentinel is listened to, and when
+one says that another server is the master, the connections to the old one end at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from redis.asyncio import Connection
+from redis.exceptions import ConnectionError, RedisError, ResponseError
+
+from pairmq.transport import bracketed, start_task
+
+_SWITCH = "+switch-master"
+_LISTEN_AGAIN = 1.0  # s until a sentinel that could not be listened to is tried again
+_STAGGER = 0.25  # s that a sentinel may take to answer before the next one is asked beside it
+
+Address = tuple[str, int]
+
+
+class Sentinels:
+    """The sentinels of one master.
+
+    Args:
+        service: the master's name.
+        addresses: the sentinels'.
+        make: makes a connection to one of them, not yet connected.
+        switched: takes the address of another master than the one that was found last.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        addresses: Sequence[Address],
+        make: Callable[[Address], Connection],
+        switched: Callable[[Address], None],
+    ) -> None:
+        self.found: Address | None = None
+        """Where the master was when it was last asked for."""
+        self._service = service
+        # Not all processes ask the same one first.
+        self._order = random.SystemRandom().sample(addresses, len(addresses))
+        self._make = make
+        self._switched = switched
+        self._listeners: list[asyncio.Task[None]] = []
+
+    async def master(self) -> Address:
+        """Find the master's host and port. Raises redis-py's ConnectionError."""
+        if not self._listeners:
+            self._listeners = [start_task(self._keep_listening(address)) for address in self._order]
+        left, asking, failed = list(self._order), dict[asyncio.Task[Address], Address](), list[str]()
+        try:
+            while left or asking:
+                if left:
+                    address = left.pop(0)
+                    asking[start_task(self._ask(address))] = address
+                done, _ = await asyncio.wait(
+                    asking, timeout=_STAGGER if left else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    address, error = asking.pop(task), task.exception()
+                    if error is None:
+                        self.found = task.result()
+                        return self.found
+                    failed.append(f"{bracketed(address[0])}:{address[1]}: {str(error) or type(error).__name__}")
+                    self._put_last(address)
+        finally:
+            for task, address in asking.items():
+                if not task.cancel() and not task.cancelled():
+                    task.exception()  # seen: another one has answered
+                self._put_last(address)
+        raise ConnectionError(f"no sentinel knows a master {self._service!r} ({'; '.join(failed)})")
+
+    async def close(self) -> None:
+        """Listen no more."""
+        for listener in self._listeners:
+            listener.cancel()
+        await asyncio.gather(*self._listeners, return_exceptions=True)
+
+    async def _keep_listening(self, address: Address) -> None:
+        while True:
+            with contextlib.suppress(RedisError, OSError):
+                await self._listen(address)
+            await asyncio.sleep(_LISTEN_AGAIN)
+
+    async def _listen(self, address: Address) -> None:
+        async with self._connected(address) as connection:
+            await connection.send_command("SUBSCRIBE", _SWITCH)
+            await connection.read_response()
+            self._heard(await self._ask(address))  # it may have happened before
+            while True:
+                message = await connection.read_response()
+                if isinstance(message, list) and len(message) == 3:
+                    name, _, _, host, port = _text(message[2]).split(" ")
+                    if name == self._service:
+                        self._heard((host, int(port)))
+
+    def _heard(self, master: Address) -> None:
+        if self.found not in (None, master):
+            self.found = master
+            self._switched(master)
+
+    async def _ask(self, address: Address) -> Address:
+        async with self._connected(address) as connection:
+            await connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+            reply = await connection.read_response()
+        if not isinstance(reply, list) or len(reply) != 2:
+            raise ResponseError("it does not know this master")
+        return _text(reply[0]), int(reply[1])
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, address: Address) -> AsyncIterator[Connection]:
+        connection = self._make(address)
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
+            yield connection
+        finally:
+            if connection._writer is not None:
+                connection._writer.transport.abort()  # a close in order would wait for one that hangs
+                connection._close()  # type: ignore[no-untyped-call]  # redis-py's
+
+    def _put_last(self, address: Address) -> None:
+        self._order.remove(address)
+        self._order.append(address)
+
+
+def _text(reply: object) -> str:
+    return reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)

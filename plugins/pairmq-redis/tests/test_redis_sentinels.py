@@ -1,0 +1,154 @@
+"""Asking sentinels for the master, and hearing of another one, with sentinels that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from pairmq.testing.servers import free_port
+from pairmq_redis._sentinels import Address, Sentinels
+from pairmq_redis._transport import _sentinel_factory
+from pairmq_redis._url import parse_redis_url
+
+
+class Sentinel:
+    """Names a master, unless it hangs or knows none."""
+
+    def __init__(self) -> None:
+        self.master: Address | None = ("10.0.0.1", 6379)
+        self.hangs = False
+        self.asked = 0
+        self.commands: list[list[bytes]] = []
+        self.subscribers: list[asyncio.StreamWriter] = []
+        self.writers: list[asyncio.StreamWriter] = []
+        self.address = ("127.0.0.1", 0)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while line := await reader.readline():
+                command = []
+                for _ in range(int(line[1:])):
+                    size = int((await reader.readline())[1:])
+                    command.append((await reader.readexactly(size + 2))[:-2])
+                self.commands.append(command)
+                if not self.hangs:
+                    writer.write(self._answer(command, writer))
+
+    def switch(self, master: Address, service: str = "orders") -> None:
+        """Say that another server is the master."""
+        self.master = master
+        text = f"{service} 10.0.0.1 6379 {master[0]} {master[1]}"
+        for writer in self.subscribers:
+            writer.write(f"*3\r\n$7\r\nmessage\r\n$14\r\n+switch-master\r\n${len(text)}\r\n{text}\r\n".encode())
+
+    def _answer(self, command: list[bytes], writer: asyncio.StreamWriter) -> bytes:
+        if command[0] == b"SUBSCRIBE":
+            self.subscribers.append(writer)
+            return b"*3\r\n$9\r\nsubscribe\r\n$14\r\n+switch-master\r\n:1\r\n"
+        if command[0] != b"SENTINEL":
+            return b"+OK\r\n"
+        self.asked += 1
+        if self.master is None or command[2] != b"orders":
+            return b"*-1\r\n"
+        host, port = self.master
+        return f"*2\r\n${len(host)}\r\n{host}\r\n${len(str(port))}\r\n{port}\r\n".encode()
+
+
+@pytest.fixture
+async def three() -> AsyncIterator[list[Sentinel]]:
+    sentinels = [Sentinel() for _ in range(3)]
+    servers = []
+    for each in sentinels:
+        servers.append(await asyncio.start_server(each.serve, "127.0.0.1", 0))
+        each.address = ("127.0.0.1", servers[-1].sockets[0].getsockname()[1])
+    yield sentinels
+    for server in servers:
+        server.close()
+    for each in sentinels:
+        for writer in each.writers:
+            writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def asking(addresses: list[Address], options: str = "") -> AsyncIterator[tuple[Sentinels, list[Address]]]:
+    """Sentinels, and the masters that they were heard to switch to."""
+    hosts = ",".join(f"{host}:{port}" for host, port in addresses)
+    url = parse_redis_url(f"redis+sentinel://alice:hunter2@{hosts}/orders{options}")
+    heard: list[Address] = []
+    made = Sentinels(url.host, url.sentinels, _sentinel_factory(url), heard.append)
+    yield made, heard
+    await made.close()
+
+
+async def subscribed(sentinel: Sentinel) -> None:
+    while not sentinel.subscribers:
+        await asyncio.sleep(0.01)
+
+
+async def test_the_master_is_found_by_the_sentinel_that_knows_it(three: list[Sentinel]) -> None:
+    three[0].hangs, three[1].master = True, None
+    down = ("127.0.0.1", free_port())
+    async with asking([down, *(each.address for each in three)]) as (sentinels, _):
+        assert await sentinels.master() == ("10.0.0.1", 6379)
+
+
+async def test_a_sentinel_that_hung_is_asked_last(three: list[Sentinel]) -> None:
+    """A caller with little time would never get to the next one."""
+    three[0].hangs = True
+    async with asking([three[0].address, three[1].address]) as (sentinels, _):
+        await sentinels.master()
+        assert sentinels._order[-1] == three[0].address or not three[0].commands
+
+
+async def test_no_master_is_one_error_without_secrets(three: list[Sentinel]) -> None:
+    three[0].master = None
+    down = ("127.0.0.1", free_port())
+    async with asking([down, three[0].address]) as (sentinels, _):
+        with pytest.raises(RedisConnectionError, match="no sentinel knows a master 'orders'") as caught:
+            await sentinels.master()
+    assert str(down[1]) in str(caught.value)
+    assert "it does not know this master" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("options", "login"), [("", False), ("?sentinel_login=same", True)])
+async def test_sentinels_get_the_login_only_when_the_url_says_so(
+    three: list[Sentinel], options: str, login: bool
+) -> None:
+    async with asking([three[0].address], options) as (sentinels, _):
+        await sentinels.master()
+        assert ([b"AUTH", b"alice", b"hunter2"] in three[0].commands) is login
+
+
+async def test_another_master_is_heard_of_once(three: list[Sentinel]) -> None:
+    async with asking([each.address for each in three]) as (sentinels, heard):
+        await sentinels.master()
+        for each in three:
+            await subscribed(each)
+        three[0].switch(("10.0.0.9", 6379), service="other")
+        for each in three:
+            each.switch(("10.0.0.2", 6380))
+        while sentinels.found != ("10.0.0.2", 6380):
+            await asyncio.sleep(0.01)
+        assert await sentinels.master() == ("10.0.0.2", 6380)
+        assert heard == [("10.0.0.2", 6380)]
+
+
+async def test_an_unannounced_switch_is_found_when_listening_again(
+    three: list[Sentinel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pairmq_redis._sentinels._LISTEN_AGAIN", 0.01)
+    async with asking([three[0].address]) as (sentinels, heard):
+        await sentinels.master()
+        await subscribed(three[0])
+        three[0].master = ("10.0.0.2", 6380)
+        for writer in three[0].subscribers:
+            writer.transport.abort()
+        while not heard:
+            await asyncio.sleep(0.01)
+        assert heard == [("10.0.0.2", 6380)]
