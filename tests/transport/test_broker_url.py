@@ -105,3 +105,15 @@ def test_what_is_wrong_is_named_without_a_secret(call: Callable[[], object], say
     with pytest.raises(ConfigurationError, match=says) as caught:
         call()
     assert "SECRET" not in str(caught.value)
+
+
+def test_several_hosts_are_read_with_their_ports() -> None:
+    url = BrokerUrl("x://u:p%2C@A:1,[::1],b.:2,b:2/v?o=1,2", "x://host", "x", several=True)
+    assert url.hosts(9) == (("a", 1), ("::1", 9), ("b", 2))
+    assert (url.parts.password, url.parts.path, url.parts.query) == ("p%2C", "/v", "o=1,2")
+
+
+@pytest.mark.parametrize("url", ["x://a,", "x://a,b:0", "x://a,[::1", "x://a,b;c"])
+def test_one_invalid_host_of_several_is_reported(url: str) -> None:
+    with pytest.raises(ConfigurationError):
+        BrokerUrl(url, "x://host", "x", several=True).hosts(9)

@@ -77,3 +77,15 @@ def test_without_the_api_it_says_what_to_install():
 def test_pairmq_does_not_import_it_before_it_is_asked_for():
     program = "import sys, pairmq; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=50)
+
+
+@pytest.mark.parametrize(
+    ("url", "broker"),
+    [
+        ("amqp://east:5672/", names.Broker("rabbitmq", "east", 5672)),
+        ("amqp://east:5672,west:5672/v", names.Broker("rabbitmq")),
+        ("redis+sentinel://east:26379,west:26379/orders/0", names.Broker("redis")),
+    ],
+)
+def test_a_broker_with_several_hosts_has_no_address(url: str, broker: names.Broker) -> None:
+    assert names.broker_of(url) == broker
