@@ -57,6 +57,10 @@ class Sentinels:
         """Find the master's host and port. Raises redis-py's ConnectionError."""
         if not self._listeners:
             self._listeners = [start_task(self._keep_listening(address)) for address in self._order]
+        self.found = await self._find()
+        return self.found
+
+    async def _find(self) -> Address:
         left, asking, failed = list(self._order), dict[asyncio.Task[Address], Address](), list[str]()
         try:
             while left or asking:
@@ -69,8 +73,7 @@ class Sentinels:
                 for task in done:
                     address, error = asking.pop(task), task.exception()
                     if error is None:
-                        self.found = task.result()
-                        return self.found
+                        return task.result()
                     failed.append(f"{bracketed(address[0])}:{address[1]}: {str(error) or type(error).__name__}")
                     self._put_last(address)
         finally:
@@ -96,7 +99,8 @@ class Sentinels:
         async with self._connected(address) as connection:
             await connection.send_command("SUBSCRIBE", _SWITCH)
             await connection.read_response()
-            self._heard(await self._ask(address))  # it may have happened before
+            if await self._ask(address) != self.found:  # it may have happened before
+                self._heard(await self._find())  # from the one to be asked first: this one may be behind
             while True:
                 message = await connection.read_response()
                 if isinstance(message, list) and len(message) == 3:
