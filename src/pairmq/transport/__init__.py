@@ -1,6 +1,7 @@
 """The abstract interfaces to a broker, and the values that transports report."""
 
 from pairmq.transport._claims import Claim, ClaimStore
+from pairmq.transport._dial import dial
 from pairmq.transport._header import MalformedHeader, decode_header, encode_header
 from pairmq.transport._naming import (
     ENDPOINT_OPTIONS,
@@ -69,6 +70,7 @@ __all__ = [
     "chosen_endpoint",
     "counts_of",
     "decode_header",
+    "dial",
     "driver_connection",
     "encode_header",
     "endpoint_with_default_name",

@@ -30,6 +30,7 @@ from pamqp import commands
 from pamqp.header import ContentHeader
 from yarl import URL
 
+from pairmq.transport import dial
 from pairmq_rabbitmq._header import UNREADABLE, is_costly
 from pairmq_rabbitmq._lane import Lane
 
@@ -99,7 +100,12 @@ class WatchedStreams(TransportFactory):
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(loop=loop)
         protocol = _Parting(reader, self._wire.lane)
-        transport, _ = await loop.create_connection(lambda: protocol, url.host or "", url.port or 0, ssl=self._tls)
+        host, port = url.host or "", url.port or 0
+        connection = await dial(host, port)
+        where: dict[str, Any] = {"host": host, "port": port} if connection is None else {"sock": connection}
+        if connection is not None and self._tls is not None:
+            where["server_hostname"] = host
+        transport, _ = await loop.create_connection(lambda: protocol, ssl=self._tls, **where)
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         self._wire.opened(writer)
         return _WatchedReader(reader, self._wire), writer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,7 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from pairmq.model import Entity, Message, Source
-from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, bracketed, start_task
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, bracketed, dial, start_task
 from pairmq_redis import _codec, _errors
 from pairmq_redis._admin import RedisAdmin
 from pairmq_redis._capabilities import CAPABILITIES
@@ -107,19 +108,26 @@ class RedisTransport(StreamsTransport):
             await self._sentinels.close()
 
 
-class _TlsConnection(Connection):
-    """A connection over TLS that trusts exactly the authorities of the context.
+class _Connection(Connection):
+    """A connection that, over TLS, trusts exactly the authorities of the context.
 
     redis-py's own one trusts the system's authorities as well as those that it is given, and reads them again for each
     connection.
     """
 
-    def __init__(self, tls: ssl.SSLContext, **settings: Any) -> None:
+    def __init__(self, tls: ssl.SSLContext | None, **settings: Any) -> None:
         self._tls = tls
+        self._dialled: socket.socket | None = None
         super().__init__(**settings)
 
+    async def _connect(self) -> None:
+        self._dialled = await dial(self.host, int(self.port))
+        await super()._connect()  # type: ignore[no-untyped-call]  # redis-py's
+
     def _connection_arguments(self) -> Mapping[str, Any]:
-        return {**super()._connection_arguments(), "ssl": self._tls}
+        if self._dialled is None:
+            return {**super()._connection_arguments(), "ssl": self._tls}
+        return {"sock": self._dialled, "ssl": self._tls, "server_hostname": self._tls and self.host}
 
 
 def _sentinel_factory(url: RedisUrl) -> Callable[[tuple[str, int]], Connection]:
@@ -146,7 +154,5 @@ def _connection_factory(url: RedisUrl) -> Callable[[], Connection]:
         "socket_connect_timeout": url.connect_timeout,
         "health_check_interval": 0,
     }
-    if url.tls is None:
-        return lambda: Connection(**settings)
-    tls = url.tls.context(for_url=url.endpoint.url)
-    return lambda: _TlsConnection(tls, **settings)
+    tls = None if url.tls is None else url.tls.context(for_url=url.endpoint.url)
+    return lambda: _Connection(tls, **settings)
