@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,6 +66,24 @@ async def test_an_unknown_authority_or_a_wrong_name_is_not(
             await transport.admin.check()
         assert caught.value.kind is FailureKind.UNAVAILABLE
         assert not caught.value.maybe_applied
+
+
+@pytest.mark.parametrize(("host", "trusted"), [("localhost", True), ("elsewhere", False)])
+async def test_the_name_of_several_addresses_is_verified(
+    tls: tuple[RedisServer, int], certificate: Path, monkeypatch: pytest.MonkeyPatch, host: str, trusted: bool
+) -> None:
+    def resolve(_: str, port: int, *hints: object, **more: object) -> list[object]:
+        kind = socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, ""
+        return [(*kind, (address, port)) for address in ("127.0.0.9", "127.0.0.1")]  # nothing listens at the first
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    authority = quote(str(certificate / "cert.pem"))
+    async with registry.transport(f"rediss://{host}:{tls[1]}?ssl_ca_certs={authority}") as transport:
+        if trusted:
+            await transport.admin.check()
+            return
+        with pytest.raises(TransportError, match=r"(?i)certificate"):
+            await transport.admin.check()
 
 
 async def test_a_given_authority_takes_the_place_of_the_systems(
