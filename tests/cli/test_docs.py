@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.main import get_command
 
-from pairmq.cli._app import app
+from command_line import app
 
 _PAGE = Path(__file__).parents[2] / "docs" / "reference" / "command-line.md"
 _BUILT_IN = {"--help", "--version", "--install-completion", "--show-completion", "--verbose"}

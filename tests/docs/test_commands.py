@@ -12,9 +12,9 @@ import pytest
 import typer
 from typer.main import get_command
 
+from command_line import app
 from doc_blocks import ROOT
 from doc_commands import Command, commands
-from pairmq.cli._app import app
 
 # Typer brings a parser of its own, in which this is what all faults of a command line come from.
 UsageError: Any = typer.BadParameter.__mro__[1]

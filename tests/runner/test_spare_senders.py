@@ -10,8 +10,7 @@ import pytest
 
 from pairmq import Entity, Message, Pair, PairClosed, PairSender, Route
 from pairmq import testing as simulated
-from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
-from pairmq.testing._loop import run_virtual
+from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, run_virtual
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 """The command line in this process: ``run(["status", …])`` gives its exit status; `pairmq.cli.main` would exit."""
 
-from pairmq.cli._app import run
+from pairmq.cli._app import app, run
 
-__all__ = ["run"]
+__all__ = ["app", "run"]

@@ -25,7 +25,6 @@ from pairmq_rabbitmq import _inspection
 from pairmq_rabbitmq._inspection import interrogate
 from pairmq_rabbitmq._management import effective, policy_for
 from pairmq_rabbitmq._properties import arguments_of, properties_of, queue_type_for
-from pairmq_rabbitmq._transport import RabbitTransport
 from pairmq_rabbitmq.testing import RabbitServer
 
 pytestmark = pytest.mark.real_server
@@ -242,7 +241,6 @@ async def test_a_long_name_that_is_not_ascii_is_asked_about_over_connections_of_
 ) -> None:
     """RabbitMQ 4 closes the connection when its refusal would contain such a name."""
     entity = Entity("ü" * 60)
-    assert isinstance(transport, RabbitTransport)
     context = transport._context
     await transport.admin.create(entity, BACKLOG)
     await send(transport, entity)
@@ -269,7 +267,6 @@ async def test_settings_are_unknown_when_the_reply_does_not_fit(
 ) -> None:
     entity = Entity("ü" * 60)
     await transport.admin.create(entity, BACKLOG)
-    assert isinstance(transport, RabbitTransport)
 
     async def declare(*_: object, **__: object) -> object:
         raise ConnectionInternalError("INTERNAL_ERROR")
@@ -354,7 +351,6 @@ async def test_settings_of_a_foreign_queue_are_found_without_management(
 ) -> None:
     declare(rabbit, arguments=arguments)
     before = all_queues(rabbit)
-    assert isinstance(transport, RabbitTransport)
     quorum = arguments.get("x-queue-type") == "quorum"
     if quorum and "x-delivery-limit" not in arguments and await transport._context.server_version("ask") >= (4,):
         expected = replace(expected, max_delivery_count=21)  # the broker's own limit
@@ -368,7 +364,6 @@ async def test_flags_are_found_out(
     transport: Transport, rabbit: RabbitServer, durable: bool, auto_delete: bool
 ) -> None:
     declare(rabbit, durable=durable, auto_delete=auto_delete, arguments={"x-message-ttl": 9000})
-    assert isinstance(transport, RabbitTransport)
     guess = arguments_of(BACKLOG, "quorum", "d", "ask")
     found = await interrogate(transport._context, "orders", guess, "ask")
     assert (found.durable, found.auto_delete, found.complete) == (durable, auto_delete, True)

@@ -16,7 +16,6 @@ from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message
 from pairmq.plugins import registry
 from pairmq.transport import Transport
 from pairmq_rabbitmq._probe import PING_QUEUE
-from pairmq_rabbitmq._transport import RabbitTransport
 from pairmq_rabbitmq.testing import RabbitServer
 
 pytestmark = pytest.mark.real_server
@@ -145,7 +144,6 @@ async def test_a_full_queue_fails_the_probe_until_there_is_room(
 
 async def test_a_queue_that_was_full_and_is_empty_has_room(transport: Transport, rabbit: RabbitServer) -> None:
     declare(rabbit)
-    assert isinstance(transport, RabbitTransport)
     full = transport._context.full
     full["orders"] = 0
     await transport.admin.probe(QUEUE)
@@ -192,7 +190,6 @@ async def test_messages_that_a_late_leader_did_not_count_keep_their_order(
 
 async def test_the_mark_of_a_full_queue_rises_with_it(transport: Transport, rabbit: RabbitServer) -> None:
     declare(rabbit)
-    assert isinstance(transport, RabbitTransport)
     full = transport._context.full
     for _ in range(4):
         await send(transport)

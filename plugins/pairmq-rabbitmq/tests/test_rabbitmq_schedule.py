@@ -17,7 +17,6 @@ from pairmq.testing.conformance._broker import counted
 from pairmq.transport import QueueCounts, Receiver, Transport, is_nothing_sent
 from pairmq_rabbitmq import _schedule
 from pairmq_rabbitmq._schedule import LEVELS, MAX_DELAY, UNIT, DelayNames
-from pairmq_rabbitmq._transport import RabbitTransport
 from pairmq_rabbitmq.testing import RabbitServer
 
 pytestmark = pytest.mark.real_server
@@ -77,7 +76,6 @@ async def all_of_ten(transport: Transport, entity: Entity) -> float:
 async def test_priority_is_in_a_header_when_delay_queues_have_lanes(
     quorum: Transport, monkeypatch: pytest.MonkeyPatch, lanes: bool
 ) -> None:
-    assert isinstance(quorum, RabbitTransport)
     version = await quorum._context.server_version("ask") if lanes else (0,)
     monkeypatch.setattr(_schedule, "_LANES_SINCE", version)
     monkeypatch.setattr(_schedule, "_LANES_UNTIL", (*version, 1))
@@ -165,7 +163,6 @@ async def test_200_messages_outlive_a_crash_of_the_broker() -> None:
         url = f"{server.url}?connect_timeout=5"
         async with registry.transport(url) as transport:
             await transport.admin.create(QUEUE)
-            assert isinstance(transport, RabbitTransport)
             for delay in (8.0, 6.5, 3.0):  # all levels that are needed
                 await transport._schedule.route(QUEUE, delay, "schedule")
             # What waits in queues made moments before a kill is lost or held back in some runs: see _schedule.
@@ -191,7 +188,6 @@ async def test_200_messages_outlive_a_crash_of_the_broker() -> None:
 
 
 async def test_every_delay_takes_its_way(quorum: Transport, rabbit: RabbitServer) -> None:
-    assert isinstance(quorum, RabbitTransport)
     schedule = quorum._schedule
     names = DelayNames("quorum")
     for seconds in (0.001, 1, 3600, 40 * 86400, MAX_DELAY - 0.02):
@@ -215,7 +211,6 @@ async def test_a_delay_beyond_the_longest_is_refused(transport: Transport) -> No
 
 
 async def test_only_what_is_needed_is_made(quorum: Transport, rabbit: RabbitServer) -> None:
-    assert isinstance(quorum, RabbitTransport)
     await quorum._schedule.route(QUEUE, 5 * UNIT / 1000 - 0.002, "schedule")
     names = DelayNames("quorum")
     made = set(rabbit.queues()) - {"orders", "orders/$dead-letter"}
@@ -244,7 +239,6 @@ async def test_deleted_target_delays_no_other_message(transport: Transport, rabb
     lost = [in_(6) for _ in range(60)]
     assert await transport.sender(gone).send_batch(lost) == [None] * 60
     await transport.admin.delete(gone)
-    assert isinstance(transport, RabbitTransport)
     async with asyncio.timeout(60):
         while (await transport._context.count(transport._schedule._names.undeliverable, "count"))[0] < 60:
             await asyncio.sleep(0.1)
@@ -267,7 +261,6 @@ async def test_target_gets_scheduled_messages_when_created_again(transport: Tran
 
 
 async def test_many_at_once_share_the_work(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(transport, RabbitTransport)
     schedule, asked = transport._schedule, 0
     ask = schedule._ask
 
@@ -284,7 +277,6 @@ async def test_many_at_once_share_the_work(transport: Transport, monkeypatch: py
 
 
 async def test_cancelled_calls_leave_nothing_half_done(transport: Transport) -> None:
-    assert isinstance(transport, RabbitTransport)
     for turn in range(60):
         task = asyncio.create_task(transport._schedule.route(QUEUE, 0.4, "schedule"))
         for _ in range(turn):
