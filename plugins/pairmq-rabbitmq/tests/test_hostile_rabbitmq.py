@@ -7,7 +7,6 @@ import random
 import struct
 from bisect import bisect
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
 
 import pamqp.frame
 import pika
@@ -15,8 +14,8 @@ import pika.exceptions
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pika.adapters.blocking_connection import BlockingChannel
 
+from foreign_channel import foreign
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.transport import Transport
@@ -209,17 +208,6 @@ def arbitrary(seed: int, count: int) -> Iterator[pika.BasicProperties]:
 
 
 # ------------------------------------------------------------------------------------------------ clients
-
-
-@contextmanager
-def foreign(server: RabbitServer) -> Iterator[BlockingChannel]:
-    """A client other than PairMQ."""
-    connection = pika.BlockingConnection(pika.URLParameters(server.url))
-    try:
-        yield connection.channel()
-    finally:
-        if connection.is_open:
-            connection.close()
 
 
 def publish(server: RabbitServer, forged: Sequence[pika.BasicProperties], body: bytes = b"forged") -> None:

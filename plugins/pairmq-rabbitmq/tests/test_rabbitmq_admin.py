@@ -7,15 +7,14 @@ import contextlib
 import math
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pika
 import pytest
 from aiormq.exceptions import ConnectionInternalError
-from pika.adapters.blocking_connection import BlockingChannel
 
+from foreign_channel import foreign
 from ordered_queue import receive
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
@@ -34,17 +33,6 @@ TOPIC = Entity("prices", EntityKind.TOPIC)
 BACKLOG = QueueProperties(max_size_megabytes=5120, max_delivery_count=2**31 - 1)
 PLAIN = QueueProperties(dead_letter_on_expiration=False)
 QUORUM, CLASSIC = {"x-queue-type": "quorum"}, {"x-queue-type": "classic"}
-
-
-@contextmanager
-def foreign(server: RabbitServer) -> Iterator[BlockingChannel]:
-    """A channel of a client other than PairMQ."""
-    connection = pika.BlockingConnection(pika.URLParameters(server.url))
-    try:
-        yield connection.channel()
-    finally:
-        if connection.is_open:
-            connection.close()
 
 
 def declare(server: RabbitServer, queue: str = "orders", *, durable: bool = True, **options: Any) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
-import pika
 import pytest
-from pika.adapters.blocking_connection import BlockingChannel
 
 from cut_calls import given_up, turns_until_done
+from foreign_channel import foreign
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.transport import Transport
@@ -22,17 +20,6 @@ pytestmark = pytest.mark.real_server
 
 QUEUE = Entity("orders")
 TOPIC = Entity("prices", EntityKind.TOPIC)
-
-
-@contextmanager
-def foreign(server: RabbitServer) -> Iterator[BlockingChannel]:
-    """A channel of a client other than PairMQ."""
-    connection = pika.BlockingConnection(pika.URLParameters(server.url))
-    try:
-        yield connection.channel()
-    finally:
-        if connection.is_open:
-            connection.close()
 
 
 def declare(server: RabbitServer, queue: str = "orders", **arguments: Any) -> None:

@@ -6,8 +6,7 @@ import asyncio
 import socket
 import struct
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pika
@@ -15,9 +14,9 @@ import pytest
 from pamqp import commands
 from pamqp.base import Frame
 from pamqp.header import ContentHeader
-from pika.adapters.blocking_connection import BlockingChannel
 
 from cut_calls import given_up
+from foreign_channel import foreign
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.testing import TcpProxy
@@ -32,18 +31,6 @@ pytestmark = pytest.mark.real_server
 QUEUE, TOPIC = Entity("orders"), Entity("prices", EntityKind.TOPIC)
 UNAVAILABLE, REFUSED = FailureKind.UNAVAILABLE, FailureKind.REFUSED
 Outcome = tuple[FailureKind, FailureReason, bool]
-
-
-@contextmanager
-def foreign(server: RabbitServer) -> Iterator[BlockingChannel]:
-    """A channel of a client other than PairMQ."""
-    parameters = pika.URLParameters(server.url)
-    connection = pika.BlockingConnection(parameters)
-    try:
-        yield connection.channel()
-    finally:
-        if connection.is_open:
-            connection.close()
 
 
 def drained(server: RabbitServer, queue: str = "orders") -> list[tuple[str, bytes]]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 
-import pika
 import pytest
-from pika.adapters.blocking_connection import BlockingChannel
 
+from foreign_channel import foreign
 from pairmq.model import Entity, EntityKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.testing.conformance._broker import counted
@@ -21,17 +19,6 @@ pytestmark = pytest.mark.real_server
 TOPIC = Entity("prices", EntityKind.TOPIC)
 WAIT = 30.0  # s
 Receive = Callable[[str], AsyncIterator[bytes]]
-
-
-@contextmanager
-def foreign(server: RabbitServer) -> Iterator[BlockingChannel]:
-    """A channel of a client other than PairMQ."""
-    connection = pika.BlockingConnection(pika.URLParameters(server.url))
-    try:
-        yield connection.channel()
-    finally:
-        if connection.is_open:
-            connection.close()
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ One letter a field, and only those that are set, so that *unset* and *empty* sta
 included: an entry without it is not PairMQ's. Application properties are one JSON object, in which JSON's
 own types represent str, bool, int, float (Python keeps 1, 1.0 and true apart), None and tuples, and an object
 with one tagged member represents the rest, nested mappings included. Fields that this version does not know are
-ignored, so that a newer one may add some; names that begin with ``!`` are the dead-letter queue's.
+ignored, so that a newer one may add some; names that begin with ``!`` are the dead-letter queue's. It is no `Notation`
+of `pairmq.model.property_json`: entries that are stored have instants as whole numbers, and a tag on each mapping.
 
 Any client of Redis can put anything into a stream: decoding raises `MalformedEntry` and nothing
 else, and evaluates nothing.
