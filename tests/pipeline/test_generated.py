@@ -109,7 +109,7 @@ def test_the_run_file_says_what_the_report_says(report, made):
 
 @pytest.fixture(scope="module")
 def page(report, made):
-    return reporting.report(made / "tables")
+    return reporting.report(made / "tables", made / "report.html")
 
 
 def test_the_page_and_the_report_tell_the_same_of_the_messages(page, report):
