@@ -114,7 +114,7 @@ def test_what_the_worlds_are_for_happens_in_them():
         "drained", "is not empty", "receives message", "completes message", "waits no longer", "the gate opens",
         "dead-letters", "runs out in queue", "is lost", "its syphon ends", "is unknown", "is refused",
     }  # fmt: skip
-    for world in SMALL:
+    for world in WORLDS:
         texts = set()
         ways = system(Design(world))
         seen, waiting = {ways.initial}, [ways.initial]

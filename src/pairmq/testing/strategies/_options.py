@@ -23,6 +23,7 @@ _SHORT: dict[str, tuple[float, float]] = {
     "flap_window": (0.0, 10.0),
     "backlog_retry_interval": (0.1, 5.0),
     "control_interval": (1.0, 15.0),
+    "lane_patience": (0.0, 5.0),
 }
 _FEW: dict[str, tuple[int, int]] = {
     "backlog_queue_count": (1, 4),
