@@ -269,11 +269,11 @@ async def test_a_message_that_is_never_confirmed_gets_few_copies_and_delays_no_o
         assert set(w.home()) == {b"%d" % number for number in range(20)}
         assert len(w.backlog()) == 1
         await asyncio.sleep(4 * 3600 - 60)
-        assert 5 <= Counter(w.home())[b"0"] <= 20
+        assert 5 <= Counter(w.home())[b"0"] <= 40
         assert any("'orders-0' was sent to orders" in event.text for event in w.of(Warned))
         leave(w.west, 5, "prices")
         await asyncio.sleep(10)
         assert len(w.home("prices")) == 5
         lost.clear()
-        await asyncio.sleep(3600)
+        await asyncio.sleep(600)
         assert w.backlog() == []

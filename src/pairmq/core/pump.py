@@ -64,8 +64,8 @@ _FIRST_COMPLETED: Final = 100  # deliveries completed in one operation, until th
 _MOST_COMPLETED: Final = 1000
 
 _AT_ONCE: Final = 3  # attempts in doubt that delay no other: a slow primary, or a lost connection, passes
-_DOUBT: Final = Backoff(first=4.0, factor=2.0, cap=3600.0, jitter=0.0)
-"""Further delays of a message in doubt: about as long as it was in doubt already, and an hour at most."""
+_DOUBT: Final = Backoff(first=4.0, factor=2.0, cap=600.0, jitter=0.0)
+"""Further delays of a message in doubt: about as long as it was in doubt already, and ten minutes at most."""
 REPORTED_DOUBT: Final = 60.0
 """Seconds of such a delay from which on it is reported."""
 
