@@ -442,7 +442,7 @@ async def test_receive_is_refused_when_the_user_may_not_read(server: RabbitServe
     assert (error.kind, error.reason) == (REFUSED, FailureReason.UNAUTHORIZED)
     await receiver.close()
     await blind.close(1)
-    assert context.url.host
+    assert context.url.nodes
 
 
 async def test_receive_is_unavailable_when_the_server_is_down(server: RabbitServer, receiver: RabbitReceiver) -> None:
