@@ -1,4 +1,4 @@
-"""A pair whose primary is a RabbitMQ cluster of three nodes: what a lost node costs, and that it is no outage."""
+"""A pair whose primary is a RabbitMQ cluster of three nodes: what a lost node costs, and that nothing fails over."""
 
 from __future__ import annotations
 

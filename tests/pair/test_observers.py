@@ -70,7 +70,7 @@ def test_a_program_s_own_open_telemetry_is_not_doubled(plugins):
     assert [each for each in observers if isinstance(each, OpenTelemetryObserver)] == [own]
 
 
-def test_a_name_that_nobody_has_is_an_error_that_lists_the_others(plugins):
+def test_an_unknown_name_is_an_error_that_lists_the_others(plugins):
     with pytest.raises(ConfigurationError, match="named 'adit': known are audit, opentelemetry, watch"):
         observers_of([], ("adit",), None, plugins)
 

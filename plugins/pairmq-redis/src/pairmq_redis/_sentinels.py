@@ -22,6 +22,7 @@ from pairmq.transport import bracketed, start_task
 
 _SWITCH = "+switch-master"
 _LISTEN_AGAIN = 1.0  # s until a sentinel that could not be listened to is tried again
+_LISTEN_FOR = 30.0  # s on one connection
 _STAGGER = 0.25  # s that a sentinel may take to answer before the next one is asked beside it
 
 Address = tuple[str, int]
@@ -91,8 +92,10 @@ class Sentinels:
 
     async def _keep_listening(self, address: Address) -> None:
         while True:
-            with contextlib.suppress(RedisError, OSError):
-                await self._listen(address)
+            # A connection that went silent looks like one with no news: each is made anew now and then.
+            with contextlib.suppress(RedisError, OSError, ValueError):
+                async with asyncio.timeout(_LISTEN_FOR):
+                    await self._listen(address)
             await asyncio.sleep(_LISTEN_AGAIN)
 
     async def _listen(self, address: Address) -> None:

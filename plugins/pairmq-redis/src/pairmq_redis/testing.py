@@ -32,7 +32,7 @@ class RedisServer(ServerProcess):
         more of its command line, such as ``("--maxmemory", "1mb")``.
 
     Raises:
-        FileNotFoundError: there is no redis-server; the text says how to get it.
+        FileNotFoundError: redis-server is not installed; the text says how to install it.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RedisSentinel(ServerProcess):
         password: the servers'.
 
     Raises:
-        FileNotFoundError: there is no redis-server.
+        FileNotFoundError: redis-server is not installed.
     """
 
     def __init__(self, service: str, master: int, quorum: int, down_after: float, password: str | None) -> None:
@@ -144,7 +144,7 @@ class RedisSentinels:
         sentinels: the three.
 
     Raises:
-        FileNotFoundError: there is no redis-server.
+        FileNotFoundError: redis-server is not installed.
     """
 
     service = "orders-master"

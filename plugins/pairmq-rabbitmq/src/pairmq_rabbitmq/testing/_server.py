@@ -146,7 +146,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
         seat: its place in a cluster; see `RabbitCluster`.
 
     Raises:
-        FileNotFoundError: there is no rabbitmq-server; the text says how to get it.
+        FileNotFoundError: rabbitmq-server is not installed; the text says how to install it.
     """
 
     def __init__(
@@ -348,7 +348,7 @@ class RabbitCluster:
         nodes: the servers.
 
     Raises:
-        FileNotFoundError: there is no rabbitmq-server.
+        FileNotFoundError: rabbitmq-server is not installed.
     """
 
     def __init__(
@@ -415,7 +415,7 @@ class RabbitCluster:
             queue: in the default virtual host.
 
         Raises:
-            ServerError: no node answers, or there is no such queue.
+            ServerError: no node answers, or the queue does not exist.
         """
         lookup = f"{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r({binary(DEFAULT_VHOST)}, queue, {binary(queue)}))"
         pid = "case amqqueue:get_pid(Q) of {_, N} -> N; P when is_pid(P) -> node(P); _ -> none end"
@@ -475,7 +475,7 @@ class RabbitPool:
             count: how many.
 
         Raises:
-            FileNotFoundError: there is no rabbitmq-server.
+            FileNotFoundError: rabbitmq-server is not installed.
             ServerError: one does not start.
         """
         while len(self._servers) < count:
