@@ -153,7 +153,7 @@ def test_what_a_bad_file_may_have_held_is_told_by_its_name_and_folder(tmp_path, 
     assert batch.unread_of(look_over(tmp_path).bad) == (() if unread is None else (unread,))
 
 
-# What each may have held is described above; `lossy` has a message that is lost, and one that a damaged segment may tell of.
+# What each may have held is said above; `lossy` has a message that is lost, and one that a damaged segment may tell of.
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("content", "verdicts"),

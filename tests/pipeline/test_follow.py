@@ -90,7 +90,7 @@ class Followed:
 
 @pytest.fixture(scope="module")
 def followed(spark, tmp_path_factory):
-    """First came a torn file alone; then it was repaired, and others came in several lots; then the rest, and copies."""
+    """First came a torn file; then it was repaired, and others came in several lots; then the rest, and copies."""
     folder = tmp_path_factory.mktemp("follow")
     journal, aside, out = folder / "journal", folder / "aside", folder / "tables"
     day = journal / "date=2026-02-02"

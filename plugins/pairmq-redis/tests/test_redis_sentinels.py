@@ -152,3 +152,20 @@ async def test_an_unannounced_switch_is_found_when_listening_again(
         while not heard:
             await asyncio.sleep(0.01)
         assert heard == [("10.0.0.2", 6380)]
+
+
+@pytest.mark.parametrize("news", [b"", b"*3\r\n$7\r\nmessage\r\n$14\r\n+switch-master\r\n$8\r\nnonsense\r\n"])
+async def test_a_switch_is_found_though_the_connection_says_nothing_that_makes_sense(
+    three: list[Sentinel], monkeypatch: pytest.MonkeyPatch, news: bytes
+) -> None:
+    monkeypatch.setattr("pairmq_redis._sentinels._LISTEN_AGAIN", 0.01)
+    monkeypatch.setattr("pairmq_redis._sentinels._LISTEN_FOR", 0.1)
+    async with asking([three[0].address]) as (sentinels, heard):
+        await sentinels.master()
+        await subscribed(three[0])
+        for writer in three[0].subscribers:
+            writer.write(news)
+        three[0].master = ("10.0.0.2", 6380)
+        while not heard:
+            await asyncio.sleep(0.01)
+        assert heard == [("10.0.0.2", 6380)]
