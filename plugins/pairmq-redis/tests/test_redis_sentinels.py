@@ -162,7 +162,8 @@ async def test_a_switch_is_found_though_the_connection_says_nothing_that_makes_s
     monkeypatch.setattr("pairmq_redis._sentinels._LISTEN_FOR", 0.1)
     async with asking([three[0].address]) as (sentinels, heard):
         await sentinels.master()
-        await subscribed(three[0])
+        while three[0].asked < 2:  # once to find the master, once after it listens
+            await asyncio.sleep(0.01)
         for writer in three[0].subscribers:
             writer.write(news)
         three[0].master = ("10.0.0.2", 6380)
