@@ -48,22 +48,26 @@ async def _in_a_later_turn(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Arrivals:
-    """Wakes the receivers of this process when something has arrived at a path."""
+    """Wakes the receivers of one event loop when something has arrived at a path."""
 
     def __init__(self) -> None:
         self._events: dict[str, asyncio.Event] = {}
 
     def next(self, path: str) -> asyncio.Event:
-        """Return what will be set when something arrives; ask for it *before* looking, lest it arrive in between."""
+        """Return the event that the next `notify` sets: get it *before* looking, as something may arrive in between.
+
+        Args:
+            path: of the entity, or of the subscription.
+        """
         return self._events.setdefault(path, asyncio.Event())
 
-    def tell(self, path: str) -> None:
+    def notify(self, path: str) -> None:
         """Wake the receivers of a path."""
         event = self._events.pop(path, None)
         if event is not None:
             event.set()
 
-    def tell_all(self) -> None:
+    def notify_all(self) -> None:
         """Wake all receivers."""
         for path in tuple(self._events):
-            self.tell(path)
+            self.notify(path)

@@ -73,6 +73,12 @@ def raise_failure(failure: TransportError) -> NoReturn:
     """Raise an error that has its cause already.
 
     ``raise ... from error`` would replace it by the client library's exception, which may show a secret.
+
+    Args:
+        failure: to be raised, with its ``__cause__``.
+
+    Raises:
+        TransportError: always.
     """
     raise failure from failure.__cause__
 

@@ -148,7 +148,7 @@ class Pool:
         Not in the send's own transaction: those that notify are committed one after the other, throughout the database.
         Senders would wait for each other's writes to the disk.
         """
-        self.arrivals.tell(path)
+        self.arrivals.notify(path)
         self._to_notify.add(path)
         if self._notifying is None and not self._closed:
             self._notifying = start_task(self._notify())
@@ -179,7 +179,7 @@ class Pool:
             await connection.execute("LISTEN pairmq")
             self._heard.set()
             async for notification in connection.notifies():
-                self.arrivals.tell(notification.payload)
+                self.arrivals.notify(notification.payload)
         except (NotSent, psycopg.Error):
             pass  # the next look reports it, if it concerns more than this connection
         finally:
@@ -188,7 +188,7 @@ class Pool:
             self._listening = None
             self._heard.set()
             self._heard = asyncio.Event()
-            self.arrivals.tell_all()
+            self.arrivals.notify_all()
 
     async def close(self) -> None:
         """End all connections, those in use too."""

@@ -107,7 +107,7 @@ class SQLiteReceiver(Receiver):
     async def abandon(self, delivery: Delivery) -> None:
         number, lock = self._token(delivery)
         await self._settle(lambda store: store.abandon(number, lock))
-        self._context.arrivals.tell(self._path)
+        self._context.arrivals.notify(self._path)
 
     async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
         """Move a delivery to the dead letters, in one step; reason and description are cut to 1024 letters each."""
@@ -117,7 +117,7 @@ class SQLiteReceiver(Receiver):
         number, lock = self._token(delivery)
         why = (_storable(reason), _storable(description))
         await self._settle(lambda store: store.dead_letter(store.place(self._source), number, lock, *why))
-        self._context.arrivals.tell(self._path)
+        self._context.arrivals.notify(self._path)
 
     async def renew_lock(self, delivery: Delivery) -> Delivery:
         number, lock = self._token(delivery)
@@ -127,7 +127,7 @@ class SQLiteReceiver(Receiver):
     async def close(self) -> None:
         if self._closing is None:
             self._calls.scope.close()
-            self._context.arrivals.tell(self._path)  # a receive that waits finds out
+            self._context.arrivals.notify(self._path)  # a receive that waits finds out
             self._closing = start_task(self._release())
         await asyncio.shield(self._closing)
 
@@ -171,7 +171,7 @@ class SQLiteReceiver(Receiver):
                 await job.outcome()
         except (Failed, TransportError, TimeoutError):
             self._context.leave_locks(self._source, [locks])
-        self._context.arrivals.tell(self._path)
+        self._context.arrivals.notify(self._path)
 
     async def _settle(self, work: Callable[[Store], T]) -> T:
         return await self._calls.run(work, self._settling)

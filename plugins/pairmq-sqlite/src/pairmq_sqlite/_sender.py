@@ -57,7 +57,7 @@ class SQLiteSender(Sender):
 
     async def _store(self, rows: Sequence[NewRow]) -> None:
         await self._calls.run(lambda store: store.send(self._entity, rows), self._doing)
-        self._context.arrivals.tell(self._entity.path)
+        self._context.arrivals.notify(self._entity.path)
 
     def _too_large(self, row: NewRow) -> TransportError:
         text = f"{self._doing}: the message has {row.size} bytes, at most {MAX_MESSAGE_BYTES} are allowed"
