@@ -28,7 +28,7 @@ from typing import Self
 
 _SETPRIV_OPTION = "--pdeathsig"
 _POLL = 0.01
-_TAKEN_WITHIN = 30.0  # s in which a server that was down and finds its port taken is started again
+_TAKEN_WITHIN = 30.0  # s in which a server that was down and finds its port in use is started again
 _TRY_AGAIN = 0.5  # s
 _STOPPED_WITHIN = 3000  # looks at whether a signal has stopped all threads
 # Not the shared generator: two runs with one seed would look for the same ports.
@@ -126,6 +126,9 @@ class ServerProcess:
         name: for error texts; the program's name when left out.
     """
 
+    _taken: tuple[bytes, ...] = (b"address already in use", b"eaddrinuse")
+    """What its log says, in lower case, if something that it needs is in use."""
+
     def __init__(
         self,
         command: Sequence[str],
@@ -197,7 +200,7 @@ class ServerProcess:
         deadline = began + self._start_timeout
         while not self._is_ready():
             if self._process is None or self._process.poll() is not None:
-                if self._has_run and self._found_its_port_taken() and time.monotonic() < began + _TAKEN_WITHIN:
+                if self._has_run and self._found_something_taken() and time.monotonic() < began + _TAKEN_WITHIN:
                     time.sleep(_TRY_AGAIN)
                     self._launch()
                     continue
@@ -209,12 +212,12 @@ class ServerProcess:
             time.sleep(_POLL)
         self._has_run = True
 
-    def _found_its_port_taken(self) -> bool:
-        """Whether another process took its port while it was down, without `free_port`; it may soon release it."""
+    def _found_something_taken(self) -> bool:
+        """Whether its port, or what else it needs, is in use: another process may soon release it."""
         with contextlib.suppress(OSError), self._log_path.open("rb") as log:
             log.seek(self._log_begins)
             said = log.read().lower()
-            return b"address already in use" in said or b"eaddrinuse" in said
+            return any(text in said for text in self._taken)
         return False
 
     def kill(self) -> None:

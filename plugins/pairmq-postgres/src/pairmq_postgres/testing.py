@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, LiteralString
@@ -38,8 +39,11 @@ class PostgresServer(ServerProcess):
         role: the role of its `url`, which may do nothing but use the tables.
 
     Raises:
-        FileNotFoundError: there is no PostgreSQL; the text says how to get it.
+        FileNotFoundError: PostgreSQL is not installed; the text says how to install it.
     """
+
+    # After a kill its children end a moment later.
+    _taken = (*ServerProcess._taken, b"pre-existing shared memory block")
 
     def __init__(
         self, *, settings: dict[str, str] | None = None, port: int | None = None, role: str = "messenger"
@@ -195,6 +199,17 @@ class PostgresHarness(ServerHarness):
             f"ALTER SYSTEM SET default_transaction_read_only = {value}",
             "SELECT pg_reload_conf()",
         )
+        # A new session that sees it was begun after all others got the signal to read it, too.
+        deadline = time.monotonic() + _ANSWER_WITHIN
+        while self._new_session_is_read_only() != value:
+            if time.monotonic() > deadline:
+                raise ServerError(f"PostgreSQL did not read its settings within {_ANSWER_WITHIN} s")
+            time.sleep(0.02)
+
+    def _new_session_is_read_only(self) -> str:
+        with psycopg.connect(**{**self._postgres.parameters(), "options": ""}) as connection:
+            found = connection.execute("SHOW default_transaction_read_only").fetchone()
+        return "" if found is None else str(found[0])
 
 
 def _program(name: str) -> str:
