@@ -178,7 +178,7 @@ def test_every_delivery_has_a_record_of_one_line(body: bytes, given_properties: 
     assert record.isprintable()
 
 
-URLS = ("redis://", "rediss://", "memory://", "amqp://", "amqps://", "sb://", "redis+sentinel://")
+URLS = ("redis://", "rediss://", "memory://", "amqp://", "amqps://", "sb://", "redis+sentinel://", "redis+cluster://")
 _LETTERS = (
     "@", ":", ",", "/", "?", "#", "%", "%00", "%zz", "[", "]", "[::1]", "h", "0", "99999", "=", "&", "..", "é",
     "\u202e", "\x00", "\n", "name=", "a" * 300, "٣", "\ud800",

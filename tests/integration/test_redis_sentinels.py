@@ -10,7 +10,6 @@ from uuid import uuid4
 import pytest
 
 from outage_traffic import Hands, Traffic, traffic, until
-from pairmq import Receipt
 from pairmq_redis.testing import RedisSentinels, RedisServer
 
 pytestmark = pytest.mark.real_server
@@ -44,16 +43,6 @@ async def replicated(under: Traffic, master: RedisServer) -> None:
         await asyncio.sleep(0.05)
 
 
-async def all_accepted(under: Traffic, what: str) -> None:
-    await under.some()
-    await under.stop()
-    found = await under.taken()
-    under.report(what, found)
-    assert [sent for sent in under.sends if not isinstance(sent.result, Receipt)] == []
-    under.check_never_diverted()
-    under.check_books(found)
-
-
 @pytest.mark.parametrize("fault", [RedisServer.kill, RedisServer.pause])
 async def test_a_lost_master_loses_nothing_that_its_replicas_have(
     sentinels: RedisSentinels, hands: Hands, fault: Callable[[RedisServer], None]
@@ -66,7 +55,7 @@ async def test_a_lost_master_loses_nothing_that_its_replicas_have(
         await under.some(100)
         assert not str(under.pair.primary.node).endswith(f":{master.port}")
         await under.heal(sentinels.start)
-        await all_accepted(under, f"{fault.__name__} the master")
+        await under.check_all_accepted(f"{fault.__name__} the master")
 
 
 async def test_sends_follow_a_demotion_and_lose_nothing_that_the_replicas_have(
@@ -79,11 +68,11 @@ async def test_sends_follow_a_demotion_and_lose_nothing_that_the_replicas_have(
         await under.hit(lambda: sentinels.sentinels[0].command("SENTINEL", "FAILOVER", sentinels.service))
         await until(lambda: not str(under.pair.primary.node).endswith(f":{master.port}"))
         under.flow()
-        await all_accepted(under, "demoted master")
+        await under.check_all_accepted("demoted master")
 
 
 async def test_a_sentinel_that_hangs_is_not_waited_for(sentinels: RedisSentinels, hands: Hands) -> None:
     await hands(sentinels.sentinels[0].pause)
     await hands(sentinels.sentinels[1].kill)
     async with sending(sentinels, hands) as under:
-        await all_accepted(under, "one sentinel of three")
+        await under.check_all_accepted("one sentinel of three")

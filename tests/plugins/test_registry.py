@@ -504,6 +504,7 @@ def test_without_a_conflict_there_is_none_to_tell():
         ("redis", "pairmq-redis"),
         ("rediss", "pairmq-redis"),
         ("redis+sentinel", "pairmq-redis"),
+        ("rediss+cluster", "pairmq-redis"),
         ("fakeredis", "pairmq-redis[fakeredis]"),
         ("amqp", "pairmq-rabbitmq"),
         ("amqps", "pairmq-rabbitmq"),

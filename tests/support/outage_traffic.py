@@ -345,6 +345,16 @@ class Traffic:
         assert failures or self.failed_over_at <= since or self.heart.lag(since, self.failed_over_at) > 0.1
         assert [e for e in failures if e.maybe_applied] == []
 
+    async def check_all_accepted(self, what: str) -> None:
+        """Stop after some more sends: all were accepted, by the primary, which holds them."""
+        await self.some()
+        await self.stop()
+        found = await self.taken()
+        self.report(what, found)
+        assert [sent for sent in self.sends if not isinstance(sent.result, Receipt)] == []
+        self.check_never_diverted()
+        self.check_books(found)
+
     def check_refused(self, error: type[SendRefused], reason: FailureReason, *, one_opens_all: bool = False) -> None:
         """From the fault to its cure every send was refused at once, and nothing was diverted.
 

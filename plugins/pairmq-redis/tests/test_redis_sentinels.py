@@ -10,68 +10,47 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from pairmq.testing.servers import free_port
-from pairmq_redis._sentinels import Address, Sentinels
+from pairmq_redis._nodes import Address
+from pairmq_redis._sentinels import Sentinels
 from pairmq_redis._transport import _sentinel_factory
 from pairmq_redis._url import parse_redis_url
+from scripted_redis import ScriptedRedis, bulk, listening
 
 
-class Sentinel:
+class Sentinel(ScriptedRedis):
     """Names a master, unless it hangs or knows none."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.master: Address | None = ("10.0.0.1", 6379)
-        self.hangs = False
         self.asked = 0
-        self.commands: list[list[bytes]] = []
         self.subscribers: list[asyncio.StreamWriter] = []
-        self.writers: list[asyncio.StreamWriter] = []
-        self.address = ("127.0.0.1", 0)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.writers.append(writer)
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            while line := await reader.readline():
-                command = []
-                for _ in range(int(line[1:])):
-                    size = int((await reader.readline())[1:])
-                    command.append((await reader.readexactly(size + 2))[:-2])
-                self.commands.append(command)
-                if not self.hangs:
-                    writer.write(self._answer(command, writer))
 
     def switch(self, master: Address, service: str = "orders") -> None:
         """Say that another server is the master."""
         self.master = master
         text = f"{service} 10.0.0.1 6379 {master[0]} {master[1]}"
         for writer in self.subscribers:
-            writer.write(f"*3\r\n$7\r\nmessage\r\n$14\r\n+switch-master\r\n${len(text)}\r\n{text}\r\n".encode())
+            writer.write(f"*3\r\n{bulk('message')}{bulk('+switch-master')}{bulk(text)}".encode())
 
-    def _answer(self, command: list[bytes], writer: asyncio.StreamWriter) -> bytes:
+    def answer(self, command: list[bytes], writer: asyncio.StreamWriter) -> bytes:
         if command[0] == b"SUBSCRIBE":
             self.subscribers.append(writer)
-            return b"*3\r\n$9\r\nsubscribe\r\n$14\r\n+switch-master\r\n:1\r\n"
+            return f"*3\r\n{bulk('subscribe')}{bulk('+switch-master')}:1\r\n".encode()
         if command[0] != b"SENTINEL":
-            return b"+OK\r\n"
+            return super().answer(command, writer)
         self.asked += 1
         if self.master is None or command[2] != b"orders":
             return b"*-1\r\n"
         host, port = self.master
-        return f"*2\r\n${len(host)}\r\n{host}\r\n${len(str(port))}\r\n{port}\r\n".encode()
+        return f"*2\r\n{bulk(host)}{bulk(str(port))}".encode()
 
 
 @pytest.fixture
 async def three() -> AsyncIterator[list[Sentinel]]:
     sentinels = [Sentinel() for _ in range(3)]
-    servers = []
-    for each in sentinels:
-        servers.append(await asyncio.start_server(each.serve, "127.0.0.1", 0))
-        each.address = ("127.0.0.1", servers[-1].sockets[0].getsockname()[1])
-    yield sentinels
-    for server in servers:
-        server.close()
-    for each in sentinels:
-        for writer in each.writers:
-            writer.transport.abort()
+    async with listening(*sentinels):
+        yield sentinels
 
 
 @contextlib.asynccontextmanager

@@ -170,7 +170,8 @@ def test_a_fakeredis_url_names_its_broker() -> None:
 
 def test_both_transports_are_registered() -> None:
     records = {record.name: record for record in registry.transports()}
-    assert records["redis"].schemes == ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
+    forms = ("", "+sentinel", "+cluster")
+    assert records["redis"].schemes == tuple(f"{scheme}{form}" for form in forms for scheme in ("redis", "rediss"))
     assert records["redis"].broker_control is None
     assert records["fakeredis"].schemes == ("fakeredis",)
     assert records["fakeredis"].broker_control is not None
@@ -196,6 +197,16 @@ def test_a_url_of_sentinels_is_read() -> None:
     assert parse_redis_url("rediss+sentinel://a/m?sentinel_login=same").tls is not None
 
 
+def test_a_url_of_a_cluster_is_read() -> None:
+    url = parse_redis_url("redis+cluster://us%40er:p%3Aw@B.example,a.example:6380/?wait_replicas=1")
+    assert url.cluster == (("b.example", 6379), ("a.example", 6380))
+    assert (url.username, url.password, url.db, url.tls, url.wait_replicas) == ("us@er", "p:w", 0, None, 1)
+    assert url.endpoint.url == "redis+cluster://b.example:6379,a.example:6380"
+    other = parse_redis_url("redis+cluster://a.example:6380,b.example/0").endpoint
+    assert other.identity == url.endpoint.identity
+    assert parse_redis_url("rediss+cluster://a").tls is not None
+
+
 def test_two_urls_with_a_sentinel_and_the_master_in_common_are_one_broker() -> None:
     one, other, another = (
         parse_redis_url(f"redis+sentinel://{rest}").endpoint for rest in ("a,b/m", "b,c/m/0", "b,c/n")
@@ -214,6 +225,10 @@ def test_two_urls_with_a_sentinel_and_the_master_in_common_are_one_broker() -> N
         ("redis+sentinel://a,/m", "names no host"),
         ("redis+sentinel://a:x,b/m", "port"),
         ("redis+sentinel://u:12/hunter2@a,b/m", "'@' behind its hosts"),
+        ("redis+cluster://a,b/1", "names a database"),
+        ("redis+cluster://u:12/hunter2@a,b", "'@' behind its hosts"),
+        ("redis+cluster://a,/", "names no host"),
+        ("redis+cluster://a?sentinel_login=same", "unknown option"),
         ("redis+sentinel://a/m?sentinel_login=yes", "sentinel_login"),
         ("redis://a?sentinel_login=same", "unknown option"),
         ("redis://a,b", "name one host"),

@@ -35,7 +35,7 @@ class RedisAdmin(Admin):
         context.scopes.add(self._scope)
 
     async def check(self) -> None:
-        await self._run("check the connection", (b"PING",))
+        await self._everywhere("check the connection", (b"PING",))
 
     async def exists(self, entity: Entity) -> bool:
         keys = EntityKeys(entity)
@@ -120,14 +120,16 @@ class RedisAdmin(Admin):
         escaped = re.sub(r"([*?\[\]\\^-])", r"\\\1", prefix).encode()
         pattern = META_PATTERN.replace(b"{*", b"{" + escaped + b"*")
         doing = "list the entities"
-        cursor, found = b"0", set[bytes]()
-        while True:
-            scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _SCAN_STEP, b"TYPE", b"hash")
-            cursor, keys = await self._run(doing, scan)
-            cursor = cursor if isinstance(cursor, bytes) else b"%d" % cursor
-            found.update(keys)
-            if cursor == b"0":
-                break
+        found = set[bytes]()
+        for node in await self._context.nodes(self._scope, doing):
+            cursor = b"0"
+            while True:
+                scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _SCAN_STEP, b"TYPE", b"hash")
+                cursor, keys = (await self._context.run(node, self._scope, [scan], doing))[0]
+                cursor = cursor if isinstance(cursor, bytes) else b"%d" % cursor
+                found.update(keys)
+                if cursor == b"0":
+                    break
         if not found:
             return []
         metas = sorted(found)
@@ -172,8 +174,8 @@ class RedisAdmin(Admin):
             return ()
         doing = "read the server's settings"
         try:
-            replies = [await self._run(doing, (b"CONFIG", b"GET", name)) for name in (b"appendfsync", b"save")]
-            told = _sections(await self._run(doing, (b"INFO", b"everything")))
+            settings_of = ((b"CONFIG", b"GET", name) for name in (b"appendfsync", b"save"))
+            nodes = await self._everywhere(doing, (b"INFO", b"everything"), *settings_of)
         except TransportError as error:
             if error.kind is not FailureKind.REFUSED:
                 raise
@@ -181,11 +183,20 @@ class RedisAdmin(Admin):
                 f"this user may not read the server's settings, so that it is unknown what a confirm is worth: {error}"
             )
             return (ConfirmRisk(text, "allow it CONFIG GET and INFO, or check appendonly and maxmemory-policy"),)
-        appendfsync, save = (reply[1].decode() if isinstance(reply, list) and reply[1:] else "" for reply in replies)
-        return tuple(_risks(told, appendfsync, save, self._context.url.wait_replicas))
+        risks: dict[ConfirmRisk, None] = {}  # of all nodes of a cluster, each once
+        for info, *settings in nodes:
+            appendfsync, save = (each[1].decode() if isinstance(each, list) and each[1:] else "" for each in settings)
+            found = _risks(_sections(info), appendfsync, save, self._context.url.wait_replicas)
+            risks.update(dict.fromkeys(found))
+        return tuple(risks)
 
     async def _run(self, doing: str, command: Command) -> Reply:
         return (await self._context.run(self._context.control, self._scope, [command], doing))[0]
+
+    async def _everywhere(self, doing: str, *commands: Command) -> list[list[Reply]]:
+        """Run commands at each server; replies by server."""
+        nodes = await self._context.nodes(self._scope, doing)
+        return [await self._context.run(node, self._scope, commands, doing) for node in nodes]
 
     async def _script(
         self, script: Script, keys: tuple[bytes, ...], arguments: list[bytes], doing: str, *, replicate: bool = False

@@ -9,7 +9,7 @@ from pairmq.transport import Receiver, Scope, raise_failure
 from pairmq_redis import _errors
 from pairmq_redis._errors import NotSent
 from pairmq_redis._keys import SourceKeys
-from pairmq_redis._link import Link
+from pairmq_redis._link import Line, Link
 from pairmq_redis._scripts import Script
 from pairmq_redis._url import RedisUrl
 from pairmq_redis._wire import Command, Reply, Wire
@@ -25,10 +25,12 @@ class Context:
     its way out does not hold up locks. A receiver that waits blocks its connection, so each brings its own.
     """
 
-    def __init__(self, url: RedisUrl, make_wire: Callable[[], Wire]) -> None:
+    def __init__(
+        self, url: RedisUrl, make_wire: Callable[[], Wire], make_line: Callable[[], Line] | None = None
+    ) -> None:
         self.url = url
-        self.make_wire = make_wire
-        self._links: set[Link] = set()
+        self._make_line = make_line or (lambda: Link(make_wire, self.look_up_again))
+        self._links: set[Line] = set()
         self.sending = self.link()
         self.control = self.link()
         self.scopes: set[Scope] = set()
@@ -36,13 +38,13 @@ class Context:
         self._left_locks: dict[tuple[bytes, bytes], list[bytes]] = {}
         self.closed = False
 
-    def link(self) -> Link:
+    def link(self) -> Line:
         """Make a connection that looks up the address again with all the others; to be ended with `end_link`."""
-        link = Link(self.make_wire, self.look_up_again)
+        link = self._make_line()
         self._links.add(link)
         return link
 
-    async def end_link(self, link: Link) -> None:
+    async def end_link(self, link: Line) -> None:
         """Drop a connection for good."""
         self._links.discard(link)
         await link.close()
@@ -60,6 +62,15 @@ class Context:
         for link in self._links:
             link.leave(which)
 
+    async def nodes(self, scope: Scope, doing: str) -> Sequence[Line]:
+        """Find the servers that have a part of the keys: one, unless this is a cluster."""
+        if self.closed or scope.closed:
+            raise _errors.closed(doing)
+        try:
+            return await self.control.nodes(scope)
+        except NotSent as error:
+            raise_failure(_errors.failure(error, doing))
+
     def leave_locks(self, source: SourceKeys, consumers: Sequence[bytes]) -> None:
         """Note closed receivers that could not release what they hold, for lack of a connection."""
         if consumers:
@@ -70,7 +81,7 @@ class Context:
         """The consumers whose locks were left behind at a source, for a receiver that releases them now."""
         return self._left_locks.pop((source.stream, source.group), [])
 
-    async def run(self, link: Link, scope: Scope, commands: Sequence[Command], doing: str) -> list[Reply]:
+    async def run(self, link: Line, scope: Scope, commands: Sequence[Command], doing: str) -> list[Reply]:
         """Call Redis and raise the first failure."""
         if self.closed or scope.closed:
             raise _errors.closed(doing)
@@ -85,7 +96,7 @@ class Context:
 
     async def script(
         self,
-        link: Link,
+        link: Line,
         scope: Scope,
         script: Script,
         keys: Sequence[bytes],

@@ -56,7 +56,7 @@ class _Row:
 
 _NOT_ALLOWED = "the broker does not let this user in, or do this: check user, password and ACL"
 _NO_ENTITY = "the broker has no such queue, topic or subscription"
-_CLUSTER = "this is a node of a Redis Cluster: PairMQ needs a single master"
+_CLUSTER = "this is a node of a Redis Cluster: write the URL with redis+cluster:// or rediss+cluster://"
 
 # redis-py removes the code from those replies that it knows, which are matched by class; which these are depends on
 # its version.

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from pairmq.model import TransportError
 from pairmq.transport import Scope, nothing_sent, start_task
@@ -29,7 +30,7 @@ from pairmq_redis._wire import Command, Reply, Wire
 _MOMENT = 0.5  # s for which a connection counts as just made
 
 
-class _Waiter:
+class Waiter:
     """A caller that waits for a connection."""
 
     __slots__ = ("future",)
@@ -40,7 +41,15 @@ class _Waiter:
     def end(self, error: TransportError) -> None:
         """Give up waiting: nothing was written."""
         error.maybe_applied = False
-        if not self.future.done():
+        self.wake(error)
+
+    def wake(self, error: Exception | None) -> None:
+        """Wait no longer."""
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(None)
+        else:
             self.future.set_exception(error)
 
 
@@ -71,9 +80,10 @@ class _Call(asyncio.Future[None]):
 class _Session:
     """One open connection with the calls in flight on it; ``elsewhere`` is called when its server is the wrong one."""
 
-    def __init__(self, wire: Wire, elsewhere: Callable[[], None]) -> None:
+    def __init__(self, wire: Wire, elsewhere: Callable[[], None], leads: Callable[[Exception], bool]) -> None:
         self.wire = wire
         self._elsewhere = elsewhere
+        self._leads_elsewhere = leads
         self._made_at = asyncio.get_running_loop().time()
         self._calls: deque[_Call] = deque()
         self._waiting = 0  # calls that wait for their replies: in `_calls` are also those that were cancelled
@@ -137,32 +147,19 @@ class _Session:
             self._calls.popleft()
             if not call.done():
                 call.set_result(None)
-        if isinstance(reply, Exception) and self.usable and leads_elsewhere(reply):
+        if isinstance(reply, Exception) and self.usable and self._leads_elsewhere(reply):
             self._elsewhere()
 
 
-class Link:
-    """One connection at a time, shared.
-
-    Args:
-        elsewhere: called when the server answers that another one is to be asked; `look_up_again` when left out.
-    """
-
-    def __init__(self, make: Callable[[], Wire], elsewhere: Callable[[], None] | None = None) -> None:
-        self._make = make
-        self._elsewhere = elsewhere or self.look_up_again
-        self._session: _Session | None = None
-        self._attempt: asyncio.Task[None] | None = None
-        self._waiters: dict[_Waiter, None] = {}  # of this attempt, in the order of their calls
-        self._sessions: set[_Session] = set()  # retired ones too, until their readers have ended
-        self._queued = 0  # calls that wait for a connection, or were woken and have not written yet
-        self._closed = False
+class Line(Protocol):
+    """What carries commands: a `Link`, or one for each node of a cluster."""
 
     async def call(self, commands: Sequence[Command], scope: Scope) -> list[Reply]:
         """Write commands and return their replies.
 
         Returns:
-            One reply per command; an error reply, or `Unanswered`, takes its command's place.
+            One reply per command; an error reply, or `Unanswered`, takes its command's place; `NotSent` too, where
+            other commands were sent.
 
         Raises:
             NotSent: there is no connection; nothing was written.
@@ -170,6 +167,46 @@ class Link:
 
         A call that is cancelled before it has written reports that with `nothing_sent`.
         """
+
+    async def nodes(self, scope: Scope) -> Sequence[Line]:
+        """Find the servers that have a part of the keys, for what is asked of each. Raises as `call`."""
+
+    def leave(self, which: Callable[[Wire], bool]) -> None:
+        """End connections, retired ones too: what their server still answers is worth nothing any more."""
+
+    def look_up_again(self) -> None:
+        """Let the next call resolve the address and connect anew, unless this was done a moment ago."""
+
+    async def close(self) -> None:
+        """Drop what is open for good and wait until its tasks have ended, which takes no IO."""
+
+
+class Link:
+    """One connection at a time, shared: the `Line` to one server.
+
+    Args:
+        elsewhere: called when the server answers that another one is to be asked; `look_up_again` when left out.
+        leads: returns whether an error reply says so.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Wire],
+        elsewhere: Callable[[], None] | None = None,
+        leads: Callable[[Exception], bool] = leads_elsewhere,
+    ) -> None:
+        self._make = make
+        self._elsewhere = elsewhere or self.look_up_again
+        self._leads_elsewhere = leads
+        self._session: _Session | None = None
+        self._attempt: asyncio.Task[None] | None = None
+        self._waiters: dict[Waiter, None] = {}  # of this attempt, in the order of their calls
+        self._sessions: set[_Session] = set()  # retired ones too, until their readers have ended
+        self._queued = 0  # calls that wait for a connection, or were woken and have not written yet
+        self._closed = False
+
+    async def call(self, commands: Sequence[Command], scope: Scope) -> list[Reply]:
+        """See `Line`."""
         scope.check()
         session = self._session
         call = None
@@ -218,19 +255,23 @@ class Link:
     def _usable(self) -> bool:
         return self._session is not None and self._session.usable
 
+    async def nodes(self, scope: Scope) -> Sequence[Line]:
+        """See `Line`."""
+        return (self,)
+
     def leave(self, which: Callable[[Wire], bool]) -> None:
-        """End connections, retired ones too: what their server still answers is worth nothing any more."""
+        """See `Line`."""
         for session in list(self._sessions):
             if which(session.wire):
                 session.end(ConnectionResetError("another server is the master now"))
 
     def look_up_again(self) -> None:
-        """Let the next call resolve the address and connect anew, unless this was done a moment ago."""
+        """See `Line`."""
         if self._session is not None:
             self._session.retire_if_old()
 
     async def close(self) -> None:
-        """Drop the connection for good and wait until its tasks have ended, which takes no IO."""
+        """See `Line`."""
         self._closed = True
         self._session = None
         sessions = list(self._sessions)
@@ -251,7 +292,7 @@ class Link:
         if self._attempt is None:
             self._attempt = start_task(self._open())
         attempt = self._attempt
-        waiter = _Waiter()
+        waiter = Waiter()
         self._waiters[waiter] = None
         scope.add(waiter)
         try:
@@ -277,7 +318,7 @@ class Link:
             wire.abort()
             self._settle(NotSent(ConnectionAbortedError("the connection was closed")))
             return
-        session = self._session = _Session(wire, self._elsewhere)
+        session = self._session = _Session(wire, self._elsewhere, self._leads_elsewhere)
         self._sessions.add(session)
         session.reader.add_done_callback(lambda _: self._sessions.discard(session))
         self._settle(None)
@@ -291,9 +332,4 @@ class Link:
     def _wake(self, error: NotSent | None) -> None:
         waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
-            if waiter.future.done():
-                continue
-            if error is None:
-                waiter.future.set_result(None)
-            else:
-                waiter.future.set_exception(NotSent(error.cause))
+            waiter.wake(None if error is None else NotSent(error.cause))

@@ -38,7 +38,7 @@ from pairmq_redis import _codec, _errors, _scripts
 from pairmq_redis._context import Context
 from pairmq_redis._errors import NotSent
 from pairmq_redis._keys import SourceKeys
-from pairmq_redis._link import Link
+from pairmq_redis._link import Line
 from pairmq_redis._scripts import Script
 from pairmq_redis._wire import Reply
 
@@ -321,7 +321,7 @@ class RedisReceiver(Receiver):
     async def _settle(self, script: Script, arguments: Sequence[bytes]) -> Reply:
         return await self._script(self._context.control, script, arguments, self._settling)
 
-    async def _script(self, link: Link, script: Script, arguments: Sequence[bytes], doing: str) -> Reply:
+    async def _script(self, link: Line, script: Script, arguments: Sequence[bytes], doing: str) -> Reply:
         return await self._context.script(link, self._scope, script, self._source.keys, (*self._who, *arguments), doing)
 
     # -------------------------------------------------------------------- close
@@ -343,7 +343,7 @@ class RedisReceiver(Receiver):
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await self._release(self._context.control, Scope(), [self._name])
 
-    async def _release(self, link: Link, scope: Scope, consumers: Sequence[bytes]) -> None:
+    async def _release(self, link: Line, scope: Scope, consumers: Sequence[bytes]) -> None:
         """Release what closed receivers hold; what can't be released now is left to the next receiver."""
         keys, text = self._source.keys, _scripts.RELEASE.text
         release = (b"EVAL", text, b"%d" % len(keys), *keys, self._source.mode, self._source.group)

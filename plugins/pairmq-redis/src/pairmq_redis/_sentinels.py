@@ -13,19 +13,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from redis.asyncio import Connection
-from redis.exceptions import ConnectionError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
-from pairmq.transport import bracketed, start_task
+from pairmq.transport import start_task
+from pairmq_redis._nodes import Address, as_text, connected, first_answer
 
 _SWITCH = "+switch-master"
 _LISTEN_AGAIN = 1.0  # s until a sentinel that could not be listened to is tried again
 _LISTEN_FOR = 30.0  # s on one connection
-_STAGGER = 0.25  # s that a sentinel may take to answer before the next one is asked beside it
-
-Address = tuple[str, int]
 
 
 class Sentinels:
@@ -62,27 +60,9 @@ class Sentinels:
         return self.found
 
     async def _find(self) -> Address:
-        left, asking, failed = list(self._order), dict[asyncio.Task[Address], Address](), list[str]()
-        try:
-            while left or asking:
-                if left:
-                    address = left.pop(0)
-                    asking[start_task(self._ask(address))] = address
-                done, _ = await asyncio.wait(
-                    asking, timeout=_STAGGER if left else None, return_when=asyncio.FIRST_COMPLETED
-                )
-                for task in done:
-                    address, error = asking.pop(task), task.exception()
-                    if error is None:
-                        return task.result()
-                    failed.append(f"{bracketed(address[0])}:{address[1]}: {str(error) or type(error).__name__}")
-                    self._put_last(address)
-        finally:
-            for task, address in asking.items():
-                if not task.cancel() and not task.cancelled():
-                    task.exception()  # seen: another one has answered
-                self._put_last(address)
-        raise ConnectionError(f"no sentinel knows a master {self._service!r} ({'; '.join(failed)})")
+        return await first_answer(
+            self._order, self._ask, lambda answers: f"no sentinel knows a master {self._service!r} ({answers})"
+        )
 
     async def close(self) -> None:
         """Listen no more."""
@@ -99,7 +79,7 @@ class Sentinels:
             await asyncio.sleep(_LISTEN_AGAIN)
 
     async def _listen(self, address: Address) -> None:
-        async with self._connected(address) as connection:
+        async with connected(self._make(address)) as connection:
             await connection.send_command("SUBSCRIBE", _SWITCH)
             await connection.read_response()
             if await self._ask(address) != self.found:  # it may have happened before
@@ -107,7 +87,7 @@ class Sentinels:
             while True:
                 message = await connection.read_response()
                 if isinstance(message, list) and len(message) == 3:
-                    name, _, _, host, port = _text(message[2]).split(" ")
+                    name, _, _, host, port = as_text(message[2]).split(" ")
                     if name == self._service:
                         self._heard((host, int(port)))
 
@@ -117,28 +97,9 @@ class Sentinels:
             self._switched(master)
 
     async def _ask(self, address: Address) -> Address:
-        async with self._connected(address) as connection:
+        async with connected(self._make(address)) as connection:
             await connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
             reply = await connection.read_response()
         if not isinstance(reply, list) or len(reply) != 2:
             raise ResponseError("it does not know this master")
-        return _text(reply[0]), int(reply[1])
-
-    @contextlib.asynccontextmanager
-    async def _connected(self, address: Address) -> AsyncIterator[Connection]:
-        connection = self._make(address)
-        try:
-            await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
-            yield connection
-        finally:
-            if connection._writer is not None:
-                connection._writer.transport.abort()  # a close in order would wait for one that hangs
-                connection._close()  # type: ignore[no-untyped-call]  # redis-py's
-
-    def _put_last(self, address: Address) -> None:
-        self._order.remove(address)
-        self._order.append(address)
-
-
-def _text(reply: object) -> str:
-    return reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)
+        return as_text(reply[0]), int(reply[1])

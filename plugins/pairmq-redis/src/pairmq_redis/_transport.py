@@ -18,7 +18,9 @@ from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, b
 from pairmq_redis import _codec, _errors
 from pairmq_redis._admin import RedisAdmin
 from pairmq_redis._capabilities import CAPABILITIES
+from pairmq_redis._cluster import Cluster, ClusterLine
 from pairmq_redis._context import Context
+from pairmq_redis._link import Line
 from pairmq_redis._receiver import RedisReceiver
 from pairmq_redis._sender import RedisSender
 from pairmq_redis._sentinels import Sentinels
@@ -31,9 +33,15 @@ _CLOSE_TIMEOUT = 1.8
 class StreamsTransport(Transport):
     """The transport over any connection that speaks Redis."""
 
-    def __init__(self, url: RedisUrl, make_wire: Callable[[], Wire], capabilities: Capabilities) -> None:
+    def __init__(
+        self,
+        url: RedisUrl,
+        make_wire: Callable[[], Wire],
+        capabilities: Capabilities,
+        make_line: Callable[[], Line] | None = None,
+    ) -> None:
         super().__init__(url.endpoint)
-        self._context = Context(url, make_wire)
+        self._context = Context(url, make_wire, make_line)
         self._capabilities = capabilities
         self._admin = RedisAdmin(self._context)
         self._closing: asyncio.Task[None] | None = None
@@ -72,10 +80,10 @@ class StreamsTransport(Transport):
 
 
 class RedisTransport(StreamsTransport):
-    """A transport to a Redis or Valkey server, 6.2 or newer, or to the master that sentinels name.
+    """A transport to a Redis or Valkey server, 6.2 or newer, to the master that sentinels name, or to a cluster.
 
     Args:
-        url: ``redis://``, ``rediss://``, or these with ``+sentinel``; the options are in the README.
+        url: ``redis://``, ``rediss://``, or these with ``+sentinel`` or ``+cluster``; the options are in the README.
 
     Raises:
         ConfigurationError: the URL can't work.
@@ -83,13 +91,18 @@ class RedisTransport(StreamsTransport):
 
     def __init__(self, url: str) -> None:
         parsed = parse_redis_url(url)
+        timeout = parsed.connect_timeout
         make = _connection_factory(parsed)
-        self._sentinels = None
-        find = None
+        self._sentinels: Sentinels | None = None
+        self._cluster: Cluster | None = None
+        find = make_line = None
         if parsed.sentinels:
             self._sentinels = Sentinels(parsed.host, parsed.sentinels, _sentinel_factory(parsed), self._switched)
             find = self._sentinels.master
-        super().__init__(parsed, lambda: RedisWire(make, parsed.connect_timeout, find), CAPABILITIES)
+        if parsed.cluster:
+            cluster = self._cluster = Cluster(parsed.cluster, lambda node: _at(parsed, node)(), timeout, self._demoted)
+            make_line = lambda: ClusterLine(cluster, lambda node: RedisWire(_at(parsed, node), timeout))  # noqa: E731
+        super().__init__(parsed, lambda: RedisWire(make, timeout, find), CAPABILITIES, make_line)
 
     @property
     def node(self) -> str | None:
@@ -102,10 +115,14 @@ class RedisTransport(StreamsTransport):
     def _switched(self, master: tuple[str, int]) -> None:
         self._context.leave(lambda wire: isinstance(wire, RedisWire) and wire.address != master)
 
+    def _demoted(self, owners: frozenset[tuple[str, int]]) -> None:
+        self._context.leave(lambda wire: isinstance(wire, RedisWire) and wire.address not in owners)
+
     async def _close_all(self) -> None:
         await super()._close_all()
-        if self._sentinels is not None:
-            await self._sentinels.close()
+        for each in (self._sentinels, self._cluster):
+            if each is not None:
+                await each.close()
 
 
 class _Connection(Connection):
@@ -134,10 +151,11 @@ def _sentinel_factory(url: RedisUrl) -> Callable[[tuple[str, int]], Connection]:
     if not url.sentinel_login:
         url = replace(url, username=None, password=None)
 
-    def make(address: tuple[str, int]) -> Connection:
-        return _connection_factory(replace(url, host=address[0], port=address[1], db=0))()
+    return lambda address: _at(url, address)()
 
-    return make
+
+def _at(url: RedisUrl, address: tuple[str, int]) -> Callable[[], Connection]:
+    return _connection_factory(replace(url, host=address[0], port=address[1], db=0))
 
 
 def _connection_factory(url: RedisUrl) -> Callable[[], Connection]:

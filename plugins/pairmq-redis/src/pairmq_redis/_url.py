@@ -26,6 +26,7 @@ from pairmq.transport import (
 DEFAULT_PORT = 6379
 DEFAULT_SENTINEL_PORT = 26379
 _SENTINEL_FORM = "redis+sentinel://host:port,host:port/master/db or rediss+sentinel://…"
+_CLUSTER_FORM = "redis+cluster://host:port,host:port or rediss+cluster://…"
 _SENTINEL_OPTIONS = ("sentinel_login",)
 _REDIS_OPTIONS = ("connect_timeout", "poll_interval", "wait_replicas", "wait_timeout", *ENDPOINT_OPTIONS)
 _FAKEREDIS_OPTIONS = ("poll_interval", *ENDPOINT_OPTIONS)
@@ -44,6 +45,7 @@ class RedisUrl:
         connect_timeout: seconds for connecting and logging in.
         sentinels: whom to ask where the master is; empty where it is at ``host`` and ``port``.
         sentinel_login: whether they require the same login as the servers.
+        cluster: nodes of a cluster to begin with; empty for a single server.
     """
 
     endpoint: Endpoint
@@ -59,19 +61,26 @@ class RedisUrl:
     connect_timeout: float = 5.0
     sentinels: tuple[tuple[str, int], ...] = ()
     sentinel_login: bool = False
+    cluster: tuple[tuple[str, int], ...] = ()
 
 
 def parse_redis_url(url: str) -> RedisUrl:
-    """Read ``redis://`` or ``rediss://[user[:password]@]host[:port][/db][?options]``, or with ``+sentinel`` the hosts
-    and ports of several sentinels, and the name of their master before the database.
+    """Read ``redis://`` or ``rediss://[user[:password]@]host[:port][/db][?options]``.
+
+    With ``+sentinel`` it has the hosts and ports of several sentinels, and the name of their master before the
+    database; with ``+cluster`` those of several nodes, and no database.
 
     Raises:
         ConfigurationError: it can't work; the text says which part and why, without secrets.
     """
     sentinels: tuple[tuple[str, int], ...] = ()
-    behind_sentinels = url[: url.find("://")].lower().endswith("+sentinel")
+    nodes: tuple[tuple[str, int], ...] = ()
+    _, _, form = url[: url.find("://")].lower().partition("+")
+    behind_sentinels = form == "sentinel"
     if behind_sentinels:
         read = BrokerUrl(url, _SENTINEL_FORM, "redis+sentinel", "rediss+sentinel", several=True)
+    elif form == "cluster":
+        read = BrokerUrl(url, _CLUSTER_FORM, "redis+cluster", "rediss+cluster", several=True)
     else:
         read = BrokerUrl(url, "redis://host:port/db or rediss://…", "redis", "rediss")
     tls = read.scheme.startswith("rediss")
@@ -79,7 +88,14 @@ def parse_redis_url(url: str) -> RedisUrl:
     if behind_sentinels:
         sentinels, port = read.hosts(DEFAULT_SENTINEL_PORT), 0
         host, db = _service(read)
-        endpoint = _sentinel_endpoint(read.scheme, sentinels, host, db)
+        endpoint = _group_endpoint(read.scheme, sentinels, f"{host}/{db}", f"{host}-{db}")
+    elif form == "cluster":
+        _check_path(read)
+        if read.parts.path not in ("", "/", "/0"):
+            raise ConfigurationError(f"{read.where} names a database: a cluster has only one, leave it out")
+        nodes, port = read.hosts(DEFAULT_PORT), 0
+        host, db = nodes[0][0], 0
+        endpoint = _group_endpoint(read.scheme, nodes, "", "cluster")
     else:
         host, port, db = read.host(), read.port(DEFAULT_PORT), _db(read, read.parts.path.strip("/"))
         identity = ("redis", "127.0.0.1" if host in LOOPBACK else host, str(port), str(db))
@@ -98,6 +114,7 @@ def parse_redis_url(url: str) -> RedisUrl:
         connect_timeout=options.number("connect_timeout", 5.0, 0.01, 300),
         sentinels=sentinels,
         sentinel_login=options.choice("sentinel_login", "none", "same") == "same",
+        cluster=nodes,
     )
 
 
@@ -123,8 +140,7 @@ def parse_fakeredis_url(url: str) -> RedisUrl:
 
 def _service(read: BrokerUrl) -> tuple[str, int]:
     """The name of a master, and the database."""
-    if "@" in read.parts.path:  # what precedes it may be the end of a password
-        raise ConfigurationError(f"{read.where} holds '@' behind its hosts: write '@' as %40, '/' as %2F")
+    _check_path(read)
     written, _, db = read.parts.path[1:].partition("/")
     name = read.decoded(written, "master's name")
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", name):  # all that Sentinel itself accepts
@@ -132,19 +148,24 @@ def _service(read: BrokerUrl) -> tuple[str, int]:
     return name, _db(read, db)
 
 
-def _sentinel_endpoint(scheme: str, sentinels: tuple[tuple[str, int], ...], service: str, db: int) -> Endpoint:
-    # In any order they are the same sentinels.
-    places = sorted(("127.0.0.1" if host in LOOPBACK else host, str(port)) for host, port in sentinels)
+def _check_path(read: BrokerUrl) -> None:
+    if "@" in read.parts.path:  # what precedes it may be the end of a password
+        raise ConfigurationError(f"{read.where} holds '@' behind its hosts: write '@' as %40, '/' as %2F")
+
+
+def _group_endpoint(scheme: str, group: tuple[tuple[str, int], ...], what: str, plain: str) -> Endpoint:
+    """The place of ``what`` at several servers: in any order they are the same."""
+    places = sorted(("127.0.0.1" if host in LOOPBACK else host, str(port)) for host, port in group)
     hosts, ports = (",".join(each) for each in zip(*places, strict=True))
-    url = f"{scheme}://{','.join(f'{bracketed(host)}:{port}' for host, port in sentinels)}/{service}/{db}"
+    url = f"{scheme}://{','.join(f'{bracketed(host)}:{port}' for host, port in group)}"
     found = endpoint_with_default_name(
-        ("redis", hosts, ports, f"{service}/{db}"),
-        url,
-        f"{service}-{db}",
+        ("redis", hosts, ports, what or "cluster"),
+        f"{url}/{what}" if what else url,
+        plain,
         unique=False,
-        local=any(is_local_address(host) for host, _ in sentinels),
+        local=any(is_local_address(host) for host, _ in group),
     )
-    return replace(found, nodes=tuple(("redis", *place, f"{service}/{db}") for place in places))
+    return replace(found, nodes=tuple(("redis", *place, what or "cluster") for place in places))
 
 
 def _db(read: BrokerUrl, text: str) -> int:

@@ -14,7 +14,7 @@ def pairmq_transports() -> Iterable[TransportRecord]:
     """Yield ``redis`` and ``fakeredis``."""
     yield TransportRecord(
         name="redis",
-        schemes=("redis", "rediss", "redis+sentinel", "rediss+sentinel"),
+        schemes=tuple(f"{scheme}{form}" for form in ("", "+sentinel", "+cluster") for scheme in ("redis", "rediss")),
         factory=_transport,
         capabilities=CAPABILITIES,
         description="Redis or Valkey, 6.2 or newer: one stream per queue or topic",

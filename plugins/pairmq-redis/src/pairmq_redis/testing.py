@@ -8,9 +8,13 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import quote
+
+import redis
+from redis.crc import key_slot
 
 from pairmq.testing.conformance import Server, ServerHarness
 from pairmq.testing.servers import ServerError, ServerProcess, free_port, start_together
@@ -184,9 +188,9 @@ class RedisSentinels:
             if each.running and each._paused:
                 each.resume()
         start_together(*self.servers)
-        self._await("the replicas follow", lambda: self.master.info("connected_slaves") == "2")
+        _await("the replicas follow", lambda: self.master.info("connected_slaves") == "2")
         start_together(*self.sentinels)
-        self._await("the sentinels agree", lambda: all(self._is_complete(each) for each in self.sentinels))
+        _await("the sentinels agree", lambda: all(self._is_complete(each) for each in self.sentinels))
 
     def demote(self) -> None:
         """Have the sentinels promote a replica, as an operator does; returns when it is the master.
@@ -196,7 +200,7 @@ class RedisSentinels:
         """
         before = self.master
         self.sentinels[0].command("SENTINEL", "FAILOVER", self.service)
-        self._await("another server is the master", lambda: self.master is not before)
+        _await("another server is the master", lambda: self.master is not before)
 
     def close(self) -> None:
         """End all; idempotent."""
@@ -215,16 +219,186 @@ class RedisSentinels:
         summary = _whole_reply(sentinel.port, None, "INFO", "sentinel")
         return "status=ok" in summary and "slaves=2,sentinels=3" in summary
 
-    @staticmethod
-    def _await(what: str, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _AGREE_WITHIN
-        while True:
-            with contextlib.suppress(ServerError, OSError):
-                if condition():
-                    return
-            if time.monotonic() > deadline:
-                raise ServerError(f"it did not come about that {what}")
-            time.sleep(0.05)
+
+class RedisCluster:
+    """A cluster of three masters, all real processes, Redis 7.0 or newer.
+
+    Args:
+        replicas: of each master.
+        node_timeout: seconds after which a node that does not respond counts as down; Redis' default is 15.
+        password: of all nodes.
+
+    Attributes:
+        servers: all nodes; the first three begin as the masters.
+
+    Raises:
+        FileNotFoundError: redis-server is not installed.
+    """
+
+    def __init__(self, *, replicas: int = 0, node_timeout: float = 1.0, password: str | None = None) -> None:
+        self._replicas = replicas
+        self._made = False
+        self.servers = [
+            RedisServer(
+                password=password,
+                appendfsync="no",
+                options=(
+                    *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
+                    *("--cluster-port", str(free_port()), "--cluster-node-timeout", str(round(node_timeout * 1000))),
+                    *_masterauth(password),
+                ),
+            )
+            for _ in range(3 * (1 + replicas))
+        ]
+
+    @property
+    def url(self) -> str:
+        """The address for a client, with all nodes."""
+        login = f":{quote(self.servers[0].password, safe='')}@" if self.servers[0].password else ""
+        return f"redis+cluster://{login}{','.join(f'127.0.0.1:{server.port}' for server in self.servers)}"
+
+    def owner(self, path: str) -> RedisServer:
+        """Find the node that has a queue or topic.
+
+        Args:
+            path: the queue's or topic's.
+
+        Raises:
+            ServerError: no node that runs has it.
+        """
+        slot = key_slot(path.encode())
+        for asked in self.servers:
+            if not asked.running or asked._paused:
+                continue
+            for first, last, (_, port, *_), *_ in _ask(asked, "CLUSTER", "SLOTS"):
+                if first <= slot <= last:
+                    return next(server for server in self.servers if server.port == port)
+        raise ServerError(f"no node has slot {slot}")
+
+    def start(self) -> None:
+        """Start what does not run, and wait until all nodes agree.
+
+        Raises:
+            ServerError: one did not start, or they do not agree.
+        """
+        for server in self.servers:
+            if server.running and server._paused:
+                server.resume()
+        start_together(*self.servers)
+        if not self._made:
+            self._make()
+        _await("the nodes agree", self._is_complete)
+
+    @property
+    def running(self) -> bool:
+        """Whether all nodes run."""
+        return all(server.running for server in self.servers)
+
+    def kill(self) -> None:
+        """Kill all nodes."""
+        for server in self.servers:
+            server.kill()
+
+    def pause(self) -> None:
+        """Let all nodes hang."""
+        for server in self.servers:
+            server.pause()
+
+    def resume(self) -> None:
+        """Let all nodes go on, and wait until they agree."""
+        self.start()
+
+    def restart(self) -> None:
+        """Start what does not run, with its data, and wait until all nodes agree."""
+        self.start()
+
+    def move(self, path: str, to: RedisServer, *, pause: float = 0.0) -> None:
+        """Move the slot of a queue or topic to another master, as an operator does.
+
+        Args:
+            path: the queue's or topic's.
+            to: the other master.
+            pause: seconds before each key, and before the slot is the other's.
+        """
+        slot = key_slot(path.encode())
+        before = self.owner(path)
+        target, source = _ask(to, "CLUSTER", "MYID"), _ask(before, "CLUSTER", "MYID")
+        _ask(to, "CLUSTER", "SETSLOT", slot, "IMPORTING", source)
+        _ask(before, "CLUSTER", "SETSLOT", slot, "MIGRATING", target)
+        login = ("AUTH", to.password) if to.password else ()
+        while keys := _ask(before, "CLUSTER", "GETKEYSINSLOT", slot, 1):
+            time.sleep(pause)
+            _ask(before, "MIGRATE", "127.0.0.1", to.port, "", 0, 60_000, *login, "KEYS", *keys)
+        time.sleep(pause)
+        # The new owner first: otherwise there is a moment in which no node owns the slot.
+        others = (each for each in self.servers if each.role == "master" and each not in (to, before))
+        for server in (to, before, *others):
+            _ask(server, "CLUSTER", "SETSLOT", slot, "NODE", target)
+
+    def demote(self, path: str) -> None:
+        """Have a replica of a queue's node promoted, as an operator does; returns when it is the master."""
+        before = self.owner(path)
+        for server in self.servers:
+            if server.role == "slave" and server.info("master_port") == str(before.port):
+                server.command("CLUSTER", "FAILOVER")
+                break
+        _await("a replica is promoted", lambda: self.owner(path) is not before)
+
+    def close(self) -> None:
+        """End all; idempotent."""
+        for server in self.servers:
+            server.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _make(self) -> None:
+        masters, replicas = self.servers[:3], self.servers[3:]
+        for number, server in enumerate(masters):
+            first, last = 16384 * number // 3, 16384 * (number + 1) // 3 - 1
+            server.command("CLUSTER", "ADDSLOTSRANGE", str(first), str(last))
+            server.command("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
+        for server in self.servers[1:]:
+            bus = server._command[server._command.index("--cluster-port") + 1]
+            masters[0].command("CLUSTER", "MEET", "127.0.0.1", str(server.port), bus)
+        for number, server in enumerate(replicas):
+            follow = ("CLUSTER", "REPLICATE", _ask(masters[number % 3], "CLUSTER", "MYID").decode())
+            _await("a master is known", partial(_follows, server, follow))
+        self._made = True
+
+    def _is_complete(self) -> bool:
+        wanted = f"cluster_known_nodes:{len(self.servers)}\r"
+        for server in self.servers:
+            state = _whole_reply(server.port, server.password, "CLUSTER", "INFO")
+            if "cluster_state:ok" not in state or wanted not in state:
+                return False
+        masters = [server for server in self.servers if server.role == "master"]
+        return len(masters) == 3 and all(each.info("connected_slaves") == str(self._replicas) for each in masters)
+
+
+def _ask(server: RedisServer, *command: str | int | bytes) -> Any:
+    """For replies of more than one line."""
+    with redis.Redis(port=server.port, password=server.password, socket_timeout=_ANSWER_WITHIN) as client:
+        return client.execute_command(*command)
+
+
+def _follows(server: RedisServer, command: tuple[str, ...]) -> bool:
+    return server.command(*command) == "+OK"
+
+
+def _await(what: str, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _AGREE_WITHIN
+    while True:
+        with contextlib.suppress(ServerError, OSError):
+            if condition():
+                return
+        if time.monotonic() > deadline:
+            raise ServerError(f"it did not come about that {what}")
+        time.sleep(0.05)
 
 
 def _masterauth(password: str | None) -> tuple[str, ...]:
@@ -260,6 +434,24 @@ def _whole_reply(port: int, password: str | None, *arguments: str) -> str:
         if password:
             call("AUTH", password)
         return call(*arguments)
+
+
+class RedisClusterHarness(ServerHarness):
+    """A cluster of three masters for the conformance suite, with a password."""
+
+    time_limit = 100.0
+
+    def start(self) -> Server:
+        """Start the nodes."""
+        self._cluster = RedisCluster(password=secrets.token_hex(8) + "/ä")
+        self._cluster.start()
+        return self._cluster
+
+    def clear(self, server: Server) -> str:
+        """Delete all data."""
+        for node in self._cluster.servers:
+            node.flush()
+        return f"{self._cluster.url}?poll_interval=0.2&connect_timeout=30"
 
 
 class RedisHarness(ServerHarness):
