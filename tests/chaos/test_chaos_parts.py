@@ -152,9 +152,9 @@ class Way:
 def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Network, Callable[[str, str], tuple[object, ...]]]]:
     """Two clients' network to a primary nearby and a distant secondary, and what is on between two places."""
     monkeypatch.setattr(network, "TcpProxy", Way)
-    addresses = dict.fromkeys(("primary", "secondary"), ("127.0.0.1", 1))
+    addresses = dict.fromkeys(("primary", "secondary"), (("127.0.0.1", 1),))
     with Network(addresses, ("a", "b"), ("secondary",)) as found:
-        yield found, lambda side, client: found._ways[side, client].now  # type: ignore[attr-defined]
+        yield found, lambda side, client: found._ways[side, client][0].now  # type: ignore[attr-defined]
 
 
 FAR = ("slow", network.DELAY, network.JITTER)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from pairmq.testing.chaos.broker import KILL, PAUSE, FaultKind, ServerBroker
-from pairmq_rabbitmq.testing import RabbitServer
+from pairmq.testing.chaos.broker import KILL, PAUSE, ChaosBroker, FaultKind, ServerBroker
+from pairmq.testing.chaos.plan import ENTITIES
+from pairmq_rabbitmq.testing import RabbitCluster, RabbitServer
 
 _HOST = "127.0.0.1"
 _USER, _PASSWORD = "app", "app"
@@ -123,6 +125,79 @@ class RabbitChaos(ServerBroker):
             self._server.reset()
         else:
             super().close()
+
+
+class RabbitClusterChaos(ChaosBroker):
+    """Three nodes of a cluster, whose queues are quorum queues; each node is behind a proxy.
+
+    Its faults strike the nodes in turn: ``kill-node``, ``pause-node``, and ``move-leader`` of a queue.
+    """
+
+    attempt_timeout: ClassVar[float] = 2.0
+    faults: ClassVar[tuple[FaultKind, ...]] = (
+        FaultKind("kill-node", 0.2, 4.0),
+        FaultKind("pause-node", 0.2, 8.0),
+        FaultKind("move-leader", 0.1, 0.1),
+    )
+
+    def __init__(self) -> None:
+        self._cluster = RabbitCluster(net_ticktime=5)
+        self._turn = 0
+
+    def start(self) -> None:
+        """Start the nodes."""
+        self._cluster.start()
+
+    @property
+    def url(self) -> str:
+        """The address with all nodes."""
+        return f"{self._cluster.url}?queue_type=quorum"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The first node's."""
+        return self.addresses[0]
+
+    @property
+    def addresses(self) -> Sequence[tuple[str, int]]:
+        """The nodes'."""
+        return [(_HOST, node.port) for node in self._cluster.nodes]
+
+    def apply(self, fault: str) -> None:
+        """Begin one of `faults`."""
+        self._turn += 1
+        node = self._cluster.nodes[self._turn % 3]
+        match fault:
+            case "kill-node":
+                node.kill()
+            case "pause-node":
+                node.pause()
+            case "move-leader":
+                self._cluster.move_leader(ENTITIES[self._turn % len(ENTITIES)], node)
+            case _:
+                raise ValueError(f"a cluster knows no fault {fault!r}")
+
+    def cure(self, fault: str) -> None:
+        """Start the node again, or let it go on, and wait until all are one cluster."""
+        self._cluster.start()
+
+    def heal(self) -> None:
+        """Start what does not run."""
+        self._cluster.start()
+
+    def count(self, queue: str) -> int:
+        """The ready messages, and those delivered and not acknowledged, as counted by the queue's leader."""
+        leader = self._cluster.leader_of(queue) or self._cluster.nodes[0]
+        return sum(leader.queues().get(queue, (0, 0)))
+
+    def close(self) -> None:
+        """End the nodes."""
+        self._cluster.close()
+
+
+def cluster() -> RabbitClusterChaos:
+    """Make one, for ``rabbitmq:cluster``."""
+    return RabbitClusterChaos()
 
 
 def chaos_broker() -> RabbitChaos:

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -135,7 +135,52 @@ class RedisSentinel(ServerProcess):
         return self.command("PING") == "+PONG"
 
 
-class RedisSentinels:
+class _Group:
+    """Servers that belong together, as one."""
+
+    _processes: Sequence[ServerProcess]
+
+    @property
+    def running(self) -> bool:
+        """Whether all processes run."""
+        return all(each.running for each in self._processes)
+
+    def start(self) -> None:
+        """Start what does not run, let go on what is paused, and wait until all agree."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """Kill all processes."""
+        for each in self._processes:
+            each.kill()
+
+    def pause(self) -> None:
+        """Let all processes hang."""
+        for each in self._processes:
+            each.pause()
+
+    def resume(self) -> None:
+        """See `start`."""
+        self.start()
+
+    def restart(self) -> None:
+        """See `start`: they have their data."""
+        self.start()
+
+    def close(self) -> None:
+        """End all; idempotent."""
+        for each in self._processes:
+            each.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class RedisSentinels(_Group):
     """A master with two replicas and three sentinels, all real processes.
 
     Args:
@@ -158,6 +203,7 @@ class RedisSentinels:
         follows = ("--replicaof", "127.0.0.1", str(first.port), *_masterauth(password))
         self.servers = [first, *(RedisServer(password=password, options=follows) for _ in range(2))]
         self.sentinels = [RedisSentinel(self.service, first.port, 2, down_after, password) for _ in range(3)]
+        self._processes = [*self.sentinels, *self.servers]
 
     @property
     def url(self) -> str:
@@ -188,7 +234,7 @@ class RedisSentinels:
             if each.running and each._paused:
                 each.resume()
         start_together(*self.servers)
-        _await("the replicas follow", lambda: self.master.info("connected_slaves") == "2")
+        _await("the replicas follow", lambda: _is_followed(self.master, 2))
         start_together(*self.sentinels)
         _await("the sentinels agree", lambda: all(self._is_complete(each) for each in self.sentinels))
 
@@ -202,25 +248,13 @@ class RedisSentinels:
         self.sentinels[0].command("SENTINEL", "FAILOVER", self.service)
         _await("another server is the master", lambda: self.master is not before)
 
-    def close(self) -> None:
-        """End all; idempotent."""
-        for each in (*self.sentinels, *self.servers):
-            each.close()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _is_complete(self, sentinel: RedisSentinel) -> bool:
         # A master's name is followed by its state, its replicas and the sentinels that know it.
         summary = _whole_reply(sentinel.port, None, "INFO", "sentinel")
         return "status=ok" in summary and "slaves=2,sentinels=3" in summary
 
 
-class RedisCluster:
+class RedisCluster(_Group):
     """A cluster of three masters, all real processes, Redis 7.0 or newer.
 
     Args:
@@ -250,6 +284,7 @@ class RedisCluster:
             )
             for _ in range(3 * (1 + replicas))
         ]
+        self._processes = self.servers
 
     @property
     def url(self) -> str:
@@ -289,29 +324,6 @@ class RedisCluster:
             self._make()
         _await("the nodes agree", self._is_complete)
 
-    @property
-    def running(self) -> bool:
-        """Whether all nodes run."""
-        return all(server.running for server in self.servers)
-
-    def kill(self) -> None:
-        """Kill all nodes."""
-        for server in self.servers:
-            server.kill()
-
-    def pause(self) -> None:
-        """Let all nodes hang."""
-        for server in self.servers:
-            server.pause()
-
-    def resume(self) -> None:
-        """Let all nodes go on, and wait until they agree."""
-        self.start()
-
-    def restart(self) -> None:
-        """Start what does not run, with its data, and wait until all nodes agree."""
-        self.start()
-
     def move(self, path: str, to: RedisServer, *, pause: float = 0.0) -> None:
         """Move the slot of a queue or topic to another master, as an operator does.
 
@@ -344,18 +356,6 @@ class RedisCluster:
                 break
         _await("a replica is promoted", lambda: self.owner(path) is not before)
 
-    def close(self) -> None:
-        """End all; idempotent."""
-        for server in self.servers:
-            server.close()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _make(self) -> None:
         masters, replicas = self.servers[:3], self.servers[3:]
         for number, server in enumerate(masters):
@@ -377,7 +377,7 @@ class RedisCluster:
             if "cluster_state:ok" not in state or wanted not in state:
                 return False
         masters = [server for server in self.servers if server.role == "master"]
-        return len(masters) == 3 and all(each.info("connected_slaves") == str(self._replicas) for each in masters)
+        return len(masters) == 3 and all(_is_followed(each, self._replicas) for each in masters)
 
 
 def _ask(server: RedisServer, *command: str | int | bytes) -> Any:
@@ -388,6 +388,12 @@ def _ask(server: RedisServer, *command: str | int | bytes) -> Any:
 
 def _follows(server: RedisServer, command: tuple[str, ...]) -> bool:
     return server.command(*command) == "+OK"
+
+
+def _is_followed(master: RedisServer, replicas: int) -> bool:
+    """Whether so many replicas have caught up, and no more are known."""
+    states = [master.info(f"slave{number}") for number in range(replicas)]
+    return master.info("connected_slaves") == str(replicas) and all("state=online" in state for state in states)
 
 
 def _await(what: str, condition: Callable[[], bool]) -> None:

@@ -77,7 +77,9 @@ def _run(options: argparse.Namespace, pair: str, seed: int) -> ChaosReport:
                 **drawn,
             )
             slower = max(broker.attempt_timeout for broker in brokers)
-            plan = planned((products[0], products[1]), settings, (brokers[0].faults, brokers[1].faults), slower)
+            faults = brokers[0].faults, brokers[1].faults
+            behind = bool(brokers[0].addresses), bool(brokers[1].addresses)
+            plan = planned((products[0], products[1]), settings, faults, slower, behind)
         directory = _directory(options, plan, stack)
         (directory / "plan.json").write_text(plan.to_json(), "utf-8")
         print(f"chaos: {'>'.join(products)} seed {plan.settings.seed}, {plan.settings.seconds:g} s", file=sys.stderr)

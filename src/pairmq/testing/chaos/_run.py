@@ -84,7 +84,7 @@ class _Run:
             each.result()
         urls = [brokers[side].url for side in SIDES]
         asyncio.run(make_queues(self._plan, urls[0], urls[1]))
-        addresses = {side: broker.address for side, broker in brokers.items()}
+        addresses = {side: broker.addresses for side, broker in brokers.items()}
         names = (*self._plan.clients, *self._plan.consumers)
         self._network = self._stack.enter_context(Network(addresses, names, self._plan.settings.distant))
         self._make_clients()

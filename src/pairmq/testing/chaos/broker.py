@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, cast
 
@@ -67,6 +67,11 @@ class ChaosBroker(ABC):
     @abstractmethod
     def address(self) -> tuple[str, int]:
         """Host and port of `url`, before which proxies are put."""
+
+    @property
+    def addresses(self) -> Sequence[tuple[str, int]]:
+        """All hosts and ports of `url`, where it has several; none where the servers name their own to clients."""
+        return (self.address,)
 
     @abstractmethod
     def apply(self, fault: str) -> None:
@@ -165,19 +170,21 @@ def chaos_broker(name: str) -> ChaosBroker:
     """Make the chaos broker of a product.
 
     Args:
-        name: a transport's name, such as ``redis``; or ``module:function`` for one that is not installed as a plugin.
+        name: a transport's name, such as ``redis``, or one with another function of its module, such as
+            ``redis:cluster``; or ``module:function`` for one that is not installed as a plugin.
 
     Raises:
         ConfigurationError: it is unknown; lists the known ones.
         FileNotFoundError: the product's server is not installed; says how to get it.
     """
+    known = _known()
     module, _, function = name.partition(":")
     if function:
         try:
-            return cast("Callable[[], ChaosBroker]", getattr(importlib.import_module(module), function))()
+            found = getattr(importlib.import_module(known.get(module, module)), function)
+            return cast("Callable[[], ChaosBroker]", found)()
         except (ImportError, AttributeError, TypeError) as error:
             raise ConfigurationError(f"no chaos broker {name}: {error}") from error
-    known = _known()
     if name not in known:
         raise ConfigurationError(f"no chaos broker {name!r}: known are {', '.join(sorted(known)) or 'none'}")
     return cast("Callable[[], ChaosBroker]", getattr(importlib.import_module(known[name]), FUNCTION))()

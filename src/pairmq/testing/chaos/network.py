@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from types import TracebackType
 from typing import Final, Self
 
@@ -40,16 +41,19 @@ class Network:
     """All ways from clients to brokers; a context manager.
 
     Args:
-        addresses: host and port of each broker, by its side.
+        addresses: hosts and ports of each broker, by its side.
         clients: the clients' names.
         distant: sides whose ways are slow (`DELAY`, `JITTER`) while nothing is wrong.
     """
 
     def __init__(
-        self, addresses: Mapping[str, tuple[str, int]], clients: Iterable[str], distant: Iterable[str] = ()
+        self, addresses: Mapping[str, Sequence[tuple[str, int]]], clients: Iterable[str], distant: Iterable[str] = ()
     ) -> None:
+        self._addresses = addresses
         self._ways = {
-            (side, client): TcpProxy(*address) for side, address in addresses.items() for client in tuple(clients)
+            (side, client): [TcpProxy(*address) for address in of]
+            for client in clients
+            for side, of in addresses.items()
         }
         self._distant = frozenset(distant)
         # Faults of one broker and of both overlap: what began last is on.
@@ -64,7 +68,9 @@ class Network:
             client: the client's name.
             url: the broker's own address.
         """
-        return self._ways[side, client].rewrite(url)
+        for (host, port), proxy in zip(self._addresses[side], self._ways[side, client], strict=True):
+            url = url.replace(f"{host}:{port}", f"{proxy.host}:{proxy.port}", 1)
+        return url
 
     def apply(self, fault: str, side: str, client: str = "") -> None:
         """Begin a fault on the ways to a broker.
@@ -99,38 +105,38 @@ class Network:
                 self._become(way, "")
 
     def _become(self, way: tuple[str, str], fault: str) -> None:
-        proxy = self._ways[way]
-        match fault:
-            case "" if way[0] in self._distant:
-                proxy.slow(delay=DELAY, jitter=JITTER)
-            case "":
-                proxy.restore()
-            case "reset" | "blip":
-                proxy.reset(refuse=True)
-            case "cut":
-                proxy.cut()
-            case "silence" | "stall":
-                proxy.silence()
-            case "silence-to-client":
-                proxy.silence("to_client")
-            case "silence-and-loss":
-                proxy.silence(drop=True)
-            case "slow":
-                proxy.slow(delay=DELAY)
-            case _:
-                raise ValueError(f"the network knows no fault {fault!r}")
+        for proxy in self._ways[way]:
+            match fault:
+                case "" if way[0] in self._distant:
+                    proxy.slow(delay=DELAY, jitter=JITTER)
+                case "":
+                    proxy.restore()
+                case "reset" | "blip":
+                    proxy.reset(refuse=True)
+                case "cut":
+                    proxy.cut()
+                case "silence" | "stall":
+                    proxy.silence()
+                case "silence-to-client":
+                    proxy.silence("to_client")
+                case "silence-and-loss":
+                    proxy.silence(drop=True)
+                case "slow":
+                    proxy.slow(delay=DELAY)
+                case _:
+                    raise ValueError(f"the network knows no fault {fault!r}")
 
     def _chosen(self, side: str, client: str) -> list[tuple[str, str]]:
         return [(of, to) for of, to in self._ways if side in (of, BOTH) and client in ("", to)]
 
     def __enter__(self) -> Self:
-        for way in self._ways.values():
-            way.start()
+        for proxy in chain.from_iterable(self._ways.values()):
+            proxy.start()
         self.heal()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for way in self._ways.values():
-            way.close()
+        for proxy in chain.from_iterable(self._ways.values()):
+            proxy.close()

@@ -198,6 +198,7 @@ def planned(
     settings: Settings,
     faults: tuple[Sequence[FaultKind], Sequence[FaultKind]],
     attempt_timeout: float = 1.0,
+    behind_proxies: tuple[bool, bool] = (True, True),
 ) -> Plan:
     """Draw a plan: the same arguments give the same one.
 
@@ -206,6 +207,7 @@ def planned(
         settings: how much.
         faults: what the primary's and the secondary's `ChaosBroker` can do.
         attempt_timeout: seconds that one operation needs at most, of the slower of both.
+        behind_proxies: whether the network can do something to the ways to the primary, and to the secondary.
 
     Raises:
         ConfigurationError: a requested fault is not supported by these brokers.
@@ -213,9 +215,9 @@ def planned(
     _check_names(settings, faults)
     names = (*client_names(settings), *consumer_names(settings))
     strikes: list[Strike] = []
-    for side, own in zip(SIDES, faults, strict=True):
+    for side, own, behind in zip(SIDES, faults, behind_proxies, strict=True):
         chance = Random(f"{settings.seed} {side}")
-        kinds = [kind for kind in own if getattr(kind, side)] + list(NETWORK_FAULTS)
+        kinds = [kind for kind in own if getattr(kind, side)] + list(NETWORK_FAULTS * behind)
         for at, kind, seconds in _drawn(chance, settings, kinds, settings.every):
             # Half of the network's faults strike one client's way only: it fails over while the others don't.
             alone = kind in NETWORK_FAULTS and chance.random() < 0.5
