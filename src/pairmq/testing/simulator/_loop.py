@@ -56,6 +56,56 @@ class SimulationFuture(asyncio.Future[Any]):
             return self.number
 
 
+class _Handle(asyncio.Handle):
+    """One for `call_soon`, without what asyncio asks of each for its debug mode."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[object, ...], loop: SimulationLoop, context: Context | None
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+
+class _Timer(asyncio.TimerHandle):
+    """One for `call_at`, likewise; of two for one instant none is before the other."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[object, ...],
+        loop: SimulationLoop,
+        context: Context | None,
+    ) -> None:
+        self._when = when
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._scheduled = True
+        self._repr = self._source_traceback = None
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def cancel(self) -> None:
+        """Let it not be called."""
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback = self._args = None
+            if self._scheduled:
+                self._loop._timer_cancelled_count += 1
+
+
 _futures = itertools.count(1)
 
 _MOST_CLOSINGS = 100
@@ -93,7 +143,7 @@ class SimulationLoop(VirtualTimeLoop):
     """
 
     _ready: deque[asyncio.Handle]
-    _scheduled: list[tuple[float, asyncio.TimerHandle]]
+    _scheduled: list[tuple[float, _Timer]]
     _timer_cancelled_count: int
 
     eager = False
@@ -114,51 +164,61 @@ class SimulationLoop(VirtualTimeLoop):
     ) -> asyncio.TimerHandle:
         """Call something at an instant."""
         self._check_closed()  # type: ignore[attr-defined]
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = _Timer(when, callback, args, self, context)
         heappush(self._scheduled, (when, timer))
-        timer._scheduled = True  # type: ignore[attr-defined]
         return timer
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call something after some seconds."""
+        return self.call_at(self._jumping.now + delay, callback, *args, context=context)
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """Call something in the next round."""
         self._check_closed()  # type: ignore[attr-defined]
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
     def _run_once(self) -> None:
-        check()
-        scheduled, ready, now = self._scheduled, self._ready, self._jumping.now
-        if len(scheduled) > _MANY_TIMERS and self._timer_cancelled_count > len(scheduled) / 2:
-            for _, timer in scheduled:
-                timer._scheduled = not timer._cancelled  # type: ignore[attr-defined]
-            scheduled[:] = [entry for entry in scheduled if not entry[1]._cancelled]
-            heapify(scheduled)
-            self._timer_cancelled_count = 0
-        else:
-            while scheduled and scheduled[0][1]._cancelled:
-                self._timer_cancelled_count -= 1
-                heappop(scheduled)[1]._scheduled = False  # type: ignore[attr-defined]
-        self._rounds += 1
-        if not ready and not self._stopping:  # type: ignore[attr-defined]
-            if not scheduled:
-                raise DeadlockError("every task waits, and no timer is set")
-            if (wait := scheduled[0][0] - now) > 0:
-                now = self._jumping.now = now + min(wait, _LONGEST_WAIT)
-                self._rounds = 0
-        if self._rounds > _MOST_ROUNDS:
-            raise StuckError(f"{_MOST_ROUNDS} rounds of the loop and no time has passed")
-        ends_at = now + self._clock_resolution
-        while scheduled and scheduled[0][0] < ends_at:
-            timer = heappop(scheduled)[1]
-            timer._scheduled = False  # type: ignore[attr-defined]
-            ready.append(timer)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if not handle._cancelled:
-                handle._run()
+        """Run rounds until the loop is to stop: asyncio asks for them one by one."""
+        scheduled, ready, jumping, resolution = self._scheduled, self._ready, self._jumping, self._clock_resolution
+        now = jumping.now
+        while True:
+            check()
+            if len(scheduled) > _MANY_TIMERS and self._timer_cancelled_count > len(scheduled) / 2:
+                for _, timer in scheduled:
+                    timer._scheduled = not timer._cancelled
+                scheduled[:] = [entry for entry in scheduled if not entry[1]._cancelled]
+                heapify(scheduled)
+                self._timer_cancelled_count = 0
+            else:
+                while scheduled and scheduled[0][1]._cancelled:
+                    self._timer_cancelled_count -= 1
+                    heappop(scheduled)[1]._scheduled = False
+            self._rounds += 1
+            if not ready and not self._stopping:  # type: ignore[attr-defined]
+                if not scheduled:
+                    raise DeadlockError("every task waits, and no timer is set")
+                if (wait := scheduled[0][0] - now) > 0:
+                    now = jumping.now = now + min(wait, _LONGEST_WAIT)
+                    self._rounds = 0
+            if self._rounds > _MOST_ROUNDS:
+                raise StuckError(f"{_MOST_ROUNDS} rounds of the loop and no time has passed")
+            ends_at = now + resolution
+            while scheduled and scheduled[0][0] < ends_at:
+                timer = heappop(scheduled)[1]
+                timer._scheduled = False
+                ready.append(timer)
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    handle._run()
+            if self._stopping:  # type: ignore[attr-defined]
+                return
 
     def create_future(self) -> asyncio.Future[Any]:
         """Make a future whose hash is a number."""

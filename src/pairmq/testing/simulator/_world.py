@@ -43,6 +43,7 @@ _FORBIDDEN = ("system/secret", f"{PRIMARY}/x-servicebus-transfer/0")
 _LATE_WRITES = 35.0  # s after which no write of the faults is in flight
 _EVERY = 5.0  # s between two looks at whether all is drained
 _TASKS_A_QUEUE = 12
+_GARBAGE = 20_000  # objects between two collections: the history of an hour has hundreds of thousands, and few circles
 _TASKS_BESIDES = 60
 
 
@@ -89,12 +90,15 @@ class World:
         level = logger.level
         logger.setLevel(logging.CRITICAL)  # thousands of warnings, all of them asked for
         self.loop.set_exception_handler(self._unhandled)
+        thresholds = gc.get_threshold()
+        gc.set_threshold(_GARBAGE, *thresholds[1:])
         try:
             self.loop.run(self._main())
         except Exception as error:
             self._around.crashed(None, f"the simulation itself: {type(error).__name__}: {error}")
         finally:
             logger.setLevel(level)
+            gc.set_threshold(*thresholds)
             self.history.ended_at = self.loop.time()
             for process in self.processes.values():
                 process.forget()
