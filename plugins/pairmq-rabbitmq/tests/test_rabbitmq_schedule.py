@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -154,35 +154,40 @@ async def test_scheduled_message_is_received_unchanged(transport: Transport) -> 
     assert delivery.delivery_count == 1
 
 
-async def test_200_messages_outlive_a_crash_of_the_broker() -> None:
+@pytest.fixture
+def retrying(rabbit: RabbitServer) -> Iterator[RabbitServer]:
+    """A server that, once it was started again, tries a message again after a second that found no way on."""
+    settings = rabbit.directory / "advanced.config"
+    settings.write_text("[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 1000}]}].")
+    yield rabbit
+    settings.unlink()
+
+
+async def test_200_messages_outlive_a_crash_of_the_broker(retrying: RabbitServer) -> None:
     # A message whose time comes while the server starts finds no way on, and is tried again after 3 minutes by default.
-    server = RabbitServer()
-    retry = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 1000}]}]."
-    (server.directory / "advanced.config").write_text(retry)
-    with server:
-        url = f"{server.url}?connect_timeout=5"
-        async with registry.transport(url) as transport:
-            await transport.admin.create(QUEUE)
-            for delay in (8.0, 6.5, 3.0):  # all levels that are needed
-                await transport._schedule.route(QUEUE, delay, "schedule")
-            # What waits in queues made moments before a kill is lost or held back in some runs: see _schedule.
-            await asyncio.sleep(5)
-            begun = time.perf_counter()
-            messages = [in_(random.uniform(0.5, 6)) for _ in range(200)]
-            assert await transport.sender(QUEUE).send_batch(messages) == [None] * 200
-            # Many are on their way from one level to the next all the time.
-            await asyncio.sleep(max(0.0, 1.2 - (time.perf_counter() - begun)))
-            server.kill()
-        server.start()
-        came: Times = {}
-        async with registry.transport(url) as transport:
-            receiver = transport.receiver(Source(QUEUE))
-            deadline = time.perf_counter() + 100
-            while len(came) < 200 and time.perf_counter() < deadline:
-                try:
-                    await arrivals(receiver, 200, deadline - time.perf_counter(), came)
-                except TransportError:
-                    await asyncio.sleep(0.1)
+    url = f"{retrying.url}?connect_timeout=5"
+    async with registry.transport(url) as transport:
+        await transport.admin.create(QUEUE)
+        for delay in (8.0, 6.5, 3.0):  # all levels that are needed
+            await transport._schedule.route(QUEUE, delay, "schedule")
+        # What waits in queues made moments before a kill is lost or held back in some runs: see _schedule.
+        await asyncio.sleep(5)
+        begun = time.perf_counter()
+        messages = [in_(random.uniform(0.5, 6)) for _ in range(200)]
+        assert await transport.sender(QUEUE).send_batch(messages) == [None] * 200
+        # Many are on their way from one level to the next all the time.
+        await asyncio.sleep(max(0.0, 1.2 - (time.perf_counter() - begun)))
+        retrying.kill()
+    retrying.start()
+    came: Times = {}
+    async with registry.transport(url) as transport:
+        receiver = transport.receiver(Source(QUEUE))
+        deadline = time.perf_counter() + 100
+        while len(came) < 200 and time.perf_counter() < deadline:
+            try:
+                await arrivals(receiver, 200, deadline - time.perf_counter(), came)
+            except TransportError:
+                await asyncio.sleep(0.1)
     assert len(came) == 200
     assert lateness(messages, came)[0] >= 0
 

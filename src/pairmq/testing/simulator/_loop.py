@@ -253,7 +253,10 @@ class SimulationLoop(VirtualTimeLoop):
 
     def later(self, seconds: float, callback: Callable[..., object], *arguments: object) -> asyncio.TimerHandle:
         """Call something of the world's, which outlives the process that asks for it."""
-        return self.call_at(self.time() + seconds, callback, *arguments, context=self.world)
+        when = self._jumping.now + seconds
+        timer = _Timer(when, callback, arguments, self, self.world)
+        heappush(self._scheduled, (when, timer))
+        return timer
 
     def kill(self, owner: object) -> None:
         """Let no code of ``owner`` run again."""

@@ -6,6 +6,7 @@ through JSON unchanged, and can be cut down by `shrink`.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import types
@@ -334,6 +335,7 @@ def _check(scenario: Scenario) -> None:
         raise ValueError("seconds and counts must be numbers from 0 to a billion")
 
 
+@functools.cache  # senders ask for theirs with every message
 def entity_of(text: str) -> Entity:
     """Read ``orders`` as a queue and ``topic:news`` as a topic."""
     kind, _, path = text.rpartition(":")
