@@ -14,6 +14,7 @@ test of the first tier that starts a server fails: it would fail as well where t
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import gc
 import os
@@ -52,6 +53,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Watch for servers, and choose the event loops."""
+    if hasattr(config, "workerinput"):
+        # Everything that a worker has to say is said before its interpreter ends; to take apart what the imports have
+        # made takes each one 3 s. What the tests register runs before this.
+        atexit.register(os._exit, 0)
     subprocess.Popen.__init__ = _refusing_servers(subprocess.Popen.__init__)  # type: ignore[method-assign]
     if config.option.loop == "uvloop":
         try:
@@ -108,13 +113,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Spare each garbage collection what the imports have made: some tests collect, and read all of it each time."""
-    gc.collect()
     gc.freeze()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     """Let the interpreter end as it would without the above: DuckDB calls what is left a leak, on stderr."""
-    gc.unfreeze()
+    if not hasattr(config, "workerinput"):
+        gc.unfreeze()
 
 
 @pytest.hookimpl(wrapper=True)
