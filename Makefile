@@ -39,8 +39,8 @@ demo: setup ## watch a failover happen (ARGS=... go to `pairmq demo`)
 	@$(BIN)/pairmq demo $(ARGS)
 
 # The tiers: what each test needs decides where it runs, see docs/contributing/testing.md.
-test: setup smoke check ## checks, then the tests that need Python alone, and an outage of a server of each product (PYTEST_ARGS=... go to pytest)
-	@$(TIERS) first $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
+test: setup smoke ## checks, and beside them the tests that need Python alone, and an outage of a server of each product (PYTEST_ARGS=... go to pytest)
+	@$(TIERS) --checks first $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
 test-servers: setup system ## tests with real servers: conformance, integration, chaos
 	@$(TIERS) servers $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
@@ -48,8 +48,8 @@ test-servers: setup system ## tests with real servers: conformance, integration,
 test-spark: setup system ## tests of the pipeline that need Spark
 	@$(TIERS) spark $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-test-all: setup system check ## all tiers, other event loops, and 300 simulated hours
-	@$(TIERS) first servers spark eager uvloop simulated
+test-all: setup system ## checks, all tiers, other event loops, and 300 simulated hours
+	@$(TIERS) --checks first servers spark eager uvloop simulated
 
 test-rest: setup system ## what test-all runs besides test
 	@$(TIERS) servers spark eager uvloop simulated

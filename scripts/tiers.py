@@ -1,6 +1,6 @@
 """Run tiers of the tests, run again what failed on a real server, and print what came of it as a table.
 
-Run it with: .venv/bin/python scripts/tiers.py [--workers N] [--report] TIER... [-- PYTEST ARGUMENTS]
+Run it with: .venv/bin/python scripts/tiers.py [--workers N] [--checks] [--report] TIER... [-- PYTEST ARGUMENTS]
 The tiers are first, servers, spark, long (see conftest.py) and simulated; eager and uvloop are those tests of the first
 tier that depend on the event loop, in other loops. The first runs alone, others side by side, but eager and uvloop one
 after the other. The simulation uses what they leave.
@@ -8,6 +8,8 @@ after the other. The simulation uses what they leave.
 A test of a tier with real servers that fails is run once more, alone, when the tier is over: if it fails again, it has
 failed; if it passes, it is flaky, and its log is kept. More than three flaky tests fail the tier. The first tier has no
 second chance, in no loop. What came of each tier stays in build/test, for --report, which runs nothing.
+With --checks `make check` runs beside the first tier: most of it is one process of mypy. When a check fails, the tests
+are stopped, and what it says is printed last.
 Exit status: 0 when all passed, 1 when not, 2 for a wrong command line, 130 for Ctrl-C.
 """
 
@@ -17,6 +19,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -106,6 +109,8 @@ class Tier:
         self._parallel = [] if alone else ["--numprocesses", str(workers), "--dist", "worksteal"]
         self._xml = RESULTS / f"{name}.xml"
         self._cache = RESULTS / f"{name}-cache"
+        self._process: subprocess.Popen[bytes] | None = None  # that prints what it has to say by itself
+        self._stopped = False
 
     def run(self) -> None:
         """Run it to its end."""
@@ -128,6 +133,12 @@ class Tier:
         self.result.seconds = time.monotonic() - began
         self.result.keep()
 
+    def stop(self) -> None:
+        """End what runs now as Ctrl-C would: servers that its tests have started are stopped, too."""
+        self._stopped = True
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+
     def _pytest(self, arguments: Sequence[str]) -> int:
         # Hypothesis draws the same examples each time, so that a change is judged by itself.
         loop = LOOPS.get(self._name)
@@ -147,8 +158,11 @@ class Tier:
         """Run a command; side by side with others its output is shown in one piece."""
         if (niceness := NICENESS.get(self._name)) is not None:
             command = ["nice", "-n", str(niceness), *command]
+        if self._stopped:
+            return TESTS_FAILED
         if not self._quiet:
-            return subprocess.run(command, cwd=ROOT, check=False).returncode
+            with subprocess.Popen(command, cwd=ROOT) as self._process:
+                return self._process.wait()
         ended = subprocess.run(
             command,
             cwd=ROOT,
@@ -207,6 +221,49 @@ class Tier:
         return "".join(stories)
 
 
+class Checks:
+    """Runs `make check` beside a tier.
+
+    Args:
+        beside: the tier that is stopped when a check fails.
+        command: runs the checks.
+    """
+
+    def __init__(self, beside: Tier, command: Sequence[str] = ("make", "--no-print-directory", "check")) -> None:
+        self._beside = beside
+        self._command = command
+        self._said = ""
+        self._failed = False
+        self._seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="checks", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        ended = subprocess.run(
+            self._command,
+            cwd=ROOT,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self._seconds = time.monotonic() - began
+        self._said, self._failed = ended.stdout, bool(ended.returncode)
+        if self._failed:
+            self._beside.stop()
+
+    def passed(self) -> bool:
+        """Wait for their end, and print what came of them."""
+        self._thread.join()
+        if self._failed:
+            print(f"\n== checks FAILED, so no more tests are run\n{self._said}", end="", flush=True)
+        else:
+            print(f"\nchecks passed in {self._seconds:.0f} s", flush=True)
+        return not self._failed
+
+
 def files_with(word: str) -> list[str]:
     """Find the files of tests with a word in them, or in a conftest.py that is theirs; the root's is everybody's."""
     found = []
@@ -252,6 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=5,
         help="processes for the tests of a tier (5); the first takes two for each processor, at most",
     )
+    parser.add_argument("--checks", action="store_true", help="run `make check` beside the first tier")
     parser.add_argument("--report", action="store_true", help="print what came of the last runs; run nothing")
     split = sys.argv[1:] if arguments is None else list(arguments)
     more: list[str] = []
@@ -269,7 +327,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for tier in alone:
             # Some of its tests wait, but each process takes 13 s of a processor to import them all.
             workers = min(options.workers, 2 * (os.cpu_count() or 1))
-            Tier(tier, workers, more, quiet=False).run()
+            first = Tier(tier, workers, more, quiet=False)
+            checks = Checks(first) if options.checks else None
+            first.run()
+            if checks and not checks.passed():
+                return 1
         _side_by_side([tier for tier in options.tiers if tier != "first"], options.workers, more)
     return 0 if report(options.tiers) else 1
 

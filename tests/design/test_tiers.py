@@ -1,4 +1,7 @@
-"""`scripts/tiers.py` imports, for a tier, the files in which its tests are marked: all its tests must be in those."""
+"""`scripts/tiers.py` imports, for a tier, the files in which its tests are marked: all its tests must be in those.
+
+Checks run beside the first.
+"""
 
 from __future__ import annotations
 
@@ -38,3 +41,20 @@ def test_files_are_found_by_their_own_mark_and_by_that_of_their_folder(command: 
 )
 def test_files_are_left_to_the_arguments_when_those_name_some(command: Any, arguments: list[str], files: bool) -> None:
     assert bool(command.Tier("servers", 0, arguments, quiet=True)._files()) is files
+
+
+def test_a_failed_check_stops_the_tests_and_is_told(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    tier = command.Tier("first", 0, [], quiet=False)
+    checks = command.Checks(tier, ["sh", "-c", "sleep 0.3; echo no such type; exit 1"])
+    assert tier._call(["sleep", "3600"]) != 0
+    assert not checks.passed()
+    assert tier._call(["true"]) != 0
+    assert "checks FAILED, so no more tests are run\nno such type\n" in capsys.readouterr().out
+
+
+def test_checks_that_pass_stop_nothing(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    tier = command.Tier("first", 0, [], quiet=False)
+    checks = command.Checks(tier, ["true"])
+    assert checks.passed()
+    assert tier._call(["true"]) == 0
+    assert "checks passed in" in capsys.readouterr().out
