@@ -24,7 +24,7 @@ from pairmq.model import EnvelopeError
 from pairmq.testing import strategies as pst
 from pairmq.testing.simulator import FAULT_KINDS, Settings, scenario_of
 from pairmq.testing.simulator._scenario import PRIMARY
-from pairmq.testing.strategies._messages import _is_free
+from pairmq.testing.strategies._messages import _MALFORMED, _is_free
 
 SEARCH = settings(
     database=None,
@@ -200,7 +200,7 @@ def test_an_option_that_is_none_is_refused():
 # ------------------------------------------------------------------------------------------------- hostile properties
 
 
-@settings(PATIENT, max_examples=300)
+@PATIENT
 @given(pst.hostile_messages())
 def test_every_hostile_message_is_poison(message: Message):
     with pytest.raises(EnvelopeError):
@@ -219,18 +219,16 @@ def test_each_alias_is_spoilt_alone(alias: str):
     assert drawn(pst.hostile_properties(), tells)
 
 
-@pytest.mark.parametrize(
-    "tells",
-    [
-        lambda path: "../" in path,
-        lambda path: "*" in path,
-        lambda path: len(path) >= 300,
-        lambda path: not path.isprintable(),
-    ],
-    ids=["parent", "wildcard", "oversize", "unprintable"],
-)
-def test_paths_that_would_lead_elsewhere_are_drawn(tells: Any):
-    assert drawn(pst.hostile_properties(), lambda properties: tells(str(properties.get("x-ms-path", ""))))
+def test_paths_that_would_lead_elsewhere_are_drawn():
+    kinds: dict[str, Callable[[str], bool]] = {
+        "parent": lambda path: "../" in path,
+        "wildcard": lambda path: "*" in path,
+        "oversize": lambda path: len(path) >= 300,
+        "unprintable": lambda path: not path.isprintable(),
+    }
+    # Of this alias alone: that a message has it, malformed in one of these ways, is one of a thousand examples.
+    malformed = _MALFORMED["x-ms-path"]
+    assert not_drawn(malformed, kinds, lambda path: [name for name, tells in kinds.items() if tells(path)]) == set()
 
 
 # ------------------------------------------------------------------------------------------------------------- faults
