@@ -75,6 +75,6 @@ def test_a_bug_is_found_by_a_test_that_fails_and_by_nothing_else(
         "src/pairmq/core/rotation.py",
         KEEPS_ITS_QUEUE,
         instead,
-        tests=("tests/core/test_rotation.py",),
+        tests=("tests/core/test_rotation.py::test_a_sender_keeps_its_queue",),
     )
     assert command.hunt(mutant, seeds=0, hours=0.0).by == finder

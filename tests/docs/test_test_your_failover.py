@@ -27,11 +27,21 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
         (settings,) = re.findall(r"```toml\n(.*?)```", DOCUMENT, re.DOTALL)
         (pytester.path / "pyproject.toml").write_text(settings)
         (pytester.path / "shop.py").write_text(shop)
+        (pytester.path / "conftest.py").write_text(QUICK)
         for name in names:
-            (pytester.path / name).write_text(FILES[name] + more)
+            (pytester.path / name).write_text(FILES[name].replace("max_examples=50", "max_examples=10") + more)
         return pytester.runpytest_subprocess("-v", "-W", "error", "-p", "no:cacheprovider", *names, timeout=240)
 
     return run
+
+
+# Whether PairMQ stands what is drawn is asked by other tests.
+QUICK = """
+from hypothesis import settings
+
+settings.register_profile("quick", settings.get_profile("ci"), max_examples=10)
+settings.load_profile("quick")
+"""
 
 
 def test_every_example_is_in_a_file():

@@ -36,7 +36,7 @@ def test_a_seed_gives_the_same_trace_again(mode):
 
 def test_a_seed_gives_the_same_trace_in_every_process():
     seen = set()
-    for hash_seed in ("0", "1", "4711"):
+    for hash_seed in ("0", "4711"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         command = [sys.executable, "-c", PROGRAM]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=180)
