@@ -2,12 +2,14 @@
 
 Run it with: .venv/bin/python scripts/tiers.py [--workers N] [--checks] [--report] TIER... [-- PYTEST ARGUMENTS]
 The tiers are first, servers, spark, long (see conftest.py) and simulated; eager and uvloop are those tests of the first
-tier that depend on the event loop, in other loops. The first runs alone, others side by side, but eager and uvloop one
-after the other. The simulation uses what they leave.
+tier that depend on the event loop, in other loops; examples are those that draw examples, with twice as many. The first
+runs alone, others side by side, but eager, uvloop and examples one after the other. The simulation uses what they
+leave.
 
 A test of a tier with real servers that fails is run once more, alone, when the tier is over: if it fails again, it has
 failed; if it passes, it is flaky, and its log is kept. More than three flaky tests fail the tier. The first tier has no
-second chance, in no loop. What came of each tier stays in build/test, for --report, which runs nothing.
+second chance, in no loop and with no examples. What came of each tier stays in build/test, for --report, which runs
+nothing.
 With --checks `make check` runs beside the first tier: most of it is one process of mypy. When a check fails, the tests
 are stopped, and what it says is printed last.
 Exit status: 0 when all passed, 1 when not, 2 for a wrong command line, 130 for Ctrl-C.
@@ -37,7 +39,7 @@ MOST_FLAKY = 3
 MOST_REPEATED = 20  # of more it is plain that something is broken, and one by one they would take very long
 TESTS_FAILED = 1  # pytest's exit status
 # What only computes leaves the processors to what also watches the clock.
-NICENESS = {"eager": 5, "uvloop": 5, "simulated": 19}
+NICENESS = {"eager": 5, "uvloop": 5, "examples": 5, "simulated": 19}
 # What tests of a tier have in their file, or in a conftest.py of their folders; to import all others takes each process
 # longer than a hundred tests.
 WORDS = {"servers": "real_server", "spark": "spark"}
@@ -63,6 +65,7 @@ _EAGER = (
 # What uses sockets, threads or programs: virtual time keeps its own loop, and fakeredis needs no socket or thread.
 _UVLOOP = ("tests/sync", "plugins/pairmq-sqlite/tests/test_conformance.py", "plugins/servicebus-local/tests/server")
 LOOPS = {"eager": _EAGER, "uvloop": _UVLOOP}  # their tests
+IN_TURN = (*LOOPS, "examples")  # tests of the first tier once more, one process after the other
 
 
 @dataclass
@@ -103,7 +106,7 @@ class Tier:
         self._more = more
         self._quiet = quiet
         # One Spark session serves all tests of the pipeline; those of other loops fill what the servers' tests leave.
-        alone = not workers or name in ("spark", *LOOPS)
+        alone = not workers or name in ("spark", *IN_TURN)
         self._parallel = [] if alone else ["--numprocesses", str(workers), "--dist", "worksteal"]
         self._xml = RESULTS / f"{name}.xml"
         self._cache = RESULTS / f"{name}-cache"
@@ -125,7 +128,7 @@ class Tier:
         else:
             status = self._pytest(self._parallel)
             self._count()
-            if status == TESTS_FAILED and self._name not in ("first", *LOOPS):
+            if status == TESTS_FAILED and self._name not in ("first", *IN_TURN):
                 status = self._look_again()
             self.result.status = status
         self.result.seconds = time.monotonic() - began
@@ -140,7 +143,12 @@ class Tier:
     def _pytest(self, arguments: Sequence[str]) -> int:
         # Hypothesis draws the same examples each time, so that a change is judged by itself.
         loop = LOOPS.get(self._name)
-        tests = ["--tier", "first", "--loop", self._name, *loop] if loop else ["--tier", self._name, *self._files()]
+        if loop:
+            tests = ["--tier", "first", "--loop", self._name, *loop]
+        elif self._name == "examples":
+            tests = ["--tier", "first", "-m", "hypothesis"]
+        else:
+            tests = ["--tier", self._name, *self._files()]
         fixed = ["-q", *tests, "--hypothesis-seed", "0", "-rs", f"--junitxml={self._xml}"]
         cache = ["-o", f"cache_dir={self._cache}"]
         return self._call([sys.executable, "-m", "pytest", *fixed, *cache, *arguments, *self._more])
@@ -154,16 +162,18 @@ class Tier:
 
     def _call(self, command: Sequence[str]) -> int:
         """Run a command; side by side with others its output is shown in one piece."""
+        environment = {**os.environ, "PAIRMQ_TEST_LOOK": "1"} if self._name == "examples" else None
         if (niceness := NICENESS.get(self._name)) is not None:
             command = ["nice", "-n", str(niceness), *command]
         if self._stopped:
             return TESTS_FAILED
         if not self._quiet:
-            with subprocess.Popen(command, cwd=ROOT) as self._process:
+            with subprocess.Popen(command, cwd=ROOT, env=environment) as self._process:
                 return self._process.wait()
         ended = subprocess.run(
             command,
             cwd=ROOT,
+            env=environment,
             check=False,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -299,7 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run tiers, and print their table."""
     parser = argparse.ArgumentParser(description="run tiers of the tests, and print a table of what came of them")
     parser.add_argument(
-        "tiers", nargs="*", choices=["first", "servers", "spark", "long", *LOOPS, "simulated", []], metavar="TIER"
+        "tiers", nargs="*", choices=["first", "servers", "spark", "long", *IN_TURN, "simulated", []], metavar="TIER"
     )
     parser.add_argument(
         "--workers",
@@ -335,10 +345,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _side_by_side(names: Sequence[str], workers: int, more: Sequence[str]) -> None:
-    """Run tiers at the same time, but those of other loops in turn: each is one process that only computes."""
+    """Run tiers at the same time, but `IN_TURN` in turn: each is one process that only computes."""
     made = {name: Tier(name, workers, more, quiet=len(names) > 1) for name in names}
-    in_turn = [made.pop(name) for name in LOOPS if name in made]
-    lanes = {name: [tier] for name, tier in made.items()} | ({"loops": in_turn} if in_turn else {})
+    in_turn = [made.pop(name) for name in IN_TURN if name in made]
+    lanes = {name: [tier] for name, tier in made.items()} | ({"in turn": in_turn} if in_turn else {})
     threads = [threading.Thread(target=_in_turn, args=(lane,), name=name) for name, lane in lanes.items()]
     for thread in threads:
         thread.start()

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 
 from pairmq.core import ALIASES, Diversion, divert, elapsed_time_to_live, reserved_properties, restore
 from pairmq.model import MAX_PRIORITY, MAX_TIME_TO_LIVE, Entity, EntityKind, EnvelopeError, Message
+from patient_examples import examples
 
 AT = datetime(2025, 3, 4, 5, 6, 7, 890123, UTC)
 DIVERSION = Diversion(Entity("orders"), AT, "sender-1", 7)
@@ -170,7 +171,7 @@ def test_what_the_envelope_adds_comes_back(message: Message, diversion: Diversio
     assert told == diversion
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(messages(), diversions)
 def test_nothing_acts_on_a_message_while_it_is_in_the_backlog(message: Message, diversion: Diversion):
     parked = divert(message, diversion)
@@ -178,14 +179,14 @@ def test_nothing_acts_on_a_message_while_it_is_in_the_backlog(message: Message, 
     assert acting == (None, None, None, None)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(messages(), diversions)
 def test_an_envelope_is_text_only(message: Message, diversion: Diversion):
     parked = divert(message, diversion)
     assert {type(value) for name, value in parked.application_properties.items() if name in ALIASES} == {str}
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(messages(), diversions)
 def test_diverting_leaves_the_message_as_it_was(message: Message, diversion: Diversion):
     before = typed(message)
@@ -193,7 +194,7 @@ def test_diverting_leaves_the_message_as_it_was(message: Message, diversion: Div
     assert typed(message) == before
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(messages(), diversions)
 def test_all_else_travels_as_it_is(message: Message, diversion: Diversion):
     parked = divert(message, diversion)
@@ -266,7 +267,7 @@ def test_all_aliases_of_a_message_are_named_in_order():
     assert reserved_properties(message) == ("x-ms-path", "x-pairmq-sender")
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(messages())
 def test_no_other_property_is_reserved(message: Message):
     assert reserved_properties(message) == ()

@@ -40,6 +40,7 @@ from pairmq.core import (
 )
 from pairmq.model import EntityState, FailureKind
 from pairmq.model.events import Cause
+from patient_examples import examples
 
 
 class Book:
@@ -505,6 +506,6 @@ class EndlessFlaps(AgainstTheBook):
 
 
 TestAgainstTheBook = AgainstTheBook.TestCase
-TestAgainstTheBook.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+TestAgainstTheBook.settings = settings(max_examples=examples(120), stateful_step_count=60, deadline=None)
 TestEndlessFlaps = EndlessFlaps.TestCase
-TestEndlessFlaps.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestEndlessFlaps.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pairmq.core import MAYBE_DUPLICATE, Diversion, Gates, ImpossibleInputError, PairOptions, PumpMachine, divert
 from pairmq.core.pump import ITEM, DestinationLine, Ending, Item, Next, Room, State, Symbol, adapted, is_poison
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, TransportError
+from patient_examples import examples
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 ORDERS, PRICES = Entity("orders"), Entity("prices")
@@ -902,7 +903,7 @@ class AnyPump:
 
 @pytest.mark.parametrize(("ordered", "batches"), [(False, False), (True, False), (True, True)])
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_whatever_happens_nothing_is_lost_or_settled_twice_or_out_of_order(ordered, batches, seed):
     world = AnyPump(seed, ordered=ordered, batches=batches)
     for _ in range(300):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pairmq.core import Rotation
+from patient_examples import examples
 
 
 @pytest.fixture
@@ -275,4 +276,4 @@ class AgainstADictionary(RuleBasedStateMachine):
 
 
 TestAgainstADictionary = AgainstADictionary.TestCase
-TestAgainstADictionary.settings = settings(max_examples=100, deadline=None)
+TestAgainstADictionary.settings = settings(max_examples=examples(100), deadline=None)

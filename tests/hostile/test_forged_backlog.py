@@ -25,6 +25,7 @@ from pairmq.core import gates as gates_module
 from pairmq.model.events import MessageDeadLettered
 from pairmq.runner import Clock
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, run_virtual, virtual_wall
+from patient_examples import examples
 
 AT = datetime(2023, 11, 14, tzinfo=UTC)
 QUEUE = Entity("east/x-servicebus-transfer/0")
@@ -194,7 +195,7 @@ def forged(draw: st.DrawFn) -> Message:
     return Message(b"forged", application_properties=properties, **fields)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(forged(), max_size=12), st.sampled_from(["restore", "elapse"]))
 @example([Message(b"forged", application_properties={**ENVELOPE, "x-ms-path": path}) for path in FORBIDDEN], "restore")
 @example([Message(b"forged", application_properties=ENVELOPE)] * 3, "restore")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import typer
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pairmq.cli._errors import BadUsage
@@ -143,7 +143,6 @@ def test_a_changed_scenario_is_another_one_or_refused(changes: list[tuple[tuple[
         assert Scenario.from_json(scenario.to_json()) == scenario
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=60) | st.recursive(st.none() | st.integers() | st.text(max_size=5), st.lists).map(json.dumps))
 @example("[" * 100_000)
 @example("9" * 10_000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -23,11 +22,11 @@ from pairmq.testing import Fault, in_virtual_time
 from pairmq.testing import strategies as pst
 from pairmq.testing._pairs import TEST_OPTIONS, simulated_pair
 from pairmq.testing.machine import TROUBLES, BrokenPromise, FailoverMachine
+from patient_examples import examples
 
-EXAMPLES = int(os.environ.get("PAIRMQ_TEST_EXAMPLES", "25"))
-"""Of each machine that PairMQ itself has to stand; raise it for a longer look."""
-
-STOOD = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+STOOD = settings(
+    max_examples=examples(25), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
 # A fixed seed does not fix the examples: Hypothesis mixes in the constants of all local modules that are imported, so
 # that each worker of a test run has examples of its own. A search has to find its bug whatever they are.
 SEARCH = settings(STOOD, max_examples=1000, database=None, derandomize=True, phases=[Phase.generate])
@@ -66,6 +65,7 @@ class Impatient(FailoverMachine):
     messages = pst.messages(with_id=False, scheduled=False, max_body=8)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("machine", [SyphonInside, SyphonBeside, Impatient])
 def test_pairmq_stands_the_machine(machine: type[FailoverMachine]):
     run_state_machine_as_test(machine, settings=STOOD)
@@ -158,6 +158,7 @@ def shop_machine(shop: type[Shop]) -> type[ShopMachine]:
     return type("ShopUnderTest", (ShopMachine,), {"shop_type": shop})
 
 
+@pytest.mark.hypothesis
 def test_careful_code_stands_the_machine():
     run_state_machine_as_test(shop_machine(Shop), settings=STOOD)
 

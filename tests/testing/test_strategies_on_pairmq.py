@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -21,9 +20,10 @@ from pairmq.testing import SimulatedBroker, run_virtual, simulate, virtual_wall
 from pairmq.testing import strategies as pst
 from pairmq.testing.simulator import Scenario, replay
 from pairmq.testing.simulator import Settings as SimulatorSettings
+from patient_examples import examples
 
-EXAMPLES = int(os.environ.get("PAIRMQ_TEST_EXAMPLES", "15"))
-"""Examples of the tests that run whole worlds; raise it for a longer look."""
+EXAMPLES = examples(15)
+"""Of the tests that run whole worlds."""
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 """For a busy machine: how long an example takes says nothing here."""

@@ -21,6 +21,7 @@ from pamqp.header import ContentHeader
 from pairmq.model import MAX_TIME_TO_LIVE, Message
 from pairmq_rabbitmq import _codec
 from pairmq_rabbitmq._codec import MalformedMessage, _dead_letter, _encode, _layout
+from patient_examples import examples
 
 # --------------------------------------------------------------------------- messages
 
@@ -144,7 +145,7 @@ def test_message_survives_the_amqp_codec_unchanged(message: Message, login: str)
     assert_same(_codec.decode_leniently(properties, message.body), message)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(messages(), logins)
 def test_nothing_that_the_broker_acts_on_is_sent(message: Message, login: str) -> None:
     properties = over_the_wire(_codec.encode(message, login=login))
@@ -161,7 +162,7 @@ def test_nothing_that_the_broker_acts_on_is_sent(message: Message, login: str) -
     assert properties.delivery_mode == 2
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(messages())
 def test_the_size_is_what_is_sent(message: Message) -> None:
     properties = _codec.encode(message, login="")
@@ -499,7 +500,7 @@ def _same(properties: Basic.Properties) -> Basic.Properties:
     return copy
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(messages(), st.text(max_size=20))
 def test_dead_lettered_message_of_pairmq_decodes_to_the_original(message: Message, login: str) -> None:
     properties = over_the_wire(_codec.encode(message, login=login))

@@ -16,6 +16,7 @@ from pairmq.model.events import Cause, SendOutcome, Settlement, Side
 from pairmq.observe.journal import read_rows, recover, segments
 from pairmq.observe.journal._columns import batch_of
 from pairmq.observe.journal._segments import widened
+from patient_examples import examples
 
 AT = {"at": EPOCH, "pair": "east>west"}
 TOPIC = Entity("prices", EntityKind.TOPIC)
@@ -114,7 +115,7 @@ def test_a_journal_without_events_leaves_no_segments(journal, tmp_path):
     assert segments(tmp_path) == []
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(60))
 @given(
     st.lists(
         st.one_of(st.none(), st.uuids(version=4).map(lambda one: one.hex), st.text(max_size=40), st.just("a b" * 11)),

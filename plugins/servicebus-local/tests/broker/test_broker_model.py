@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from patient_examples import examples
 from servicebus_local.broker import Broker, BrokerError, Incoming, QueueDescription, SessionLock, Stored
 
 LOCK = 30.0
@@ -240,5 +241,5 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.broker.get_queue("q").size_in_bytes == 10 * counts.total
 
 
-QueueMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+QueueMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=50, deadline=None)
 test_a_queue_does_what_the_model_does = QueueMachine.TestCase
