@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from pairmq.model import Entity, Source
+from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.testing import run_virtual
+from pairmq.transport import QueueProperties
 from pairmq_redis._fakeredis import fakeredis_control
 
 QUEUE = Entity("orders")
@@ -37,6 +38,28 @@ def test_waiting_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             # Each looks when its poll interval of a second is over: one script and one read, with the time.
             assert 500 <= done <= 2500
             await asyncio.gather(*waiting)
+        await control.forget()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_a_long_poll_ends_soon_when_its_first_look_has_no_answer(single: bool) -> None:
+    """Also the looks of one consumer at a time, which never wait in the server."""
+    control = fakeredis_control(URL)
+
+    async def main() -> None:
+        async with registry.transport(URL) as transport:
+            await transport.admin.create(QUEUE, QueueProperties(single_consumer=single))
+            receiver = transport.receiver(Source(QUEUE))
+            assert await receiver.receive(1, 0) == []
+            await control.hang()
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(TransportError) as caught:
+                await receiver.receive(1, 900)
+            assert (caught.value.kind, caught.value.reason) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
+            assert asyncio.get_running_loop().time() - began < 30
+            await control.restore()
         await control.forget()
 
     run_virtual(main())

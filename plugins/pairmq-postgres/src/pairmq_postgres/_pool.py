@@ -30,12 +30,15 @@ Statement = tuple[Any, Mapping[str, Any]]
 
 _NOTIFIED_WITHIN = 0.5  # s that a close waits for notifications of what was sent
 _SOON = 0.05  # s
+_WAKES_EVERY = 60.0  # s; the socket, or a cancellation, wakes a waiting call
+_SILENT = 1.0  # s without an answer after which a cancelled call makes the idle connections doubtful
 
 
 class _Connection(AsyncConnection[tuple[Any, ...]]):
-    async def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
+    # `wait_async` polls without a pause unless it is given an interval; psycopg's own is for Ctrl-C.
+    async def wait(self, gen: Any, interval: float = _WAKES_EVERY, **options: Any) -> Any:
         try:
-            return await waiting.wait_async(gen, self.pgconn.socket, *arguments, **options)
+            return await waiting.wait_async(gen, self.pgconn.socket, interval, **options)
         except asyncio.CancelledError:
             self.pgconn.finish()
             raise
@@ -92,12 +95,18 @@ class Pool:
                     self._distrust()
                 self._place = place
             era = self._era
+            loop = asyncio.get_running_loop()
+            began = loop.time()
             try:
                 yield connection
             except Exception as error:
                 if _errors.leads_elsewhere(error) or connection.closed:
                     connection.pgconn.finish()
                     self._distrust()
+                raise
+            except asyncio.CancelledError:
+                if loop.time() - began >= _SILENT:  # a firewall may have forgotten them all
+                    self._drop_idle()
                 raise
             finally:
                 is_idle = connection.pgconn.transaction_status == TransactionStatus.IDLE
@@ -215,18 +224,19 @@ class Calls:
         self.pool = pool
         self.scope = scope
 
-    async def run(self, doing: str, *statements: Statement) -> list[Rows]:
+    async def run(self, doing: str, *statements: Statement, answer_within: float | None = None) -> list[Rows]:
         """Run statements in one round trip and one transaction.
 
         Args:
             doing: what they do, in words: ``send to orders``.
             statements: each with its parameters.
+            answer_within: seconds from the first byte on, for callers whose own limit is a long poll's.
 
         Raises:
             TransportError: they were not run, or that is in doubt.
         """
         self.scope.check()
-        call = _Call()
+        call = _Call(doing, answer_within)
         self.scope.add(call)
         task = start_task(self.pool.run(statements, call.begin))
         try:
@@ -243,17 +253,30 @@ class Calls:
             raise
         finally:
             self.scope.discard(call)
+            call.stop()
             task.cancel()
             task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # seen, if it fails now
 
 
 class _Call:
-    def __init__(self) -> None:
+    def __init__(self, doing: str, answer_within: float | None) -> None:
         self.begun = False
         self.ended: asyncio.Future[TransportError] = asyncio.get_running_loop().create_future()
+        self._doing, self._answer_within = doing, answer_within
+        self._limit: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
         self.begun = True
+        if self._answer_within is not None:
+            loop = asyncio.get_running_loop()
+            self._limit = loop.call_later(self._answer_within, self._expire)
+
+    def stop(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+
+    def _expire(self) -> None:
+        self.end(_errors.failure(TimeoutError(), self._doing))
 
     def end(self, error: TransportError) -> None:
         if not self.ended.done():

@@ -31,6 +31,8 @@ from pairmq_postgres._errors import LockEnded, NoSessions, NoSuchEntity, NotSent
 from pairmq_postgres._pool import Calls, Rows, Statement
 
 _RELEASE_WITHIN = 0.9
+_ANSWER_WITHIN = 10.0
+"""Seconds that one look may take: a long poll would not notice for its whole length that its connection is dead."""
 _MOST_MESSAGES = 1000
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_LETTERS = 1024
@@ -193,7 +195,7 @@ class PostgresReceiver(Receiver):
         if doubtful := self._locks.current():
             statements.insert(0, (_sql.TAKE_BACK, {**self._place, "locks": doubtful}))
         try:
-            rows = (await self._calls.run(self._receiving, *statements))[-1]
+            rows = (await self._calls.run(self._receiving, *statements, answer_within=_ANSWER_WITHIN))[-1]
         except BaseException as error:
             if getattr(error, "maybe_applied", True):
                 self._locks.doubt(lock)
@@ -306,7 +308,8 @@ class PostgresSessionReceiver(PostgresReceiver, SessionReceiver):
         ends_at = loop.time() + wait
         while True:
             arrival = self._calls.pool.arrivals.next(self._path)
-            (rows,) = await self._calls.run(self._receiving, (_sql.ACCEPT, parameters))
+            accept = (_sql.ACCEPT, parameters)
+            (rows,) = await self._calls.run(self._receiving, accept, answer_within=_ANSWER_WITHIN)
             if not rows:
                 raise self._failure(NoSuchEntity(), self._receiving)
             ((has_sessions, found, until),) = rows

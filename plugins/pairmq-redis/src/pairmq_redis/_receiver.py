@@ -25,7 +25,7 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
@@ -140,7 +140,8 @@ class RedisReceiver(Receiver):
         left = self._context.take_left_locks(self._source)
         if left:
             try:
-                await self._release(self._link, self._scope, left)
+                release = self._release(self._link, self._scope, left)
+                await self._answer(release, self._context.url.connect_timeout)
             except NotSent as error:
                 raise_failure(_errors.failure(error, self._doing))
         loop = asyncio.get_running_loop()
@@ -151,8 +152,8 @@ class RedisReceiver(Receiver):
         if suspect:
             arguments += self._given
         asked_at_ms = time.time() * 1000
-        now, self._sweep_at, next_at, lock, more, entries, single = await self._script(
-            self._link, _scripts.TAKE, arguments, self._doing
+        now, self._sweep_at, next_at, lock, more, entries, single = await self._answer(
+            self._script(self._link, _scripts.TAKE, arguments, self._doing), self._context.url.connect_timeout
         )
         if clean:
             self._clean_at = loop.time() + CLEAN_INTERVAL
@@ -174,11 +175,11 @@ class RedisReceiver(Receiver):
         # instant matters, we cause an event.
         nudge = loop.call_later(block_ms / 1000 + 0.001, self._nudge) if seconds < poll else None
         try:
-            async with asyncio.timeout(block_ms / 1000 + ANSWER_GRACE):
-                # TIME is answered when the read is: it tells when the locks began, and what has expired.
-                found, clock = await self._context.run(self._link, self._scope, [waiting, (b"TIME",)], self._doing)
-        except TimeoutError as error:
-            raise _errors.failure(_errors.Unanswered(error), self._doing) from error
+            # TIME is answered when the read is: it tells when the locks began, and what has expired.
+            commands = [waiting, (b"TIME",)]
+            found, clock = await self._answer(
+                self._context.run(self._link, self._scope, commands, self._doing), block_ms / 1000
+            )
         finally:
             if nudge is not None:
                 nudge.cancel()
@@ -190,6 +191,14 @@ class RedisReceiver(Receiver):
                 self._given.update(dict.fromkeys(late, now_ms + self._lock_ms + self._clock_offset_ms))
             entries = [entry for entry in entries if entry[0] not in late]
         return await self._deliver(entries, now_ms)
+
+    async def _answer(self, call: Awaitable[Any], patience: float) -> Any:
+        """Await an answer no longer than that and a grace: the caller's limit is that of the whole long poll."""
+        try:
+            async with asyncio.timeout(patience + ANSWER_GRACE):
+                return await call
+        except TimeoutError as error:
+            raise _errors.failure(_errors.Unanswered(error), self._doing) from error
 
     async def _deliver(self, entries: Iterable[Any], now_ms: float) -> list[Delivery]:
         """Make deliveries of entries; what can't be read is dead-lettered.
@@ -223,8 +232,9 @@ class RedisReceiver(Receiver):
 
         Then they stay locked and are redelivered when the lock has ended, and the others are delivered meanwhile.
         """
+        call = self._script(self._context.control, script, arguments, self._doing)
         try:
-            await self._script(self._context.control, script, arguments, self._doing)
+            await self._answer(call, self._context.url.connect_timeout)
         except TransportError as error:
             if error.reason is FailureReason.CLOSED:
                 raise

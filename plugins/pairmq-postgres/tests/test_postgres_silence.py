@@ -1,0 +1,97 @@
+"""Connections on which nothing arrives any more, without a server: what ends, when, and what waiting costs."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from psycopg.pq import TransactionStatus
+from psycopg.waiting import WAIT_R
+
+from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
+from pairmq.testing import in_virtual_time
+from pairmq.transport import Scope
+from pairmq_postgres._pool import Calls, Pool, Rows, Statement, _Connection
+from pairmq_postgres._receiver import PostgresReceiver, PostgresSessionReceiver
+from pairmq_postgres._url import parse_url
+
+URL = parse_url("postgresql://127.0.0.1/queues")
+
+
+class SilentPool(Pool):
+    async def run(self, statements: Sequence[Statement], begin: Callable[[], None] | None = None) -> list[Rows]:
+        if begin is not None:
+            begin()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_waiting_for_an_answer_leaves_the_loop_alone():
+    resumed = 0
+
+    def answer() -> Iterator[Any]:
+        nonlocal resumed
+        while not (yield WAIT_R):
+            resumed += 1
+        return "answer"
+
+    mine, servers = socket.socketpair()
+    with mine, servers:
+        connection = Mock(pgconn=Mock(socket=mine.fileno()))
+        waiting = asyncio.ensure_future(_Connection.wait(connection, answer()))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        servers.send(b"x")
+        assert await waiting == "answer"
+    assert resumed == 0
+
+
+@pytest.mark.parametrize("kind", [PostgresReceiver, PostgresSessionReceiver])
+@in_virtual_time
+async def test_long_poll_ends_soon_when_the_server_is_silent(kind):
+    loop = asyncio.get_running_loop()
+    receiver = kind(Calls(SilentPool(URL), Scope()), Source(Entity("orders")), {}, set())
+    began = loop.time()
+    with pytest.raises(TransportError) as caught:
+        await (receiver.receive(1, 900) if kind is PostgresReceiver else receiver.accept(None, 900))
+    assert loop.time() - began < 30
+    error = caught.value
+    assert (error.kind, error.reason, error.maybe_applied) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT, True)
+
+
+@pytest.mark.parametrize(("patience", "kept"), [(0.01, True), (5.0, False)])
+@in_virtual_time
+async def test_idle_connections_are_dropped_after_a_call_that_had_no_answer(monkeypatch, patience, kept):
+    """A firewall that forgets one connection forgets all; a caller that gives up at once proves nothing."""
+    silent = asyncio.Event()
+
+    class Connection(Mock):
+        def cursor(self, **_: Any) -> Any:
+            return self
+
+        async def execute(self, *_: Any) -> Any:
+            await asyncio.sleep(0)
+            if silent.is_set():
+                await asyncio.Event().wait()
+            return Mock(description=None)
+
+    async def connect(self: Pool) -> Any:
+        idle = TransactionStatus.IDLE
+        return Connection(closed=False, info=Mock(host="h", port=1), pgconn=Mock(transaction_status=idle))
+
+    monkeypatch.setattr(Pool, "connect", connect)
+    monkeypatch.setattr("pairmq_postgres._pool._has_news", lambda _: False)
+    pool = Pool(URL)
+    await asyncio.gather(*(pool.run([("SELECT 1", {})]) for _ in range(5)))
+    idle = list(pool._idle)
+    assert len(idle) == 5
+    silent.set()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(patience):
+            await pool.run([("SELECT 1", {})])
+    assert [not one.pgconn.finish.called for one in idle[:4]] == [kept] * 4
