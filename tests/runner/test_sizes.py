@@ -10,13 +10,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pairmq import BacklogUnavailable, Entity, Message, MessageTooLarge, Route, SendRefused, SendUnknown
+from pairmq import (
+    BacklogUnavailable,
+    Entity,
+    Message,
+    MessageTooLarge,
+    Pair,
+    PairOptions,
+    Route,
+    SendRefused,
+    SendUnknown,
+)
 from pairmq.model.events import Warned
 from pairmq.plugins import registry
 from pairmq.runner import Clock, Emitter
 from pairmq.runner._job import MessageLimits, _at_most
 from pairmq.testing import Fault, SimulatedBroker, in_virtual_time
-from pairmq.transport import Capabilities
+from pairmq.transport import Capabilities, QueueProperties
 
 ORDERS = Entity("orders")
 FREE_TEXTS = ("content_type", "content_encoding", "correlation_id", "subject", "to", "reply_to")  # of any length
@@ -175,3 +185,14 @@ async def test_a_message_that_a_broker_holds_exactly_is_not_refused(narrow):
     async with narrow(_ALL) as w:
         w.pair.hold("orders")
         assert (await w.pair.sender("orders").send(Message(bytes(1000)))).route is Route.BACKLOG
+
+
+async def test_message_without_the_session_that_its_queue_requires_is_refused_in_an_outage():
+    options = PairOptions(backlog_queue_count=1)
+    async with Pair.connect("memory://sessions-east", "memory://sessions-west", options=options) as pair:
+        await pair.primary.admin.create(ORDERS, QueueProperties(requires_session=True))
+        pair.hold("orders")
+        with pytest.raises(SendRefused, match="requires a session_id"):
+            await pair.sender("orders").send(Message(b"a"))
+        receipt = await pair.sender("orders").send(Message(b"b", session_id="s"))
+        assert receipt.route is Route.BACKLOG

@@ -477,6 +477,13 @@ class State:
             queue = found
         return queue.dead if source.dead_letter else queue
 
+    def check_session(self, entity: Entity, message: Message) -> None:
+        """Raise `TransportError`, reason *malformed*, for a message without the session id that the entity requires."""
+        queue = self.queues.get(entity)
+        if queue is not None and queue.properties.requires_session and message.session_id is None:
+            text = f"send to {entity}: it requires a session_id"
+            raise TransportError(text, FailureKind.REFUSED, FailureReason.MALFORMED)
+
     def store(self, entity: Entity, message: Message, now: float) -> list[Stored]:
         """Append a message to a queue, or to each subscription of a topic.
 
@@ -484,9 +491,7 @@ class State:
             TransportError: as `find`; reason *malformed* without the session id that the entity requires.
         """
         queue = self.find(entity)
-        if message.session_id is None and queue.properties.requires_session:
-            text = f"send to {entity}: it requires a session_id"
-            raise TransportError(text, FailureKind.REFUSED, FailureReason.MALFORMED)
+        self.check_session(entity, message)
         if entity.kind is EntityKind.TOPIC:
             return [each.put(message, now, self.epoch) for each in queue.subscriptions.values()]
         return [queue.put(message, now, self.epoch)]

@@ -119,6 +119,10 @@ class MemoryTransport(Transport):
     def measure(self, message: Message) -> int:
         return size_of(message)
 
+    def check_message(self, entity: Entity, message: Message) -> None:
+        super().check_message(entity, message)
+        self.broker.state.check_session(entity, message)
+
     def new_calls(self, part: MemoryReceiver | None = None) -> Calls:
         """The calls of a new object, which end with this transport."""
         calls = Calls(self.broker)

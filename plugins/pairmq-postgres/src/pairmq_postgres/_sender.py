@@ -27,12 +27,14 @@ class PostgresSender(Sender):
     Args:
         calls: this sender's.
         entity: where to.
+        with_sessions: the entities that are known to require session ids.
     """
 
-    def __init__(self, calls: Calls, entity: Entity) -> None:
+    def __init__(self, calls: Calls, entity: Entity, with_sessions: set[Entity]) -> None:
         self._calls = calls
         self.scope = calls.scope
         self._entity = entity
+        self._with_sessions = with_sessions
         self._doing = f"send to {entity}"
 
     async def send(self, message: Message) -> None:
@@ -66,6 +68,7 @@ class PostgresSender(Sender):
             raise error from error.__cause__
         self._calls.pool.notify(self._entity.path)
         ((needs_session,),) = found
+        (self._with_sessions.add if needs_session else self._with_sessions.discard)(self._entity)
         return [self._refusal(message, size, needs_session) for message, _, size in rows]
 
     def _parameters(self, rows: Sequence[tuple[Message, str]]) -> dict[str, Any]:
@@ -85,10 +88,13 @@ class PostgresSender(Sender):
         if size > MAX_MESSAGE_BYTES:
             text = f"{self._doing}: the message has {size} bytes, at most {MAX_MESSAGE_BYTES} are allowed"
             return TransportError(text, FailureKind.REFUSED, FailureReason.TOO_LARGE)
-        if needs_session and message.session_id is None:
-            text = f"{self._doing}: the message has no session id, and the entity requires one"
-            return TransportError(text, FailureKind.REFUSED, FailureReason.MALFORMED)
-        return None
+        return lacks_session(self._doing) if needs_session and message.session_id is None else None
+
+
+def lacks_session(doing: str) -> TransportError:
+    """Make the error of a message without the session id that its entity requires."""
+    text = f"{doing}: the message has no session id, and the entity requires one"
+    return TransportError(text, FailureKind.REFUSED, FailureReason.MALFORMED)
 
 
 def _row(message: Message) -> _Row:

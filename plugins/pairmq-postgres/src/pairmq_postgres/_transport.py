@@ -24,7 +24,7 @@ from pairmq_postgres._capabilities import CAPABILITIES
 from pairmq_postgres._outbox import CallersTransactions
 from pairmq_postgres._pool import Calls, Pool
 from pairmq_postgres._receiver import LeftLocks, PostgresReceiver, PostgresSessionReceiver
-from pairmq_postgres._sender import PostgresSender
+from pairmq_postgres._sender import PostgresSender, lacks_session
 from pairmq_postgres._url import parse_url
 
 _RELEASE_WITHIN = 1.0
@@ -49,6 +49,7 @@ class PostgresTransport(Transport, Transactional):
         self._callers = CallersTransactions(notify=parsed.listen)
         self._left: dict[Source, LeftLocks] = {}
         self._receivers: set[PostgresReceiver] = set()
+        self._with_sessions: set[Entity] = set()
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -60,7 +61,7 @@ class PostgresTransport(Transport, Transactional):
         return self._admin
 
     def sender(self, entity: Entity) -> Sender:
-        return PostgresSender(self._calls(f"send to {entity}"), entity)
+        return PostgresSender(self._calls(f"send to {entity}"), entity, self._with_sessions)
 
     def receiver(self, source: Source) -> Receiver:
         return PostgresReceiver(self._calls(f"receive from {source}"), source, self._left, self._receivers)
@@ -80,6 +81,11 @@ class PostgresTransport(Transport, Transactional):
 
     def measure(self, message: Message) -> int:
         return len(encode_header(message)) + len(message.body)
+
+    def check_message(self, entity: Entity, message: Message) -> None:
+        super().check_message(entity, message)
+        if message.session_id is None and entity in self._with_sessions:
+            raise lacks_session(f"send to {entity}")
 
     async def database(self) -> object:
         ((found,),) = await self._calls("").run("find the database", (_sql.DATABASE, {}))

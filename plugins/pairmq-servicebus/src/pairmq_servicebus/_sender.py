@@ -127,6 +127,8 @@ class BusSender(Sender):
             outcome = await self._box.send(self._parcel(message))
         if outcome is not None:
             raise outcome
+        if message.session_id is None:
+            self._namespace.single_consumers.with_sessions.discard(self._entity)  # it is another queue by now
 
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         return await self._send_all(messages, ordered=False)
@@ -199,9 +201,12 @@ def check_message(namespace: Namespace, entity: Entity, message: Message) -> Non
     """Raise `TransportError` for a message that Service Bus would never deliver, as far as it is known by now.
 
     The tier decides how large a message may be, and only a link tells: before the first one to an entity none is too
-    large here.
+    large here. Likewise for sessions, which its settings tell: they are read when it refuses a message without one.
     """
     _pack(namespace, entity, message, f"send to {entity}")
+    if message.session_id is None and entity in namespace.single_consumers.with_sessions:
+        text = "it requires sessions, and the message has no session id"
+        raise _errors.refused(f"send to {entity}", text, FailureReason.NOT_SUPPORTED)
 
 
 def _pack(namespace: Namespace, entity: Entity, message: Message, doing: str) -> Parcel:

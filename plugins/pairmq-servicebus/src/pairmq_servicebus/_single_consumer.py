@@ -31,15 +31,19 @@ class SingleConsumers:
 
     def __init__(self) -> None:
         self._known: dict[Entity, bool] = {}
+        self.with_sessions: set[Entity] = set()
+        """Queues whose messages need a session id of their own, as far as their settings were read."""
         self.ask: Callable[[Entity], Awaitable[object]] | None = None
         """Reads an entity's settings, and tells `note` about them; the administration sets it."""
 
-    def note(self, entity: Entity, single_consumer: bool) -> None:
+    def note(self, entity: Entity, single_consumer: bool, *, requires_session: bool = False) -> None:
         self._known[entity] = single_consumer
+        (self.with_sessions.add if requires_session else self.with_sessions.discard)(entity)
 
     def forget(self, entity: Entity) -> None:
         """The queue is gone, or another one than it was."""
         self._known.pop(entity, None)
+        self.with_sessions.discard(entity)
 
     def knows(self, entity: Entity) -> bool:
         return self._known.get(entity, False)

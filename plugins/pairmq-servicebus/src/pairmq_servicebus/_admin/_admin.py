@@ -94,7 +94,8 @@ class BusAdmin(Admin):
                 return False
             text = f"{doing}: this key or identity may not (it lacks the claim Manage): make it first, or use another"
             raise TransportError(text, FailureKind.REFUSED, FailureReason.UNAUTHORIZED) from None
-        self._namespace.single_consumers.note(entity, single_consumer)
+        requires_session = properties is not None and properties.requires_session
+        self._namespace.single_consumers.note(entity, single_consumer, requires_session=requires_session)
         return True
 
     async def create_subscription(self, topic: Entity, name: str) -> bool:

@@ -75,7 +75,9 @@ class Service:
                 if entity.kind is EntityKind.TOPIC:
                     return properties_of(await client.get_topic(entity.path))
                 found = properties_of(await client.get_queue(entity.path))
-                self._namespace.single_consumers.note(entity, found.single_consumer)
+                self._namespace.single_consumers.note(
+                    entity, found.single_consumer, requires_session=found.requires_session
+                )
                 return found
             except AttributeError:
                 # The client stumbles over the description of an entity of the other kind.

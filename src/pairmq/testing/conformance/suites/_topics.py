@@ -19,6 +19,7 @@ from pairmq.testing.conformance._broker import (
     must_fail,
     receive_all,
     receive_one,
+    refusal,
     refused,
 )
 from pairmq.testing.conformance._limits import limits
@@ -254,7 +255,10 @@ class Sessions(Suite):
     async def test_a_message_without_a_session_is_refused_where_one_is_required(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True)
         sender = broker.sender(queue)
+        assert refusal(broker, queue, message("kept", session_id="a")) is None
+        await sender.send(message("kept", session_id="a"))
         await must_fail(lambda: sender.send(message("lost")), FailureKind.REFUSED)
+        assert refusal(broker, queue, message("lost")) is not None, "a backlog would take it, and never deliver it"
 
 
 async def _held_for_longer(broker: Broker, queue: Entity, clock: LockClock) -> bool:
