@@ -40,8 +40,21 @@ def test_an_address_is_written_as_it_stands_in_a_url() -> None:
 
 
 def test_an_ipv6_zone_is_decoded() -> None:
-    host = read("u:p@[FE80::1%25eth0]:5").host()
+    host = read("u:p@[FE80:0:0::1%25eth0]:5").host()
     assert (host, bracketed(host)) == ("fe80::1%eth0", "[fe80::1%25eth0]")
+
+
+@pytest.mark.parametrize(
+    ("written", "host"),
+    [
+        ("[2001:DB8:0:0::0:1]", "2001:db8::1"),
+        ("[0:0:0:0:0:0:0:1]", "::1"),
+        ("[::FFFF:127.0.0.1]", "127.0.0.1"),
+        ("0177.0.0.1", "0177.0.0.1"),
+    ],
+)
+def test_spellings_of_one_ipv6_address_are_one_host(written, host):
+    assert read(f"u:p@{written}:5").host() == host
 
 
 @pytest.mark.parametrize("text", ["1_0", "%205", "5%0A", "%D9%A3", "inf"])

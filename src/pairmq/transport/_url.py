@@ -5,6 +5,7 @@ No error repeats a value that may be secret: a bad URL is explained by the name 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import ssl
 from dataclasses import dataclass
@@ -198,7 +199,7 @@ class BrokerUrl:
         # A comma would be a list of hosts, which not every broker has; "%" is an escaped name.
         if not name.isprintable() or any(letter in "%,;*'\"<>\\^`{|}" for letter in name):
             raise ConfigurationError(f"the host of {self.where} is not a name or address: name one host")
-        return f"{zoned[1]}%{zoned[2]}" if zoned else host
+        return f"{_one_spelling(name)}%{zoned[2]}" if zoned else _one_spelling(name)
 
     def _port(self, parts: SplitResult, default: D) -> int | D:
         try:
@@ -263,6 +264,15 @@ class BrokerUrl:
                 raise ConfigurationError(f"{self.where} has the option {key!r} twice")
             found[key] = value
         return found
+
+
+def _one_spelling(host: str) -> str:
+    """Write an IPv6 address in the one way that makes two URLs of one broker equal; names are left alone."""
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    return str(address.ipv4_mapped or address)
 
 
 def bracketed(host: str) -> str:

@@ -123,6 +123,10 @@ def parse_servicebus_url(url: str, environment: Mapping[str, str] | None = None)
 def _checked(
     host: str, given_port: int | None, emulator: bool, credential: Credential, options: UrlOptions
 ) -> NamespaceUrl:
+    if ":" in host:
+        raise ConfigurationError(
+            f"the sb:// URL has the IPv6 address {host}, and Azure's client can't connect to one: use a host name"
+        )
     remote_allowed = _flag(options, "allow-remote-emulator")
     websocket = options.choice("transport", "amqp", "websocket") == "websocket"
     if emulator:

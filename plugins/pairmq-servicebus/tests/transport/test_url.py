@@ -137,6 +137,7 @@ def test_an_identity_without_azure_identity_says_what_to_install(monkeypatch: py
         ("sb://k:v@localhost/?emulator=true&transport=websocket", "plain TCP"),
         ("sb://localhost/?emulator=true&credential=default", "keys only"),
         ("sb://[::1", "bracket"),
+        ("sb://k:SECRET@[::1]:5672/?emulator=true", "IPv6 address ::1"),
     ],
 )
 def test_a_bad_url_says_what_is_wrong_and_no_secret(url: str, says: str) -> None:
