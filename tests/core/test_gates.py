@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pairmq.core import Gates, gates
+from pairmq.core.gates import Gate
 from pairmq.model import Entity
 
 ORDERS, PRICES = Entity("orders"), Entity("prices")
@@ -48,7 +49,7 @@ def test_a_destination_is_not_asked_out_of_turn_more_often_than_its_waits_allow(
 def test_all_deliver_again_once_each_that_failed_has_taken_a_message():
     them = Gates(60.0)
     gate = them.of(ORDERS)
-    gate.users += 1
+    them.use(gate)
     them.shut(gate)
     them.open(gate)
     assert not them.all_deliver
@@ -60,7 +61,8 @@ def test_all_deliver_again_once_each_that_failed_has_taken_a_message():
 def test_a_destination_without_messages_that_wait_holds_up_no_other(users):
     them = Gates(60.0)
     gate = them.of(ORDERS)
-    gate.users = users
+    if users:
+        them.use(gate)
     them.shut(gate)
     them.open(gate)
     assert them.all_deliver is not bool(users)
@@ -70,11 +72,36 @@ def test_the_gates_that_were_not_asked_for_the_longest_are_dropped(monkeypatch: 
     monkeypatch.setattr(gates, "_MOST", 2)
     them = Gates(60.0)
     used, idle, held, newest = (them.of(Entity(name)) for name in ("used", "idle", "held", "newest"))
-    used.users = 1
+    them.use(used)
     them.hold(held)
     assert them.drop_idle() == [idle]
     assert len(them) == 3
     assert them.of(newest.entity) is newest
+    them.leave(used)
+    assert them.drop_idle() == [used]
+
+
+def test_dropping_gates_looks_at_none_that_are_in_use():
+    """With ten thousand destinations in use, a look at each for each new one would stop the drain."""
+    looks = 0
+
+    class Watched(Gate):
+        @property
+        def held(self) -> bool:
+            nonlocal looks
+            looks += 1
+            return False
+
+        @held.setter
+        def held(self, value: bool) -> None:
+            pass
+
+    them = Gates(60.0)
+    for number in range(3000):
+        gate = them._gates[Entity(f"e{number}")] = Watched(Entity(f"e{number}"))
+        them.use(them.of(gate.entity))
+        assert them.drop_idle() == []
+    assert looks == 0
 
 
 def test_an_open_gate_of_a_destination_that_does_not_exist_is_forgotten():

@@ -44,7 +44,9 @@ class Gates:
 
     def __init__(self, longest_wait: float) -> None:
         self._backoff = Backoff(first=min(0.5, longest_wait), factor=2.0, cap=longest_wait, jitter=0.2)
-        self._gates: OrderedDict[Entity, Gate] = OrderedDict()  # the one asked for last is last
+        self._gates: dict[Entity, Gate] = {}
+        self._idle: OrderedDict[Gate, None] = OrderedDict()  # those without users; the one asked for last is last
+        self._newest: Gate | None = None
         self._troubled: set[Gate] = set()  # failed, and have not taken a message since
         self._held: set[Gate] = set()
 
@@ -72,8 +74,22 @@ class Gates:
         gate = self._gates.get(entity)
         if gate is None:
             gate = self._gates[entity] = Gate(entity)
-        self._gates.move_to_end(entity)
+        if not gate.users:
+            self._idle[gate] = None
+            self._idle.move_to_end(gate)
+        self._newest = gate
         return gate
+
+    def use(self, gate: Gate) -> None:
+        """A line of a pump delivers through a gate, until `leave`."""
+        gate.users += 1
+        self._idle.pop(gate, None)
+
+    def leave(self, gate: Gate) -> None:
+        """A line that used a gate has ended."""
+        gate.users -= 1
+        if not gate.users and self._gates.get(gate.entity) is gate:
+            self._idle[gate] = None
 
     def drop_idle(self) -> list[Gate]:
         """Drop the gates without users that were not asked for the longest, while there are too many.
@@ -83,18 +99,21 @@ class Gates:
         excess = len(self._gates) - _MOST
         if excess <= 0:
             return []
-        newest = next(reversed(self._gates.values()))
-        idle = (gate for gate in self._gates.values() if not gate.users and not gate.held and gate is not newest)
+        idle = (gate for gate in self._idle if not gate.held and gate is not self._newest)
         dropped = list(itertools.islice(idle, excess))
         for gate in dropped:
-            del self._gates[gate.entity]
+            self._drop(gate)
         return dropped
 
     def forget(self, entity: Entity) -> None:
         """Drop an open gate: its destination does not exist, and forged ones must not fill the memory."""
         gate = self._gates.get(entity)
         if gate is not None and gate.is_open:
-            del self._gates[entity]
+            self._drop(gate)
+
+    def _drop(self, gate: Gate) -> None:
+        del self._gates[gate.entity]
+        self._idle.pop(gate, None)
 
     def shut(self, gate: Gate) -> bool:
         """Deliver nothing more to a destination that failed, until a probe reports that it is back."""

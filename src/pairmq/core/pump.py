@@ -573,7 +573,7 @@ class PumpMachine:
         line, begun = self._lines.get(entity), None
         if line is None:
             line = begun = self._lines[entity] = DestinationLine(self._gates.of(entity))
-            line.gate.users += 1
+            self._gates.use(line.gate)
         line.items.extend(items)
         return begun
 
@@ -592,7 +592,7 @@ class PumpMachine:
 
     def left(self, line: DestinationLine) -> None:
         """Nothing is done for a line any more."""
-        line.gate.users -= 1
+        self._gates.leave(line.gate)
 
     def is_current(self, line: DestinationLine) -> bool:
         """Whether a line was not dropped."""

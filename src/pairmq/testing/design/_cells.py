@@ -148,7 +148,7 @@ VIEWS: Final[Mapping[type, Mapping[str, View]]] = {
     KeyOrder: {"_since": None},
     DrainView: dict.fromkeys(("_oldest", "_since")),
     DrainWait: dict.fromkeys(("asks_until", "ends_at", "pause")),
-    Gates: {"_backoff": None, "_troubled": len, "_held": len},
+    Gates: {**dict.fromkeys(("_backoff", "_idle", "_newest")), "_troubled": len, "_held": len},
     Gate: dict.fromkeys(("entity", "failures", "try_after")),
     PumpMachine: {
         **dict.fromkeys(("moved", "dead_lettered", "requeue_wait", "batch", "complete_at_once", "lock_duration")),
