@@ -143,6 +143,17 @@ def _show(report: Report, out: str) -> None:
         )
     if report.misdated:
         warn(f"{plural(report.misdated, 'row')} ignored: their clock was before 2020 or after 2100")
+    if report.clocks:
+        warn(
+            f"the clocks of {plural(len(report.clocks), 'run')} of programs were set by up to "
+            f"{short_duration(max(report.clocks.values()))} while they ran: what depends on their instants is reported "
+            "as unproven"
+        )
+    if report.absent:
+        warn(
+            f"no delivery from {plural(len(report.absent), 'queue')} is in the journal, but deliveries from others of "
+            "the pair are: the journal of the consumers is missing, or they keep none; messages there are unproven"
+        )
     if report.unfinished:
         say(
             f"{plural(len(report.unfinished), 'part')} not finished, whose rows are not read: programs that run finish "

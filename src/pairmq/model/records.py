@@ -21,7 +21,7 @@ from pairmq.model import events
 from pairmq.model._entity import Entity, EntityKind
 from pairmq.model.events import Event
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised with every change of `COLUMNS`. A column is never renamed, and never gets another type."""
 
 ColumnType = Literal["string", "int64", "float64", "bool", "list<string>"]
@@ -98,6 +98,13 @@ _COMMON = (
         "int64",
         False,
         "the row's number in its process, from 0; a gap shows rows that are lost. With `process` it names the row",
+    ),
+    Column(
+        "clock",
+        "float64",
+        True,
+        "seconds of the wall clock minus those of a clock that can't be set, when the row was written: it changes where "
+        "the wall clock is set. Null in segments before version 4",
     ),
     Column("message_key", "int64", True, "64-bit hash of `message_id`, the same everywhere: cheaper to group by"),
 )

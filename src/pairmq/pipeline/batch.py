@@ -237,14 +237,25 @@ def _told(work: Path) -> dict[str, Any]:
         verdicts.update({each["values"]: each["counts"] for each in pc.value_counts(batch["verdict"]).to_pylist()})
     faults = [verdict.value for verdict in transforms.FAULTS if verdicts[verdict.value]]
     counts, ended, instants = Counter(dict.fromkeys(_COUNTS, 0)), Counter[str](), set[float]()
-    for batch in _batches(work, transforms.PROCESSES.name, [*_COUNTS, "ended", "first_at", "last_at"]):
+    clocks: dict[str, float] = {}
+    for batch in _batches(
+        work, transforms.PROCESSES.name, [*_COUNTS, "ended", "first_at", "last_at", "process", "clock_error"]
+    ):
         for name in _COUNTS:
             counts[name] += pc.sum(batch[name]).as_py() or 0
         ended.update(batch["ended"].to_pylist())
+        wrong = batch.filter(pc.greater(batch["clock_error"], transforms.SLACK))
+        clocks.update(zip(wrong["process"].to_pylist(), wrong["clock_error"].to_pylist(), strict=True))
         for name in ("first_at", "last_at"):
             instants.update(micros / 1_000_000 for micros in batch[name].cast(pa.int64()).drop_null().to_pylist())
+    absent: list[tuple[str, str]] = []
+    for batch in _batches(work, transforms.OBSERVATION.name, ["pair", "entity", "absent"]):
+        owned = batch.filter(batch["absent"])
+        absent += zip(owned["pair"].to_pylist(), owned["entity"].to_pylist(), strict=True)
     return {
         **counts,
+        "clocks": dict(sorted(clocks.items())),
+        "absent": sorted(absent),
         "first_at": min(instants, default=None),
         "last_at": max(instants, default=None),
         "tables": {name: written_rows(_folder(work, name)) for name in _TABLES},

@@ -29,6 +29,10 @@ class Report:
         missing: rows that the numbers of the others show to be missing.
         dropped: events that processes say they could not write.
         misdated: rows that count for nothing, as their instants can't be.
+        clocks: by how many seconds the clocks of processes were set, or went wrong, while they ran; those of more than
+            a second.
+        absent: the queues, as pair and entity, whose consumers' journal is missing, as far as the pair's other queues
+            show.
         processes: by how they ended.
         verdicts: messages by their verdict.
         faults: for each verdict that breaks a promise, the first few messages, as pair, entity and id.
@@ -48,6 +52,8 @@ class Report:
     missing: int
     dropped: int
     misdated: int
+    clocks: Mapping[str, float]
+    absent: Sequence[tuple[str, str]]
     processes: Mapping[str, int]
     verdicts: Mapping[str, int]
     faults: Mapping[str, Sequence[tuple[str, str | None, str]]]
@@ -66,7 +72,8 @@ class Report:
             return "lost"
         if self.faults:
             return "faults"
-        return "incomplete" if self.bad or self.missing or self.dropped or self.misdated else "good"
+        lacks = (self.bad, self.missing, self.dropped, self.misdated, self.clocks, self.absent)
+        return "incomplete" if any(lacks) else "good"
 
     def to_dict(self) -> dict[str, Any]:
         """The document."""
@@ -82,6 +89,8 @@ class Report:
                 "missing_rows": self.missing,
                 "dropped_events": self.dropped,
                 "misdated_rows": self.misdated,
+                "clock_errors": dict(self.clocks),
+                "absent_consumers": [{"pair": pair, "entity": entity} for pair, entity in self.absent],
                 "processes": dict(self.processes),
                 "bad_segments": [{"path": str(each.path), "problem": each.problem} for each in self.bad],
                 "unfinished_parts": [

@@ -52,11 +52,13 @@ _MOST = 2**63 - 1
 _CODES = {pa.int64(): "q", pa.float64(): "d"}
 
 
-def batch_of(rows: Sequence[Event], first_seq: int) -> pa.RecordBatch:
+def batch_of(rows: Sequence[Event], first_seq: int, clock: float | None = None) -> pa.RecordBatch:
     """Make the columns of at least one row, without ``process`` and those that are null in all rows."""
     alike = len(set(map(type, rows))) == 1
     columns = _columns_of(type(rows[0]), rows) if alike else _mixed(rows)
     columns["seq"] = _numbers(range(first_seq, first_seq + len(rows)), pa.int64())
+    if clock is not None:
+        columns["clock"] = pa.repeat(pa.scalar(clock), len(rows))
     return pa.record_batch(
         list(columns.values()), schema=pa.schema([ARROW_FIELDS[name].with_nullable(True) for name in columns])
     )

@@ -20,6 +20,15 @@ from pairmq.observe.journal._options import JournalOptions
 from pairmq.observe.journal._part import Frame, Head, Part, frame_of
 
 
+_BOOT = getattr(time, "CLOCK_BOOTTIME", None)  # goes on while the machine sleeps, as the wall clock does
+
+
+def wall_offset() -> float:
+    """Seconds from the start of a clock that can't be set to 1970 UTC, as the wall clock has it now."""
+    steady = time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)
+    return round(time.time() - steady, 3)  # of the same digits until it is set, so that it takes no room
+
+
 class Writer:
     """Writes the parts of one process; ``finished`` takes each one that is complete, ``now`` are seconds that only
     grow."""
@@ -62,7 +71,7 @@ class Writer:
         first = self._seq
         # Counted before it is made: if that fails, the gap shows it.
         self._seq += len(kept)
-        return frame_of(batch_of(kept, first), first)
+        return frame_of(batch_of(kept, first, wall_offset()), first)
 
     def write(self, frame: Frame) -> None:
         """Hand a frame to the operating system, and finish the part when it is full. After an `OSError` it comes before

@@ -16,7 +16,7 @@ from pairmq.pipeline.reporting._words import duration, grouped, named, percent, 
 Verdict: TypeAlias = Literal["lost", "faults", "incomplete", "good"]
 
 _UNREAD = frozenset(("unfinished-parts", "killed", "running"))
-_HOLES = frozenset(("bad-segments", "missing-rows", "dropped-events", "misdated-rows"))
+_HOLES = frozenset(("bad-segments", "missing-rows", "dropped-events", "misdated-rows", "clock-errors", "absent-consumers"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +261,24 @@ def _of_the_journal(told: Told) -> Iterator[Caveat]:
         programs.misdated,
         f"{plural(programs.misdated, 'row')} of the journal are ignored: their clock was before 2020 or after 2100.",
     )
+    clocks = told.run["journal"].get("clock_errors") or {}
+    worst = sorted(clocks, key=lambda each: (-clocks[each], each))
+    yield Caveat(
+        "clock-errors",
+        len(clocks),
+        f"{plural(len(clocks), 'program')} had {'its clock' if len(clocks) == 1 else 'their clocks'} set while "
+        f"{'it' if len(clocks) == 1 else 'they'} ran, by up to {duration(max(clocks.values(), default=None))}: what "
+        "depends on these instants is unproven.",
+        tuple(f"{visible(each)}: {duration(clocks[each])}" for each in worst[:MOST_NAMED]),
+    )
+    absent = told.run["journal"].get("absent_consumers") or []
+    yield Caveat(
+        "absent-consumers",
+        len(absent),
+        f"{plural(len(absent), 'queue')} without any delivery in the journal, which has those of other queues of the "
+        "same pair: the journal of the consumers is missing, or they keep none.",
+        tuple(visible(each["entity"]) for each in absent[:MOST_NAMED]),
+    )
     parts = told.run["journal"].get("unfinished_parts") or []
     yield Caveat(
         "unfinished-parts",
@@ -307,7 +325,7 @@ def _of_the_messages(told: Told) -> Iterator[Caveat]:
         tuple(visible(key.entity) for key in unseen[:MOST_NAMED]),
     )
     for kind, verdict, text in (
-        ("unproven", "unproven", "may be lost or not: the journal has a hole where it would show."),
+        ("unproven", "unproven", "may be lost or not: the journal has a hole where it would show, or a clock deceives."),
         (
             "unproven-copies",
             "duplicated, unproven",

@@ -250,6 +250,8 @@ _MEASURES: dict[str, tuple[types.DataType, Callable[[str], Column]]] = {
     "first_at": (NUMBER, F.min),
     "last_at": (NUMBER, F.max),
     "most": (NUMBER, F.max),
+    "clock_low": (NUMBER, F.min),
+    "clock_high": (NUMBER, F.max),
 }
 _ALL_KEYS = {name: type_ for keys in _KEYS.values() for name, type_ in keys.items()}
 _COUNTS = schema_of({"of": TEXT, **_ALL_KEYS, **{name: type_ for name, (type_, _) in _MEASURES.items()}})
@@ -285,6 +287,7 @@ def _counted(rows: DataFrame) -> DataFrame:
         *(F.when(sound, F.col("seq")).alias(name) for name in ("first_seq", "last_seq")),
         *(F.when(sound, F.col("at")).alias(name) for name in ("first_at", "last_at")),
         latency.alias("most"),
+        *(F.when(sound, F.col("clock")).alias(name) for name in ("clock_low", "clock_high")),
     )
     counted = known.groupingSets([[*keys] for keys in _KEYS.values()], *_ALL_KEYS).agg(
         *(joined(name).alias(name) for name, (_, joined) in _MEASURES.items()),
@@ -326,7 +329,7 @@ the sends by their outcome, and of deliveries, by hour and bucket of the latency
 
 def minutes(counts: DataFrame) -> DataFrame:
     """The rows of each process and minute."""
-    measures = ("rows", "misdated", "first_seq", "last_seq", "first_at", "last_at")
+    measures = tuple(name for name in _MEASURES if name != "most")
     return counts.filter(F.col("of") == "minutes").select("process", "minute", *measures)
 
 
@@ -406,6 +409,7 @@ _NOTE_COLUMNS = (
     "since",
     "count",
     "side",
+    "seconds",
     *OPERATION_COUNTS,
 )
 

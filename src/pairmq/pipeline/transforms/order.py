@@ -16,8 +16,20 @@ from pairmq.pipeline.transforms.facts import MESSAGE, key_of, senders, sessions
 DESIGNED, FAULT, UNPROVEN = "designed", "fault", "unproven"
 """Allowed by the options; against them; or against them, unless explained by lost rows of the journal."""
 
-LATE = schema_of({"place": COUNT, "message_key": COUNT, "position": COUNT, "accepted_at": NUMBER, "late": TEXT})
-"""One row for each late message, identified by numbers only: two of one key, place and instant are the same."""
+LATE = schema_of(
+    {
+        "place": COUNT,
+        "message_key": COUNT,
+        "position": COUNT,
+        "accepted_at": NUMBER,
+        "late": TEXT,
+        "late_by": NUMBER,
+    }
+)
+"""One row for each late message, identified by numbers only: two of one key, place and instant are the same.
+
+``late_by`` are the seconds from its receipt to the latest call of those ahead of it.
+"""
 
 ARRIVAL = ("place", "message_key", "position", "accepted_at")
 """The identity of a message."""
@@ -56,7 +68,8 @@ def late(messages: DataFrame, troubles: DataFrame, places: DataFrame, notes: Dat
     strict = F.broadcast(places.filter("strict").select("place", "strict"))
     judged = behind.join(in_queue, [*ARRIVAL], "left").join(strict, "place", "left")
     fault = F.col("at_primary") | F.col("in_queue") | F.col("strict")
-    return typed(judged.withColumn("late", F.when(fault, FAULT).otherwise(DESIGNED)), LATE)
+    by = F.col("latest_call") - F.col("accepted_at")
+    return typed(judged.withColumn("late", F.when(fault, FAULT).otherwise(DESIGNED)).withColumn("late_by", by), LATE)
 
 
 def _order_key() -> Column:

@@ -12,7 +12,7 @@ from pairmq.model import EntityKind
 from pairmq.model.events import Cause, JournalOpened, PairOpened, StateChanged
 from pairmq.pipeline.transforms._fact import COUNT, FLAG, NUMBER, TEXT, schema_of, typed
 from pairmq.pipeline.transforms._rows import MINUTE, SLACK, of_kind, place
-from pairmq.pipeline.transforms.facts import about_messages, arrived_at, minutes, traffic
+from pairmq.pipeline.transforms.facts import DELIVERED, about_messages, arrived_at, traffic
 from pairmq.pipeline.transforms.processes import with_hole_before
 
 ARRIVALS = schema_of(
@@ -47,6 +47,9 @@ PLACES = schema_of(
         "emptied": types.ArrayType(schema_of({"since": NUMBER, "drained_at": NUMBER, "hole": NUMBER})),
         "least_kept": NUMBER,
         "journal_end": NUMBER,
+        "clock_error": NUMBER,
+        "lacking": FLAG,
+        "absent": FLAG,
     }
 )
 """One row for each entity of a pair that has messages.
@@ -54,7 +57,9 @@ PLACES = schema_of(
 ``strict`` where order is promised; ``observed_from`` and ``observed_until`` are the first and the last arrival of what
 was delivered; ``emptied`` holds when all backlog queues were seen empty: at ``drained_at`` what was diverted before
 ``since`` had left them, or was in a syphon's hands, and ``hole`` is the end of the last hole of the journal before the
-patience was over after that; ``least_kept`` is the least part of the healthy sends that any process keeps.
+patience was over after that; ``least_kept`` is the least part of the healthy sends that any process keeps; ``clock_error`` is the
+worst of the processes that wrote about it; ``lacking`` where rows of a process that consumed from it are missing, and
+``absent`` where it has no delivery at all, but another entity of its pair has.
 """
 
 
@@ -86,11 +91,15 @@ def arrivals(messages: DataFrame) -> DataFrame:
     return typed(counted, ARRIVALS)
 
 
+_NAMED = ("process", "pair", "entity", "entity_kind", "reads")
+
+
 def places(
     counted: DataFrame,
     counts: DataFrame,
     notes: DataFrame,
     spans: DataFrame,
+    processes: DataFrame,
     *,
     patience: float,
 ) -> DataFrame:
@@ -101,15 +110,24 @@ def places(
         counts: of `COUNTS`.
         notes: of `NOTES`.
         spans: of `holes`.
+        processes: the table.
         patience: seconds for which a syphon may hold a message that has left its queue.
     """
+    told = notes.filter(about_messages() | F.col("entity").isNotNull()).withColumn("reads", F.lit(False))
     named = (
         traffic(counts)
-        .select("pair", "entity", "entity_kind")
-        .unionByName(notes.filter(about_messages()).select("pair", "entity", "entity_kind"))
+        .withColumn("reads", F.col("outcome") == DELIVERED)
+        .select(*_NAMED)
+        .unionByName(told.select(*_NAMED))
+        .join(F.broadcast(processes.select("process", "clock_error", "missing", "dropped")), "process", "left")
     )
     topic = F.coalesce(F.col("entity_kind") == EntityKind.TOPIC.value, F.lit(False))
-    known = named.groupBy("pair", "entity").agg(F.max(topic).alias("of_topic")).withColumn("place", place())
+    known = named.groupBy("pair", "entity").agg(
+        F.max(topic).alias("of_topic"),
+        F.coalesce(F.max("clock_error"), F.lit(0.0)).alias("clock_error"),
+        F.max(F.col("reads") & (F.col("missing") + F.col("dropped") > 0)).alias("lacking"),
+    )
+    known = known.withColumn("place", place())
     sight = counted.groupBy("place").agg(
         F.sum("messages").alias("messages"),
         F.min("observed_from").alias("observed_from"),
@@ -129,13 +147,16 @@ def places(
     )
     strict = notes.filter(of_kind(PairOpened) & (F.col("ordering") == "session")).select("pair").distinct()
     kept = notes.filter(of_kind(JournalOpened)).agg(F.min("sample_healthy").alias("least_kept"))
+    end = processes.agg(F.max(F.unix_micros("last_at") / 1_000_000 - F.col("clock_error")).alias("journal_end"))
+    watched = F.count("observed_from").over(Window.partitionBy("pair")) > 0
     told = (
         known.join(sight, "place")
         .join(F.broadcast(emptied), "place", "left")
         .join(F.broadcast(strict.withColumn("strict", F.lit(True))), "pair", "left")
-        .crossJoin(F.broadcast(minutes(counts).agg(F.max("last_at").alias("journal_end"))))
+        .crossJoin(F.broadcast(end))
         .crossJoin(F.broadcast(kept))
         .withColumn("strict", F.coalesce("strict", F.lit(False)))
+        .withColumn("absent", watched & F.col("observed_from").isNull() & ~F.col("of_topic"))
     )
     return typed(told, PLACES)
 

@@ -8,9 +8,17 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from pairmq.model.events import EventsDropped, JournalClosed, JournalOpened
+from pairmq.model.events import (
+    EventsDropped,
+    JournalClosed,
+    JournalOpened,
+    OperationsCounted,
+    PairEnded,
+    PairOpened,
+    Side,
+)
 from pairmq.pipeline.transforms._fact import NUMBER, TEXT, Field, Table, schema_of, typed
-from pairmq.pipeline.transforms._rows import SLACK, how_many, of_kind
+from pairmq.pipeline.transforms._rows import MINUTE, SLACK, how_many, of_kind
 
 GONE = 86_400.0
 """Seconds for which a machine may be silent while the journal goes on, before its open processes count as killed.
@@ -31,9 +39,14 @@ PROCESSES = Table(
         Field("first_at", "instant", "its first row"),
         Field("last_at", "instant", "its last row"),
         Field("rows", "count", "rows in the journal"),
-        Field("missing", "count", "rows between its first and its last that are not in the journal, or are misdated"),
+        Field("missing", "count", "rows before its last, counted from 0, that are not in the journal, or are misdated"),
         Field("misdated", "count", "rows that are ignored, as their clock was before 2020 or after 2100"),
         Field("dropped", "count", "events that it could not write, as reported by itself"),
+        Field(
+            "clock_error",
+            "number",
+            "seconds by which its clock was set, or went wrong, while it ran: so far from the truth its instants may be",
+        ),
         Field(
             "ended",
             "text",
@@ -58,16 +71,23 @@ def processes(minutes: DataFrame, notes: DataFrame, *, patience: float) -> DataF
 
 def told_of(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFrame:
     """The columns of the table ``processes``, instants as seconds, and ``journal_end``."""
-    counted = minutes.groupBy("process").agg(
-        F.sum("rows").alias("rows"),
-        F.sum("misdated").alias("misdated"),
-        (F.max("last_seq") - F.min("first_seq") + 1 - F.sum("rows")).alias("missing"),
-        F.min("first_at").alias("first_at"),
-        F.max("last_at").alias("last_at"),
+    counted = (
+        _with_setbacks(minutes)
+        .groupBy("process")
+        .agg(
+            F.sum("rows").alias("rows"),
+            F.sum("misdated").alias("misdated"),
+            (F.max("last_seq") + 1 - F.sum("rows")).alias("missing"),
+            F.min("first_seq").alias("first_seq"),
+            F.min("first_at").alias("first_at"),
+            F.max("last_at").alias("last_at"),
+            F.max("setback").alias("setback"),
+            (F.max("clock_high") - F.min("clock_low")).alias("set_by"),
+        )
     )
     opened, closed = of_kind(JournalOpened), of_kind(JournalClosed)
     said = (
-        notes.filter(of_kind(JournalOpened, JournalClosed, EventsDropped))
+        _with_lags(notes.filter(of_kind(JournalOpened, JournalClosed, EventsDropped) | _timed()))
         .groupBy("process")
         .agg(
             F.max(F.when(opened, F.col("host"))).alias("host"),
@@ -76,15 +96,80 @@ def told_of(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFrame:
             F.min(F.when(opened, F.col("sample_healthy"))).alias("sample_healthy"),
             F.sum(F.when(of_kind(EventsDropped), F.col("count"))).alias("dropped"),
             how_many(closed).alias("closed"),
+            F.max("lag").alias("lag"),
         )
     )
     told = counted.join(said, "process", "left").withColumn("dropped", F.coalesce("dropped", F.lit(0)))
-    told = told.crossJoin(F.broadcast(minutes.agg(F.max("last_at").alias("journal_end"))))
+    told = told.withColumn("clock_error", F.coalesce("set_by", _as_rows_show()))
+    # The clock that is ahead of all others may be the wrong one.
+    everything = Window.partitionBy(F.lit(0))
+    told = told.withColumns(
+        {
+            "journal_end": F.max(F.col("last_at") - F.col("clock_error")).over(everything),
+            "journal_began": F.min("first_at").over(everything),
+        }
+    )
     # The silence of a whole machine says nothing at first: what was written there may not have come yet.
     goes_on = F.max("last_at").over(Window.partitionBy(_machine()))
     gone = (goes_on - F.col("last_at") > patience) | (F.col("journal_end") - goes_on > GONE)
     ended = F.when(F.col("closed") > 0, "closed").when(gone, "killed").otherwise("open")
     return told.withColumn("ended", ended)
+
+
+def _as_rows_show() -> Column:
+    """The error of a clock whose readings are not in the rows; where rows are missing, no gap of time is one."""
+    setback = F.when(F.col("dropped") == 0, F.col("setback"))  # their row has a later instant than those after it
+    lag = F.when((F.col("missing") == 0) & (F.col("dropped") == 0), F.col("lag"))
+    return F.coalesce(F.greatest(setback, lag), F.lit(0.0))
+
+
+_JITTER = 8
+"""Rows of two minutes that threads may have written the other way round."""
+
+
+def _with_setbacks(minutes: DataFrame) -> DataFrame:
+    """Add ``setback`` to minutes that have rows which came before some of an earlier minute: the clock went back.
+
+    It did by no more seconds than that: those from where the minutes overlap to the end of the last one.
+    """
+    process = Window.partitionBy("process").orderBy("minute")
+    earlier, onwards = process.rowsBetween(Window.unboundedPreceding, -1), process.rowsBetween(0, Window.unboundedFollowing)
+    reached = minutes.withColumns(
+        {
+            "reach": F.max("last_seq").over(earlier),
+            "far_reach": F.max("last_seq").over(process.rangeBetween(Window.unboundedPreceding, -2 * MINUTE)),
+            "near_rows": F.col("rows") + F.lag("rows", 1, 0).over(process),
+            "next_seq": F.min("first_seq").over(onwards),
+        }
+    )
+    ahead = F.col("reach") - F.col("first_seq") + 1
+    back = (F.col("far_reach") > F.col("first_seq")) | (
+        (ahead >= _JITTER) & (ahead * 2 * MINUTE > F.col("near_rows") * SLACK)
+    )
+    whole = F.coalesce(F.col("reach") < F.col("next_seq"), F.lit(True))
+    began = F.last(F.when(whole, F.col("first_at")), ignorenulls=True).over(process)
+    return reached.withColumn("setback", F.when(back, F.col("last_at") - began))
+
+
+def _timed() -> Column:
+    return of_kind(PairOpened, PairEnded) | (of_kind(OperationsCounted) & (F.col("side") == Side.PRIMARY.value))
+
+
+def _with_lags(notes: DataFrame) -> DataFrame:
+    """Add ``lag``, how far a pair's own count of seconds, one row a minute, is from what the wall clock had by then.
+
+    Two pairs of one name that are open in one process at once can't be told apart: their rows give none.
+    """
+    pair = Window.partitionBy("process", "pair")
+    in_turn = pair.orderBy("seq")
+    opened = F.when(of_kind(PairOpened), 1).when(of_kind(PairEnded), -1).otherwise(0)
+    both = of_kind(OperationsCounted) & (F.lag("kind").over(in_turn) == OperationsCounted.__name__)
+    jump = F.when(both, F.col("at") - F.lag("at").over(in_turn) - F.col("seconds")).otherwise(0.0)
+    known = notes.withColumns({"jump": jump, "at_once": F.sum(opened).over(in_turn)})
+    known = known.withColumn("jumped", F.sum("jump").over(in_turn))
+    alone = F.max("at_once").over(pair) <= 1
+    spread = F.max("jumped").over(pair) - F.min("jumped").over(pair)
+    return known.withColumn("lag", F.when(alone, spread))
 
 
 def _machine() -> Column:
@@ -149,7 +234,8 @@ def holes(
     """Compute the minutes in which something may have happened that is not in the journal.
 
     Rows are missing; events were dropped; a process was killed, with what it had not written yet; or one may be
-    running, and its latest rows have not come; or rows are in a file that is not read, or not finished.
+    running, and its latest rows have not come; or rows are in a file that is not read, or not finished. Where a clock
+    was set, all holes are wider.
 
     Returns:
         ``began`` and ``ended`` of each hole, seconds since 1970 UTC.
@@ -172,17 +258,19 @@ def holes(
         F.when(after, F.col("next_at")).otherwise(F.col("last_at")).alias("ended"),
     )
     # Rows are numbered from 0: those before the first that is there are missing as well.
-    starts = minutes.groupBy("process").agg(F.min("first_seq").alias("first_seq"), F.min("first_at").alias("ended"))
-    journal = minutes.agg(F.min("first_at").alias("journal_began"))
-    headless = starts.filter("first_seq > 0").crossJoin(F.broadcast(journal))
-    heads = headless.select(F.least(_started_at("journal_began"), "ended").alias("began"), "ended")
+    heads = told.filter("first_seq > 0").select(
+        F.least(_started_at("journal_began"), "first_at").alias("began"), F.col("first_at").alias("ended")
+    )
     dropped = notes.filter(of_kind(EventsDropped)).select(F.col("since").alias("began"), F.col("at").alias("ended"))
     spans = ends.unionByName(gaps).unionByName(heads).unionByName(dropped)
     if unread:
         spans = spans.unionByName(_not_read(minutes, notes, unread))
     if unfinished:
         spans = spans.unionByName(_not_finished(minutes, notes, unfinished))
-    return typed(spans.withColumn("ended", F.greatest("began", "ended")), HOLES)
+    # Neither the hole's instants nor those that are compared with it are better than the worst clock.
+    spans = spans.crossJoin(F.broadcast(told.agg((2 * F.coalesce(F.max("clock_error"), F.lit(0.0))).alias("error"))))
+    began, ended = F.col("began") - F.col("error"), F.greatest("began", "ended") + F.col("error")
+    return typed(spans.select(began.alias("began"), ended.alias("ended")), HOLES)
 
 
 def _started_at(otherwise: str) -> Column:

@@ -28,14 +28,19 @@ from pairmq.pipeline.transforms.facts import (
     completed,
     delivered,
     key_of,
-    minutes,
     ordinary,
     senders,
 )
 from pairmq.pipeline.transforms.order import ARRIVAL, FAULT, UNPROVEN
 from pairmq.pipeline.transforms.places import minute_of
 from pairmq.pipeline.transforms.processes import with_hole_before
-from pairmq.pipeline.transforms.verdicts import move_may_be_missing, reasons, send_may_be_left_out, verdict
+from pairmq.pipeline.transforms.verdicts import (
+    clock_may_deceive,
+    move_may_be_missing,
+    reasons,
+    send_may_be_left_out,
+    verdict,
+)
 
 RECONCILIATION = Table(
     "reconciliation",
@@ -50,10 +55,14 @@ RECONCILIATION = Table(
             "late",
             "text",
             "`designed` or `fault` if it was delivered behind a message that was sent later; `unproven` for a fault "
-            "where `hole`",
+            "where `hole`, or that a clock's error may explain",
         ),
         Field("reason", "text", "why it was dead-lettered"),
-        Field("hole", "yes or no", "the journal has a hole where a row about it may have been"),
+        Field(
+            "hole",
+            "yes or no",
+            "the journal has a hole where a row about it may have been, or a clock that was set hides when it arrived",
+        ),
         Field("sender", "text", "the id of the sender object"),
         Field("session_key", "count", "its session's hash: `xxhash64` of the session id, which the table `order` has"),
         Field("backlog_queue", "text", "the backlog queue that accepted it"),
@@ -103,6 +112,12 @@ OBSERVATION = Table(
         Field("pair", "text", "the pair's name"),
         Field("entity", "text", "the queue or topic"),
         Field("messages", "count", "messages in the reconciliation"),
+        Field(
+            "absent",
+            "yes or no",
+            "no delivery of it is in the journal, but deliveries of other entities of its pair are: the journal of its "
+            "consumers is missing, or they keep none",
+        ),
         Field("observed_from", "instant", "the first of the delivered messages arrived; null if none was seen"),
         Field("observed_until", "instant", "the last of them arrived, no later than it was delivered"),
         Field(
@@ -123,6 +138,7 @@ def reconciliation(
     troubles: DataFrame,
     late: DataFrame,
     blind: DataFrame,
+    processes: DataFrame,
     patience: float,
 ) -> DataFrame:
     """Judge every message.
@@ -137,6 +153,7 @@ def reconciliation(
         troubles: of `troubles`.
         late: of `late`.
         blind: of `blind_minutes`.
+        processes: the table.
         patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
     """
     gathered = (
@@ -145,6 +162,7 @@ def reconciliation(
         .join(troubles, [*MESSAGE], "left")
         .join(_surplus(notes), [*MESSAGE], "left")
         .join(late, [*ARRIVAL], "left")
+        .join(_sent_by(processes), "sent_by", "left")
     )
     never = {name: F.coalesce(name, F.lit(0)) for name in COUNTS}
     in_queue = F.greatest(F.col("completed") - F.col("by_subscription") - 1, F.lit(0))
@@ -155,20 +173,45 @@ def reconciliation(
         .withColumn("patience", F.lit(patience))
         .withColumn("slack", F.lit(SLACK))
         .withColumn("minute", minute_of())
+        .withColumn("doubt", _doubt())
         .join(blind, ["place", "minute"], "left")
         .withColumn("hole", _hole())
         .withColumn("untold", F.col("hole") | send_may_be_left_out())
-        .withColumn("late", F.when((F.col("late") == FAULT) & F.col("hole"), UNPROVEN).otherwise(F.col("late")))
+        .withColumn("late", F.when((F.col("late") == FAULT) & _may_be_in_order(), UNPROVEN).otherwise(F.col("late")))
         .withColumn("reasons", reasons())
         .withColumn("verdict", verdict())
         .withColumn("session_key", F.col("session"))
     )
-    names = minutes(counts).select(F.col("process").alias("name")).distinct()
-    processes = names.select(key_of("name").alias("key"), "name")
-    for column, dictionary in (("sender", senders(counts)), ("sent_by", processes), ("delivered_by", processes)):
+    judged = judged.withColumn("sent_by", F.col("sent_by_name"))
+    names = processes.select(key_of("process").alias("key"), F.col("process").alias("name"))
+    for column, dictionary in (("sender", senders(counts)), ("delivered_by", names)):
         texts = dictionary.select(F.col("key").alias(column), F.col("name").alias(f"{column}_name"))
         judged = judged.join(texts, column, "left").withColumn(column, F.col(f"{column}_name"))
     return RECONCILIATION.of(judged)
+
+
+def _sent_by(processes: DataFrame) -> DataFrame:
+    return processes.select(
+        key_of("process").alias("sent_by"),
+        F.col("process").alias("sent_by_name"),
+        F.col("clock_error").alias("sender_error"),
+    )
+
+
+def _doubt() -> Column:
+    """Seconds by which two instants may be wrong: one of this message, and one of any process that wrote of its place.
+
+    Of a message that was moved, or accepted twice, it is not known whose clock dated its arrival.
+    """
+    several = F.col("accepted_primary") + F.col("accepted_backlog") + F.col("moves") > 1
+    own = F.when(several, F.col("clock_error")).otherwise(F.coalesce("sender_error", F.lit(0.0)))
+    return own + F.col("clock_error")
+
+
+def _may_be_in_order() -> Column:
+    """Whether a fault of the order is unproven: by a hole, or as the instants of those concerned may be wrong."""
+    by_clock = (F.col("doubt") > 0) & ((F.col("late_by") <= F.col("doubt")) | (F.col("placed") == 0))
+    return F.col("hole") | F.coalesce(by_clock, F.lit(False))
 
 
 def _surplus(notes: DataFrame) -> DataFrame:
@@ -197,7 +240,8 @@ def _hole() -> Column:
     away, accepted = F.col("home_at").isNull(), F.col("accepted_at").isNotNull()
     # What was accepted by a backlog queue and delivered was moved back somehow: a row of it is missing.
     told = F.coalesce("untold", F.lit(False)) | (away & accepted)
-    waiting = F.when(away, move_may_be_missing()).otherwise(F.coalesce("unseen", F.lit(False)))
+    unseen = F.coalesce("unseen", F.lit(False)) | clock_may_deceive()
+    waiting = F.when(away, move_may_be_missing()).otherwise(unseen)
     return F.when(accepted & (F.col("deliveries") == 0), waiting).otherwise(told)
 
 

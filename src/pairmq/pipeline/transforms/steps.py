@@ -126,8 +126,10 @@ STEPS: tuple[Step, ...] = (
     _between(
         "places",
         PLACES,
-        ("arrivals", "counts", "notes", "holes"),
-        lambda f, s: places(f["arrivals"], f["counts"], f["notes"], f["holes"], patience=s.patience),
+        ("arrivals", "counts", "notes", "holes", "processes"),
+        lambda f, s: places(
+            f["arrivals"], f["counts"], f["notes"], f["holes"], f["processes"], patience=s.patience
+        ),
         group="second",
     ),
     _between(
@@ -146,7 +148,7 @@ STEPS: tuple[Step, ...] = (
     ),
     _table(
         RECONCILIATION,
-        ("messages", "counts", "places", "troubles", "notes", "late", "blind"),
+        ("messages", "counts", "places", "troubles", "notes", "late", "blind", "processes"),
         lambda f, s: reconciliation(
             f["messages"],
             f["notes"],
@@ -155,6 +157,7 @@ STEPS: tuple[Step, ...] = (
             troubles=f["troubles"],
             late=f["late"],
             blind=f["blind"],
+            processes=f["processes"],
             patience=s.patience,
         ),
     ),

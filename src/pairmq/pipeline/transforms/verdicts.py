@@ -91,11 +91,19 @@ def _home() -> Column:
 
 def _within_sight() -> Column:
     """Whether a delivery would be in the journal: it is a queue's, and none before it was delivered unseen."""
-    return ~_c("of_topic") & F.coalesce(_c("home_at") >= _c("observed_from"), F.lit(False))
+    return ~_c("of_topic") & F.coalesce(_c("home_at") + _c("doubt") >= _c("observed_from"), F.lit(False))
 
 
 def _overdue() -> Column:
-    return F.coalesce(_c("home_at") + _c("patience") < _c("observed_until"), F.lit(False))
+    return F.coalesce(_c("home_at") - _c("doubt") + _c("patience") < _c("observed_until"), F.lit(False))
+
+
+def clock_may_deceive() -> Column:
+    """Whether it looks overdue, but not if the clocks concerned are as wrong as they were seen to be."""
+    overdue = _c("home_at") + _c("doubt") + _c("patience") < _c("observed_until")
+    within_sight = _c("home_at") - _c("doubt") >= _c("observed_from")
+    expired = F.coalesce(_c("home_at") - _c("doubt") + _c("time_to_live") <= _c("journal_end"), F.lit(False))
+    return (_c("doubt") > 0) & _overdue() & ~F.coalesce(overdue & within_sight & ~expired, F.lit(False))
 
 
 def _left_unseen() -> Column:
@@ -103,28 +111,31 @@ def _left_unseen() -> Column:
 
     Brokers don't report what other syphons have locked: one may hold it, or have moved it without a row yet.
     """
-    return F.coalesce(F.exists("emptied", _emptied_after), F.lit(False)) | _remade_after()
+    emptied = F.exists("emptied", lambda each: _emptied_after(each, -_c("doubt")))
+    return F.coalesce(emptied, F.lit(False)) | _remade_after(-_c("doubt"))
 
 
 def move_may_be_missing() -> Column:
     """Whether it left the backlog unseen, and the row of that may have been in a hole of the journal."""
 
+    surely = _c("doubt")
+
     def before_any_hole(each: Column) -> Column:
-        return _emptied_after(each) & F.coalesce(each["hole"] < _c("last_diverted_at"), F.lit(True))
+        return _emptied_after(each, surely) & F.coalesce(each["hole"] < _c("last_diverted_at"), F.lit(True))
 
     emptied = F.coalesce(F.exists("emptied", before_any_hole), F.lit(False))
-    remade = _remade_after() & F.coalesce(_c("remade_hole") < _c("last_diverted_at"), F.lit(True))
+    remade = _remade_after(surely) & F.coalesce(_c("remade_hole") < _c("last_diverted_at"), F.lit(True))
     return _left_unseen() & ~emptied & ~remade
 
 
-def _emptied_after(each: Column) -> Column:
-    after = each["since"] > _c("last_diverted_at") + _c("slack")
-    return F.coalesce(after & _long_ago(each["drained_at"]), F.lit(False))
+def _emptied_after(each: Column, margin: Column) -> Column:
+    after = each["since"] > _c("last_diverted_at") + _c("slack") + margin
+    return F.coalesce(after & _long_ago(each["drained_at"] + margin), F.lit(False))
 
 
-def _remade_after() -> Column:
-    after = _c("remade_at") > _c("last_diverted_at") + _c("slack")
-    return F.coalesce(after & _long_ago(_c("remade_at")), F.lit(False))
+def _remade_after(margin: Column) -> Column:
+    after = _c("remade_at") > _c("last_diverted_at") + _c("slack") + margin
+    return F.coalesce(after & _long_ago(_c("remade_at") + margin), F.lit(False))
 
 
 def _long_ago(instant: Column) -> Column:
@@ -143,7 +154,7 @@ def send_may_be_left_out() -> Column:
 
 
 def _lived_out() -> Column:
-    return F.coalesce(_c("home_at") + _c("time_to_live") <= _c("journal_end"), F.lit(False))
+    return F.coalesce(_c("home_at") + _c("doubt") + _c("time_to_live") <= _c("journal_end"), F.lit(False))
 
 
 RULES: tuple[Rule, ...] = (
@@ -221,7 +232,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         Verdict.UNPROVEN,
-        "diverted, never moved, its backlog queue was seen empty or recreated later, and the journal has a hole since",
+        "diverted, never moved, its backlog queue was seen empty or recreated later, and the journal has a hole since, "
+        "or a clock that was set may deceive",
         lambda: ~_home() & _left_unseen() & _c("hole"),
     ),
     Rule(
@@ -230,6 +242,12 @@ RULES: tuple[Rule, ...] = (
         lambda: ~_home() & _left_unseen(),
     ),
     Rule(Verdict.DIVERTED, "diverted, and not yet moved", lambda: ~_home()),
+    Rule(
+        Verdict.UNPROVEN,
+        "at the primary of a queue, and the journal of the consumer that would have had it is missing: its first rows, "
+        "or, as far as those of the pair's other queues show, all of them",
+        lambda: ~_within_sight() & ~_c("of_topic") & (_c("absent") | (_c("lacking") & _c("hole"))),
+    ),
     Rule(
         Verdict.NOT_OBSERVED,
         "at the primary, and no delivery would be seen: a topic, or a queue whose consumers keep no journal, or kept "
@@ -243,7 +261,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         Verdict.UNPROVEN,
-        "at the primary, not delivered, overtaken as a lost one is, and the journal has a hole since",
+        "at the primary, not delivered, overtaken as a lost one is, and the journal has a hole since, or a clock that "
+        "was set may deceive",
         lambda: _overdue() & _c("hole"),
     ),
     Rule(
