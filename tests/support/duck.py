@@ -24,7 +24,7 @@ _PLAIN = """
   process, seq, pair, entity, message_id, message_key, backlog_queue, attempts, elapsed, maybe_duplicate, sender,
   session_id, time_to_live, scheduled_enqueue_at, queue, waited, redelivered, completed, maybe_applied, reason,
   dead_letter, delivery_count, subscription, received_at, previous, current, cause, lasted, in_use, side, sends,
-  receives, pings, host, pid, sample_healthy, "count", since, created, receiver, failure_kind, ok
+  receives, pings, host, pid, sample_healthy, "count", since, created, receiver, failure_kind, ok, clock, seconds
 """
 
 # As one number: brokers write ``17``, or ``1700000000000-3``.
@@ -36,7 +36,7 @@ CREATE TEMP TABLE j AS SELECT {_PLAIN}, "at" AS ts, kind::kind AS kind, outcome:
   settlement = 'completed' AS settled, settlement = 'dead-lettered' AS buried, error IS NOT NULL AS failed,
   entity_kind = 'topic' AS of_topic, hash(pair, entity) AS place, {_POSITION} AS position,
   options ->> '$.ordering' AS ordering
-FROM read_parquet(?, union_by_name = true)
+FROM read_parquet(?, union_by_name = true) WHERE "at" BETWEEN 1577836800 AND 4102444800
 """
 _ONCE = "QUALIFY row_number() OVER (PARTITION BY process, seq) = 1"
 
@@ -83,6 +83,7 @@ CREATE TEMP TABLE m AS SELECT place, message_key, any_value(message_id) AS messa
   -- Without the broker's positions only what one receiver got first has an order.
   CASE WHEN count(position) FILTER (kind = 'MessageDelivered' AND NOT dead_letter) > 0 THEN ''
     WHEN got_by = also_by THEN got_by END AS seen_by,
+  any_value(process) FILTER (kind = 'SendCompleted') AS sent_by, count(outcome) AS times_sent,
   max(time_to_live) AS lives, min(coalesce(session_id, sender)) AS lane, any_value(backlog_queue) AS queue
 FROM (SELECT *, kind = 'MessageDelivered' AND NOT dead_letter AND delivery_count = 1 AND position IS NULL
     AS first_delivery FROM j)
@@ -95,17 +96,48 @@ CREATE TEMP TABLE second AS SELECT place, message_key, sum(n - 1) AS surplus FRO
 WHERE n > 1 GROUP BY ALL
 """,
     """
-CREATE TEMP TABLE p AS SELECT process, count(*) AS rows, max(seq) - min(seq) + 1 - count(*) AS missing,
+CREATE TEMP TABLE p AS SELECT process, count(*) AS rows, max(seq) + 1 - count(*) AS missing, max(clock) - min(clock) AS set_by,
   min(seq) AS first_seq, min(ts) AS first_at, max(ts) AS last_at, any_value(host) AS host, any_value(pid) AS pid,
   sum("count") AS dropped, min(sample_healthy) AS kept, bool_or(kind = 'JournalClosed') AS closed
 FROM j GROUP BY process
 """,
+    # How wrong each process's clock was seen to be: by its readings, else by two signs in its rows.
     """
-CREATE TEMP TABLE ended AS SELECT *, max(last_at) OVER () AS finish,
+CREATE TEMP TABLE wrong AS WITH
+minutes AS (SELECT process, floor(ts / 60) AS minute, min(seq) AS least, max(seq) AS most, min(ts) AS began,
+    max(ts) AS ended, count(*) + lag(count(*), 1, 0) OVER (PARTITION BY process ORDER BY floor(ts / 60)) AS both
+  FROM j GROUP BY process, floor(ts / 60)),
+-- Rows of an earlier minute that came after some of this one: many, or from more than a minute before.
+back AS (SELECT b.process, b.minute, b.ended FROM minutes b JOIN minutes a ON a.process = b.process
+    AND a.minute < b.minute AND a.most > b.least GROUP BY b.process, b.minute, b.ended
+  HAVING bool_or(a.minute < b.minute - 1) OR (max(a.most) - min(b.least) + 1 >= 8
+    AND (max(a.most) - min(b.least) + 1) * 120 > min(b.both))),
+-- Where everything before came before everything after.
+edges AS (SELECT process, minute, began FROM minutes
+  QUALIFY coalesce(max(most) OVER (PARTITION BY process ORDER BY minute ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+    < min(least) OVER (PARTITION BY process ORDER BY minute ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING), true)),
+by_rows AS (SELECT process, max(back.ended - (SELECT arg_max(e.began, e.minute) FROM edges e
+    WHERE e.process = back.process AND e.minute <= back.minute)) AS seconds FROM back GROUP BY process),
+-- Between two counts of a pair the wall clock should have gone on by the seconds that the later one has.
+ticks AS (SELECT *, if(kind = 'OperationsCounted' AND lag(kind) OVER w = 'OperationsCounted',
+    ts - lag(ts) OVER w - seconds, 0) AS jump, sum(CASE kind WHEN 'PairOpened' THEN 1 WHEN 'PairEnded' THEN -1
+    ELSE 0 END) OVER w AS at_once
+  FROM j WHERE kind IN ('PairOpened', 'PairEnded') OR (kind = 'OperationsCounted' AND side = 'primary')
+  WINDOW w AS (PARTITION BY process, pair ORDER BY seq)),
+jumps AS (SELECT *, sum(jump) OVER (PARTITION BY process, pair ORDER BY seq) AS jumped FROM ticks),
+by_count AS (SELECT process, max(spread) AS seconds FROM (SELECT process, max(jumped) - min(jumped) AS spread FROM jumps
+  GROUP BY process, pair HAVING max(at_once) <= 1) GROUP BY process)
+SELECT process, coalesce(set_by, CASE WHEN dropped > 0 THEN 0 WHEN missing > 0 THEN by_rows.seconds
+  ELSE greatest(by_rows.seconds, by_count.seconds) END, 0) AS seconds
+FROM p LEFT JOIN by_rows USING (process) LEFT JOIN by_count USING (process)
+""",
+    "CREATE TEMP TABLE worst AS SELECT place, max(wrong.seconds) AS seconds FROM j JOIN wrong USING (process) GROUP BY place",
+    """
+CREATE TEMP TABLE ended AS SELECT *, max(last_at - seconds) OVER () AS finish,
   max(last_at) OVER (PARTITION BY coalesce(host, nullif(regexp_extract(process,
     '^(.+)-[0-9]+-[0-9]{{8}}T[0-9]{{6}}Z-', 1), ''), process)) AS goes_on,
   CASE WHEN closed THEN 'closed' WHEN goes_on - last_at > {patience} OR finish - goes_on > 86400 THEN 'killed'
-    ELSE 'open' END AS ended FROM p
+    ELSE 'open' END AS ended FROM p JOIN (SELECT process, seconds FROM wrong) USING (process)
 """,
     """
 CREATE TEMP TABLE gaps AS
@@ -123,6 +155,14 @@ CREATE TEMP TABLE gaps AS
     '%Y%m%dT%H%M%S')), (SELECT min(first_at) FROM p)), first_at), first_at FROM p WHERE first_seq > 0
   UNION ALL SELECT since, ts FROM j WHERE kind = 'EventsDropped'
 """,
+    # No instant is better than the worst clock.
+    "UPDATE gaps SET began = began - 2 * (SELECT max(seconds) FROM wrong), "
+    "ended = ended + 2 * (SELECT max(seconds) FROM wrong)",
+    """
+CREATE TEMP TABLE trust AS SELECT m.place, message_key, worst.seconds
+  + if(times_sent + moved > 1, worst.seconds, coalesce(wrong.seconds, 0)) AS doubt
+FROM m JOIN worst USING (place) LEFT JOIN wrong ON wrong.process = m.sent_by WHERE worst.seconds > 0
+""",
     # When a backlog queue was seen empty, or made anew: what was diverted before has left it.
     """
 CREATE TEMP TABLE empty AS SELECT *, (SELECT max(ended) FROM gaps WHERE began <= looked + {patience} + 1) AS hole FROM (
@@ -133,10 +173,13 @@ CREATE TEMP TABLE empty AS SELECT *, (SELECT max(ended) FROM gaps WHERE began <=
 """,
     """
 CREATE TEMP TABLE away AS SELECT m.place, message_key,
-  bool_or(e.hole IS NULL OR e.hole < m.diverted_at) AS surely
-FROM (SELECT m.*, p.pair FROM m JOIN places p USING (place) WHERE home IS NULL AND in_backlog > 0) m
-  JOIN empty e ON (e.place = m.place OR (e.pair = m.pair AND e.queue = m.queue)) AND e.since > m.diverted_at + 1
-  AND e.looked + {patience} <= (SELECT max(finish) FROM ended)
+  bool_or((e.hole IS NULL OR e.hole < m.diverted_at) AND e.since > m.diverted_at + 1 + doubt
+    AND e.looked + {patience} + doubt <= (SELECT max(finish) FROM ended)) AS surely
+FROM (SELECT m.*, p.pair, coalesce(trust.doubt, 0) AS doubt FROM m JOIN places p USING (place)
+    LEFT JOIN trust ON trust.place = m.place AND trust.message_key = m.message_key
+    WHERE home IS NULL AND in_backlog > 0) m
+  JOIN empty e ON (e.place = m.place OR (e.pair = m.pair AND e.queue = m.queue))
+  AND e.since > m.diverted_at + 1 - doubt AND e.looked + {patience} - doubt <= (SELECT max(finish) FROM ended)
 GROUP BY ALL
 """,
     """
@@ -159,8 +202,13 @@ SELECT place, minute,
 FROM known
 """,
     """
-CREATE TEMP TABLE sight AS SELECT place, count(*) AS messages, min(home) FILTER (seen > 0) AS first,
-  max(least(home, last_settled)) FILTER (seen > 0) AS last FROM m GROUP BY place
+CREATE TEMP TABLE sight AS WITH
+s AS (SELECT place, count(*) AS messages, min(home) FILTER (seen > 0) AS first,
+  max(least(home, last_settled)) FILTER (seen > 0) AS last FROM m GROUP BY place)
+SELECT s.*, first IS NULL AND NOT of_topic AND count(first) OVER (PARTITION BY pair) > 0 AS absent,
+  place IN (SELECT DISTINCT place FROM j WHERE kind = 'MessageDelivered' AND process IN
+    (SELECT process FROM p WHERE missing > 0 OR dropped > 0)) AS lacking
+FROM s JOIN places USING (place)
 """,
     # What met a pump that had to stop: it may be overtaken in its own backlog queue, too.
     """
@@ -179,7 +227,7 @@ LATE = """
   SELECT a.place, a.message_key, if(bool_or(a.at_primary > 0
     OR (b.at_primary = 0 AND a.queue = b.queue AND t.place IS NULL)
     OR a.place IN (SELECT hash(j.pair, p.entity) FROM j JOIN places p USING (pair) WHERE ordering = 'session')),
-    'fault', 'designed') AS late
+    'fault', 'designed') AS late, max(b.call - a.receipt) AS late_by
   FROM m a JOIN m b ON a.place = b.place AND a.lane = b.lane AND a.seen_by = b.seen_by AND b.call > a.receipt
     AND (b.position < a.position OR (a.position IS NULL AND b.got_at < a.got_at)) AND a.due IS NULL AND b.due IS NULL
     LEFT JOIN troubled t ON t.place = a.place AND t.message_key = a.message_key
@@ -188,24 +236,27 @@ LATE = """
 """The definition of what is late, word for word: each message with each. Not for more than some thousand."""
 
 LATE_AT_ONCE = """
-  SELECT place, message_key, 'fault' AS late FROM (
+  SELECT place, message_key, 'fault' AS late, max(late_by) AS late_by FROM (
+  SELECT place, message_key, ahead - receipt AS late_by FROM (
     SELECT *, max(call) OVER (PARTITION BY place, lane ORDER BY position
       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS ahead
     FROM m WHERE seen > 0 AND receipt IS NOT NULL AND position IS NOT NULL AND due IS NULL)
   WHERE ahead > receipt AND (at_primary > 0
     OR place IN (SELECT hash(j.pair, p.entity) FROM j JOIN places p USING (pair) WHERE ordering = 'session'))
-  UNION SELECT place, message_key, 'fault' FROM (
+  UNION SELECT place, message_key, ahead - receipt FROM (
     SELECT *, max(call) OVER (PARTITION BY place, lane, queue ORDER BY position
       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS ahead
     FROM m ANTI JOIN troubled USING (place, message_key)
     WHERE seen > 0 AND at_primary = 0 AND receipt IS NOT NULL AND position IS NOT NULL AND due IS NULL)
-  WHERE ahead > receipt
+  WHERE ahead > receipt) GROUP BY ALL
 """
 """The faults among them by a window, for the benchmark, whose broker reports positions."""
 
 VERDICTS = """
 WITH facts AS (
-  SELECT m.*, pair, entity, of_topic, first, last, coalesce(l.late = 'fault', false) AS behind,
+  SELECT m.*, pair, entity, of_topic, first, last, coalesce(l.late = 'fault', false) AS behind, absent, lacking,
+    coalesce(trust.doubt, 0) AS doubt,
+    coalesce(trust.doubt > 0 AND (late_by <= trust.doubt OR position IS NULL), false) AS excused,
     l.late AS was_late, a.place IS NOT NULL AS emptied, surely,
     coalesce(surplus, 0) + greatest(done - copies - 1, 0) AS surplus,
     coalesce(unseen, false) AS blind, (home IS NULL AND in_backlog > 0) AS missed,
@@ -217,9 +268,11 @@ WITH facts AS (
     LEFT JOIN second s ON s.place = m.place AND s.message_key = m.message_key
     LEFT JOIN late l ON l.place = m.place AND l.message_key = m.message_key
     LEFT JOIN away a ON a.place = m.place AND a.message_key = m.message_key
+    LEFT JOIN trust ON trust.place = m.place AND trust.message_key = m.message_key
     LEFT JOIN blind b ON b.place = m.place AND b.minute = floor(coalesce(m.home, m.last_settled, m.first_sent) / 60))
-SELECT * EXCLUDE (place, first, last, finish, emptied, surely, of_topic, missed, latest, behind, was_late),
-  if(behind AND untold, 'unproven', was_late) AS late, CASE
+SELECT * EXCLUDE (place, first, last, finish, emptied, surely, of_topic, missed, latest, behind, was_late, absent,
+    lacking, excused, sent_by, times_sent),
+  if(behind AND (untold OR excused), 'unproven', was_late) AS late, CASE
   WHEN at_primary + in_backlog + unsure = 0 AND refused > 0 THEN
     if(seen + buried + moved = 0, 'refused', if(untold, 'not journalled', 'phantom'))
   WHEN at_primary + in_backlog = 0 AND unsure + tries_failed > 0 THEN
@@ -228,15 +281,18 @@ SELECT * EXCLUDE (place, first, last, finish, emptied, surely, of_topic, missed,
   WHEN surplus > 0 THEN if(marked_moves = 0 AND surplus > greatest(at_primary + in_backlog - 1, 0) + unsure
     + greatest(doubtful, marked) + shaky_moves + shaky_deliveries,
     if(untold, 'duplicated, unproven', 'duplicated, unexplained'), 'duplicated, explained')
-  WHEN behind AND seen > 0 AND NOT untold THEN 'out of order'
+  WHEN behind AND seen > 0 AND NOT untold AND NOT excused THEN 'out of order'
   WHEN done > 0 THEN 'delivered'
   WHEN buried > 0 THEN 'dead-lettered'
   WHEN seen > 0 THEN 'unsettled'
   WHEN home IS NULL AND aside > 0 THEN if(reason = 'TTLExpiredException', 'expired', 'dead-lettered')
   WHEN home IS NULL THEN if(emptied, if(surely, 'lost', 'unproven'), 'diverted')
-  WHEN of_topic OR first IS NULL OR home < first THEN 'delivery not observed'
-  WHEN home + lives <= finish THEN 'expired'
-  WHEN home + {patience} < last THEN if(blind, 'unproven', 'lost')
+  WHEN of_topic THEN 'delivery not observed'
+  WHEN first IS NULL OR home + doubt < first THEN if(absent OR (lacking AND (blind OR
+    (doubt > 0 AND home - doubt + {patience} < last))), 'unproven', 'delivery not observed')
+  WHEN home + doubt + lives <= finish THEN 'expired'
+  WHEN home - doubt + {patience} < last THEN if(blind OR home + doubt + {patience} >= last OR home - doubt < first
+    OR coalesce(home - doubt + lives <= finish, false), 'unproven', 'lost')
   ELSE 'in flight' END AS verdict
 FROM facts
 """
@@ -339,7 +395,9 @@ SELECT pair, entity, messages, first AS observed_from, last AS observed_until, d
 FROM sight JOIN places USING (place) LEFT JOIN d USING (place)
 """
 
-PROCESSES = "SELECT process, rows, missing, first_at, last_at, host, pid, dropped, ended FROM ended"
+PROCESSES = """
+SELECT process, rows, missing, first_at, last_at, host, pid, dropped, ended, seconds AS clock_error FROM ended
+"""
 
 TABLES = (
     *(VERDICTS, EPISODES, AVAILABILITY, BACKLOG, SYPHON),

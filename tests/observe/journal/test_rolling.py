@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -127,6 +128,18 @@ def test_a_segment_says_whose_it_is(tmp_path):
         "last_seq": "3",
         "rows": "2",
     }
+
+
+def test_rows_show_by_how_much_the_wall_clock_was_set_between_them(tmp_path, monkeypatch):
+    hand, now = Hand(tmp_path, max_rows=4), time.time
+    hand.write(warned("a"), warned("b"))
+    monkeypatch.setattr(time, "time", lambda: now() - 3600)
+    hand.write(warned("c"))
+    monkeypatch.undo()
+    hand.write(warned("d"))
+    first, second, third, last = pq.read_table(hand.made[0], partitioning=None)["clock"].to_pylist()
+    assert first == second
+    assert [third - first, last - first] == pytest.approx([-3600, 0], abs=0.5)
 
 
 def test_a_part_that_is_done_twice_gives_the_same_segment(tmp_path):

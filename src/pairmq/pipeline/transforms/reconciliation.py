@@ -201,9 +201,9 @@ def _sent_by(processes: DataFrame) -> DataFrame:
 def _doubt() -> Column:
     """Seconds by which two instants may be wrong: one of this message, and one of any process that wrote of its place.
 
-    Of a message that was moved, or accepted twice, it is not known whose clock dated its arrival.
+    Of a message that was moved, or sent twice, it is not known whose clock dated its arrival.
     """
-    several = F.col("accepted_primary") + F.col("accepted_backlog") + F.col("moves") > 1
+    several = F.col("sends") + F.col("moves") > 1
     own = F.when(several, F.col("clock_error")).otherwise(F.coalesce("sender_error", F.lit(0.0)))
     return own + F.col("clock_error")
 
