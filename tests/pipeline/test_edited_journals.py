@@ -85,7 +85,9 @@ EDITS = {
     "two steps": Edit("sender-1", between(BEGAN + 2 * HOUR, BEGAN + 4 * HOUR, HOUR), read=True, error=(HOUR, 1)),
     "drift": Edit("sender-1", lambda at: 0.01 * (at - BEGAN), error=(216, 8)),
     "a receiver in a drain": Edit("consumer-0", between(_DRAIN.up + 30, np.inf, -600.0), error=(630, 40)),
-    "a receiver in a drain, read": Edit("consumer-0", between(_DRAIN.up + 30, np.inf, 900.0), read=True, error=(900, 1)),
+    "a receiver in a drain, read": Edit(
+        "consumer-0", between(_DRAIN.up + 30, np.inf, 900.0), read=True, error=(900, 1)
+    ),
     "a middle segment and a step": Edit(
         "sender-1", from_then(0.5, HOUR), lambda share: (share < 0.3) | (share > 0.4), read=True, error=(HOUR, 1)
     ),
@@ -98,7 +100,9 @@ def made(tmp_path_factory):
     """All edited copies, in one journal."""
     folder = tmp_path_factory.mktemp("edited")
     generator.generate(folder, PLAN)
-    rows = pa.concat_tables([pq.read_table(path, partitioning=None) for path in (folder / "journal").rglob("*.parquet")])
+    rows = pa.concat_tables(
+        [pq.read_table(path, partitioning=None) for path in (folder / "journal").rglob("*.parquet")]
+    )
     (folder / "all").mkdir()
     for number, (name, edit) in enumerate(EDITS.items()):
         for process, table in edited(rows, edit):
@@ -143,7 +147,9 @@ def moved(table: pa.Table, name: str, process: str, number: int) -> pa.Table:
         "host": pc.if_else(pc.is_valid(table["host"]), process, None),
     }
     for column in ("at", "received_at"):
-        values[column] = pc.if_else(pc.greater(table[column], BEGAN / 2), pc.add(table[column], number * DAYS), table[column])
+        values[column] = pc.if_else(
+            pc.greater(table[column], BEGAN / 2), pc.add(table[column], number * DAYS), table[column]
+        )
     for column, array in values.items():
         table = table.set_column(table.schema.get_field_index(column), table.schema.field(column), array)
     return table
@@ -235,7 +241,8 @@ def test_another_engine_gives_the_same_verdicts(report, found, made):
             theirs[row["pair"]][row["message_id"]] = row["verdict"]
     for name in EDITS:
         differ = Counter(
-            (verdict, theirs[name].get(message)) for message, verdict in found[name].items()
+            (verdict, theirs[name].get(message))
+            for message, verdict in found[name].items()
             if theirs[name].get(message) != verdict
         )
         assert differ == {}, name

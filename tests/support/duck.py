@@ -96,7 +96,8 @@ CREATE TEMP TABLE second AS SELECT place, message_key, sum(n - 1) AS surplus FRO
 WHERE n > 1 GROUP BY ALL
 """,
     """
-CREATE TEMP TABLE p AS SELECT process, count(*) AS rows, max(seq) + 1 - count(*) AS missing, max(clock) - min(clock) AS set_by,
+CREATE TEMP TABLE p AS SELECT process, count(*) AS rows, max(seq) + 1 - count(*) AS missing,
+  max(clock) - min(clock) AS set_by,
   min(seq) AS first_seq, min(ts) AS first_at, max(ts) AS last_at, any_value(host) AS host, any_value(pid) AS pid,
   sum("count") AS dropped, min(sample_healthy) AS kept, bool_or(kind = 'JournalClosed') AS closed
 FROM j GROUP BY process
@@ -114,7 +115,8 @@ back AS (SELECT b.process, b.minute, b.ended FROM minutes b JOIN minutes a ON a.
     AND (max(a.most) - min(b.least) + 1) * 120 > min(b.both))),
 -- Where everything before came before everything after.
 edges AS (SELECT process, minute, began FROM minutes
-  QUALIFY coalesce(max(most) OVER (PARTITION BY process ORDER BY minute ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+  QUALIFY coalesce(max(most) OVER
+      (PARTITION BY process ORDER BY minute ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
     < min(least) OVER (PARTITION BY process ORDER BY minute ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING), true)),
 by_rows AS (SELECT process, max(back.ended - (SELECT arg_max(e.began, e.minute) FROM edges e
     WHERE e.process = back.process AND e.minute <= back.minute)) AS seconds FROM back GROUP BY process),
@@ -131,7 +133,8 @@ SELECT process, coalesce(set_by, CASE WHEN dropped > 0 THEN 0 WHEN missing > 0 T
   ELSE greatest(by_rows.seconds, by_count.seconds) END, 0) AS seconds
 FROM p LEFT JOIN by_rows USING (process) LEFT JOIN by_count USING (process)
 """,
-    "CREATE TEMP TABLE worst AS SELECT place, max(wrong.seconds) AS seconds FROM j JOIN wrong USING (process) GROUP BY place",
+    "CREATE TEMP TABLE worst AS SELECT place, max(wrong.seconds) AS seconds FROM j JOIN wrong USING (process) "
+    "GROUP BY place",
     """
 CREATE TEMP TABLE ended AS SELECT *, max(last_at - seconds) OVER () AS finish,
   max(last_at) OVER (PARTITION BY coalesce(host, nullif(regexp_extract(process,

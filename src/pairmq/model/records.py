@@ -103,7 +103,7 @@ _COMMON = (
         "clock",
         "float64",
         True,
-        "seconds of the wall clock minus those of a clock that can't be set, when the row was written: it changes where "
+        "seconds of the wall clock minus those of a clock that can't be set, when the row was written: changes where "
         "the wall clock is set. Null in segments before version 4",
     ),
     Column("message_key", "int64", True, "64-bit hash of `message_id`, the same everywhere: cheaper to group by"),

@@ -1,4 +1,4 @@
-"""Turns events into frames of a part, and says when a part is to become a segment; no threads, no clock of its own.
+"""Turns events into frames of a part, and says when a part is to become a segment; no threads, no timers.
 
 Which healthy sends are kept depends on the message alone: the same ones in every process, and every one that an outage
 touched.
@@ -18,7 +18,6 @@ from pairmq.observe.journal._columns import batch_of
 from pairmq.observe.journal._layout import Loss, ProcessRun, loss_path
 from pairmq.observe.journal._options import JournalOptions
 from pairmq.observe.journal._part import Frame, Head, Part, frame_of
-
 
 _BOOT = getattr(time, "CLOCK_BOOTTIME", None)  # goes on while the machine sleeps, as the wall clock does
 

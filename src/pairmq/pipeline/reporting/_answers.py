@@ -16,7 +16,9 @@ from pairmq.pipeline.reporting._words import duration, grouped, named, percent, 
 Verdict: TypeAlias = Literal["lost", "faults", "incomplete", "good"]
 
 _UNREAD = frozenset(("unfinished-parts", "killed", "running"))
-_HOLES = frozenset(("bad-segments", "missing-rows", "dropped-events", "misdated-rows", "clock-errors", "absent-consumers"))
+_HOLES = frozenset(
+    ("bad-segments", "missing-rows", "dropped-events", "misdated-rows", "clock-errors", "absent-consumers")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +327,11 @@ def _of_the_messages(told: Told) -> Iterator[Caveat]:
         tuple(visible(key.entity) for key in unseen[:MOST_NAMED]),
     )
     for kind, verdict, text in (
-        ("unproven", "unproven", "may be lost or not: the journal has a hole where it would show, or a clock deceives."),
+        (
+            "unproven",
+            "unproven",
+            "may be lost or not: the journal has a hole where it would show, or a clock deceives.",
+        ),
         (
             "unproven-copies",
             "duplicated, unproven",

@@ -57,9 +57,9 @@ PLACES = schema_of(
 ``strict`` where order is promised; ``observed_from`` and ``observed_until`` are the first and the last arrival of what
 was delivered; ``emptied`` holds when all backlog queues were seen empty: at ``drained_at`` what was diverted before
 ``since`` had left them, or was in a syphon's hands, and ``hole`` is the end of the last hole of the journal before the
-patience was over after that; ``least_kept`` is the least part of the healthy sends that any process keeps; ``clock_error`` is the
-worst of the processes that wrote about it; ``lacking`` where rows of a process that consumed from it are missing, and
-``absent`` where it has no delivery at all, but another entity of its pair has.
+patience was over after that; ``least_kept`` is the least part of the healthy sends that any process keeps;
+``clock_error`` is the worst of the processes that wrote about it; ``lacking`` where rows of a process that consumed
+from it are missing, and ``absent`` where it has no delivery at all, but another entity of its pair has.
 """
 
 

@@ -45,7 +45,7 @@ PROCESSES = Table(
         Field(
             "clock_error",
             "number",
-            "seconds by which its clock was set, or went wrong, while it ran: so far from the truth its instants may be",
+            "seconds by which its clock was set, or drifted, while it ran: its instants may be that far from the truth",
         ),
         Field(
             "ended",
@@ -133,7 +133,10 @@ def _with_setbacks(minutes: DataFrame) -> DataFrame:
     It did by no more seconds than that: those from where the minutes overlap to the end of the last one.
     """
     process = Window.partitionBy("process").orderBy("minute")
-    earlier, onwards = process.rowsBetween(Window.unboundedPreceding, -1), process.rowsBetween(0, Window.unboundedFollowing)
+    earlier, onwards = (
+        process.rowsBetween(Window.unboundedPreceding, -1),
+        process.rowsBetween(0, Window.unboundedFollowing),
+    )
     reached = minutes.withColumns(
         {
             "reach": F.max("last_seq").over(earlier),

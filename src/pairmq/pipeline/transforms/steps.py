@@ -127,9 +127,7 @@ STEPS: tuple[Step, ...] = (
         "places",
         PLACES,
         ("arrivals", "counts", "notes", "holes", "processes"),
-        lambda f, s: places(
-            f["arrivals"], f["counts"], f["notes"], f["holes"], f["processes"], patience=s.patience
-        ),
+        lambda f, s: places(f["arrivals"], f["counts"], f["notes"], f["holes"], f["processes"], patience=s.patience),
         group="second",
     ),
     _between(
