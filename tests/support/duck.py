@@ -129,8 +129,9 @@ ticks AS (SELECT *, if(kind = 'OperationsCounted' AND lag(kind) OVER w = 'Operat
 jumps AS (SELECT *, sum(jump) OVER (PARTITION BY process, pair ORDER BY seq) AS jumped FROM ticks),
 by_count AS (SELECT process, max(spread) AS seconds FROM (SELECT process, max(jumped) - min(jumped) AS spread FROM jumps
   GROUP BY process, pair HAVING max(at_once) <= 1) GROUP BY process)
-SELECT process, coalesce(set_by, CASE WHEN dropped > 0 THEN 0 WHEN missing > 0 THEN by_rows.seconds
-  ELSE greatest(by_rows.seconds, by_count.seconds) END, 0) AS seconds
+SELECT process, CASE WHEN set_by >= 0.05 THEN set_by WHEN set_by IS NOT NULL OR dropped > 0 THEN 0
+  WHEN by_rows.seconds > 1 OR (missing = 0 AND by_count.seconds > 1)
+    THEN if(missing > 0, by_rows.seconds, greatest(by_rows.seconds, by_count.seconds)) ELSE 0 END AS seconds
 FROM p LEFT JOIN by_rows USING (process) LEFT JOIN by_count USING (process)
 """,
     "CREATE TEMP TABLE worst AS SELECT place, max(wrong.seconds) AS seconds FROM j JOIN wrong USING (process) "

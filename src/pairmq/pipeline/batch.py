@@ -25,6 +25,7 @@ from pairmq.pipeline._output import check_place, put_in_place, work_folder, writ
 from pairmq.pipeline.journal_io import FEW, BadSegment, Contents, OpenPart, damaged, look_over, read_rows
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.session import QUICK, SMALL, session, usable_cores
+from pairmq.pipeline.transforms._rows import SLACK
 from pairmq.pipeline.transforms.steps import Settings, Unfinished, Unread
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ def _told(work: Path) -> dict[str, Any]:
         for name in _COUNTS:
             counts[name] += pc.sum(batch[name]).as_py() or 0
         ended.update(batch["ended"].to_pylist())
-        wrong = batch.filter(pc.greater(batch["clock_error"], transforms.SLACK))
+        wrong = batch.filter(pc.greater(batch["clock_error"], SLACK))
         clocks.update(zip(wrong["process"].to_pylist(), wrong["clock_error"].to_pylist(), strict=True))
         for name in ("first_at", "last_at"):
             instants.update(micros / 1_000_000 for micros in batch[name].cast(pa.int64()).drop_null().to_pylist())

@@ -19,13 +19,26 @@ from pairmq.observe.journal._layout import Loss, ProcessRun, loss_path
 from pairmq.observe.journal._options import JournalOptions
 from pairmq.observe.journal._part import Frame, Head, Part, frame_of
 
+_READINGS = 5
+_AT_ONCE = 0.001  # s
 _BOOT = getattr(time, "CLOCK_BOOTTIME", None)  # goes on while the machine sleeps, as the wall clock does
 
 
 def wall_offset() -> float:
-    """Seconds from the start of a clock that can't be set to 1970 UTC, as the wall clock has it now."""
-    steady = time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)
-    return round(time.time() - steady, 3)  # of the same digits until it is set, so that it takes no room
+    """Seconds of the wall clock minus those of a clock that can't be set, to a millisecond."""
+    found = []
+    while len(found) < _READINGS:
+        began = _steady()
+        wall = time.time()
+        took = _steady() - began
+        found.append((took, wall - began))
+        if took < _AT_ONCE:
+            break  # else the system had let another thread run between the two
+    return round(min(found)[1], 3)  # of the same digits until it is set, so that it takes no room
+
+
+def _steady() -> float:
+    return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)
 
 
 class Writer:

@@ -1,7 +1,6 @@
 """From the journal's rows to facts, and from facts to tables: pure functions with fixed schemas."""
 
 from pairmq.pipeline.transforms._fact import Fact, Field, Table
-from pairmq.pipeline.transforms._rows import SLACK
 from pairmq.pipeline.transforms.backlog import BACKLOG, ROTATION, SYPHON
 from pairmq.pipeline.transforms.episodes import EPISODES
 from pairmq.pipeline.transforms.facts import FACTS
@@ -39,7 +38,6 @@ __all__ = [
     "RECONCILIATION",
     "ROTATION",
     "RULES",
-    "SLACK",
     "STEPS",
     "SYPHON",
     "TABLES",

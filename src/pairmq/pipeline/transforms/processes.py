@@ -100,7 +100,7 @@ def told_of(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFrame:
         )
     )
     told = counted.join(said, "process", "left").withColumn("dropped", F.coalesce("dropped", F.lit(0)))
-    told = told.withColumn("clock_error", F.coalesce("set_by", _as_rows_show()))
+    told = told.withColumn("clock_error", F.coalesce(_from("set_by", NOISE), _as_rows_show()))
     # The clock that is ahead of all others may be the wrong one.
     everything = Window.partitionBy(F.lit(0))
     told = told.withColumns(
@@ -116,11 +116,20 @@ def told_of(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFrame:
     return told.withColumn("ended", ended)
 
 
+NOISE = 0.05
+"""Seconds by which two readings of a clock may differ that was not set."""
+
+
+def _from(column: str, least: float) -> Column:
+    return F.when(F.col(column) >= least, F.col(column)).when(F.col(column).isNotNull(), 0.0)
+
+
 def _as_rows_show() -> Column:
     """The error of a clock whose readings are not in the rows; where rows are missing, no gap of time is one."""
     setback = F.when(F.col("dropped") == 0, F.col("setback"))  # their row has a later instant than those after it
     lag = F.when((F.col("missing") == 0) & (F.col("dropped") == 0), F.col("lag"))
-    return F.coalesce(F.greatest(setback, lag), F.lit(0.0))
+    shown = F.greatest(setback, lag)
+    return F.when(shown > SLACK, shown).otherwise(0.0)
 
 
 _JITTER = 8
