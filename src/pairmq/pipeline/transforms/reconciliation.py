@@ -162,7 +162,6 @@ def reconciliation(
         .join(troubles, [*MESSAGE], "left")
         .join(_surplus(notes), [*MESSAGE], "left")
         .join(late, [*ARRIVAL], "left")
-        .join(_sent_by(processes), "sent_by", "left")
     )
     never = {name: F.coalesce(name, F.lit(0)) for name in COUNTS}
     in_queue = F.greatest(F.col("completed") - F.col("by_subscription") - 1, F.lit(0))
@@ -173,6 +172,7 @@ def reconciliation(
         .withColumn("patience", F.lit(patience))
         .withColumn("slack", F.lit(SLACK))
         .withColumn("minute", minute_of())
+        .join(_sent_by(processes), "sent_by", "left")
         .withColumn("doubt", _doubt())
         .join(blind, ["place", "minute"], "left")
         .withColumn("hole", _hole())
