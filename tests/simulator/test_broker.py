@@ -47,7 +47,7 @@ class World:
         self.answered: list[str] = []
 
     def poll(self, holder: str) -> None:
-        poll = Poll(holder, f"{holder}/1", 1, lambda found: self.answered.append(holder), lambda: True)
+        poll = Poll(holder, f"{holder}/1", False, 1, lambda found: self.answered.append(holder), lambda: True)
         self.broker.poll(self.queue, poll)
 
 

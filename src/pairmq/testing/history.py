@@ -131,11 +131,16 @@ class Attempt:
 
 
 class Handover(NamedTuple):
-    """One delivery of a copy to a receiver."""
+    """One delivery of a copy to a receiver: an application's, or else a syphon's.
+
+    ``position`` is that of the delivery; empty where it is not known.
+    """
 
     at: float
     tick: int
     life: str
+    consumer: bool = False
+    position: str = ""
 
 
 @dataclass(slots=True)
@@ -157,11 +162,43 @@ class Copy:
     handovers: list[Handover] = field(default_factory=list)
     ran_out: list[tuple[int, float]] = field(default_factory=list)
     """The ticks and instants at which a lock of it ran out of its time."""
+    released: list[int] = field(default_factory=list)
+    """The ticks at which the receiver that held it released it."""
     gone: str = ""
     gone_at: float | None = None
     gone_tick: int | None = None
     gone_by: str = ""
     reason: str = ""
+
+
+@dataclass(slots=True)
+class Handling:
+    """One delivery that a consumer handled, from the moment it got it.
+
+    ``number`` is None for a message that was never sent; ``side`` and ``position`` are what its delivery named;
+    ``settled`` is whether its completion was confirmed, None when the process was killed first.
+    """
+
+    number: int | None
+    entity: Entity
+    life: str
+    side: str
+    position: str
+    message: Message
+    at: float
+    tick: int
+    settled: bool | None = None
+    ended_at: float | None = None
+
+
+@dataclass(slots=True)
+class Reading:
+    """A time in which a consumer had a receiver of a queue; ``until`` is None to the end of its process."""
+
+    life: str
+    entity: Entity
+    at: float
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +223,10 @@ class History:
     sent: dict[int, Sent] = field(default_factory=dict)
     attempts: list[Attempt] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
+    handlings: list[Handling] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
+    consumed: frozenset[Entity] = frozenset()
+    """The queues of the primary that consumers have read to their end."""
     notes: list[Note] = field(default_factory=list)
     ticks: int = 0
     exact: bool = True

@@ -17,7 +17,20 @@ from typing import Any
 from pairmq.core import MAYBE_DUPLICATE, PairOptions
 from pairmq.model import Entity, FailureReason, Message, MessageTooLarge, ReservedPropertyError, SendRefused
 from pairmq.model.events import MessageMoved, SendCompleted, SendOutcome
-from pairmq.testing.history import KILLED, PRIMARY, SECONDARY, Attempt, Copy, History, Life, Note, Result, Sent, Told
+from pairmq.testing.history import (
+    KILLED,
+    PRIMARY,
+    SECONDARY,
+    Attempt,
+    Copy,
+    Handling,
+    History,
+    Life,
+    Note,
+    Result,
+    Sent,
+    Told,
+)
 
 WALLS = 1.5
 """Seconds by which two processes' wall clocks may differ, and a bit."""
@@ -105,6 +118,7 @@ class Account:
         at_primary: how many copies the primary has stored.
         stored_in: a place that has stored one; empty if none has.
         waiting_in: the backlog queue that still holds it although everything had its time; empty if none does.
+        handled: a consumer has handled it, from the queue's lane.
         excused: it may be missing there: it waits, or was dead-lettered for a reason of its own.
         announced: a receipt or an event reports that there may be a second copy.
         reasons: confirmed sends to the primary, writes in doubt, deliveries from the backlog; None if not counted.
@@ -114,6 +128,7 @@ class Account:
     at_primary: int = 0
     stored_in: str = ""
     waiting_in: str = ""
+    handled: bool = False
     excused: bool = False
     announced: bool = False
     reasons: tuple[int, int, int] | None = None
@@ -132,7 +147,7 @@ class Account:
             yield Verdict.PHANTOM, f"{name} was refused, and is stored in {self.stored_in}"
         elif accepted and not self.at_primary and self.waiting_in:
             yield Verdict.NOT_DRAINED, f"{name} was {accepted[0]}, and is still in {self.waiting_in}"
-        elif accepted and not self.at_primary and not self.excused:
+        elif accepted and not self.at_primary and not self.handled and not self.excused:
             yield Verdict.LOST, f"{name} is lost: it was {accepted[0]}, and is missing"
         if self.at_primary < 2:
             return
@@ -175,6 +190,10 @@ class Facts:
             for number, each in zip(attempt.messages, told, strict=True):
                 if number is not None:
                     (self.by_syphon if attempt.syphon else self.attempts)[number].append((attempt, each))
+        self.handlings: dict[int, list[Handling]] = defaultdict(list)
+        for handling in history.handlings:
+            if handling.number is not None:
+                self.handlings[handling.number].append(handling)
         self._completed: dict[str, SendCompleted] = {}
         self._moved: dict[str, list[tuple[Note, MessageMoved]]] = defaultdict(list)
         for note in history.notes:
@@ -242,6 +261,13 @@ class Facts:
         told = {note.life for note, _ in moves}
         return any(self.lives[each.life].killed and each.life not in told for each, _ in self.by_syphon[sent.number])
 
+    def handled_again(self, sent: Sent) -> bool:
+        """Whether two copies that were handled and completed have a reason (SPEC 11.5)."""
+        if sent.maybe_duplicate or sent.result in (None, Result.UNKNOWN, Result.CANCELLED) or self.explained(sent):
+            return True
+        # A syphon released a message whose delivery it could not confirm.
+        return any(told.doubtful for _, told in self.by_syphon[sent.number])
+
     def event_of(self, sent: Sent) -> SendCompleted | None:
         """The event of its send, whose message's id may be the pair's."""
         return next((self._completed[each] for each in self._ids(sent) if each in self._completed), None)
@@ -271,6 +297,7 @@ class Facts:
             len(home),
             next((f"{copy.broker} {copy.entity}" for copy in (*home, *backlog)), ""),
             "" if self.history.exact else next(iter(waiting), ""),
+            any(each.side == SECONDARY for each in self.handlings[sent.number]),
             bool(waiting) or any(copy.gone in ("deleted", "dead-lettered") for copy in backlog),
             len(home) > 1 and self.explained(sent),
             (len(sure) - by_syphon, doubts, min(by_syphon, sum(len(copy.handovers) for copy in backlog) - postponed)),
@@ -289,6 +316,11 @@ def messages_judged(facts: Facts) -> Iterator[Violation]:
         yield from _brought_twice(facts, sent)
         yield from _marks(facts, sent)
         yield from _late(facts, sent)
+        yield from _handled(facts, sent)
+    for handling in facts.history.handlings:
+        if handling.number not in facts.history.sent:
+            text = f"a consumer of {handling.life} got {handling.message.message_id} of {handling.entity}, never sent"
+            yield Violation(Verdict.PHANTOM, handling.at, text, handling.number)
     for copy in facts.foreign:
         text = f"the primary stored {copy.message.message_id} in {copy.entity}, which was never sent"
         yield Violation(Verdict.PHANTOM, copy.at, text)
@@ -399,7 +431,9 @@ def _left_wrongly(facts: Facts, sent: Sent, copy: Copy) -> str | None:
     if copy.gone == "completed":
         if any(told.confirmed and (each.end_tick or 0) < gone for each, told in writes):
             return None
-        return "it was completed before anything had confirmed that it arrived"
+        if any(each.side == SECONDARY and each.tick < gone for each in facts.handlings[sent.number]):
+            return None
+        return "it was completed before anything had confirmed that it arrived, or a consumer handled it"
     if copy.gone == "expired":
         return "its time-to-live ran out in the backlog, unseen"
     if copy.gone != "dead-lettered":
@@ -471,6 +505,55 @@ def _brought_twice(facts: Facts, sent: Sent) -> Iterator[Violation]:
         if not any(each.life == attempt.life and each.tick < attempt.tick for each in handed):
             text = f"the syphon of {attempt.life} sent {number}, which it had never received"
             yield Violation(Verdict.PHANTOM, attempt.at, text, number)
+
+
+# Consumers (SPEC 11).
+
+
+def _handled(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """Each accepted message is handled where consumers read to the end, as it was sent, and twice only for a reason."""
+    number, handlings = sent.number, facts.handlings[sent.number]
+    for each in handlings:
+        problem = "it was refused" if sent.result is Result.REFUSED else _handled_as(facts, sent, each)
+        if problem:
+            text = f"{number} was handled by {each.life}, from the {each.side}: {problem}"
+            yield Violation(Verdict.PHANTOM, each.at, text, number)
+    sure = [each for each in handlings if each.settled]
+    if len(sure) > 1 and not facts.handled_again(sent):
+        sides = " and ".join(f"from the {each.side} by {each.life}" for each in sure)
+        text = f"{number} was handled and completed {len(sure)} times, {sides}, for no reason"
+        yield Violation(Verdict.DUPLICATE, sure[1].at, text, number)
+    if not facts.history.exact or sent.entity not in facts.history.consumed:
+        return
+    home, backlog = facts.at_primary[number], facts.at_secondary[number]
+    for copy in home:
+        if copy.gone == "completed" and not any(each.tick < (copy.gone_tick or 0) for each in handlings):
+            text = f"{number}, copy {copy.number}, was completed at the primary, and no consumer had handled it"
+            yield Violation(Verdict.LOST, copy.gone_at or copy.at, text, number)
+    accepted = sent.result is not None and sent.result.accepted
+    if accepted and not handlings and home and all(copy.gone for copy in (*home, *backlog)):
+        gone = {copy.gone for copy in (*home, *backlog)}
+        if gone == {"completed"}:
+            text = f"{number} was {sent.result}, and no consumer has ever handled it"
+            yield Violation(Verdict.LOST, sent.ended_at or sent.at, text, number)
+
+
+def _handled_as(facts: Facts, sent: Sent, handling: Handling) -> str | None:
+    """What is wrong with a delivery of a message."""
+    if handling.entity != sent.entity:
+        return f"it was sent to {sent.entity}, and came to {handling.entity}"
+    wanted, found = sent.message, handling.message
+    if wanted.message_id is None:
+        wanted = replace(wanted, message_id=found.message_id)
+    if wanted == found:
+        return None
+    if facts.options.ttl_policy == "elapse" and wanted.time_to_live is not None and found.time_to_live is not None:
+        least = wanted.time_to_live - (handling.at - sent.at) - WALLS
+        if not least <= found.time_to_live <= wanted.time_to_live:
+            return f"{found.time_to_live:g} s of its time-to-live of {wanted.time_to_live:g} s are left"
+        wanted = replace(wanted, time_to_live=found.time_to_live)
+    text = difference(wanted, found)
+    return f"it was changed in transit: {text}" if text else None
 
 
 # Deadlines.

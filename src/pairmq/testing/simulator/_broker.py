@@ -28,6 +28,7 @@ class Poll:
 
     holder: object
     life: str
+    consumer: bool
     most: int
     answer: Callable[[list[Delivery] | TransportError], None]
     open: Callable[[], bool]
@@ -98,7 +99,7 @@ class Broker:
             own = copy
             if entity.kind is EntityKind.TOPIC:
                 self._numbers += 1
-                own = replace(copy, number=self._numbers, handovers=[], ran_out=[])
+                own = replace(copy, number=self._numbers, handovers=[], ran_out=[], released=[])
             self._copies[stored] = own
             if stored.visible_at > now:
                 self._loop.later(stored.visible_at - now, self._appear, stored)
@@ -145,7 +146,7 @@ class Broker:
             self._note_undelivered(queue, dead)
         for stored in taken:
             copy = self._copies[stored]
-            copy.handovers.append(Handover(now, history.tick(), poll.life))
+            copy.handovers.append(Handover(now, history.tick(), poll.life, poll.consumer, str(stored.number)))
             if duration is not None:
                 self._loop.later(duration, self._end_of_lock, stored, stored.lock)
             if history.trace is not None:
@@ -202,11 +203,20 @@ class Broker:
             queue.release(stored)
             self._say_released(stored)
 
+    def abandon(self, queue: Queue, delivery: Delivery) -> None:
+        """End a lock as its holder asks. Raises as `held`."""
+        stored = self.held(queue, delivery)
+        self._copies[stored].released.append(self._history.tick())
+        self.release(queue, stored)
+        self.serve(queue)
+
     def release_all(self, holder: object = None, queue: Queue | None = None) -> None:
-        """End all locks, of one holder or queue where given."""
+        """End all locks, of one holder, as it asks, or of one queue, where given."""
         for each in self._readable() if queue is None else (queue,):
             mine = [stored for stored in each.locked if holder is None or _holder(stored) is holder]
             for stored in mine:
+                if holder is not None:
+                    self._copies[stored].released.append(self._history.tick())
                 self.release(each, stored)
             if mine:
                 self.serve(each)
@@ -218,12 +228,12 @@ class Broker:
         self.serve(queue)
 
     def locks_of(self, life: str) -> tuple[int, ...]:
-        """The copies that a process holds."""
+        """The copies that a process's syphon holds."""
         return tuple(
             self._copies[stored].number
             for queue in self._readable()
             for stored in queue.locked
-            if self._copies[stored].handovers[-1].life == life
+            if (last := self._copies[stored].handovers[-1]).life == life and not last.consumer
         )
 
     def end_lock(self, queue: Queue, stored: Stored, lock: Lock) -> None:

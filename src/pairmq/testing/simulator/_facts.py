@@ -6,11 +6,11 @@ import bisect
 from collections import defaultdict
 from collections.abc import Iterable
 
-from pairmq.core import RECORD_QUEUE
+from pairmq.core import RECORD_QUEUE, PairOptions, lane_path
 from pairmq.model import Entity
 from pairmq.model.events import PingCompleted, RotationChanged, StateChanged
 from pairmq.testing import judge
-from pairmq.testing.history import SECONDARY, Attempt, Copy, Life, Note
+from pairmq.testing.history import PRIMARY, SECONDARY, Attempt, Copy, Handover, Life, Note
 from pairmq.testing.simulator._history import History, Trouble
 from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS
 
@@ -25,6 +25,7 @@ class Facts(judge.Facts):
         super().__init__(history, setup.pair_options(syphon=True))
         self.backlog_queues = setup.backlog_queues()
         """Of all processes."""
+        self._own_options: dict[str, PairOptions] = {plan.name: setup.options_of(plan) for plan in setup.processes}
         self._own_queues = {plan.name: frozenset(setup.backlog_queues(plan)) for plan in setup.processes}
         self._handed_after = 0.2 + 2 * setup.latency[1]
         self.changes: dict[tuple[str, Entity], list[Note]] = defaultdict(list)
@@ -69,6 +70,9 @@ class Facts(judge.Facts):
 
     def is_own(self, life: Life, queue: Entity) -> bool:
         """Whether a backlog queue is in a process's own options."""
+        path, options = lane_path(queue.path), self._own_options.get(life.process)
+        if path is not None and options is not None:
+            return options.continues(path)
         return queue.path in self._own_queues.get(life.process, self.backlog_queues)
 
     def is_agreed(self, first: float, last: float) -> bool:
@@ -126,7 +130,11 @@ class Facts(judge.Facts):
 
     def has_run_out(self, copy: Copy, attempt: Attempt) -> bool:
         """Whether the attempt's process must have known that its lock of a copy had run out of time, or had none."""
-        mine = [each for each in copy.handovers if each.life == attempt.life and each.tick < attempt.tick]
+        mine = [
+            each
+            for each in copy.handovers
+            if each.life == attempt.life and each.tick < attempt.tick and not each.consumer
+        ]
         if not mine:
             return True
         # It learns of its lock when the delivery arrives, which is a moment later.
@@ -140,21 +148,38 @@ class Facts(judge.Facts):
         life = self.lives.get(before.life)
         if life is not None and (life.killed or life.closing_at is not None) and (life.closing_at or 0) <= now.at:
             return True
-        path = copy.entity.path
-        if any(
-            each.broker == SECONDARY and each.path == path for each in self.troubles(before.life, before.tick, now.tick)
-        ):
+        where, path = copy.broker, copy.entity.path
+        if any(each.broker == where and each.path == path for each in self.troubles(before.life, before.tick, now.tick)):
             return True
         if any(
-            before.tick <= tick <= now.tick and (name, broker) == (before.life, SECONDARY)
+            before.tick <= tick <= now.tick and (name, broker) == (before.life, where)
             for tick, name, broker in self.history.reconnects
         ):
             return True
+        if any(before.tick <= tick <= now.tick for tick in copy.released) and not self._is_done(copy, before, now.tick):
+            return True
         return any(
             before.tick <= tick <= now.tick
-            and (fault.kind == "broker-kill" or fault.broker in (SECONDARY, ""))
+            and (fault.kind == "broker-kill" or fault.broker in (where, ""))
             and fault.kind in ("lock-lost", "broker-kill", "reset", "refuse", "blip", "delete")
             for _, tick, fault in self.history.strokes
+        )
+
+    def _is_done(self, copy: Copy, handover: Handover, until: int) -> bool:
+        """Whether what was delivered was not to be released any more: it was handled, or had reached the primary."""
+        if copy.message_number is None:
+            return False
+        if handover.consumer:
+            return any(
+                each.life == handover.life and handover.tick < each.tick < until
+                for each in self.handlings[copy.message_number]
+                if (each.side, each.position) == (copy.broker, handover.position)
+            )
+        # From a shared queue nothing is released before its syphon ends (ADR 32).
+        return lane_path(copy.entity.path) is None or any(
+            told.confirmed and attempt.broker == PRIMARY and handover.tick < attempt.tick < until
+            for attempt, told in self.by_syphon[copy.message_number]
+            if attempt.life == handover.life
         )
 
 

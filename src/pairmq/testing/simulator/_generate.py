@@ -8,6 +8,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from pairmq.core import lane_name
 from pairmq.testing.simulator._scenario import (
     BLIPS,
     LACKS,
@@ -57,7 +58,10 @@ _WEIGHTS = {
 }
 
 _SENDS_AROUND_A_FAULT = 7
+_CONSUMERS_ENDED = 0.15  # for each fault: how often a consumer is killed or restarted around it
 _BURSTS = 0.012  # for each fault: about one an hour
+_CONTINUED = 0.25  # of the seeds
+_LANES = (QUEUES, ("orders", "pri*", "stock"), ("orders",), ("?r*",))
 _TEMPLATE = "{primary}/spare/{index}"
 _FAR = ((0.6, 0.01), (0.01, 0.6), (0.6, 0.6))
 
@@ -70,7 +74,12 @@ def scenario_of(settings: Settings) -> Scenario:
     faults = _faults(rng, settings, setup, seconds)
     traffic = _traffic(rng, settings, setup, faults, seconds)
     scenario = Scenario(settings.seed, seconds, settings.mode, setup, faults, traffic)
-    return scenario if settings.ordering == "none" else _ordered(scenario)
+    if settings.ordering != "none":
+        return _ordered(scenario)
+    rng = Random(f"pairmq continuity {settings.seed}")
+    if settings.continuity == "off" or (settings.continuity == "drawn" and rng.random() >= _CONTINUED):
+        return scenario
+    return _continued(rng, settings, scenario)
 
 
 def _ordered(scenario: Scenario) -> Scenario:
@@ -82,6 +91,42 @@ def _ordered(scenario: Scenario) -> Scenario:
         for each in scenario.traffic
     )
     return replace(scenario, setup=setup, traffic=traffic)
+
+
+def _continued(rng: Random, settings: Settings, scenario: Scenario) -> Scenario:
+    """The same scenario with lanes, and processes of consumers that are killed and restarted."""
+    setup = scenario.setup
+    patterns = rng.choice(_LANES)
+    options = {**setup.options, "continuity": patterns, "lane_patience": rng.choice((0.0, 5.0, 60.0))}
+    processes = list(setup.processes)
+    drained = rng.random() >= 0.15
+    if not drained:  # consumers alone empty the lanes
+        processes = [replace(each, syphon=False) for each in processes]
+    least = (0, 1, 1, 2) if drained else (1, 1, 2)
+    readers = tuple(path for path in QUEUES for _ in range(rng.choice(least)))
+    processes.append(ProcessPlan("c", readers=readers or ("orders",), skew=round(rng.uniform(-0.5, 0.5), 3)))
+    if rng.random() < 0.4:
+        # Without continuity it reads the primary alone.
+        own = () if rng.random() < 0.3 else None
+        paths = tuple(rng.sample(QUEUES, 2))
+        processes.append(ProcessPlan("d", readers=paths, skew=round(rng.uniform(-0.5, 0.5), 3), continuity=own))
+    handling = rng.choice((0.0, 0.05, 0.5))
+    setup = replace(setup, options=options, processes=tuple(processes), handling=handling)
+    lanes = tuple(lane_name(PRIMARY, path) for path in QUEUES if setup.pair_options(syphon=False).continues(path))
+    names = [each.name for each in processes[len(scenario.setup.processes) :]]
+    faults = []
+    for fault in scenario.faults:
+        if fault.process and rng.random() < 0.3:
+            fault = replace(fault, process=rng.choice(names))
+        if fault.entity and fault.broker == SECONDARY and rng.random() < 0.6:
+            fault = replace(fault, entity=rng.choice(lanes))
+        faults.append(fault)
+        if "kill" in settings.faults and rng.random() < _CONSUMERS_ENDED:
+            at = round(min(scenario.seconds, max(1.0, fault.at + rng.uniform(-1.0, 5.0))), 3)
+            kind = rng.choice(("kill", "kill", "restart"))
+            seconds = round(rng.uniform(0.3, 20.0), 3)
+            faults.append(Fault(at, kind, seconds, "", rng.choice(names), seed=rng.randrange(2**31)))
+    return replace(scenario, setup=setup, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
 def _setup(rng: Random) -> Setup:

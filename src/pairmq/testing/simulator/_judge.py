@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pairmq.testing.history import PRIMARY, Sent
+from pairmq.testing.history import PRIMARY, SECONDARY, Sent
 from pairmq.testing.judge import WALLS, Verdict, Violation, messages_judged
 from pairmq.testing.simulator._facts import Facts
 from pairmq.testing.simulator._history import History
@@ -19,6 +19,7 @@ def judged(history: History) -> list[Violation]:
     facts = Facts(history)
     found = [*messages_judged(facts), *pair_judged(facts)]
     for sent in history.sent.values():
+        found += _origins(facts, sent)
         found += [
             *_expired(facts, sent),
             *_redelivered(facts, sent),
@@ -40,6 +41,27 @@ def _expired(facts: Facts, sent: Sent) -> Iterator[Violation]:
             waited = attempt.at - diverted_at
             text = f"{sent.number} lives {lives:g} s, and was sent to the primary {waited:.3f} s after it was diverted"
             yield Violation(Verdict.PHANTOM, attempt.at, text, sent.number)
+
+
+    for handling in facts.handlings[sent.number]:
+        if handling.side == SECONDARY and handling.at > diverted_at + lives + WALLS:
+            waited = handling.at - diverted_at
+            text = f"{sent.number} lives {lives:g} s, and was handled {waited:.3f} s after it was diverted"
+            yield Violation(Verdict.PHANTOM, handling.at, text, sent.number)
+
+
+def _origins(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """A delivery names the broker that gave it (SPEC 11.3)."""
+    for handling in facts.handlings[sent.number]:
+        copies = facts.at_primary if handling.side == PRIMARY else facts.at_secondary
+        if not any(
+            (each.consumer, each.life, each.position) == (True, handling.life, handling.position)
+            for copy in copies[sent.number]
+            for each in copy.handovers
+            if each.tick < handling.tick
+        ):
+            text = f"{sent.number} was handled by {handling.life} as from the {handling.side}, which had not given it"
+            yield Violation(Verdict.STATE, handling.at, text, sent.number)
 
 
 # What fits.
@@ -65,12 +87,12 @@ def _never_fits(facts: Facts, sent: Sent) -> Iterator[Violation]:
 
 
 def _redelivered(facts: Facts, sent: Sent) -> Iterator[Violation]:
-    """A syphon gets a message again only if something has ended its lock."""
-    for copy in facts.at_secondary[sent.number]:
+    """A message is delivered again only if something has ended its lock."""
+    for copy in (*facts.at_secondary[sent.number], *facts.at_primary[sent.number]):
         for index in range(1, len(copy.handovers)):
             if not facts.redelivery_explained(copy, index):
                 at = copy.handovers[index].at
-                text = f"{sent.number}, copy {copy.number}, was delivered to a syphon again for no reason"
+                text = f"{sent.number}, copy {copy.number}, was delivered by the {copy.broker} again for no reason"
                 yield Violation(Verdict.DUPLICATE, at, text, sent.number)
 
 
@@ -91,7 +113,7 @@ def _stuck(facts: Facts, sent: Sent) -> Iterator[Violation]:
     copy = backlog[0]
     for index, handover in enumerate(copy.handovers):
         life = facts.lives.get(handover.life)
-        if life is None:
+        if life is None or handover.consumer:
             continue
         following = copy.handovers[index + 1].at if index + 1 < len(copy.handovers) else copy.gone_at
         ends = (following, life.ended_at, life.closing_at, facts.history.ended_at)

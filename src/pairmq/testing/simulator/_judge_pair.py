@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 
-from pairmq.core import RECORD_QUEUE, PairOptions
+from pairmq.core import RECORD_QUEUE, PairOptions, lane_path
 from pairmq.model import BacklogUnavailable, Entity, EntityState, PrimaryUnavailable
 from pairmq.model.events import Cause, PingCompleted, RotationChanged, StateChanged
 from pairmq.runner import LOOK_INTERVAL
@@ -141,6 +141,8 @@ def _kept_queues(facts: Facts) -> Iterator[Violation]:
     diverted: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
     for attempt in facts.history.attempts:
         first = attempt.messages[0] if attempt.messages else None
+        if lane_path(attempt.entity.path) is not None:
+            continue  # it has no choice
         if attempt.broker == SECONDARY and not attempt.syphon and first is not None:
             diverted[attempt.life, facts.history.sent[first].sender].append(attempt)
     left: dict[tuple[str, str], list[int]] = defaultdict(list)

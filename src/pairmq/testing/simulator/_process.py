@@ -23,15 +23,18 @@ from pairmq.model import (
 )
 from pairmq.model.events import Event, RotationChanged
 from pairmq.observe._log import describe
-from pairmq.pair import Pair, PairSender, _active
+from pairmq.pair import Pair, PairDelivery, PairSender, _active
 from pairmq.runner import Clock
 from pairmq.testing._loop import WALL_EPOCH
-from pairmq.testing.history import Life, Note, Result, Sent
+from pairmq.testing.history import Handling, Life, Note, Reading, Result, Sent
 from pairmq.testing.simulator._loop import OWNER
 from pairmq.testing.simulator._network import Connection
 from pairmq.testing.simulator._scenario import ProcessPlan, SenderPlan, Shipment
-from pairmq.testing.simulator._shipped import made
-from pairmq.testing.simulator._surroundings import SENDING, Surroundings
+from pairmq.testing.simulator._shipped import made, number_of
+from pairmq.testing.simulator._surroundings import CONSUMING, SENDING, Surroundings
+
+_CHANGED = 0.02  # of the handled messages: how often a consumer changes its receiver after one
+_CONSUMERS_CLOSE = 4.0  # s that a consumer may take to close its receiver
 
 
 class Process:
@@ -135,9 +138,10 @@ class Process:
         for plan, shipments in self._shipments.items():
             sender = self._senders[plan] = pair.sender(plan.target.path, kind=plan.target.kind.value)
             tasks.append(asyncio.create_task(self._send_all(life, plan, sender, shipments), name=f"sender {plan.name}"))
+        for index, path in enumerate(self.plan.queues_read):
+            tasks.append(asyncio.create_task(self._consume(life, pair, path, index)))
         if self.plan.consumer:
-            tasks += [asyncio.create_task(self._consume(life, pair, *source)) for source in (("orders", None),)]
-            tasks.append(asyncio.create_task(self._consume(life, pair, "news", "all")))
+            tasks.append(asyncio.create_task(self._read(life, pair, "news", "all")))
         await stopping.wait()
         await self._close(life, pair, tasks)
 
@@ -189,7 +193,7 @@ class Process:
         life.locks_left = world.brokers["secondary"].locks_of(life.name)
         if tasks:
             # The caller's own tasks end by the closed pair's errors.
-            await asyncio.wait(tasks, timeout=1.0)
+            await asyncio.wait(tasks, timeout=_CONSUMERS_CLOSE if self.plan.queues_read else 1.0)
         left = [task for task in world.loop.tasks_of(life) if task is not asyncio.current_task()]
         # Those that wait for their next shipment are the simulation's own.
         life.left = tuple(sorted(task.get_name() for task in left if task not in tasks))
@@ -295,7 +299,57 @@ class Process:
 
     # Consuming.
 
-    async def _consume(self, life: Life, pair: Pair, path: str, subscription: str | None) -> None:
+    async def _consume(self, life: Life, pair: Pair, path: str, index: int) -> None:
+        """Handle one message after the other, with one receiver for a while, then another."""
+        CONSUMING.set(True)
+        world = self._world
+        chance, takes = Random(f"{world.scenario.seed} {life.name} reader {index}"), world.scenario.setup.handling
+        reading: Reading | None = None
+        while self.life is life:
+            try:
+                with contextlib.suppress(TransportError, LockLost):
+                    async with pair.receiver(path, prefetch=5) as receiver:
+                        reading = Reading(life.name, receiver.source.entity, world.loop.time())
+                        world.history.readings.append(reading)
+                        async for delivery in receiver:
+                            if not await self._handle(life, delivery, takes * chance.random()):
+                                break
+                            if chance.random() < _CHANGED:
+                                break
+                        self._left(life, reading)
+            except (PairClosed, PairFaulted, ConfigurationError):
+                return
+            finally:
+                self._left(life, reading)
+            await asyncio.sleep(1.0)
+
+    async def _handle(self, life: Life, delivery: PairDelivery, seconds: float) -> bool:
+        """Handle and complete a message; False when that was not confirmed."""
+        history, loop = self._world.history, self._world.loop
+        number, entity, side = number_of(delivery.message), delivery.source.entity, delivery.origin.value
+        position = delivery.delivery.sequence_number
+        record = Handling(number, entity, life.name, side, position, delivery.message, loop.time(), history.tick())
+        history.handlings.append(record)
+        if history.trace is not None:
+            history.say(life.name, f"handles {delivery.message.message_id} of the {side}")
+        if seconds:
+            await asyncio.sleep(seconds)
+        try:
+            await delivery.complete()
+            settled = True
+        except (TransportError, LockLost):
+            settled = False
+        if self.life is life:
+            record.settled, record.ended_at = settled, loop.time()
+        return settled
+
+    def _left(self, life: Life, reading: Reading | None) -> None:
+        if reading is not None and reading.until is None and self.life is life:
+            reading.until = self._world.loop.time()
+
+    async def _read(self, life: Life, pair: Pair, path: str, subscription: str) -> None:
+        """Empty a subscription."""
+        CONSUMING.set(True)
         while self.life is life:
             with contextlib.suppress(TransportError, LockLost):
                 try:

@@ -21,6 +21,7 @@ from pairmq.testing.history import PRIMARY as PRIMARY
 from pairmq.testing.history import SECONDARY as SECONDARY
 
 Mode = Literal["safety", "liveness"]
+Continuity = Literal["drawn", "on", "off"]
 
 FORMAT: Final = 1
 
@@ -84,6 +85,8 @@ class Settings:
         faults_per_hour: on both brokers and all processes together.
         sends_per_hour: spread evenly; as many again, about, come around the faults.
         ordering: of the pairs; with ``"session"`` most messages have a session, which one process owns.
+        continuity: whether queues have lanes, which consumers read (SPEC 11): ``"drawn"`` for a share of the seeds;
+            never with order.
         trace: keep the trace in the report; one that fails has one anyway.
 
     Raises:
@@ -97,6 +100,7 @@ class Settings:
     faults_per_hour: float = 60.0
     sends_per_hour: float = 400.0
     ordering: Ordering = "none"
+    continuity: Continuity = "drawn"
     trace: bool = False
 
     def __post_init__(self) -> None:
@@ -104,6 +108,10 @@ class Settings:
             raise ValueError(f"mode is {self.mode!r}: it must be 'safety' or 'liveness'")
         if self.ordering not in get_args(Ordering):
             raise ValueError(f"ordering is {self.ordering!r}: it must be 'none' or 'session'")
+        if self.continuity not in get_args(Continuity):
+            raise ValueError(f"continuity is {self.continuity!r}: it must be 'drawn', 'on' or 'off'")
+        if self.continuity == "on" and self.ordering == "session":
+            raise ValueError("continuity is 'on': a queue whose sessions keep their order can't have it")
         for name in ("hours", "faults_per_hour", "sends_per_hour"):
             value = getattr(self, name)
             if not 0 <= value < 1e6:
@@ -203,18 +211,22 @@ class ProcessPlan:
     Args:
         name: of the process.
         syphon: it hosts a syphon.
-        consumer: it reads the primary.
+        consumer: it reads the primary: a queue and a subscription.
         skew: seconds by which its wall clock is wrong.
+        readers: the queues that it reads, one for each receiver.
         backlog_queue_count: where it differs from the setup's options; None where not.
         backlog_name_template: likewise.
+        continuity: likewise.
     """
 
     name: str
     syphon: bool = False
     consumer: bool = False
     skew: float = 0.0
+    readers: tuple[str, ...] = ()
     backlog_queue_count: int | None = None
     backlog_name_template: str | None = None
+    continuity: tuple[str, ...] | None = None
 
     @property
     def own_options(self) -> dict[str, Any]:
@@ -222,8 +234,14 @@ class ProcessPlan:
         named = {
             "backlog_queue_count": self.backlog_queue_count,
             "backlog_name_template": self.backlog_name_template,
+            "continuity": self.continuity,
         }
         return {name: value for name, value in named.items() if value is not None}
+
+    @property
+    def queues_read(self) -> tuple[str, ...]:
+        """The queues that it reads, one for each receiver."""
+        return (*self.readers, *(("orders",) if self.consumer else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +260,7 @@ class Setup:
         jitter: share by which each way takes longer or shorter than half of that.
         most_bytes: the largest message of the primary and of the secondary.
         primary_lacks: what the primary disclaims, of `LACKS`.
+        handling: seconds that a consumer takes for a message at most.
     """
 
     processes: tuple[ProcessPlan, ...]
@@ -255,6 +274,7 @@ class Setup:
     jitter: float = 0.0
     most_bytes: tuple[int, int] = (50_000, 50_000)
     primary_lacks: tuple[str, ...] = ()
+    handling: float = 0.0
 
     def pair_options(self, *, syphon: bool) -> PairOptions:
         """The options that the processes' pairs have in common."""
@@ -269,6 +289,11 @@ class Setup:
         plans = processes or self.processes
         names = (name for plan in plans for name in self.options_of(plan).backlog_queue_names(PRIMARY))
         return tuple(dict.fromkeys(names))
+
+    @property
+    def consumed(self) -> frozenset[Entity]:
+        """The queues of the primary that consumers read."""
+        return frozenset(Entity(path) for plan in self.processes for path in plan.queues_read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +344,9 @@ def _check(scenario: Scenario) -> None:
     _check_types(scenario)
     setup = scenario.setup
     setup.backlog_queues()
-    if not set(setup.primary_lacks) <= {*LACKS} or not 0 <= setup.jitter <= 1:
-        raise ValueError(f"primary_lacks must be of {', '.join(LACKS)}, and jitter a number from 0 to 1")
+    if not set(setup.primary_lacks) <= {*LACKS} or not 0 <= setup.jitter <= 1 or not 0 <= setup.handling <= 60:
+        text = "and jitter a number from 0 to 1, handling one from 0 to 60"
+        raise ValueError(f"primary_lacks must be of {', '.join(LACKS)}, {text}")
     processes = {plan.name for plan in setup.processes}
     senders = {plan.name for plan in setup.senders}
     for plan in setup.senders:
@@ -346,9 +372,9 @@ def _scenario(data: dict[str, Any]) -> Scenario:
     if data.pop("format") != FORMAT:
         raise ValueError(f"a scenario of another format than {FORMAT}")
     setup = dict(data["setup"])
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in setup["options"].items()}
+    options = _with_tuples(setup["options"])
     setup |= {
-        "processes": tuple(ProcessPlan(**each) for each in setup["processes"]),
+        "processes": tuple(ProcessPlan(**_with_tuples(each)) for each in setup["processes"]),
         "senders": tuple(SenderPlan(**each) for each in setup["senders"]),
         "entities": tuple(setup["entities"]),
         "options": options,
@@ -359,6 +385,10 @@ def _scenario(data: dict[str, Any]) -> Scenario:
     faults = tuple(Fault(**each) for each in data["faults"])
     traffic = tuple(Shipment(**{**each, "fields": tuple(each["fields"])}) for each in data["traffic"])
     return Scenario(**{**data, "setup": Setup(**setup), "faults": faults, "traffic": traffic})
+
+
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 def _check_types(value: Any, where: str = "scenario") -> None:

@@ -17,6 +17,7 @@ from pairmq.testing.simulator._transport import SimulatedLink
 from pairmq.transport import Capabilities
 
 SENDING: ContextVar[bool] = ContextVar("pairmq simulation sending", default=False)
+CONSUMING: ContextVar[bool] = ContextVar("pairmq simulation consuming", default=False)
 
 
 class Surroundings:
@@ -65,7 +66,7 @@ class Surroundings:
         )
         connection = self.network.open(self.brokers[name], life)
         lock = 30.0 if primary else setup.lock_duration
-        return SimulatedLink(connection, self.history, capabilities, lock, SENDING.get, number_of)
+        return SimulatedLink(connection, self.history, capabilities, lock, SENDING.get, CONSUMING.get, number_of)
 
     def crashed(self, life: Life | None, text: str) -> None:
         """Note what must not happen at all."""

@@ -44,6 +44,7 @@ class SimulatedLink(Transport):
         capabilities: what it claims.
         lock_duration: seconds of a lock of queues that it makes; None for as long as the connection.
         sending: returns whether the running task is a sender's; other writes are the syphon's.
+        consuming: returns whether the running task is a consumer's; other receivers are the syphon's.
         number_of: reads a message's number.
     """
 
@@ -54,6 +55,7 @@ class SimulatedLink(Transport):
         capabilities: Capabilities,
         lock_duration: float | None,
         sending: Callable[[], bool],
+        consuming: Callable[[], bool],
         number_of: Callable[[Message], int | None],
     ) -> None:
         name = connection.broker.name
@@ -62,6 +64,7 @@ class SimulatedLink(Transport):
         self.history = history
         self.lock_duration = lock_duration
         self.sending = sending
+        self.consuming = consuming
         self.number_of = number_of
         self._capabilities = capabilities
         self._admin = _Admin(self)
@@ -194,6 +197,7 @@ class _Receiver(Receiver):
         self._link = link
         self._source = source
         self._path = source.entity.path
+        self._consumer = link.consuming()
         self.connection = link.connection
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
@@ -219,6 +223,7 @@ class _Receiver(Receiver):
             poll = Poll(
                 self,
                 self.connection.life.name,
+                self._consumer,
                 max_messages,
                 answer,
                 lambda: network.reachable(request),
@@ -258,13 +263,7 @@ class _Receiver(Receiver):
         return results
 
     async def abandon(self, delivery: Delivery) -> None:
-        broker = self._link.broker
-
-        def give_back(queue: Any) -> None:
-            broker.release(queue, broker.held(queue, delivery))
-            broker.serve(queue)
-
-        await self._settle(give_back)
+        await self._settle(lambda queue: self._link.broker.abandon(queue, delivery))
 
     async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
         life = self.connection.life.name

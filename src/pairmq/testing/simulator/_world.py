@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
-from pairmq.core import RECORD_QUEUE, Diversion, divert
+from pairmq.core import LANE_LOOK_INTERVAL, RECORD_QUEUE, Diversion, PairOptions, divert, lane_path
 from pairmq.memory import Queue
 from pairmq.model import Entity, EntityKind, EntityState, Message
 from pairmq.pair import Pair
@@ -64,6 +64,7 @@ class World:
         self.network = around.network
         self._around = around
         setup = scenario.setup
+        self.history.consumed = setup.consumed
         shipments: dict[str, list[Shipment]] = {}
         for shipment in scenario.traffic:
             shipments.setdefault(shipment.sender, []).append(shipment)
@@ -314,7 +315,18 @@ class World:
         # Where options differ, or the secondary was emptied, a process may have to look at the pair's record first.
         agrees = not any(plan.own_options for plan in self.scenario.setup.processes) and not self.history.emptied
         looks = 0.0 if agrees else 2 * LOOK_INTERVAL
-        return 300.0 + pings + 2 * polls + 4 * lock + 3 * o.backlog_retry_interval + o.send_timeout + moving + looks
+        base = 300.0 + pings + 2 * polls + 4 * lock + 3 * o.backlog_retry_interval + o.send_timeout + moving + looks
+        return base + self._handling(o)
+
+    def _handling(self, options: PairOptions) -> float:
+        """Seconds that consumers need more: until the syphon reads lanes, and for what waits for them."""
+        consumed = [queue for each in self.history.consumed if (queue := self.brokers[PRIMARY].queues.get(each))]
+        queues = (*consumed, *self._backlog_queues().values())
+        waiting = sum(len(queue.stored) + len(queue.scheduled) for queue in queues)
+        each = self.scenario.setup.handling + sum(self.scenario.setup.latency)
+        lock = 2 * 30.0  # of the primary's queues
+        lanes = 2 * options.lane_patience + LANE_LOOK_INTERVAL if options.continuity else 0.0
+        return (lock + waiting * each if consumed else 0.0) + lanes
 
     def _backlog_queues(self) -> dict[Entity, Queue]:
         """All queues of the secondary but the one that holds the pair's record."""
@@ -352,7 +364,11 @@ class World:
     def _problems(self) -> list[str]:
         """What is not yet as it should be."""
         problems = []
-        for entity, queue in self._backlog_queues().items():
+        queues = self._backlog_queues()
+        if not self._queues_of_syphons:  # consumers empty lanes, and nothing else
+            queues = {entity: queue for entity, queue in queues.items() if lane_path(entity.path) is not None}
+        queues |= {each: queue for each in self.history.consumed if (queue := self.brokers[PRIMARY].queues.get(each))}
+        for entity, queue in queues.items():
             if queue.stored:
                 first = ", ".join(str(message.message_id) for message in queue.messages()[:5])
                 problems.append(f"{entity} holds {len(queue.stored)} messages: {first}")
