@@ -40,6 +40,14 @@ def simulate(
     ordering: Annotated[
         str, Option("--ordering", metavar="none|session", help="Of the pairs; with session, order is judged too.")
     ] = "none",
+    continuity: Annotated[
+        str,
+        Option(
+            "--continuity",
+            metavar="drawn|on|off",
+            help="Queues with lanes, and consumers that read them; drawn: with a quarter of the seeds.",
+        ),
+    ] = "drawn",
     trace: Annotated[str | None, Option("--trace", metavar="FILE", help="Write every event of one seed.")] = None,
     replay: Annotated[
         str | None, Option("--replay", metavar="FILE", help="Simulate a scenario written by --shrink.")
@@ -58,7 +66,7 @@ def simulate(
     """Run real pairs against brokers, networks and processes that fail, in virtual time, and judge the outcome.
 
     Nothing may be lost, nothing may arrive that was not sent, every second copy must be explained, no send may outlive
-    its deadline. The same seed gives the same run everywhere. Exit status: 1 with a violation, 130 after Ctrl-C.
+    its deadline, and consumers must handle what was accepted. The same seed gives the same run everywhere. Exit status: 1 with a violation, 130 after Ctrl-C.
     """
     # Other commands don't need the test kit.
     from pairmq.cli import _simulate_run as run
@@ -71,7 +79,7 @@ def simulate(
     if replay is not None:
         return run.replay_file(replay, trace=trace, shrink=shrink, json=json)
     chosen = range(seed or 0, (seed or 0) + 1) if seeds is None else _range(seeds)
-    runs = run.settings(chosen, hours, faults, mode, ordering)
+    runs = run.settings(chosen, hours, faults, mode, ordering, continuity)
     if len(runs) == 1 and state is None:
         return run.one(runs[0], trace=trace, shrink=shrink, json=json)
     if trace is not None or shrink:

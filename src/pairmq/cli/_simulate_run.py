@@ -21,7 +21,9 @@ from pairmq.testing.simulator import (
     Report,
     Scenario,
     Settings,
+    Waits,
     campaign,
+    handled_text,
     interrupts_noted,
     scenario_of,
 )
@@ -29,7 +31,9 @@ from pairmq.testing.simulator import replay as replay_scenario
 from pairmq.testing.simulator import shrink as shrink_scenario
 
 
-def settings(seeds: Iterable[int], hours: float, faults: str, mode: str | None, ordering: str) -> list[Settings]:
+def settings(
+    seeds: Iterable[int], hours: float, faults: str, mode: str | None, ordering: str, continuity: str
+) -> list[Settings]:
     """What to simulate. Raises `BadUsage`."""
     kinds = {"all": FAULT_KINDS, "none": ()}.get(faults)
     if kinds is None:
@@ -40,6 +44,7 @@ def settings(seeds: Iterable[int], hours: float, faults: str, mode: str | None, 
             faults=kinds,
             mode="liveness" if mode == "liveness" else "safety",
             ordering=ordering,  # type: ignore[arg-type]  # it rejects invalid values
+            continuity=continuity,  # type: ignore[arg-type]  # likewise
         )
     except ValueError as error:
         raise BadUsage(str(error)) from None
@@ -132,7 +137,9 @@ def _write(path: str, text: str) -> None:
 def _again(what: Settings) -> str:
     faults = "" if what.faults == FAULT_KINDS else f" --faults {','.join(what.faults) or 'none'}"
     ordering = "" if what.ordering == "none" else f" --ordering {what.ordering}"
-    return f"again: pairmq simulate --seed {what.seed} --hours {what.hours:g} --mode {what.mode}{faults}{ordering}"
+    continuity = "" if what.continuity == "drawn" else f" --continuity {what.continuity}"
+    given = f"--hours {what.hours:g} --mode {what.mode}{faults}{ordering}{continuity}"
+    return f"again: pairmq simulate --seed {what.seed} {given}"
 
 
 def _report(book: _Book, seconds: float) -> None:
@@ -145,6 +152,8 @@ def _report(book: _Book, seconds: float) -> None:
         if not book.failed
         else f"{plural(book.done, 'seed')}, {grouped(book.hours)} h of virtual time in {short_duration(seconds)}{speed}"
     )
+    for line in handled_text(counts, book.waits):
+        say(line)
     if book.failed:
         say(f"violations with seeds {', '.join(map(str, sorted(book.failed)))}", style=FAIL)
     else:
@@ -157,6 +166,7 @@ class _Book:
     def __init__(self, path: str | None, runs: Sequence[Settings]) -> None:
         self.failed: dict[int, dict[str, Any]] = {}
         self.counts = Counts()
+        self.waits: dict[str, Waits] = {}
         self.hours = self.fresh_hours = 0.0
         self.done = 0
         self._path = path
@@ -203,6 +213,7 @@ class _Book:
             "seeds": self.done,
             "hours": round(self.hours, 3),
             **asdict(self.counts),
+            "waits": {by: each.to_dict() for by, each in self.waits.items()},
             "failures": [self.failed[seed] for seed in sorted(self.failed)],
         }
 
@@ -214,6 +225,8 @@ class _Book:
         self.done += 1
         self.hours += result["hours"]
         self.counts += Counts(**{name: result[name] for name in Counts.__slots__})
+        for by, each in result["waits"].items():
+            self.waits[by] = self.waits.get(by, Waits()) + Waits.from_dict(each)
         if not result["ok"]:
             self.failed[result["seed"]] = result
 
@@ -236,6 +249,7 @@ def _head(first: Settings) -> dict[str, Any]:
         "hours": first.hours,
         "faults": list(first.faults),
         "ordering": first.ordering,
+        "continuity": first.continuity,
     }
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import enum
 import itertools
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pairmq.core import MAYBE_DUPLICATE, PairOptions
+from pairmq.core import MAYBE_DUPLICATE, PairOptions, lane_path
 from pairmq.model import Entity, FailureReason, Message, MessageTooLarge, ReservedPropertyError, SendRefused
 from pairmq.model.events import MessageMoved, SendCompleted, SendOutcome
 from pairmq.testing.history import (
@@ -60,6 +61,7 @@ class Verdict(enum.StrEnum):
     DUPLICATE = "unexplained duplicate"
     ORDER = "wrong order"
     NOT_DRAINED = "not drained"
+    LATE = "handled late"
     DEADLINE = "outlived its deadline"
     CLOSE = "hung close"
     STATE = "wrong state"
@@ -77,6 +79,7 @@ _PROMISES = {
     Verdict.DUPLICATE: "A second copy comes only from a write in doubt or a redelivery, and is reported as possible.",
     Verdict.ORDER: "Order is lost only where something failed; with ordering by session it never is.",
     Verdict.NOT_DRAINED: "When both brokers work, every backlog queue is drained, and sends use the primary again.",
+    Verdict.LATE: "While the secondary and a consumer are up, what a lane accepts is handled within two receives.",
     Verdict.DEADLINE: "No send and no operation at a broker outlives its time limit.",
     Verdict.CLOSE: "Closing ends within its limit, and leaves no task and no lock behind.",
     Verdict.STATE: "Entities change their state, and sends their route, only as specified.",
@@ -159,6 +162,73 @@ class Account:
         # An application that sends one message twice has asked for two copies.
         elif not self.announced and len(kept) < 2:
             yield Verdict.DUPLICATE, f"{stored}, and no receipt or event says that it may be"
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Seconds from the acceptance of messages to their first handling.
+
+    Args:
+        counts: how many waited for up to 10 ** (step / 10) seconds and longer than for the step before, by step.
+    """
+
+    counts: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, seconds: Iterable[float]) -> Waits:
+        """Count waits; one of less than 10 ms counts as that."""
+        return cls(Counter(max(_SHORTEST, math.ceil(10 * math.log10(max(each, 1e-9)))) for each in seconds))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, int]) -> Waits:
+        """Read what `to_dict` gave."""
+        return cls({round(10 * math.log10(float(bound))): count for bound, count in data.items()})
+
+    def __add__(self, other: Waits) -> Waits:
+        return Waits(Counter(self.counts) + Counter(other.counts))
+
+    def __len__(self) -> int:
+        return sum(self.counts.values())
+
+    def within(self, share: float) -> float:
+        """The seconds within which a share of the messages were handled, rounded up to a step."""
+        left = share * len(self)
+        for step in sorted(self.counts):
+            left -= self.counts[step]
+            if left <= 1e-9:
+                return _seconds(step)
+        return 0.0
+
+    def to_dict(self) -> dict[str, int]:
+        """Counts by the seconds that bound them."""
+        return {f"{_seconds(step):g}": self.counts[step] for step in sorted(self.counts)}
+
+    def __str__(self) -> str:
+        half, most, longest = map(self.within, (0.5, 0.99, 1.0))
+        return f"half within {half:g} s, 99 % within {most:g} s, all within {longest:g} s"
+
+
+_SHORTEST = -20  # a step
+
+
+def _seconds(step: int) -> float:
+    return float(f"{10 ** (step / 10):.3g}")
+
+
+def waits_of(history: History) -> dict[str, Waits]:
+    """How long accepted messages waited for their first handling, by what had accepted them.
+
+    Those that no consumer has handled are not in it.
+    """
+    first = {each.number: each.at for each in reversed(history.handlings)}
+    found: dict[str, list[float]] = {"primary": [], "lanes": [], "backlog": []}
+    for number, at in first.items():
+        sent = None if number is None else history.sent.get(number)
+        if sent is None or sent.result is None or not sent.result.accepted or sent.ended_at is None:
+            continue
+        by = "primary" if sent.queue is None else "backlog" if lane_path(sent.queue) is None else "lanes"
+        found[by].append(max(0.0, at - sent.ended_at))
+    return {by: Waits.of(seconds) for by, seconds in found.items()}
 
 
 class Facts:

@@ -8,11 +8,11 @@ world (`_world`, `_process`, `_network`, `_broker`, `_transport`) writes a histo
 (`_judge`) compares what was promised with what the brokers hold.
 """
 
-from pairmq.testing.judge import Verdict, Violation
+from pairmq.testing.judge import Verdict, Violation, Waits
 from pairmq.testing.simulator._campaign import Outcome, campaign
 from pairmq.testing.simulator._generate import scenario_of
 from pairmq.testing.simulator._interrupts import interrupts_noted
-from pairmq.testing.simulator._report import Counts, Report
+from pairmq.testing.simulator._report import Counts, Report, handled_text
 from pairmq.testing.simulator._scenario import (
     FAULT_KINDS,
     Fault,
@@ -39,7 +39,9 @@ __all__ = [
     "Shipment",
     "Verdict",
     "Violation",
+    "Waits",
     "campaign",
+    "handled_text",
     "interrupts_noted",
     "replay",
     "scenario_of",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Iterable
 
 from pairmq.core import RECORD_QUEUE, PairOptions, lane_path
 from pairmq.model import Entity
@@ -12,7 +11,7 @@ from pairmq.model.events import PingCompleted, RotationChanged, StateChanged
 from pairmq.testing import judge
 from pairmq.testing.history import PRIMARY, SECONDARY, Attempt, Copy, Handover, Life, Note
 from pairmq.testing.simulator._history import History, Trouble
-from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS
+from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS, merged
 
 
 class Facts(judge.Facts):
@@ -59,7 +58,7 @@ class Facts(judge.Facts):
             (at, at + (fault.duration if fault.kind in (*CONDITIONS, *BLIPS, "broker-kill") else 0.0))
             for at, _, fault in history.strokes
         ]
-        self._faulty = _merged([*spans, *history.disturbed])
+        self._faulty = merged([*spans, *history.disturbed])
         self._fault_starts = [start for start, _ in self._faulty]
 
     def has_queue(self, life: str, tick: int) -> bool:
@@ -181,13 +180,3 @@ class Facts(judge.Facts):
             for attempt, told in self.by_syphon[copy.message_number]
             if attempt.life == handover.life
         )
-
-
-def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    merged: list[tuple[float, float]] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged

@@ -9,15 +9,17 @@ from pairmq.testing.judge import WALLS, Verdict, Violation, messages_judged
 from pairmq.testing.simulator._facts import Facts
 from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._judge_pair import pair_judged
+from pairmq.testing.simulator._prompt import prompt
 from pairmq.testing.simulator._shipped import size_of
 
+_LATE = 0.01  # of what lanes accept may be handled later than within two receives
 _SETTLED = 25.0  # s without any fault within which a completion must have been tried again
 
 
 def judged(history: History) -> list[Violation]:
     """Find everything that is wrong in a history, oldest first."""
     facts = Facts(history)
-    found = [*messages_judged(facts), *pair_judged(facts)]
+    found = [*messages_judged(facts), *pair_judged(facts), *_late_in_lanes(history)]
     for sent in history.sent.values():
         found += _origins(facts, sent)
         found += [
@@ -62,6 +64,19 @@ def _origins(facts: Facts, sent: Sent) -> Iterator[Violation]:
         ):
             text = f"{sent.number} was handled by {handling.life} as from the {handling.side}, which had not given it"
             yield Violation(Verdict.STATE, handling.at, text, sent.number)
+
+
+def _late_in_lanes(history: History) -> Iterator[Violation]:
+    """Of what lanes accept while the secondary and a consumer are up 99 % are handled within two receives."""
+    found = list(prompt(history))
+    late = [each for each in found if each.late]
+    if len(late) > len(found) * _LATE:
+        first = late[0]
+        text = (
+            f"of {len(found)} messages that lanes accepted while the secondary and a consumer were up {len(late)} were "
+            f"not handled within two receives; the first one, {first.number}, waited {first.waited:.3f} s or more"
+        )
+        yield Violation(Verdict.LATE, first.accepted_at + first.waited, text, first.number)
 
 
 # What fits.

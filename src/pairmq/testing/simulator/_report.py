@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pairmq.testing.history import PRIMARY, Result, Sent
-from pairmq.testing.judge import Verdict, Violation
+from pairmq.core import lane_path
+from pairmq.testing.history import PRIMARY, SECONDARY, Result, Sent
+from pairmq.testing.judge import Verdict, Violation, Waits
 from pairmq.testing.simulator._history import History
-from pairmq.testing.simulator._scenario import Scenario
+from pairmq.testing.simulator._prompt import prompt
+from pairmq.testing.simulator._scenario import ProcessPlan, Scenario
+
+_ACCEPTED_BY = {
+    "primary": "after acceptance by the primary",
+    "lanes": "after acceptance by a lane",
+    "backlog": "after acceptance by another backlog queue",
+}
 
 TAIL = 50
 """Lines of the trace that are shown with a violation."""
@@ -31,6 +39,11 @@ class Counts:
         duplicates: second copies among them, each explained.
         faults: that came to pass.
         lives: processes started.
+        handled: deliveries that consumers handled.
+        from_lanes: from lanes, among them.
+        to_lanes: accepted by a lane.
+        prompt: those of them that a lane accepted while the secondary and a consumer were up.
+        late: those of them that were not handled within two receives.
     """
 
     messages: int = 0
@@ -43,6 +56,11 @@ class Counts:
     duplicates: int = 0
     faults: int = 0
     lives: int = 0
+    handled: int = 0
+    from_lanes: int = 0
+    to_lanes: int = 0
+    prompt: int = 0
+    late: int = 0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
@@ -57,6 +75,7 @@ class Report:
         violations: broken promises, oldest first; none when all was well.
         counts: how much was simulated.
         hours: of virtual time.
+        waits: how long accepted messages waited for their first handling, by what had accepted them.
         story: what happened to the first violation's message, a line each.
         trace: lines of the trace: all of them if that was asked for, else the last 50 before the first violation.
     """
@@ -65,6 +84,7 @@ class Report:
     violations: tuple[Violation, ...]
     counts: Counts
     hours: float
+    waits: Mapping[str, Waits] = field(default_factory=dict)
     story: tuple[str, ...] = field(default=(), repr=False)
     trace: tuple[str, ...] = field(default=(), repr=False)
 
@@ -85,10 +105,11 @@ class Report:
         """
         scenario, setup = self.scenario, self.scenario.setup
         if self.ok:
-            return f"seed {scenario.seed}: no violation in {self.hours:.2f} h, {self.counts.messages} messages"
+            text = f"seed {scenario.seed}: no violation in {self.hours:.2f} h, {self.counts.messages} messages"
+            return "\n".join((text, *handled_text(self.counts, self.waits)))
         lines = [f"seed {scenario.seed}, {scenario.mode}, {len(self.violations)} violations", "", "options:"]
         lines += [f"  {name} = {value!r}" for name, value in setup.options.items()]
-        hosts = ", ".join(f"{each.name}{' (syphon)' if each.syphon else ''}" for each in setup.processes)
+        hosts = ", ".join(map(_host, setup.processes))
         lock = "as long as the connection" if setup.lock_duration is None else f"{setup.lock_duration:g} s"
         lines += [f"  processes: {hosts}; locks of the secondary: {lock}"]
         lines += [
@@ -120,14 +141,40 @@ class Report:
             "hours": round(self.hours, 3),
             "ok": self.ok,
             **{name: getattr(self.counts, name) for name in Counts.__slots__},
+            "waits": {by: each.to_dict() for by, each in self.waits.items()},
             "violations": [each.to_dict(6) for each in self.violations],
         }
+
+
+def _host(plan: ProcessPlan) -> str:
+    does = [*(["syphon"] if plan.syphon else ()), *(["reads " + ", ".join(plan.queues_read)] if plan.queues_read else ())]
+    return f"{plan.name} ({'; '.join(does)})" if does else plan.name
+
+
+def handled_text(counts: Counts, waits: Mapping[str, Waits]) -> Iterator[str]:
+    """What consumers handled, in lines; none where there were none."""
+    if not counts.handled:
+        return
+    yield f"handled: {counts.handled} deliveries, {counts.from_lanes} from lanes"
+    for by, each in waits.items():
+        if each:
+            yield f"{_ACCEPTED_BY[by]}: {each}"
+    if counts.prompt:
+        share = 1 - counts.late / counts.prompt
+        yield (
+            f"{share:.2%} of the {counts.prompt} messages that lanes accepted while the secondary and a consumer were "
+            "up were handled within two receives"
+        )
 
 
 def counted(history: History) -> Counts:
     """Count what a history holds."""
     results = Counter(sent.result for sent in history.sent.values())
     copies = Counter(copy.message_number for copy in history.copies if copy.broker == PRIMARY)
+    lanes = sum(
+        sent.queue is not None and lane_path(sent.queue) is not None and sent.result is Result.BACKLOG
+        for sent in history.sent.values()
+    )
     return Counts(
         messages=len(history.sent),
         primary=results[Result.PRIMARY],
@@ -139,6 +186,11 @@ def counted(history: History) -> Counts:
         duplicates=sum(count - 1 for count in copies.values()),
         faults=len(history.strokes),
         lives=len(history.lives),
+        handled=len(history.handlings),
+        from_lanes=sum(each.side == SECONDARY for each in history.handlings),
+        to_lanes=lanes,
+        prompt=len(found := list(prompt(history))),
+        late=sum(each.late for each in found),
     )
 
 
@@ -166,10 +218,17 @@ def _story(history: History, number: int) -> Iterable[tuple[float, int, str]]:
             continue
         name = f"copy {copy.number}"
         yield copy.at, copy.tick, f"{copy.broker} {copy.entity} stores it as {name}, by attempt {copy.attempt}"
-        for handover in copy.handovers if copy.broker != PRIMARY else ():
-            yield handover.at, handover.tick, f"{name} is delivered to the syphon of {handover.life}"
+        for handover in copy.handovers:
+            who = "a consumer" if handover.consumer else "the syphon"
+            yield handover.at, handover.tick, f"{name} is delivered to {who} of {handover.life}"
         if copy.gone and copy.gone_at is not None:
             yield copy.gone_at, copy.gone_tick or 0, f"{name} is {copy.gone} {copy.reason}".rstrip()
+    for each in history.handlings:
+        if each.number == number:
+            yield each.at, each.tick, f"a consumer of {each.life} handles what the {each.side} delivered"
+            if each.ended_at is not None:
+                done = "completed" if each.settled else "not completed for certain"
+                yield each.ended_at, each.tick, f"it is {done} at the {each.side}"
 
 
 def _result(sent: Sent) -> str:

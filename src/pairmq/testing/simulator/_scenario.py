@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -366,6 +366,17 @@ def entity_of(text: str) -> Entity:
     """Read ``orders`` as a queue and ``topic:news`` as a topic."""
     kind, _, path = text.rpartition(":")
     return Entity(path, EntityKind(kind) if kind else EntityKind.QUEUE)
+
+
+def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same times in turn, and those that touch as one."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
 
 
 def _scenario(data: dict[str, Any]) -> Scenario:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+from pairmq.testing.judge import waits_of
 from pairmq.testing.simulator._generate import scenario_of
 from pairmq.testing.simulator._judge import judged
 from pairmq.testing.simulator._report import TAIL, Report, counted, story_of
@@ -51,7 +52,8 @@ def replay(scenario: Scenario, *, trace: bool = False) -> Report:
             lines = [line for line in lines if float(line.split(" ", 1)[0]) <= first.at + 1e-6][-TAIL:]
         if first.message is not None:
             story = story_of(history, first.message)
-    return Report(scenario, violations, counted(history), history.ended_at / 3600, story, tuple(lines))
+    hours = history.ended_at / 3600
+    return Report(scenario, violations, counted(history), hours, waits_of(history), story, tuple(lines))
 
 
 def shrink(
