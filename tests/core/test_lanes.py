@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -11,11 +12,15 @@ from pairmq import ConfigurationError, Entity, Message, PairOptions
 from pairmq.core import (
     Configuration,
     Diversion,
+    LaneStep,
     LaneWatch,
+    Outcome,
     Poison,
     Record,
     Rotation,
+    TwoSides,
     divert,
+    drained_since,
     from_lane,
     lane_name,
     lane_path,
@@ -127,7 +132,7 @@ def test_progress_of_consumers_makes_the_syphon_wait_anew():
 def test_what_the_syphon_itself_reads_is_no_progress_of_consumers():
     watch = LaneWatch(5)
     watch.seen(200, 0)
-    watch.read()
+    watch.received(100, 0, 5)
     watch.seen(100, 6)
     assert watch.may_read(6)
 
@@ -135,7 +140,7 @@ def test_what_the_syphon_itself_reads_is_no_progress_of_consumers():
 def test_a_lane_that_is_all_locked_by_consumers_is_left_to_them():
     watch = LaneWatch(5)
     watch.seen(2, 0)
-    watch.read_nothing(6)
+    watch.received(0, 0, 6)
     assert not watch.may_read(10)
 
 
@@ -152,6 +157,98 @@ def test_an_empty_lane_is_looked_at_less_and_less_often():
         watch.seen(0, now)
         waits.append(watch.next_look(now))
     assert waits == [10, 20, 40, 60, 60, 60]
+
+
+def test_the_syphon_looks_asks_the_primary_and_reads_on_until_the_lane_gives_nothing():
+    watch = LaneWatch(5)
+    step = partial(watch.step, stuck=False, is_open=True)
+    assert step(0, 0) is LaneStep.LOOK
+    watch.seen(9, 0)
+    assert step(0, 0) is LaneStep.WAIT
+    assert (watch.wait(0, 0), step(5, 0)) == (5, LaneStep.LOOK)
+    watch.seen(9, 5)
+    assert (step(5, 0), step(5, 0, primary_answers=True)) == (LaneStep.ASK, LaneStep.READ)
+    watch.received(3, 0, 5)
+    assert step(5, 3) is LaneStep.READ
+    watch.received(0, 3, 5)
+    assert (step(5, 3), watch.wait(5, 3)) == (LaneStep.WAIT, 1)
+    assert step(6, 0) is LaneStep.LOOK
+
+
+@pytest.mark.parametrize("known", [{"is_open": False}, {"is_open": True, "primary_answers": False}])
+def test_the_syphon_reads_no_lane_while_the_primary_takes_no_messages(known):
+    watch = LaneWatch(0)
+    watch.seen(1, 0)
+    assert watch.step(0, 0, stuck=False, **known) is LaneStep.WAIT
+
+
+def test_the_syphon_releases_what_can_not_be_delivered_before_anything_else():
+    watch = LaneWatch(0)
+    watch.received(1, 0, 0)
+    assert watch.step(0, 1, stuck=True, is_open=False) is LaneStep.LET_GO
+    watch.let_go()
+    assert watch.step(0, 0, stuck=False, is_open=False) is LaneStep.LOOK
+
+
+def test_an_entity_is_drained_when_its_lane_is_and_no_count_of_it_has_failed():
+    assert [drained_since(7.0, lane) for lane in (0, 1, None)] == [7.0, None, None]
+    assert drained_since(None, 0) is None
+
+
+# ------------------------------------------------------------------------------------------------- sides of a receiver
+
+
+def test_both_sides_are_asked_while_a_call_waits_whatever_the_other_one_does():
+    sides = TwoSides()
+    call = sides.begin(0, 60)
+    sides.primary.answers(1)
+    sides.lane.fails(1, 0.5, refused=False)
+    assert [sides.wants(side, 2) for side in (sides.primary, sides.lane)] == [True, True]
+    assert [sides.poll(side, 2) for side in (sides.primary, sides.lane)] == [58, 0]
+    assert sides.lane.retry_at > 1
+    assert sides.outcome(call, 2, raises=True, ended=False) is Outcome.WAIT
+    sides.end(call)
+    assert not sides.wants(sides.lane, 2)
+
+
+def test_a_call_is_over_when_both_sides_were_asked_since_it_began():
+    sides = TwoSides()
+    call = sides.begin(10, 0)
+    sides.primary.answers(10)
+    assert sides.outcome(call, 10, raises=True, ended=False) is Outcome.WAIT
+    assert sides.wants(sides.lane, 10)
+    sides.lane.answers(10)
+    assert sides.outcome(call, 10, raises=True, ended=False) is Outcome.OVER
+
+
+@pytest.mark.parametrize(
+    ("raises", "was_read", "refused", "lane_lost", "ended", "outcome"),
+    [
+        (True, True, False, True, False, Outcome.FAIL),
+        (False, True, False, True, False, Outcome.WAIT),
+        (True, True, False, False, False, Outcome.WAIT),
+        (False, False, True, False, False, Outcome.FAIL),
+        (False, True, True, False, False, Outcome.WAIT),
+        (False, True, False, True, True, Outcome.FAIL),
+    ],
+)
+def test_a_call_fails_while_neither_side_can_be_read_or_no_wait_would_help(
+    raises, was_read, refused, lane_lost, ended, outcome
+):
+    sides = TwoSides()
+    if was_read:
+        sides.primary.answers(0)
+    call = sides.begin(1, 60)
+    assert sides.primary.fails(2, 0.5, refused=refused)
+    assert not sides.primary.fails(3, 0.5, refused=refused)
+    if lane_lost:
+        sides.lane.fails(2, 0.5, refused=False)
+    assert sides.outcome(call, 3, raises=raises, ended=ended) is outcome
+
+
+def test_sides_give_messages_in_turn():
+    sides = TwoSides()
+    assert [sides.lane_first() for _ in range(4)] == [False, True, False, True]
 
 
 # --------------------------------------------------------------------------------------------------------- consumers

@@ -1,99 +1,74 @@
-"""Hours of failures with consumers that go on through them: queues with continuity (SPEC 11).
-
-The judge of messages knows the primary as the only place where a message may arrive. Here it arrives where a consumer
-handles it, and the rules of SPEC 11.5 are asked of the brokers' copies.
-"""
+"""Hours of failures with consumers that go on through them: queues with continuity (SPEC 11)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from itertools import pairwise
+
+import pytest
 
 from pairmq.core import lane_path
-from pairmq.model.events import MessageDelivered, Settlement
-from pairmq.testing.history import PRIMARY, SECONDARY, Copy, Result
-from pairmq.testing.judge import Verdict
-from pairmq.testing.simulator import Settings, scenario_of
-from pairmq.testing.simulator._facts import Facts
-from pairmq.testing.simulator._history import History
-from pairmq.testing.simulator._judge_pair import pair_judged
-from pairmq.testing.simulator._scenario import Scenario
-from pairmq.testing.simulator._world import World
+from pairmq.testing.simulator import Counts, Scenario, Settings, Waits, replay, scenario_of, simulate
 
-SEEDS = (*range(880, 885), 927)
-HOURS = 0.5
-QUEUES = ("orders", "pri*", "stock")
+SEEDS = (1, 6, 12, 14, 15, 19)
+HOURS = 0.25
 
 
-def continued(scenario: Scenario) -> Scenario:
-    """The same hours with continuity for all queues, and a consumer in the first process."""
-    setup = scenario.setup
-    options = {**setup.options, "continuity": QUEUES, "lane_patience": 2.0 if scenario.seed % 2 else 0.0}
-    first, *rest = setup.processes
-    return replace(scenario, setup=replace(setup, options=options, processes=(replace(first, consumer=True), *rest)))
-
-
-def handled(history: History) -> set[str | None]:
-    """The ids of what consumers have completed in lanes: such a delivery has no position at the primary."""
-    return {
-        note.event.message_id
-        for note in history.notes
-        if isinstance(note.event, MessageDelivered)
-        and note.event.settlement is Settlement.COMPLETED
-        and not note.event.sequence_number
-    }
-
-
-def by_consumers(history: History, copies: list[Copy], seen: set[str | None]) -> list[Copy]:
-    """The copies that consumers have taken from a lane; one who was killed may have reported nothing."""
-    killed = {life.name for life in history.lives if life.killed}
-    moved = {copy.message_number for copy in history.copies if copy.broker == PRIMARY}
-    return [
-        copy
-        for copy in copies
-        if copy.gone == "completed"
-        and lane_path(copy.entity.path) is not None
-        and (copy.message.message_id in seen or (copy.gone_by in killed and copy.message_number not in moved))
-    ]
-
-
-def redelivered(facts: Facts, copy: Copy) -> bool:
-    """Whether something had ended a lock of a copy that a syphon, or a consumer, held."""
-    return any(facts.redelivery_explained(copy, index) for index in range(1, len(copy.handovers)))
-
-
-def problems(history: History) -> Iterator[str]:
-    facts, seen = Facts(history), handled(history)
-    for number, sent in history.sent.items():
-        home, backlog = facts.at_primary[number], facts.at_secondary[number]
-        taken = by_consumers(history, backlog, seen)
-        waits = any(copy.gone in ("", "dead-lettered", "deleted") for copy in backlog)
-        if sent.result is not None and sent.result.accepted and not home and not taken and not waits:
-            yield f"{number} is lost: it was {sent.result}, and is missing"
-        told = [told for _, told in (*facts.attempts[number], *facts.by_syphon[number])]
-        in_doubt = sent.maybe_duplicate or sent.result in (None, Result.UNKNOWN, Result.CANCELLED)
-        doubled = taken and home and not in_doubt and not any(each.doubtful for each in told)
-        if doubled and not any(copy.ran_out or redelivered(facts, copy) for copy in taken):
-            yield f"{number} was handled from a lane, and is at the primary too, for no reason"
-        if len(taken) > 1 and not any(each.doubtful for each in told):
-            yield f"{number} was stored {len(taken)} times in lanes for no reason"
-    for life in history.lives:  # a consumer's own close may last as long as a transport's
-        life.left = tuple(name for name in life.left if not name.startswith("close "))
-    for violation in pair_judged(facts):
-        if violation.verdict in (Verdict.NOT_DRAINED, Verdict.CLOSE, Verdict.CRASH, Verdict.STATE):
-            yield str(violation)
+def hours(seed: int, **more: object) -> Settings:
+    return Settings(seed=seed, hours=HOURS, mode="liveness", continuity="on", **more)  # type: ignore[arg-type]
 
 
 def test_consumers_with_continuity_lose_and_double_nothing():
-    found, diverted, from_lanes = [], 0, 0
-    for seed in SEEDS:
-        history = World(continued(scenario_of(Settings(seed=seed, hours=HOURS, mode="liveness")))).run()
-        found += [f"seed {seed}: {problem}" for problem in problems(history)]
-        seen = handled(history)
-        copies = [copy for copy in history.copies if copy.broker == SECONDARY and copy.message_number is not None]
-        diverted += sum(lane_path(copy.entity.path) is not None for copy in copies)
-        from_lanes += len(by_consumers(history, copies, seen))
-        assert any(copy.broker == PRIMARY for copy in history.copies)
-    assert not found, "\n".join(found[:20])
-    assert diverted > 300
-    assert from_lanes > 50
+    reports = [simulate(hours(seed)) for seed in SEEDS]
+    failed = [report.text() for report in reports if not report.ok]
+    assert not failed, failed[0]
+    counts = sum((report.counts for report in reports), Counts())
+    assert counts.to_lanes > 300
+    assert counts.from_lanes > 200
+    assert counts.prompt > 60
+    assert counts.late <= 0.01 * counts.prompt
+    assert sum(len(report.waits["lanes"]) for report in reports) > 200
+    assert "were handled within two receives" in reports[0].text()
+    assert sum(reports[0].to_dict()["waits"]["lanes"].values()) == len(reports[0].waits["lanes"])
+
+
+def test_these_hours_hold_all_that_sets_consumers_apart():
+    scenarios = [scenario_of(hours(seed)) for seed in (*SEEDS, 25, 30)]
+    setups = [scenario.setup for scenario in scenarios]
+    plans = [plan for setup in setups for plan in setup.processes]
+    assert {setup.options["lane_patience"] for setup in setups} == {0.0, 5.0, 60.0}
+    assert any(plan.continuity == () for plan in plans)  # without
+    assert any(len(set(plan.readers)) < len(plan.readers) for plan in plans)  # several of one queue
+    assert any(not any(plan.syphon for plan in setup.processes) for setup in setups)
+    faults = [fault for scenario in scenarios for fault in scenario.faults]
+    assert {"kill", "restart"} <= {fault.kind for fault in faults if fault.process in ("c", "d")}
+    assert any(fault.kind == "lock-lost" and lane_path(fault.entity) for fault in faults)
+
+
+def test_continuity_is_drawn_for_a_share_of_the_seeds_and_changes_no_other_one():
+    drawn = [scenario_of(Settings(seed=seed, hours=0.02)) for seed in range(60)]
+    without = [scenario_of(Settings(seed=seed, hours=0.02, continuity="off")) for seed in range(60)]
+    changed = [one != another for one, another in zip(drawn, without, strict=True)]
+    assert 6 < sum(changed) < 25
+    ordered = [scenario_of(Settings(seed=seed, hours=0.02, ordering="session")) for seed in range(60)]
+    assert not any("continuity" in each.setup.options for each in ordered)
+    assert all(one.traffic == another.traffic for one, another in zip(drawn, without, strict=True))
+
+
+def test_a_scenario_with_consumers_goes_through_a_file():
+    scenario = scenario_of(hours(30))
+    assert Scenario.from_json(scenario.to_json()) == scenario
+    assert replay(Scenario.from_json(scenario.to_json())).ok
+
+
+@pytest.mark.parametrize("wrong", [{"continuity": "often"}, {"continuity": "on", "ordering": "session"}])
+def test_settings_refuse_continuity_that_can_not_be(wrong):
+    with pytest.raises(ValueError, match="continuity"):
+        Settings(**wrong)
+
+
+def test_waits_are_counted_and_added_up():
+    waits = Waits.of([0.0, 0.001, 0.5, 3.0]) + Waits.of([100.0])
+    assert (len(waits), waits.within(0.4), waits.within(0.6), waits.within(1.0)) == (5, 0.01, 0.501, 100.0)
+    assert Waits.from_dict(waits.to_dict()) == waits
+    bounds = [float(bound) for bound in Waits.of(0.01 * 1.2**step for step in range(60)).to_dict()]
+    assert all(one < another for one, another in pairwise(bounds))

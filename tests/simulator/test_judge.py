@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from history_by_hand import AWAY, ORDERS, OTHER, QUEUE, REFUSED, Book
+from history_by_hand import AWAY, LANE, ORDERS, OTHER, QUEUE, REFUSED, Book
 from pairmq.core import Diversion, divert
 from pairmq.model import Message
 from pairmq.model.events import Cause, MessageMoved, RotationChanged, SendCompleted, SendOutcome
-from pairmq.testing.history import CUT, Copy, Life, Result, Sent, Told
+from pairmq.testing.history import CUT, Copy, Handling, Life, Reading, Result, Sent, Told
 from pairmq.testing.simulator import ProcessPlan, Verdict
 from pairmq.testing.simulator._broker import instant
 from pairmq.testing.simulator._history import Gap
@@ -107,9 +107,63 @@ def failing_and_back(book: Book) -> None:
     book.end(sent, Result.PRIMARY)
 
 
+def in_a_lane(book: Book, number: int = 1, **fields: Any) -> tuple[Sent, Copy]:
+    """A message that a lane accepted, which consumers read."""
+    if not book.history.consumed:
+        book.setup(options={**book.history.scenario.setup.options, "continuity": ("orders",)})
+        book.history.consumed = frozenset({ORDERS})
+    sent = book.send(number, **fields)
+    copy = book.write(sent, to=LANE)
+    assert copy is not None
+    book.end(sent, Result.BACKLOG, queue=LANE)
+    return sent, copy
+
+
+def handled_from_a_lane(book: Book) -> None:
+    book.handle(in_a_lane(book)[1])
+
+
+def handled_again_after_a_lock_was_lost(book: Book) -> None:
+    _, copy = in_a_lane(book)
+    book.stroke("lock-lost", broker="secondary", entity=LANE.path)
+    book.handle(copy, settled=False)
+    book.stroke("lock-lost", broker="secondary", entity=LANE.path)
+    book.handle(copy)
+
+
+def released_to_a_consumer_while_the_primary_is_unavailable(book: Book) -> None:
+    _, copy = in_a_lane(book)
+    book.hand(copy)
+    copy.released.append(book.tick())
+    book.handle(copy)
+
+
+def handled_from_both_sides_after_a_doubt(book: Book) -> None:
+    sent, copy = in_a_lane(book)
+    book.hand(copy)
+    home = book.write(sent, CUT, by="s/1", stored=True)
+    assert home is not None
+    copy.released.append(book.tick())
+    book.handle(copy)
+    book.handle(home)
+
+
 @pytest.mark.parametrize(
     "story",
-    [accepted, failed_over, doubted, unknown, killed_between, poison, deleted_by_somebody, failing_and_back],
+    [
+        accepted,
+        failed_over,
+        doubted,
+        unknown,
+        killed_between,
+        poison,
+        deleted_by_somebody,
+        failing_and_back,
+        handled_from_a_lane,
+        handled_again_after_a_lock_was_lost,
+        released_to_a_consumer_while_the_primary_is_unavailable,
+        handled_from_both_sides_after_a_doubt,
+    ],
     ids=lambda story: story.__name__,
 )
 def test_what_is_as_it_should_be_is_not_complained_of(story):
@@ -406,6 +460,56 @@ def crashed(book: Book) -> None:
     book.history.crashes.append((1.0, "a task raised AssertionError"))
 
 
+def completed_and_never_handled(book: Book) -> None:
+    _, copy = in_a_lane(book)
+    book.gone(copy)
+
+
+def completed_at_the_primary_and_never_handled(book: Book) -> None:
+    book.history.consumed = frozenset({ORDERS})
+    sent = book.send()
+    copy = book.write(sent)
+    assert copy is not None
+    book.gone(copy)
+    book.end(sent, Result.PRIMARY)
+
+
+def handled_altered(book: Book) -> None:
+    sent, copy = in_a_lane(book)
+    book.handle(copy, message=replace(sent.message, subject="another"))
+
+
+def handled_and_never_sent(book: Book) -> None:
+    found = Message(b"forged", message_id="forged-1")
+    book.history.handlings.append(Handling(None, ORDERS, "a/1", "secondary", "1", found, book.at, book.tick(), True))
+
+
+def released_after_it_was_handled(book: Book) -> None:
+    _, copy = in_a_lane(book)
+    book.handle(copy, settled=False)
+    copy.released.append(book.tick())
+    book.handle(copy)
+
+
+def moved_after_it_was_handled(book: Book) -> None:
+    sent, copy = in_a_lane(book)
+    book.handle(copy)
+    home = book.write(sent, by="a/1")
+    assert home is not None
+    book.handle(home)
+
+
+def of_another_side_than_it_says(book: Book) -> None:
+    book.handle(in_a_lane(book)[1], said="primary")
+
+
+def a_lane_that_is_not_read(book: Book) -> None:
+    _, copy = in_a_lane(book)
+    book.history.readings.append(Reading("a/1", ORDERS, 0.0))
+    book.at += 40.0
+    book.handle(copy)
+
+
 WRONG: list[tuple[Verdict, Callable[[Book], None]]] = [
     (Verdict.LOST, accepted_and_never_stored),
     (Verdict.LOST, confirmed_by_the_primary_and_stored_only_by_a_write_in_doubt),
@@ -416,6 +520,10 @@ WRONG: list[tuple[Verdict, Callable[[Book], None]]] = [
     (Verdict.LOST, dead_lettered_for_a_full_queue),
     (Verdict.LOST, expired_in_the_backlog),
     (Verdict.LOST, said_to_be_expired),
+    (Verdict.LOST, completed_and_never_handled),
+    (Verdict.LOST, completed_at_the_primary_and_never_handled),
+    (Verdict.PHANTOM, handled_altered),
+    (Verdict.PHANTOM, handled_and_never_sent),
     (Verdict.PHANTOM, sent_by_nobody),
     (Verdict.PHANTOM, altered),
     (Verdict.PHANTOM, refused_and_stored),
@@ -426,6 +534,8 @@ WRONG: list[tuple[Verdict, Callable[[Book], None]]] = [
     (Verdict.PHANTOM, cancelled_before_any_attempt_and_called_refused),
     (Verdict.DUPLICATE, sent_again_after_its_confirmation),
     (Verdict.DUPLICATE, brought_home_twice),
+    (Verdict.DUPLICATE, released_after_it_was_handled),
+    (Verdict.DUPLICATE, moved_after_it_was_handled),
     (Verdict.DUPLICATE, moved_from_a_postponed_copy_and_from_the_one_it_replaces),
     (Verdict.DUPLICATE, delivered_again_for_no_reason),
     (Verdict.DUPLICATE, a_doubt_that_the_receipt_hides),
@@ -437,6 +547,7 @@ WRONG: list[tuple[Verdict, Callable[[Book], None]]] = [
     (Verdict.NOT_DRAINED, came_home_and_stayed),
     (Verdict.NOT_DRAINED, not_drained),
     (Verdict.NOT_DRAINED, a_queue_that_nobody_makes_again),
+    (Verdict.LATE, a_lane_that_is_not_read),
     (Verdict.DEADLINE, late),
     (Verdict.DEADLINE, without_an_end),
     (Verdict.CLOSE, hung_close),
@@ -451,6 +562,7 @@ WRONG: list[tuple[Verdict, Callable[[Book], None]]] = [
     (Verdict.STATE, in_the_backlog_and_never_to_fit),
     (Verdict.STATE, in_the_backlog_and_too_large),
     (Verdict.STATE, drained_over_a_message_of_another_process),
+    (Verdict.STATE, of_another_side_than_it_says),
     (Verdict.CRASH, crashed),
 ]
 

@@ -8,7 +8,18 @@ from typing import Any
 from pairmq.core import Diversion, divert
 from pairmq.model import Entity, EntityState, Message
 from pairmq.model.events import Cause, StateChanged
-from pairmq.testing.history import CONFIRMED, Attempt, Copy, Handover, Life, Note, Result, Sent, Told
+from pairmq.testing.history import (
+    CONFIRMED,
+    Attempt,
+    Copy,
+    Handling,
+    Handover,
+    Life,
+    Note,
+    Result,
+    Sent,
+    Told,
+)
 from pairmq.testing.simulator import Fault, ProcessPlan, Scenario, SenderPlan, Setup
 from pairmq.testing.simulator._broker import instant
 from pairmq.testing.simulator._history import History, Trouble
@@ -17,6 +28,7 @@ from pairmq.testing.simulator._judge import judged
 ORDERS = Entity("orders")
 QUEUE = Entity("primary/x-servicebus-transfer/0")
 OTHER = Entity("primary/x-servicebus-transfer/1")
+LANE = Entity("primary/x-pairmq-lane/orders")
 REFUSED = Told(False, False, "refused", "not-found")
 AWAY = Told(False, False, "unavailable", "connection")
 
@@ -99,6 +111,20 @@ class Book:
     def gone(self, copy: Copy, how: str = "completed", reason: str = "") -> None:
         copy.gone_tick = self.tick()
         copy.gone, copy.gone_at, copy.gone_by, copy.reason = how, self.at, "s/1", reason
+
+    def handle(self, copy: Copy, *, settled: bool = True, said: str = "", message: Message | None = None) -> None:
+        """A consumer is given a copy, handles it and completes it."""
+        tick = self.tick()
+        position = f"{copy.number}.{len(copy.handovers)}"
+        copy.handovers.append(Handover(self.at, tick, "a/1", True, position))
+        assert copy.message_number is not None
+        form = message or self.history.sent[copy.message_number].message
+        tick, side = self.tick(), said or copy.broker
+        handling = Handling(copy.message_number, ORDERS, "a/1", side, position, form, self.at, tick, settled)
+        self.history.handlings.append(handling)
+        if settled:
+            self.gone(copy)
+        handling.ended_at = self.at
 
     def note(self, life: str, kind: type, **fields: Any) -> None:
         tick = self.tick()

@@ -27,7 +27,7 @@ from pairmq.core._inputs import (
 )
 from pairmq.core._states import Backlog, Health, visible
 from pairmq.core.backoff import TRANSIENT_RETRIES, Backoff
-from pairmq.core.drain import EmptyWatch
+from pairmq.core.drain import EmptyWatch, drained_since
 from pairmq.core.envelope import (
     ALIASES,
     MAYBE_DUPLICATE,
@@ -38,7 +38,20 @@ from pairmq.core.envelope import (
     restore,
 )
 from pairmq.core.gates import Gate, Gates
-from pairmq.core.lanes import LANE_LOOK_INTERVAL, LANE_POLL, LaneWatch, from_lane
+from pairmq.core.lanes import (
+    ASKED,
+    HELD,
+    LANE_LOOK_INTERVAL,
+    LANE_POLL,
+    Call,
+    LaneStep,
+    LaneWatch,
+    Outcome,
+    ReadSide,
+    TwoSides,
+    from_lane,
+    renewal_due,
+)
 from pairmq.core.machine import EntityMachine, ImpossibleInputError
 from pairmq.core.options import (
     LANE_QUEUE,
@@ -86,10 +99,12 @@ from pairmq.core.switch import (
 
 __all__ = [
     "ALIASES",
+    "ASKED",
     "DEAD_LETTERS_AT_ONCE",
     "DIVERT_ENDED",
     "DIVERT_REQUESTED",
     "FORCE_FAILOVER",
+    "HELD",
     "HOLD",
     "LANE_LOOK_INTERVAL",
     "LANE_POLL",
@@ -110,6 +125,7 @@ __all__ = [
     "Backlog",
     "BacklogSeenEmpty",
     "Backoff",
+    "Call",
     "Changed",
     "Configuration",
     "Decision",
@@ -134,12 +150,14 @@ __all__ = [
     "Item",
     "Job",
     "KeyOrder",
+    "LaneStep",
     "LaneWatch",
     "LateResult",
     "Look",
     "MarkHealthy",
     "Next",
     "Order",
+    "Outcome",
     "PairOptions",
     "PingFailed",
     "PingRefused",
@@ -151,6 +169,7 @@ __all__ = [
     "PrimaryFailed",
     "ProcessReport",
     "PumpMachine",
+    "ReadSide",
     "Record",
     "Report",
     "Room",
@@ -166,16 +185,19 @@ __all__ = [
     "TimerFired",
     "ToBacklog",
     "ToPrimary",
+    "TwoSides",
     "backlog_queue_name",
     "backlog_queue_of",
     "conflict_text",
     "divert",
+    "drained_since",
     "elapsed_time_to_live",
     "from_lane",
     "host_text",
     "is_old_report",
     "lane_name",
     "lane_path",
+    "renewal_due",
     "reserved_properties",
     "restore",
     "switch_action",

@@ -1,14 +1,19 @@
 """What holds for lanes: backlog queues that consumers read beside the primary while it is unavailable (SPEC 11).
 
-Which sends go to a lane is `Rotation`'s to decide. Here is what a consumer may be given of one, and when the syphon
-reads it as well: a message that a consumer takes from the lane is spared the way over the primary.
+Which sends go to a lane is `Rotation`'s to decide, and when an entity's backlog counts as drained `EmptyWatch`'s. Here
+is what a consumer may be given of a lane, which side its receiver reads (`TwoSides`), and when the syphon reads the
+lane as well (`LaneWatch`): a message that a consumer takes from the lane is spared the way over the primary.
 """
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
+from typing import NamedTuple
 
+from pairmq.core.backoff import Backoff
 from pairmq.core.envelope import elapsed_time_to_live, restore
 from pairmq.core.options import PairOptions
 from pairmq.core.pump import Poison, expired
@@ -20,29 +25,83 @@ LANE_LOOK_INTERVAL = 60.0
 LANE_POLL = 60.0
 """Seconds of one long poll of a consumer at a lane, and at the primary's queue beside it."""
 
+ASKED = 1.0
+"""Seconds after which a receive that still waits has found the source empty."""
+
+HELD = 60.0
+"""Seconds since the last call for which what a side gave stays locked; then another consumer may have it."""
+
 _SHORTEST_LOOK = 0.25
 _LANE_FACTOR = 2.0
+_MOVES = 1.0  # s between two looks whether what was read has moved on
+_RENEWED = 20.0  # s between two renewals of what waits to be taken, at most
+_RECONNECTS = Backoff(first=0.1, factor=2.0, cap=5.0)
+
+
+class LaneStep(enum.Enum):
+    """What the syphon does next at a lane."""
+
+    LET_GO = enum.auto()
+    """Release what is locked: it can't be delivered now, and consumers may have it."""
+    READ = enum.auto()
+    LOOK = enum.auto()
+    """Count the lane: then `LaneWatch.seen`."""
+    ASK = enum.auto()
+    """Ask the primary whether it answers."""
+    WAIT = enum.auto()
 
 
 class LaneWatch:
     """When the syphon may read a lane: once its consumers have made no progress for a while (SPEC 11.4).
 
-    Progress is a look that finds fewer messages than the one before. Instants are seconds of one monotonic clock.
+    Progress is a look that finds fewer messages than the one before. Nothing waits at the lane, and nothing is read
+    while the primary takes no messages. Instants are seconds of one monotonic clock.
 
     Args:
         patience: seconds without progress, ``lane_patience``.
     """
 
-    __slots__ = ("_empty_looks", "_patience", "_pending", "_since")
+    __slots__ = ("_empty_looks", "_looked", "_patience", "_pending", "_reads_on", "_since")
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
         self._pending = 0
         self._since: float | None = None
         self._empty_looks = 0
+        self._reads_on = self._looked = False
+
+    def step(
+        self, now: float, held: int, *, stuck: bool, is_open: bool, primary_answers: bool | None = None
+    ) -> LaneStep:
+        """What the syphon does next.
+
+        Args:
+            now: the present instant.
+            held: messages of the lane that it has locked.
+            stuck: some of them can't be delivered now.
+            is_open: the destination takes messages, as far as is known.
+            primary_answers: what came of `LaneStep.ASK`.
+        """
+        if stuck:
+            return LaneStep.LET_GO
+        if self._reads_on:
+            return LaneStep.READ
+        if held:
+            return LaneStep.WAIT
+        if not self._looked:
+            return LaneStep.LOOK
+        if primary_answers is None and is_open and self.may_read(now):
+            return LaneStep.ASK
+        self._looked = False
+        return LaneStep.READ if primary_answers and is_open else LaneStep.WAIT
+
+    def wait(self, now: float, held: int) -> float:
+        """Seconds of `LaneStep.WAIT`, unless something moves on before."""
+        return _MOVES if held else self.next_look(now)
 
     def seen(self, pending: int, now: float) -> None:
         """A look found so many messages, locked ones too, none of them locked by this syphon."""
+        self._looked = True
         if not pending:
             self._since = None
             self._empty_looks += 1
@@ -52,14 +111,21 @@ class LaneWatch:
                 self._since = now
         self._pending = pending
 
-    def read(self) -> None:
-        """This syphon has read messages: that there are fewer at the next look is no consumer's progress."""
-        self._pending = 0
+    def received(self, count: int, held: int, now: float) -> None:
+        """This syphon has read so many messages, and held others before.
 
-    def read_nothing(self, now: float) -> None:
-        """All that is in the lane is locked by consumers: these are at work."""
-        if self._since is not None:
+        That there are fewer at the next look is no consumer's progress. Where it gets none although it holds none, all
+        are locked by consumers: these are at work.
+        """
+        self._reads_on = count > 0
+        if count:
+            self._pending = 0
+        elif not held and self._since is not None:
             self._since = now
+
+    def let_go(self) -> None:
+        """All that was locked is released: look anew."""
+        self._reads_on = self._looked = False
 
     def may_read(self, now: float) -> bool:
         """Whether what is in the lane has waited long enough for its consumers."""
@@ -71,6 +137,131 @@ class LaneWatch:
             return max(_SHORTEST_LOOK, min(self._patience, self._since + self._patience - now))
         usual = max(_SHORTEST_LOOK, self._patience)
         return min(LANE_LOOK_INTERVAL, usual * _LANE_FACTOR ** min(self._empty_looks, 20))
+
+
+class Call(NamedTuple):
+    """A receive: when it began, and until when it waits."""
+
+    began_at: float
+    ends_at: float
+
+
+class Outcome(enum.Enum):
+    """What a receive for which nothing is there does."""
+
+    FAIL = enum.auto()
+    """Raise why the queue can't be read."""
+    OVER = enum.auto()
+    WAIT = enum.auto()
+
+
+class ReadSide:
+    """One broker's part of a receiver: what is known of it, and when it is asked again after a failure."""
+
+    __slots__ = ("answered_at", "asked_at", "failed_at", "is_lost", "polls", "refused", "retry_at", "was_read", "_retry")
+
+    def __init__(self) -> None:
+        self.is_lost = False
+        """Whether it can't be read, as far as is known."""
+        self.refused = False
+        """Whether that is for good: its broker refuses."""
+        self.polls = False
+        """Whether it is being asked."""
+        self.was_read = False
+        self.failed_at = self.answered_at = self.asked_at = self.retry_at = float("-inf")
+        self._retry = 0
+
+    def asks(self, now: float) -> None:
+        """It is asked from now on."""
+        self.asked_at, self.polls = now, True
+
+    def answers(self, now: float) -> bool:
+        """It was read; returns whether it was lost until now."""
+        was_lost, self.is_lost = self.is_lost, False
+        self.was_read, self.answered_at, self._retry = True, now, 0
+        return was_lost
+
+    def fails(self, now: float, chance: float, *, refused: bool) -> bool:
+        """It can't be read; returns whether it could until now."""
+        was_lost, self.is_lost = self.is_lost, True
+        self.refused, self.failed_at = refused, now
+        self.retry_at = now + _RECONNECTS.wait(self._retry, chance)
+        self._retry += 1
+        return not was_lost
+
+
+class TwoSides:
+    """Which side a receiver of a queue with a lane reads: both while a call waits, whatever the other one does.
+
+    Either is asked again after a failure, later and later. Instants are seconds of one monotonic clock.
+    """
+
+    __slots__ = ("_calls", "_lane_first", "lane", "primary")
+
+    def __init__(self) -> None:
+        self.primary = ReadSide()
+        self.lane = ReadSide()
+        self._calls: list[Call] = []
+        self._lane_first = False
+
+    def begin(self, now: float, wait: float) -> Call:
+        """A receive begins, which `end` ends."""
+        call = Call(now, now + wait)
+        self._calls.append(call)
+        return call
+
+    def end(self, call: Call) -> None:
+        """A receive has ended."""
+        self._calls.remove(call)
+
+    def wants(self, side: ReadSide, now: float) -> bool:
+        """Whether a side is to be asked: a call waits, or has not learned yet what is there."""
+        return any(
+            now < call.ends_at or max(side.answered_at, side.failed_at) < call.began_at for call in self._calls
+        )
+
+    def poll(self, side: ReadSide, now: float) -> float:
+        """Seconds of a long poll that begins now: of none after a failure, to learn soon that the broker is back."""
+        if side.is_lost:
+            return 0.0
+        longest = max((call.ends_at for call in self._calls), default=now)
+        return min(LANE_POLL, max(0.0, longest - now))
+
+    def lane_first(self) -> bool:
+        """Whose turn it is to give the next message: the lane's, or the primary's."""
+        first, self._lane_first = self._lane_first, not self._lane_first
+        return first
+
+    def outcome(self, call: Call, now: float, *, raises: bool, ended: bool) -> Outcome:
+        """What a receive does for which nothing is there.
+
+        Args:
+            call: the receive.
+            now: the present instant.
+            raises: it raises while neither side can be read, instead of waiting.
+            ended: neither transport can be used any more.
+        """
+        primary, sides = self.primary, (self.primary, self.lane)
+        over = now >= call.ends_at and all(_was_asked(side, call.began_at, now) for side in sides)
+        if primary.is_lost:
+            wrong = primary.refused and not primary.was_read  # no wait would change that
+            # A side that was lost before is tried once more first: a caller's loop must not spin.
+            tried = over or any(side.failed_at >= call.began_at for side in sides)
+            if wrong or ended or (raises and tried and self.lane.is_lost):
+                return Outcome.FAIL
+        return Outcome.OVER if over else Outcome.WAIT
+
+
+def _was_asked(side: ReadSide, began_at: float, now: float) -> bool:
+    if max(side.answered_at, side.failed_at) >= began_at:
+        return True
+    # A poll that has been under way for a while would have found what is there.
+    return now >= (side.asked_at if side.polls else began_at) + ASKED
+
+
+def renewal_due(left: Iterable[float]) -> float:
+    """Seconds until the locks of what waits to be taken are to be renewed, of which so many seconds are left."""
+    return min((min(_RENEWED, max(1.0, each / 2)) for each in left), default=HELD)
 
 
 def from_lane(message: Message, entity: Entity, options: PairOptions, instant: datetime) -> Message | Poison:

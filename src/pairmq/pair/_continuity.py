@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from pairmq.core import LANE_POLL, Backoff, Poison, from_lane
+from pairmq.core import ASKED, HELD, LANE_POLL, Call, Outcome, Poison, ReadSide, TwoSides, from_lane, renewal_due
 from pairmq.model import (
     Delivery,
     FailureKind,
@@ -22,15 +22,12 @@ from pairmq.model import (
 )
 from pairmq.model.events import MessageDeadLettered, ReceiverChanged, Side
 from pairmq.pair._arguments import count, seconds
-from pairmq.pair._receiver import ASKED, PairDelivery, PairReceiver
+from pairmq.pair._receiver import PairDelivery, PairReceiver
 from pairmq.runner import Clock, Engine
 from pairmq.transport import Endpoint, Receiver, Transport, start_task
 
 T = TypeVar("T")
 
-_BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
-_HELD = 60.0  # s since the last call for which what is there stays locked; then another consumer may have it
-_RENEWED = 20.0  # s between two renewals of these locks, at most
 _CLOSE = 1.0  # s
 
 
@@ -84,26 +81,30 @@ class _Side:
     Args:
         owner: the receiver.
         name: which broker.
+        state: what is known of it.
         transport: of it.
         source: what is read there.
         receiver: of the transport.
     """
 
     def __init__(
-        self, owner: ContinuousReceiver, name: Side, transport: Transport, source: Source, receiver: Receiver
+        self,
+        owner: ContinuousReceiver,
+        name: Side,
+        state: ReadSide,
+        transport: Transport,
+        source: Source,
+        receiver: Receiver,
     ) -> None:
         self.owner = owner
         self.name = name
+        self.state = state
         self.transport = transport
         self.source = source
         self.receiver = receiver
         self.ready: deque[PairDelivery] = deque()
         self.failure: TransportError | None = None
         """Why it can't be read; None while it can."""
-        self.failed_at = self.answered_at = self.asked_at = float("-inf")
-        self.polls = self.was_read = False
-        self._retry = 0
-        self._retry_at = float("-inf")
         self._taken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -134,7 +135,7 @@ class _Side:
     async def _run(self) -> None:
         owner, clock = self.owner, self.owner.clock
         while owner.wants(self):
-            await asyncio.sleep(max(0.0, self._retry_at - clock.now()))
+            await asyncio.sleep(max(0.0, self.state.retry_at - clock.now()))
             try:
                 self.ready.extend(await self._poll())
             except Exception as error:
@@ -148,15 +149,15 @@ class _Side:
             await self._hold()
 
     async def _poll(self) -> Sequence[PairDelivery]:
-        """One long poll; a short one after a failure, to learn soon that the broker is back."""
+        """One long poll."""
         owner = self.owner
-        self.asked_at = now = owner.clock.now()
-        wait = 0.0 if self.failure is not None else owner.wait(now)
-        self.polls = True
+        now = owner.clock.now()
+        wait = owner.sides.poll(self.state, now)
+        self.state.asks(now)
         try:
             deliveries = await owner.limited(self.receiver.receive(owner.most, wait), wait)
         finally:
-            self.polls = False
+            self.state.polls = False
         return self._given(deliveries, owner.clock.wall())
 
     def _given(self, deliveries: Sequence[Delivery], received_at: float) -> Sequence[PairDelivery]:
@@ -164,32 +165,29 @@ class _Side:
 
     def _lost(self, error: TransportError) -> None:
         owner = self.owner
-        before, self.failure = self.failure, error.with_traceback(None)
-        self.failed_at = owner.clock.now()
-        self._retry_at = self.failed_at + _BACKOFF.wait(self._retry, owner.clock.chance())
-        self._retry += 1
-        if before is None:
+        self.failure = error.with_traceback(None)
+        refused = error.kind is FailureKind.REFUSED
+        if self.state.fails(owner.clock.now(), owner.clock.chance(), refused=refused):
             owner.emit(ReceiverChanged, entity=owner.source.entity, side=self.name, open=False, error=str(error))
         owner.wake()
 
     def _works(self) -> None:
         owner = self.owner
-        self.was_read, self.answered_at, self._retry = True, owner.clock.now(), 0
-        if self.failure is not None:
-            self.failure = None
+        self.failure = None
+        if self.state.answers(owner.clock.now()):
             owner.emit(ReceiverChanged, entity=owner.source.entity, side=self.name, open=True)
         owner.wake()
 
     async def _hold(self) -> None:
         """Keep the locks of what is there until it is taken; after a while release it, for others to handle."""
         clock = self.owner.clock
-        ends_at = clock.now() + _HELD
+        ends_at = clock.now() + HELD
         while self.ready:
             self._taken.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(min(ends_at, clock.now() + self._renewal_due())):
                     await self._taken.wait()
-                ends_at = clock.now() + _HELD
+                ends_at = clock.now() + HELD
                 continue
             held = tuple(self.ready)
             if clock.now() >= ends_at:
@@ -207,8 +205,7 @@ class _Side:
     def _renewal_due(self) -> float:
         locks = [delivery.delivery.locked_until for delivery in self.ready]
         now = self.owner.clock.instant()
-        left = [(until - now).total_seconds() / 2 for until in locks if until is not None]
-        return min([_RENEWED, *(max(1.0, each) for each in left)]) if left else _HELD
+        return renewal_due((until - now).total_seconds() for until in locks if until is not None)
 
 
 class _LaneSide(_Side):
@@ -216,7 +213,8 @@ class _LaneSide(_Side):
 
     def __init__(self, owner: ContinuousReceiver, engine: Engine, lane: int) -> None:
         source = Source(engine.backlog.queue(lane))
-        super().__init__(owner, Side.SECONDARY, engine.secondary, source, engine.secondary.receiver(source))
+        receiver = engine.secondary.receiver(source)
+        super().__init__(owner, Side.SECONDARY, owner.sides.lane, engine.secondary, source, receiver)
         self.id = owner.clock.new_id()
         self._backlog = engine.backlog
         self._lane = lane
@@ -272,10 +270,11 @@ class ContinuousReceiver(PairReceiver):
         self.emit = engine.emit
         self.most = prefetch
         """Messages that a poll locks at most."""
-        first = _Side(self, Side.PRIMARY, engine.primary, source, self._receiver)
+        self.sides = TwoSides()
+        """Decides which side is read."""
+        first = _Side(self, Side.PRIMARY, self.sides.primary, engine.primary, source, self._receiver)
         self._sides: tuple[_Side, _Side] = (first, _LaneSide(self, engine, lane))
         self._changed = asyncio.Event()
-        self._calls: list[tuple[float, float]] = []  # when each that waits began, and ends
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         engine.readers.add(self)
@@ -298,9 +297,7 @@ class ContinuousReceiver(PairReceiver):
                 return found[0]
 
     async def _receive(self, most: int, wait: float, *, raises: bool) -> list[PairDelivery]:
-        began = self.clock.now()
-        call = began, began + wait
-        self._calls.append(call)
+        call = self.sides.begin(self.clock.now(), wait)
         try:
             while True:
                 self._engine.check_open()
@@ -309,8 +306,7 @@ class ContinuousReceiver(PairReceiver):
                 found = self._take(most)
                 if found:
                     return found
-                self._raise_failure(call, raises=raises)
-                if self._is_over(call):
+                if self._is_over(call, raises=raises):
                     return []
                 self.most = max(most, self._prefetch)
                 for side in self._sides:
@@ -318,46 +314,28 @@ class ContinuousReceiver(PairReceiver):
                         side.start()
                 changed = self._changed
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(max(call[1], self.clock.now() + ASKED / 4)):
+                    async with asyncio.timeout_at(max(call.ends_at, self.clock.now() + ASKED / 4)):
                         await changed.wait()
         finally:
-            self._calls.remove(call)
+            self.sides.end(call)
 
     def _take(self, most: int) -> list[PairDelivery]:
         """What is there, of both sides in turn."""
         found: list[PairDelivery] = []
         while len(found) < most and any(side.ready for side in self._sides):
-            delivery = self._sides[0].take()
+            delivery = self._sides[self.sides.lane_first()].take()
             if delivery is not None:
                 found.append(delivery)
-            self._sides = self._sides[1], self._sides[0]
         return found
 
-    def _raise_failure(self, call: tuple[float, float], *, raises: bool) -> None:
-        """Raise what no wait would change, and, for a single receive, that neither side can be read."""
-        primary = next(side for side in self._sides if side.name is Side.PRIMARY)
-        failure = primary.failure
-        if failure is None:
-            return
-        wrong = failure.kind is FailureKind.REFUSED and not primary.was_read
-        lost = all(side.failure is not None for side in self._sides)
-        # A side that was lost before is tried once more first: a caller's loop must not spin.
-        tried = any(side.failed_at >= call[0] for side in self._sides) or self._is_over(call)
-        if wrong or (lost and raises and tried) or all(side.transport.ended for side in self._sides):
+    def _is_over(self, call: Call, *, raises: bool) -> bool:
+        """Whether a call that got nothing has ended; raises why the queue can't be read."""
+        ended = all(side.transport.ended for side in self._sides)
+        outcome = self.sides.outcome(call, self.clock.now(), raises=raises, ended=ended)
+        failure = self._sides[0].failure
+        if outcome is Outcome.FAIL and failure is not None:
             raise failure
-
-    def _is_over(self, call: tuple[float, float]) -> bool:
-        """Whether a call has waited long enough, and both sides were asked since it began."""
-        began, ends_at = call
-        now = self.clock.now()
-        return now >= ends_at and all(self._was_asked(side, began, now) for side in self._sides)
-
-    @staticmethod
-    def _was_asked(side: _Side, began: float, now: float) -> bool:
-        if max(side.answered_at, side.failed_at) >= began:
-            return True
-        # A poll that has been under way for a while would have found what is there.
-        return now >= (side.asked_at if side.polls else began) + ASKED
+        return outcome is Outcome.OVER
 
     # For its sides.
 
@@ -366,16 +344,8 @@ class ContinuousReceiver(PairReceiver):
         return await self._limits.run(operation, self.clock.now() + more + self.options.attempt_timeout)
 
     def wants(self, side: _Side) -> bool:
-        """Whether a side is to poll: a call waits, or has not learned yet what is there."""
-        now = self.clock.now()
-        return not self._closed and any(
-            now < ends_at or max(side.answered_at, side.failed_at) < began for began, ends_at in self._calls
-        )
-
-    def wait(self, now: float) -> float:
-        """Seconds of a long poll that begins now."""
-        longest = max((ends_at for _, ends_at in self._calls), default=now)
-        return min(LANE_POLL, max(0.0, longest - now))
+        """Whether a side is to poll."""
+        return not self._closed and self.sides.wants(side.state, self.clock.now())
 
     def wake(self) -> None:
         """Let the calls that wait look again."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from pairmq.core import Backoff
+from pairmq.core import ASKED, Backoff
 from pairmq.model import Delivery, FailureKind, FailureReason, LockLost, Message, Source, TransportError
 from pairmq.model.events import Event, MessageDelivered, Settlement, Side
 from pairmq.pair._arguments import count, seconds
@@ -18,8 +18,6 @@ from pairmq.transport import Endpoint, Receiver, Transport
 T = TypeVar("T")
 
 _POLL = 60.0  # s: one long poll of an iteration; only its cost depends on it
-ASKED = 1.0
-"""Seconds after which a receive that still waits has found the source empty."""
 _BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from pairmq.core import Backlog, EmptyWatch, Health
+from pairmq.core import Backlog, EmptyWatch, Health, drained_since
 from pairmq.model import Entity, FailureReason, Source, TransportError
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
@@ -65,8 +65,9 @@ class DrainWatch:
                 since = await self._count()
                 if since is not None:
                     for runner in self._waiting():
-                        if await self._lane_is_empty(runner.entity):
-                            runner.backlog_seen_empty(since)
+                        empty_since = drained_since(since, await self._held_in_lane(runner.entity))
+                        if empty_since is not None:
+                            runner.backlog_seen_empty(empty_since)
                 if self._waiting():
                     await asyncio.sleep(wait)
                     wait = min(_LONGEST_WAIT, wait * 1.5)
@@ -88,16 +89,16 @@ class DrainWatch:
         # What another process diverts to is empty only when it was asked, too (SPEC 13.2).
         return since if self._queues == self._all_queues() else None
 
-    async def _lane_is_empty(self, entity: Entity) -> bool:
+    async def _held_in_lane(self, entity: Entity) -> int | None:
         """Count an entity's lane, after the shared queues: no other entity waits for it."""
         index = self._backlog.lane_of(entity)
         if index is None:
-            return True
+            return 0
         counting = self._secondary.admin.counts(Source(self._backlog.queue(index)))
         try:
-            return not (await self._limits.run(counting, self._clock.now() + self._time_limit)).pending
+            return (await self._limits.run(counting, self._clock.now() + self._time_limit)).pending
         except TransportError:
-            return False
+            return None
 
     def _all_queues(self) -> tuple[Entity, ...]:
         return self._backlog.entities + self._backlog.others

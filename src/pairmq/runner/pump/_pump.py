@@ -16,6 +16,7 @@ from pairmq.core import (
     DestinationLine,
     Gate,
     Item,
+    LaneStep,
     LaneWatch,
     Next,
     PumpMachine,
@@ -31,7 +32,6 @@ from pairmq.transport import Sender, start_task
 _BACKOFF = Backoff(first=0.25, factor=2.0, cap=10.0)  # as long as a drain may pause after the secondary is back
 _ROOM_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
 _LINE_BACKOFF = Backoff(first=0.25, factor=2.0, cap=30.0)
-_LANE_MOVES = 1.0  # s between two looks whether what was read of a lane has moved on
 _LOOK_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
 
 
@@ -62,7 +62,6 @@ class Pump:
         path = lane_path(queue.path)
         self._lane_entity = None if path is None else Entity(path)
         self._lane = LaneWatch(context.options.lane_patience)
-        self._reads_on = False  # the last receive of a lane gave messages: there may be more
         self._reader = BacklogReader(queue, context, self._machine, self._changed)
         if self._lane_entity is not None:
             self._reader.receiver.wait = 0.0  # a poll under way would take messages from consumers
@@ -118,12 +117,9 @@ class Pump:
                     continue
                 held = len(self._machine)
                 deliveries = await self._reader.receive()
-                self._reads_on = bool(deliveries)
                 if deliveries:
                     self._move(deliveries)
-                    self._lane.read()
-                elif not held:
-                    self._lane.read_nothing(self._clock.now())
+                self._lane.received(len(deliveries), held, self._clock.now())
                 retry = 0
             except Exception as error:
                 # A pump never ends by an error: the backlog would be stranded.
@@ -146,22 +142,25 @@ class Pump:
 
     async def _leave_to_consumers(self, entity: Entity) -> None:
         """Return when the syphon is to read the lane: its consumers do not, and the primary takes messages."""
-        lane = self._lane
+        lane, machine = self._lane, self._machine
+        answers: bool | None = None
+        self._moved_on.clear()
         while not self._stopping.is_set():
-            self._moved_on.clear()
-            if self._lets_go:
-                await self._begin_anew()
-            wait = _LANE_MOVES
-            if self._reads_on:
+            now, held = self._clock.now(), len(machine)
+            step = lane.step(now, held, stuck=machine.stuck, is_open=self._is_open(entity), primary_answers=answers)
+            answers = None
+            if step is LaneStep.READ:
                 return
-            if not self._machine:
+            if step is LaneStep.LET_GO:
+                await self._begin_anew()
+            elif step is LaneStep.LOOK:
                 counts = await self._reader.receiver.limited(self._context.secondary.admin.counts(Source(self.queue)))
-                now = self._clock.now()
-                lane.seen(counts.pending, now)
-                if lane.may_read(now) and self._is_open(entity) and await self._primary_answers():
-                    return
-                wait = lane.next_look(now)
-            await pause(wait, self._stopping, self._moved_on)
+                lane.seen(counts.pending, self._clock.now())
+            elif step is LaneStep.ASK:
+                answers = await self._primary_answers()
+            else:
+                await pause(lane.wait(now, held), self._stopping, self._moved_on)
+                self._moved_on.clear()
 
     def _is_open(self, entity: Entity) -> bool:
         gate = self._context.gates.gates.get(entity)
@@ -170,7 +169,7 @@ class Pump:
     async def _begin_anew(self) -> None:
         """Let go of everything that is locked: after an error of the queue nothing of it can be settled."""
         orderly = self._machine.broken or self._lets_go
-        self._reads_on = False
+        self._lane.let_go()
         self._machine.drop_lines()
         sending = [task for line, task in self._lines.items() if line.taken]
         for line, task in self._lines.items():
