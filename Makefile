@@ -82,7 +82,7 @@ chaos: setup system ## random faults on real servers, judged (ARGS=--pair rabbit
 mutants: setup ## plant bugs, and see whether the simulation or a test finds each (ARGS=--only NAME)
 	@$(BIN)/python scripts/mutants.py $(ARGS)
 
-model: setup ## search the core in small worlds: 21 hazards planted, then the real rules (ARGS="--hazard 7", --write)
+model: setup ## search the core in small worlds: 27 hazards planted, then the real rules (ARGS="--hazard 7", --write)
 	@$(BIN)/python scripts/model.py $(ARGS)
 
 bench: setup system ## all benchmarks beside their peers; figures and pictures go to docs/performance (ARGS="--only NAME")

@@ -16,7 +16,7 @@ from datetime import datetime
 from types import FunctionType, NoneType
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from pairmq.core import DrainView, EmptyWatch, EntityMachine, Gate, Gates, KeyOrder, PumpMachine, Rotation
+from pairmq.core import DrainView, EmptyWatch, EntityMachine, Gate, Gates, KeyOrder, LaneWatch, PumpMachine, Rotation
 from pairmq.core.order import DrainWait, Key
 from pairmq.core.pump import Item
 from pairmq.core.rotation import _Out
@@ -148,6 +148,7 @@ VIEWS: Final[Mapping[type, Mapping[str, View]]] = {
     KeyOrder: {"_since": None},
     DrainView: dict.fromkeys(("_oldest", "_since")),
     DrainWait: dict.fromkeys(("asks_until", "ends_at", "pause")),
+    LaneWatch: {**dict.fromkeys(("_patience", "_empty_looks")), "_since": is_set},
     Gates: {**dict.fromkeys(("_backoff", "_idle", "_newest")), "_troubled": len, "_held": len},
     Gate: dict.fromkeys(("entity", "failures", "try_after")),
     PumpMachine: {

@@ -23,6 +23,7 @@ class Verdict(enum.StrEnum):
     DROPPED = "delivery budget spent"
     STRANDED = "stranded"
     HANG = "hang"
+    UNREAD = "not handled"
     LIVELOCK = "livelock"
 
 
@@ -37,6 +38,7 @@ MEANING: dict[Verdict, str] = {
     Verdict.DROPPED: "the broker dropped a message whose deliveries were used up by an outage",
     Verdict.STRANDED: "no way leads from here to everything delivered, even once all faults have ceased",
     Verdict.HANG: "a send or a close can't end unless a broker recovers first",
+    Verdict.UNREAD: "what a lane accepted is not handled before the primary works again",
     Verdict.LIVELOCK: "a circle of recoveries and failovers in which nothing is ever diverted",
 }
 
@@ -86,6 +88,7 @@ class World:
         delivery_limit: deliveries after which the secondary drops a message; 0 for no limit.
         flap_window: the option of that name; what it bounds lasts as long as the world, or no time at all.
         outage: whether the primary refuses everything at first.
+        consumer: whether the one queue of the secondary is a lane, and a consumer reads it beside the primary's.
     """
 
     name: str
@@ -106,6 +109,7 @@ class World:
     delivery_limit: int = 0
     flap_window: float = 0.0
     outage: bool = False
+    consumer: bool = False
 
     @property
     def pumps(self) -> tuple[tuple[int, int], ...]:
@@ -313,6 +317,35 @@ CLOSE_ALONE: Final = World(
     faults=2,
     closes=1,
 )
+LANE: Final = World(
+    "lane",
+    "two messages, a consumer that reads the primary and a lane, and the syphon that joins it",
+    senders=(0, 0),
+    hosts=(True,),
+    trouble=T.REFUSES,
+    faults=1,
+    consumer=True,
+)
+LANE_IN_DOUBT: Final = World(
+    "lane in doubt",
+    "the same with one message, lost confirmations, writes that are applied late, and a lane that is unavailable",
+    senders=(0,),
+    hosts=(True,),
+    trouble=T.REFUSES | T.UNCONFIRMED | T.DELAYED | T.QUEUE_AWAY,
+    faults=2,
+    consumer=True,
+)
+LANE_LOCKS: Final = World(
+    "lane locks",
+    "a message in a lane, whose lock is lost, and the process of the syphon or of the consumer dies",
+    senders=(0,),
+    hosts=(True,),
+    trouble=T.LOCK_LOST,
+    faults=1,
+    crashes=1,
+    outage=True,
+    consumer=True,
+)
 
 WORLDS: Final = (
     SENDS,
@@ -335,6 +368,9 @@ WORLDS: Final = (
     DELIVERIES,
     CLOSE,
     CLOSE_ALONE,
+    LANE,
+    LANE_IN_DOUBT,
+    LANE_LOCKS,
 )
 
 
@@ -364,6 +400,10 @@ class Naive(enum.Enum):
     LATE_SUCCESS_REOPENS = "a success that comes after the failover ends it"
     REST_COUNTS_AS_DELIVERED = "what is behind a failure in one operation counts as delivered"
     REST_IS_STORED = "each message of an operation is stored or refused by itself"
+    LANE_WITHOUT_LOCKS = "the syphon takes what a consumer of the lane is handling"
+    COMPLETE_BEFORE_HANDLED = "a consumer completes what a lane gives it before it handles it"
+    LANE_HELD = "the syphon holds a lane's messages until the primary works again"
+    LANE_NOT_COUNTED = "the backlog counts as empty over a lane that consumers read"
 
 
 @dataclass(frozen=True, slots=True)

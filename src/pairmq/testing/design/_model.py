@@ -10,15 +10,17 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from pairmq.core import Health, Room
+from pairmq.core import Health, LaneStep, Room, drained_since
 from pairmq.testing.design import _sends, _syphon
 from pairmq.testing.design._cells import Cells, Outputs
 from pairmq.testing.design._design import Design, Naive, Trouble, Verdict
 from pairmq.testing.design._search import OWN, Circle, Goal, Kind, Step, System
 from pairmq.testing.design._sends import Sending
 from pairmq.testing.design._state import (
+    CONSUMER,
     FREE,
     HOME,
+    IN_HAND,
     LETTERS,
     NONE,
     NOWHERE,
@@ -37,7 +39,7 @@ from pairmq.testing.design._state import (
     with_pump,
     with_queue,
 )
-from pairmq.testing.design._syphon import Settling, Syphon
+from pairmq.testing.design._syphon import PumpFacts, Settling, Syphon
 
 Steps = Iterator[Step[State]]
 
@@ -92,11 +94,14 @@ class Model:
         self._locks_run_out = does(Naive.LOCK_NOT_RENEWED)
         self._completes_early = does(Naive.COMPLETE_BEFORE_CONFIRM)
         self._pumps_when_dirty = does(Naive.PUMP_ASKS_OWN_MACHINE)
+        self._takes_locked = does(Naive.LANE_WITHOUT_LOCKS)
+        self._completes_unhandled = does(Naive.COMPLETE_BEFORE_HANDLED)
         self._one_consumer = world.ordered and not does(Naive.TWO_CONSUMERS)
         self._ways = [self._send_steps, self._health_steps]
         self._ways += [self._pump_steps] if design.pumps else []
         self._ways += [self._broker_steps]
         self._ways += [self._time_steps] if world.expires else []
+        self._ways += [self._consumer_steps] if world.consumer else []
         self._ways += [self._process_steps] if world.crashes or world.closes else []
 
     def system(self) -> System[State]:
@@ -105,6 +110,8 @@ class Model:
             Goal(Verdict.HANG, self.all_ended, OWN),
             Goal(Verdict.STRANDED, self.all_well, OWN | Kind.HEAL),
         )
+        if self.world.consumer:
+            goals = (*goals, Goal(Verdict.UNREAD, self.all_read, OWN))
         return System(self.beginning(), self.steps, self.judge, goals, CIRCLES)
 
     def beginning(self) -> State:
@@ -350,6 +357,9 @@ class Model:
         index = self.sending.facts[state.processes[owner].sending].looked
         queue = state.queues[index]
         empty = not queue.entries if queue.there else self.design.does(Naive.UNREACHABLE_IS_EMPTY)
+        if self.world.consumer:
+            lane = len(queue.entries) if queue.there else None
+            empty = self.design.does(Naive.LANE_NOT_COUNTED) or drained_since(0.0, lane) is not None
         how = "is empty" if empty else "is not empty"
         if not queue.there:
             how = "can't be reached" + (", so it counts as empty" if empty else "")
@@ -382,6 +392,9 @@ class Model:
             if not facts.delivering:
                 text = f"{name}: order was lost with a lock, it begins anew"
                 yield self._pumped(self._freed(state, owner, index), owner, text, "anew", index)
+        elif facts.step is LaneStep.LET_GO:
+            if not facts.delivering:
+                yield self._lets_go(state, owner, index, name)
         elif process.mode is Mode.OPEN:
             yield from self._receive(state, owner, index, name)
         if state.pumps[pump].message >= 0:
@@ -398,11 +411,14 @@ class Model:
             return
         if self._pumps_when_dirty and not self.sending.facts[process.sending].dirty:
             return
+        if facts.step is not None and facts.step is not LaneStep.READ:
+            yield from self._before_reading(state, owner, index, facts, name)
+            return
         pump = self._pump_of[owner, index]
         if self._one_consumer and any(entry.holder not in (FREE, pump) for entry in queue.entries):
             return  # one consumer at a time (SPEC 8.2)
         for place, entry in enumerate(queue.entries):
-            if entry.holder == FREE:
+            if entry.holder == FREE or (entry.holder == CONSUMER and self._takes_locked):
                 counted = entry.deliveries + 1 if self.world.delivery_limit else 0
                 held = _with_entry(queue, place, entry._replace(holder=pump, deliveries=counted))
                 overdue = state.messages[entry.message].fate is Fate.OVERDUE
@@ -410,6 +426,82 @@ class Model:
                 details = index, entry.message, entry.position, max(1, counted), overdue
                 yield self._pumped(with_queue(state, index, held), owner, text, "received", *details)
                 return
+        if facts.step is not None:
+            yield self._pumped(state, owner, f"{name}: receives nothing", "nothing", index)
+
+    # Lanes (SPEC 11).
+
+    def _before_reading(self, state: State, owner: int, index: int, facts: PumpFacts, name: str) -> Steps:
+        """The syphon leaves a lane to its consumers: it counts, and asks the primary before it reads."""
+        if facts.step is LaneStep.ASK:
+            answers = state.primary in (Primary.WORKS, Primary.FULL)
+            told = "answers" if answers else "does not answer"
+            yield self._pumped(state, owner, f"{name}: the primary {told}", "asked", index, answers)
+        elif not facts.held:
+            pending = len(state.queues[index].entries)
+            text = f"{name}: looks at the lane, which holds {pending}"
+            yield self._pumped(state, owner, text, "counted", index, pending)
+
+    def _lets_go(self, state: State, owner: int, index: int, name: str) -> Step[State]:
+        """What can't be delivered is released; what had been stored, and was not completed in time, may come twice."""
+        for item in self.syphons.facts[state.processes[owner].syphon].pumps[index].settling:
+            if not item.dead:
+                state = _explained(state, item.message)
+        text = f"{name}: releases what the primary does not take"
+        return self._pumped(self._freed(state, owner, index), owner, text, "anew", index)
+
+    def _consumer_steps(self, state: State) -> Steps:
+        """A consumer reads both sides, whatever the other one does, and completes what it has handled."""
+        queue = state.queues[0]
+        mine = [entry for entry in queue.entries if entry.holder in (CONSUMER, IN_HAND)]
+        free = next((place for place, entry in enumerate(queue.entries) if entry.holder == FREE), None)
+        if queue.there and free is not None:
+            entry = queue.entries[free]
+            if self._completes_unhandled:
+                held = with_queue(state, 0, _with_entry(queue, free, entry._replace(holder=IN_HAND)))
+                yield Step(Kind.STEP, f"a consumer receives message {entry.message + 1} and completes it", held)
+            else:
+                held = with_queue(state, 0, _with_entry(queue, free, entry._replace(holder=CONSUMER)))
+                yield Step(Kind.STEP, f"a consumer handles message {entry.message + 1} of the lane", _read(held, entry))
+        for entry in mine:
+            done = with_queue(state, 0, _without(queue, entry.position))
+            if entry.holder == IN_HAND:
+                yield Step(Kind.STEP, f"a consumer handles message {entry.message + 1}", _read(done, entry))
+            elif queue.there:
+                yield Step(Kind.STEP, f"a consumer completes message {entry.message + 1} in the lane", done)
+            if entry.holder == CONSUMER and state.faults and self._loses_locks:
+                lost = _explained(self._given_back(state, 0, entry.position), entry.message)
+                text = f"a consumer's lock of message {entry.message + 1} is lost"
+                yield Step(Kind.FAULT, text, lost._replace(faults=state.faults - 1))
+        if mine and state.crashes:
+            yield Step(Kind.FAULT, "the consumer dies", self._consumer_died(state))
+        if state.primary is Primary.WORKS:
+            for number in sorted(set(state.home)):
+                if state.home.count(number) > state.taken.count(number):
+                    taken = tuple(sorted((*state.taken, number)))
+                    text = f"a consumer handles message {number + 1} of the primary"
+                    yield Step(Kind.STEP, text, state._replace(taken=taken))
+
+    def _consumer_died(self, state: State) -> State:
+        """It is started again at once; what it had handled and not completed is handled again, explained by that."""
+        for entry in state.queues[0].entries:
+            if entry.holder == IN_HAND:
+                state = with_queue(state, 0, _without(state.queues[0], entry.position))
+            elif entry.holder == CONSUMER:
+                state = _explained(self._given_back(state, 0, entry.position), entry.message)
+        return state._replace(crashes=state.crashes - 1)
+
+    def all_read(self, state: State) -> bool:
+        """Whether nothing that a lane accepted waits in it: it was handled, or moved."""
+        if not state.queues[0].there:
+            return True
+        return all(
+            message.phase is not Phase.AT_BACKLOG
+            or message.fate is Fate.SET_ASIDE
+            or number in state.read
+            or number in state.home
+            for number, message in enumerate(state.messages)
+        )
 
     def _pumped(self, state: State, owner: int, text: str, what: str, *details: Any, kind: Kind = Kind.STEP) -> Any:
         """Hand a fact to the syphon of a process."""
@@ -669,13 +761,14 @@ class Model:
             phase = message.phase
             if copies and phase in (Phase.REFUSED, Phase.IDLE):
                 return Verdict.PHANTOM
-            if copies > 1 and not message.explained:
+            handled = state.read.count(number) + state.taken.count(number)
+            if max(copies, handled) > 1 and not message.explained:
                 return Verdict.DUPLICATE
             if message.fate is Fate.DROPPED:
                 return Verdict.DROPPED
             if phase is Phase.NOT_SENT and (copies or _in_backlog(state, number)):
                 return Verdict.FALSE_REPORT
-            if phase in _ACCEPTED and not copies and self._nowhere(state, number):
+            if phase in _ACCEPTED and not copies and not handled and self._nowhere(state, number):
                 return Verdict.LOST
         if len(state.receipts) > 1 and self._disordered(state):
             return Verdict.ORDER
@@ -737,9 +830,11 @@ class Model:
                 return False
             if process.syphon != NONE and any(pump.held for pump in self.syphons.facts[process.syphon].pumps):
                 return False
+        if self.world.consumer and state.taken != state.home:
+            return False
         return all(
             message.phase not in _ACCEPTED or not self.design.pumps or number in state.home
-            or message.fate is Fate.SET_ASIDE
+            or message.fate is Fate.SET_ASIDE or number in state.read
             for number, message in enumerate(state.messages)
         )  # fmt: skip
 
@@ -784,6 +879,13 @@ def _explained(state: State, number: int) -> State:
     """A second copy of the message would be explained: it carries the mark, or a syphon died over it."""
     message = state.messages[number]
     return state if message.explained else with_message(state, number, message._replace(explained=True))
+
+
+def _read(state: State, entry: Entry) -> State:
+    """A consumer has handled a message of the lane; a third time would add nothing."""
+    if state.read.count(entry.message) > 1:
+        return state
+    return state._replace(read=tuple(sorted((*state.read, entry.message))))
 
 
 def _with_new(queue: Queue, number: int, owed: int) -> Queue:

@@ -17,6 +17,10 @@ HOME: Final = -1
 """Where an attempt goes: the primary; 0 and up are backlog queues."""
 FREE: Final = -1
 """The lock is free."""
+CONSUMER: Final = -2
+"""The lane's consumer holds the lock."""
+IN_HAND: Final = -3
+"""A naive consumer holds the message, which the broker has forgotten."""
 NONE: Final = -1
 """No cell."""
 LETTERS: Final = "AB"
@@ -138,6 +142,10 @@ class State(NamedTuple):
     crashes: int
     cancels: int
     closes: int
+    read: tuple[int, ...] = ()
+    """The messages that a consumer has handled from the lane; one twice at most."""
+    taken: tuple[int, ...] = ()
+    """Those of the copies at the primary that a consumer has handled."""
 
 
 def with_message(state: State, number: int, message: Message) -> State:

@@ -7,7 +7,18 @@ from collections.abc import Hashable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, NamedTuple
 
-from pairmq.core import DestinationLine, Diversion, Gates, Item, Next, PumpMachine, Room, divert
+from pairmq.core import (
+    DestinationLine,
+    Diversion,
+    Gates,
+    Item,
+    LaneStep,
+    LaneWatch,
+    Next,
+    PumpMachine,
+    Room,
+    divert,
+)
 from pairmq.core.pump import is_poison
 from pairmq.model import Delivery, Entity, Message, TransportError
 from pairmq.testing.design._cells import Outputs, View
@@ -33,7 +44,7 @@ class Settling(NamedTuple):
 
 class PumpFacts(NamedTuple):
     """What can be seen of a pump from outside. ``held``: what it has locked, as far as it knows, by position;
-    ``stale``: what it has to renew before it sends on."""
+    ``stale``: what it has to renew before it sends on; ``step``: what it does next at a lane."""
 
     room: Room
     more: bool
@@ -42,6 +53,7 @@ class PumpFacts(NamedTuple):
     held: tuple[tuple[int, int], ...]
     settling: tuple[Settling, ...]
     stale: tuple[int, ...]
+    step: LaneStep | None
 
 
 class Facts(NamedTuple):
@@ -54,9 +66,11 @@ class Facts(NamedTuple):
 class Driven:
     """One pump's machine, its line, and what of the line is in an operation at the primary."""
 
-    __slots__ = ("anew", "line", "machine", "more", "room", "sending", "stale")
+    __slots__ = ("anew", "lane", "line", "machine", "more", "room", "sending", "stale", "step")
 
-    def __init__(self, machine: PumpMachine) -> None:
+    def __init__(self, machine: PumpMachine, lane: LaneWatch | None) -> None:
+        self.lane = lane
+        self.step: LaneStep | None = None
         self.machine = machine
         self.line: DestinationLine | None = None
         self.sending: tuple[Item, ...] = ()
@@ -69,17 +83,25 @@ class Driven:
 class Syphon:
     """The machines of one process with a syphon."""
 
-    VIEW: ClassVar[dict[str, View]] = dict.fromkeys(("design", "now", "_out"))
+    VIEW: ClassVar[dict[str, View]] = dict.fromkeys(("design", "now", "_out", "_answers"))
 
     def __init__(self, design: Design) -> None:
         self.design = design
         self.now = 0.0
         self.gates = Gates(1.0)
-        self.pumps = [Driven(_pump_of(design, self.gates)) for _ in range(design.world.queues)]
+        lane = design.world.consumer
+        self.pumps = [
+            # A patience may be over at any moment, as may all that takes time.
+            Driven(_pump_of(design, self.gates), LaneWatch(0.0) if lane else None)
+            for _ in range(design.world.queues)
+        ]
         for pump in self.pumps:
             one = design.world.ordered and not design.does(Naive.TWO_CONSUMERS)
             pump.machine.opened(_LOCK, ordered=one)
         self._out: list[tuple[Any, ...]] = []
+        self._answers: bool | None = None
+        for pump in self.pumps:
+            self._at_lane(pump)
 
     def order(self) -> Hashable:
         """Nothing: no instant of a pump has an order that matters."""
@@ -97,11 +119,39 @@ class Syphon:
         for pump in self.pumps:
             pump.room = pump.machine.room(_AFTER_ALL)
             pump.more = pump.room is Room.ASK and pump.machine.room(_AFTER_ALL, primary_answers=True) is Room.ENOUGH
+            self._at_lane(pump)
+        self._answers = None
         out, self._out = tuple(self._out), []
         return out
 
+    def _at_lane(self, pump: Driven) -> None:
+        if pump.lane is not None:
+            gate, machine = self.gates.get(_ENTITY), pump.machine
+            stuck = machine.stuck and not self.design.does(Naive.LANE_HELD)
+            is_open = gate is None or gate.is_open
+            held = len(machine)
+            pump.step = pump.lane.step(self.now, held, stuck=stuck, is_open=is_open, primary_answers=self._answers)
+
+    def _on_counted(self, index: int, pending: int) -> None:
+        """It has looked at its lane."""
+        lane = self.pumps[index].lane
+        assert lane is not None
+        lane.seen(pending, self.now)
+
+    def _on_asked(self, index: int, answers: bool) -> None:
+        """It has asked the primary."""
+        self._answers = answers
+
+    def _on_nothing(self, index: int) -> None:
+        """A receive gave nothing."""
+        pump = self.pumps[index]
+        assert pump.lane is not None
+        pump.lane.received(0, len(pump.machine), self.now)
+
     def _on_received(self, index: int, number: int, position: int, count: int, overdue: bool) -> None:
         pump = self.pumps[index]
+        if pump.lane is not None:
+            pump.lane.received(1, len(pump.machine), self.now)
         at = _BEGAN - timedelta(seconds=2 * _TIME_TO_LIVE if overdue else 0)
         session = "s" if self.design.world.ordered else None
         live = _TIME_TO_LIVE if self.design.world.expires else None
@@ -217,9 +267,12 @@ class Syphon:
             self._send(index)
 
     def _on_anew(self, index: int) -> None:
-        """Order was lost with a lock, and nothing is being delivered: all that is locked is released."""
+        """Order was lost with a lock, or a lane is let go, and nothing is being delivered: all locked is released."""
         pump = self.pumps[index]
         machine, line = pump.machine, pump.line
+        if pump.lane is not None:
+            pump.lane.let_go()
+            machine.drop_lines()
         pump.stale = ()
         machine.release()
         machine.give_up()
@@ -256,6 +309,7 @@ def _pump_facts(pump: Driven) -> PumpFacts:
         held=tuple((_number(item), _position(item)) for item in machine._locked),
         settling=tuple(Settling(_number(item), _position(item), item.poison is not None) for item in machine._settling),
         stale=tuple(map(_position, pump.stale)),
+        step=pump.step,
     )
 
 
