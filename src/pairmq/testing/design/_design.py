@@ -337,10 +337,10 @@ LANE_IN_DOUBT: Final = World(
 )
 LANE_LOCKS: Final = World(
     "lane locks",
-    "a message in a lane, whose lock is lost, and the process of the syphon or of the consumer dies",
+    "a message in a lane, whose lock may be lost, and the process of the syphon or of the consumer may die",
     senders=(0,),
     hosts=(True,),
-    trouble=T.LOCK_LOST,
+    trouble=T.LOCK_LOST | T.REFUSES,
     faults=1,
     crashes=1,
     outage=True,

@@ -472,7 +472,7 @@ HAZARDS: Final = (
         26,
         "the syphon keeps a lane's messages from its consumers",
         Naive.LANE_HELD,
-        (Check(worlds.LANE, Verdict.UNREAD),),
+        (Check(worlds.LANE_LOCKS, Verdict.UNREAD),),
         "The syphon reads a lane only while the primary answers, and releases at once what it does not take.",
         "11.4, 11.5",
         "`LaneWatch` decides: after a patience without progress of consumers, and to let go of what is stuck before all.",
