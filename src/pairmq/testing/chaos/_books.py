@@ -18,7 +18,19 @@ from pairmq.testing.chaos._ledger import event_from_json, lines
 from pairmq.testing.chaos._messages import made, number_of
 from pairmq.testing.chaos.network import BOTH, DELAY, JITTER
 from pairmq.testing.chaos.plan import ENTITIES, SIDES, Plan
-from pairmq.testing.history import PRIMARY, SECONDARY, Attempt, Copy, Handover, Life, Note, Result, Sent, Told
+from pairmq.testing.history import (
+    PRIMARY,
+    SECONDARY,
+    Attempt,
+    Copy,
+    Handling,
+    Handover,
+    Life,
+    Note,
+    Result,
+    Sent,
+    Told,
+)
 from pairmq.testing.simulator._history import History, Trouble
 from pairmq.testing.simulator._scenario import Fault, ProcessPlan, Scenario, SenderPlan, Setup
 
@@ -57,6 +69,7 @@ class _Books:
         self._marked: set[tuple[int, int | None]] = set()
         """Writes of messages that bore the mark of a possible duplicate."""
         self._deliveries: dict[tuple[str, str, int], Copy] = {}
+        self._handled: dict[tuple[str, int], Handling] = {}
         self._struck: dict[int, int] = {}
         """Indexes of the strikes that have not ended yet."""
         self._began: float | None = None
@@ -189,7 +202,20 @@ class _Books:
         attempt.told = tuple(Told(*told) for told in line["told"])
         attempt.ended_at, attempt.end_tick = self._at, self._tick
 
-    # The syphon's side.
+    # The consumers'.
+
+    def _line_handle(self, who: str, line: dict[str, Any]) -> None:
+        number, entity = line["number"], Entity(line["path"])
+        message = Message(b"") if number is None else made(number)
+        handling = Handling(number, entity, who, line["side"], line["place"], message, self._at, self._tick)
+        self._history.handlings.append(handling)
+        self._handled[who, line["turn"]] = handling
+
+    def _line_handled(self, who: str, line: dict[str, Any]) -> None:
+        handling = self._handled[who, line["turn"]]
+        handling.settled, handling.ended_at = line["settled"], self._at
+
+    # The syphon's side, and that of lanes.
 
     def _line_got(self, who: str, line: dict[str, Any]) -> None:
         if line["broker"] != SECONDARY:
@@ -206,7 +232,8 @@ class _Books:
             # The broker also counts deliveries that were never received.
             unseen = max(0, count - 1 - len(copy.handovers))
             copy.handovers += [Handover(self._at, self._tick, NOBODY)] * unseen
-            copy.handovers.append(Handover(self._at, self._tick, who))
+            consumer = who.partition("/")[0] in self._plan.consumers
+            copy.handovers.append(Handover(self._at, self._tick, who, consumer, place))
 
     def _line_settle(self, who: str, line: dict[str, Any]) -> None:
         for place, number in line["messages"]:

@@ -19,6 +19,7 @@ from pairmq.testing.chaos.report import ChaosReport
 
 DEFAULT_PAIRS = ("redis,redis", "rabbitmq,rabbitmq", "servicebus,servicebus", "rabbitmq,redis")
 _DEFAULT_MINUTES = 2.0
+_CONSUMERS = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,7 +73,8 @@ def _run(options: argparse.Namespace, pair: str, seed: int) -> ChaosReport:
                 longest=options.longest,
                 clients=options.clients,
                 rate=options.rate,
-                consumers=options.consumers,
+                consumers=options.consumers or (_CONSUMERS if options.continuity else 0),
+                continuity=options.continuity,
                 ordering=options.ordering,
                 **drawn,
             )
@@ -140,6 +142,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=3, help="processes (3)")
     parser.add_argument("--rate", type=float, default=20.0, help="sends per second of each process (20)")
     parser.add_argument("--consumers", type=int, default=0, help="processes that read the primary meanwhile (0)")
+    parser.add_argument(
+        "--continuity", action="store_true", help="queues with lanes, which the consumers read as well (2 consumers)"
+    )
     parser.add_argument("--ordering", default="none", choices=("none", "session"), help="of the pairs, judged (none)")
     parser.add_argument(
         "--distance", type=_distance, help="the side with high latency: none, primary, secondary or both (drawn)"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pairmq.core import PairOptions
+from pairmq.core import PairOptions, lane_name
 from pairmq.model import Delivery, Entity, Message, Source
 from pairmq.model.events import MessageDelivered, Settlement
 from pairmq.plugins import registry
@@ -26,11 +26,12 @@ _BATCH = 500
 
 
 def backlog_queues(plan: Plan) -> tuple[str, ...]:
-    """The names of the backlog queues of all clients."""
+    """The names of the backlog queues of all clients, lanes last."""
     names = (
         name for each in plan.clients for name in PairOptions(**plan.options_of(each)).backlog_queue_names("chaos")
     )
-    return tuple(dict.fromkeys(names))
+    lanes = (lane_name(PRIMARY, path) for path in ENTITIES if plan.settings.continuity)
+    return tuple(dict.fromkeys((*names, *lanes)))
 
 
 async def make_queues(plan: Plan, primary: str, secondary: str) -> None:

@@ -107,7 +107,7 @@ def _vanished(facts: Facts, found: Found) -> Iterator[Violation]:
     """A dead-lettering that was only requested excuses nothing: the message must be in a dead-letter queue."""
     for number, sent in facts.history.sent.items():
         account = facts.account(sent)
-        kept = number in found.dead or account.waiting_in or account.at_primary
+        kept = number in found.dead or account.waiting_in or account.at_primary or account.handled
         if sent.result is not None and sent.result.accepted and account.excused and not kept:
             text = f"{number} was {sent.result}, and is missing, also in the dead-letter queues"
             yield Violation(Verdict.LOST, sent.ended_at or sent.at, text, number)

@@ -33,11 +33,11 @@ from pairmq.model import (
     TransportError,
 )
 from pairmq.model.events import Event
-from pairmq.pair import Pair, PairSender
+from pairmq.pair import Pair, PairDelivery, PairSender
 from pairmq.plugins import Observer, registry
 from pairmq.testing.chaos._clients import OPENED
 from pairmq.testing.chaos._ledger import Ledger, event_to_json
-from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, first_canary, first_number, made
+from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, first_canary, first_number, made, number_of
 from pairmq.testing.chaos._recording import SENDING, RecordingTransport
 from pairmq.testing.history import Result
 
@@ -70,6 +70,7 @@ class Client:
         self._numbers = itertools.count(first_number(spec["place"], spec["life"]))
         self._canaries = itertools.count(first_canary(spec["place"], spec["life"]))
         self._options = PairOptions(**spec["options"], enable_syphon=spec["syphon"])
+        self._handled = itertools.count()
         self._words: asyncio.Queue[str] = asyncio.Queue()
         self._stopping = asyncio.Event()
         self._flying: set[asyncio.Task[None]] = set()
@@ -103,7 +104,7 @@ class Client:
         traffic: list[asyncio.Task[None]] = []
         senders = [(f"{spec['name']}-{path}", pair.sender(path)) for path in spec["entities"]]
         if spec["consumes"]:
-            traffic += [loop.create_task(_keep_consuming(pair, path, self._chance)) for path in spec["entities"]]
+            traffic += [loop.create_task(self._keep_consuming(pair, path)) for path in spec["entities"]]
         else:
             traffic += [loop.create_task(self._keep_sending(name, sender)) for name, sender in senders]
         while (word := await self._words.get()) != "close":
@@ -236,6 +237,39 @@ class Client:
             self._ledger.write("crash", text=f"{len(results)} results for a batch of {len(numbers)}")
         self._ledger.write("told", results=[_told(*each) for each in zip(numbers, results, strict=False)])
 
+    # Consuming.
+
+    async def _keep_consuming(self, pair: Pair, path: str) -> None:
+        """Read a queue until the pair ends, and settle what comes."""
+        async with pair.receiver(path) as receiver:
+            while True:
+                try:
+                    for delivery in await receiver.receive(_MOST, _WAIT):
+                        if self._chance.random() < _GIVEN_BACK:
+                            await delivery.abandon()
+                        else:
+                            await self._handle(path, delivery)
+                except (PairClosed, PairFaulted):
+                    return
+                except (TransportError, LockLost):
+                    # Unsettled messages of this batch are redelivered when their locks expire.
+                    await asyncio.sleep(_PAUSE)
+
+    async def _handle(self, path: str, delivery: PairDelivery) -> None:
+        number, turn = number_of(delivery.message), next(self._handled)
+        side, place = delivery.origin.value, delivery.delivery.sequence_number
+        self._ledger.write("handle", turn=turn, number=number, path=path, side=side, place=place)
+        if number is None or delivery.message != made(number):
+            self._ledger.write("altered", number=number, path=path, message=repr(delivery.message)[:500])
+        settled = False
+        try:
+            await delivery.complete()
+            settled = True
+        finally:
+            self._ledger.write("handled", turn=turn, settled=settled)
+
+    # The end.
+
     async def _canary(self, pair: Pair, senders: list[tuple[str, PairSender]]) -> None:
         """More messages through each sender as soon as its entity is healthy, or when that takes too long.
 
@@ -247,20 +281,6 @@ class Client:
             await _until(lambda at=sender: pair.state(at.entity.path) is EntityState.HEALTHY, ends_at)  # type: ignore[misc]
             for _ in range(CANARIES_OF_A_SENDER if self._options.ordering == "session" else 1):
                 await self._send(name, sender, [next(self._canaries)], self._options.send_timeout)
-
-
-async def _keep_consuming(pair: Pair, path: str, chance: Random) -> None:
-    """Read a queue of the primary until the pair ends, and settle what comes."""
-    async with pair.receiver(path) as receiver:
-        while True:
-            try:
-                for delivery in await receiver.receive(_MOST, _WAIT):
-                    await (delivery.abandon() if chance.random() < _GIVEN_BACK else delivery.complete())
-            except (PairClosed, PairFaulted):
-                return
-            except (TransportError, LockLost):
-                # Unsettled messages of this batch are redelivered when their locks expire.
-                await asyncio.sleep(_PAUSE)
 
 
 def _answer(word: str, **states: str) -> None:

@@ -37,6 +37,7 @@ DISTANCES: Final = ("", *SIDES, BOTH)
 
 _ROUND_TRIPS = 8  # of one operation over a distance that has to connect first
 _MOST_QUEUES = 6
+_LANE_PATIENCE = 2.0  # s
 _BLIPS_RARER = 4  # than faults of one broker: nothing is promised while there is neither
 
 
@@ -56,6 +57,7 @@ class Settings:
             restarts after as long.
         patience: seconds until everything must be drained when all is healed.
         consumers: processes that read the primary meanwhile; they are killed and restarted as the clients are.
+        continuity: the queues have lanes, which the consumers read as well (SPEC 11); it needs consumers.
         ordering: of the clients' pairs; with ``"session"`` the order of each session is judged.
         distance: the side that is far from all clients, or ``both``; empty for none.
         differing: the clients have different numbers of backlog queues.
@@ -75,6 +77,7 @@ class Settings:
     lock_duration: float = 5.0
     patience: float = 120.0
     consumers: int = 0
+    continuity: bool = False
     ordering: Ordering = "none"
     distance: str = ""
     differing: bool = False
@@ -85,6 +88,8 @@ class Settings:
             raise ConfigurationError(f"distance is {self.distance!r}: it must be primary, secondary, both or empty")
         if self.ordering not in get_args(Ordering):
             raise ConfigurationError(f"ordering is {self.ordering!r}: it must be none or session")
+        if self.continuity and (not self.consumers or self.ordering != "none"):
+            raise ConfigurationError("continuity needs consumers, and no order")
         for name, low, high in (
             ("seconds", 1.0, 1e6),
             ("every", 0.1, 1e6),
@@ -243,6 +248,8 @@ def planned(
         "close_grace": 2.0,
         "flap_window": 5.0,
     }
+    if settings.continuity:
+        options |= {"continuity": list(ENTITIES), "lane_patience": _LANE_PATIENCE}
     if settings.ordering != "none":
         options["ordering"] = settings.ordering
     # Some limits end long before a failover can, and show whether a send gives up.

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pairmq.model.events import MessageMoved, StateChanged
 from pairmq.testing.chaos._judge import duplicates_explained
 from pairmq.testing.chaos.plan import Plan
-from pairmq.testing.judge import Violation
+from pairmq.testing.judge import Violation, Waits, waits_of
 from pairmq.testing.simulator._history import History
-from pairmq.testing.simulator._report import Counts, counted, story_of
+from pairmq.testing.simulator._report import Counts, counted, handled_text, story_of
 
 _STORIES = 3
 
@@ -33,6 +33,8 @@ class ChaosReport:
     timeline: tuple[str, ...] = field(repr=False)  # what was done, and every change of an entity's state, a line each
     # What happened to the messages of the first violations, a line each.
     stories: dict[int, tuple[str, ...]] = field(repr=False)
+    # How long accepted messages waited for their first handling, by what had accepted them.
+    waits: Mapping[str, Waits] = field(default_factory=dict)
     interrupted: bool = False  # the faults ended early, by Ctrl-C
 
     @property
@@ -58,6 +60,7 @@ class ChaosReport:
             f"{counts.refused} refused, {counts.unknown} unknown or cancelled, {counts.killed} cut off by a kill",
             f"  found: {counts.copies} at the primary, {counts.duplicates} of them second copies "
             f"({self.explained} explained); {self.moved} moved",
+            *(f"  {line}" for line in handled_text(counts, self.waits)),
             f"  worst overrun of a deadline: {self.overrun:+.3f} s, of which the process slept {self.lag:.3f} s",
         ]
         if timeline or not self.ok:
@@ -82,6 +85,7 @@ class ChaosReport:
                 name: None if (value := getattr(self, name)) is None else round(value, 3)
                 for name in ("overrun", "lag", "seconds", "drained_after")
             },
+            "waits": {by: each.to_dict() for by, each in self.waits.items()},
             "violations": [each.to_dict(3) for each in self.violations],
             "timeline": list(self.timeline),
             "stories": {str(number): list(story) for number, story in self.stories.items()},
@@ -116,6 +120,7 @@ def report_of(
         None if healed is None else (drained or history.ended_at) - healed,
         _timeline(history),
         {number: story_of(history, number) for number in list(numbers)[:_STORIES]},
+        waits_of(history),
         interrupted,
     )
 
