@@ -38,7 +38,8 @@ LANES = (
         "what is dead-lettered in a lane is given all the same",
         _CONTINUITY,
         "                owner.later(self._bury(delivery, found))\n            else:\n",
-        "                owner.later(self._bury(delivery, found))\n                found = delivery.message\n            if True:\n",
+        "                owner.later(self._bury(delivery, found))\n"
+        "                found = delivery.message\n            if True:\n",
     ),
     Mutant(
         "a side that was lost is never asked again",

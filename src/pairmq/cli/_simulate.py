@@ -66,7 +66,8 @@ def simulate(
     """Run real pairs against brokers, networks and processes that fail, in virtual time, and judge the outcome.
 
     Nothing may be lost, nothing may arrive that was not sent, every second copy must be explained, no send may outlive
-    its deadline, and consumers must handle what was accepted. The same seed gives the same run everywhere. Exit status: 1 with a violation, 130 after Ctrl-C.
+    its deadline, and consumers must handle what was accepted. The same seed gives the same run everywhere. Exit status:
+    1 with a violation, 130 after Ctrl-C.
     """
     # Other commands don't need the test kit.
     from pairmq.cli import _simulate_run as run

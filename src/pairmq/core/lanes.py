@@ -158,7 +158,17 @@ class Outcome(enum.Enum):
 class ReadSide:
     """One broker's part of a receiver: what is known of it, and when it is asked again after a failure."""
 
-    __slots__ = ("answered_at", "asked_at", "failed_at", "is_lost", "polls", "refused", "retry_at", "was_read", "_retry")
+    __slots__ = (
+        "_retry",
+        "answered_at",
+        "asked_at",
+        "failed_at",
+        "is_lost",
+        "polls",
+        "refused",
+        "retry_at",
+        "was_read",
+    )
 
     def __init__(self) -> None:
         self.is_lost = False
@@ -216,9 +226,7 @@ class TwoSides:
 
     def wants(self, side: ReadSide, now: float) -> bool:
         """Whether a side is to be asked: a call waits, or has not learned yet what is there."""
-        return any(
-            now < call.ends_at or max(side.answered_at, side.failed_at) < call.began_at for call in self._calls
-        )
+        return any(now < call.ends_at or max(side.answered_at, side.failed_at) < call.began_at for call in self._calls)
 
     def poll(self, side: ReadSide, now: float) -> float:
         """Seconds of a long poll that begins now: of none after a failure, to learn soon that the broker is back."""

@@ -475,7 +475,7 @@ HAZARDS: Final = (
         (Check(worlds.LANE_LOCKS, Verdict.UNREAD),),
         "The syphon reads a lane only while the primary answers, and releases at once what it does not take.",
         "11.4, 11.5",
-        "`LaneWatch` decides: after a patience without progress of consumers, and to let go of what is stuck before all.",
+        "`LaneWatch` decides: after a patience without progress of consumers; what is stuck is released first.",
         (
             "tests/runner/test_lanes.py::test_the_syphon_releases_a_lanes_messages_when_the_destination_fails_under_it",
             "tests/runner/test_lanes.py::test_the_syphon_keeps_no_message_of_a_lane_while_the_primary_is_unavailable",

@@ -148,7 +148,9 @@ class Facts(judge.Facts):
         if life is not None and (life.killed or life.closing_at is not None) and (life.closing_at or 0) <= now.at:
             return True
         where, path = copy.broker, copy.entity.path
-        if any(each.broker == where and each.path == path for each in self.troubles(before.life, before.tick, now.tick)):
+        if any(
+            each.broker == where and each.path == path for each in self.troubles(before.life, before.tick, now.tick)
+        ):
             return True
         if any(
             before.tick <= tick <= now.tick and (name, broker) == (before.life, where)

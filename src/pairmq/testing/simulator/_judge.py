@@ -44,7 +44,6 @@ def _expired(facts: Facts, sent: Sent) -> Iterator[Violation]:
             text = f"{sent.number} lives {lives:g} s, and was sent to the primary {waited:.3f} s after it was diverted"
             yield Violation(Verdict.PHANTOM, attempt.at, text, sent.number)
 
-
     for handling in facts.handlings[sent.number]:
         if handling.side == SECONDARY and handling.at > diverted_at + lives + WALLS:
             waited = handling.at - diverted_at

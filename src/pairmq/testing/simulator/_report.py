@@ -147,7 +147,8 @@ class Report:
 
 
 def _host(plan: ProcessPlan) -> str:
-    does = [*(["syphon"] if plan.syphon else ()), *(["reads " + ", ".join(plan.queues_read)] if plan.queues_read else ())]
+    reads = "reads " + ", ".join(plan.queues_read)
+    does = [word for word, is_so in (("syphon", plan.syphon), (reads, plan.queues_read)) if is_so]
     return f"{plan.name} ({'; '.join(does)})" if does else plan.name
 
 
