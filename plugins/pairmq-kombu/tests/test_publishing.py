@@ -24,8 +24,8 @@ from kombu.exceptions import OperationalError
 from pairmq import Route
 from pairmq.model import Source
 from pairmq_kombu import PublishRefused, PublishUnknown
-from pairmq_kombu._channel import Link
 from pairmq_kombu._process import close_pairs, pair_of_process
+from pairmq_kombu._remote import Link
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 

@@ -21,6 +21,7 @@ V = TypeVar("V")
 MOST_SENDERS: Final = 1000
 MOST_EXCHANGES: Final = 10_000
 MOST_POSTPONED: Final = 10_000
+MOST_HANDLED: Final = 10_000
 
 
 class Recent(Generic[K, V]):

@@ -14,18 +14,16 @@ from contextlib import suppress
 from typing import Any
 
 from amqp.exceptions import ChannelError, NotFound, RecoverableConnectionError
-from amqp.exceptions import ConnectionError as AMQPConnectionError
 from amqp.protocol import queue_declare_ok_t
 from kombu.transport import base, pyamqp
 
 from pairmq_kombu._errors import PublishRefused, QueueMissing, StillUnreachable, Unreachable
 from pairmq_kombu._message import PERSISTENT, Exchange, NotCarried, routed
 from pairmq_kombu._process import PairOfProcess
+from pairmq_kombu._reading import ACK, REJECT, REQUEUE, Consumer, Reading, Tag
+from pairmq_kombu._remote import LINK_ERRORS, LinkTransport
 
 _log = logging.getLogger(__name__)
-
-LINK_ERRORS: tuple[type[Exception], ...] = (OSError, RecoverableConnectionError, AMQPConnectionError)
-"""What an unavailable primary looks like to py-amqp; a time limit that has passed is an `OSError`."""
 
 _EVENT_PATIENCE = 1.5
 """Seconds of failed attempts after which nothing that may be lost is held up by an unreachable primary."""
@@ -34,7 +32,6 @@ _CONFIRM_TIMEOUT = 5.0  # seconds, where the caller gives none
 
 _warned: set[tuple[str, str, str]] = set()
 
-_READ_TIMEOUT = 5.0
 _PATIENCE = 4.0  # seconds, where the connection has no time limit of its own
 
 
@@ -55,6 +52,7 @@ class PairedChannel(base.StdChannel):
         self._real: Any = None
         self._confirming: Any = None
         self._missing: tuple[str, str] | None = None
+        self._prefetch = 0
 
     # Publishing.
 
@@ -170,6 +168,8 @@ class PairedChannel(base.StdChannel):
             **more,
         }
         lasting = bool(queue) and durable and not (passive or exclusive or auto_delete)
+        if lasting:
+            self._process.queues.put(queue, True)
         return self._declare("queue_declare", asked, lasting, queue_declare_ok_t(queue, 0, 0))
 
     def exchange_declare(
@@ -224,6 +224,10 @@ class PairedChannel(base.StdChannel):
     def _declare(self, method: str, arguments: dict[str, Any], lasting: bool, presumed: Any) -> Any:
         """Declare something; what is ``lasting`` can be declared later as well, and is ``presumed`` until then."""
         if not lasting:
+            reading = self._reading
+            if reading is not None and arguments.get("queue", "an exchange") and not arguments.get("passive"):
+                reading.remote.declare(method, arguments)
+                return presumed
             return getattr(self._on_link(), method)(**arguments)
         if not self._process.is_away:
             try:
@@ -263,6 +267,86 @@ class PairedChannel(base.StdChannel):
             self._lost(away=True)
             raise
 
+    # Consuming.
+
+    def basic_consume(
+        self,
+        queue: str = "",
+        consumer_tag: str = "",
+        no_local: bool = False,
+        no_ack: bool = False,
+        exclusive: bool = False,
+        nowait: bool = False,
+        callback: Callable[[Any], object] | None = None,
+        arguments: Any = None,
+        **more: Any,
+    ) -> Any:
+        """Consume a queue: through the pair, if that has continuity and the queue outlives its broker.
+
+        Raises `ConfigurationError`; and py-amqp's errors for a queue that only the primary has, but in a worker.
+        """
+        asked = {
+            "queue": queue,
+            "consumer_tag": consumer_tag,
+            "no_local": no_local,
+            "no_ack": no_ack,
+            "exclusive": exclusive,
+            "nowait": nowait,
+            "callback": callback,
+            "arguments": arguments,
+            **more,
+        }
+        reading = self._reading
+        if callback is not None and consumer_tag and self._process.reads(queue) and self.connection is not None:
+            if reading is None:
+                reading = self.connection.read()
+            reading.consume(Consumer(self, consumer_tag, queue, no_ack, callback, self._prefetch))
+            return consumer_tag
+        if callback is not None and consumer_tag and reading is not None:
+            consumer = Consumer(self, consumer_tag, queue, no_ack, callback)
+            reading.remote.consume(asked, lambda raw, settle: reading.of_remote(consumer, raw, settle))
+            return consumer_tag
+        channel = self._on_link()
+        if self._prefetch and self._process.continues:
+            channel.basic_qos(0, self._prefetch, False)
+        return channel.basic_consume(**asked)
+
+    def basic_cancel(self, consumer_tag: str, nowait: bool = False, **more: Any) -> Any:
+        """Consume a queue no more; what it has received can still be settled."""
+        if self._reading is None or not self._reading.cancel(consumer_tag):
+            return self._on_link().basic_cancel(consumer_tag, nowait, **more)
+        return consumer_tag
+
+    def basic_qos(self, prefetch_size: int, prefetch_count: int, a_global: bool, **more: Any) -> Any:
+        """Limit the unsettled messages: through the pair, of each consumer."""
+        if not self._process.continues:
+            return self._on_link().basic_qos(prefetch_size, prefetch_count, a_global, **more)
+        self._prefetch = prefetch_count
+        if self._reading is not None:
+            self._reading.limit(self, prefetch_count)
+        return None
+
+    def basic_ack(self, delivery_tag: int, multiple: bool = False, **more: Any) -> Any:
+        """Acknowledge a message."""
+        if isinstance(delivery_tag, Tag):
+            return self._settle(delivery_tag, ACK, multiple=multiple)
+        return self._on_link().basic_ack(delivery_tag, multiple, **more)
+
+    def basic_reject(self, delivery_tag: int, requeue: bool, **more: Any) -> Any:
+        """Reject a message: it is redelivered at once, or goes to the dead-letter queue of PairMQ."""
+        if isinstance(delivery_tag, Tag):
+            return self._settle(delivery_tag, REQUEUE if requeue else REJECT)
+        return self._on_link().basic_reject(delivery_tag, requeue, **more)
+
+    def _settle(self, tag: Tag, action: str, *, multiple: bool = False) -> None:
+        if self._reading is None:
+            raise RecoverableConnectionError("the channel is closed: the message is redelivered")
+        self._reading.settle(tag, action, self, multiple=multiple)
+
+    @property
+    def _reading(self) -> Reading | None:
+        return None if self.connection is None else self.connection.reading
+
     # The channel for all else.
 
     def __getattr__(self, name: str) -> Any:
@@ -300,6 +384,8 @@ class PairedChannel(base.StdChannel):
 
     def close(self, *arguments: Any, **kwargs: Any) -> None:
         """Close the channel; its messages that are not acknowledged go back to their queues."""
+        if self._reading is not None:
+            self._reading.close_channel(self)
         channels = (self._real, self._confirming)
         self._real = self._confirming = self.connection = None
         for channel in channels:
@@ -320,21 +406,6 @@ def _warn_once(exchange: str, routing_key: str, problem: str) -> None:
     _log.warning("a message for %s goes to the primary only, not through the pair: %s", where, problem)
 
 
-class Link(pyamqp.Connection):
-    """py-amqp's connection to the primary, on which no wait is without an end."""
-
-    def __init__(self, **options: Any) -> None:
-        options.setdefault("read_timeout", _READ_TIMEOUT)
-        options.setdefault("write_timeout", _READ_TIMEOUT)
-        super().__init__(**options)
-
-
-class LinkTransport(pyamqp.Transport):
-    """Kombu's own transport, for the connection to the primary."""
-
-    Connection = Link
-
-
 class PairedConnection:
     """What Kombu takes for a connection to a broker.
 
@@ -349,6 +420,20 @@ class PairedConnection:
         self._made_in = os.getpid()
         self._channels: list[PairedChannel] = []
         self._closed = False
+        self.reading: Reading | None = None
+        """What it consumes through the pair, or in a worker."""
+
+    def read(self) -> Reading:
+        """Begin to consume through the pair."""
+        if self.reading is None:
+            self.reading = Reading(self._process, self.client)
+        return self.reading
+
+    def register(self, hub: Any) -> None:
+        """Let a worker's event loop call what is consumed."""
+        reading = self.read()
+        reading.register(hub)
+        assert reading.remote is not None  # noqa: S101  # it begins to connect
 
     @property
     def connected(self) -> bool:
@@ -403,7 +488,9 @@ class PairedConnection:
             link.collect()
 
     def drain_events(self, timeout: float | None = None) -> Any:
-        """Wait for something from the primary, as py-amqp does."""
+        """Wait for something that is consumed."""
+        if self.reading is not None:
+            return self.reading.drain(timeout)
         return self.link().drain_events(timeout=timeout)
 
     def heartbeat_tick(self, rate: int = 2) -> None:
@@ -427,6 +514,9 @@ class PairedConnection:
 
     def _end(self) -> Any:
         self._closed = True
+        reading, self.reading = self.reading, None
+        if reading is not None:
+            reading.close()
         for channel in self._channels:
             channel.collect()
         self._channels = []

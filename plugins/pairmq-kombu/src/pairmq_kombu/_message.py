@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
+from uuid import UUID
+
+from amqp import Message as AMQPMessage
 
 from pairmq import Entity, EntityKind, Message
 from pairmq_kombu._bounded import Recent
@@ -35,6 +38,14 @@ _TEXTS = (
 )
 _APP_ID, _TIMESTAMP = "amqp.app_id", "amqp.timestamp"
 _NOT_CARRIED_PROPERTIES = ("user_id", "cluster_id")
+
+# Field of Message, header that other clients have written it as.
+_HEADERS = (
+    ("to", "to"),
+    ("session_id", "group-id"),
+    ("reply_to_session_id", "reply-to-group-id"),
+    ("partition_key", "x-opt-partition-key"),
+)
 
 # Headers that PairMQ's RabbitMQ transport does not write as they are: it gives these names to fields of its own, or
 # keeps them from a broker that would act on them. Its readers get them back, but py-amqp is not one of them.
@@ -95,6 +106,37 @@ def to_pairmq(message: Any, subject: str | None = None) -> Message:
         return Message(application_properties=headers, **fields)
     except (TypeError, ValueError) as error:
         raise NotCarried(str(error)) from None
+
+
+def to_amqp(message: Message, channel: Any) -> Any:
+    """Write a received message as the `amqp.Message` that py-amqp would have read, but for where it was published."""
+    properties: dict[str, Any] = {"delivery_mode": PERSISTENT}
+    for name, field in (*_TEXTS, ("priority", "priority")):
+        value = getattr(message, field)
+        if value is not None:
+            properties[name] = value
+    headers = {name: _plain(value) for name, value in message.application_properties.items()}
+    for name in ("app_id", "timestamp", *_NOT_CARRIED_PROPERTIES):
+        if f"amqp.{name}" in headers:
+            properties[name] = headers.pop(f"amqp.{name}")
+    for field, header in _HEADERS:
+        value = getattr(message, field)
+        if value is not None:
+            headers.setdefault(header, value)
+    if message.time_to_live is not None:
+        properties["expiration"] = str(round(message.time_to_live * 1000))
+    return AMQPMessage(message.body, channel=channel, application_headers=headers, **properties)
+
+
+def _plain(value: Any) -> Any:
+    """Bring a property's value to the type that py-amqp's reader gives."""
+    if isinstance(value, Mapping):
+        return {name: _plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).replace(tzinfo=None)
+    return str(value) if isinstance(value, UUID) else value
 
 
 def _body(body: object, properties: dict[str, Any]) -> bytes:

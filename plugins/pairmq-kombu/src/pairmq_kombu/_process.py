@@ -5,6 +5,7 @@ These are the pair itself, its senders, and what is known of the primary.
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 import threading
@@ -16,9 +17,11 @@ from urllib.parse import quote, urlencode
 
 from pairmq import ConfigurationError, Entity, Message, PairClosed, PairFaulted, PairMQError, PairOptions, Receipt
 from pairmq.sync import Pair
-from pairmq_kombu._bounded import MOST_EXCHANGES, Postponed, Recent, Senders
+from pairmq_kombu._bounded import MOST_EXCHANGES, MOST_HANDLED, Postponed, Recent, Senders
 from pairmq_kombu._errors import kombu_error
 from pairmq_kombu._message import Exchange
+
+_log = logging.getLogger(__name__)
 
 TABLE: Final = "pairmq"
 """The entry of ``broker_transport_options`` (``transport_options`` in Kombu) that holds a pair's settings."""
@@ -126,14 +129,48 @@ class PairOfProcess:
         self._senders = self._senders_of(self._pair)
         self._failed_at: float | None = None
         self._failing_since: float | None = None
+        self._warned = False
+        self.known_down = False
+        """Whether a thread that keeps a connection to the primary has lost it: other attempts would only take time."""
         self.exchanges: Recent[str, Exchange] = Recent(MOST_EXCHANGES)
         """What this process has declared."""
+        self.queues: Recent[str, bool] = Recent(MOST_EXCHANGES)
+        """Queues that outlive their broker, of those that this process has declared."""
+        self.handled: Recent[str, bool] = Recent(MOST_HANDLED)
+        """Ids of messages that were acknowledged here: a broker that was lost may have forgotten that."""
         self.postponed = Postponed()
         """Declarations for when the primary is back."""
 
     @property
     def pair(self) -> Pair:
         return self._pair
+
+    @property
+    def continues(self) -> bool:
+        """Whether any queue is read through an outage: it has continuity (SPEC 11)."""
+        return bool(self._pair.options.continuity)
+
+    def reads(self, queue: str) -> bool:
+        """Whether a queue is read through the pair: any that outlives its broker, once one has continuity."""
+        options = self._pair.options
+        if not options.continuity or not (options.continues(queue) or self.queues.get(queue)):
+            return False
+        if not options.continues(queue) and not self._warned:
+            self._warned = True
+            _log.warning("queue %s has no continuity: in an outage of the primary its tasks wait for that", queue)
+        return True
+
+    def opened(self) -> Pair:
+        """Give the pair, open. Raises `ConfigurationError`, and Kombu's errors."""
+        pair = self._pair
+        try:
+            return pair.open()
+        except ConfigurationError:
+            raise
+        except PairMQError as error:
+            if isinstance(error, PairClosed | PairFaulted):
+                self._renew(pair)
+            raise kombu_error(error) from error
 
     def send(self, entity: Entity, message: Message, timeout: float | None) -> Receipt:
         """Send through the pair, which the first send opens.
@@ -176,6 +213,9 @@ class PairOfProcess:
         """In the child: threads that are not there may have held the locks."""
         self._senders.after_fork()
         self.exchanges.after_fork()
+        self.queues.after_fork()
+        self.handled.after_fork()
+        self.known_down = False
 
     # The primary, as the connections for all else have found it.
 
@@ -190,12 +230,16 @@ class PairOfProcess:
 
     def is_tired(self, patience: float) -> bool:
         """Whether attempts to reach the primary have failed for ``patience`` seconds, so that no retry helps."""
-        return self._failing_since is not None and time.monotonic() >= self._failing_since + patience
+        return self.known_down or (
+            self._failing_since is not None and time.monotonic() >= self._failing_since + patience
+        )
 
     @property
     def is_away(self) -> bool:
         """Whether the primary was not there a moment ago."""
-        return self._failed_at is not None and time.monotonic() < self._failed_at + DECLARE_INTERVAL
+        return self.known_down or (
+            self._failed_at is not None and time.monotonic() < self._failed_at + DECLARE_INTERVAL
+        )
 
     def pace(self) -> None:
         """Wait until the primary may be tried again.

@@ -1,4 +1,4 @@
-"""The transport behind ``pairmq://`` and ``pairmqs://``, for what publishes; what consumes uses Kombu's own."""
+"""The transport behind ``pairmq://`` and ``pairmqs://``, for what publishes, and for workers with continuity."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Any
 
 from kombu.transport import pyamqp
 
+from pairmq import ConfigurationError
 from pairmq_kombu._channel import PairedChannel, PairedConnection
 from pairmq_kombu._errors import QueueMissing
 from pairmq_kombu._process import PairSettings, check_connection, pair_of_process, pair_settings
 
 
 class Transport(pyamqp.Transport):
-    """RabbitMQ through a pair: Kombu's transport for py-amqp, but for what it publishes.
+    """RabbitMQ through a pair: Kombu's transport for py-amqp, but for what it publishes, and consumes with continuity.
 
     Args:
         client: the `kombu.Connection`.
@@ -24,7 +25,7 @@ class Transport(pyamqp.Transport):
 
     recoverable_channel_errors = (*pyamqp.Transport.recoverable_channel_errors, QueueMissing)
 
-    # No event loop waits for it, and no heartbeat is due: there may be no connection to the primary at all.
+    # No heartbeat is due: there may be no connection to the primary at all.
     implements = pyamqp.Transport.implements.extend(asynchronous=False, heartbeats=False)
 
     client: Any
@@ -32,6 +33,18 @@ class Transport(pyamqp.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)  # type: ignore[no-untyped-call]
         check_connection(client)
+        if self._continues():
+            # Celery asks the driver's name whether workers are to watch each other by events (gossip, mingle), and
+            # whether tasks with an ETA wait in RabbitMQ's queues: neither outlives RabbitMQ.
+            self.driver_type = "pairmq"
+            self.implements = self.implements.extend(asynchronous=True)
+
+    def _continues(self) -> bool:
+        """Whether any queue has continuity; settings that can't be read are reported by what needs them."""
+        try:
+            return pair_of_process(self.settings()).continues
+        except ConfigurationError:
+            return False
 
     def establish_connection(self) -> PairedConnection:
         """Make a connection, without connecting to any broker. Raises `ConfigurationError`."""
@@ -44,6 +57,16 @@ class Transport(pyamqp.Transport):
     def create_channel(self, connection: PairedConnection) -> PairedChannel:
         """Make a channel, without connecting to any broker."""
         return connection.channel()
+
+    def register_with_event_loop(self, connection: PairedConnection, loop: Any) -> None:
+        """Let a worker's event loop call what is consumed."""
+        connection.register(loop)
+
+    def qos_semantics_matches_spec(self, connection: PairedConnection) -> bool:
+        """Whether a limit of unsettled messages is each consumer's: what the pair reads is limited so."""
+        if self.implements.asynchronous:
+            return True
+        return bool(super().qos_semantics_matches_spec(connection))  # type: ignore[no-untyped-call]
 
     def get_heartbeat_interval(self, connection: PairedConnection) -> float:
         return 0

@@ -1,0 +1,174 @@
+"""Consumers of queues that exist only while the primary does: remote control, broadcasts.
+
+A thread keeps a connection of py-amqp for them, so that a worker's event loop never waits for an unavailable primary.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from amqp.exceptions import AMQPError, ChannelError, RecoverableConnectionError
+from amqp.exceptions import ConnectionError as AMQPConnectionError
+from kombu.transport import pyamqp
+
+from pairmq_kombu._process import PairOfProcess
+
+_log = logging.getLogger(__name__)
+
+LINK_ERRORS: tuple[type[Exception], ...] = (OSError, RecoverableConnectionError, AMQPConnectionError)
+"""What an unavailable primary looks like to py-amqp; a time limit that has passed is an `OSError`."""
+
+_READ_TIMEOUT = 5.0  # s
+_PAUSE = 1.0  # s between attempts to connect
+_LOOK = 0.5  # s: how long the thread waits for the primary before it looks what is asked of it
+
+
+class Link(pyamqp.Connection):
+    """py-amqp's connection to the primary, on which no wait is without an end."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("read_timeout", _READ_TIMEOUT)
+        options.setdefault("write_timeout", _READ_TIMEOUT)
+        super().__init__(**options)
+
+
+class LinkTransport(pyamqp.Transport):
+    """Kombu's own transport, for the connection to the primary."""
+
+    Connection = Link
+
+
+class Remote:
+    """What a worker's connection asks of the primary alone, again on each new connection.
+
+    Args:
+        client: the `kombu.Connection`.
+        process: learns whether the primary is reachable.
+        post: calls something in the thread of the worker's connection.
+    """
+
+    def __init__(self, client: Any, process: PairOfProcess, post: Callable[[Callable[[], object]], None]) -> None:
+        self._client = client.clone()
+        self._process = process
+        self._post = post
+        self._declared: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._consumed: dict[str, dict[str, Any]] = {}
+        self._active: set[str] = set()  # of them, on the connection that there is
+        self._asked: queue.SimpleQueue[Callable[[Any], object]] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pairmq remote", daemon=True)
+        self._thread.start()
+
+    def declare(self, method: str, arguments: dict[str, Any]) -> None:
+        """Declare something, now and on each new connection."""
+        self._declared[f"{method}{sorted(arguments.items(), key=str)}"] = (method, arguments)
+        self._asked.put(lambda channel: getattr(channel, method)(**arguments))
+
+    def consume(self, arguments: dict[str, Any], give: Callable[[Any, Callable[[str], None]], object]) -> None:
+        """Consume a queue, now and on each new connection.
+
+        Args:
+            arguments: of ``basic_consume``.
+            give: gets each message, in the worker's thread, with what settles it.
+        """
+        tag = arguments["consumer_tag"]
+        self._consumed[tag] = {**arguments, "callback": partial(self._given, tag, give)}
+        self._asked.put(lambda channel: self._start(channel, tag))
+
+    def cancel(self, tag: str) -> bool:
+        """Consume a queue no more; returns whether it was consumed."""
+        if self._consumed.pop(tag, None) is None:
+            return False
+        self._asked.put(lambda channel: self._stop(channel, tag))
+        return True
+
+    def close(self) -> None:
+        """End, without waiting for the primary."""
+        self._ended.set()
+
+    def _given(self, tag: str, give: Callable[[Any, Callable[[str], None]], object], raw: Any) -> None:
+        channel, number = raw.channel, raw.delivery_tag
+
+        def settle(action: str) -> None:
+            self._asked.put(lambda now: now is channel and _settle(channel, number, action))
+
+        def given() -> None:
+            if tag in self._consumed:
+                give(raw, settle)
+
+        self._post(given)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            link = None
+            try:
+                link = LinkTransport(self._client).establish_connection()  # type: ignore[no-untyped-call]
+                if self._process.known_down:
+                    _log.info("remote control works again")
+                self._process.known_down = False
+                self._process.reached()
+                self._serve(link)
+                link.close()
+            except LINK_ERRORS as error:
+                if not self._process.known_down and not self._ended.is_set():
+                    _log.warning("the primary is unavailable, and with it remote control and broadcasts: %s", error)
+                self._process.known_down = True
+            except AMQPError as error:
+                _log.warning("remote control: %s", error)
+            finally:
+                if link is not None:
+                    link.collect()
+            self._ended.wait(_PAUSE)
+        self._process.known_down = False
+
+    def _serve(self, link: Any) -> None:
+        channel = link.channel()
+        while not self._asked.empty():  # all of it is in what was declared and consumed, or of a lost channel
+            self._asked.get()
+        for method, arguments in list(self._declared.values()):
+            getattr(channel, method)(**arguments)
+        self._active.clear()
+        for tag in list(self._consumed):
+            self._start(channel, tag)
+        while not self._ended.is_set():
+            self._make_up(link)
+            while not self._asked.empty():
+                self._asked.get()(channel)
+            with suppress(TimeoutError):
+                link.drain_events(timeout=_LOOK)
+            link.heartbeat_tick()
+
+    def _start(self, channel: Any, tag: str) -> None:
+        arguments = self._consumed.get(tag)
+        if arguments is not None and tag not in self._active:
+            self._active.add(tag)
+            channel.basic_consume(**arguments)
+
+    def _stop(self, channel: Any, tag: str) -> None:
+        if tag in self._active:
+            self._active.remove(tag)
+            channel.basic_cancel(tag)
+
+    def _make_up(self, link: Any) -> None:
+        """Declare what was put off while the primary was unavailable: this process may publish nothing."""
+        for key, (method, arguments) in self._process.postponed.all():
+            channel = link.channel()
+            try:
+                getattr(channel, method)(**arguments)
+                channel.close()
+            except ChannelError as error:
+                _log.warning("%s was put off, and the primary refuses it now: %s", method, error)
+            self._process.postponed.made(key)
+
+
+def _settle(channel: Any, number: int, action: str) -> None:
+    if action == "complete":
+        channel.basic_ack(number)
+    else:
+        channel.basic_reject(number, requeue=action == "abandon")
