@@ -2,8 +2,8 @@
 
 Two real RabbitMQ servers and one worker (prefork, two processes). A client sends a task every 20 ms. The first server
 is killed (kill -9) and started again after 20 s, with its data; 5 s later the client stops. Five applications that
-differ in their broker settings only: those of `celery_failover`, and a pair with ``continuity``, whose worker reads both
-brokers.
+differ in their broker settings only: those of `celery_failover`, and a pair with ``continuity``, whose worker reads
+both brokers.
 
 Reported of each: the calls of ``delay()`` that returned in the outage, how many of their tasks had run when the server
 was started again, and the longest pause of the worker in the outage; and of all tasks that ``delay()`` returned for how

@@ -10,7 +10,8 @@ from uuid import uuid4
 import amqp
 import pytest
 
-from pairmq_kombu._message import NotCarried, to_pairmq
+from pairmq import Message
+from pairmq_kombu._message import NotCarried, to_amqp, to_pairmq
 from pairmq_rabbitmq._codec import _layout
 
 
@@ -37,6 +38,30 @@ def test_properties_become_the_fields_of_the_same_meaning() -> None:
     assert (message.correlation_id, message.reply_to, message.message_id, message.subject) == ("c", "r", "m", "t")
     assert (message.priority, message.time_to_live) == (9, 1.5)
     assert message.application_properties == {"amqp.app_id": "a"}
+
+
+def test_a_message_that_is_read_is_what_was_published() -> None:
+    properties = {
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        "correlation_id": "c",
+        "reply_to": "r",
+        "message_id": "m",
+        "type": "t",
+        "priority": 9,
+        "expiration": "1500",
+        "app_id": "a",
+        "timestamp": datetime(2026, 1, 2, 3, 4, 5),  # noqa: DTZ001  # py-amqp's have no zone
+        "application_headers": {"retries": 0, "timelimit": [None, 1.5], "stamps": {"by": ["a", {"x": None}]}},
+    }
+    read = to_amqp(to_pairmq(prepared(b"[]", **properties)), None)
+    assert (read.body, read.properties) == (b"[]", {"delivery_mode": 2, **properties})
+    foreign = Message(b"", to="Ada", session_id="s", application_properties={"amqp.user_id": "guest"})
+    assert to_amqp(foreign, None).properties == {
+        "delivery_mode": 2,
+        "user_id": "guest",
+        "application_headers": {"to": "Ada", "group-id": "s"},
+    }
 
 
 def test_what_is_no_property_of_amqp_is_left_out_as_py_amqp_does() -> None:

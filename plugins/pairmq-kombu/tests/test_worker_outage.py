@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -20,7 +21,7 @@ from pairmq_kombu._process import close_pairs
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 
-pytestmark = [pytest.mark.long, pytest.mark.real_server]
+pytestmark = pytest.mark.real_server
 
 HERE = Path(__file__).parent
 DEADLINE = 25.0
@@ -84,7 +85,8 @@ def worker(folder: Path) -> Iterator[Callable[[], None]]:
     started = []
 
     def start() -> None:
-        command = [sys.executable, "-m", "celery", "-A", "worker_app", "worker", "--pool", "prefork"]
+        name = f"worker{len(started)}@%h"
+        command = [sys.executable, "-m", "celery", "-A", "worker_app", "worker", "--pool", "prefork", "-n", name]
         with (folder / "worker.log").open("a") as log:
             started.append(
                 subprocess.Popen(
@@ -117,6 +119,7 @@ def queues(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("KOMBU_TEST_QUEUES", request.param)
 
 
+@pytest.mark.long
 def test_tasks_sent_while_the_primary_is_dead_run_once_it_is_back(
     queues: None, rabbit: RabbitServer, folder: Path, application: ModuleType, worker: Callable[[], None]
 ) -> None:
@@ -157,8 +160,53 @@ def test_tasks_sent_while_the_primary_is_dead_run_once_it_is_back(
     assert "not through the pair" not in (folder / "worker.log").read_text()
 
 
+@pytest.mark.long
 def test_results_by_rpc_come_back(
     results_by_rpc: None, folder: Path, application: ModuleType, worker: Callable[[], None]
 ) -> None:
     worker()
     assert application.record.delay("asked").get(timeout=60) == "asked"
+
+
+def test_tasks_run_while_the_primary_is_dead_when_their_queue_has_continuity(
+    monkeypatch: pytest.MonkeyPatch,
+    rabbit: RabbitServer,
+    folder: Path,
+    request: pytest.FixtureRequest,
+    worker: Callable[[], None],
+) -> None:
+    monkeypatch.setenv("KOMBU_TEST_CONTINUITY", "celery")
+    application = request.getfixturevalue("application")
+    ledger = Ledger(folder)
+    record, control = application.record, application.app.control
+    worker()
+    sent = {name: record.delay(name).id for name in ("before-1", "before-2")}
+    ledger.wait_for(*sent)
+    # A worker that is not ready when this is sent hears of it as well: its queue is there before it receives tasks.
+    assert control.revoke(record.apply_async(("revoked",), countdown=1).id, reply=True, timeout=60, limit=1)
+    sent["early"] = record.apply_async(("early",), countdown=1.5).id
+    ledger.wait_for("early")
+
+    rabbit.kill()
+    during = {f"during-{number}": record.delay(f"during-{number}").id for number in range(50)}
+    during |= {f"late-{number}": application.late.delay(f"late-{number}").id for number in range(10)}
+    during["eta"] = record.apply_async(("eta",), countdown=1).id
+    during["again"] = application.again.delay("again").id
+    during["killed"] = application.killed.delay("killed").id
+    ledger.wait_for(*during)  # the primary is still dead
+    worker()  # one that starts in the outage
+    sent |= during
+    rabbit.start()
+
+    sent["after"] = record.delay("after").id
+    ledger.wait_for("after")
+    until, answers = time.monotonic() + 90, []
+    while not answers:  # remote control is resumed
+        assert time.monotonic() < until
+        with suppress(OSError):  # the connection of this process was lost
+            answers = control.ping(timeout=10, limit=1)
+    ran = ledger.lines()
+    assert dict(ran.keys()) == sent
+    # What ran when the primary died may be delivered once more to the other worker.
+    again = {name for (name, _), times in ran.items() if times > 1}
+    assert again - {"before-1", "before-2", "early"} == {"killed"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -32,6 +33,10 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     result_backend=os.environ.get("KOMBU_TEST_BACKEND", f"file://{FOLDER}/results"),
 )
+if os.environ.get("KOMBU_TEST_CONTINUITY"):
+    app.conf.broker_read_url = app.conf.broker_write_url
+    app.conf.broker_transport_options["pairmq"]["continuity"] = ["celery"]
+    app.conf.task_ignore_result = True
 if os.environ.get("KOMBU_TEST_QUEUES") == "quorum":
     app.conf.update(task_default_queue_type="quorum", task_default_exchange_type="topic")
 app.steps["worker"].add(Syphon)
@@ -48,6 +53,20 @@ def record(self: Task, name: str) -> str:
     """Write down that this task has run, under its id."""
     note(f"{name} {self.request.id}")
     return name
+
+
+@app.task(bind=True, shared=False, acks_late=True)
+def late(self: Task, name: str) -> None:
+    """Write down that this task has run, and be acknowledged afterwards."""
+    note(f"{name} {self.request.id}")
+
+
+@app.task(bind=True, shared=False, acks_late=True, reject_on_worker_lost=True)
+def killed(self: Task, name: str) -> None:
+    """Write down that this task runs, and take the pool's process along, the first time."""
+    note(f"{name} {self.request.id}")
+    if not self.request.delivery_info["redelivered"]:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(bind=True, shared=False)

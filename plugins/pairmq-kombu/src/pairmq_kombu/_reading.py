@@ -319,7 +319,8 @@ class Reading:
         held = self._held[tag] = _Held(consumer, delivery, _renewal(delivery))
         consumer.held += 1
         message_id = delivery.message.message_id
-        if message_id is not None and self._process.handled.get(message_id) is not None:
+        redelivered = delivery.delivery.delivery_count > 1
+        if redelivered and message_id is not None and self._process.handled.get(message_id):
             _log.info("message %s of %s was acknowledged here before: not given again", message_id, consumer.queue)
             self._settle(tag, ACK)
             return

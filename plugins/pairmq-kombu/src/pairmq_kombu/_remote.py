@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import logging
 import queue
+import selectors
+import socket
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from amqp.exceptions import AMQPError, ChannelError, RecoverableConnectionError
+from amqp.exceptions import ChannelError, RecoverableConnectionError
 from amqp.exceptions import ConnectionError as AMQPConnectionError
 from kombu.transport import pyamqp
 
@@ -26,7 +29,8 @@ LINK_ERRORS: tuple[type[Exception], ...] = (OSError, RecoverableConnectionError,
 
 _READ_TIMEOUT = 5.0  # s
 _PAUSE = 1.0  # s between attempts to connect
-_LOOK = 0.5  # s: how long the thread waits for the primary before it looks what is asked of it
+_LOOK = 10.0  # s between two heartbeats, at most
+_PATIENCE = 5.0  # s that a new consumer waits for the primary
 
 
 class Link(pyamqp.Connection):
@@ -60,7 +64,11 @@ class Remote:
         self._declared: dict[str, tuple[str, dict[str, Any]]] = {}
         self._consumed: dict[str, dict[str, Any]] = {}
         self._active: set[str] = set()  # of them, on the connection that there is
+        self._started: dict[str, threading.Event] = {}
         self._asked: queue.SimpleQueue[Callable[[Any], object]] = queue.SimpleQueue()
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pairmq remote", daemon=True)
         self._thread.start()
@@ -68,10 +76,13 @@ class Remote:
     def declare(self, method: str, arguments: dict[str, Any]) -> None:
         """Declare something, now and on each new connection."""
         self._declared[f"{method}{sorted(arguments.items(), key=str)}"] = (method, arguments)
-        self._asked.put(lambda channel: getattr(channel, method)(**arguments))
+        self._ask(lambda channel: getattr(channel, method)(**arguments))
 
     def consume(self, arguments: dict[str, Any], give: Callable[[Any, Callable[[str], None]], object]) -> None:
         """Consume a queue, now and on each new connection.
+
+        Returns once the primary sends its messages, unless that is unavailable: commands to a worker that is ready must
+        find its queue.
 
         Args:
             arguments: of ``basic_consume``.
@@ -79,24 +90,36 @@ class Remote:
         """
         tag = arguments["consumer_tag"]
         self._consumed[tag] = {**arguments, "callback": partial(self._given, tag, give)}
-        self._asked.put(lambda channel: self._start(channel, tag))
+        started = self._started[tag] = threading.Event()
+        self._ask(lambda channel: self._start(channel, tag))
+        if not self._process.known_down:
+            started.wait(_PATIENCE)
 
     def cancel(self, tag: str) -> bool:
         """Consume a queue no more; returns whether it was consumed."""
         if self._consumed.pop(tag, None) is None:
             return False
-        self._asked.put(lambda channel: self._stop(channel, tag))
+        self._ask(lambda channel: self._stop(channel, tag))
         return True
 
     def close(self) -> None:
         """End, without waiting for the primary."""
         self._ended.set()
+        self._wake()
+
+    def _ask(self, action: Callable[[Any], object]) -> None:
+        self._asked.put(action)
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # it is full, and so wakes already
+            self._waker.send(b"\0")
 
     def _given(self, tag: str, give: Callable[[Any, Callable[[str], None]], object], raw: Any) -> None:
         channel, number = raw.channel, raw.delivery_tag
 
         def settle(action: str) -> None:
-            self._asked.put(lambda now: now is channel and _settle(channel, number, action))
+            self._ask(lambda now: _settle(channel, number, action) if now is channel else None)
 
         def given() -> None:
             if tag in self._consumed:
@@ -104,7 +127,12 @@ class Remote:
 
         self._post(given)
 
+    def _release(self) -> None:
+        for started in list(self._started.values()):
+            started.set()
+
     def _run(self) -> None:
+        refused = ""
         while not self._ended.is_set():
             link = None
             try:
@@ -119,13 +147,19 @@ class Remote:
                 if not self._process.known_down and not self._ended.is_set():
                     _log.warning("the primary is unavailable, and with it remote control and broadcasts: %s", error)
                 self._process.known_down = True
-            except AMQPError as error:
-                _log.warning("remote control: %s", error)
+                self._release()
+            except Exception as error:  # also what py-amqp makes of a connection that is lost in the midst of a frame
+                if str(error) != refused:
+                    _log.warning("remote control or broadcasts don't work: %s", error)
+                refused = str(error)
+                self._release()
             finally:
                 if link is not None:
                     link.collect()
             self._ended.wait(_PAUSE)
         self._process.known_down = False
+        self._woken.close()
+        self._waker.close()
 
     def _serve(self, link: Any) -> None:
         channel = link.channel()
@@ -140,15 +174,29 @@ class Remote:
             self._make_up(link)
             while not self._asked.empty():
                 self._asked.get()(channel)
-            with suppress(TimeoutError):
-                link.drain_events(timeout=_LOOK)
+            if self._has_something(link.sock):
+                with suppress(TimeoutError):  # it is a part
+                    link.drain_events(timeout=_READ_TIMEOUT)
             link.heartbeat_tick()
+
+    def _has_something(self, sock: Any) -> bool:
+        """Wait until the primary has sent something, or something is asked of it."""
+        if isinstance(sock, ssl.SSLSocket) and sock.pending():
+            return True
+        with selectors.DefaultSelector() as selector:
+            selector.register(sock, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            ready = [key.fileobj for key, _ in selector.select(_LOOK)]
+        with suppress(BlockingIOError):
+            self._woken.recv(4096)
+        return sock in ready
 
     def _start(self, channel: Any, tag: str) -> None:
         arguments = self._consumed.get(tag)
         if arguments is not None and tag not in self._active:
             self._active.add(tag)
             channel.basic_consume(**arguments)
+            self._started[tag].set()
 
     def _stop(self, channel: Any, tag: str) -> None:
         if tag in self._active:
