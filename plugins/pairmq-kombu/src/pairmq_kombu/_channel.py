@@ -17,6 +17,7 @@ from amqp.exceptions import ChannelError, NotFound, RecoverableConnectionError
 from amqp.protocol import queue_declare_ok_t
 from kombu.transport import base, pyamqp
 
+from pairmq import ConfigurationError
 from pairmq_kombu._errors import PublishRefused, QueueMissing, StillUnreachable, Unreachable
 from pairmq_kombu._message import PERSISTENT, Exchange, NotCarried, routed
 from pairmq_kombu._process import PairOfProcess
@@ -53,6 +54,7 @@ class PairedChannel(base.StdChannel):
         self._confirming: Any = None
         self._missing: tuple[str, str] | None = None
         self._prefetch = 0
+        self._consumes = False
 
     # Publishing.
 
@@ -299,6 +301,11 @@ class PairedChannel(base.StdChannel):
         reading = self._reading
         if callback is not None and consumer_tag and self._process.reads(queue) and self.connection is not None:
             if reading is None:
+                if self._consumes:
+                    raise ConfigurationError(
+                        f"this channel consumes a queue that only the primary has: consume {queue} before that, or on "
+                        "a connection of its own"
+                    )
                 reading = self.connection.read()
             reading.consume(Consumer(self, consumer_tag, queue, no_ack, callback, self._prefetch))
             return consumer_tag
@@ -307,6 +314,7 @@ class PairedChannel(base.StdChannel):
             reading.remote.consume(asked, lambda raw, settle: reading.of_remote(consumer, raw, settle))
             return consumer_tag
         channel = self._on_link()
+        self._consumes = True
         if self._prefetch and self._process.continues:
             channel.basic_qos(0, self._prefetch, False)
         return channel.basic_consume(**asked)

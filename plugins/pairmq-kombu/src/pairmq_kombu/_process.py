@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 from pairmq import ConfigurationError, Entity, Message, PairClosed, PairFaulted, PairMQError, PairOptions, Receipt
 from pairmq.sync import Pair
 from pairmq_kombu._bounded import MOST_EXCHANGES, MOST_HANDLED, Postponed, Recent, Senders
-from pairmq_kombu._errors import kombu_error
+from pairmq_kombu._errors import Unreachable, kombu_error
 from pairmq_kombu._message import Exchange
 
 _log = logging.getLogger(__name__)
@@ -161,16 +161,18 @@ class PairOfProcess:
         return True
 
     def opened(self) -> Pair:
-        """Give the pair, open. Raises `ConfigurationError`, and Kombu's errors."""
+        """Give the pair, open; one that has ended is replaced. Raises `ConfigurationError`, `Unreachable`."""
         pair = self._pair
         try:
-            return pair.open()
+            try:
+                return pair.open()
+            except (PairClosed, PairFaulted):
+                self._renew(pair)
+                return self._pair.open()
         except ConfigurationError:
             raise
         except PairMQError as error:
-            if isinstance(error, PairClosed | PairFaulted):
-                self._renew(pair)
-            raise kombu_error(error) from error
+            raise Unreachable(str(error)) from error
 
     def send(self, entity: Entity, message: Message, timeout: float | None) -> Receipt:
         """Send through the pair, which the first send opens.

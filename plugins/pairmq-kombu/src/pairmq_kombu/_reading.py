@@ -272,7 +272,7 @@ class Reading:
         await asyncio.gather(*(self._end(consumer, release=True) for consumer in left.union(consumers)))
 
     async def _end(self, consumer: Consumer, *, release: bool) -> None:
-        """Stop reading; with ``release``, once what was settled is confirmed, give back all the rest."""
+        """Stop reading; with ``release``, once what was settled is confirmed, release all the rest."""
         if consumer.task is not None:
             consumer.task.cancel()
             await asyncio.wait((consumer.task,))
