@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -83,6 +84,27 @@ async def test_what_is_published_while_rabbitmq_is_away_reaches_the_subscriber(m
     rabbit.come_up()
     await until(lambda: seen == set(range(6)))
     assert routes == [Route.PRIMARY, *[Route.BACKLOG] * 5]
+
+
+@pytest.mark.real_server
+async def test_subscribers_go_on_without_rabbitmq_when_their_queue_has_continuity(make: Make, rabbit: RabbitServer):
+    broker = make(options=replace(OPTIONS, continuity=("orders",)))
+    seen: list[int] = []
+
+    @broker.subscriber(RabbitQueue("orders", durable=True))
+    async def take(order: Order) -> None:
+        seen.append(order.number)
+
+    await broker.start()
+    await broker.publish(Order(number=0), "orders")
+    await until(lambda: seen == [0])
+    rabbit.go_down()
+    for number in range(1, 6):
+        await broker.publish(Order(number=number), "orders")
+    await until(lambda: sorted(set(seen)) == list(range(6)))  # it is still down
+    rabbit.come_up()
+    await broker.publish(Order(number=6), "orders")
+    await until(lambda: 6 in seen)
 
 
 @pytest.mark.real_server

@@ -23,7 +23,7 @@ from yarl import URL
 
 from pairmq import ConfigurationError, Pair, PairOptions
 from pairmq_faststream._middleware import PairMiddleware
-from pairmq_rabbitmq.paired import OnReceipt, pair_url
+from pairmq_rabbitmq.paired import ConsumingConnection, OnReceipt, pair_url
 
 _AWAY: Final = (AMQPConnectionError, OSError, ChannelInvalidStateError)
 _REFUSED: Final = (AuthenticationError, ProbableAuthenticationError, ConnectionNotAllowed)
@@ -136,7 +136,7 @@ class PairedRabbitBroker(RabbitBroker):
 
     def _hold(self, *args: Any, **kwargs: Any) -> RobustConnection:
         """Make aio-pika's connection and hold it: one whose maker gave up goes on connecting until it is closed."""
-        self._held = RobustConnection(*args, **kwargs)
+        self._held = ConsumingConnection(*args, pair=self.pair, **kwargs)
         return self._held
 
     def _connected_pair(self) -> Pair:

@@ -24,6 +24,7 @@ OPTIONS: dict[str, Any] = {
     "flap_window": 0.0,
     "backlog_retry_interval": 0.2,
     "close_grace": 2.0,
+    "continuity": (),
 }
 
 Connect = Callable[..., Awaitable[PairedConnection]]

@@ -1,4 +1,4 @@
-"""aio-pika's robust connection whose publishes go through a pair.
+"""aio-pika's robust connection whose publishes go through a pair, and consumers of queues with continuity.
 
 In a program that uses ``aio_pika`` today::
 
@@ -6,7 +6,7 @@ In a program that uses ``aio_pika`` today::
 
     connection = await connect_robust("amqp://…", secondary="redis://…")
 
-Everything but a publish is aio-pika's own, on the primary.
+Everything but a publish, and consuming queues with continuity, is aio-pika's own, on the primary.
 """
 
 from pairmq_rabbitmq.paired._connection import (
@@ -17,6 +17,7 @@ from pairmq_rabbitmq.paired._connection import (
     pair_url,
     paired_exchange,
 )
+from pairmq_rabbitmq.paired._consuming import ConsumingConnection
 from pairmq_rabbitmq.paired._publisher import (
     Confirmation,
     NotDeliveredError,
@@ -29,6 +30,7 @@ from pairmq_rabbitmq.paired._publisher import (
 
 __all__ = [
     "Confirmation",
+    "ConsumingConnection",
     "NotDeliveredError",
     "OnReceipt",
     "PairedChannel",

@@ -7,7 +7,7 @@ from ssl import SSLContext
 from typing import Any, Final, NoReturn, cast
 from urllib.parse import quote, urlencode
 
-from aio_pika import Channel, RobustChannel, RobustConnection, RobustExchange
+from aio_pika import Channel, RobustExchange
 from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage, PublishResultType
 from aio_pika.connection import make_url
 from aio_pika.exceptions import (
@@ -25,6 +25,7 @@ from yarl import URL
 
 from pairmq import ConfigurationError, Pair, PairOptions
 from pairmq.transport import start_task
+from pairmq_rabbitmq.paired._consuming import ConsumingChannel, ConsumingConnection
 from pairmq_rabbitmq.paired._publisher import OnReceipt, Publisher
 
 _CONNECT_TIMEOUT: Final = 5.0  # s, unless the program sets one: an unresponsive broker must not delay its start
@@ -130,7 +131,7 @@ def paired_exchange(exchange: AbstractExchange, pair: Pair, *, on_receipt: OnRec
     )
 
 
-class PairedChannel(RobustChannel):
+class PairedChannel(ConsumingChannel):
     """``aio_pika.RobustChannel`` that can be created while the primary is unavailable: its exchanges publish anyway.
 
     It opens when the primary is available again; what needs the primary (declaring, consuming) waits until then.
@@ -167,7 +168,7 @@ class PairedChannel(RobustChannel):
         raise MethodNotImplemented("a publish by a pair is in no transaction: each is confirmed by itself")
 
 
-class PairedConnection(RobustConnection):
+class PairedConnection(ConsumingConnection):
     """``aio_pika.RobustConnection`` to the primary, with a pair beside it that publishes; see `connect_robust`."""
 
     CHANNEL_CLASS = PairedChannel
@@ -181,15 +182,10 @@ class PairedConnection(RobustConnection):
         owned: bool,
         **options: Any,
     ) -> None:
-        super().__init__(url, loop, **options)
+        super().__init__(url, loop, pair=publisher.pair, **options)
         self.publisher = publisher
         self._owned = owned
         self._connecting: asyncio.Task[None] | None = None
-
-    @property
-    def pair(self) -> Pair:
-        """The pair that publishes, with its states and events."""
-        return self.publisher.pair
 
     def connect_soon(self, timeout: float) -> None:
         """Connect in the background, with as many attempts as needed, each of at most so many seconds."""
