@@ -130,6 +130,14 @@ def test_json_is_one_object_and_nothing_else(cli, tmp_path: Path) -> None:
     assert 0 < verdict["longest_send"] < verdict["elapsed"]
 
 
+def test_with_continuity_messages_are_delivered_in_the_outage(cli) -> None:
+    arguments = ["--messages", "300", *_QUICK, "--primary", "memory://d7", "--secondary", "memory://d8"]
+    ended = cli("demo", "--continuity", "--json", *arguments)
+    assert ended.status == 0, ended
+    assert 0 < json.loads(ended.out)["delivered_by_secondary"] <= json.loads(ended.out)["accepted_backlog"]
+    assert "orders: the primary can't be read; consumers go on with the other broker" in ended.err
+
+
 def test_an_outage_lasts_until_it_was_noticed(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the process was held up: here its whole time is over at once."""
     monkeypatch.setattr(Plan, "outage_ends_at", Plan.outage_at)

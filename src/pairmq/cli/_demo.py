@@ -32,6 +32,7 @@ _MEMORY = ("memory://primary", "memory://secondary")
 EPILOG = examples(
     "pairmq demo",
     "pairmq demo --messages 5000 --rate 1000 --seed 7",
+    "pairmq demo --continuity",
     "pairmq demo --json",
     "pairmq demo --real rabbitmq",
     "pairmq demo --real rabbitmq,redis",
@@ -73,6 +74,9 @@ def demo(
         float, Duration("--ping-interval", "Between two pings of a failed-over entity.")
     ] = "500ms",  # type: ignore[assignment]
     backlog_queues: Annotated[int, Option("--backlog-queues", metavar="N", help="Backlog queues.")] = 4,
+    continuity: Annotated[
+        bool, Option("--continuity", help="Consumers go on in the outage: they read the lanes on the secondary.")
+    ] = False,
     seed: Annotated[int | None, Option("--seed", metavar="N", help="Seed of the random choices.")] = None,
     journal: Annotated[
         str | None, Option("--journal", metavar="DIR", help="Journal every event in this directory.")
@@ -125,6 +129,7 @@ def demo(
                 attempt_timeout=2.0 if products is None else 5.0,
                 syphon_batch=20,
                 syphon_max_rate=plan.drain_rate,
+                continuity=tuple(names) if continuity else (),
             )
             # A name of its own: it must not touch what another program has diverted, nor the record of its pair.
             primary = urls[0] if own else _named(urls[0], f"pairmq-demo-{run_id}")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
@@ -25,6 +25,7 @@ from pairmq.model import (
     Delivery,
     Entity,
     EntityState,
+    LockLost,
     Message,
     PairMQError,
     SendError,
@@ -32,7 +33,8 @@ from pairmq.model import (
     Source,
     TransportError,
 )
-from pairmq.pair import Pair, PairSender
+from pairmq.model.events import Side
+from pairmq.pair import Pair, PairDelivery, PairReceiver, PairSender
 from pairmq.plugins import BrokerControl
 from pairmq.runner import Clock
 from pairmq.transport import Receiver, Transport
@@ -90,7 +92,8 @@ class DemoRun:
             entities=_scenes(entities),
             tally=self._tally,
             total=plan.messages,
-            queues=options.backlog_queue_count,
+            queues=options.backlog_queue_count + len(options.continuity),
+            continuity=bool(options.continuity),
             pace=plan.messages / plan.sending,
             staged=control is not None,
         )
@@ -120,7 +123,8 @@ class DemoRun:
                 if self._control is None:
                     note(f"{self._pair.primary.endpoint} can't be stopped by the demo: stop and start it yourself")
                 self._consumer.start()
-                await self._with_picture(self._course(stop))
+                async with self._consumer.of_both(self._pair):
+                    await self._with_picture(self._course(stop))
             # The pair is closed: nothing is in the syphon's hand any more, a message is in the one place or the other.
             gone = self._control is None and self._scene.primary_down
             async with self._secondary:
@@ -132,16 +136,18 @@ class DemoRun:
             await self._consumer.transport.close()
         verdict = self._tally.verdict(waiting, primary_read=primary_read)
         status = stop.exit_status if stop.asked else 0 if verdict.ok else 1
+        from_lanes = self._tally.from_lanes if self._scene.continuity else None
         if self._json:
             extra = {
                 "outage_staged": self._control is not None,
                 "elapsed": round(self._scene.now, 3),
                 "stopped": stop.asked,
                 **({} if self._products is None else {"servers": self._products}),
+                **({} if from_lanes is None else {"delivered_by_secondary": from_lanes}),
             }
             put_json({**verdict.as_json(), **extra})
         else:
-            self._console.print(verdict_table(verdict, stopped=stop.asked))
+            self._console.print(verdict_table(verdict, stopped=stop.asked, from_lanes=from_lanes))
         return status
 
     # The course of events.
@@ -417,7 +423,7 @@ class Consumer:
         self._tally = tally
         self._scene = scene
         self._tasks: list[asyncio.Task[None]] = []
-        self._uncompleted: set[tuple[Entity, str]] = set()  # counted, and still in the broker
+        self._uncompleted: set[tuple[Entity, bool, str]] = set()  # counted, and still in the broker
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._consume(entity)) for entity in self._entities]
@@ -433,6 +439,42 @@ class Consumer:
 
     async def stop(self) -> None:
         await cancel(self._tasks)
+
+    @contextlib.asynccontextmanager
+    async def of_both(self, pair: Pair) -> AsyncIterator[None]:
+        """Read what has continuity through the pair as well, while the block lasts: from both brokers."""
+        options = pair.options
+        through = [
+            asyncio.create_task(self._consume_through(pair.receiver(entity.path), entity))
+            for entity in self._entities
+            if options.continues(entity.path)
+        ]
+        try:
+            yield
+        finally:
+            await cancel(through)
+
+    async def _consume_through(self, receiver: PairReceiver, entity: Entity) -> None:
+        async with receiver:
+            while True:
+                try:
+                    deliveries = await receiver.receive(_PREFETCH, _POLL)
+                except TransportError:
+                    await asyncio.sleep(0.2)
+                    continue
+                for delivery in deliveries:
+                    with contextlib.suppress(TransportError, LockLost):
+                        await self._take_one(entity, delivery)
+
+    async def _take_one(self, entity: Entity, delivery: PairDelivery) -> None:
+        index = self._tally.index(delivery.message.message_id)
+        if index is None:
+            await delivery.abandon()
+            return
+        lane = delivery.origin is Side.SECONDARY
+        self._saw(entity, delivery.delivery, index, lane=lane)
+        await delivery.complete()
+        self._uncompleted.discard(_copy(entity, delivery.delivery, lane=lane))
 
     async def _consume(self, entity: Entity) -> None:
         receiver = self.transport.receiver(Source(entity))
@@ -454,16 +496,7 @@ class Consumer:
                 await receiver.abandon(delivery)  # not one of the demo's
                 continue
             ours.append(delivery)
-            copy = _copy(entity, delivery)
-            # Without a sequence number only the broker's count distinguishes the same copy from another one.
-            numbered, again = bool(delivery.sequence_number), delivery.delivery_count > 1
-            if copy in self._uncompleted and (numbered or again):  # completing it had failed
-                continue
-            # Until completing it is confirmed, it may be delivered again.
-            self._uncompleted.add(copy)
-            # A killed broker may forget even a completion that it confirmed, and then says that it delivers again.
-            self._tally.arrived(index, again=again and not numbered)
-            self._scene.entities[entity].delivered += 1
+            self._saw(entity, delivery, index)
         if not ours:
             return
         results = await within(_LIMIT, receiver.complete_batch(ours))
@@ -471,10 +504,23 @@ class Consumer:
             if result is None:
                 self._uncompleted.discard(_copy(entity, delivery))
 
+    def _saw(self, entity: Entity, delivery: Delivery, index: int, *, lane: bool = False) -> None:
+        """Count a copy of a message, unless it is one that was counted and could not be completed."""
+        copy = _copy(entity, delivery, lane=lane)
+        # Without a sequence number only the broker's count distinguishes the same copy from another one.
+        numbered, again = bool(delivery.sequence_number), delivery.delivery_count > 1
+        if copy in self._uncompleted and (numbered or again):  # completing it had failed
+            return
+        # Until completing it is confirmed, it may be delivered again.
+        self._uncompleted.add(copy)
+        # A killed broker may forget even a completion that it confirmed, and then says that it delivers again.
+        self._tally.arrived(index, again=again and not numbered, lane=lane)
+        self._scene.entities[entity].delivered += 1
 
-def _copy(entity: Entity, delivery: Delivery) -> tuple[Entity, str]:
+
+def _copy(entity: Entity, delivery: Delivery, *, lane: bool = False) -> tuple[Entity, bool, str]:
     """What names one copy of a message; not all brokers number theirs."""
-    return entity, delivery.sequence_number or f"id {delivery.message.message_id}"
+    return entity, lane, delivery.sequence_number or f"id {delivery.message.message_id}"
 
 
 async def cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

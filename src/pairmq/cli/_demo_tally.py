@@ -158,6 +158,8 @@ class Tally:
         self._maybe = bytearray(total)
         self.counts = [0] * len(Fate)
         self.delivered = 0
+        self.from_lanes = 0
+        """Of these, the messages that were first seen in a lane."""
         self.longest_send = 0.0
 
     def message_id(self, index: int) -> str:
@@ -203,10 +205,11 @@ class Tally:
         if index is not None:
             self._maybe[index] = 1
 
-    def arrived(self, index: int, *, again: bool = False) -> None:
+    def arrived(self, index: int, *, again: bool = False, lane: bool = False) -> None:
         """The consumer saw a copy of a message; ``again`` if the broker says that it may have delivered this copy
-        before."""
+        before, ``lane`` if it came from the secondary."""
         self._maybe[index] |= again
+        self.from_lanes += lane and not self._copies[index]
         self.delivered += not self._copies[index]
         self._copies[index] = min(255, self._copies[index] + 1)
 

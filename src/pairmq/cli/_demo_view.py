@@ -22,6 +22,7 @@ from pairmq.model.events import (
     MessageDeadLettered,
     MessageMoved,
     PingCompleted,
+    ReceiverChanged,
     RotationChanged,
     SendCompleted,
     SendOutcome,
@@ -227,10 +228,12 @@ class PlainView:
             f"primary {'DOWN' if scene.primary_down else 'up'}; {states}; "
             f"sent {scene.tally.ended}/{scene.total}: primary {counts[Fate.PRIMARY]}, backlog {counts[Fate.BACKLOG]}; "
             f"in backlog {scene.pending}, delivered {scene.tally.delivered}"
+            + (f", of these from lanes {scene.tally.from_lanes}" if scene.continuity else "")
         )
 
 
-def verdict_table(verdict: Totals, *, stopped: bool) -> RenderableType:
+def verdict_table(verdict: Totals, *, stopped: bool, from_lanes: int | None = None) -> RenderableType:
+    """The account; ``from_lanes`` is None without continuity."""
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right")
@@ -244,7 +247,15 @@ def verdict_table(verdict: Totals, *, stopped: bool) -> RenderableType:
     row("accepted by the backlog", grouped(verdict.accepted_backlog), "yellow" if verdict.accepted_backlog else "")
     row("refused", grouped(verdict.refused), "red" if verdict.refused else "")
     row("unknown", grouped(verdict.unknown), "red" if verdict.unknown else "")
-    row("delivered", grouped(verdict.delivered), "bold", "distinct messages, seen by a consumer of the primary")
+    seen_by = "a consumer of the primary" if from_lanes is None else "consumers of both brokers"
+    row("delivered", grouped(verdict.delivered), "bold", f"distinct messages, seen by {seen_by}")
+    if from_lanes is not None:
+        row(
+            "… by the secondary",
+            grouped(from_lanes),
+            "green" if from_lanes else "",
+            "from the lanes, without the primary",
+        )
     if verdict.left_in_backlog:
         row("still in the backlog", grouped(verdict.left_in_backlog), "yellow", "safe, not yet moved to the primary")
     if verdict.unverified:
@@ -329,6 +340,7 @@ class Scene:
     queues: int
     pace: float
     staged: bool = True
+    continuity: bool = False
     finished: bool = False
     now: float = 0.0  # s since the start
     phase: str = "starting"
@@ -401,6 +413,9 @@ class Scene:
             if event.diverted:
                 text += f", {event.diverted} diverted in {short_duration(event.lasted)}"
             self.add(text, STATE_STYLES[event.current])
+        elif isinstance(event, ReceiverChanged):
+            text = "is read again" if event.open else "can't be read; consumers go on with the other broker"
+            self.add(f"{event.entity}: the {event.side} {text}", "green" if event.open else "yellow")
         elif isinstance(event, PingCompleted):
             self._saw_ping(event)
         elif isinstance(event, RotationChanged):
