@@ -3,19 +3,21 @@ import io
 import json
 import re
 import signal
+import time
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from pairmq import PairOptions
-from pairmq.cli._backlog_counts import Depth, Depths
+from pairmq.cli._backlog_counts import Depth, Depths, see_outbox
 from pairmq.cli._status import BrokerLook, Look, _watched
 from pairmq.core.record import Configuration
 from pairmq.memory import CAPABILITIES as ALL
 from pairmq.memory import MemoryTransport
-from pairmq.model import Entity
+from pairmq.model import Entity, Message
 from pairmq.pair import Agreement
+from pairmq.plugins import registry
 from pairmq.testing.servers import free_port
 from pairmq.transport import ConfirmRisk, QueueCounts
 from pairmq_rabbitmq._capabilities import CAPABILITIES
@@ -326,3 +328,14 @@ def test_missing_queues_are_explained(cli, brokers) -> None:
     words = " ".join(ended.out.split())
     assert "10 queues to be created: a program that opens the pair creates them; if programs of the pair are" in words
     assert "the secondary was emptied or replaced" in cli("doctor", *brokers).out
+
+
+async def test_outbox_shows_how_it_grows_between_two_looks(tmp_path) -> None:
+    queue = Entity("primary/x-pairmq-outbox")
+    async with registry.transport(f"sqlite://{tmp_path}/s.db") as secondary:
+        await secondary.admin.create(queue)
+        first = await see_outbox(secondary, queue, 30)
+        await secondary.sender(queue).send_batch([Message(b"1"), Message(b"2")])
+        assert first is not None
+        seen = await see_outbox(secondary, queue, 30, replace(first, seen_at=time.monotonic() - 4))
+    assert re.fullmatch(r"2 messages to be moved, the oldest for \S+ (ms|s), \+0\.\d a second", str(seen))

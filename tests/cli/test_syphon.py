@@ -11,7 +11,7 @@ import pytest
 
 from pairmq import Entity, Message
 from pairmq import sync as blocking
-from pairmq.cli import _syphon
+from pairmq.cli import _doctor, _syphon
 from pairmq.cli._backlog_counts import Depths
 from pairmq.testing.servers import free_port
 
@@ -287,16 +287,43 @@ def test_more_processes_than_queues_are_refused(cli) -> None:
     assert "3 processes can't share 2 queues" in ended.err
 
 
-def test_syphon_is_done_only_when_the_outbox_is_empty_and_status_shows_what_it_holds(cli, tmp_path):
+def test_commands_show_the_outbox_and_what_keeps_it_from_being_moved(cli, tmp_path, monkeypatch):
     urls = [f"sqlite://{tmp_path}/primary.db", f"sqlite://{tmp_path}/secondary.db"]
     brokers = ["--primary", urls[0], "--secondary", urls[1]]
+    assert "outbox: none yet" in cli("status", *brokers).out
+    assert "/x-pairmq-outbox yet: a program that opens" in cli("doctor", *brokers).out
     with blocking.Pair.connect(*urls, attempt_timeout=30) as pair:
         pair.primary.admin.create(Entity("orders"))
         with contextlib.closing(sqlite3.connect(tmp_path / "secondary.db")) as connection, connection:
             pair.outbox("orders").send_batch([Message(b"1"), Message(b"2")], connection=connection)
-    assert "outbox: 2 messages to be moved, the oldest for " in cli("status", *brokers).out
-    assert json.loads(cli("status", "--json", *brokers).out)["outbox"]["pending"] == 2
-    assert cli("syphon", "--until-empty", *brokers).status == 0
+            pair.outbox("nowhere").send(Message(b"3", message_id="stray"), connection=connection)
+    for command in (["status"], ["backlog", "list"]):
+        assert "outbox: 3 messages to be moved, the oldest for " in cli(*command, *brokers).out
+        assert json.loads(cli(*command, "--json", *brokers).out)["outbox"]["pending"] == 3
+    assert "ok    outbox: 3 messages to be moved" in cli("doctor", *brokers).out
+    monkeypatch.setattr(_doctor, "_UNMOVED", 0.0)
+    warned = cli("doctor", *brokers).out
+    assert "warn  outbox: 3 messages to be moved, the oldest for " in warned
+    assert "no syphon moves them\n      → run `pairmq syphon`, or enable_syphon=True in one program" in warned
+    # Until it is empty, the outbox included.
+    assert "dead-lettered 1 message" in cli("syphon", "--until-empty", *brokers).err
     seen = json.loads(cli("status", "-e", "orders", "--json", *brokers).out)
     assert (seen["outbox"]["pending"], seen["outbox"]["oldest_seconds"]) == (0, None)
-    assert seen["entities"][0]["active"] == 2
+    assert (seen["outbox"]["dead_letter"], seen["entities"][0]["active"]) == (1, 2)
+    # What was dead-lettered.
+    assert "/x-pairmq-outbox\n      → `pairmq backlog peek --outbox --dead" in cli("doctor", *brokers).out
+    for only in ([], ["--outbox"]):
+        assert "outbox  stray  to nowhere, stored " in cli("backlog", "peek", "--dead-letter", *only, *brokers).out
+    assert cli("entity", "create", "nowhere", *brokers[:2]).status == 0
+    assert "requeued 1 message" in cli("backlog", "requeue", *brokers).out
+    assert cli("syphon", "--until-empty", *brokers).status == 0
+    assert cli("receive", "-e", "nowhere", "--idle", "50ms", *brokers[:2]).out == "3\n"
+
+
+def test_backlog_refuses_an_outbox_that_can_not_be(cli, brokers, tmp_path) -> None:
+    ended = cli("backlog", "peek", "--outbox", *brokers)
+    assert (ended.status, "is not a database: the pair has no outbox" in ended.err) == (2, True)
+    ended = cli(
+        "backlog", "requeue", "--outbox", "--index", "1", *brokers[:2], "--secondary", f"sqlite://{tmp_path}/s.db"
+    )
+    assert (ended.status, "there is one outbox" in ended.err) == (2, True)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from pairmq.cli._backlog_counts import agreement_as_json, count_queues, depths_as_json, show_depths
+from pairmq.cli._backlog_counts import agreement_as_json, count_queues, depths_as_json, see_outbox, show_depths
 from pairmq.cli._common import (
     BACKLOG,
     Json,
@@ -16,6 +16,7 @@ from pairmq.cli._common import (
     backlog_queues,
     examples,
     failed_at,
+    outbox_of,
     transports_of,
     used,
     with_pair,
@@ -43,27 +44,35 @@ group = typer.Typer(no_args_is_help=True, help="Manage the backlog queues on the
 
 Index = Annotated[int | None, Option("--index", metavar="I", min=0, help="Only this queue.")]
 DeadLetter = Annotated[bool, Option("--dead-letter", help="Their dead-letter queues instead.")]
+Outbox = Annotated[bool, Option("--outbox", help="Only the outbox.")]
 
 
 class _Backlog:
     """The secondary's transport and the queues that a command is about."""
 
-    def __init__(self, pair: PairArguments, index: int | None = None) -> None:
+    def __init__(self, pair: PairArguments, index: int | None = None, *, outbox: bool = False) -> None:
         settings = pair.settings()
         self.limit = settings.options.attempt_timeout
         primary, secondary = transports_of(settings)
         queues = backlog_queues(primary, settings.options)
         if index is not None and index >= len(queues):
             raise BadUsage(f"--index is {index}: the pair has {len(queues)} backlog queues, 0 to {len(queues) - 1}")
-        self.queues: tuple[tuple[int, Entity], ...] = tuple(
+        self.outbox = outbox_of(primary, secondary)
+        self.queues: tuple[tuple[int | None, Entity], ...] = tuple(
             (number, queue) for number, queue in enumerate(queues) if index in (None, number)
         )
+        if outbox:
+            if self.outbox is None:
+                raise BadUsage(f"{secondary.endpoint} is not a database: the pair has no outbox")
+            if index is not None:
+                raise BadUsage("--index is for backlog queues: there is one outbox")
+            self.queues = ((None, self.outbox),)
         self.transport: Transport = secondary
-        self._all = index is None
+        self._all = index is None and not outbox
         self._primary = primary.endpoint
         self._options = settings.options
 
-    async def find_others(self) -> Agreement:
+    async def find_others(self, *, with_outbox: bool = False) -> Agreement:
         """Add the queues that other processes of the pair use, unless one queue was asked for (SPEC 13.2)."""
         agreement = await find_agreement(self._primary, self.transport, self._options, self.limit)
         if agreement.conflict is not None:
@@ -71,6 +80,8 @@ class _Backlog:
         if self._all:
             first = len(self.queues)
             self.queues += tuple((first + number, queue) for number, queue in enumerate(agreement.found))
+            if with_outbox and self.outbox is not None:
+                self.queues += ((None, self.outbox),)
         return agreement
 
     async def adopt(self) -> None:
@@ -84,18 +95,21 @@ class _Backlog:
 @group.command(name="list")
 @with_pair(BACKLOG)
 def list_queues(pair: PairArguments, json: Json = False) -> int:
-    """Count the messages of every backlog queue; exit status 1 when one could not be counted."""
+    """Count the messages of every backlog queue, and of the outbox; exit status 1 when one could not be counted."""
     backlog = _Backlog(pair)
 
     async def run(stop: Stop) -> int:
         async with backlog.transport:
             agreement = await backlog.find_others()
             depths = await count_queues(backlog.transport, [queue for _, queue in backlog.queues], backlog.limit)
+            outbox = await see_outbox(backlog.transport, backlog.outbox, backlog.limit)
         if json:
-            put_json({**depths_as_json(depths), "agreement": agreement_as_json(agreement)}, indent=2)
+            stored = None if outbox is None else outbox.as_json()
+            more = {"outbox": stored, "agreement": agreement_as_json(agreement)}
+            put_json({**depths_as_json(depths), **more}, indent=2)
         else:
-            show_depths(depths, agreement)
-        return 1 if depths.error else 0
+            show_depths(depths, agreement, outbox)
+        return 1 if depths.error or (outbox is not None and outbox.error) else 0
 
     return run_async(run)
 
@@ -107,15 +121,16 @@ def peek(
     index: Index = None,
     number: Annotated[int, Option("-n", "--number", metavar="N", min=1, help="Messages of each queue.")] = 10,
     dead_letter: DeadLetter = False,
+    outbox: Outbox = False,
     json: Json = False,
 ) -> int:
-    """Show the oldest messages of the backlog queues, without changing them."""
-    backlog = _Backlog(pair, index)
+    """Show the oldest messages of the backlog queues and the outbox, without changing them."""
+    backlog = _Backlog(pair, index, outbox=outbox)
 
     async def run(stop: Stop) -> int:
         seen = 0
         async with backlog.transport:
-            await backlog.find_others()
+            await backlog.find_others(with_outbox=True)
             for at, queue in backlog.queues:
                 source = Source(queue, dead_letter=dead_letter)
                 try:
@@ -143,13 +158,14 @@ def purge(
     pair: PairArguments,
     index: Index = None,
     dead_letter: DeadLetter = False,
+    outbox: Outbox = False,
     yes: Annotated[bool, Option("--yes", help="Confirm: the messages are lost permanently.")] = False,
     json: Json = False,
 ) -> int:
     """Delete the messages of the backlog queues, or of their dead-letter queues: they are lost."""
     if not yes:
         raise BadUsage("this deletes messages that were accepted and not yet delivered: add --yes to confirm")
-    backlog = _Backlog(pair, index)
+    backlog = _Backlog(pair, index, outbox=outbox)
 
     async def run(stop: Stop) -> int:
         deleted: dict[str, int] = {}
@@ -197,18 +213,18 @@ def adopt(pair: PairArguments, json: Json = False) -> int:
 
 @group.command()
 @with_pair(BACKLOG)
-def requeue(pair: PairArguments, index: Index = None, json: Json = False) -> int:
-    """Move dead-lettered messages back to their backlog queue, to be retried by the syphon.
+def requeue(pair: PairArguments, index: Index = None, outbox: Outbox = False, json: Json = False) -> int:
+    """Move dead-lettered messages back to their backlog queue or the outbox, to be retried by the syphon.
 
     Each is sent, confirmed, and only then removed from the dead-letter queue: none is lost, but a crash can leave a
     copy.
     """
-    backlog = _Backlog(pair, index)
+    backlog = _Backlog(pair, index, outbox=outbox)
 
     async def run(stop: Stop) -> int:
         moved: dict[str, int] = {}
         async with backlog.transport:
-            await backlog.find_others()
+            await backlog.find_others(with_outbox=True)
             for _, queue in backlog.queues:
                 if stop.asked:
                     break
@@ -233,19 +249,18 @@ def requeue(pair: PairArguments, index: Index = None, json: Json = False) -> int
     return run_async(run, graceful=True)
 
 
-def _show_message(index: int, delivery: Delivery) -> None:
+def _show_message(index: int | None, delivery: Delivery) -> None:
     try:
         message, diversion = restore(delivery.message)
-        about = f"to {diversion.entity}, diverted {diversion.diverted_at.isoformat(timespec='seconds')}"
+        began = "stored" if index is None else "diverted"
+        about = f"to {diversion.entity}, {began} {diversion.diverted_at.isoformat(timespec='seconds')}"
     except EnvelopeError as error:
         message, about = delivery.message, f"no envelope: {error}"
     body = message.body[:60].decode("utf-8", "backslashreplace")
     more = "…" if len(message.body) > 60 else ""
-    say(
-        printable(
-            f"{index}  {message.message_id or '(no id)'}  {about}  {plural(len(message.body), 'byte')}: {body}{more}"
-        )
-    )
+    where = "outbox" if index is None else index
+    size = plural(len(message.body), "byte")
+    say(printable(f"{where}  {message.message_id or '(no id)'}  {about}  {size}: {body}{more}"))
     if delivery.dead_letter_reason:
         say(printable(f"   dead-lettered: {delivery.dead_letter_reason}: {delivery.dead_letter_description or ''}"))
 

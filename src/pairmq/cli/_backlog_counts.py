@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from pairmq.cli._common import at_broker
+from pairmq.cli._common import at_broker, within
 from pairmq.cli._errors import printable
 from pairmq.cli._output import FAIL, cells, complain, stdout_console, table, warn
-from pairmq.cli._values import grouped, plural
-from pairmq.model import Entity, FailureReason, TransportError
+from pairmq.cli._values import grouped, plural, short_duration
+from pairmq.model import Entity, FailureReason, Source, TransportError
 from pairmq.runner import Agreement
 from pairmq.transport import QueueCounts, Transport, counts_of
 
@@ -107,11 +108,68 @@ def _depth(transport: Transport, queue: Entity, told: QueueCounts | TransportErr
     return Depth(queue, None, None if missing else at_broker(transport, told))
 
 
+@dataclass(frozen=True, slots=True)
+class OutboxLook:
+    """What waits in the outbox (SPEC 12.4)."""
+
+    queue: Entity
+    counts: QueueCounts | None = None  # None if it does not exist, or could not be counted
+    oldest: float | None = None  # seconds since the oldest message was stored; None without one
+    error: str | None = None  # why it could not be counted
+    seen_at: float = 0.0  # of the monotonic clock
+    growth: float | None = None  # messages a second since the last look, below 0 while it empties
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "queue": self.queue.path,
+            "pending": None if self.counts is None else self.counts.pending,
+            "dead_letter": None if self.counts is None else self.counts.dead_letter,
+            "oldest_seconds": None if self.oldest is None else round(self.oldest, 3),
+            "growth_per_second": None if self.growth is None else round(self.growth, 2),
+            "error": self.error,
+        }
+
+    def __str__(self) -> str:
+        if self.counts is None:
+            return self.error or "none yet"
+        age = "" if self.oldest is None else f", the oldest for {short_duration(self.oldest)}"
+        growth = f", {self.growth:+.1f} a second" if self.growth else ""
+        dead = f", {grouped(self.counts.dead_letter)} dead-lettered" if self.counts.dead_letter else ""
+        return f"{plural(self.counts.pending, 'message')} to be moved{age}{growth}{dead}"
+
+
+async def see_outbox(
+    secondary: Transport, queue: Entity | None, time_limit: float, last: OutboxLook | None = None
+) -> OutboxLook | None:
+    """Count what is in the outbox, find its age and its growth since the last look; failures are part of the result."""
+    if queue is None:
+        return None
+    try:
+        counts = await within(time_limit, secondary.admin.counts(Source(queue)))
+        first = await within(time_limit, secondary.admin.peek(Source(queue), 1))
+    except TransportError as error:
+        missing = error.reason is FailureReason.NOT_FOUND
+        return OutboxLook(queue, error=None if missing else at_broker(secondary, error))
+    at = first[0].enqueued_at if first else None
+    now, growth = time.monotonic(), None
+    if last is not None and last.counts is not None and now > last.seen_at:
+        growth = (counts.pending - last.counts.pending) / (now - last.seen_at)
+    oldest = None if at is None else max(0.0, time.time() - at.timestamp())
+    return OutboxLook(queue, counts, oldest, seen_at=now, growth=growth)
+
+
+def outbox_text(seen: OutboxLook) -> Text:
+    """The outbox as one line."""
+    return Text(f"outbox: {printable(str(seen))}", FAIL if seen.error else "")
+
+
 _ALL_SHOWN = 16
 
 
-def show_depths(depths: Depths, agreement: Agreement) -> None:
+def show_depths(depths: Depths, agreement: Agreement, outbox: OutboxLook | None) -> None:
     stdout_console().print(depths_table(depths))
+    if outbox is not None:
+        stdout_console().print(outbox_text(outbox))
     if depths.error:
         complain(depths.error)
     for text in agreement_lines(agreement):

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pairmq.cli._backlog_counts import MISSING
+from pairmq.cli._backlog_counts import MISSING, see_outbox
 from pairmq.cli._common import (
     BACKLOG,
     Json,
@@ -25,6 +25,7 @@ from pairmq.cli._common import (
     at_broker,
     backlog_queues,
     examples,
+    outbox_of,
     transport_of,
     with_pair,
     within,
@@ -76,6 +77,7 @@ def _show(finding: Finding) -> None:
 
 
 _SLOW = 0.5  # s: a broker that answers slower than this makes every send slow
+_UNMOVED = 60.0  # s: a syphon that works moves what is in the outbox in milliseconds
 _ROOM = 0.95  # share of the primary's largest message that the backlog should take
 _WANTED = ("probes", "dead_letter", "lock_renewal", "time_to_live", "scheduling", "durable")
 
@@ -151,6 +153,8 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
             for finding in _agreement(agreement):
                 yield finding
             async for finding in _queues(primary, secondary, settings.options, limit, agreement):
+                yield finding
+            async for finding in _outbox(primary, secondary, limit, primary_answers=reachable["primary"]):
                 yield finding
 
 
@@ -374,3 +378,31 @@ async def _queues(
             yield _warn("backlog queues", text, MISSING)
     if sound:
         yield _ok("backlog queues", f"{sound} of {len(queues)} as they should be")
+
+
+async def _outbox(
+    primary: Transport, secondary: Transport, limit: float, *, primary_answers: bool
+) -> AsyncIterator[Finding]:
+    """Whether a syphon moves what applications have stored in their transactions (SPEC 12.3)."""
+    seen = await see_outbox(secondary, outbox_of(primary, secondary), limit)
+    if seen is None:
+        return
+    if seen.error is not None:
+        yield _fail("outbox", seen.error, "look at the secondary")
+    elif seen.counts is None:
+        yield _ok("outbox", f"no queue {seen.queue} yet: a program that opens the pair creates it")
+    elif seen.oldest is None or seen.oldest <= _UNMOVED:
+        yield _ok("outbox", str(seen))
+    elif primary_answers:
+        text = f"{seen}: no syphon moves them"
+        advice = (
+            "run `pairmq syphon`, or enable_syphon=True in one program; if one runs, its log names a destination that "
+            "refuses or is held; with ordering='session' it waits for transactions that are open in the database"
+        )
+        yield _warn("outbox", text, advice)
+    else:
+        yield _warn("outbox", str(seen), "they are moved once the primary is reachable")
+    if seen.counts is not None and seen.counts.dead_letter:
+        text = f"{plural(seen.counts.dead_letter, 'message')} dead-lettered: {seen.queue}"
+        advice = "`pairmq backlog peek --outbox --dead-letter` shows why, `pairmq backlog requeue --outbox` retries"
+        yield _warn("outbox", text, advice)

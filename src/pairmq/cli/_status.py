@@ -16,11 +16,14 @@ from typer import Option
 
 from pairmq.cli._backlog_counts import (
     Depths,
+    OutboxLook,
     agreement_as_json,
     agreement_lines,
     count_queues,
     depths_as_json,
     depths_table,
+    outbox_text,
+    see_outbox,
 )
 from pairmq.cli._common import (
     BACKLOG,
@@ -39,7 +42,7 @@ from pairmq.cli._errors import printable
 from pairmq.cli._output import FAIL, OK, WARN, cells, put_json, stdout_console, table
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import Duration, grouped, plural, short_duration
-from pairmq.model import Entity, EntityKind, FailureReason, Source, TransportError
+from pairmq.model import Entity, EntityKind, Source, TransportError
 from pairmq.runner import Agreement, find_agreement
 from pairmq.transport import QueueCounts, Transport
 
@@ -76,15 +79,17 @@ def status(
     limit = settings.options.attempt_timeout
 
     agreed: tuple[float, Agreement] | None = None
+    outbox: OutboxLook | None = None
 
     async def once() -> Look:
         # With --watch, what other processes use is not asked for every two seconds.
-        nonlocal agreed
+        nonlocal agreed, outbox
         now = time.monotonic()
         if agreed is None or now - agreed[0] >= _AGREED or agreed[1].unread is not None:
             agreed = now, await find_agreement(primary.endpoint, secondary, settings.options, limit)
         seen = await look(primary, secondary, queues, entities, limit, agreed[1])
-        return replace(seen, outbox=await see_outbox(secondary, outbox_of(primary, secondary), limit))
+        outbox = await see_outbox(secondary, outbox_of(primary, secondary), limit, outbox)
+        return replace(seen, outbox=outbox)
 
     async def run(stop: Stop) -> int:
         async with primary, secondary:
@@ -157,7 +162,7 @@ def _picture(seen: Look, *, queues: int | None = None) -> RenderableType:
     if error is not None and seen.secondary.error is None:
         parts.append(Text(printable(error), FAIL))
     if seen.outbox is not None:
-        parts.append(Text(f"outbox: {printable(str(seen.outbox))}", FAIL if seen.outbox.error else ""))
+        parts.append(outbox_text(seen.outbox))
     parts += [Text(printable(text), WARN) for text in _remarks(seen)]
     return Group(*parts)
 
@@ -233,43 +238,6 @@ class EntityLook:
             "scheduled": None if counts is None else counts.scheduled,
             "dead_letter": None if counts is None else counts.dead_letter,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class OutboxLook:
-    """What waits in the outbox (SPEC 12.4)."""
-
-    counts: QueueCounts | None = None  # of its queue; None if it does not exist, or could not be counted
-    oldest: float | None = None  # seconds since the oldest message was stored; None without one
-    error: str | None = None  # why it could not be counted
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "pending": None if self.counts is None else self.counts.pending,
-            "dead_letter": None if self.counts is None else self.counts.dead_letter,
-            "oldest_seconds": None if self.oldest is None else round(self.oldest, 3),
-            "error": self.error,
-        }
-
-    def __str__(self) -> str:
-        if self.counts is None:
-            return self.error or "none yet"
-        dead = f", {grouped(self.counts.dead_letter)} dead-lettered" if self.counts.dead_letter else ""
-        age = "" if self.oldest is None else f", the oldest for {short_duration(self.oldest)}"
-        return f"{plural(self.counts.pending, 'message')} to be moved{age}{dead}"
-
-
-async def see_outbox(secondary: Transport, queue: Entity | None, time_limit: float) -> OutboxLook | None:
-    """Count what is in the outbox, and find its age; failures are part of the result."""
-    if queue is None:
-        return None
-    try:
-        counts = await within(time_limit, secondary.admin.counts(Source(queue)))
-        first = await within(time_limit, secondary.admin.peek(Source(queue), 1))
-    except TransportError as error:
-        return OutboxLook(error=None if error.reason is FailureReason.NOT_FOUND else str(error))
-    at = first[0].enqueued_at if first else None
-    return OutboxLook(counts, None if at is None else max(0.0, time.time() - at.timestamp()))
 
 
 @dataclass(frozen=True, slots=True)
