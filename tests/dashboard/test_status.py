@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 import time
 from datetime import datetime
 
 import pytest
 
 from pairmq import Entity, EntityState, Message, Pair, PairOptions, SendError
-from pairmq.dashboard import Brokers, Dashboard, _app
+from pairmq.dashboard import Brokers, Dashboard, _app, _looks
 from pairmq.dashboard._looks import Answer, Sample
 from pairmq.dashboard._view import Query, View
 from pairmq.model.events import Side
-from pairmq.testing import Fault, in_virtual_time
+from pairmq.testing import Fault, in_virtual_time, memory_broker
 from shown_dashboard import client_of, shown
 
 
@@ -341,3 +343,25 @@ async def test_queues_of_another_process_are_counted():
             await asyncio.sleep(31)
         told = await page.status()
     assert told["backlog"]["pending"] == 20
+
+
+async def test_the_outbox_of_a_database_has_a_depth_an_age_and_a_pace_of_its_own(tmp_path, monkeypatch):
+    for interval in ("_AGES", "_COUNTS"):
+        monkeypatch.setattr(_looks, interval, 0.05)
+    url = f"sqlite://{tmp_path}/shop.db"
+    async with memory_broker() as east, Pair.connect(east.url, url, backlog_queue_count=1) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
+            await pair.outbox("orders").send_batch([Message(b"1"), Message(b"2")], connection=connection)
+        async with Dashboard(pair, open_to_read=True) as dashboard, client_of(dashboard) as client:
+            told = (await client.get("/api/status")).json()
+            for _ in range(600):
+                if told["outbox"]["oldest"] is not None:
+                    break
+                await asyncio.sleep(0.1)
+                told = (await client.get("/api/status")).json()
+        outbox = told["outbox"]
+        assert (outbox["name"], outbox["pending"]) == (f"{pair.primary.endpoint.name}/x-pairmq-outbox", 2)
+    assert abs(outbox["oldest"] - time.time()) < 600
+    assert (outbox["moved"], outbox["per_second"], outbox["dead_letter"]) == (0, 0, 0)
+    assert (told["backlog"]["pending"], told["backlog"]["oldest"], told["drain"]["moved"]) == (0, None, 0)

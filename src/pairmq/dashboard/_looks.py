@@ -66,6 +66,9 @@ class Looks:
         self.agreement: Agreement | None = None
         """What other processes of the pair use; None until it was asked."""
         self.drain = Drain(own=watched.hosts_syphon)
+        self.outbox: Depth | None = None
+        """None without an outbox, and until it was counted."""
+        self.outbox_drain = Drain(own=watched.hosts_syphon)
         self._watched = watched
         self._limit = min(_LONGEST, watched.options.attempt_timeout)
         self._chores = [
@@ -121,13 +124,20 @@ class Looks:
             return
         others = () if self.agreement is None else self.agreement.found
         queues = tuple(dict.fromkeys((*queues, *others)))
+        outbox = self._watched.outbox()
+        every = queues if outbox is None else (*queues, outbox)
         at = time.time()
-        told = await counts_of(self._watched.secondary, queues, self._limit)
-        self.depths = tuple(self._depth(*each) for each in zip(queues, told, strict=True))
+        told = await counts_of(self._watched.secondary, every, self._limit)
+        depths = [self._depth(*each) for each in zip(every, told, strict=True)]
+        moved, outbox_moved = self._watched.moved()
+        if outbox is not None:
+            self.outbox = depths.pop()
+            if self.outbox.error is None:
+                self.outbox_drain.counted(Sample(at, self.outbox.pending, outbox_moved))
+        self.depths = tuple(depths)
         self.counted_at = at
         if all(depth.error is None for depth in self.depths):
-            pending = sum(depth.pending for depth in self.depths)
-            self.drain.counted(Sample(at, pending, self._watched.moved()))
+            self.drain.counted(Sample(at, sum(depth.pending for depth in self.depths), moved))
 
     def _depth(self, queue: Entity, told: QueueCounts | TransportError) -> Depth:
         if isinstance(told, QueueCounts):
@@ -137,6 +147,8 @@ class Looks:
 
     async def _look_at_ages(self) -> None:
         fullest = sorted(self.depths or (), key=lambda depth: -depth.pending)[:_AGED]
+        if self.outbox is not None:
+            fullest.append(self.outbox)
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def one(queue: Entity) -> tuple[Entity, float | None]:

@@ -63,6 +63,7 @@ class View:
             "brokers": {side.value: self._broker(side) for side in Side},
             "backlog": self._backlog(),
             "drain": self._drain(),
+            "outbox": self._outbox(),
             "agreement": self._agreement(),
             "entities": self._entities(query),
             "events": [
@@ -104,7 +105,7 @@ class View:
             "counted_at": looks.counted_at,
             "pending": sum(depth.pending for depth in depths) if known else None,
             "dead_letter": sum(depth.counts.dead_letter for depth in depths if depth.counts) if known else None,
-            "oldest": min(looks.oldest.values(), default=None),
+            "oldest": min((looks.oldest[each.queue] for each in depths if each.queue in looks.oldest), default=None),
             "error": error,
             "queues": len(depths) or self._watched.options.backlog_queue_count,
             "in_use": in_use,
@@ -150,11 +151,29 @@ class View:
         stopped = any(answer.error is not None for answer in answers)
         progress = self._looks.drain.progress(time.time(), stopped=stopped)
         return {
-            "moved": self._watched.moved(),
+            "moved": self._watched.moved()[0],
             "dead_lettered": self._history.dead_lettered,
             "peak": progress.peak,
             "per_second": round(progress.per_second, 2),
             "seconds_left": None if progress.seconds_left is None else round(progress.seconds_left, 1),
+        }
+
+    def _outbox(self) -> dict[str, Any] | None:
+        queue, depth = self._watched.outbox(), self._looks.outbox
+        if queue is None:
+            return None
+        counts = None if depth is None else depth.counts
+        stopped = any(answer.error is not None for answer in self._looks.brokers.values())
+        progress = self._looks.outbox_drain.progress(time.time(), stopped=stopped)
+        return {
+            "name": queue.path,
+            "missing": depth is not None and counts is None and depth.error is None,
+            "error": None if depth is None else depth.error,
+            "pending": None if counts is None else counts.pending,
+            "dead_letter": None if counts is None else counts.dead_letter,
+            "oldest": self._looks.oldest.get(queue) if depth is not None and depth.pending else None,
+            "moved": self._watched.moved()[1],
+            "per_second": round(progress.per_second, 2),
         }
 
     # The entities.

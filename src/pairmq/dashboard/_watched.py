@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pairmq.core import PairOptions
 from pairmq.model import ConfigurationError, Entity, EntityState, PairClosed, PairFaulted
 from pairmq.pair import Pair
-from pairmq.transport import Transport
+from pairmq.runner import outbox_queue
+from pairmq.transport import Transactional, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,10 @@ class Watched:
         except ConfigurationError:
             return ()
 
+    def outbox(self) -> Entity | None:
+        """The queue of the outbox; None if the secondary is not a database."""
+        return outbox_queue(self.primary) if isinstance(self.secondary, Transactional) else None
+
     def states(self) -> Mapping[Entity, EntityState]:
         """The states of the entities that this process uses: see `Pair.states`."""
         try:
@@ -85,12 +90,13 @@ class Watched:
         except ConfigurationError:
             return frozenset()
 
-    def moved(self) -> int:
-        """Messages that this process's syphon has moved back."""
+    def moved(self) -> tuple[int, int]:
+        """Messages that this process's syphon has moved, of the backlog and of the outbox."""
         try:
-            return 0 if self.pair is None else self.pair.moved
+            of_outbox = 0 if self.pair is None else self.pair.outbox_moved
+            return 0 if self.pair is None else self.pair.moved - of_outbox, of_outbox
         except (ConfigurationError, PairClosed, PairFaulted):
-            return 0
+            return 0, 0
 
 
 LONGEST = 300

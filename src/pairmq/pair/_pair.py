@@ -514,6 +514,12 @@ class Pair:
         return 0 if syphon is None else syphon.moved
 
     @property
+    def outbox_moved(self) -> int:
+        """Of `moved`, those of the outbox."""
+        syphon = self._opened.syphon
+        return 0 if syphon is None else syphon.outbox_moved
+
+    @property
     def in_flight(self) -> int:
         """Sends in flight now."""
         return self._opened.in_flight

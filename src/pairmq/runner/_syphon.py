@@ -68,13 +68,19 @@ class Syphon:
         if queues is None:
             for lane in backlog.lanes:
                 self._add_lane(lane)
-        if outbox is not None:
-            self.pumps += (Pump(outbox.queue, outbox.tail, outbox.missing, context),)
+        self._outbox = None if outbox is None else Pump(outbox.queue, outbox.tail, outbox.missing, context)
+        if self._outbox is not None:
+            self.pumps += (self._outbox,)
 
     @property
     def moved(self) -> int:
-        """Messages moved back to the primary so far."""
+        """Messages moved to the primary so far, those of the outbox included."""
         return self._moved + sum(pump.moved for pump in self.pumps)
+
+    @property
+    def outbox_moved(self) -> int:
+        """Of `moved`, those of the outbox."""
+        return 0 if self._outbox is None else self._outbox.moved
 
     @property
     def dead_lettered(self) -> int:

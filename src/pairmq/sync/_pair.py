@@ -359,6 +359,11 @@ class Pair:
         return self._asked(lambda pair: pair.moved)
 
     @property
+    def outbox_moved(self) -> int:
+        """Of `moved`, those of the outbox."""
+        return self._asked(lambda pair: pair.outbox_moved)
+
+    @property
     def in_flight(self) -> int:
         """Sends in flight now, of all threads."""
         return self._asked(lambda pair: pair.in_flight)

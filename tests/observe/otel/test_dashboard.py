@@ -76,9 +76,10 @@ def happenings():
     for ok in (True, False):
         yield events.PingCompleted(**base, entity=orders, ok=ok, elapsed=0.1)
     yield events.RotationChanged(**base, queue="q/0", in_use=False, left=1)
-    yield events.MessageMoved(
-        **base, queue="q/0", entity=orders, message_id="m", waited=1.0, maybe_duplicate=False, redelivered=False
-    )
+    for queue in ("q/0", "east/x-pairmq-outbox"):
+        yield events.MessageMoved(
+            **base, queue=queue, entity=orders, message_id="m", waited=1.0, maybe_duplicate=False, redelivered=False
+        )
     yield events.MessageDeadLettered(**base, queue="q/0", entity=None, message_id="m", reason="r", description="")
     yield events.SyphonFailed(**base, queue="q/0", error="", retry_after=1.0)
     yield events.Warned(**base, subject="", text="")
@@ -90,10 +91,11 @@ def happenings():
 
 
 class Counted:
-    """A pair whose backlog has one queue."""
+    """A pair whose backlog has one queue, and that has an outbox."""
 
     name = "east>west"
     backlog_queues = (Entity("q/0"),)
+    outbox_queue = Entity("east/x-pairmq-outbox")
 
     @property
     def secondary(self):

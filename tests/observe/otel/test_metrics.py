@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
+import uuid
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from pairmq import Entity, EntityState, Message, Pair, SendError
+from pairmq import Entity, EntityState, Message, Pair, PairOptions, SendError
 from pairmq.model import Source, TransportError
 from pairmq.model.events import Cause, PairEnded, PairOpened, SendCompleted, SendOutcome, StateChanged
 from pairmq.observe.otel import OpenTelemetryObserver, watch_backlog
@@ -254,6 +257,7 @@ class Cancelling:
 
     name = "east>west"
     backlog_queues = (Entity("q/0"),)
+    outbox_queue = None
 
     def __init__(self) -> None:
         self.asked = 0
@@ -332,3 +336,24 @@ def test_no_metric_names_a_message(telemetry):
 def test_an_observer_without_entities_is_refused():
     with pytest.raises(ValueError, match="max_entities"):
         OpenTelemetryObserver(max_entities=0)
+
+
+async def test_an_outbox_has_metrics_of_its_own(telemetry, tmp_path):
+    options = PairOptions(backlog_queue_count=1, attempt_timeout=30.0)
+    urls = (f"memory://{uuid.uuid4().hex}", f"sqlite://{tmp_path}/shop.db?poll_interval=0.02")
+    async with Pair.connect(*urls, options=options) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
+            await pair.outbox("orders").send(Message(b"1"), connection=connection)
+        async with watch_backlog(pair, every=60, meter_provider=telemetry.meters), asyncio.timeout(200):
+            while not telemetry.points("pairmq.outbox.messages"):
+                await asyncio.sleep(0.01)
+            assert telemetry.value("pairmq.outbox.messages", pairmq_message_state="active") == 1
+            assert telemetry.value("pairmq.backlog.messages") == 0
+    with_syphon = replace(options, enable_syphon=True)
+    async with Pair.connect(*urls, options=with_syphon, observers=[telemetry.observer()]) as pair, asyncio.timeout(200):
+        while not telemetry.points("pairmq.outbox.wait", messaging_destination_name="orders"):
+            await asyncio.sleep(0.01)
+        assert (pair.moved, pair.outbox_moved) == (1, 1)
+    assert not telemetry.points("pairmq.syphon.moved")
+    assert not telemetry.points("pairmq.backlog.wait")

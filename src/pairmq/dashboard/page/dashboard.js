@@ -182,6 +182,7 @@ function tiles(told) {
   else use.note = found.takes ? "all work" : "not asked yet";
   const dead = { name: "Dead-lettered", value: found.dead_letter === null ? "?" : grouped(found.dead_letter), note: found.dead_letter ? "pairmq backlog peek --dead-letter shows them" : "", tone: found.dead_letter ? "warn" : "plain" };
   const all = [broker("primary"), broker("secondary"), waiting, moving, use, dead];
+  if (told.outbox) all.push(outbox(told));
   keyed($("tiles"), all, (tile) => tile.name, newTile, (element, tile) => {
     mark(element, "tone", tile.tone);
     say(element.querySelector(".value"), tile.value);
@@ -190,6 +191,21 @@ function tiles(told) {
     bar.hidden = tile.part === undefined;
     if (tile.part !== undefined) bar.value = tile.part;
   });
+}
+
+/** What transactions have stored, and the syphon has not moved yet; one that works moves it in milliseconds. */
+function outbox(told) {
+  const found = told.outbox, age = found.oldest === null ? null : told.at - found.oldest;
+  const tile = { name: "Outbox", value: found.pending === null ? (found.missing ? "0" : "?") : grouped(found.pending), note: "", tone: "plain" };
+  const notes = [];
+  if (found.error) [tile.tone, notes[0]] = ["bad", found.error];
+  if (age !== null) notes.push(`the oldest for ${span(age)}`);
+  if (found.per_second) notes.push(pace(found.per_second));
+  else if (!found.pending && told.syphon) notes.push(`${grouped(found.moved)} moved so far`);
+  if (found.dead_letter) notes.push(`${plural(found.dead_letter, "dead letter")}: pairmq backlog peek --outbox --dead-letter`);
+  if (tile.tone === "plain" && (found.dead_letter || age > 60)) tile.tone = "warn";
+  tile.note = notes.join(", ");
+  return tile;
 }
 
 function newTile(tile) {

@@ -1,4 +1,4 @@
-"""The number of messages in the backlog, as a metric that is polled."""
+"""The numbers of messages in the backlog and in the outbox, as metrics that are polled."""
 
 from __future__ import annotations
 
@@ -33,12 +33,18 @@ class BackloggedPair(Protocol):
     def backlog_queues(self) -> Sequence[Entity]:
         """The queues of the backlog."""
 
+    @property
+    def outbox_queue(self) -> Entity | None:
+        """The queue of the outbox; None without one."""
+
 
 @asynccontextmanager
 async def watch_backlog(
     pair: BackloggedPair, *, every: float = 60.0, limit: float = 10.0, meter_provider: MeterProvider | None = None
 ) -> AsyncIterator[None]:
     """Count the messages in a pair's backlog queues periodically, as ``pairmq.backlog.messages``.
+
+    And those in its outbox, if it has one, as ``pairmq.outbox.messages``.
 
     Only the broker knows them, so this is not part of the observer: each round makes one request per queue, which some
     brokers charge for. One process per pair is enough, preferably the one with the syphon.
@@ -56,33 +62,41 @@ async def watch_backlog(
     """
     if not every > 0 or not limit > 0:
         raise ValueError(f"every is {every} and limit {limit}: both must be above 0 seconds")
-    counts: dict[str, Mapping[str, int]] = {}
+    counts: dict[Entity, Mapping[str, int]] = {}
 
-    def values() -> Iterator[Observation]:
+    def values(*, outbox: bool) -> Iterator[Observation]:
         for queue, of in tuple(counts.items()):
-            for state, count in of.items():
-                yield Observation(count, {names.PAIR: pair.name, names.QUEUE: queue, names.MESSAGE_STATE: state})
+            if (queue == pair.outbox_queue) is outbox:
+                for state, count in of.items():
+                    labels = {names.PAIR: pair.name, names.QUEUE: queue.path, names.MESSAGE_STATE: state}
+                    yield Observation(count, labels)
 
-    stop_reporting = instruments(meter_provider).ask(names.BACKLOG_MESSAGES, values)
+    ask = instruments(meter_provider).ask
+    stop_reporting = (
+        ask(names.BACKLOG_MESSAGES, lambda: values(outbox=False)),
+        ask(names.OUTBOX_MESSAGES, lambda: values(outbox=True)),
+    )
     task = start_task(_count_forever(pair, counts, every, limit), name="count backlog")
     try:
         yield
     finally:
-        stop_reporting()
+        for stop in stop_reporting:
+            stop()
         task.cancel()
         await asyncio.wait((task,))
 
 
 async def _count_forever(
-    pair: BackloggedPair, counts: dict[str, Mapping[str, int]], every: float, limit: float
+    pair: BackloggedPair, counts: dict[Entity, Mapping[str, int]], every: float, limit: float
 ) -> None:
     told = False
     while True:
-        for queue in pair.backlog_queues:
+        outbox = () if pair.outbox_queue is None else (pair.outbox_queue,)
+        for queue in (*pair.backlog_queues, *outbox):
             try:
-                counts[queue.path] = await _counted(pair.secondary, queue, limit)
+                counts[queue] = await _counted(pair.secondary, queue, limit)
             except (Exception, asyncio.CancelledError) as error:
-                counts.pop(queue.path, None)
+                counts.pop(queue, None)
                 if isinstance(error, TransportError | TimeoutError):
                     _log.debug("backlog queue %s could not be counted: %s", queue, error)
                 elif not told and not _is_over():
