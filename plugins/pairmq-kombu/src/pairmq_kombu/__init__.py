@@ -14,8 +14,9 @@ from __future__ import annotations
 from kombu.transport import TRANSPORT_ALIASES
 
 from pairmq_kombu._errors import PublishRefused, PublishUnknown
+from pairmq_kombu._outbox import outbox
 
-__all__ = ["PublishRefused", "PublishUnknown"]
+__all__ = ["PublishRefused", "PublishUnknown", "outbox"]
 
 # Kombu imports no module that a URL names, so that the schemes are made known here, and the modules loaded by use.
 TRANSPORT_ALIASES["pairmq"] = "pairmq_kombu.transport:Transport"

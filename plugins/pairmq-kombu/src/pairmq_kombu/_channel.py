@@ -20,6 +20,7 @@ from kombu.transport import base, pyamqp
 from pairmq import ConfigurationError
 from pairmq_kombu._errors import PublishRefused, QueueMissing, StillUnreachable, Unreachable
 from pairmq_kombu._message import PERSISTENT, Exchange, NotCarried, routed
+from pairmq_kombu._outbox import stored_through
 from pairmq_kombu._process import PairOfProcess
 from pairmq_kombu._reading import ACK, REJECT, REQUEUE, Consumer, Reading, Tag
 from pairmq_kombu._remote import LINK_ERRORS, LinkTransport
@@ -80,11 +81,18 @@ class PairedChannel(base.StdChannel):
         has no such queue or exchange: Kombu declares them anew and publishes again. `Unreachable` and
         `StillUnreachable` are for what does not go through the pair.
         """
+        stores, problem = (
+            stored_through() is not None,
+            "its exchange, or who waits for an answer, is at the primary only",
+        )
         try:
             found = routed(msg, exchange, routing_key, self._process.exchanges)
-        except NotCarried as problem:
-            _warn_once(exchange, routing_key, str(problem))
-            found = None
+        except NotCarried as error:
+            found, problem = None, str(error)
+            if not stores:
+                _warn_once(exchange, routing_key, problem)
+        if stores and found is None and msg.properties.get("delivery_mode") == PERSISTENT:
+            raise PublishRefused(f"a message for {_where(exchange, routing_key)} can't wait in an outbox: {problem}")
         try:
             if found is None:
                 asked = {
@@ -406,12 +414,17 @@ class PairedChannel(base.StdChannel):
 
 
 def _warn_once(exchange: str, routing_key: str, problem: str) -> None:
-    where = f"the exchange {exchange!r}" if exchange else f"the queue {routing_key!r}"
     known = (exchange, routing_key if not exchange else "", problem)
     if known in _warned or len(_warned) >= 1000:
         return
     _warned.add(known)
-    _log.warning("a message for %s goes to the primary only, not through the pair: %s", where, problem)
+    _log.warning(
+        "a message for %s goes to the primary only, not through the pair: %s", _where(exchange, routing_key), problem
+    )
+
+
+def _where(exchange: str, routing_key: str) -> str:
+    return f"the exchange {exchange!r}" if exchange else f"the queue {routing_key!r}"
 
 
 class PairedConnection:

@@ -20,6 +20,7 @@ from pairmq.sync import Pair
 from pairmq_kombu._bounded import MOST_EXCHANGES, MOST_HANDLED, Postponed, Recent, Senders
 from pairmq_kombu._errors import Unreachable, kombu_error
 from pairmq_kombu._message import Exchange
+from pairmq_kombu._outbox import stored_through
 
 _log = logging.getLogger(__name__)
 
@@ -184,6 +185,8 @@ class PairOfProcess:
         begun = time.monotonic()
         try:
             pair.open()
+            if (connection := stored_through()) is not None:
+                return pair.outbox(entity.path, kind=entity.kind).send(message, connection=connection)
             whole = pair.options.send_timeout if timeout is None else timeout
             with senders.using(entity) as sender:
                 return sender.send(message, timeout=max(_LEAST_TIMEOUT, whole - (time.monotonic() - begun)))
