@@ -180,3 +180,17 @@ def test_ctrl_c_ends_it_with_the_verdict_so_far(program, moment: str) -> None:
     assert "stopped early" in ended.out
     assert "nothing was lost" in ended.out
     assert "Traceback" not in ended.err
+
+
+def test_demo_of_the_outbox_finds_a_message_for_each_row_and_for_nothing_else(cli) -> None:
+    ended = cli("demo", "--outbox", "--messages", "30", "--rate", "200", "--json", "--ping-interval", "100ms")
+    assert ended.status == 0, ended.err
+    seen = json.loads(ended.out)
+    assert (seen["rows"], seen["messages"], seen["lost"], seen["invented"]) == (27, 27, 0, 0)
+    assert [line.partition(": ")[2].partition(" is ")[0] for line in ended.err.splitlines() if " of 30: " in line] == [
+        "the broker",
+        "the program",
+        "the broker",
+    ]
+    refused = cli("demo", "--outbox", "--entity", "orders")
+    assert (refused.status, "--outbox takes --real" in refused.err) == (2, True)

@@ -9,11 +9,12 @@ import secrets
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Option
 
 from pairmq.cli._common import entity_of, examples, kept_journal, transport_of
+from pairmq.cli._demo_outbox import OutboxPlan, OutboxRun
 from pairmq.cli._demo_run import DemoRun
 from pairmq.cli._demo_servers import OwnServer, OwnServers, products_of
 from pairmq.cli._demo_tally import Plan, Texts
@@ -36,6 +37,7 @@ EPILOG = examples(
     "pairmq demo --json",
     "pairmq demo --real rabbitmq",
     "pairmq demo --real rabbitmq,redis",
+    "pairmq demo --real rabbitmq,postgres --outbox",
     "pairmq demo --pipeline --open",
     "pairmq demo --primary redis://127.0.0.1:6379/0 --secondary redis://127.0.0.1:6380/0",
 )
@@ -78,6 +80,9 @@ def demo(
         bool, Option("--continuity", help="Consumers go on in the outage: they read the lanes on the secondary.")
     ] = False,
     seed: Annotated[int | None, Option("--seed", metavar="N", help="Seed of the random choices.")] = None,
+    outbox: Annotated[
+        bool, Option("--outbox", help="Write a row and its message in one transaction, and kill the program, too.")
+    ] = False,
     journal: Annotated[
         str | None, Option("--journal", metavar="DIR", help="Journal every event in this directory.")
     ] = None,
@@ -99,6 +104,18 @@ def demo(
     if open and not pipeline:
         raise BadUsage("--open is for the report of --pipeline")
     products = None if real is None else products_of(real)
+    if outbox:
+        if any((primary, secondary, input, entity, journal, pipeline)):
+            raise BadUsage(
+                "--outbox takes --real, --messages, --rate, --ping-interval, --backlog-queues and --json only"
+            )
+        options = PairOptions(
+            backlog_queue_count=backlog_queues,
+            ping_primary_interval=ping_interval,
+            enable_syphon=True,
+            attempt_timeout=30.0,  # a file of SQLite has one writer at a time
+        )
+        return _with_outbox(products, messages or 600, rate or 60.0, options, json=json)
     urls = (primary or _MEMORY[0], secondary or _MEMORY[1])
     own = real is not None or all(url.partition("://")[0].lower() == "memory" for url in urls)
     run_id = secrets.token_hex(3) if seed is None else f"{seed:x}"
@@ -165,6 +182,27 @@ def demo(
             status = run_async(made(urls, _control(urls[0])).run, graceful=True)
     # The journal is closed by now, and whole.
     return status if report is None else report.make(status)
+
+
+def _with_outbox(
+    products: tuple[str, ...] | None, messages: int, rate: float, options: PairOptions, *, json: bool
+) -> int:
+    """Run the demo of the outbox on servers of its own, or in this process and a file."""
+
+    async def on_own_servers(stop: Stop) -> int:
+        async with OwnServers(products or ()) as servers:
+            if not await servers.boot(stop):
+                return stop.exit_status
+            one, two = servers.primary, servers.secondary
+            plan = OutboxPlan(one.url, two.url, messages, rate, options.backlog_queue_count)
+            return await OutboxRun(plan, options, one, two, products=servers.products, json=json).run(stop)
+
+    if products is not None:
+        return run_async(on_own_servers, graceful=True)
+    with tempfile.TemporaryDirectory(prefix="pairmq-demo-") as folder:
+        plan = OutboxPlan(_MEMORY[0], f"sqlite://{folder}/shop.db", messages, rate, options.backlog_queue_count)
+        control = cast(BrokerControl, _control(plan.primary))
+        return run_async(OutboxRun(plan, options, control, None, products=None, json=json).run, graceful=True)
 
 
 def _named(url: str, name: str) -> str:

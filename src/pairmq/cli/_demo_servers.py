@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -63,6 +63,16 @@ class OwnServer:
             self.last_words = log[-_LOG_LINES:]
             raise CommandFailed(f"the {self.product} server did not start: {first}") from error
         self.boot_time = self.boot_time or loop.time() - began
+
+    async def query(self, *statements: str) -> list[tuple[Any, ...]]:
+        """Run SQL as the administrator, of a server that is a database, and return the last statement's rows."""
+        ask: Any = getattr(self._server, "query", None)
+        if ask is None:
+            raise BadUsage(
+                f"{self.product} is not a database that an outbox can be in: name postgres as the second one"
+            )
+        found: list[tuple[Any, ...]] = await asyncio.wrap_future(self._thread.submit(ask, *statements))
+        return found
 
     async def close(self) -> None:
         """End it, though it may be starting at this moment, and remove its data."""
