@@ -41,6 +41,7 @@ PARAMETERS: dict[str, Any] = {
     "settings": "{}",
     "headers": ["{}"],
     "bodies": [b""],
+    "header": "{}",
     "due_at": [None],
     "lives": [None],
     "sessions": [None],

@@ -17,6 +17,7 @@ from doc_blocks import blocks
 from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import QueueProperties, Transport
 from pairmq_postgres._errors import SchemaVersion
+from pairmq_postgres._receiver import PostgresReceiver
 from pairmq_postgres._schema import VERSION, migrate, script
 from pairmq_postgres.testing import GRANTS, PostgresServer
 
@@ -278,6 +279,34 @@ async def test_waiting_receiver_finds_what_it_was_not_notified_of(server, connec
     server.query("INSERT INTO pairmq.message (shelf, header, body) SELECT id, '{}', 'hello' FROM pairmq.source")
     async with asyncio.timeout(30):
         assert [delivery.message.body for delivery in await waiting] == [b"hello"]
+
+
+async def test_receiver_that_took_all_waits_for_more_without_asking_again(connect, message, monkeypatch):
+    looks: list[int] = []
+    look = PostgresReceiver._look
+
+    async def counted(self: PostgresReceiver, most: int) -> object:
+        looks.append(most)
+        return await look(self, most)
+
+    monkeypatch.setattr(PostgresReceiver, "_look", counted)
+    reading, sending = connect(poll_interval=60), connect()
+    await sending.admin.create(ORDERS, QueueProperties(lock_duration=300))
+    sender, receiver = sending.sender(ORDERS), reading.receiver(Source(ORDERS))
+    for number in range(3):
+        waiting = asyncio.ensure_future(receiver.receive(10, PATIENCE))
+        await asyncio.sleep(0.5)
+        await sender.send(message(str(number)))
+        async with asyncio.timeout(30):
+            (delivery,) = await waiting
+        assert delivery.message.body == str(number).encode()
+    first = len(looks)
+    assert first <= 5, "one before it listens, one as it begins to, and one a message"
+    await sender.send_batch([message("a"), message("b")])
+    assert len(await receiver.receive(1, PATIENCE)) == 1
+    assert len(await receiver.receive(1, PATIENCE)) == 1, "there may be more than the one that was asked for"
+    assert len(await receiver.receive(10, 0)) == 0
+    assert len(looks) == first + 3
 
 
 async def test_idle_receivers_ask_no_more_than_once_a_poll_interval(server, connect):

@@ -45,15 +45,16 @@ class CallersTransactions:
                 if (await _run(connection, _sql.DATABASE, {}))[0] != database:
                     raise OtherDatabase
                 self._known.add(connection)
+            place = {"path": queue.path, "kind": queue.kind.value, "notify": self._notify}
             for chunk in _chunks(messages):
-                parameters = {
-                    "path": queue.path,
-                    "kind": queue.kind.value,
-                    "headers": [encode_header(message) for message in chunk],
-                    "bodies": [message.body for message in chunk],
-                    "notify": self._notify,
-                }
-                if not await _run(connection, _sql.STORE, parameters):
+                if len(chunk) == 1:
+                    one = {**place, "header": encode_header(chunk[0]), "body": chunk[0].body}
+                    stored = await _run(connection, _sql.STORE_ONE, one)
+                else:
+                    headers = [encode_header(message) for message in chunk]
+                    many = {**place, "headers": headers, "bodies": [message.body for message in chunk]}
+                    stored = await _run(connection, _sql.STORE, many)
+                if not stored:
                     raise NoSuchEntity
         except (psycopg.Error, NoSuchEntity) as error:
             raise_failure(_errors.failure(error, doing))

@@ -172,9 +172,14 @@ class Pool:
         finally:
             self._notifying = None
 
+    @property
+    def listens(self) -> bool:
+        """Whether notifications are heard now."""
+        return self._listening is not None and self._heard.is_set()
+
     async def listen(self) -> bool:
         """Listen for notifications; False if it already did, or can't: then look again soon."""
-        if not self.url.listen or self._closed or (self._listening is not None and self._heard.is_set()):
+        if not self.url.listen or self._closed or self.listens:
             return False
         if self._listening is None:
             self._listening = start_task(self._listen())

@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import psycopg
@@ -103,6 +103,7 @@ class PostgresReceiver(Receiver):
         self._left = left
         self._receivers = receivers
         self._closing: asyncio.Task[None] | None = None
+        self._emptied: tuple[asyncio.Event, float] | None = None
         receivers.add(self)
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
@@ -112,8 +113,16 @@ class PostgresReceiver(Receiver):
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + wait
         while True:
-            arrival = self._calls.pool.arrivals.next(self._path)
-            deliveries, free_in = await self._look(most)
+            pool = self._calls.pool
+            arrival = pool.arrivals.next(self._path)
+            deliveries: list[Delivery] = []
+            emptied, self._emptied = self._emptied, None
+            if wait > 0 and emptied is not None and emptied[0] is arrival and pool.listens:
+                free_in = emptied[1] - loop.time()
+            else:
+                deliveries, free_in = await self._look(most)
+                if deliveries and len(deliveries) < most:
+                    self._emptied = self._all_taken(arrival, deliveries)
             left = ends_at - loop.time()
             if deliveries or left <= 0:
                 return deliveries
@@ -162,6 +171,14 @@ class PostgresReceiver(Receiver):
         await asyncio.shield(self._closing)
 
     # Receiving.
+
+    def _all_taken(self, arrival: asyncio.Event, deliveries: Sequence[Delivery]) -> tuple[asyncio.Event, float] | None:
+        """What there is to wait for when all that was free was taken: a look for more would find nothing and cost as
+        much. The next arrival, and when the first of these locks ends."""
+        if sum(len(each.message.body) for each in deliveries) >= _MOST_BYTES:
+            return None
+        first = min(each.locked_until for each in deliveries if each.locked_until is not None)
+        return arrival, asyncio.get_running_loop().time() + (first - datetime.now(UTC)).total_seconds()
 
     async def _look(self, most: int) -> tuple[list[Delivery], float]:
         """Lock and decode what is free, in one round trip; else seconds until something is known to become free."""

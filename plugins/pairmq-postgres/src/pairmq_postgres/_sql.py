@@ -63,6 +63,15 @@ SELECT CASE WHEN %(notify)s::boolean THEN pg_notify('pairmq', path)::text END FR
 """
 """Store messages in a queue, in a transaction of the caller's, whose commit wakes receivers."""
 
+STORE_ONE: Final[LiteralString] = """
+INSERT INTO pairmq.message (shelf, header, body, tx)
+SELECT s.id, %(header)b::text, %(body)b::bytea, CASE WHEN e.single_consumer THEN pg_current_xact_id() END
+FROM pairmq.entity e JOIN pairmq.source s ON s.entity = e.id AND s.subscription = ''
+WHERE e.path = %(path)s::text AND e.kind = %(kind)s::text
+RETURNING CASE WHEN %(notify)s::boolean THEN pg_notify('pairmq', %(path)s::text)::text END
+"""
+"""The same for one message, without the cost of arrays and of sorting them."""
+
 CLAIM: Final[LiteralString] = """
 WITH past AS (
     SELECT key FROM pairmq.inbox
@@ -101,10 +110,14 @@ WITH {_PLACE}, turn AS (
         reason = 'expired', description = 'its time-to-live ended before it was completed'
     WHERE number IN (SELECT number FROM expired) AND (SELECT dead_letter_on_expiration FROM place)
 )
-SELECT count(*) FROM turn
+SELECT (SELECT count(*) FROM turn),
+    (SELECT set_config('synchronous_commit', 'off', true) FROM place WHERE NOT one_at_a_time)
 """
 """Take a turn at a queue of a single consumer, make due what is, and put away what has expired: before each `TAKE`, in
-the same transaction. By `TAKE` alone, which would wait for its turn, what others did meanwhile would not be seen."""
+the same transaction. By `TAKE` alone, which would wait for its turn, what others did meanwhile would not be seen.
+
+The transaction does not wait for the disk: what a crash of the server loses of it are locks, as if they had ended, and
+what the next one does again. Where one consumer reads at a time its lock outlasts a crash."""
 
 _TAKE: Final[LiteralString] = f"""
 WITH {_PLACE}, found AS MATERIALIZED (
