@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # What runs in loops of programs; the command line, the dashboard and the like make loops of their own.
 PLACES = ("src/pairmq/runner", "src/pairmq/pair", "src/pairmq/observe", "src/pairmq/transport", "plugins")
-# Test support, a broker of its own, the start itself, and two that may know no transports: what their tasks do first is
-# to wait, and it uses nothing that is set later.
-ELSEWHERE = ("testing", "server", "tests", "_tasks.py", "pairmq_faststream", "_sending.py")
+# Test support, a broker of its own, the start itself, and what may know no transports: the tasks of two first wait, and
+# use nothing that is set later; those of pairmq_kombu run on the loop of pairmq.sync.
+ELSEWHERE = ("testing", "server", "tests", "_tasks.py", "pairmq_faststream", "pairmq_kombu", "_sending.py")
 
 
 def started(source: str) -> Iterator[int]:
