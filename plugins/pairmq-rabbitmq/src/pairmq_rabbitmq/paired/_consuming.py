@@ -74,6 +74,11 @@ class Consumption:
         self._reading = start_task(self._read(), name=f"consume {queue}")
         self._renewing = start_task(self._renew(), name=f"renew locks of {queue}")
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it reads no more, and everything is settled."""
+        return self._reading.done() and not self._held
+
     async def stop(self) -> None:
         """Read no more; what is not settled can still be."""
         self._reading.cancel()
@@ -119,7 +124,7 @@ class Consumption:
         await self._close_idle()
 
     async def _close_idle(self) -> None:
-        if self._reading.done() and not self._held:
+        if self.is_idle:
             self._renewing.cancel()
             await self._receiver.close()
 
@@ -223,6 +228,8 @@ class PairedQueue(RobustQueue):
         if consumption is None:
             return await super().cancel(consumer_tag, timeout, nowait)
         await consumption.stop()
+        if consumption.is_idle:
+            del cast(Any, self.channel).consumptions[consumer_tag]
         return None if nowait else Basic.CancelOk(consumer_tag=consumer_tag)
 
     def iterator(self, **kwargs: Any) -> AbstractQueueIterator:
