@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -12,8 +13,9 @@ import pytest
 import typer
 
 from pairmq.cli._backlog_counts import Depth, Depths
+from pairmq.cli._signals import Stop
 from pairmq.cli._syphon import Failures, SyphonJob, _indexes
-from pairmq.cli._syphon_processes import SyphonProgress
+from pairmq.cli._syphon_processes import SyphonEnd, SyphonProgress
 from pairmq.model import Entity
 from pairmq.model.events import SyphonFailed
 from pairmq.pair import Pair
@@ -140,3 +142,19 @@ def test_the_prompt_after_a_second_ctrl_c_stands_on_a_line_of_its_own():
     line, _, rest = shown.rpartition(b"\n")
     assert line.rstrip().endswith(b"moved 5, left 100")
     assert rest == b"\x1b[?25h"
+
+
+@pytest.mark.parametrize(
+    ("progress", "why"),
+    [
+        (SyphonProgress(unknown="redis://b: no answer within 10 s"), "(redis://b: no answer within 10 s)"),
+        (SyphonProgress(), "(the queues were not counted)"),
+    ],
+)
+def test_end_gives_the_reason_and_advice_when_what_is_left_is_unknown(capsys, progress, why):
+    stop = Stop()
+    stop.signal = signal.SIGTERM
+    assert SyphonEnd(progress, emptied=False).report(stop, until_empty=False, json=False) == 0
+    said = capsys.readouterr().err
+    assert why in said
+    assert "pairmq backlog" in said

@@ -160,6 +160,7 @@ _SAME = 60.0  # s for which a reason is not repeated
 _REASONS = 20  # that are kept apart
 _SETTLED = 2.0  # s without an error after which a retry counts as successful
 _RECOUNT = 2.0  # s that the last count may take
+_PATIENCE = 2.0  # s of silence after which it says what it waits for
 _IDLE_SHOWN, _IDLE = 5.0, 30.0  # s between two counts while nothing moves: on a terminal, elsewhere
 
 
@@ -273,13 +274,16 @@ class SyphonJob:
         # What was loaded up to here stays to the end. The collector would look through all of it again and again, which
         # costs a busy syphon a fifth of its time.
         gc.freeze()
+        patience = asyncio.get_running_loop().call_later(_PATIENCE, self._say_it_waits)
         try:
             async with self._pair:
+                patience.cancel()
                 queues = self._queues()
                 emptied = await self._watch(stop, limit)
                 if stop.asked and self._put is None:
                     note(f"{stop.name}: finishing messages in flight")
         finally:
+            patience.cancel()
             if self._live is not None:
                 self._live.stop()
         if not emptied:
@@ -288,6 +292,10 @@ class SyphonJob:
                 self._depths_at = time.monotonic()
                 self._depths = await count_queues(secondary, queues, min(limit, _RECOUNT))
         return self._end(stop, emptied)
+
+    def _say_it_waits(self) -> None:
+        if self._put is None:
+            note(f"{_clock()} waiting for {self._pair.secondary.endpoint} to respond")
 
     async def _watch(self, stop: Stop, limit: float) -> bool:
         """Poll the backlog; returns whether it ended because all queues are empty."""

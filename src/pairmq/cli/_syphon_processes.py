@@ -135,14 +135,20 @@ class SyphonEnd:
             for text in progress.elsewhere:
                 warn(text)
         else:
-            left = "not known" if progress.left is None else grouped(progress.left)
-            note(f"moved {moved}; left in the backlog: {left}")
+            note(f"moved {moved}; left in the backlog: {self._left()}")
         if progress.dead_lettered:
             hint = "look at them with 'pairmq backlog peek --dead-letter'"
             note(f"dead-lettered {plural(progress.dead_lettered, 'message')}: {hint}")
         if self.fault is not None:
             raise CommandFailed(self.fault)
         return status
+
+    def _left(self) -> str:
+        if self.progress.left is not None:
+            return grouped(self.progress.left)
+        why = "the queues were not counted" if self.progress.unknown is None else printable(self.progress.unknown)
+        advice = "accepted messages stay there until a syphon moves them; count them with 'pairmq backlog'"
+        return f"not known ({why}): {advice}"
 
     def _status(self, stop: Stop, until_empty: bool) -> int:
         if self.fault is not None:
