@@ -34,11 +34,12 @@ _alone: list[str] = []  # the test that runs now, where it may start none of the
 
 def tier_of(item: pytest.Item) -> str:
     """Name the tier of what a test needs."""
-    if item.get_closest_marker("long"):
+    marks = {mark.name for mark in item.iter_markers()}
+    if "long" in marks:
         return "long"
-    if item.get_closest_marker("spark") or "spark" in getattr(item, "fixturenames", ()):
+    if "spark" in marks or "spark" in getattr(item, "fixturenames", ()):
         return "spark"
-    if item.get_closest_marker("real_server") and not item.get_closest_marker("smoke"):
+    if "real_server" in marks and "smoke" not in marks:
         return "servers"
     return "first"
 
@@ -105,10 +106,13 @@ def pytest_collection() -> Iterator[object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of other tiers."""
     wanted = _wanted(config)
-    left_out = [item for item in items if tier_of(item) not in wanted]
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        (kept if tier_of(item) in wanted else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if tier_of(item) in wanted]
+        items[:] = kept
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

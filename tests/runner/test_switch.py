@@ -180,11 +180,11 @@ async def test_a_closed_process_is_not_waited_for_and_a_killed_one_only_for_a_wh
 @in_virtual_time
 async def test_old_reports_are_removed(brokers):
     async with brokers.fleet(3):
-        for number in range(20):
+        for number in range(16):
             async with brokers.pair():
                 await asyncio.sleep(2 + number / 10)
-        assert len(brokers.west.messages(REPORTS)) > 40
-        await asyncio.sleep(12 * REPORT_LIFETIME)
+        assert len(brokers.west.messages(REPORTS)) > 30
+        await asyncio.sleep(6 * REPORT_LIFETIME)
         assert len(brokers.west.messages(REPORTS)) <= 15
 
 

@@ -55,7 +55,7 @@ def test_what_ran_before_changes_nothing():
     seen: dict[int, set[str]] = {}
     thresholds = gc.get_threshold()
     try:
-        for order, often in ((range(4), 5000), (range(3, -1, -1), 40), ((3, 0, 1, 2), 700)):
+        for order, often in ((range(4), 5000), ((3, 1, 0, 2), 40)):
             gc.set_threshold(often, 5, 5)
             for seed in order:
                 trace = simulate(Settings(seed=seed, hours=0.05, trace=True)).trace
@@ -63,7 +63,4 @@ def test_what_ran_before_changes_nothing():
     finally:
         gc.set_threshold(*thresholds)
     assert all(len(digests) == 1 for digests in seen.values())
-
-
-def test_other_seeds_give_other_traces():
-    assert len({digest(simulate(Settings(seed=seed, hours=0.05, trace=True)).trace) for seed in range(4)}) == 4
+    assert len(set().union(*seen.values())) == 4, "other seeds give other traces"

@@ -24,9 +24,10 @@ from pairmq.testing.simulator import (
     shrink,
 )
 from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS, LACKS, entity_of
+from patient_examples import examples
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     seed=st.integers(0, 2**40),
     hours=st.floats(0.01, 0.2),
