@@ -43,15 +43,15 @@ NICENESS = {"eager": 5, "uvloop": 5, "examples": 5, "simulated": 19}
 # What tests of a tier have in their file, or in a conftest.py of their folders; to import all others takes each process
 # longer than a hundred tests.
 WORDS = {"servers": "real_server", "spark": "spark"}
-# What makes tasks and waits on them: with eager tasks, the order of their first steps is another one. What thousands of
-# operations cost, and how long an outage lasts, is no matter of first steps.
+# What makes tasks and waits on them: with eager tasks, the order of their first steps is another one; what thousands of
+# operations cost is not.
 _EAGER = (
     "tests/runner",
     "--ignore=tests/runner/test_known_entities.py",  # it counts memory
     "--ignore=tests/runner/test_sizes.py",
     "-k",
     "not (old_reports_are_removed or thousand or what_others_cost or what_operations_cost or short_operations"
-    " or take_a_while or large_operations_again or long_outage_spends)",
+    " or take_a_while)",
     "tests/pair/test_claims.py",
     "tests/pair/test_deduplicator.py",
     "tests/pair/test_deduplicator_iterating.py",

@@ -101,7 +101,7 @@ class _Timer(asyncio.TimerHandle):
         """Let it not be called."""
         if not self._cancelled:
             self._cancelled = True
-            self._callback = self._args = None
+            self._callback = self._args = None  # type: ignore[assignment]  # as asyncio: what they hold can be let go
             if self._scheduled:
                 self._loop._timer_cancelled_count += 1
 
