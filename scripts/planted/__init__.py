@@ -1,7 +1,8 @@
 """Bugs to be planted in PairMQ's code, one at a time, to see whether the tests find them.
 
 What goes wrong in hours of failures is for the simulation to find: `sends`, `syphon`, `lanes` and `order`. What it
-can't provoke, or comes upon too seldom, and what it does not run, as the plugins, is for single tests to find: `tested`.
+can't provoke, or comes upon too seldom, and what it does not run, as the plugins, is for single tests to find:
+`tested`.
 """
 
 from __future__ import annotations

@@ -11,10 +11,8 @@ LANES = (
     Mutant(
         "a lane is not read while the primary is up",
         _RULES,
-        """        return any(
-            now < call.ends_at or max""",
-        """        return (side is self.primary or self.primary.is_lost) and any(
-            now < call.ends_at or max""",
+        "        return any(now < call.ends_at or max",
+        "        return (side is self.primary or self.primary.is_lost) and any(now < call.ends_at or max",
     ),
     Mutant(
         "a lane's delivery is settled at the primary",

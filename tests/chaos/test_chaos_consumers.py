@@ -55,6 +55,15 @@ def test_what_was_completed_stands_at_its_place(pen: Pen) -> None:
     assert pen.held((2, "18-0")) == [1, 2, 3]
 
 
+def test_what_a_lane_gave_is_no_part_of_the_primary(pen: Pen) -> None:
+    pen.line("handle", turn=0, number=1, side="secondary", place="")
+    pen.completed(1)
+    pen.got(1)
+    pen.line("handle", turn=1, number=1, side="primary", place="")
+    pen.completed(1)
+    assert pen.held() == [1]
+
+
 def test_what_was_given_back_is_counted_where_it_is_left(pen: Pen) -> None:
     pen.got(1, "17-0")
     pen.completed(1, "17-0", error="the connection is gone")

@@ -127,18 +127,24 @@ class _Taken:
         """How often it was asked to complete a place and number of a queue."""
         self._confirmed: Counter[tuple[str, str]] = Counter()
         """How often the broker confirmed the completion of a message id of a queue."""
-        for _, line in lines(directory):
+        self._sides: dict[tuple[str, str, str], str] = {}
+        """The side of which a process has last handled a message id of a queue."""
+        for file, line in lines(directory):
             if line["k"] == "got" and line["broker"] == PRIMARY:
                 self._order[line["path"]] |= {(place, n): None for place, n, _ in line["messages"] if n is not None}
             elif line["k"] == "settle" and line["broker"] == PRIMARY and line["how"] == "complete":
                 self._asked.update((line["path"], place, n) for place, n in line["messages"] if n is not None)
+            elif line["k"] == "handle":
+                self._sides[file, line["path"], f"id-{line['number']}"] = line["side"]
             elif line["k"] == "event":
-                self._note(line["event"])
+                self._note(file, line["event"])
 
-    def _note(self, event: dict[str, Any]) -> None:
+    def _note(self, file: str, event: dict[str, Any]) -> None:
         done = event["type"] == MessageDelivered.__name__ and event["settlement"] == Settlement.COMPLETED.value
         if done and event["error"] is None:
-            self._confirmed[event["entity"]["path"], event["message_id"]] += 1
+            path, message_id = event["entity"]["path"], event["message_id"]
+            if self._sides.get((file, path, message_id), PRIMARY) == PRIMARY:  # what a lane gave was never there
+                self._confirmed[path, message_id] += 1
 
     def merged(self, path: str, left: Sequence[Delivery]) -> list[Message]:
         there = {(each.sequence_number, number_of(each.message)) for each in left}

@@ -106,7 +106,7 @@ class Model:
 
     def system(self) -> System[State]:
         """What `search` takes."""
-        goals = (
+        goals: tuple[Goal[State], ...] = (
             Goal(Verdict.HANG, self.all_ended, OWN),
             Goal(Verdict.STRANDED, self.all_well, OWN | Kind.HEAL),
         )
@@ -448,7 +448,8 @@ class Model:
             if not item.dead:
                 state = _explained(state, item.message)
         text = f"{name}: releases what the primary does not take"
-        return self._pumped(self._freed(state, owner, index), owner, text, "anew", index)
+        step: Step[State] = self._pumped(self._freed(state, owner, index), owner, text, "anew", index)
+        return step
 
     def _consumer_steps(self, state: State) -> Steps:
         """A consumer reads both sides, whatever the other one does, and completes what it has handled."""
