@@ -64,7 +64,8 @@ def test_many_reasons_are_bounded():
 
 @pytest.fixture
 def job(monkeypatch) -> SyphonJob:
-    monkeypatch.setattr(Pair, "moved", 0)  # of a pair that is not open
+    for name in ("moved", "outbox_moved"):
+        monkeypatch.setattr(Pair, name, 0)  # of a pair that is not open
     pair = Pair.connect("memory://lines-east", "memory://lines-west", enable_syphon=True)
     made = SyphonJob(pair, lambda: pair.secondary, until_empty=True, interval=10.0, json=False)
     made._depths = Depths((Depth(Entity(QUEUES[0]), QueueCounts(active=0, locked=100)),))
@@ -90,6 +91,20 @@ def test_an_old_count_is_shown_with_its_age(job):
     job._depths_at = time.monotonic() - 25
     assert "left 100 (counted 25." in job.progress().line()
     assert job.progress().record()["left_age"] >= 25
+
+
+def test_outbox_in_use_is_no_progress_of_the_backlog(job, monkeypatch):
+    job._until_empty = False
+    assert job._count_due(100.0)
+    assert job._count_due(100.5), "once more when messages have stopped moving"
+    for name in ("moved", "outbox_moved"):
+        monkeypatch.setattr(Pair, name, 700)
+    assert not job._count_due(101.0), "all queues would be counted twice a second for as long as the outbox is in use"
+    monkeypatch.setattr(Pair, "moved", 701)
+    assert job._count_due(101.5)
+    job._moved_at = time.monotonic()
+    assert job.progress().line() == "moved 701 (700 of the outbox), left 100"
+    assert job.progress().record()["outbox_moved"] == 700
 
 
 def test_several_processes_are_shown_as_one():

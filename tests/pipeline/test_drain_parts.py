@@ -255,7 +255,7 @@ class Told:
 class Idle:
     """A pair that moves nothing."""
 
-    moved = 0
+    moved = outbox_moved = 0
 
 
 def ending_of(counts: Counts, job: Job, monkeypatch) -> Ending:

@@ -323,9 +323,9 @@ class SyphonJob:
             over = self._failures.ended(now, self._answered_at)
             if over is not None:
                 note(f"{_clock()} {over}")
-            if self._pair.moved != self._moved:
-                self._moved, self._moved_at = self._pair.moved, now
-            self._per_second = self._speed.update(now, self._pair.moved)
+            if self._drained != self._moved:
+                self._moved, self._moved_at = self._drained, now
+            self._per_second = self._speed.update(now, self._drained)
             if self._live is not None:
                 self._live.update(Text(self.progress().line(), no_wrap=True, overflow="ellipsis"), refresh=True)
             if now >= next_line:
@@ -349,9 +349,14 @@ class SyphonJob:
         queues = enumerate(self._pair.backlog_queues)
         return tuple(queue for index, queue in queues if self._share is None or index in self._share)
 
+    @property
+    def _drained(self) -> int:
+        """What was moved of the queues that are counted: the outbox is in use all the time."""
+        return self._pair.moved - self._pair.outbox_moved
+
     def _count_due(self, now: float) -> bool:
         """Whether to ask all queues: while messages move, once more when they have stopped, and now and then."""
-        progress = (self._pair.moved, self._dead_lettered)
+        progress = (self._drained, self._dead_lettered)
         moving = progress != self._counted_progress
         idle = _IDLE if self._live is None else _IDLE_SHOWN
         due = self._until_empty or moving or self._was_moving or now - self._counted_at >= idle
@@ -404,6 +409,7 @@ class SyphonJob:
         failing = self._failures.since is not None
         return SyphonProgress(
             moved=self._pair.moved,
+            outbox_moved=self._pair.outbox_moved,
             per_second=self._per_second,
             dead_lettered=self._dead_lettered,
             pending=pending,

@@ -31,7 +31,8 @@ class SyphonProgress:
     """How far a syphon is: a value, so that those of several processes can be added up."""
 
     moved: int = 0  # messages moved to the primary
-    per_second: float = 0.0  # how many at present
+    outbox_moved: int = 0  # of these, those of the outbox
+    per_second: float = 0.0  # how many of the others at present
     dead_lettered: int = 0  # messages dead-lettered
     # Messages left by queue, of the last count; None before it, and when a queue could not be asked.
     pending: dict[str, int] | None = None
@@ -59,6 +60,7 @@ class SyphonProgress:
         locks = [part.lock_duration for part in parts]
         return cls(
             moved=sum(part.moved for part in parts),
+            outbox_moved=sum(part.outbox_moved for part in parts),
             per_second=sum(part.per_second for part in parts),
             dead_lettered=sum(part.dead_lettered for part in parts),
             pending=None if unknown else {name: n for part in parts for name, n in (part.pending or {}).items()},
@@ -74,7 +76,8 @@ class SyphonProgress:
         )
 
     def line(self) -> str:
-        shown = [f"moved {grouped(self.moved)}"]
+        outbox = f" ({grouped(self.outbox_moved)} of the outbox)" if self.outbox_moved else ""
+        shown = [f"moved {grouped(self.moved)}{outbox}"]
         left = self.left
         if left is None:
             shown.append("left: not known" if self.unknown is None else f"left: not known ({printable(self.unknown)})")
@@ -100,6 +103,7 @@ class SyphonProgress:
         return {
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "moved": self.moved,
+            "outbox_moved": self.outbox_moved,
             "left": left,
             "left_age": round(self.counted, 1) if counted else None,
             "locked": self.locked if counted else None,

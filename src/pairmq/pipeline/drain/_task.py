@@ -150,7 +150,7 @@ class _Watch:
             if self._job.ends_at is not None and time.time() >= self._job.ends_at:
                 return Ending.OUT_OF_TIME
             now, before = time.monotonic(), settled
-            settled = (self._pair.moved, self._dead_lettered)
+            settled = (self._pair.moved - self._pair.outbox_moved, self._dead_lettered)
             # A count that grows, as senders divert, or is sometimes unavailable, is not progress; one that falls is the
             # work of another syphon. A queue that can't be asked is not empty.
             falls = pending is not None and (lowest is None or pending < lowest)
