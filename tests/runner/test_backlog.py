@@ -105,31 +105,27 @@ async def test_what_a_policy_makes_of_a_new_queue_is_warned_of(world, monkeypatc
         assert all("new backlog queue east/x-servicebus-transfer/" in text for text in texts)
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "reason"),
+    [
+        # A RabbitMQ stream: the syphon moves what comes while it reads, and all else stays in it, accepted.
+        ("keeps_completed", True, "keeps messages that are completed"),
+        # The broker gives no receiver of it: what it accepts ends where no syphon looks.
+        ("forwards_to", "audit", "forwards its messages to audit"),
+        # One event sent to two queues under one id: the second one would be accepted and dropped.
+        ("drops_duplicates", True, "drops messages with an id that it has seen"),
+        ("requires_session", True, "requires sessions"),
+    ],
+)
 @in_virtual_time
-async def test_a_backlog_queue_that_keeps_what_is_completed_is_refused(world, monkeypatch):
-    """A RabbitMQ stream: the syphon moves what comes while it reads, and all else stays in it, accepted."""
+async def test_backlog_queue_that_can_not_give_its_messages_back_is_refused(world, monkeypatch, setting, value, reason):
     reported = SimulatedAdmin.properties
 
-    async def of_a_stream(self: SimulatedAdmin, entity: Entity) -> QueueProperties:
-        return replace(await reported(self, entity), keeps_completed=True)
+    async def unfit(self: SimulatedAdmin, entity: Entity) -> QueueProperties:
+        return replace(await reported(self, entity), **{setting: value})
 
-    monkeypatch.setattr(SimulatedAdmin, "properties", of_a_stream)
-    with pytest.raises(TransportError, match="keeps messages that are completed") as refused:
-        async with world():
-            pass
-    assert refused.value.kind is FailureKind.REFUSED
-
-
-@in_virtual_time
-async def test_a_backlog_queue_that_forwards_its_messages_is_refused(world, monkeypatch):
-    """The broker gives no receiver of it: what it accepts ends where no syphon looks."""
-    reported = SimulatedAdmin.properties
-
-    async def of_a_forwarding_queue(self: SimulatedAdmin, entity: Entity) -> QueueProperties:
-        return replace(await reported(self, entity), forwards_to="audit")
-
-    monkeypatch.setattr(SimulatedAdmin, "properties", of_a_forwarding_queue)
-    with pytest.raises(TransportError, match="forwards its messages to audit") as refused:
+    monkeypatch.setattr(SimulatedAdmin, "properties", unfit)
+    with pytest.raises(TransportError, match=reason) as refused:
         async with world():
             pass
     assert refused.value.kind is FailureKind.REFUSED

@@ -335,6 +335,10 @@ class BacklogQueues:
                 unfit = "keeps messages that are completed, so that none would ever be moved"
             elif actual.forwards_to is not None:
                 unfit = f"forwards its messages to {actual.forwards_to}, so that none would ever be moved"
+            elif actual.drops_duplicates:
+                unfit = "drops messages with an id that it has seen, although they are for different entities"
+            elif actual.requires_session:
+                unfit = "requires sessions, and diverted messages have none"
             elif self._properties.single_consumer and not actual.single_consumer:
                 unfit = "can be read by several consumers at once, and ordering='session' needs one at a time"
             if unfit is not None:

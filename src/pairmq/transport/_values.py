@@ -124,6 +124,8 @@ class QueueProperties:
             queue. Never requested, as ``drops_when_full``.
         forwards_to: the entity to which the broker passes on what is sent to the queue, so that it can't be a backlog
             queue. Never requested, as ``drops_when_full``.
+        drops_duplicates: a message with an id that the queue has seen is accepted and dropped, so that it can't be a
+            backlog queue, where messages of all entities lie together. Never requested, as ``drops_when_full``.
     """
 
     max_size_megabytes: int | None = None
@@ -138,6 +140,7 @@ class QueueProperties:
     drops_when_full: bool = False
     keeps_completed: bool = False
     forwards_to: str | None = None
+    drops_duplicates: bool = False
 
     def differences(self, actual: QueueProperties) -> tuple[str, ...]:
         """Name each setting of an existing queue that differs from this one, as a sentence (SPEC 5.3).

@@ -52,13 +52,16 @@ async def test_a_backlog_queue_is_made_with_exactly_what_was_asked_for(transport
     assert await transport.admin.properties(queue) == found
 
 
-async def test_the_destination_of_a_queue_that_forwards_is_reported(transport: Transport, queue: Entity) -> None:
-    assert (await transport.admin.properties(queue)).forwards_to is None
+async def test_forwarding_and_duplicate_detection_of_a_queue_are_reported(transport: Transport, queue: Entity) -> None:
+    plain = await transport.admin.properties(queue)
+    assert (plain.forwards_to, plain.drops_duplicates) == (None, False)
     source = Entity(new_name())
     # The stock client would insist on https, which this server does not have.
     client: ServiceBusAdministrationClient = transport.admin._service._good_client()  # type: ignore[attr-defined]
-    await client.create_queue(source.path, forward_to=queue.path)
-    assert (await transport.admin.properties(source)).forwards_to is not None
+    await client.create_queue(source.path, forward_to=queue.path, requires_duplicate_detection=True)
+    found = await transport.admin.properties(source)
+    assert found.forwards_to is not None
+    assert found.drops_duplicates
 
 
 async def test_an_unlimited_delivery_count_is_the_largest(transport: Transport) -> None:

@@ -191,6 +191,7 @@ def properties_of(found: QueueDescription | TopicDescription) -> QueueProperties
         dead_letter_on_expiration=bool(found.dead_lettering_on_message_expiration),
         requires_session=sessions and not single_consumer,
         single_consumer=single_consumer,
+        drops_duplicates=bool(found.requires_duplicate_detection),
         forwards_to=found.forward_to or None,
     )
 
