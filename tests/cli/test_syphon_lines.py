@@ -172,4 +172,4 @@ def test_end_gives_the_reason_and_advice_when_what_is_left_is_unknown(capsys, pr
     assert SyphonEnd(progress, emptied=False).report(stop, until_empty=False, json=False) == 0
     said = capsys.readouterr().err
     assert why in said
-    assert "pairmq backlog" in said
+    assert "pairmq backlog list" in said

@@ -151,7 +151,7 @@ class SyphonEnd:
         if self.progress.left is not None:
             return grouped(self.progress.left)
         why = "the queues were not counted" if self.progress.unknown is None else printable(self.progress.unknown)
-        advice = "accepted messages stay there until a syphon moves them; count them with 'pairmq backlog'"
+        advice = "accepted messages stay there until a syphon moves them; count them with 'pairmq backlog list'"
         return f"not known ({why}): {advice}"
 
     def _status(self, stop: Stop, until_empty: bool) -> int:

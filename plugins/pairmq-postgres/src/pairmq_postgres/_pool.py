@@ -36,9 +36,9 @@ _SILENT = 1.0  # s without an answer after which a cancelled call makes the idle
 
 class _Connection(AsyncConnection[tuple[Any, ...]]):
     # `wait_async` polls without a pause unless it is given an interval; psycopg's own is for Ctrl-C.
-    async def wait(self, gen: Any, interval: float = _WAKES_EVERY, **options: Any) -> Any:
+    async def wait(self, gen: Any, interval: float = _WAKES_EVERY, *arguments: Any, **options: Any) -> Any:
         try:
-            return await waiting.wait_async(gen, self.pgconn.socket, interval, **options)
+            return await waiting.wait_async(gen, self.pgconn.socket, interval, *arguments, **options)
         except asyncio.CancelledError:
             self.pgconn.finish()
             raise
