@@ -10,6 +10,7 @@ import pytest
 
 from pairmq.model import Entity, EntityState, Message
 from pairmq.model.events import Cause, SendCompleted, SendOutcome, StateChanged
+from pairmq.testing.chaos import Settings, planned
 from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, first_canary, made
 from pairmq.testing.history import CONFIRMED, Told
 from pairmq.testing.simulator import Verdict
@@ -507,6 +508,12 @@ def test_a_session_that_did_not_return_when_all_was_healed_is_found(pen: Pen) ->
     (found,) = pen.violations()
     assert found.verdict is Verdict.NOT_DRAINED
     assert "for session-1-0 is accepted by a backlog queue" in found.text
+
+
+def test_order_is_not_judged_where_several_consumers_took_the_copies(pen: Pen) -> None:
+    pen.plan = planned(("rabbitmq", "redis"), Settings(consumers=2), ((), ()))
+    overtaken(pen)
+    assert pen.violations() == []
 
 
 def test_every_verdict_has_a_lie() -> None:

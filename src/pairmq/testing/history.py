@@ -227,6 +227,8 @@ class History:
     readings: list[Reading] = field(default_factory=list)
     consumed: frozenset[Entity] = frozenset()
     """The queues of the primary that consumers have read to their end."""
+    in_order: bool = True
+    """Whether the order of the primary's copies is known; not where several consumers took them before it was seen."""
     notes: list[Note] = field(default_factory=list)
     ticks: int = 0
     exact: bool = True

@@ -64,6 +64,7 @@ class _Books:
         self._plan = plan
         self._found = found
         self._history = History(_scenario(plan), exact=False, grace=GRACE)
+        self._history.in_order = len(plan.consumers) < 2
         self._lives: dict[str, Life] = {}
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._marked: set[tuple[int, int | None]] = set()

@@ -111,6 +111,8 @@ def _given_up(facts: Facts, sent: Sent) -> Iterator[Violation]:
 
 def _order(facts: Facts) -> Iterator[Violation]:
     """Messages of one sender and entity through one backlog queue, while nothing fails."""
+    if not facts.history.in_order:
+        return
     streams: dict[tuple[str, str, str], list[tuple[Sent, Copy, Copy]]] = defaultdict(list)
     for sent in facts.history.sent.values():
         home, backlog = facts.at_primary[sent.number], facts.at_secondary[sent.number]
