@@ -1,0 +1,117 @@
+"""What an outbox costs beside a bare INSERT, and how long a message takes from the commit to a consumer at RabbitMQ.
+
+PostgreSQL and RabbitMQ are as durable as they are by default. The two ways to write a row take turns, each on a
+connection of its own; then messages are stored one by one, each once the last one has arrived.
+
+Run it with: make bench-one NAME=outbox ARGS="--messages 300"
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from pairmq import Entity, Message, Pair, PairOptions, PairOutbox
+from pairmq.transport import encode_header
+from pairmq_postgres.testing import PostgresServer
+from pairmq_rabbitmq.testing import RabbitServer
+
+QUEUE = "orders"
+BODY = bytes(range(256)) * 4
+BARE = "INSERT INTO pairmq.message (shelf, header, body) VALUES (%s, %s, %s)"
+NOWHERE = -(2**40)  # no queue has it
+WARM_UP = 20
+PATIENCE = 60.0
+
+
+def show(name: str, seconds: Sequence[float], more: str = "") -> None:
+    """Print median and 99th percentile."""
+    ordered = sorted(seconds)
+    last = ordered[int(0.99 * (len(ordered) - 1))]
+    print(f"{name:<36} {statistics.median(ordered) * 1e3:8.2f} ms, 99 % {last * 1e3:8.2f} ms{more}", flush=True)
+
+
+async def store(outbox: PairOutbox, server: PostgresServer, messages: int) -> None:
+    """Print what a transaction with one row takes, and what of it is processor time of this process."""
+    header = encode_header(Message(BODY, message_id="0" * 32))
+
+    async def bare(connection: psycopg.AsyncConnection[Any]) -> None:
+        await connection.cursor().execute(BARE, (NOWHERE, header, BODY), binary=True)
+
+    async def stored(connection: psycopg.AsyncConnection[Any]) -> None:
+        await outbox.send(Message(BODY), connection=connection)
+
+    ways: dict[str, Callable[[psycopg.AsyncConnection[Any]], Awaitable[None]]]
+    ways = {"a bare INSERT, and the commit": bare, "the outbox, and the commit": stored}
+    connections = [await psycopg.AsyncConnection.connect(server.url) for _ in ways]
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    spent = dict.fromkeys(ways, 0.0)
+    for number in range(messages + WARM_UP):
+        for (name, way), connection in zip(ways.items(), connections, strict=True):
+            began, cost = time.perf_counter(), time.process_time()
+            await way(connection)
+            await connection.commit()
+            if number >= WARM_UP:
+                took[name].append(time.perf_counter() - began)
+                spent[name] += time.process_time() - cost
+    for connection in connections:
+        await connection.close()
+    for name in ways:
+        show(name, took[name], f", {spent[name] / messages * 1e3:.2f} ms of ours")
+    bare_one, outbox_one = (statistics.median(each) for each in took.values())
+    print(f"{'speed beside the bare one':<36} {bare_one / outbox_one:8.2f}")
+
+
+async def arrive(pair: Pair, server: PostgresServer, messages: int) -> None:
+    """Print how long messages take that are alone."""
+    outbox, took = pair.outbox(QUEUE), []
+    async with (
+        await psycopg.AsyncConnection.connect(server.url) as connection,
+        pair.receiver(QUEUE) as receiver,
+    ):
+        for number in range(messages + WARM_UP):
+            waiting = asyncio.ensure_future(receiver.receive(1, PATIENCE))
+            await outbox.send(Message(BODY), connection=connection)
+            began = time.perf_counter()
+            await connection.commit()
+            (delivery,) = await waiting
+            if number >= WARM_UP:
+                took.append(time.perf_counter() - began)
+            await delivery.complete()
+            await asyncio.sleep(0.02)  # the syphon has completed it, too
+    show("from the commit to a consumer", took)
+
+
+async def run(messages: int, more: str) -> None:
+    """Measure both."""
+    options = PairOptions(backlog_queue_count=1, attempt_timeout=30.0)
+    with PostgresServer() as server, RabbitServer() as rabbit:
+        urls = rabbit.url, f"{server.url}{more}"
+        async with Pair.connect(*urls, options=options) as pair:
+            await pair.primary.admin.create(Entity(QUEUE))
+            await store(pair.outbox(QUEUE), server, messages)
+        server.query("TRUNCATE pairmq.message")
+        async with Pair.connect(*urls, options=replace(options, enable_syphon=True)) as pair:
+            await arrive(pair, server, messages)
+    print(f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} processors")
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=300)
+    parser.add_argument("--no-listen", action="store_true", help="no notification: the syphon polls")
+    arguments = parser.parse_args()
+    asyncio.run(run(arguments.messages, "?listen=false" if arguments.no_listen else ""))
+
+
+if __name__ == "__main__":
+    main()
