@@ -282,12 +282,14 @@ async def test_waiting_receiver_finds_what_it_was_not_notified_of(server, connec
 
 
 async def test_receiver_that_took_all_waits_for_more_without_asking_again(connect, message, monkeypatch):
-    looks: list[int] = []
+    looks: list[bool] = []  # whether each has ended
     look = PostgresReceiver._look
 
     async def counted(self: PostgresReceiver, most: int) -> object:
-        looks.append(most)
-        return await look(self, most)
+        looks.append(False)
+        found = await look(self, most)
+        looks[-1] = True
+        return found
 
     monkeypatch.setattr(PostgresReceiver, "_look", counted)
     reading, sending = connect(poll_interval=60), connect()
@@ -295,18 +297,17 @@ async def test_receiver_that_took_all_waits_for_more_without_asking_again(connec
     sender, receiver = sending.sender(ORDERS), reading.receiver(Source(ORDERS))
     for number in range(3):
         waiting = asyncio.ensure_future(receiver.receive(10, PATIENCE))
-        await asyncio.sleep(0.5)
+        await until(lambda: len(looks) >= 2 and all(looks))  # it listens, and waits
         await sender.send(message(str(number)))
         async with asyncio.timeout(30):
             (delivery,) = await waiting
         assert delivery.message.body == str(number).encode()
-    first = len(looks)
-    assert first <= 5, "one before it listens, one as it begins to, and one a message"
+    assert len(looks) == 5, "one before it listens, one as it begins to, and one a message"
     await sender.send_batch([message("a"), message("b")])
     assert len(await receiver.receive(1, PATIENCE)) == 1
     assert len(await receiver.receive(1, PATIENCE)) == 1, "there may be more than the one that was asked for"
     assert len(await receiver.receive(10, 0)) == 0
-    assert len(looks) == first + 3
+    assert len(looks) == 8
 
 
 async def test_idle_receivers_ask_no_more_than_once_a_poll_interval(server, connect):
