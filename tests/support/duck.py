@@ -160,8 +160,11 @@ CREATE TEMP TABLE gaps AS
   UNION ALL SELECT since, ts FROM j WHERE kind = 'EventsDropped'
 """,
     # No instant is better than the worst clock.
-    "UPDATE gaps SET began = began - 2 * (SELECT max(seconds) FROM wrong), "
-    "ended = ended + 2 * (SELECT max(seconds) FROM wrong)",
+    """
+UPDATE gaps SET began = began - 2 * w.most, ended = ended + 2 * w.most
+FROM (SELECT max(seconds) AS most, min(first_at) AS since, max(last_at) AS until FROM ended WHERE seconds > 0) w
+WHERE began - 2 * w.most <= w.until AND greatest(began, ended) + 2 * w.most >= w.since
+""",
     """
 CREATE TEMP TABLE trust AS SELECT m.place, message_key, worst.seconds
   + if(times_sent + moved > 1, worst.seconds, coalesce(wrong.seconds, 0)) AS doubt

@@ -279,10 +279,17 @@ def holes(
         spans = spans.unionByName(_not_read(minutes, notes, unread))
     if unfinished:
         spans = spans.unionByName(_not_finished(minutes, notes, unfinished))
-    # Neither the hole's instants nor those that are compared with it are better than the worst clock.
-    spans = spans.crossJoin(F.broadcast(told.agg((2 * F.coalesce(F.max("clock_error"), F.lit(0.0))).alias("error"))))
-    began, ended = F.col("began") - F.col("error"), F.greatest("began", "ended") + F.col("error")
-    return typed(spans.select(began.alias("began"), ended.alias("ended")), HOLES)
+    # Neither the hole's instants nor those that are compared with it are better than the worst clock, while it ran.
+    wrong = told.filter("clock_error > 0").agg(
+        F.coalesce(2 * F.max("clock_error"), F.lit(0.0)).alias("error"),
+        F.min("first_at").alias("wrong_from"),
+        F.max("last_at").alias("wrong_until"),
+    )
+    spans = spans.withColumn("ended", F.greatest("began", "ended")).crossJoin(F.broadcast(wrong))
+    began, ended, error = (F.col(name) for name in ("began", "ended", "error"))
+    near = (began - error <= F.col("wrong_until")) & (ended + error >= F.col("wrong_from"))
+    wider = F.when(near, error).otherwise(0.0)
+    return typed(spans.select((began - wider).alias("began"), (ended + wider).alias("ended")), HOLES)
 
 
 def _started_at(otherwise: str) -> Column:
