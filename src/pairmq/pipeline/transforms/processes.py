@@ -170,7 +170,7 @@ def _timed() -> Column:
 def _with_lags(notes: DataFrame) -> DataFrame:
     """Add ``lag``, how far a pair's own count of seconds, one row a minute, is from what the wall clock had by then.
 
-    Two pairs of one name that are open in one process at once can't be told apart: their rows give none.
+    Two pairs of one name that are open in one process at once can't be distinguished: their rows give none.
     """
     pair = Window.partitionBy("process", "pair")
     in_turn = pair.orderBy("seq")
