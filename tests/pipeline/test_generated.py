@@ -9,11 +9,13 @@ from collections import Counter
 from datetime import UTC
 from pathlib import Path
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 
 import duck
 from pairmq.pipeline import reporting, run
+from pairmq.pipeline.transforms import RECONCILIATION
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
@@ -160,6 +162,18 @@ def test_the_verdicts_agree_with_those_of_another_engine(report, made, other):
     theirs = {(row["entity"], row["message_id"]): row["verdict"] for row in asked(other, duck.VERDICTS)}
     ours = {(row["entity"], row["message_id"]): row["verdict"] for row in table(made, "reconciliation")}
     assert ours == theirs
+
+
+def test_what_is_left_out_of_the_reconciliation_is_filled_in_by_its_query(report, made, other):
+    same = {"accepted_primary": "at_primary", "accepted_backlog": "in_backlog", "moves": "moved", "deliveries": "seen"}
+    same |= {"completed": "done", "home_at": "home", "first_sent_at": "first_sent", "last_delivered_at": "last_settled"}
+    filled = duckdb.sql(RECONCILIATION.in_full(f"'{made}/tables/reconciliation/*.parquet'")).arrow().read_all()
+    theirs = by(asked(other, duck.VERDICTS), "entity", "message_id")
+    for row in filled.to_pylist():
+        their = theirs[row["entity"], row["message_id"]]
+        assert {name: seconds(row[name]) for name in same} == pytest.approx(
+            {name: their[each] for name, each in same.items()}, abs=1e-5
+        )
 
 
 def test_the_outages_agree_with_those_of_another_engine(report, made, other):

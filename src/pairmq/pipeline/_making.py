@@ -24,10 +24,12 @@ from pyspark.sql import functions as F
 from pairmq.pipeline._output import writing
 from pairmq.pipeline.journal_io import spark_path, spark_target
 from pairmq.pipeline.session import Tag
-from pairmq.pipeline.transforms.facts import FACTS
+from pairmq.pipeline.transforms import FACTS, Fact
+from pairmq.pipeline.transforms.facts import MESSAGES
 from pairmq.pipeline.transforms.steps import STEPS, Settings
 
 if TYPE_CHECKING:
+    from pyspark import StorageLevel
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
@@ -51,6 +53,8 @@ class Piece:
         make: given everything that is there by name; computes nothing yet.
         compression: of its files.
         group: those of one group are written by one query; None for one of its own.
+        kept: Spark keeps it at hand, in memory or beside what it shuffles, and writes no file: for what is as large as
+            the journal and only read by this call. To encode its columns takes longer than to make them.
     """
 
     name: str
@@ -59,14 +63,22 @@ class Piece:
     make: Callable[[Mapping[str, DataFrame]], DataFrame]
     compression: str
     group: str | None = None
+    kept: StorageLevel | None = None
 
 
-def fact_pieces(rows: DataFrame) -> tuple[Piece, ...]:
-    """What makes the facts of some rows."""
-    return tuple(
-        Piece(fact.name, fact.schema, (), lambda _, of=fact.of: of(rows), "snappy")  # type: ignore[misc]  # mypy: bound
-        for fact in FACTS
-    )
+def fact_pieces(rows: DataFrame, kept: StorageLevel | None = None) -> tuple[Piece, ...]:
+    """What makes the facts of some rows.
+
+    Args:
+        rows: of the journal.
+        kept: how Spark keeps the messages at hand; None to write them.
+    """
+
+    def piece(fact: Fact) -> Piece:
+        large = fact.name == MESSAGES.name
+        return Piece(fact.name, fact.schema, (), lambda _: fact.of(rows), "snappy", kept=kept if large else None)
+
+    return tuple(map(piece, FACTS))
 
 
 def table_pieces(settings: Settings) -> tuple[Piece, ...]:
@@ -119,7 +131,7 @@ def write_pieces(
     """
     frames = dict(given)
     waiting = _grouped(pieces)
-    running: dict[Future[None], list[Piece]] = {}
+    running: dict[Future[DataFrame | None], list[Piece]] = {}
     begun = 0
     work = _Work(spark)
     threads = ThreadPoolExecutor(_AT_ONCE, "pairmq-pipeline")
@@ -136,9 +148,10 @@ def write_pieces(
                 running[threads.submit(work.write, group, dict(frames), folder_of)] = group
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 group = running.pop(future)
-                future.result()
+                kept = future.result()
                 for piece in group:
-                    frames[piece.name] = read_written(spark, piece.schema, folder_of(piece.name))
+                    written = read_written(spark, piece.schema, folder_of(piece.name)) if kept is None else kept
+                    frames[piece.name] = written
     except BaseException:
         work.end(running)
         raise
@@ -166,14 +179,18 @@ class _Work:
         self._tag = Tag(spark, "pairmq")
         self._ending = False
 
-    def write(self, group: Sequence[Piece], frames: Mapping[str, DataFrame], folder_of: Callable[[str], Path]) -> None:
-        """Make some pieces by one query."""
+    def write(
+        self, group: Sequence[Piece], frames: Mapping[str, DataFrame], folder_of: Callable[[str], Path]
+    ) -> DataFrame | None:
+        """Make some pieces by one query, and give the one that is kept."""
         first, alone = group[0], len(group) == 1
         folder = folder_of(first.name) if alone else folder_of(f"_{first.name}")
         with self._tag.marked():
             made = first.make(frames) if alone else _united(group, frames)
             if self._ending:
-                return
+                return None
+            if first.kept is not None:
+                return made.localCheckpoint(storageLevel=first.kept)
             options = {"compression": first.compression}
             if alone:
                 # A dictionary of these would have as many entries as there are rows.
@@ -182,14 +199,15 @@ class _Work:
         if not alone:
             _divide(folder, group, folder_of)
             shutil.rmtree(folder)
+        return None
 
-    def end(self, running: Collection[Future[None]]) -> None:
+    def end(self, running: Collection[Future[DataFrame | None]]) -> None:
         """Stop what is being made, and return when all of it has ended.
 
         Cancels repeatedly: a job that is still being planned starts later, and was not cancelled before.
         """
         self._ending = True
-        left: Collection[Future[None]] = running
+        left: Collection[Future[DataFrame | None]] = running
         while left:
             with contextlib.suppress(Exception):  # Spark itself may be what has ended; then all jobs fail
                 self._tag.interrupt()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 
 from pairmq.model import ConfigurationError, Price
@@ -24,7 +25,7 @@ from pairmq.pipeline._making import Progress, fact_pieces, table_pieces, write_p
 from pairmq.pipeline._output import check_place, put_in_place, work_folder, writing
 from pairmq.pipeline.journal_io import FEW, BadSegment, Contents, OpenPart, damaged, look_over, read_rows
 from pairmq.pipeline.report import Report
-from pairmq.pipeline.session import QUICK, SMALL, session, usable_cores
+from pairmq.pipeline.session import KEPT, LARGE, QUICK, SMALL, session, usable_cores
 from pairmq.pipeline.transforms._rows import SLACK
 from pairmq.pipeline.transforms.steps import Settings, Unfinished, Unread
 
@@ -123,7 +124,7 @@ def sized(contents: Contents, cores: int) -> dict[str, str]:
         return SMALL
     quick = rows <= _QUICK
     parts = str(max(cores if quick else 4 * cores, rows // _ROWS_A_PARTITION))
-    return {**(QUICK if quick else {}), "spark.sql.shuffle.partitions": parts}
+    return {**(QUICK if quick else LARGE), "spark.sql.shuffle.partitions": parts}
 
 
 def settings_of(
@@ -218,7 +219,9 @@ def _made(
 ) -> dict[str, Any]:
     """Write facts and tables in one go: a table may be ready while facts that it does not need are still being made."""
     known = replace(settings, unread=unread_of(contents.bad), unfinished=unfinished_of(contents.parts))
-    pieces = (*fact_pieces(read_rows(spark, contents, work / "_rows")), *table_pieces(known))
+    level = spark.conf.get(KEPT, None)
+    kept = None if level is None else getattr(StorageLevel, level)
+    pieces = (*fact_pieces(read_rows(spark, contents, work / "_rows"), kept), *table_pieces(known))
     write_pieces(spark, pieces, {}, lambda name: _folder(work, name), progress)
     return _told(work)
 
@@ -275,11 +278,13 @@ def _batches(work: Path, name: str, columns: Sequence[str]) -> Iterator[pa.Recor
 def _first_of(work: Path, verdicts: Sequence[str]) -> dict[str, list[tuple[str, str | None, str]]]:
     """The first few messages with each of some verdicts."""
     names = ("pair", "entity", "message_id")
+    instants = ("first_sent_at", "accepted_at")  # the latter where the former is left out
     first: dict[str, list[tuple[Any, ...]]] = {verdict: [] for verdict in verdicts}
-    for batch in _batches(work, transforms.RECONCILIATION.name, ["verdict", "first_sent_at", *names]):
+    for batch in _batches(work, transforms.RECONCILIATION.name, ["verdict", *instants, *names]):
         for verdict, earlier in first.items():
-            found = batch.filter(pc.equal(batch["verdict"], verdict)).select(["first_sent_at", *names]).to_pylist()
-            first[verdict] = heapq.nsmallest(_NAMED, (*earlier, *(tuple(row.values()) for row in found)), key=_sent_at)
+            rows = batch.filter(pc.equal(batch["verdict"], verdict)).select([*instants, *names]).to_pylist()
+            found = ((row["first_sent_at"] or row["accepted_at"], *(row[name] for name in names)) for row in rows)
+            first[verdict] = heapq.nsmallest(_NAMED, (*earlier, *found), key=_sent_at)
     return {verdict: [row[1:] for row in rows] for verdict, rows in first.items()}
 
 

@@ -36,12 +36,39 @@ OUR_WAY = {
 _JAVA_PROBE_LIMIT = 30.0  # s: a virtual machine on a busy computer
 # A file of its own, because Spark says on the terminal which default it takes, and which level it sets.
 _LOGGING = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').resolve().as_uri()}"
+KEPT = "spark.pairmq.kept"
+"""Setting of a local session: where Spark keeps a run's messages, the name of a storage level.
+
+Other sessions lack it: there they are written to files, which the loss of an executor does not take along.
+"""
+
+LARGE = {
+    KEPT: "DISK_ONLY",
+    # Java's own takes several times as long for what is kept.
+    "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+}
+"""Settings of a local session for more than Java's heap should hold."""
+
+# What Spark generates for a wide table is longer than Java would compile by itself. Some methods of Spark's own are as
+# long, and take seconds to compile, of which only the first few lines are ever reached.
+_LONG_METHODS = (
+    "org.apache.spark.sql.execution.datasources.v2.DataSourceV2Strategy::apply",
+    "org.apache.spark.sql.catalyst.analysis.ResolveSessionCatalog*::applyOrElse",
+    "org.apache.spark.sql.execution.SparkStrategies*::apply",
+)
+_HUGE = " ".join(
+    (
+        "-XX:-DontCompileHugeMethods -XX:CompileCommand=quiet",
+        *(f"-XX:CompileCommand=exclude,{name}" for name in _LONG_METHODS),
+    )
+)
+
 QUICK = {
+    KEPT: "MEMORY_AND_DISK_DESER",
     # Without the second compiler Java keeps 48 MiB of compiled code, less than what a run needs: it would compile again
     # and again.
     "spark.driver.extraJavaOptions": (
-        "-XX:+UseParallelGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:-DontCompileHugeMethods "
-        f"{_LOGGING}"
+        f"-XX:+UseParallelGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m {_HUGE} {_LOGGING}"
     ),
     # To plan the rest anew after each stage takes longer than what it saves.
     "spark.sql.adaptive.enabled": "false",
@@ -114,9 +141,8 @@ def local_settings(cores: int) -> dict[str, str]:
         "spark.app.name": "pairmq pipeline",
         "spark.master": f"local[{cores}]",
         "spark.driver.memory": f"{heap_of(usable_memory())}m",
-        # Faster than G1 for batches on few cores; pauses don't matter here. What Spark generates for a wide table is
-        # longer than Java would compile by itself.
-        "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC -XX:-DontCompileHugeMethods {_LOGGING}",
+        # Faster than G1 for batches on few cores; pauses don't matter here.
+        "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC {_HUGE} {_LOGGING}",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",

@@ -84,6 +84,9 @@ class _Scan:
         self._stays = Histogram(1)
 
     def take(self, batch: pa.RecordBatch) -> None:
+        # The table leaves out what is the same.
+        ended = pc.coalesce(batch.column("first_sent_at"), batch.column("accepted_at"))
+        batch = batch.set_column(batch.schema.get_field_index("first_sent_at"), "first_sent_at", ended)
         at = {name: micros(batch.column(name)) for name in _INSTANTS}
         count = {name: numbers(batch.column(name)) for name in _COUNTS}
         latency = np.full(batch.num_rows, np.nan)

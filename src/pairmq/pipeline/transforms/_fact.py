@@ -62,11 +62,19 @@ class Field:
         name: the column's.
         type: one of ``text``, ``count``, ``number``, ``yes or no``, ``instant``, ``day``, ``money``.
         meaning: a line for the reference; durations are in seconds.
+        usual: the value that is left out, null standing for it, in SQL over the table's columns; empty where null means
+            what it says. To write a value of every row is much of what a large table costs.
     """
 
     name: str
     type: str
     meaning: str
+    usual: str = ""
+
+    @property
+    def described(self) -> str:
+        """The meaning, and what null stands for."""
+        return f"{self.meaning}; null: `{self.usual}`" if self.usual else self.meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,18 @@ class Table:
         """The table's schema; every column may be null."""
         return types.StructType([types.StructField(each.name, _TYPES[each.type], True) for each in self.fields])
 
+    def in_full(self, source: str) -> str:
+        """Give the query that fills in what is left out.
+
+        Args:
+            source: what SQL calls the table as it was written.
+        """
+        fields = self.fields
+        columns = (
+            f"coalesce({each.name}, {each.usual}) AS {each.name}" if each.usual else each.name for each in fields
+        )
+        return f"SELECT {', '.join(columns)} FROM {source}"  # noqa: S608  # its own columns
+
     def of(self, frame: DataFrame) -> DataFrame:
         """Give exactly the table's columns, in order and of their types.
 
@@ -99,6 +119,8 @@ class Table:
     @staticmethod
     def _cast(field: Field, frame: DataFrame) -> Column:
         column = F.col(field.name)
+        if field.usual:
+            column = F.when(~column.eqNullSafe(F.expr(field.usual)), column)
         if field.type == "instant":
             # A cast would cut the last microsecond off, and `round` goes through decimal digits.
             return F.timestamp_micros(F.rint(column * 1_000_000).cast("long"))
