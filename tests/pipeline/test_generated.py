@@ -49,9 +49,24 @@ def made(tmp_path_factory):
     return folder
 
 
+def begun(spark):
+    """How many queries and stages the session has begun."""
+    queries = spark._jvm.org.apache.spark.sql.execution.SQLExecution.nextExecutionId()
+    return queries, spark.sparkContext._jsc.sc().dagScheduler().nextStageId()
+
+
 @pytest.fixture(scope="module")
-def report(spark, made):
-    return run(made / "journal", made / "tables", spark=spark, patience=PATIENCE)
+def ran(spark, made):
+    """The report, and the numbers of queries and stages that it took."""
+    queries, stages = begun(spark)
+    report = run(made / "journal", made / "tables", spark=spark, patience=PATIENCE)
+    more, further = begun(spark)
+    return report, more - queries - 1, further - stages
+
+
+@pytest.fixture(scope="module")
+def report(ran):
+    return ran[0]
 
 
 def table(made, name):
@@ -86,6 +101,12 @@ def test_every_message_has_the_verdict_that_it_should_have(report, made):
     )
     assert wrong == {}
     assert found.keys() == truth.keys()
+
+
+def test_a_run_has_few_queries_and_stages(ran):
+    _, queries, stages = ran
+    assert queries <= 9  # one of them finds the rows that two segments have
+    assert stages <= 40
 
 
 def test_every_planted_fault_is_counted_and_named(report):

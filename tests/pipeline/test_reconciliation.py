@@ -14,7 +14,7 @@ import pytest
 from facts_by_hand import tables_of
 from journal_by_hand import DRAINING, FAILED_OVER, HEALTHY, START, TOPIC, Journal, rows_of
 from pairmq.model.events import Cause
-from pairmq.pipeline.transforms import Settings, Verdict
+from pairmq.pipeline.transforms import RECONCILIATION, Settings, Verdict
 from pairmq.pipeline.transforms.verdicts import RULES
 
 PATIENCE = 60.0
@@ -66,7 +66,7 @@ def judged(spark):
         journals += scene.journals
     found: dict[str, dict[str, object]] = {}
     made = tables_of(rows_of(spark, *journals).cache(), Settings(patience=PATIENCE))
-    for row in made["reconciliation"].collect():
+    for row in spark.sql(RECONCILIATION.in_full("{judged}"), judged=made["reconciliation"]).collect():
         name = {"orders": "", "news": "news_", None: "nowhere_"}[row.entity] + row.message_id
         found.setdefault(row.pair, {})[name] = row
     return found

@@ -80,6 +80,13 @@ SMALL = {
     "spark.default.parallelism": "1",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # Without generated code it is a look-up in a cache for each value.
+    "spark.sql.subexpressionElimination.enabled": "false",
+    # All rows are in one partition: what is joined there needs no stage of its own that sends a table around.
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.optimizer.disableHints": "true",
+    # Each sort and each aggregation begins with a page, of 32 MiB by Spark's own choice.
+    "spark.buffer.pageSize": "1m",
     **QUICK,
 }
 """Settings of a local session for little data: to plan and compile for speed takes longer than the work."""
@@ -212,6 +219,7 @@ def _is_described() -> bool:
 
 
 def _local(settings: Mapping[str, str]) -> SparkSession:
+    from py4j.java_gateway import java_import
     from pyspark.sql import SparkSession
 
     # Workers of an environment that is not activated would run another Python.
@@ -219,7 +227,11 @@ def _local(settings: Mapping[str, str]) -> SparkSession:
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    made = builder.getOrCreate()
+    # PySpark calls it by its bare name for every list of columns: else each time Java looks for it in all packages that
+    # PySpark imports, and in all archives.
+    java_import(made.sparkContext._jvm, "org.apache.spark.api.python.PythonUtils")
+    return made
 
 
 @contextmanager
