@@ -176,6 +176,7 @@ class _Work:
     """
 
     def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
         self._tag = Tag(spark, "pairmq")
         self._ending = False
 
@@ -190,7 +191,9 @@ class _Work:
             if self._ending:
                 return None
             if first.kept is not None:
-                return made.localCheckpoint(storageLevel=first.kept)
+                kept = made.localCheckpoint(storageLevel=first.kept)
+                # Spark does not see that a partition by hash is the only one, and would send all of it around.
+                return kept.coalesce(1) if self._spark.conf.get("spark.sql.shuffle.partitions") == "1" else kept
             options = {"compression": first.compression}
             if alone:
                 # A dictionary of these would have as many entries as there are rows.

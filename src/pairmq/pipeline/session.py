@@ -46,6 +46,7 @@ LARGE = {
     KEPT: "DISK_ONLY",
     # Java's own takes several times as long for what is kept.
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+    "spark.rdd.compress": "true",
 }
 """Settings of a local session for more than Java's heap should hold."""
 
@@ -65,6 +66,8 @@ _HUGE = " ".join(
 
 QUICK = {
     KEPT: "MEMORY_AND_DISK_DESER",
+    # Each sort and each aggregation begins with a page, of 32 MiB by Spark's own choice, and most of them are small.
+    "spark.buffer.pageSize": "2m",
     # Without the second compiler Java keeps 48 MiB of compiled code, less than what a run needs: it would compile again
     # and again.
     "spark.driver.extraJavaOptions": (
@@ -85,8 +88,6 @@ SMALL = {
     # All rows are in one partition: what is joined there needs no stage of its own that sends a table around.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.optimizer.disableHints": "true",
-    # Each sort and each aggregation begins with a page, of 32 MiB by Spark's own choice.
-    "spark.buffer.pageSize": "1m",
     **QUICK,
 }
 """Settings of a local session for little data: to plan and compile for speed takes longer than the work."""
