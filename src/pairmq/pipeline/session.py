@@ -229,9 +229,10 @@ def _local(settings: Mapping[str, str]) -> SparkSession:
     for name, value in settings.items():
         builder = builder.config(name, value)
     made = builder.getOrCreate()
-    # PySpark calls it by its bare name for every list of columns: else each time Java looks for it in all packages that
-    # PySpark imports, and in all archives.
-    java_import(made.sparkContext._jvm, "org.apache.spark.api.python.PythonUtils")
+    if hasattr(made, "_jsparkSession"):
+        # PySpark calls it by its bare name for every list of columns: else Java looks for it each time in all packages
+        # that PySpark imports, and in all archives.
+        java_import(made._jvm, "org.apache.spark.api.python.PythonUtils")
     return made
 
 
