@@ -26,7 +26,7 @@ _BOOT = getattr(time, "CLOCK_BOOTTIME", None)  # goes on while the machine sleep
 
 def wall_offset() -> float:
     """Seconds of the wall clock minus those of a clock that can't be set, to a millisecond."""
-    found = []
+    found: list[tuple[float, float]] = []
     while len(found) < _READINGS:
         began = _steady()
         wall = time.time()
