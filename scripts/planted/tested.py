@@ -295,7 +295,7 @@ TESTED = (
     Mutant(
         "the connection to a server that is no master any more is kept",
         _REDIS_LINK,
-        "        if isinstance(reply, Exception) and self.usable and leads_elsewhere(reply):\n",
+        "        if isinstance(reply, Exception) and self.usable and self._leads_elsewhere(reply):\n",
         "        if False:\n",
         tests=_REDIS_LINK_TESTS,
     ),
