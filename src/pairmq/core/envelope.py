@@ -96,6 +96,8 @@ def divert(message: Message, diversion: Diversion) -> Message:
         added[KIND] = diversion.entity.kind.value
     if diversion.maybe_duplicate:
         added[MAYBE_DUPLICATE] = "true"
+    if _is_bare(message):
+        return message.with_properties({**message.application_properties, **added})
     if message.session_id is not None:
         added[SESSION_ID] = message.session_id
     if message.time_to_live is not None:
