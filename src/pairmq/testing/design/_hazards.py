@@ -492,7 +492,7 @@ HAZARDS: Final = (
         "an entity is called drained over its lane",
         Naive.LANE_NOT_COUNTED,
         (Check(worlds.LANE, Verdict.FALSE_DRAINED), Check(worlds.LANE_LOCKS, Verdict.FALSE_DRAINED)),
-        "An entity with continuity is DRAINING until its lane was seen empty, whoever emptied it.",
+        "An entity with continuity is DRAINING until its lane was seen empty, by consumers or the syphon.",
         "4.5, 11.4",
         "`drained_since` asks for a count of the entity's own lane, taken after those of the shared queues.",
         (
