@@ -241,24 +241,27 @@ class Checks:
         self._beside = beside
         self._command = command
         self._said = ""
-        self._failed = False
+        self._failed = True  # until they have passed
         self._seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="checks", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         began = time.monotonic()
-        ended = subprocess.run(
-            self._command,
-            cwd=ROOT,
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+        try:
+            ended = subprocess.run(
+                self._command,
+                cwd=ROOT,
+                check=False,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+            self._said, self._failed = ended.stdout, bool(ended.returncode)
+        except OSError as error:
+            self._said = f"{error}\n"
         self._seconds = time.monotonic() - began
-        self._said, self._failed = ended.stdout, bool(ended.returncode)
         if self._failed:
             self._beside.stop()
 

@@ -52,6 +52,12 @@ def test_a_failed_check_stops_the_tests_and_is_told(command: Any, capsys: pytest
     assert "checks FAILED, so no more tests are run\nno such type\n" in capsys.readouterr().out
 
 
+def test_checks_that_can_not_be_run_have_failed(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    checks = command.Checks(command.Tier("first", 0, [], quiet=False), ["no-such-program"])
+    assert not checks.passed()
+    assert "no-such-program" in capsys.readouterr().out
+
+
 def test_checks_that_pass_stop_nothing(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
     tier = command.Tier("first", 0, [], quiet=False)
     checks = command.Checks(tier, ["true"])
