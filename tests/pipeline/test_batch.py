@@ -50,14 +50,14 @@ FOREIGN = foreign()
 def lossy(tmp_path_factory):
     """A journal in which one message is lost; a part and a damaged segment may tell of two others."""
     folder = tmp_path_factory.mktemp("lossy") / "journal"
-    told = Journal().opened().sent(1, "a").sent(1000, "m").sent(1600, "gone").sent(2100, "b").delivered(3, "a")
+    told = Journal().opened().sent(1, "a").delivered(3, "a").sent(1000, "m").sent(1600, "gone").sent(2100, "b")
     kept(folder, told.delivered(2101, "b").closed(5000))
     part = folder / "_open" / "host-7-20260202T000001Z-00000000-000000.part"
     part.parent.mkdir()
     part.touch()
     os.utime(part, (0, START + 1100))
     began = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
-    earlier = Journal("earlier", start=began).opened().sent(1, "c").sent(2, "hidden").sent(900, "d").delivered(3, "c")
+    earlier = Journal("earlier", start=began).opened().sent(1, "c").sent(2, "hidden").delivered(3, "c").sent(900, "d")
     kept(folder / "date=2026-01-01", earlier.delivered(901, "d").closed(1000))
     path = kept(folder / "date=2026-01-01", Journal("damaged", start=began).opened().sent(1, "x").closed(1000))
     data = bytearray(path.read_bytes())

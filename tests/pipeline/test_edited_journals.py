@@ -54,7 +54,7 @@ class Edit:
         kept: which of its rows are there, by their share of all.
         read: whether its rows have readings of a clock that can't be set.
         error: what the table ``processes`` should say of its clock, and how exactly it can.
-        alarm: whether the run has to warn of anything.
+        unproven: whether messages of it can't be judged.
     """
 
     process: str
@@ -62,7 +62,7 @@ class Edit:
     kept: Callable[[np.ndarray], np.ndarray] | None = None
     read: bool = False
     error: tuple[float, float] = (0.0, 0.01)
-    alarm: bool = True
+    unproven: bool = True
 
 
 def from_then(share: float, seconds: float) -> Callable[[np.ndarray], np.ndarray]:
@@ -76,8 +76,8 @@ def between(first: float, last: float, seconds: float) -> Callable[[np.ndarray],
 _DRAIN = next(iter(generator.Generator(PLAN, Path()).outages))
 EDITS = {
     # Its hole reaches back to where the journal begins.
-    "1970 at first": Edit("sender-1", between(0, BEGAN + 600, -BEGAN), read=True),
-    "untouched": Edit("sender-0", alarm=False),
+    "1970 at first": Edit("sender-1", between(0, BEGAN + 600, -BEGAN), read=True, unproven=False),
+    "untouched": Edit("sender-0", unproven=False),
     "a sender's clock goes back": Edit("sender-1", from_then(0.6, -HOUR), error=(HOUR, 1)),
     "a sender's clock goes forward": Edit("sender-1", from_then(0.6, HOUR), error=(HOUR, 1)),
     "a consumer's first segment": Edit("consumer-0", kept=lambda share: share > 0.3),
@@ -91,7 +91,7 @@ EDITS = {
     "a middle segment and a step": Edit(
         "sender-1", from_then(0.5, HOUR), lambda share: (share < 0.3) | (share > 0.4), read=True, error=(HOUR, 1)
     ),
-    "less than clocks differ": Edit("sender-1", from_then(0.5, -0.4), read=True, error=(0.4, 0.01), alarm=False),
+    "less than clocks differ": Edit("sender-1", from_then(0.5, -0.4), read=True, error=(0.4, 0.01), unproven=False),
 }
 
 
@@ -222,7 +222,7 @@ def test_missing_rows_are_counted_from_the_first_number_and_missing_consumers_ar
         assert counted["unproven"] > 100
     for name, edit in EDITS.items():
         unproven = Counter(found[name].values())["unproven"]
-        assert (unproven > 0) is edit.alarm, name
+        assert (unproven > 0) is edit.unproven, name
 
 
 def test_report_names_wrong_clocks_and_missing_consumers(report, made):
