@@ -122,7 +122,7 @@ def _last_line(ended: subprocess.CompletedProcess[str]) -> str:
 
 def _run(copy: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run Python with the copy in place of what is installed; what it writes beside it goes with the copy."""
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "PAIRMQ_TEST_LOOK": "1"}
     command = [sys.executable, *arguments]
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=copy.parent
