@@ -15,6 +15,7 @@ from pairmq.core import lane_name
 from pairmq.model import Source
 from pairmq.model.events import MessageDeadLettered, MessageDelivered, ReceiverChanged, Side
 from pairmq.testing import Fault, Operation, in_virtual_time
+from pairmq.transport import QueueProperties
 
 LANE = lane_name("east", "orders")
 
@@ -243,6 +244,24 @@ async def test_the_locks_of_what_waits_are_kept_while_an_earlier_message_is_hand
                 if len(counts) == 5:
                     break
         assert counts == [1] * 5
+
+
+@in_virtual_time
+async def test_the_locks_of_what_waits_are_kept_while_others_are_taken_all_the_time(world):
+    async with world(continuity=("orders",)) as w:
+        await w.pair.primary.admin.delete(Entity("orders"))
+        await w.pair.primary.admin.create(Entity("orders"), QueueProperties(lock_duration=5.0))
+        for number in range(12):
+            w.east.store(Entity("orders"), Message(b"%d" % number))
+        counts = []
+        async with w.pair.receiver("orders", prefetch=12) as receiver:
+            async for delivery in receiver:
+                await asyncio.sleep(0.9)
+                counts.append(delivery.delivery.delivery_count)
+                await delivery.complete()
+                if len(counts) == 12:
+                    break
+        assert counts == [1] * 12
 
 
 @in_virtual_time

@@ -167,7 +167,7 @@ class PairOptions:
             for path in self.literal_lanes:
                 Entity(path)
         except ValueError as error:
-            raise ConfigurationError(f"continuity holds a path that no queue can have: {error}") from error
+            raise ConfigurationError(f"continuity is invalid, as no queue can have such a path: {error}") from error
         if not all(pattern.isprintable() and len(pattern) <= MAX_PATH_LENGTH for pattern in self.continuity):
             raise _bad("continuity", self.continuity, f"printable patterns of at most {MAX_PATH_LENGTH} characters")
         if len(json.dumps(self.continuity)) > _LONGEST_CONTINUITY:

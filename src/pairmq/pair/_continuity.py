@@ -182,10 +182,11 @@ class _Side:
         """Keep the locks of what is there until it is taken; after a while release it, for others to handle."""
         clock = self.owner.clock
         ends_at = clock.now() + HELD
+        renew_at = clock.now() + self._renewal_due()  # no call that takes one of them puts it off
         while self.ready:
             self._taken.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(min(ends_at, clock.now() + self._renewal_due())):
+                async with asyncio.timeout_at(min(ends_at, renew_at)):
                     await self._taken.wait()
                 ends_at = clock.now() + HELD
                 continue
@@ -201,6 +202,7 @@ class _Side:
                 except (TransportError, LockLost):  # it is redelivered, or may be
                     with contextlib.suppress(ValueError):
                         self.ready.remove(delivery)
+            renew_at = clock.now() + self._renewal_due()
 
     def _renewal_due(self) -> float:
         locks = [delivery.delivery.locked_until for delivery in self.ready]

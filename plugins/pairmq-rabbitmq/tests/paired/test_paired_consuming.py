@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import uuid4
@@ -129,6 +130,7 @@ async def test_locks_are_renewed_until_the_channel_closes(
 ) -> None:
     monkeypatch.setattr(_consuming, "_RENEWALS", 0.01)
     monkeypatch.setattr(_consuming, "_renewal", lambda _: 0.0)
+    caplog.set_level(logging.WARNING, "pairmq")
     renewed = []
 
     async def renew(self: Any) -> None:

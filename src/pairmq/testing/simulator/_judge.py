@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pairmq.testing.history import PRIMARY, SECONDARY, Sent
+from pairmq.testing.history import PRIMARY, SECONDARY, Handover, Sent
 from pairmq.testing.judge import WALLS, Verdict, Violation, messages_judged
 from pairmq.testing.simulator._facts import Facts
 from pairmq.testing.simulator._history import History
@@ -44,11 +44,20 @@ def _expired(facts: Facts, sent: Sent) -> Iterator[Violation]:
             text = f"{sent.number} lives {lives:g} s, and was sent to the primary {waited:.3f} s after it was diverted"
             yield Violation(Verdict.PHANTOM, attempt.at, text, sent.number)
 
-    for handling in facts.handlings[sent.number]:
-        if handling.side == SECONDARY and handling.at > diverted_at + lives + WALLS:
-            waited = handling.at - diverted_at
-            text = f"{sent.number} lives {lives:g} s, and was handled {waited:.3f} s after it was diverted"
-            yield Violation(Verdict.PHANTOM, handling.at, text, sent.number)
+    # What a consumer has under lock does not expire any more, as at any broker.
+    for copy in backlog:
+        for each in copy.handovers:
+            if each.consumer and each.at > diverted_at + lives + WALLS and _was_handled(facts, sent, each):
+                waited = each.at - diverted_at
+                text = f"{sent.number} lives {lives:g} s, and a lane gave it {waited:.3f} s after it was diverted"
+                yield Violation(Verdict.PHANTOM, each.at, text, sent.number)
+
+
+def _was_handled(facts: Facts, sent: Sent, given: Handover) -> bool:
+    return any(
+        (given.life, given.position, SECONDARY) == (each.life, each.position, each.side) and given.tick < each.tick
+        for each in facts.handlings[sent.number]
+    )
 
 
 def _origins(facts: Facts, sent: Sent) -> Iterator[Violation]:
