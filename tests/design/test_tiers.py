@@ -43,7 +43,7 @@ def test_files_are_left_to_the_arguments_when_those_name_some(command: Any, argu
     assert bool(command.Tier("servers", 0, arguments, quiet=True)._files()) is files
 
 
-def test_a_failed_check_stops_the_tests_and_is_told(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_check_stops_the_tests_and_is_reported(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
     tier = command.Tier("first", 0, [], quiet=False)
     checks = command.Checks(tier, ["sh", "-c", "sleep 0.3; echo no such type; exit 1"])
     assert tier._call(["sleep", "3600"]) != 0

@@ -1,4 +1,4 @@
-"""A server that speaks Redis' protocol and answers what a test tells it to."""
+"""A server that speaks Redis' protocol and answers what a test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster's nodes that do as they are told: slots move under a call, nodes contradict each other, and are lost."""
+"""Scripted nodes of a cluster: slots move under a call, nodes contradict each other, and are lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Answer = Callable[[list[bytes]], bytes]
 
 
 class Node(ScriptedRedis):
-    """Owns what it says; answers commands with keys as it is told."""
+    """Owns what it says; answers commands with keys by its `reply`."""
 
     def __init__(self) -> None:
         super().__init__()

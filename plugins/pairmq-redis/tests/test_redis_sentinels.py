@@ -1,4 +1,4 @@
-"""Asking sentinels for the master, and hearing of another one, with sentinels that do as they are told."""
+"""Asking sentinels for the master, and hearing of another one, with scripted sentinels."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ def drained_since(since: float | None, lane: int | None) -> float | None:
 
     Args:
         since: the instant since which all shared queues are, None while one is not.
-        lane: messages of the entity's lane by a count that began after that: 0 if there is no lane; None where it could
+        lane: messages of the entity's lane by a count that began after that: 0 without a lane; None where it could
             not be counted.
     """
     return since if lane == 0 else None

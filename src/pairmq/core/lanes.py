@@ -114,7 +114,7 @@ class LaneWatch:
     def received(self, count: int, held: int, now: float) -> None:
         """This syphon has read so many messages, and held others before.
 
-        That there are fewer at the next look is no consumer's progress. Where it gets none although it holds none, all
+        That the next look finds fewer does not show that consumers make progress. Where it gets none although it holds none, all
         are locked by consumers: these are at work.
         """
         self._reads_on = count > 0

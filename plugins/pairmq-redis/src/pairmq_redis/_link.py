@@ -162,7 +162,7 @@ class Line(Protocol):
             other commands were sent.
 
         Raises:
-            NotSent: there is no connection; nothing was written.
+            NotSent: no connection could be made; nothing was written.
             TransportError: the scope was closed; ``maybe_applied`` is False when nothing was written.
 
         A call that is cancelled before it has written reports that with `nothing_sent`.
