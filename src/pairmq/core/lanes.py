@@ -114,8 +114,8 @@ class LaneWatch:
     def received(self, count: int, held: int, now: float) -> None:
         """This syphon has read so many messages, and held others before.
 
-        That the next look finds fewer does not show that consumers make progress. Where it gets none although it holds none, all
-        are locked by consumers: these are at work.
+        That the next look finds fewer does not show that consumers make progress. Where it gets none although it holds
+        none, all are locked by consumers: these are at work.
         """
         self._reads_on = count > 0
         if count:
