@@ -62,6 +62,7 @@ def lose(history: History, number: int) -> None:
     """The primary has never stored it."""
     history.copies = [copy for copy in history.copies if copy.message_number != number]
     history.notes = [note for note in history.notes if not _delivers(note, number)]
+    history.handlings = [each for each in history.handlings if each.number != number]
 
 
 def double(history: History, number: int) -> None:

@@ -15,6 +15,7 @@ AS_SAID: dict[Row, Callable[[Account], bool]] = {
     Row.UNSETTLED: lambda it: it.at_primary > 0,
     Row.IN_FLIGHT: lambda it: it.at_primary > 0,
     Row.NOT_OBSERVED: lambda it: it.at_primary > 0,
+    Row.UNPROVEN: lambda it: it.at_primary > 0,  # of a queue that nothing was seen to consume
     Row.DIVERTED: lambda it: it.results == (Result.BACKLOG,),
     Row.EXPIRED: lambda it: it.at_primary > 0 or it.excused,
     Row.DEAD_LETTERED: lambda it: it.at_primary > 0 or it.excused,

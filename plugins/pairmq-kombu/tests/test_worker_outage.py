@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
+from uuid import uuid4
 
 import kombu.pools
 import pytest
@@ -183,7 +184,9 @@ def test_tasks_run_while_the_primary_is_dead_when_their_queue_has_continuity(
     sent = {name: record.delay(name).id for name in ("before-1", "before-2")}
     ledger.wait_for(*sent)
     # A worker that is not ready when this is sent hears of it as well: its queue is there before it receives tasks.
-    assert control.revoke(record.apply_async(("revoked",), countdown=1).id, reply=True, timeout=60, limit=1)
+    revoked = str(uuid4())
+    assert control.revoke(revoked, reply=True, timeout=60, limit=1)
+    record.apply_async(("revoked",), task_id=revoked)
     sent["early"] = record.apply_async(("early",), countdown=1.5).id
     ledger.wait_for("early")
 
