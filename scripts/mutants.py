@@ -89,7 +89,7 @@ def hunt(mutant: Mutant, seeds: int, hours: float, first: bool = False) -> Found
         (copy / mutant.place).write_text(mutant.planted(), "utf-8")
         try:
             if mutant.tests or first:
-                by, text = _tested(mutant.tests or FIRST, copy, ["--tier", "first"] if first else [])
+                by, text = _tested(mutant.tests or FIRST, copy, first)
             else:
                 by, text = _simulated(mutant, copy, seeds, hours)
         except subprocess.TimeoutExpired:
@@ -107,8 +107,10 @@ def _simulated(mutant: Mutant, copy: Path, seeds: int, hours: float) -> tuple[st
     return told["by"], told["text"]
 
 
-def _tested(tests: Sequence[str], copy: Path, more: Sequence[str]) -> tuple[str | None, str]:
-    ended = _run(copy, [*PYTEST, *more, *(str(ROOT / test) for test in tests)])
+def _tested(tests: Sequence[str], copy: Path, first: bool) -> tuple[str | None, str]:
+    more = ["--tier", "first"] if first else []
+    # All tiers draw twice the examples of the first one.
+    ended = _run(copy, [*PYTEST, *more, *(str(ROOT / test) for test in tests)], look="0.5" if first else "1")
     failed = FAILED.search(ended.stdout)
     if ended.returncode == TESTS_FAILED and failed:
         return failed[1], failed[2] or ""
@@ -120,9 +122,9 @@ def _last_line(ended: subprocess.CompletedProcess[str]) -> str:
     return lines[-1] if lines else f"exit status {ended.returncode}"
 
 
-def _run(copy: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _run(copy: Path, arguments: Sequence[str], look: str = "1") -> subprocess.CompletedProcess[str]:
     """Run Python with the copy in place of what is installed; what it writes beside it goes with the copy."""
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "PAIRMQ_TEST_LOOK": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "PAIRMQ_TEST_LOOK": look}
     command = [sys.executable, *arguments]
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=copy.parent
