@@ -16,8 +16,7 @@ T = TypeVar("T")
 
 
 @planted(
-    "Admin.probe",
-    "it is invisible to consumers",
+    "Admin.probe: it is invisible to consumers",
     "Probe.test_no_consumer_ever_sees_it",
     "Probe.test_it_leaves_nothing_behind",
     "Probe.test_a_topic_is_probed_as_well",
@@ -29,8 +28,7 @@ class ProbesWithAMessage(DefectiveAdmin):
 
 
 @planted(
-    "Admin.probe",
-    "it fails where a send would",
+    "Admin.probe: it fails where a send would",
     "Probe.test_a_stopped_broker_fails_it_until_it_is_back",
     "Probe.test_a_frozen_broker_fails_it_by_its_limit",
     "Probe.test_an_entity_that_was_probed_and_deleted_fails_it",
@@ -42,10 +40,7 @@ class ProbesNothing(DefectiveAdmin):
 
 
 @planted(
-    "Admin.probe",
-    "it fails for an entity that does not exist",
-    "Probe.test_a_missing_entity_fails_it",
-    needs=("probes",),
+    "Admin.probe: it fails for an entity that does not exist", "Probe.test_a_missing_entity_fails_it", needs=("probes",)
 )
 class ProbesTheConnection(DefectiveAdmin):
     async def probe(self, entity: Entity) -> None:
@@ -53,8 +48,7 @@ class ProbesTheConnection(DefectiveAdmin):
 
 
 @planted(
-    "Admin.probe",
-    "it checks that the entity accepts writes",
+    "Admin.probe: it checks that the entity accepts writes",
     "Probe.test_a_broker_that_stores_nothing_fails_it_until_it_does",
     needs=("probes",),
 )
@@ -64,8 +58,7 @@ class ProbesByReading(DefectiveAdmin):
 
 
 @planted(
-    "Admin.exists",
-    "a broker that could not be queried is an error",
+    "Admin.exists: a broker that could not be queried is an error",
     "Faults.test_administration_of_a_stopped_broker_fails_and_guesses_nothing",
 )
 class GuessesExistence(DefectiveAdmin):
@@ -76,11 +69,7 @@ class GuessesExistence(DefectiveAdmin):
             return False
 
 
-@planted(
-    "Admin.create",
-    "an existing entity is left unchanged",
-    "Admin.test_making_an_entity_again_changes_nothing",
-)
+@planted("Admin.create: an existing entity is left unchanged", "Admin.test_making_an_entity_again_changes_nothing")
 class RecreatesWhatExists(DefectiveAdmin):
     async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
         existed = await self.delete(entity)
@@ -89,8 +78,7 @@ class RecreatesWhatExists(DefectiveAdmin):
 
 
 @planted(
-    "QueueProperties",
-    "the broker dead-letters what was delivered `max_delivery_count` times",
+    "QueueProperties: the broker dead-letters what was delivered `max_delivery_count` times",
     "Settlement.test_a_message_that_was_delivered_too_often_is_dead_lettered",
     needs=("dead_letter",),
 )
@@ -104,8 +92,7 @@ class ForgetsTheDeliveryLimit(DefectiveAdmin):
 
 
 @planted(
-    "QueueProperties",
-    "with `single_consumer` one receiver at a time gets messages",
+    "QueueProperties: with `single_consumer` one receiver at a time gets messages",
     "Receive.test_one_consumer_at_a_time",
     "Receive.test_the_next_consumer_begins_with_what_the_last_one_gave_back",
     needs=("ordered_consumer",),
@@ -115,19 +102,14 @@ class SharesSingleConsumerQueues(DefectiveAdmin):
         return await super().create(entity, replace(properties or QueueProperties(), single_consumer=False))
 
 
-@planted(
-    "Admin.counts",
-    "locked messages are included",
-    "Admin.test_counts_tell_what_waits_and_what_is_locked",
-)
+@planted("Admin.counts: locked messages are included", "Admin.test_counts_tell_what_waits_and_what_is_locked")
 class CountsNoLocked(DefectiveAdmin):
     async def counts(self, source: Source) -> QueueCounts:
         return replace(await super().counts(source), locked=0)
 
 
 @planted(
-    "Admin.positions",
-    "a locked message is not settled",
+    "Admin.positions: a locked message is not settled",
     "Admin.test_positions_tell_what_is_settled_by_whomever",
     needs=("ordered_consumer",),
 )
@@ -138,8 +120,7 @@ class ReportsLockedAsSettled(DefectiveAdmin):
 
 
 @planted(
-    "Admin.positions",
-    "it reports never more than what is settled",
+    "Admin.positions: it reports never more than what is settled",
     "Admin.test_positions_tell_what_is_settled_by_whomever",
     needs=("ordered_consumer",),
 )
@@ -150,8 +131,7 @@ class ReportsAllButTheNewestAsSettled(DefectiveAdmin):
 
 
 @planted(
-    "Admin.positions",
-    "what any consumer has settled is reported in the end",
+    "Admin.positions: what any consumer has settled is reported in the end",
     "Admin.test_positions_tell_what_is_settled_by_whomever",
     needs=("ordered_consumer",),
 )
@@ -161,41 +141,27 @@ class ReportsNothingAsSettled(DefectiveAdmin):
         return replace(told, oldest=told.oldest and 1)
 
 
-@planted(
-    "Admin.purge",
-    "the messages are deleted",
-    "Admin.test_purging_empties_a_queue_and_tells_how_many",
-)
+@planted("Admin.purge: the messages are deleted", "Admin.test_purging_empties_a_queue_and_tells_how_many")
 class PurgesNothing(DefectiveAdmin):
     async def purge(self, source: Source) -> int:
         return (await self.counts(source)).active
 
 
-@planted(
-    "Admin.peek",
-    "nothing is locked or changed",
-    "Admin.test_peeking_locks_and_takes_nothing",
-    needs=("peek",),
-)
+@planted("Admin.peek: nothing is locked or changed", "Admin.test_peeking_locks_and_takes_nothing", needs=("peek",))
 class PeeksByReceiving(DefectiveAdmin):
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
         receiver = self.transport.inner.receiver(source)
         return await receiver.receive(max_messages, 0.2)
 
 
-@planted(
-    "Admin.list_entities",
-    "entities are listed by path",
-    "Admin.test_entities_are_listed_by_path",
-)
+@planted("Admin.list_entities: entities are listed by path", "Admin.test_entities_are_listed_by_path")
 class ListsInAnyOrder(DefectiveAdmin):
     async def list_entities(self, prefix: str = "") -> list[Entity]:
         return (await super().list_entities(prefix))[::-1]
 
 
 @planted(
-    "Admin.exists",
-    "it is False for what does not exist",
+    "Admin.exists: it is False for what does not exist",
     "Admin.test_an_entity_exists_from_its_making_to_its_end",
     "Topics.test_a_topic_exists_from_its_making_to_its_end",
     "Topics.test_a_queue_is_no_topic_and_a_topic_no_queue",
@@ -206,8 +172,7 @@ class FindsWhateverIsAskedFor(DefectiveAdmin):
 
 
 @planted(
-    "Admin.properties",
-    "the queue's own settings are read",
+    "Admin.properties: the queue's own settings are read",
     "Admin.test_settings_of_a_missing_queue_are_not_found",
     "Admin.test_a_default_time_to_live_is_told",
 )
@@ -217,8 +182,7 @@ class ReportsDefaultSettings(DefectiveAdmin):
 
 
 @planted(
-    "Admin.counts",
-    "messages are counted exactly",
+    "Admin.counts: messages are counted exactly",
     "Admin.test_counts_tell_what_waits_and_what_is_locked",
     "Admin.test_counts_tell_what_was_dead_lettered",
     "Admin.test_counts_of_a_missing_queue_are_not_found",
@@ -230,8 +194,7 @@ class CountsNothing(DefectiveAdmin):
 
 
 @planted(
-    "Admin.delete",
-    "the entity and its messages are deleted",
+    "Admin.delete: the entity and its messages are deleted",
     "Admin.test_a_deleted_queue_takes_its_messages_with_it",
     "Admin.test_an_entity_exists_from_its_making_to_its_end",
 )
@@ -241,8 +204,7 @@ class DeletesNothing(DefectiveAdmin):
 
 
 @planted(
-    "Admin.is_system_entity",
-    "an entity of users is not a system entity",
+    "Admin.is_system_entity: an entity of users is not a system entity",
     "Admin.test_what_users_name_is_no_system_entity",
 )
 class ReservesEveryName(DefectiveAdmin):
@@ -251,8 +213,7 @@ class ReservesEveryName(DefectiveAdmin):
 
 
 @planted(
-    "Admin.create_subscription",
-    "a missing topic is *not-found*",
+    "Admin.create_subscription: a missing topic is *not-found*",
     "Topics.test_a_subscription_of_a_missing_topic_is_not_found",
     needs=("topics",),
 )
@@ -263,8 +224,7 @@ class CreatesMissingTopics(DefectiveAdmin):
 
 
 @planted(
-    "Admin.check",
-    "a cancelled call returns control within milliseconds",
+    "Admin.check: a cancelled call returns control within milliseconds",
     "Cancellation.test_administration_is_cut_off_and_goes_on",
     "Cancellation.test_peeking_is_cut_off",
 )

@@ -186,20 +186,14 @@ _PARTS: dict[type, str] = {
 
 
 def planted(
-    where: str,
-    clause: str,
-    *found_by: str,
-    needs: tuple[str, ...] = (),
-    password: bool = False,
-    limited: bool = False,
+    clause: str, *found_by: str, needs: tuple[str, ...] = (), password: bool = False, limited: bool = False
 ) -> Callable[[type[T]], type[T]]:
     """Enter a class into the table, with the clause that it breaks and the tests that must find it."""
 
     def enter(defective: type[T]) -> type[T]:
         (part,) = (name for base, name in _PARTS.items() if issubclass(defective, base))
         parts: dict[str, Any] = {part: defective}
-        text = f"{where}: {clause}"
-        DEFECTS.append(Defect(defective.__name__, text, found_by, needs, password=password, limited=limited, **parts))
+        DEFECTS.append(Defect(defective.__name__, clause, found_by, needs, password=password, limited=limited, **parts))
         return defective
 
     return enter

@@ -14,8 +14,7 @@ from pairmq.testing.defects._defect import DefectiveReceiver, DefectiveTransport
 
 
 @planted(
-    "Receiver.complete",
-    "a completed message is removed from the broker",
+    "Receiver.complete: a completed message is removed from the broker",
     "Settlement.test_a_completed_message_is_gone",
     "Settlement.test_settling_twice_is_a_lost_lock",
     "Settlement.test_the_lock_of_a_settled_message_is_lost",
@@ -32,8 +31,7 @@ class CompletesNothing(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.complete_batch",
-    "each entry is the outcome of that delivery",
+    "Receiver.complete_batch: each entry is the outcome of that delivery",
     "Settlement.test_a_batch_says_which_of_it_was_settled_before",
     "Settlement.test_a_batch_says_which_of_it_is_another_receivers",
 )
@@ -47,8 +45,7 @@ _GIVEN: list[tuple[Delivery, DefectiveReceiver]] = []
 
 
 @planted(
-    "Receiver",
-    "a delivery is settled through the receiver that returned it alone",
+    "Receiver: a delivery is settled through the receiver that returned it alone",
     "Settlement.test_another_receivers_delivery_is_not_settled",
 )
 class SettlesWhatOthersHold(DefectiveReceiver):
@@ -63,8 +60,7 @@ class SettlesWhatOthersHold(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.close",
-    "unsettled messages are released for redelivery",
+    "Receiver.close: unsettled messages are released for redelivery",
     "Receive.test_a_closed_receiver_gives_back_what_it_held",
 )
 class KeepsLocksWhenClosed(DefectiveReceiver):
@@ -73,8 +69,7 @@ class KeepsLocksWhenClosed(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.abandon",
-    "a redelivery increments the delivery count",
+    "Receiver.abandon: a redelivery increments the delivery count",
     "Settlement.test_an_abandoned_message_comes_again_and_counts",
     "Receive.test_a_lock_that_ends_gives_the_message_to_another",
 )
@@ -84,8 +79,7 @@ class CountsNoDeliveries(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.abandon",
-    "the message is released for immediate redelivery",
+    "Receiver.abandon: the message is released for immediate redelivery",
     "Settlement.test_an_abandoned_message_comes_again_and_counts",
     "Settlement.test_an_abandoned_message_is_another_receivers_too",
     "Settlement.test_many_may_settle_at_once",
@@ -98,8 +92,7 @@ class AbandonsNothing(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.dead_letter",
-    "reason and description are kept",
+    "Receiver.dead_letter: reason and description are kept",
     "Settlement.test_a_dead_letter_keeps_message_reason_and_description",
     needs=("dead_letter",),
 )
@@ -109,8 +102,7 @@ class DeadLettersWithoutReason(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.dead_letter",
-    "the message is in the dead-letter queue",
+    "Receiver.dead_letter: the message is in the dead-letter queue",
     "Settlement.test_a_dead_letter_keeps_message_reason_and_description",
     "Settlement.test_a_description_of_any_length_is_taken",
     "Settlement.test_a_dead_letter_can_be_completed_there",
@@ -125,8 +117,7 @@ class DeadLettersIntoNothing(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.renew_lock",
-    "the lock is extended to its full duration",
+    "Receiver.renew_lock: the lock is extended to its full duration",
     "Settlement.test_a_renewed_lock_lasts_longer",
     needs=("lock_renewal",),
 )
@@ -137,8 +128,7 @@ class RenewsNothing(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.renew_lock",
-    "the broker keeps the message from others for as long",
+    "Receiver.renew_lock: the broker keeps the message from others for as long",
     "Settlement.test_a_renewed_lock_lasts_longer",
     needs=("lock_renewal",),
 )
@@ -167,8 +157,7 @@ class RenewsLocally(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.receive",
-    "a cancelled call takes no later message",
+    "Receiver.receive: a cancelled call takes no later message",
     "Receive.test_a_cancelled_receive_takes_nothing_that_comes_later",
 )
 class ReceivesOnWhenCancelled(DefectiveReceiver):
@@ -189,8 +178,7 @@ class ReceivesOnWhenCancelled(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.dead_letter",
-    "a message of the largest size can be dead-lettered",
+    "Receiver.dead_letter: a message of the largest size can be dead-lettered",
     "Settlement.test_the_largest_message_can_be_dead_lettered",
     needs=("dead_letter",),
     limited=True,
@@ -203,8 +191,7 @@ class DeadLettersACopyWithTheReason(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.receive",
-    "at most `max_messages` are returned",
+    "Receiver.receive: at most `max_messages` are returned",
     "Receive.test_no_more_come_than_were_asked_for",
     "Receive.test_what_nobody_asked_for_stays_for_others",
     "Receive.test_messages_come_in_the_brokers_order_over_several_receives",
@@ -215,8 +202,7 @@ class DeliversMoreThanAsked(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.receive",
-    "it returns as soon as there is at least one message",
+    "Receiver.receive: it returns as soon as there is at least one message",
     "Receive.test_a_long_poll_ends_with_the_first_message",
     "Settlement.test_settling_does_not_wait_for_a_long_poll",
 )
@@ -226,29 +212,20 @@ class WaitsForAllOfItsTime(DefectiveReceiver):
         return await super().receive(max_messages, 0)
 
 
-@planted(
-    "Receiver.receive",
-    "without waiting it polls once",
-    "Receive.test_asking_once_finds_what_is_there",
-)
+@planted("Receiver.receive: without waiting it polls once", "Receive.test_asking_once_finds_what_is_there")
 class NeverFindsAtOnce(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         return await super().receive(max_messages, wait) if wait else []
 
 
-@planted(
-    "Receiver.receive",
-    "without waiting it returns immediately",
-    "Receive.test_asking_once_returns_without_waiting",
-)
+@planted("Receiver.receive: without waiting it returns immediately", "Receive.test_asking_once_returns_without_waiting")
 class WaitsWhenAskedOnce(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         return await super().receive(max_messages, max(wait, limits().asking_once + 0.2))
 
 
 @planted(
-    "Receiver.receive",
-    "deliveries are in the broker's order",
+    "Receiver.receive: deliveries are in the broker's order",
     "Send.test_sends_one_after_the_other_keep_their_order",
     "Topics.test_every_subscription_gets_every_message_in_order",
 )
@@ -258,8 +235,7 @@ class DeliversInReverse(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.receive",
-    "a cancellation ends the call as cancelled",
+    "Receiver.receive: a cancellation ends the call as cancelled",
     "Cancellation.test_a_cancellation_is_not_swallowed",
     "Cancellation.test_a_long_poll_is_cut_off_and_the_receiver_goes_on",
     "Cancellation.test_connecting_to_receive_is_cut_off_and_the_receiver_goes_on",
@@ -273,8 +249,7 @@ class SwallowsCancellations(DefectiveReceiver):
 
 
 @planted(
-    "Receiver",
-    "a delivery stays in the broker until it is completed",
+    "Receiver: a delivery stays in the broker until it is completed",
     "Receive.test_a_closed_receiver_gives_back_what_it_held",
     "Settlement.test_an_abandoned_message_comes_again_and_counts",
     "Receive.test_receivers_of_a_closed_transport_give_back_what_they_held",
@@ -287,8 +262,7 @@ class CompletesOnDelivery(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.receive",
-    "a source that can't be read is an error",
+    "Receiver.receive: a source that can't be read is an error",
     "Receive.test_a_missing_source_is_told",
     "Topics.test_a_missing_subscription_is_told",
     "Receive.test_a_source_that_is_made_later_is_found_by_the_same_receiver",
@@ -304,8 +278,7 @@ class CallsMissingSourcesEmpty(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.complete",
-    "a lock that has ended is *lock-lost*",
+    "Receiver.complete: a lock that has ended is *lock-lost*",
     "Settlement.test_settling_twice_is_a_lost_lock",
     "Settlement.test_a_lock_that_ended_settles_nothing",
     "Settlement.test_the_lock_of_a_settled_message_is_lost",
@@ -327,8 +300,7 @@ class SwallowsLostLocks(DefectiveReceiver):
 
 
 @planted(
-    "Receiver",
-    "a delivery is locked: no other receiver gets it",
+    "Receiver: a delivery is locked: no other receiver gets it",
     "Receive.test_two_receivers_never_hold_the_same_message",
     "Receive.test_a_locked_message_is_nobody_elses",
     "Receive.test_messages_come_in_the_brokers_order_over_several_receives",
@@ -339,8 +311,7 @@ class LocksNothing(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.receive",
-    "a delivery has the end of its lock",
+    "Receiver.receive: a delivery has the end of its lock",
     "Receive.test_the_end_of_a_lock_is_told",
     needs=("lock_renewal",),
 )
@@ -350,8 +321,7 @@ class ReportsNoEndOfLocks(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.receive",
-    "each delivery has the broker's own position",
+    "Receiver.receive: each delivery has the broker's own position",
     "Receive.test_the_broker_s_positions_are_unique",
     "Receive.test_a_delivery_tells_about_itself",
 )
@@ -361,11 +331,7 @@ class NumbersAllAlike(DefectiveReceiver):
         return [replace(delivery, sequence_number="1", dead_letter_reason="") for delivery in deliveries]
 
 
-@planted(
-    "Receiver.complete_batch",
-    "all of a batch is completed",
-    "Settlement.test_a_batch_completes_all_of_it",
-)
+@planted("Receiver.complete_batch: all of a batch is completed", "Settlement.test_a_batch_completes_all_of_it")
 class CompletesHalfOfABatch(DefectiveReceiver):
     async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
         await super().complete_batch(deliveries[: len(deliveries) // 2])
@@ -373,8 +339,7 @@ class CompletesHalfOfABatch(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.dead_letter",
-    "the message is moved, and its queue does not keep it",
+    "Receiver.dead_letter: the message is moved, and its queue does not keep it",
     "Settlement.test_a_dead_letter_is_gone_from_its_queue",
     needs=("dead_letter",),
 )
@@ -385,8 +350,7 @@ class DeadLettersACopy(DefectiveReceiver):
 
 
 @planted(
-    "Receiver.receive",
-    "a cancelled call returns control within milliseconds",
+    "Receiver.receive: a cancelled call returns control within milliseconds",
     "Cancellation.test_a_long_poll_is_cut_off_and_the_receiver_goes_on",
     "Cancellation.test_connecting_to_receive_is_cut_off_and_the_receiver_goes_on",
 )

@@ -16,8 +16,7 @@ from pairmq.transport import nothing_sent
 
 
 @planted(
-    "Sender.send",
-    "what the broker did not confirm is raised",
+    "Sender.send: what the broker did not confirm is raised",
     "Send.test_a_missing_entity_is_told",
     "Faults.test_a_broker_that_was_never_there_is_unavailable",
     "Faults.test_a_failed_send_is_not_tried_again_behind_the_callers_back",
@@ -34,8 +33,7 @@ class SwallowsFailures(DefectiveSender):
 
 
 @planted(
-    "Sender.send",
-    "it returns when the broker has confirmed, and not before",
+    "Sender.send: it returns when the broker has confirmed, and not before",
     "Faults.test_a_send_waits_out_a_short_silence_and_arrives_once",
 )
 class ConfirmsTooEarly(DefectiveSender):
@@ -46,19 +44,14 @@ class ConfirmsTooEarly(DefectiveSender):
             self._sending.result()
 
 
-@planted(
-    "Sender.send",
-    "every field is carried unchanged",
-    "Send.test_every_field_comes_back_as_it_was",
-)
+@planted("Sender.send: every field is carried unchanged", "Send.test_every_field_comes_back_as_it_was")
 class LosesAField(DefectiveSender):
     async def send(self, message: Message) -> None:
         await super().send(replace(message, reply_to=None))
 
 
 @planted(
-    "Sender.send",
-    "every field is carried unchanged, through a backlog too",
+    "Sender.send: every field is carried unchanged, through a backlog too",
     "Failover.test_a_secondary_keeps_messages_and_gives_them_back_as_they_were",
 )
 class LosesTheSubject(DefectiveSender):
@@ -67,8 +60,7 @@ class LosesTheSubject(DefectiveSender):
 
 
 @planted(
-    "Sender.send",
-    "what is confirmed is stored",
+    "Sender.send: what is confirmed is stored",
     "Failover.test_a_secondary_keeps_messages_and_gives_them_back_as_they_were",
 )
 class LosesEverySecond(DefectiveSender):
@@ -81,9 +73,7 @@ class LosesEverySecond(DefectiveSender):
 
 
 @planted(
-    "Sender.send",
-    "application properties keep their types",
-    "Send.test_every_application_property_comes_back_as_it_was",
+    "Sender.send: application properties keep their types", "Send.test_every_application_property_comes_back_as_it_was"
 )
 class TurnsBoolsIntoInts(DefectiveSender):
     async def send(self, message: Message) -> None:
@@ -92,8 +82,7 @@ class TurnsBoolsIntoInts(DefectiveSender):
 
 
 @planted(
-    "Sender.send_batch",
-    "confirmed messages are stored in the order given",
+    "Sender.send_batch: confirmed messages are stored in the order given",
     "Send.test_a_batch_keeps_its_order",
     "Topics.test_a_batch_reaches_every_subscription_in_order",
     "Send.test_a_batch_larger_than_what_goes_at_once_is_cut",
@@ -104,8 +93,7 @@ class ReversesBatches(DefectiveSender):
 
 
 @planted(
-    "Sender.send_batch",
-    "each message has an outcome of its own",
+    "Sender.send_batch: each message has an outcome of its own",
     "Send.test_a_message_beyond_the_limit_is_refused_by_itself",
     limited=True,
 )
@@ -117,8 +105,7 @@ class FailsWholeBatches(LimitedSender):
 
 
 @planted(
-    "Sender.send_batch",
-    "nothing but cancellation is raised",
+    "Sender.send_batch: nothing but cancellation is raised",
     "Send.test_a_message_beyond_the_limit_is_refused_by_itself",
     limited=True,
 )
@@ -132,8 +119,7 @@ class RaisesForBatches(LimitedSender):
 
 
 @planted(
-    "Sender.send_in_order",
-    "nothing of a session is stored behind one that failed",
+    "Sender.send_in_order: nothing of a session is stored behind one that failed",
     "Send.test_nothing_of_a_session_is_stored_behind_one_that_failed",
     limited=True,
 )
@@ -143,8 +129,7 @@ class StoresBehindAFailure(LimitedSender):
 
 
 @planted(
-    "Sender.send_in_order",
-    "all are stored in the order given while nothing fails",
+    "Sender.send_in_order: all are stored in the order given while nothing fails",
     "Send.test_nothing_of_a_session_is_stored_behind_one_that_failed",
 )
 class PutsSessionsTogether(DefectiveSender):
@@ -155,8 +140,7 @@ class PutsSessionsTogether(DefectiveSender):
 
 
 @planted(
-    "Sender.send_in_order",
-    "nothing of a session is confirmed behind one that failed",
+    "Sender.send_in_order: nothing of a session is confirmed behind one that failed",
     "Send.test_nothing_of_a_session_is_stored_behind_one_that_failed",
     limited=True,
 )
@@ -167,8 +151,7 @@ class ConfirmsBehindAFailure(LimitedSender):
 
 
 @planted(
-    "Transport.check_message",
-    "a message beyond `max_message_bytes` is refused",
+    "Transport.check_message: a message beyond `max_message_bytes` is refused",
     "Send.test_a_message_beyond_the_limit_is_refused_by_itself",
     limited=True,
 )
@@ -178,8 +161,7 @@ class AcceptsAnySize(DefectiveSender):
 
 
 @planted(
-    "Transport.measure",
-    "a message that measures exactly `max_message_bytes` is accepted",
+    "Transport.measure: a message that measures exactly `max_message_bytes` is accepted",
     "Send.test_a_message_of_exactly_the_limit_goes",
     limited=True,
 )
@@ -190,8 +172,7 @@ class RefusesTheLimitItself(LimitedSender):
 
 
 @planted(
-    "Sender.send",
-    "an expired message is not delivered",
+    "Sender.send: an expired message is not delivered",
     "Send.test_a_message_whose_time_is_over_is_not_delivered",
     needs=("time_to_live",),
 )
@@ -201,8 +182,7 @@ class DropsTimeToLive(DefectiveSender):
 
 
 @planted(
-    "Sender.send",
-    "no consumer sees a scheduled message before its time",
+    "Sender.send: no consumer sees a scheduled message before its time",
     "Send.test_a_scheduled_message_waits_for_its_time",
     "Send.test_a_scheduled_message_holds_up_no_other",
     "Admin.test_counts_tell_what_waits_for_its_time",
@@ -212,22 +192,14 @@ class DropsSchedules(DefectiveSender):
         await super().send(replace(message, scheduled_enqueue_at=None))
 
 
-@planted(
-    "Sender.send",
-    "one call stores one message",
-    "Send.test_concurrent_sends_of_one_sender_all_arrive_once",
-)
+@planted("Sender.send: one call stores one message", "Send.test_concurrent_sends_of_one_sender_all_arrive_once")
 class SendsTwice(DefectiveSender):
     async def send(self, message: Message) -> None:
         await super().send(message)
         await super().send(message)
 
 
-@planted(
-    "Sender.send",
-    "two messages of one id are two messages",
-    "Send.test_two_messages_of_one_id_are_two_messages",
-)
+@planted("Sender.send: two messages of one id are two messages", "Send.test_two_messages_of_one_id_are_two_messages")
 class DropsTheSecondOfAnId(DefectiveSender):
     async def send(self, message: Message) -> None:
         self._seen: set[str | None] = getattr(self, "_seen", set())
@@ -237,8 +209,7 @@ class DropsTheSecondOfAnId(DefectiveSender):
 
 
 @planted(
-    "Sender.send",
-    "a missing entity is refused as *not-found*",
+    "Sender.send: a missing entity is refused as *not-found*",
     "Send.test_a_missing_entity_is_told",
     "Topics.test_a_missing_topic_is_told",
 )
@@ -251,8 +222,7 @@ class CallsMissingEntitiesUnavailable(DefectiveSender):
 
 
 @planted(
-    "Sender.send",
-    "`maybe_applied` is True unless it is certain that nothing was stored",
+    "Sender.send: `maybe_applied` is True unless it is certain that nothing was stored",
     "Lifecycle.test_a_send_under_way_ends_as_closed_and_tells_no_lie",
     "Faults.test_a_confirm_that_is_lost_leaves_a_doubt",
 )
@@ -266,8 +236,7 @@ class IsCertainInDoubt(DefectiveSender):
 
 
 @planted(
-    "Sender.send",
-    "a connection that is lost before the confirmation leaves a doubt",
+    "Sender.send: a connection that is lost before the confirmation leaves a doubt",
     "Faults.test_a_confirm_that_is_lost_leaves_a_doubt",
 )
 class IsCertainWhenAConnectionIsLost(DefectiveSender):
@@ -281,8 +250,7 @@ class IsCertainWhenAConnectionIsLost(DefectiveSender):
 
 
 @planted(
-    "Sender.send",
-    "a broker that stops before its confirmation leaves a doubt",
+    "Sender.send: a broker that stops before its confirmation leaves a doubt",
     "Faults.test_sends_under_way_when_a_broker_stops_tell_no_lie",
 )
 class IsCertainOfWhatWasNotConfirmed(DefectiveSender):
@@ -300,8 +268,7 @@ class IsCertainOfWhatWasNotConfirmed(DefectiveSender):
 
 
 @planted(
-    "Sender.send",
-    "a broker that stores nothing for now is *unavailable*",
+    "Sender.send: a broker that stores nothing for now is *unavailable*",
     "Faults.test_a_broker_that_stores_nothing_is_unavailable",
 )
 class CallsAFullBrokerARefusal(DefectiveSender):
@@ -316,8 +283,7 @@ class CallsAFullBrokerARefusal(DefectiveSender):
 
 
 @planted(
-    "Transport.check_message",
-    "what it accepts is accepted, however much of it is properties",
+    "Transport.check_message: what it accepts is accepted, however much of it is properties",
     "Send.test_large_properties_go_like_a_large_body",
 )
 class RefusesLargeProperties(DefectiveSender):
@@ -329,8 +295,7 @@ class RefusesLargeProperties(DefectiveSender):
 
 
 @planted(
-    "Sender.send",
-    "a failure before the first byte was written is certain",
+    "Sender.send: a failure before the first byte was written is certain",
     "Faults.test_a_stopped_broker_is_unavailable_and_nothing_was_sent",
     "Faults.test_a_broker_that_was_never_there_is_unavailable",
 )
@@ -344,8 +309,7 @@ class IsNeverCertain(DefectiveSender):
 
 
 @planted(
-    "nothing_sent",
-    "only a send that had written nothing is marked",
+    "nothing_sent: only a send that had written nothing is marked",
     "Cancellation.test_what_says_that_nothing_was_sent_never_arrives",
     "Cancellation.test_sends_cut_off_at_any_moment_tell_no_lie",
 )
@@ -359,8 +323,7 @@ class ClaimsThatNothingWasSent(DefectiveSender):
 
 
 @planted(
-    "nothing_sent",
-    "a send that is cut off while it connects is marked",
+    "nothing_sent: a send that is cut off while it connects is marked",
     "Cancellation.test_a_send_cut_off_while_connecting_leaves_no_doubt",
 )
 class NeverClaimsThatNothingWasSent(DefectiveSender):
@@ -372,8 +335,7 @@ class NeverClaimsThatNothingWasSent(DefectiveSender):
 
 
 @planted(
-    "Sender.send",
-    "no hidden retries: a failure is raised at once",
+    "Sender.send: no hidden retries: a failure is raised at once",
     "Faults.test_a_stopped_broker_is_unavailable_and_nothing_was_sent",
 )
 class RetriesUntilItSucceeds(DefectiveSender):
@@ -388,8 +350,7 @@ class RetriesUntilItSucceeds(DefectiveSender):
 
 
 @planted(
-    "Sender.send",
-    "no hidden retries: a failing send does not outlast the outage",
+    "Sender.send: no hidden retries: a failing send does not outlast the outage",
     "Faults.test_a_failed_send_does_not_outlast_the_outage",
 )
 class RetriesForAWhile(DefectiveSender):
@@ -403,8 +364,7 @@ class RetriesForAWhile(DefectiveSender):
 
 
 @planted(
-    "Sender.send",
-    "a cancelled call returns control within milliseconds",
+    "Sender.send: a cancelled call returns control within milliseconds",
     "Cancellation.test_a_send_is_cut_off_and_the_sender_goes_on",
     "Cancellation.test_connecting_is_cut_off_and_the_sender_goes_on",
 )
@@ -418,8 +378,7 @@ class SendsOnWhenCancelled(DefectiveSender):
 
 
 @planted(
-    "Sender.send",
-    "the next call after a lost connection reconnects",
+    "Sender.send: the next call after a lost connection reconnects",
     "Faults.test_a_sender_works_again_when_its_broker_is_back",
 )
 class NeverRecovers(DefectiveSender):
@@ -437,8 +396,7 @@ class NeverRecovers(DefectiveSender):
 
 
 @planted(
-    "Sender.send",
-    "calls may run at once, and one that is cancelled ends alone",
+    "Sender.send: calls may run at once, and one that is cancelled ends alone",
     "Cancellation.test_a_cancelled_send_takes_no_other_with_it",
 )
 class CancelsOtherSends(DefectiveSender):

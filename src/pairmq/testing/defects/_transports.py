@@ -19,8 +19,7 @@ from pairmq.transport import Capabilities, Endpoint, SessionReceiver, Transport
 
 
 @planted(
-    "Transport.close",
-    "it returns within 2 s even if the broker is unresponsive",
+    "Transport.close: it returns within 2 s even if the broker is unresponsive",
     "Lifecycle.test_closing_does_not_wait_for_a_frozen_broker",
 )
 class ClosesSlowly(DefectiveTransport):
@@ -29,11 +28,7 @@ class ClosesSlowly(DefectiveTransport):
         await asyncio.sleep(2.0 + limits().slack + 0.3)
 
 
-@planted(
-    "Transport.ended",
-    "a closed transport has ended",
-    "Lifecycle.test_a_block_closes_its_transport",
-)
+@planted("Transport.ended: a closed transport has ended", "Lifecycle.test_a_block_closes_its_transport")
 class NeverEnds(DefectiveTransport):
     @property
     def ended(self) -> bool:
@@ -41,9 +36,7 @@ class NeverEnds(DefectiveTransport):
 
 
 @planted(
-    "Transport.close",
-    "calls in flight end with reason *closed*",
-    "Lifecycle.test_a_long_poll_ends_with_its_transport",
+    "Transport.close: calls in flight end with reason *closed*", "Lifecycle.test_a_long_poll_ends_with_its_transport"
 )
 class ClosesWithTheWrongReason(DefectiveTransport):
     def receiver(self, source: Source) -> DefectiveReceiver:
@@ -60,33 +53,21 @@ class ClosesWithTheWrongReason(DefectiveTransport):
         return receiver
 
 
-@planted(
-    "Transport.close",
-    "everything is closed",
-    "Lifecycle.test_closing_leaves_no_task_behind",
-)
+@planted("Transport.close: everything is closed", "Lifecycle.test_closing_leaves_no_task_behind")
 class LeavesATaskBehind(DefectiveTransport):
     def sender(self, entity: Entity) -> DefectiveSender:
         self._beat = asyncio.ensure_future(asyncio.sleep(3600))
         return DefectiveSender(self, entity)
 
 
-@planted(
-    "Transport.fault",
-    "the first cause is kept",
-    "Lifecycle.test_a_faulted_transport_keeps_its_first_cause",
-)
+@planted("Transport.fault: the first cause is kept", "Lifecycle.test_a_faulted_transport_keeps_its_first_cause")
 class KeepsTheLastCause(DefectiveTransport):
     async def fault(self, cause: BaseException) -> None:
         await super().fault(cause)
         self._fault = cause
 
 
-@planted(
-    "Transport.sender",
-    "making objects does no IO",
-    "Lifecycle.test_making_objects_does_no_io",
-)
+@planted("Transport.sender: making objects does no IO", "Lifecycle.test_making_objects_does_no_io")
 class ConnectsWhenMade(DefectiveTransport):
     def __init__(self, inner: Transport, defect: Defect, url: str) -> None:
         super().__init__(inner, defect, url)
@@ -103,12 +84,7 @@ class ConnectsWhenMade(DefectiveTransport):
         return Sender(self, entity)
 
 
-@planted(
-    "Endpoint",
-    "the URL has its password left out",
-    "Lifecycle.test_no_password_is_shown",
-    password=True,
-)
+@planted("Endpoint: the URL has its password left out", "Lifecycle.test_no_password_is_shown", password=True)
 class ShowsItsPassword(DefectiveTransport):
     @property
     def endpoint(self) -> Endpoint:
@@ -116,8 +92,7 @@ class ShowsItsPassword(DefectiveTransport):
 
 
 @planted(
-    "Transport.accept_session",
-    "a session that has messages and is not locked is found",
+    "Transport.accept_session: a session that has messages and is not locked is found",
     "Sessions.test_a_session_is_read_alone_and_in_order",
     needs=("sessions",),
 )
@@ -128,11 +103,7 @@ class FindsNoSession(DefectiveTransport):
         return None
 
 
-@planted(
-    "Transport.on_end",
-    "a listener is called once",
-    "Lifecycle.test_listeners_hear_of_the_end_once",
-)
+@planted("Transport.on_end: a listener is called once", "Lifecycle.test_listeners_hear_of_the_end_once")
 class NotifiesTwice(DefectiveTransport):
     def _end(self) -> None:
         listeners = list(self._listeners)
@@ -141,32 +112,20 @@ class NotifiesTwice(DefectiveTransport):
             listener(self)
 
 
-@planted(
-    "Transport.fault_cause",
-    "a regular close has no cause",
-    "Lifecycle.test_an_ordinary_close_has_no_cause",
-)
+@planted("Transport.fault_cause: a regular close has no cause", "Lifecycle.test_an_ordinary_close_has_no_cause")
 class FaultsWhenClosed(DefectiveTransport):
     async def close(self) -> None:
         await self.fault(RuntimeError("closed"))
 
 
-@planted(
-    "Endpoint",
-    "two endpoints of one identity are the same broker",
-    "Lifecycle.test_an_endpoint_names_a_broker",
-)
+@planted("Endpoint: two endpoints of one identity are the same broker", "Lifecycle.test_an_endpoint_names_a_broker")
 class IsAnotherBrokerEachTime(DefectiveTransport):
     @property
     def endpoint(self) -> Endpoint:
         return replace(super().endpoint, identity=("defective", str(id(self))))
 
 
-@planted(
-    "Transport.close",
-    "it is idempotent and never raises",
-    "Lifecycle.test_closing_again_is_no_failure",
-)
+@planted("Transport.close: it is idempotent and never raises", "Lifecycle.test_closing_again_is_no_failure")
 class ClosesOnce(DefectiveTransport):
     _closed = False
 
@@ -178,8 +137,7 @@ class ClosesOnce(DefectiveTransport):
 
 
 @planted(
-    "Transport.check_message",
-    "what can never be accepted is refused in every state of the broker",
+    "Transport.check_message: what can never be accepted is refused in every state of the broker",
     "Faults.test_what_a_broker_can_never_take_is_refused_while_it_is_stopped",
 )
 class AsksBeforeItRefuses(DefectiveTransport):
@@ -203,9 +161,7 @@ class AsksBeforeItRefuses(DefectiveTransport):
 
 
 @planted(
-    "Transport.measure",
-    "all that a message holds is counted",
-    "Send.test_a_measure_grows_with_all_that_a_message_holds",
+    "Transport.measure: all that a message holds is counted", "Send.test_a_measure_grows_with_all_that_a_message_holds"
 )
 class MeasuresBodiesOnly(DefectiveTransport):
     def measure(self, message: Message) -> int:

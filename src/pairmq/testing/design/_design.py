@@ -72,10 +72,10 @@ class World:
     Args:
         name: of the world.
         about: what it is for, in a sentence.
-        senders: for each message, the number of the process that sends it.
-        hosts: for each process, whether it hosts a syphon.
         trouble: what may go wrong.
         faults: how often in all.
+        senders: for each message, the number of the process that sends it.
+        hosts: for each process, whether it hosts a syphon.
         queues: backlog queues.
         crashes: how often a process may die.
         cancels: how many sends may be cancelled.
@@ -93,10 +93,10 @@ class World:
 
     name: str
     about: str
-    senders: tuple[int, ...]
-    hosts: tuple[bool, ...]
     trouble: Trouble
-    faults: int
+    faults: int = 1
+    senders: tuple[int, ...] = (0, 0)
+    hosts: tuple[bool, ...] = (True,)
     queues: int = 1
     crashes: int = 0
     cancels: int = 0
@@ -128,7 +128,6 @@ T = Trouble
 SENDS: Final = World(
     "sends",
     "two sends and a cancellation, with everything that can happen to an attempt, and no syphon",
-    senders=(0, 0),
     hosts=(False,),
     trouble=T.REFUSES | T.UNCONFIRMED | T.DELAYED,
     faults=2,
@@ -138,7 +137,6 @@ DRAIN: Final = World(
     "drain",
     "two backlog queues, of which one or both may be unavailable",
     senders=(0,),
-    hosts=(True,),
     trouble=T.REFUSES | T.QUEUE_AWAY,
     faults=3,
     queues=2,
@@ -146,19 +144,14 @@ DRAIN: Final = World(
 RESTART: Final = World(
     "restart",
     "a backlog queue that may be unavailable, and a process that dies at any moment and is started again",
-    senders=(0, 0),
-    hosts=(True,),
     trouble=T.REFUSES | T.UNCONFIRMED | T.QUEUE_AWAY,
-    faults=1,
     crashes=1,
 )
 TWO_PROCESSES: Final = World(
     "two processes",
     "one process sends, another hosts the syphon and sees no outage of its own; one of them may die",
-    senders=(0, 0),
     hosts=(False, True),
     trouble=T.REFUSES | T.UNCONFIRMED,
-    faults=1,
     crashes=1,
 )
 BOTH: Final = World(
@@ -167,14 +160,11 @@ BOTH: Final = World(
     senders=(0, 1),
     hosts=(False, True),
     trouble=T.REFUSES | T.DELAYED,
-    faults=1,
     crashes=1,
 )
 SESSIONS: Final = World(
     "sessions",
     "two messages of one session, a backlog queue that may be unavailable, and writes that are applied late",
-    senders=(0, 0),
-    hosts=(True,),
     trouble=T.REFUSES | T.DELAYED | T.QUEUE_AWAY,
     faults=2,
     ordered=True,
@@ -182,8 +172,6 @@ SESSIONS: Final = World(
 SESSION_QUEUES: Final = World(
     "session queues",
     "two messages of one session, and two backlog queues",
-    senders=(0, 0),
-    hosts=(True,),
     trouble=T.REFUSES | T.QUEUE_AWAY,
     faults=2,
     queues=2,
@@ -193,28 +181,20 @@ LONG_SESSION: Final = World(
     "long session",
     "three messages of one session, through an outage and back",
     senders=(0, 0, 0),
-    hosts=(True,),
     trouble=T.REFUSES | T.DELAYED,
-    faults=1,
     ordered=True,
 )
 SESSION_RESTART: Final = World(
     "session restart",
     "two messages of one session, and a process that dies between them",
-    senders=(0, 0),
-    hosts=(True,),
     trouble=T.REFUSES | T.UNCONFIRMED,
-    faults=1,
     crashes=1,
     ordered=True,
 )
 SESSION_BATCHES: Final = World(
     "session batches",
     "two messages of one session in an outage, which the syphon moves in one operation",
-    senders=(0, 0),
-    hosts=(True,),
     trouble=T.REFUSES | T.UNCONFIRMED | T.DELAYED,
-    faults=1,
     ordered=True,
     batches=True,
     outage=True,
@@ -222,17 +202,14 @@ SESSION_BATCHES: Final = World(
 TWO_SYPHONS: Final = World(
     "two syphons",
     "two messages of one session in an outage, two processes with a syphon, and a lock that is lost",
-    senders=(0, 0),
     hosts=(True, True),
     trouble=T.LOCK_LOST,
-    faults=1,
     ordered=True,
     outage=True,
 )
 SYPHON_DIES: Final = World(
     "a syphon dies",
     "the same, and one of the two processes dies instead",
-    senders=(0, 0),
     hosts=(True, True),
     trouble=T.NONE,
     faults=0,
@@ -243,48 +220,34 @@ SYPHON_DIES: Final = World(
 QUOTA: Final = World(
     "quota",
     "a primary that lets pings pass and refuses messages",
-    senders=(0, 0),
-    hosts=(True,),
     trouble=T.REFUSES | T.FULL,
-    faults=1,
     probe_lies=True,
     flap_window=86_400.0,
 )
 EXPIRY: Final = World(
     "expiry",
     "messages whose time-to-live may run out in the backlog",
-    senders=(0, 0),
-    hosts=(True,),
     trouble=T.REFUSES,
-    faults=1,
     crashes=1,
     expires=True,
 )
 POISON: Final = World(
     "poison",
     "a message whose entity does not exist lies before one that can be delivered",
-    senders=(0, 0),
-    hosts=(True,),
     trouble=T.REFUSES,
-    faults=1,
     crashes=1,
     poison=frozenset((0,)),
 )
 LOCKS: Final = World(
     "locks",
     "two processes with a syphon, sends that take long, and a primary that may not confirm them",
-    senders=(0, 0),
     hosts=(True, True),
     trouble=T.REFUSES | T.UNCONFIRMED,
-    faults=1,
 )
 SETTLEMENTS: Final = World(
     "settlements",
     "a message that is refused lies before one that can be delivered, and a settlement is applied without an answer",
-    senders=(0, 0),
-    hosts=(True,),
     trouble=T.UNSETTLED,
-    faults=1,
     crashes=1,
     poison=frozenset((0,)),
     outage=True,
@@ -292,27 +255,20 @@ SETTLEMENTS: Final = World(
 DELIVERIES: Final = World(
     "deliveries",
     "a secondary that drops a message after its third delivery, an outage that outlasts three, and a close",
-    senders=(0, 0),
-    hosts=(True,),
     trouble=T.REFUSES,
-    faults=1,
     closes=1,
     delivery_limit=3,
 )
 CLOSE: Final = World(
     "close",
     "a close at any moment, whatever one broker does",
-    senders=(0, 0),
-    hosts=(True,),
     trouble=T.REFUSES | T.QUEUE_AWAY,
-    faults=1,
     closes=1,
 )
 CLOSE_ALONE: Final = World(
     "close without brokers",
     "a close with one message in flight and both brokers unavailable",
     senders=(0,),
-    hosts=(True,),
     trouble=T.REFUSES | T.SILENT | T.QUEUE_AWAY,
     faults=2,
     closes=1,
@@ -320,17 +276,13 @@ CLOSE_ALONE: Final = World(
 LANE: Final = World(
     "lane",
     "two messages, a consumer that reads the primary and a lane, and the syphon that joins it",
-    senders=(0, 0),
-    hosts=(True,),
     trouble=T.REFUSES,
-    faults=1,
     consumer=True,
 )
 LANE_IN_DOUBT: Final = World(
     "lane in doubt",
     "the same with one message, lost confirmations, writes that are applied late, and a lane that is unavailable",
     senders=(0,),
-    hosts=(True,),
     trouble=T.REFUSES | T.UNCONFIRMED | T.DELAYED | T.QUEUE_AWAY,
     faults=2,
     consumer=True,
@@ -339,9 +291,7 @@ LANE_LOCKS: Final = World(
     "lane locks",
     "a message in a lane, whose lock may be lost, and the process of the syphon or of the consumer may die",
     senders=(0,),
-    hosts=(True,),
     trouble=T.LOCK_LOST | T.REFUSES,
-    faults=1,
     crashes=1,
     outage=True,
     consumer=True,
