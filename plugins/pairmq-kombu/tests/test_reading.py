@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
@@ -18,8 +19,9 @@ from celery.worker.state import revoked
 
 from pairmq import Entity
 from pairmq.model import Source
+from pairmq.pair import _renewals
+from pairmq.pair._continuity import LaneDelivery
 from pairmq.sync import Pair
-from pairmq_kombu import _reading
 from pairmq_kombu._process import PairSettings, close_pairs, pair_of_process
 
 QUEUE = kombu.Queue("celery", durable=True)
@@ -203,17 +205,22 @@ def test_closing_a_channel_releases_what_it_has_not_settled(connection: kombu.Co
 def test_locks_are_renewed_while_a_message_is_held(
     connection: kombu.Connection, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_reading, "_RENEWALS", 0.02)
-    renewed: list[object] = []
-    renewal = _reading._renewal
-    monkeypatch.setattr(_reading, "_renewal", lambda delivery: renewed.append(delivery) or renewal(delivery) - 29.9)
+    monkeypatch.setattr(_renewals, "renewal_due", lambda _: 0.02)
+    renewed: list[datetime] = []
+    renew = LaneDelivery.renew_lock
+
+    async def noting(delivery: LaneDelivery) -> None:
+        await renew(delivery)
+        assert delivery.delivery.locked_until is not None
+        renewed.append(delivery.delivery.locked_until)
+
+    monkeypatch.setattr(LaneDelivery, "renew_lock", noting)
     pair.force_failover("celery")
     publish(connection, "held")
     consuming = Consuming(connection)
     consuming.drain(1)
-    first = renewed[0].delivery.locked_until  # type: ignore[attr-defined]
     wait_until(lambda: len(renewed) > 2)
-    assert renewed[0].delivery.locked_until > first  # type: ignore[attr-defined]
+    assert renewed[2] > renewed[0]
     consuming.got[0].ack()
     wait_until(lambda: depth(pair, lane_of(pair)) == 0)
 

@@ -8,7 +8,6 @@ lane as well (`LaneWatch`): a message that a consumer takes from the lane is spa
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
@@ -34,7 +33,7 @@ HELD = 60.0
 _SHORTEST_LOOK = 0.25
 _LANE_FACTOR = 2.0
 _MOVES = 1.0  # s between two looks whether what was read has moved on
-_RENEWED = 20.0  # s between two renewals of what waits to be taken, at most
+_RENEWED = 20.0  # s between two renewals of a lock, at most: the clocks of two machines may differ
 _RECONNECTS = Backoff(first=0.1, factor=2.0, cap=5.0)
 
 
@@ -267,9 +266,9 @@ def _was_asked(side: ReadSide, began_at: float, now: float) -> bool:
     return now >= (side.asked_at if side.polls else began_at) + ASKED
 
 
-def renewal_due(left: Iterable[float]) -> float:
-    """Seconds until the locks of what waits to be taken are to be renewed, of which so many seconds are left."""
-    return min((min(_RENEWED, max(1.0, each / 2)) for each in left), default=HELD)
+def renewal_due(left: float) -> float:
+    """Seconds until a lock is to be renewed of which, by this machine's clock, so many seconds are left."""
+    return min(_RENEWED, max(1.0, left / 2))
 
 
 def from_lane(message: Message, entity: Entity, options: PairOptions, instant: datetime) -> Message | Poison:

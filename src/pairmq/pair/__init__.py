@@ -2,6 +2,7 @@
 
 from pairmq.core import Decision, ProcessReport, SwitchAction, SwitchReport
 from pairmq.memory import MemoryClaims
+from pairmq.pair._consumer import PairConsumer
 from pairmq.pair._deduplicator import Deduplicator, FirstDelivery
 from pairmq.pair._outbox import PairOutbox
 from pairmq.pair._pair import Pair
@@ -26,6 +27,7 @@ __all__ = [
     "FirstDelivery",
     "MemoryClaims",
     "Pair",
+    "PairConsumer",
     "PairDelivery",
     "PairOutbox",
     "PairReceiver",

@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from pairmq.core import ASKED, HELD, LANE_POLL, Call, Outcome, Poison, ReadSide, TwoSides, from_lane, renewal_due
+from pairmq.core import ASKED, HELD, LANE_POLL, Call, Outcome, Poison, ReadSide, TwoSides, from_lane
 from pairmq.model import (
     Delivery,
     FailureKind,
     FailureReason,
-    LockLost,
     Message,
     PairClosed,
     PairFaulted,
@@ -23,6 +22,7 @@ from pairmq.model import (
 from pairmq.model.events import MessageDeadLettered, ReceiverChanged, Side
 from pairmq.pair._arguments import count, seconds
 from pairmq.pair._receiver import PairDelivery, PairReceiver
+from pairmq.pair._renewals import Renewals
 from pairmq.runner import Clock, Engine
 from pairmq.transport import Endpoint, Receiver, Transport, start_task
 
@@ -106,6 +106,7 @@ class _Side:
         self.failure: TransportError | None = None
         """Why it can't be read; None while it can."""
         self._taken = asyncio.Event()
+        self._locks = Renewals(owner.clock, self._not_renewed)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -119,11 +120,14 @@ class _Side:
         if not self.ready:
             return None
         self._taken.set()
-        return self.ready.popleft()
+        taken = self.ready.popleft()
+        self._locks.drop(taken)
+        return taken
 
     def stop(self) -> asyncio.Task[None] | None:
         """Poll no more."""
         self.ready.clear()
+        self._locks.clear()
         if self._task is not None:
             self._task.cancel()
         return self._task
@@ -180,34 +184,24 @@ class _Side:
 
     async def _hold(self) -> None:
         """Keep the locks of what is there until it is taken; after a while release it, for others to handle."""
-        clock = self.owner.clock
-        ends_at = clock.now() + HELD
-        renew_at = clock.now() + self._renewal_due()  # no call that takes one of them puts it off
+        self._locks.keep(self.ready)
         while self.ready:
             self._taken.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(min(ends_at, renew_at)):
+            try:
+                async with asyncio.timeout(HELD):
                     await self._taken.wait()
-                ends_at = clock.now() + HELD
-                continue
-            held = tuple(self.ready)
-            if clock.now() >= ends_at:
+            except TimeoutError:
+                released = tuple(self.ready)
                 self.ready.clear()
-            for delivery in held:
-                try:
-                    if delivery in self.ready:
-                        await delivery.renew_lock()
-                    else:
+                self._locks.clear()
+                for delivery in released:
+                    with contextlib.suppress(TransportError):  # it is redelivered
                         await self.owner.limited(self.receiver.abandon(delivery.locked))
-                except (TransportError, LockLost):  # it is redelivered, or may be
-                    with contextlib.suppress(ValueError):
-                        self.ready.remove(delivery)
-            renew_at = clock.now() + self._renewal_due()
 
-    def _renewal_due(self) -> float:
-        locks = [delivery.delivery.locked_until for delivery in self.ready]
-        now = self.owner.clock.instant()
-        return renewal_due((until - now).total_seconds() for until in locks if until is not None)
+    def _not_renewed(self, delivery: PairDelivery, error: Exception) -> bool:
+        self.ready.remove(delivery)  # it is redelivered, or may be
+        self._taken.set()
+        return False
 
 
 class _LaneSide(_Side):

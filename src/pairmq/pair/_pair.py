@@ -22,11 +22,12 @@ from pairmq.model.events import Event
 from pairmq.pair import _active
 from pairmq.pair._arguments import seconds
 from pairmq.pair._audience import Audience
+from pairmq.pair._consumer import PairConsumer
 from pairmq.pair._continuity import ContinuousReceiver
 from pairmq.pair._observers import observers_of
 from pairmq.pair._outbox import PairOutbox
 from pairmq.pair._readiness import Readiness, find_readiness
-from pairmq.pair._receiver import PairReceiver
+from pairmq.pair._receiver import PairDelivery, PairReceiver
 from pairmq.pair._sender import PairSender
 from pairmq.pair._settings import (
     PREFIX,
@@ -319,6 +320,39 @@ class Pair:
             return PairReceiver(engine, engine.primary, source, prefetch, self._clock)
         except (TransportError, ValueError) as error:
             raise ConfigurationError(str(error)) from error
+
+    def consumer(
+        self,
+        path: str,
+        on_message: Callable[[PairDelivery], object],
+        *,
+        prefetch: int = 0,
+        on_end: Callable[[Exception], object] | None = None,
+        **source: Any,
+    ) -> PairConsumer:
+        """Begin to read a source ahead, for client libraries and workers that are given messages.
+
+        Locks of what it gives are renewed until each message is settled by its own methods.
+
+        Args:
+            path: the queue's or topic's path.
+            on_message: called on the pair's event loop with each delivery; must return at once.
+            prefetch: unsettled messages at most, which `PairConsumer.prefetch` changes; 0 for any number.
+            on_end: called once if it ends by itself: with `PairClosed` or `PairFaulted`, or with what ``on_message``
+                raised.
+            source: ``subscription`` and ``dead_letter``, as of `receiver`.
+
+        Returns:
+            The consumer, which reads already; close it.
+
+        Raises:
+            ConfigurationError: as `receiver`; or ``prefetch`` is below 0.
+            PairClosed, PairFaulted: the pair has ended or is not open.
+        """
+        if type(prefetch) is not int or prefetch < 0:
+            raise ConfigurationError(f"prefetch is {prefetch!r}: it must be a whole number, or 0 for no limit")
+        receiver = self.receiver(path, **source)
+        return PairConsumer(self._opened, receiver, on_message, prefetch, on_end, self._clock)
 
     # State and operations.
 

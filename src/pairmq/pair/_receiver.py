@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from pairmq.core import ASKED, Backoff
 from pairmq.model import Delivery, FailureKind, FailureReason, LockLost, Message, Source, TransportError
@@ -19,6 +19,16 @@ T = TypeVar("T")
 
 _POLL = 60.0  # s: one long poll of an iteration; only its cost depends on it
 _BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
+
+
+class Holder(Protocol):
+    """Learns of each settlement of what a receiver gave."""
+
+    def settles(self, delivery: PairDelivery) -> None:
+        """One begins."""
+
+    def settled(self, delivery: PairDelivery) -> None:
+        """It has ended, whatever came of it."""
 
 
 class PairDelivery:
@@ -99,6 +109,9 @@ class PairDelivery:
 
     async def _settle(self, operation: Awaitable[None], settlement: Settlement, reason: str | None = None) -> None:
         error: str | None = "cancelled"
+        holder = self._giver.holder
+        if holder is not None:
+            holder.settles(self)
         if not self._settled:  # a later attempt changes nothing about what the broker has confirmed
             self._settlement = settlement
         try:
@@ -111,6 +124,8 @@ class PairDelivery:
             raise
         finally:
             self._giver._settled(*self._reported(), self._received_at, settlement, reason, error)
+            if holder is not None:
+                holder.settled(self)
 
     @property
     def locked(self) -> Delivery:
@@ -144,6 +159,8 @@ class PairReceiver:
         self._asked_at = 0.0
         self._ready: deque[PairDelivery] = deque()
         self._sinks: tuple[Callable[[Event], None], ...] = ()
+        self.holder: Holder | None = None
+        """What keeps the locks of its deliveries; None where the application does."""
 
     def report_to(self, sink: Callable[[Event], None]) -> None:
         """Call ``sink`` with a `MessageDelivered` for each settlement; once only, and not if the pair does so already.

@@ -1,6 +1,6 @@
 """What a worker reads through its pair: receivers on the pair's loop, and their messages for the worker's own thread.
 
-A queue that outlives its broker is read by a `pairmq.PairReceiver`, with its lane where it has continuity. Queues that
+A queue that outlives its broker is read by a `pairmq.PairConsumer`, with its lane where it has continuity. Queues that
 exist only while the primary does, such as remote control's, are left to a `Remote`.
 """
 
@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar
 
 from amqp.exceptions import RecoverableConnectionError
 
-from pairmq import LockLost, Pair, PairClosed, PairDelivery, PairFaulted, PairMQError, PairReceiver
+from pairmq import Pair, PairConsumer, PairDelivery, PairMQError
 from pairmq_kombu._message import to_amqp
 from pairmq_kombu._process import PairOfProcess
 from pairmq_kombu._remote import Remote
@@ -34,12 +32,6 @@ T = TypeVar("T")
 ACK: Final = "complete"
 REQUEUE: Final = "abandon"
 REJECT: Final = "dead_letter"
-
-_POLL = 60.0  # s: one long poll; only its cost depends on it
-_MOST = 100  # messages that one receive brings, where the consumer sets no limit
-_FIRST_RETRY, _LAST_RETRY = 0.1, 5.0  # s between attempts to read while no broker can be read
-_RENEWALS = 0.5  # s between two looks at the locks
-_SETTLING = 5.0  # s that a close waits for settlements
 
 
 class Tag(int):
@@ -57,10 +49,14 @@ class Consumer:
     callback: Callable[[Any], object]
     limit: int = 0
     """Unsettled messages at most; 0 for any number."""
-    receiver: PairReceiver | None = None
-    task: asyncio.Task[None] | None = None
-    held: int = 0
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    paired: PairConsumer | None = None
+    """What reads for it, on the pair's loop."""
+
+    def set_limit(self, most: int) -> None:
+        """On the pair's loop."""
+        self.limit = most
+        if self.paired is not None:
+            self.paired.prefetch = most
 
 
 @dataclass(eq=False, slots=True)
@@ -69,8 +65,6 @@ class _Held:
 
     consumer: Consumer
     delivery: PairDelivery
-    renew_at: float
-    """When its lock is to be renewed, in the loop's time."""
     given: bool = False
     """Whether the worker has it."""
 
@@ -137,8 +131,7 @@ class Reading:
         """Set how many unsettled messages each consumer of a channel has at most."""
         for consumer in self._consumers.values():
             if consumer.channel is channel:
-                consumer.limit = most
-                self._soon(consumer.changed.set)
+                self._soon(consumer.set_limit, most)
 
     def settle(self, tag: Tag, action: str, channel: Any = None, *, multiple: bool = False) -> None:
         """Acknowledge, requeue or reject a message, without waiting for the broker.
@@ -252,19 +245,20 @@ class Reading:
     @asynccontextmanager
     async def _beside(self, pair: Pair) -> AsyncIterator[None]:
         self._pair, self._loop = pair, asyncio.get_running_loop()
-        renewing = asyncio.create_task(self._renew(), name="renew locks")
-        consumers: list[Consumer] = []
         try:
             yield
         finally:
-            renewing.cancel()
             consumers = list({held.consumer for held in self._held.values()} | set(self._consumers.values()))
             await asyncio.gather(*(self._end(consumer, release=True) for consumer in consumers))
 
     async def _begin(self, consumer: Consumer) -> None:
         assert self._pair is not None  # noqa: S101  # this is its loop
-        consumer.receiver = self._pair.receiver(consumer.queue)
-        consumer.task = asyncio.create_task(self._read(consumer, consumer.receiver), name=f"read {consumer.queue}")
+        consumer.paired = self._pair.consumer(
+            consumer.queue,
+            partial(self._received, consumer),
+            prefetch=consumer.limit,
+            on_end=lambda error: self._post(partial(_raise_lost, error)),
+        )
 
     async def _end_channel(self, channel: Any, consumers: list[Consumer]) -> None:
         # Also what was cancelled before, and has messages that are not settled.
@@ -273,51 +267,20 @@ class Reading:
 
     async def _end(self, consumer: Consumer, *, release: bool) -> None:
         """Stop reading; with ``release``, once what was settled is confirmed, release all the rest."""
-        if consumer.task is not None:
-            consumer.task.cancel()
-            await asyncio.wait((consumer.task,))
+        assert consumer.paired is not None  # noqa: S101  # it has begun
+        await consumer.paired.cancel()
         for tag, held in list(self._held.items()):
             if held.consumer is consumer and not held.given:
                 self._settle(tag, REQUEUE)
         if release:
-            if self._settling:
-                await asyncio.wait(self._settling, timeout=_SETTLING)
+            await asyncio.sleep(0)  # what was settled just now has begun to be
+            await consumer.paired.close()
             for tag in [tag for tag, held in self._held.items() if held.consumer is consumer]:
                 del self._held[tag]
-                consumer.held -= 1
-        await self._close_idle(consumer)
-
-    async def _close_idle(self, consumer: Consumer) -> None:
-        """Close the receiver of a consumer that reads no more, once nothing of it is held."""
-        if consumer.receiver is not None and consumer.task is not None and consumer.task.done() and not consumer.held:
-            await consumer.receiver.close()
-
-    async def _read(self, consumer: Consumer, receiver: PairReceiver) -> None:
-        pause = 0.0
-        while True:
-            while consumer.limit and consumer.held >= consumer.limit:
-                consumer.changed.clear()
-                await consumer.changed.wait()
-            free = consumer.limit - consumer.held if consumer.limit else _MOST
-            try:
-                found = await receiver.receive(free, _POLL)
-            except (PairClosed, PairFaulted) as error:
-                self._post(partial(_raise_lost, error))
-                return
-            except PairMQError as error:
-                if not pause:
-                    _log.warning("queue %s can't be read; it is tried again: %s", consumer.queue, error)
-                pause = min(max(_FIRST_RETRY, pause * 2), _LAST_RETRY)
-                await asyncio.sleep(pause)
-                continue
-            pause = 0.0
-            for delivery in found:
-                self._received(consumer, delivery)
 
     def _received(self, consumer: Consumer, delivery: PairDelivery) -> None:
         tag = Tag(next(self._tags))
-        held = self._held[tag] = _Held(consumer, delivery, _renewal(delivery))
-        consumer.held += 1
+        held = self._held[tag] = _Held(consumer, delivery)
         message_id = delivery.message.message_id
         redelivered = delivery.delivery.delivery_count > 1
         if redelivered and message_id is not None and self._process.handled.get(message_id):
@@ -335,8 +298,6 @@ class Reading:
         for each in tags:
             held = self._held.pop(each, None)
             if held is not None:
-                held.consumer.held -= 1
-                held.consumer.changed.set()
                 task = asyncio.create_task(self._settled(held, action), name="settle")
                 self._settling.add(task)
                 task.add_done_callback(self._settling.discard)
@@ -355,34 +316,7 @@ class Reading:
                 await its.abandon()
         except PairMQError as error:
             _log.warning("message %s of %s could not be settled, and is redelivered: %s", message_id, its.source, error)
-        await self._close_idle(held.consumer)
-
-    async def _renew(self) -> None:
-        """Keep the locks of what the worker runs or holds."""
-        while True:
-            await asyncio.sleep(_RENEWALS)
-            now = asyncio.get_running_loop().time()
-            await asyncio.gather(*(self._renewed(held) for held in self._held.values() if held.renew_at <= now))
-
-    async def _renewed(self, held: _Held) -> None:
-        its = held.delivery
-        try:
-            await its.renew_lock()
-            held.renew_at = _renewal(its)
-        except LockLost as error:
-            held.renew_at = math.inf
-            _log.warning("message %s of %s may be handled twice: %s", its.message.message_id, its.source, error)
-        except PairMQError:  # it is tried again, until the lock is lost
-            held.renew_at = _renewal(its)
 
 
-def _renewal(delivery: PairDelivery) -> float:
-    """When half of the time is over that a lock has left, in the loop's time; never for one that lasts."""
-    until = delivery.delivery.locked_until
-    if until is None:
-        return math.inf
-    return asyncio.get_running_loop().time() + (until - datetime.now(UTC)).total_seconds() / 2
-
-
-def _raise_lost(error: PairMQError) -> None:
+def _raise_lost(error: Exception) -> None:
     raise RecoverableConnectionError(str(error)) from error

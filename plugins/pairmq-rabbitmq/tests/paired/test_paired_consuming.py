@@ -16,7 +16,8 @@ from yarl import URL
 
 from pairmq import Entity, LockLost, Message, Pair
 from pairmq.model import Source
-from pairmq_rabbitmq.paired import ConsumingConnection, _consuming
+from pairmq.pair import _renewals
+from pairmq_rabbitmq.paired import ConsumingConnection
 from pairmq_rabbitmq.paired._consuming import PairedQueue
 from pairmq_rabbitmq.testing import RabbitServer
 
@@ -128,8 +129,7 @@ async def test_an_iterator_goes_on_and_releases_what_it_has_not_given(pair: Pair
 async def test_locks_are_renewed_until_the_channel_closes(
     pair: Pair, queue: PairedQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_consuming, "_RENEWALS", 0.01)
-    monkeypatch.setattr(_consuming, "_renewal", lambda _: 0.0)
+    monkeypatch.setattr(_renewals, "renewal_due", lambda _: 0.01)
     caplog.set_level(logging.WARNING, "pairmq")
     renewed = []
 

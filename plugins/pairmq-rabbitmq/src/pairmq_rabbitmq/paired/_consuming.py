@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import math
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Any, cast
 from uuid import uuid4
 
 from aio_pika import RobustChannel, RobustConnection
@@ -23,16 +20,9 @@ from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from pairmq import LockLost, Pair, PairClosed, PairDelivery, PairFaulted, PairMQError
+from pairmq import Pair, PairConsumer, PairDelivery, PairMQError
 from pairmq.transport import start_task
 from pairmq_rabbitmq import _codec
-
-_log = logging.getLogger("pairmq")
-
-_POLL: Final = 60.0  # s: one long poll; only its cost depends on it
-_MOST: Final = 100  # messages that one receive brings, where the channel has no prefetch
-_FIRST_RETRY, _LAST_RETRY = 0.1, 5.0  # s between attempts to read while no broker can be read
-_RENEWALS: Final = 0.5  # s between two looks at the locks
 
 
 class Consumption:
@@ -43,7 +33,7 @@ class Consumption:
         queue: with continuity.
         tag: the consumer's.
         callback: awaited with each message, any number at a time.
-        prefetch: gives the number of unsettled messages at most; 0 for any.
+        prefetch: unsettled messages at most; 0 for any number.
         no_ack: messages are completed on arrival.
     """
 
@@ -56,42 +46,26 @@ class Consumption:
         queue: str,
         tag: str,
         callback: Callable[[AbstractIncomingMessage], Awaitable[Any]],
-        prefetch: Callable[[], int],
+        prefetch: int,
         *,
         no_ack: bool,
     ) -> None:
         self.is_closed = False
-        self._receiver = pair.receiver(queue)
         self._queue = queue
         self._tag = tag
         self._callback = callback
-        self._prefetch = prefetch
         self._no_ack = no_ack
         self._numbers = count(1)
-        self._held: dict[int, tuple[PairDelivery, float]] = {}  # with the time when its lock is to be renewed
-        self._settled = asyncio.Event()
+        self._held: dict[int, PairDelivery] = {}
         self._running: set[asyncio.Task[Any]] = set()
-        self._reading = start_task(self._read(), name=f"consume {queue}")
-        self._renewing = start_task(self._renew(), name=f"renew locks of {queue}")
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it reads no more, and everything is settled."""
-        return self._reading.done() and not self._held
-
-    async def stop(self) -> None:
-        """Read no more; what is not settled can still be."""
-        self._reading.cancel()
-        await asyncio.wait((self._reading,))
-        await self._close_idle()
+        self.consumer: PairConsumer = pair.consumer(queue, self._received, prefetch=prefetch)
+        """What reads for it."""
 
     async def close(self) -> None:
         """Read no more, and release what is not settled."""
         self.is_closed = True
         self._held.clear()
-        self._reading.cancel()
-        await asyncio.wait((self._reading,))
-        await self._close_idle()
+        await self.consumer.close()
 
     # As of a channel of aiormq.
 
@@ -115,42 +89,17 @@ class Consumption:
 
     async def _settle(self, number: int, how: Callable[[PairDelivery], Awaitable[None]], *, multiple: bool) -> None:
         for each in [each for each in self._held if each == number or (multiple and each < number)]:
-            delivery, _ = self._held.pop(each)
-            self._settled.set()
             try:
-                await how(delivery)
+                await how(self._held.pop(each))
             except PairMQError as error:
                 raise ChannelInvalidStateError(f"the message is redelivered: {error}") from error
-        await self._close_idle()
 
-    async def _close_idle(self) -> None:
-        if self.is_idle:
-            self._renewing.cancel()
-            await self._receiver.close()
-
-    async def _read(self) -> None:
-        pause = 0.0
-        while True:
-            while (most := self._prefetch()) and len(self._held) >= most:
-                self._settled.clear()
-                await self._settled.wait()
-            try:
-                found = await self._receiver.receive(most - len(self._held) if most else _MOST, _POLL)
-            except (PairClosed, PairFaulted):
-                return
-            except PairMQError as error:
-                if not pause:
-                    _log.warning("queue %s can't be read; it is tried again: %s", self._queue, error)
-                pause = min(max(_FIRST_RETRY, pause * 2), _LAST_RETRY)
-                await asyncio.sleep(pause)
-                continue
-            pause = 0.0
-            for delivery in found:
-                number = next(self._numbers)
-                self._held[number] = delivery, _renewal(delivery)
-                task = start_task(self._give(number, delivery), name=f"message of {self._queue}")
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
+    def _received(self, delivery: PairDelivery) -> None:
+        number = next(self._numbers)
+        self._held[number] = delivery
+        task = start_task(self._give(number, delivery), name=f"message of {self._queue}")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def _give(self, number: int, delivery: PairDelivery) -> None:
         if self._no_ack:
@@ -167,34 +116,6 @@ class Consumption:
         header = ContentHeader(properties=properties, body_size=len(delivery.body))
         message = DeliveredMessage(frame, header, delivery.body, cast(Any, self))
         await self._callback(IncomingMessage(message, no_ack=self._no_ack))
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(_RENEWALS)
-            now = asyncio.get_running_loop().time()
-            due = [number for number, (_, at) in self._held.items() if at <= now]
-            await asyncio.gather(*map(self._renewed, due))
-
-    async def _renewed(self, number: int) -> None:
-        delivery, _ = self._held[number]
-        again_at = math.inf
-        try:
-            await delivery.renew_lock()
-            again_at = _renewal(delivery)
-        except LockLost as error:
-            _log.warning("message %s of %s may be handled twice: %s", delivery.message.message_id, self._queue, error)
-        except PairMQError:  # it is tried again, until the lock is lost
-            again_at = _renewal(delivery)
-        if number in self._held:
-            self._held[number] = delivery, again_at
-
-
-def _renewal(delivery: PairDelivery) -> float:
-    """When half of the time is over that a lock has left, in the loop's time; never for one that lasts."""
-    until = delivery.delivery.locked_until
-    if until is None:
-        return math.inf
-    return asyncio.get_running_loop().time() + (until - datetime.now(UTC)).total_seconds() / 2
 
 
 class PairedQueue(RobustQueue):
@@ -227,8 +148,8 @@ class PairedQueue(RobustQueue):
         consumption = cast(Any, self.channel).consumptions.get(consumer_tag)
         if consumption is None:
             return await super().cancel(consumer_tag, timeout, nowait)
-        await consumption.stop()
-        if consumption.is_idle:
+        await consumption.consumer.cancel()
+        if consumption.consumer.idle:
             del cast(Any, self.channel).consumptions[consumer_tag]
         return None if nowait else Basic.CancelOk(consumer_tag=consumer_tag)
 
@@ -289,10 +210,18 @@ class ConsumingChannel(RobustChannel):
 
     def consume(self, queue: PairedQueue, tag: str, callback: Callable[..., Any], *, no_ack: bool) -> None:
         """Begin to consume through the pair."""
-        prefetch = lambda: self._prefetch_count  # noqa: E731  # it may be changed later
-        self.consumptions[tag] = Consumption(self.pair, queue.name, tag, callback, prefetch, no_ack=no_ack)
+        for known, each in list(self.consumptions.items()):
+            if each.consumer.idle:
+                del self.consumptions[known]
+        self.consumptions[tag] = Consumption(self.pair, queue.name, tag, callback, self._prefetch_count, no_ack=no_ack)
         consuming: set[ConsumingChannel] = cast(Any, self._connection).consuming
         consuming.add(self)
+
+    async def set_qos(self, prefetch_count: int = 0, *args: Any, **kwargs: Any) -> Any:
+        """Limit the unsettled messages, also those of what consumes through the pair already."""
+        for each in self.consumptions.values():
+            each.consumer.prefetch = prefetch_count
+        return await super().set_qos(prefetch_count, *args, **kwargs)
 
     async def end_consuming(self) -> None:
         """Read no more through the pair, and release what is not settled."""

@@ -1,0 +1,170 @@
+"""Consumers that are given messages, instead of asking for them: what client libraries and workers are made of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from pairmq.core import LANE_POLL, Backoff
+from pairmq.model import LockLost, PairClosed, PairFaulted, PairMQError
+from pairmq.pair._receiver import PairDelivery, PairReceiver
+from pairmq.pair._renewals import Renewals
+from pairmq.runner import Clock, Engine
+from pairmq.transport import start_task
+
+_log = logging.getLogger("pairmq")
+
+_MOST = 100  # messages that one receive brings, without a prefetch
+_RETRIES = Backoff(first=0.1, factor=2.0, cap=5.0)
+_SETTLING = 5.0  # s that a close waits for settlements
+
+
+class PairConsumer:
+    """Gives each message of a source to a callback, and renews its lock until it is settled; made by `Pair.consumer`.
+
+    It reads what a `PairReceiver` reads, of a queue with ``continuity`` both brokers, until `cancel` or `close`. While
+    nothing can be read it waits and retries. Its methods, and those of its deliveries, are for the pair's event loop.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        receiver: PairReceiver,
+        on_message: Callable[[PairDelivery], object],
+        prefetch: int,
+        on_end: Callable[[Exception], object] | None,
+        clock: Clock,
+    ) -> None:
+        self._engine = engine
+        self._receiver = receiver
+        self._on_message = on_message
+        self._on_end = on_end
+        self._prefetch = prefetch
+        self._clock = clock
+        self._held: set[PairDelivery] = set()
+        self._settling: set[PairDelivery] = set()
+        self._changed = asyncio.Event()
+        self._locks = Renewals(clock, self._not_renewed)
+        self._closing: asyncio.Task[None] | None = None
+        receiver.holder = self
+        engine.readers.add(self)
+        self._reading = start_task(self._read(), name=f"consume {receiver.source}")
+
+    @property
+    def prefetch(self) -> int:
+        """Messages that are unsettled at most; 0 for any number. It may be changed at any time."""
+        return self._prefetch
+
+    @prefetch.setter
+    def prefetch(self, most: int) -> None:
+        self._prefetch = most
+        self._changed.set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it reads no more, and everything that it gave is settled."""
+        return self._reading.done() and not self._held and not self._settling
+
+    async def cancel(self) -> None:
+        """Read no more; what was given stays locked and can still be settled. Idempotent.
+
+        The receiver is closed once all of it is. Cancelled, it reads no more all the same.
+        """
+        self._reading.cancel()
+        await asyncio.wait((self._reading,))
+        self._close_idle()
+
+    async def close(self) -> None:
+        """Read no more, wait up to 5 s for settlements under way, and release what is not settled. Idempotent.
+
+        Cancelled, it reads no more; the rest is released when the pair closes, or as its locks expire.
+        """
+        self._reading.cancel()
+        await asyncio.wait((self._reading,))
+        until = self._clock.now() + _SETTLING
+        try:
+            async with asyncio.timeout_at(until):
+                while self._settling:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            _log.warning("%d messages of %s are still being settled", len(self._settling), self._receiver.source)
+        self._held.clear()
+        self._locks.clear()
+        await self._receiver.close()
+
+    # For deliveries and the pair.
+
+    def settles(self, delivery: PairDelivery) -> None:
+        """A settlement begins: whatever comes of it, the message counts no more."""
+        self._locks.drop(delivery)
+        self._held.discard(delivery)
+        self._settling.add(delivery)
+        self._changed.set()
+
+    def settled(self, delivery: PairDelivery) -> None:
+        """It has ended."""
+        self._settling.discard(delivery)
+        self._changed.set()
+        self._close_idle()
+
+    def stop(self) -> None:
+        """Read no more, at once: the pair closes."""
+        try:
+            self._engine.check_open()
+        except (PairClosed, PairFaulted) as error:
+            self._ends(error)
+        self._reading.cancel()
+        self._locks.clear()
+
+    def _ends(self, error: Exception) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None and not self._reading.done():
+            on_end(error)
+
+    def _close_idle(self) -> None:
+        if self.idle and self._closing is None:
+            self._closing = start_task(self._receiver.close(), name=f"close {self._receiver.source}")
+
+    async def _read(self) -> None:
+        try:
+            await self._give()
+        except Exception as error:
+            if not isinstance(error, PairClosed | PairFaulted):
+                _log.exception("the consumer of %s has ended", self._receiver.source)
+            self._ends(error)
+
+    async def _give(self) -> None:
+        retry = 0
+        while True:
+            while self._prefetch and len(self._held) >= self._prefetch:
+                self._changed.clear()
+                await self._changed.wait()
+            free = self._prefetch - len(self._held) if self._prefetch else _MOST
+            try:
+                found = await self._receiver.receive(free, LANE_POLL)
+            except (PairClosed, PairFaulted):
+                raise
+            except PairMQError as error:
+                if not retry:
+                    _log.warning("%s can't be read; it is tried again: %s", self._receiver.source, error)
+                await asyncio.sleep(_RETRIES.wait(retry, self._clock.chance()))
+                retry += 1
+                continue
+            retry = 0
+            self._held.update(found)
+            self._locks.keep(found)
+            for delivery in found:
+                self._on_message(delivery)
+
+    def _not_renewed(self, delivery: PairDelivery, error: Exception) -> bool:
+        if not isinstance(error, LockLost):
+            return True  # until the lock is lost
+        _log.warning(
+            "message %s of %s may be handled twice: %s", delivery.message.message_id, self._receiver.source, error
+        )
+        return False
+
+    def __repr__(self) -> str:
+        return f"PairConsumer({str(self._receiver.source)!r})"

@@ -1,0 +1,171 @@
+"""Consumers that are given messages, of one or both brokers, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pairmq import ConfigurationError, Entity, Message, PairClosed
+from pairmq.core import lane_name
+from pairmq.model import Source
+from pairmq.model.events import MessageDelivered, Side
+from pairmq.testing import Fault, in_virtual_time
+from pairmq.transport import QueueProperties
+
+LANE = lane_name("east", "orders")
+
+
+async def send(pair, *bodies):
+    for body in bodies:
+        await pair.sender("orders").send(Message(body))
+
+
+async def left(w):
+    """Messages of the queue and of its lane: how many wait, and how many are locked."""
+    sides = [(w.pair.primary, "orders")]
+    if w.pair.options.continuity:
+        sides.append((w.pair.secondary, LANE))
+    counts = [await transport.admin.counts(Source(Entity(queue))) for transport, queue in sides]
+    return [(each.active, each.locked) for each in counts]
+
+
+@in_virtual_time
+async def test_a_consumer_goes_on_through_an_outage_and_settles_where_it_read(world):
+    async with world(continuity=("orders",), failover_interval=0.0) as w:
+        got = []
+        consumer = w.pair.consumer("orders", got.append)
+        await send(w.pair, b"1")
+        await asyncio.sleep(1)
+        w.east.fail(Fault.DOWN)
+        await send(w.pair, b"2")
+        await asyncio.sleep(1)
+        assert [(each.body, each.origin) for each in got] == [(b"1", Side.PRIMARY), (b"2", Side.SECONDARY)]
+        w.west.fail(Fault.DOWN)
+        await asyncio.sleep(30)  # it waits for either
+        w.east.heal()
+        w.west.heal()
+        await asyncio.sleep(10)
+        w.pair.mark_healthy("orders")
+        await send(w.pair, b"3")
+        await asyncio.sleep(1)
+        assert got[-1].body == b"3"
+        for each in got:
+            await each.complete()
+        await consumer.close()
+        assert await left(w) == [(0, 0), (0, 0)]
+
+
+@in_virtual_time
+async def test_it_gives_no_more_than_its_prefetch_until_something_is_settled(world):
+    async with world() as w:
+        got = []
+        consumer = w.pair.consumer("orders", got.append, prefetch=2)
+        await send(w.pair, b"1", b"2", b"3", b"4", b"5")
+        await asyncio.sleep(1)
+        assert [each.body for each in got] == [b"1", b"2"]
+        await got[0].complete()
+        await asyncio.sleep(1)
+        assert [each.body for each in got] == [b"1", b"2", b"3"]
+        consumer.prefetch = 0
+        await asyncio.sleep(1)
+        assert len(got) == 5
+        await consumer.close()
+        assert (await left(w))[0] == (4, 0)
+
+
+@in_virtual_time
+async def test_locks_are_renewed_until_a_message_is_settled_on_either_side(world):
+    async with world(continuity=("orders",), control_interval=0) as w:
+        await w.pair.primary.admin.delete(Entity("orders"))
+        await w.pair.primary.admin.create(Entity("orders"), QueueProperties(lock_duration=5.0))
+        await send(w.pair, b"1")
+        w.pair.hold("orders")
+        await send(w.pair, b"2")
+        got = []
+        consumer = w.pair.consumer("orders", got.append)
+        await asyncio.sleep(1000)
+        assert len(got) == 2  # neither was delivered again
+        for each in got:
+            await each.complete()
+        renewals = w.east.operations["SETTLE"], w.west.operations["SETTLE"]
+        assert min(renewals) > 10
+        await asyncio.sleep(1000)
+        assert (w.east.operations["SETTLE"], w.west.operations["SETTLE"]) == renewals
+        await consumer.close()
+
+
+@in_virtual_time
+async def test_a_lock_that_is_lost_is_logged_once(world, caplog):
+    async with world() as w:
+        await send(w.pair, b"1")
+        got = []
+        consumer = w.pair.consumer("orders", got.append, prefetch=1)
+        await asyncio.sleep(1)
+        w.east.fail(Fault.DOWN)
+        await asyncio.sleep(120)  # longer than the lock
+        w.east.heal()
+        await asyncio.sleep(120)
+        assert caplog.text.count("may be handled twice") == 1
+        await consumer.close()
+
+
+@in_virtual_time
+async def test_after_a_stop_what_was_given_can_be_settled(world):
+    async with world(continuity=("orders",)) as w:
+        await send(w.pair, b"1")
+        got = []
+        consumer = w.pair.consumer("orders", got.append)
+        await asyncio.sleep(1)
+        await consumer.cancel()
+        await send(w.pair, b"2")
+        await asyncio.sleep(100)
+        assert [each.body for each in got] == [b"1"]
+        assert not consumer.idle
+        await got[0].complete()
+        assert consumer.idle
+        await asyncio.sleep(1)
+        assert await left(w) == [(1, 0), (0, 0)]
+
+
+@in_virtual_time
+async def test_a_close_waits_for_settlements_and_releases_the_rest_on_both_sides(world):
+    async with world(continuity=("orders",)) as w:
+        await send(w.pair, b"1", b"2")
+        w.pair.hold("orders")
+        await send(w.pair, b"3")
+        got = []
+        consumer = w.pair.consumer("orders", got.append)
+        await asyncio.sleep(1)
+        assert len(got) == 3
+        settling = asyncio.create_task(got[0].complete())
+        await asyncio.sleep(0)
+        await consumer.close()
+        await settling
+        assert sum(sum(each) for each in await left(w)) == 2
+        assert [locked for _, locked in await left(w)] == [0, 0]
+        assert [event.error for event in w.of(MessageDelivered)] == [None]
+
+
+@in_virtual_time
+async def test_it_tells_why_it_ended_by_itself(world):
+    ends = []
+
+    def broken(delivery):
+        raise ValueError("planted")
+
+    async with world(continuity=("orders",)) as w:
+        first = w.pair.consumer("orders", broken, on_end=ends.append)
+        w.pair.consumer("prices", broken, on_end=ends.append)
+        await send(w.pair, b"1")
+        await asyncio.sleep(1)
+        await first.close()
+        await w.pair.close()
+    assert [type(each) for each in ends] == [ValueError, PairClosed]
+
+
+@in_virtual_time
+async def test_a_prefetch_below_0_is_refused(world):
+    async with world() as w:
+        with pytest.raises(ConfigurationError, match="prefetch is -1"):
+            w.pair.consumer("orders", print, prefetch=-1)
