@@ -11,6 +11,7 @@ import pytest
 from pairmq.model import Entity, Message, TransportError
 from pairmq.plugins import registry
 from pairmq.testing.chaos import ChaosBroker
+from pairmq_postgres.testing_chaos import PostgresChaos
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_rabbitmq.testing_chaos import RabbitChaos
 from pairmq_redis.testing_chaos import RedisChaos
@@ -22,7 +23,12 @@ QUEUE = Entity("orders")
 UNFELT = {"drop-clients", "late", "settlements-lost", "settlements-late"}
 """Who connects anew, and sends one message, does not meet these."""
 
-PRODUCTS: dict[str, type[ChaosBroker]] = {"redis": RedisChaos, "rabbitmq": RabbitChaos, "servicebus": ServiceBusChaos}
+PRODUCTS: dict[str, type[ChaosBroker]] = {
+    "redis": RedisChaos,
+    "rabbitmq": RabbitChaos,
+    "postgresql": PostgresChaos,
+    "servicebus": ServiceBusChaos,
+}
 FAULTS = [(product, fault.name) for product, broker in PRODUCTS.items() for fault in broker.faults]
 
 

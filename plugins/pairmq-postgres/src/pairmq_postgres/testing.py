@@ -117,6 +117,29 @@ class PostgresServer(ServerProcess):
         if done.returncode:
             raise ServerError(f"initdb ended with status {done.returncode}\n{done.stdout}{done.stderr}")
 
+    def set_read_only(self, read_only: bool) -> None:
+        """Take no writes of others than the superuser, as a standby does, or take them again; waits until it holds.
+
+        Args:
+            read_only: whether.
+
+        Raises:
+            ServerError: it did not read its settings.
+        """
+        value: LiteralString = "on" if read_only else "off"
+        self.query(f"ALTER SYSTEM SET default_transaction_read_only = {value}", "SELECT pg_reload_conf()")
+        # A new session that sees it was begun after all others got the signal to read it, too.
+        deadline = time.monotonic() + _ANSWER_WITHIN
+        while self._new_session_is_read_only() != value:
+            if time.monotonic() > deadline:
+                raise ServerError(f"PostgreSQL did not read its settings within {_ANSWER_WITHIN} s")
+            time.sleep(0.02)
+
+    def _new_session_is_read_only(self) -> str:
+        with psycopg.connect(**{**self.parameters(), "options": ""}) as connection:
+            found = connection.execute("SHOW default_transaction_read_only").fetchone()
+        return "" if found is None else str(found[0])
+
     def kill(self) -> None:
         """End it and all its processes with SIGKILL: what is left of them would keep the next one from starting."""
         self._signal_all(signal.SIGSTOP)
@@ -186,30 +209,13 @@ class PostgresHarness(ServerHarness):
 
     async def refuse_writes(self) -> bool:
         """Make it a server that only reads."""
-        await self.by_hand(lambda: self._read_only("on"))
+        await self.by_hand(lambda: self._postgres.set_read_only(True))
         return True
 
     async def restore(self) -> None:
         """Start it again, and let it write."""
         await super().restore()
-        await self.by_hand(lambda: self._read_only("off"))
-
-    def _read_only(self, value: LiteralString) -> None:
-        self._postgres.query(
-            f"ALTER SYSTEM SET default_transaction_read_only = {value}",
-            "SELECT pg_reload_conf()",
-        )
-        # A new session that sees it was begun after all others got the signal to read it, too.
-        deadline = time.monotonic() + _ANSWER_WITHIN
-        while self._new_session_is_read_only() != value:
-            if time.monotonic() > deadline:
-                raise ServerError(f"PostgreSQL did not read its settings within {_ANSWER_WITHIN} s")
-            time.sleep(0.02)
-
-    def _new_session_is_read_only(self) -> str:
-        with psycopg.connect(**{**self._postgres.parameters(), "options": ""}) as connection:
-            found = connection.execute("SHOW default_transaction_read_only").fetchone()
-        return "" if found is None else str(found[0])
+        await self.by_hand(lambda: self._postgres.set_read_only(False))
 
 
 def _program(name: str) -> str:

@@ -1,0 +1,122 @@
+"""What can be done to a PostgreSQL server in a chaos run (`pairmq.testing.chaos`)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from pairmq.testing.chaos.broker import KILL, PAUSE, FaultKind, ServerBroker
+from pairmq_postgres.testing import GRANTS, PostgresServer
+
+_HOST = "127.0.0.1"
+_OTHER_PASSWORD = "changed by an operator"  # noqa: S105  # of a server that lives for one run
+_REVOKE: LiteralString = "REVOKE INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pairmq FROM {}"
+_COUNT: LiteralString = """
+SELECT count(*) FROM pairmq.message JOIN pairmq.source ON shelf = source.id JOIN pairmq.entity ON entity = entity.id
+WHERE path = %s AND subscription = ''
+"""
+_DROP: LiteralString = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s"
+
+
+class PostgresChaos(ServerBroker):
+    """A PostgreSQL server that writes every confirmed transaction to disk, with a role for the clients.
+
+    Its own faults: ``read-only`` (as a standby), ``locked`` (another transaction has the table of messages: nothing
+    responds), ``drop-clients`` (ended by an operator), ``password`` (changed, and all clients are disconnected),
+    ``permissions`` (to write, revoked), ``user-limit`` (the role may open no connection, and all clients are
+    disconnected).
+    """
+
+    faults: ClassVar[tuple[FaultKind, ...]] = (
+        KILL,
+        PAUSE,
+        FaultKind("read-only", 0.2, 4.0),
+        FaultKind("locked", 0.2, 4.0),
+        FaultKind("drop-clients", 0.1, 0.1),
+        FaultKind("password", 0.2, 3.0),
+        FaultKind("permissions", 0.2, 3.0),
+        FaultKind("user-limit", 0.2, 3.0),
+    )
+
+    def __init__(self) -> None:
+        self._server = PostgresServer()
+        self._locking: psycopg.Connection[Any] | None = None
+        super().__init__(self._server)
+
+    @property
+    def url(self) -> str:
+        """The address for the clients' role."""
+        return self._server.url
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The server's."""
+        return _HOST, self._server.port
+
+    def apply(self, fault: str) -> None:
+        """Begin one of `faults`."""
+        match fault:
+            case "read-only":
+                self._server.set_read_only(True)
+            case "locked":
+                self._locking = psycopg.connect(**self._server.parameters())
+                self._locking.execute("LOCK TABLE pairmq.message")
+            case "drop-clients":
+                self._drop()
+            case "password":
+                self._set_password(_OTHER_PASSWORD)
+                self._drop()
+            case "permissions":
+                self._change(_REVOKE)
+            case "user-limit":
+                self._change("ALTER ROLE {} CONNECTION LIMIT 0")
+                self._drop()
+            case _:
+                super().apply(fault)
+
+    def cure(self, fault: str) -> None:
+        """End it."""
+        super().cure(fault)
+        match fault:
+            case "read-only":
+                self._server.set_read_only(False)
+            case "locked":
+                if self._locking is not None:
+                    self._locking.close()
+                    self._locking = None
+            case "password":
+                self._set_password(self._server.password)
+            case "permissions":
+                for grant in GRANTS:
+                    self._change(grant)
+            case "user-limit":
+                self._change("ALTER ROLE {} CONNECTION LIMIT -1")
+
+    def heal(self) -> None:
+        """End everything."""
+        for fault in ("locked", "read-only", "password", "permissions", "user-limit"):
+            self.cure(fault)
+
+    def count(self, queue: str) -> int:
+        """The rows of the queue, scheduled and locked ones too."""
+        return int(self._run(_COUNT, queue).fetchall()[0][0])
+
+    def _drop(self) -> None:
+        self._run(_DROP, self._server.role)
+
+    def _set_password(self, password: str) -> None:
+        self._run(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(self._server.role), password))
+
+    def _change(self, statement: LiteralString) -> None:
+        self._run(sql.SQL(statement).format(sql.Identifier(self._server.role)))
+
+    def _run(self, statement: LiteralString | sql.Composed, *values: str) -> psycopg.Cursor[Any]:
+        with psycopg.connect(**self._server.parameters(), autocommit=True) as connection:
+            return connection.execute(statement, values or None)
+
+
+def chaos_broker() -> PostgresChaos:
+    """Make one; `pairmq.testing.chaos` looks for this name."""
+    return PostgresChaos()
