@@ -37,9 +37,9 @@ class Pen:
         event = {"type": "MessageDelivered", "settlement": "completed", "entity": entity, "error": error}
         self.line("event", event={**event, "message_id": f"id-{number}"})
 
-    def held(self, *left: tuple[int, str]) -> list[int | None]:
+    def held(self, *left: tuple[int, str], count: int = 1) -> list[int | None]:
         """The numbers of all that the queue has ever held, some of it being left in it."""
-        deliveries = [Delivery(made(number), None, 1, place) for number, place in left]
+        deliveries = [Delivery(made(number), None, count, place) for number, place in left]
         return [number_of(message) for message in with_consumed(self.directory, {"orders": deliveries})["orders"]]
 
 
@@ -88,6 +88,20 @@ def test_without_places_as_many_copies_are_gone_as_were_confirmed(pen: Pen) -> N
         pen.got(1)
         pen.completed(1)
     assert pen.held((1, "")) == [1, 1, 1]
+
+
+def test_a_completion_that_a_killed_broker_forgot_makes_no_second_copy(pen: Pen) -> None:
+    for count in (1, 2):
+        pen.got(1, count=count)
+        pen.completed(1)
+    assert pen.held() == [1]
+    assert pen.held((1, ""), count=3) == [1]
+
+
+def test_without_places_a_copy_whose_first_delivery_was_not_seen_is_one(pen: Pen) -> None:
+    pen.got(1, count=2)
+    pen.completed(1)
+    assert pen.held() == [1]
 
 
 def test_without_places_a_completion_in_doubt_is_one_unless_the_message_is_left(pen: Pen) -> None:

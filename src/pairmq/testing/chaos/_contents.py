@@ -125,6 +125,8 @@ class _Taken:
         """Of each queue, places and numbers in the order of first delivery."""
         self._asked: Counter[tuple[str, str, int]] = Counter()
         """How often it was asked to complete a place and number of a queue."""
+        self._first: Counter[tuple[str, int]] = Counter()
+        """How often a number of a queue was delivered for the first time, each time another copy."""
         self._confirmed: Counter[tuple[str, str]] = Counter()
         """How often the broker confirmed the completion of a message id of a queue."""
         self._sides: dict[tuple[str, str, str], str] = {}
@@ -132,6 +134,7 @@ class _Taken:
         for file, line in lines(directory):
             if line["k"] == "got" and line["broker"] == PRIMARY:
                 self._order[line["path"]] |= {(place, n): None for place, n, _ in line["messages"] if n is not None}
+                self._first.update((line["path"], n) for _, n, count in line["messages"] if count == 1)
             elif line["k"] == "settle" and line["broker"] == PRIMARY and line["how"] == "complete":
                 self._asked.update((line["path"], place, n) for place, n in line["messages"] if n is not None)
             elif line["k"] == "handle":
@@ -149,6 +152,7 @@ class _Taken:
     def merged(self, path: str, left: Sequence[Delivery]) -> list[Message]:
         there = {(each.sequence_number, number_of(each.message)) for each in left}
         numbers = Counter(number_of(each.message) for each in left)
+        again = Counter(number_of(each.message) for each in left if each.delivery_count > 1)
         found = [(each.sequence_number, each.message) for each in left]
         before: list[tuple[str, Message]] = []
         for place, number in self._order[path]:
@@ -158,8 +162,11 @@ class _Taken:
                 copies = int(bool(asked) and (place, number) not in there)
             else:
                 # Without places copies can't be distinguished: as many are gone as were confirmed, and one whose
-                # completion was not, if it was not seen since.
-                copies = self._confirmed[path, f"id-{number}"] or int(bool(asked) and not numbers[number])
+                # completion was not, if it was not seen since. A broker that is killed forgets completions, and
+                # delivers the same copy again; what it delivered for the first time was another one.
+                seen = max(1, self._first[path, number]) - again[number]
+                confirmed = self._confirmed[path, f"id-{number}"]
+                copies = max(0, min(confirmed, seen)) if confirmed else int(bool(asked) and not numbers[number])
             before += [(place, made(number))] * copies
         whole = [*before, *found]
         if all(place for place, _ in whole):
