@@ -21,6 +21,7 @@ from cut_calls import given_up
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing import TcpProxy
 from pairmq.testing.conformance.suites._timing import LockClock
+from pairmq.transport import Scope
 from pairmq_rabbitmq import _driver, _link
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._receiving import RabbitReceiver, _delivery_channel, _settling, held_by_this_process
@@ -136,7 +137,7 @@ async def contexts(rabbit: RabbitServer, kind: str) -> AsyncIterator[MakeContext
     def make(lock: float = 60, server: Any = rabbit, **options: object) -> Context:
         more = "".join(f"&{key}={value}" for key, value in options.items())
         url = parse_rabbitmq_url(f"{server.url}?lock_duration={lock}&connect_timeout=30&queue_type={kind}{more}")
-        made.append(Context(url, None))
+        made.append(Context(url, Scope(), None))
         return made[-1]
 
     yield make
@@ -436,7 +437,7 @@ async def test_receive_is_refused_when_the_user_may_not_read(server: RabbitServe
     server.add_user("blind", "x", read="")
     context = contexts()
     url = parse_rabbitmq_url(server.url_for("blind", "x"))
-    blind = Context(url, None)
+    blind = Context(url, Scope(), None)
     receiver = RabbitReceiver(blind, SOURCE)
     error = await error_of(receiver.receive(1, 1))
     assert (error.kind, error.reason) == (REFUSED, FailureReason.UNAUTHORIZED)

@@ -242,7 +242,7 @@ async def test_all_connections_are_made_anew_when_one_meets_a_server_that_is_no_
         wires.append(FakeWire())
         return wires[-1]
 
-    context = Context(parse_redis_url("redis://127.0.0.1"), make)
+    context = Context(parse_redis_url("redis://127.0.0.1"), Scope(), make)
     for link in (context.sending, context.control):
         await link.call(PING, Scope())
     await asyncio.sleep(60)

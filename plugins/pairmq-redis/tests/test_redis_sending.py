@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import QueueProperties, Transport, is_nothing_sent, nothing_sent
+from pairmq.transport import QueueProperties, Scope, Transport, is_nothing_sent, nothing_sent
 from pairmq_redis import _sender
 from pairmq_redis._context import Context
 from pairmq_redis._url import parse_redis_url
@@ -344,7 +344,7 @@ class GatedWire:
 async def test_a_batch_that_is_cut_off_as_the_connection_opens_does_not_lie(turns: int, message: Make) -> None:
     """The second chunk may get out while the first one's cancellation is on its way to the caller."""
     wire = GatedWire()
-    context = Context(parse_redis_url("redis://127.0.0.1:1/0"), lambda: wire)
+    context = Context(parse_redis_url("redis://127.0.0.1:1/0"), Scope(), lambda: wire)
     sender = _sender.RedisSender(context, Entity("orders"))
     batch = [message(str(number)) for number in range(2 * _sender.CHUNK_MESSAGES)]
     call = asyncio.create_task(sender.send_batch(batch))

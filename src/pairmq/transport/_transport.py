@@ -33,6 +33,7 @@ from typing import NoReturn, Self
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport._scope import Scope
+from pairmq.transport._tasks import start_task
 from pairmq.transport._values import Capabilities, ConfirmRisk, Endpoint, QueueCounts, QueuePositions, QueueProperties
 
 _NO_ENTITY = Entity("pairmq-check")
@@ -232,6 +233,7 @@ class Receiver(ABC):
     """
 
     scope: Scope | None = None
+    _releasing: asyncio.Task[None] | None = None
 
     @abstractmethod
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
@@ -322,11 +324,20 @@ class Receiver(ABC):
     async def close(self) -> None:
         """Release unsettled messages for redelivery; idempotent, never raises, returns within 2 s.
 
-        Calls in flight end with `TransportError` of reason *closed*, as do later ones. The default closes ``scope``
-        and leaves the locks to end by themselves.
+        Calls in flight end with `TransportError` of reason *closed*, as do later ones. The default closes ``scope``,
+        and has `_release` called.
         """
-        if self.scope is not None:
-            self.scope.close()
+        if self._releasing is None:
+            if self.scope is not None:
+                self.scope.close()
+            self._releasing = start_task(self._release())
+        await asyncio.shield(self._releasing)
+
+    async def _release(self) -> None:  # noqa: B027  # optional
+        """Release what is locked; never raises, returns within 2 s. The default leaves the locks to end by themselves.
+
+        Called once, in a task of its own: a caller of `close` that is cancelled does not take it along.
+        """
 
 
 class SessionReceiver(Receiver):
@@ -540,6 +551,7 @@ class Transport(ABC):
         self._fault: BaseException | None = None
         self._ended = False
         self._listeners: list[Callable[[Transport], None]] = []
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def endpoint(self) -> Endpoint:
@@ -649,13 +661,16 @@ class Transport(ABC):
     @abstractmethod
     async def _close(self) -> None:
         """Close all connections, senders and receivers; never raises, returns within 2 s even if the broker is
-        unresponsive."""
+        unresponsive.
+
+        Called once, in a task of its own: a caller of `close` that is cancelled does not take it along.
+        """
 
     async def close(self) -> None:
         """Close everything; idempotent, never raises, returns within 2 s even if the broker is unresponsive."""
         if not self._ended:
             self._end()
-        await self._close()
+        await self._closed()
 
     async def fault(self, cause: BaseException) -> None:
         """Close it permanently because its partner is closed or it can't recover (SPEC 9.2).
@@ -666,7 +681,12 @@ class Transport(ABC):
         if not self._ended:
             self._fault = cause
             self._end()
-        await self._close()
+        await self._closed()
+
+    async def _closed(self) -> None:
+        if self._closing is None:
+            self._closing = start_task(self._close())
+        await asyncio.shield(self._closing)
 
     def on_end(self, listener: Callable[[Transport], None]) -> None:
         """Call ``listener`` once, synchronously, when the transport ends; immediately if it has.

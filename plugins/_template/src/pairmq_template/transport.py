@@ -49,7 +49,6 @@ from pairmq.transport import (
     decode_header,
     encode_header,
     endpoint_with_default_name,
-    start_task,
 )
 
 T = TypeVar("T")
@@ -239,7 +238,6 @@ class TemplateReceiver(Receiver):
         self._transport, self._file = transport, transport.file
         self._source, self._path = source, path_of(source.entity)
         self._name, self._receives = secrets.token_hex(8), 0
-        self._closing: asyncio.Task[None] | None = None
         self.scope: Scope = Scope(transport.scope, f"receive from {source}")
         transport.receivers.add(self)
 
@@ -271,14 +269,8 @@ class TemplateReceiver(Receiver):
         await self._settle("UPDATE message SET free_at = ?", delivery, until)
         return replace(delivery, locked_until=at(until))
 
-    async def close(self) -> None:
-        if self._closing is None:
-            self.scope.close()
-            self._transport.receivers.discard(self)
-            self._closing = start_task(self._release())  # a caller that is cancelled does not take it along
-        await asyncio.shield(self._closing)
-
     async def _release(self) -> None:
+        self._transport.receivers.discard(self)
         with contextlib.suppress(Exception):  # then the next receiver does it, or the locks end
             async with asyncio.timeout(1.0):
                 await self._file.release(f"{self._name}:*").outcome()

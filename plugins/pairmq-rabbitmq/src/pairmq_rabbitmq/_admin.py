@@ -48,9 +48,7 @@ class RabbitAdmin(Admin):
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._scope = Scope()
-        context.scopes.add(self._scope)
-        self._probe = Probe(context, self._scope)
+        self._probe = Probe(context, Scope(context.scope, "probe"))
         self._own: set[str] = set()  # backlog queues, where a message may be fetched and released without harm
         self._positions = Positions(context)
         where = context.url.management

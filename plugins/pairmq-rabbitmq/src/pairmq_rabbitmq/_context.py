@@ -43,8 +43,9 @@ class _Closable(Protocol):
 
 
 class Context:
-    def __init__(self, url: RabbitUrl, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, url: RabbitUrl, scope: Scope, tls: ssl.SSLContext | None) -> None:
         self.url = url
+        self.scope = scope
         nodes = Nodes(url.nodes)
         self.publishing = Link(url, tls, "pairmq publishing", nodes, leaves=True)
         self.consuming = Link(url, tls, "pairmq consuming", nodes)
@@ -57,7 +58,6 @@ class Context:
         self.markers = MarkerLine(self._ordering)
         self.one_consumer: dict[str, bool] = {}
         """Queues of which it is known whether they are for one consumer at a time: see `is_for_one_consumer`."""
-        self.scopes: set[Scope] = set()
         self.receivers: set[_Closable] = set()
         self.full: dict[str, int] = {}
         """Queues that rejected a publish: how many messages they held then."""
@@ -65,7 +65,6 @@ class Context:
         """Those of them that may have failed instead: until when they are taken for full."""
         self.rejecting: dict[str, tuple[bool, float]] = {}
         """Whether queues are known to reject what has no room, and until when that is taken for granted."""
-        self.closed = False
         self.max_body_bytes: int | None = None
         """The server's own limit for a body, as its last refusal named it; None before the first."""
         self._publishers: OrderedDict[Entity, Publisher] = OrderedDict()
@@ -116,7 +115,7 @@ class Context:
         ``about`` is the name of a queue or exchange that a refusal would hold: see `consuming_of`. A cancelled call
         gets control back at once; the question may have been answered.
         """
-        if self.closed:
+        if self.scope.closed:
             raise _errors.closed(doing)
         try:
             link = self._apart[1] if self._is_risky(about) else link or self.control
@@ -168,7 +167,6 @@ class Context:
         return TransportError(f"{doing}: the queue was not there", FailureKind.TRANSIENT, FailureReason.OTHER)
 
     async def close(self, timeout: float) -> None:
-        self.closed = True
         self._idle.clear()
         links = (self.publishing, self.consuming, self.control, self._ordering, *self._apart)
         await asyncio.gather(*(link.close(timeout) for link in links))

@@ -77,6 +77,8 @@ def _check_routing_key(subject: str, doing: str) -> None:
 class RabbitSender(Sender):
     """Sends to one queue or topic."""
 
+    scope: Scope
+
     def __init__(self, context: Context, schedule: Schedule, entity: Entity) -> None:
         _names.check(entity)
         self._context = context
@@ -85,13 +87,12 @@ class RabbitSender(Sender):
         self._topic = entity.kind is EntityKind.TOPIC
         self._method = publish_method(entity.path, "") if self._topic else publish_method("", entity.path)
         self._doing = f"send to {entity}"
-        self._scope = Scope()
-        context.scopes.add(self._scope)
+        self.scope = Scope(context.scope, self._doing)
 
     async def send(self, message: Message) -> None:
-        self._check_open()
+        self.scope.check()
         parcel = self._parcel(message, *(await self._where(message) if self._is_special(message) else (self._method,)))
-        [answer] = await self._context.publisher(self._entity).publish([parcel], self._scope)
+        [answer] = await self._context.publisher(self._entity).publish([parcel], self.scope)
         if answer is not None:
             [failed] = await self._explain([answer])
             if failed is not None:
@@ -99,7 +100,7 @@ class RabbitSender(Sender):
 
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         try:
-            self._check_open()
+            self.scope.check()
         except TransportError as error:
             return [error for _ in messages]
         packed: list[Parcel | TransportError] = []
@@ -113,27 +114,18 @@ class RabbitSender(Sender):
             else:
                 packed.append(parcel)
                 parcels.append(parcel)
-        answers = await self._context.publisher(self._entity).publish(parcels, self._scope) if parcels else []
+        answers = await self._context.publisher(self._entity).publish(parcels, self.scope) if parcels else []
         if answers.count(None) == len(packed):
             return [None] * len(packed)
         outcomes = iter(await self._explain(answers))
         return [next(outcomes) if isinstance(parcel, Parcel) else parcel for parcel in packed]
 
     async def make_ready(self) -> None:
-        self._check_open()
+        self.scope.check()
         try:
-            await self._context.publisher(self._entity).open(self._scope)
+            await self._context.publisher(self._entity).open(self.scope)
         except Unsent as error:
             raise_failure(_errors.failure(error, self._doing))
-
-    async def close(self) -> None:
-        self._scope.close(lambda begun: _errors.closed(self._doing, maybe_applied=begun))
-        self._context.scopes.discard(self._scope)
-
-    def _check_open(self) -> None:
-        self._scope.check()
-        if self._context.closed:
-            raise _errors.closed(self._doing)
 
     def _parcel(self, message: Message, method: bytes, priority_aside: bool = False) -> Parcel:
         return _pack(self._context, message, method, self._doing, priority_aside)
@@ -152,7 +144,7 @@ class RabbitSender(Sender):
             if delay > 0:
                 try:
                     check_delay(delay, self._doing)
-                    method = await self._scope.race(self._schedule.route(self._entity, delay, self._doing))
+                    method = await self.scope.race(self._schedule.route(self._entity, delay, self._doing))
                     return method, self._schedule.priority_aside
                 except asyncio.CancelledError as cancellation:
                     nothing_sent(cancellation)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from pairmq.model import Entity, Message, Source
-from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, start_task
-from pairmq_rabbitmq import _codec, _errors
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport
+from pairmq_rabbitmq import _codec
 from pairmq_rabbitmq._admin import RabbitAdmin
 from pairmq_rabbitmq._capabilities import CAPABILITIES
 from pairmq_rabbitmq._context import Context
@@ -26,10 +26,9 @@ class RabbitTransport(Transport):
         parsed = parse_rabbitmq_url(url)
         super().__init__(parsed.endpoint)
         tls = None if parsed.tls is None else parsed.tls.context(for_url=parsed.endpoint.url)
-        self._context = Context(parsed, tls)
+        self._context = Context(parsed, self.scope, tls)
         self._schedule = Schedule(self._context)
         self._admin = RabbitAdmin(self._context)
-        self._closing: asyncio.Task[None] | None = None
 
     @property
     def node(self) -> str | None:
@@ -56,15 +55,6 @@ class RabbitTransport(Transport):
         check_message(self._context, entity, message)
 
     async def _close(self) -> None:
-        if self._closing is None:
-            self._context.closed = True
-            self._closing = start_task(self._close_all())
-        # A cancelled caller leaves the rest to the task, which ends by itself.
-        await asyncio.shield(self._closing)
-
-    async def _close_all(self) -> None:
-        for scope in list(self._context.scopes):
-            scope.close(lambda begun: _errors.closed("the call was under way", maybe_applied=begun))
         closing = [asyncio.ensure_future(receiver.close()) for receiver in list(self._context.receivers)]
         if closing:
             await asyncio.wait(closing, timeout=_RECEIVERS)

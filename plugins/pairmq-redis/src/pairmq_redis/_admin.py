@@ -31,8 +31,7 @@ class RedisAdmin(Admin):
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._scope = Scope()
-        context.scopes.add(self._scope)
+        self._scope = Scope(context.scope)
 
     async def check(self) -> None:
         await self._everywhere("check the connection", (b"PING",))

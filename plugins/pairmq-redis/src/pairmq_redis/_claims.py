@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from pairmq.model import ConfigurationError
 from pairmq.transport import Claim, ClaimStore, Scope
-from pairmq_redis import _errors
 from pairmq_redis._fakeredis import FakeRedisTransport
 from pairmq_redis._scripts import Script
 from pairmq_redis._transport import RedisTransport, StreamsTransport
@@ -69,7 +68,7 @@ class RedisClaims(ClaimStore):
         self._transport: StreamsTransport = FakeRedisTransport(url) if in_process else RedisTransport(url)
         self._context = self._transport._context
         self._prefix = prefix
-        self._scope = Scope()
+        self._scope = Scope(self._transport.scope, "use claims")
 
     async def claim(self, key: str, token: str, lease: float) -> Claim:
         """See `ClaimStore`."""
@@ -91,7 +90,6 @@ class RedisClaims(ClaimStore):
 
     async def close(self) -> None:
         """See `ClaimStore`."""
-        self._scope.close(lambda begun: _errors.closed("the call was under way", maybe_applied=begun))
         await self._transport.close()
 
     def __repr__(self) -> str:

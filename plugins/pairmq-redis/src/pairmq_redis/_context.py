@@ -26,17 +26,16 @@ class Context:
     """
 
     def __init__(
-        self, url: RedisUrl, make_wire: Callable[[], Wire], make_line: Callable[[], Line] | None = None
+        self, url: RedisUrl, scope: Scope, make_wire: Callable[[], Wire], make_line: Callable[[], Line] | None = None
     ) -> None:
         self.url = url
+        self.scope = scope
         self._make_line = make_line or (lambda: Link(make_wire, self.look_up_again))
         self._links: set[Line] = set()
         self.sending = self.link()
         self.control = self.link()
-        self.scopes: set[Scope] = set()
         self.receivers: set[Receiver] = set()
         self._left_locks: dict[tuple[bytes, bytes], list[bytes]] = {}
-        self.closed = False
 
     def link(self) -> Line:
         """Make a connection that looks up the address again with all the others; to be ended with `end_link`."""
@@ -64,7 +63,7 @@ class Context:
 
     async def nodes(self, scope: Scope, doing: str) -> Sequence[Line]:
         """Find the servers that have a part of the keys: one, unless this is a cluster."""
-        if self.closed or scope.closed:
+        if scope.closed:
             raise _errors.closed(doing)
         try:
             return await self.control.nodes(scope)
@@ -83,7 +82,7 @@ class Context:
 
     async def run(self, link: Line, scope: Scope, commands: Sequence[Command], doing: str) -> list[Reply]:
         """Call Redis and raise the first failure."""
-        if self.closed or scope.closed:
+        if scope.closed:
             raise _errors.closed(doing)
         try:
             replies = await link.call(commands, scope)
@@ -111,7 +110,7 @@ class Context:
             replicate: wait for replicas where the URL asks for that, on the same connection, since ``WAIT`` is about
                 what its own connection wrote.
         """
-        if self.closed or scope.closed:
+        if scope.closed:
             raise _errors.closed(doing)
         rest = (b"%d" % len(keys), *keys, *arguments)
         wait = self.wait_command() if replicate else None

@@ -80,6 +80,8 @@ class RedisReceiver(Receiver):
         TransportError: reason *malformed* when Redis can't have such a name.
     """
 
+    scope: Scope
+
     def __init__(self, context: Context, source: Source) -> None:
         self._context = context
         self._source = SourceKeys(source)
@@ -88,7 +90,7 @@ class RedisReceiver(Receiver):
         self._name = f"r-{secrets.token_hex(8)}".encode()
         self._who = (self._source.mode, self._source.group, self._name)
         self._link = context.link()
-        self._scope = Scope()
+        self.scope = Scope(context.scope, self._doing)
         self._given: dict[bytes, float] = {}  # id of each unsettled delivery: when its lock ends, on the wall clock
         self._sweep_at = b"0"
         self._next_at_ms = 0.0
@@ -100,8 +102,6 @@ class RedisReceiver(Receiver):
         self._suspect_until = -math.inf
         self._used = False
         self._nudging: asyncio.Task[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
-        context.scopes.add(self._scope)
         context.receivers.add(self)
 
     # ------------------------------------------------------------------ receive
@@ -140,7 +140,7 @@ class RedisReceiver(Receiver):
         left = self._context.take_left_locks(self._source)
         if left:
             try:
-                release = self._release(self._link, self._scope, left)
+                release = self._release_locks(self._link, self.scope, left)
                 await self._answer(release, self._context.url.connect_timeout)
             except NotSent as error:
                 raise_failure(_errors.failure(error, self._doing))
@@ -178,7 +178,7 @@ class RedisReceiver(Receiver):
             # TIME is answered when the read is: it tells when the locks began, and what has expired.
             commands = [waiting, (b"TIME",)]
             found, clock = await self._answer(
-                self._context.run(self._link, self._scope, commands, self._doing), block_ms / 1000
+                self._context.run(self._link, self.scope, commands, self._doing), block_ms / 1000
             )
         finally:
             if nudge is not None:
@@ -246,7 +246,7 @@ class RedisReceiver(Receiver):
 
         async def ping() -> None:
             with contextlib.suppress(NotSent, TransportError):
-                await self._context.control.call([(b"PING",)], self._scope)
+                await self._context.control.call([(b"PING",)], self.scope)
 
         if self._nudging is None or self._nudging.done():
             self._nudging = start_task(ping())
@@ -332,28 +332,20 @@ class RedisReceiver(Receiver):
         return await self._script(self._context.control, script, arguments, self._settling)
 
     async def _script(self, link: Line, script: Script, arguments: Sequence[bytes], doing: str) -> Reply:
-        return await self._context.script(link, self._scope, script, self._source.keys, (*self._who, *arguments), doing)
+        return await self._context.script(link, self.scope, script, self._source.keys, (*self._who, *arguments), doing)
 
     # -------------------------------------------------------------------- close
 
-    async def close(self) -> None:
-        if self._closing is None:
-            self._scope.close(lambda begun: _errors.closed(self._doing, maybe_applied=begun))
-            self._closing = start_task(self._close())
-        # A cancelled caller leaves the rest to the task, which ends by itself.
-        await asyncio.shield(self._closing)
-
-    async def _close(self) -> None:
+    async def _release(self) -> None:
         await self._context.end_link(self._link)
-        self._context.scopes.discard(self._scope)
         self._context.receivers.discard(self)
         if not self._used:
             return
         with contextlib.suppress(NotSent, TimeoutError, TransportError):
             async with asyncio.timeout(CLOSE_TIMEOUT):
-                await self._release(self._context.control, Scope(), [self._name])
+                await self._release_locks(self._context.control, Scope(), [self._name])
 
-    async def _release(self, link: Line, scope: Scope, consumers: Sequence[bytes]) -> None:
+    async def _release_locks(self, link: Line, scope: Scope, consumers: Sequence[bytes]) -> None:
         """Release what closed receivers hold; what can't be released now is left to the next receiver."""
         keys, text = self._source.keys, _scripts.RELEASE.text
         release = (b"EVAL", text, b"%d" % len(keys), *keys, self._source.mode, self._source.group)

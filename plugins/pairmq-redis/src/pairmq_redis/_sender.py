@@ -31,23 +31,24 @@ class RedisSender(Sender):
         TransportError: reason *malformed* when Redis can't have such a name.
     """
 
+    scope: Scope
+
     def __init__(self, context: Context, entity: Entity) -> None:
         self._context = context
         self._keys = EntityKeys(entity)
         self._topic = entity.kind is EntityKind.TOPIC
         self._doing = f"send to {entity}"
-        self._scope = Scope()
+        self.scope = Scope(context.scope, self._doing)
         self._prefix = (b"XADD", self._keys.stream, b"NOMKSTREAM", b"*")
         self._wait = context.wait_command()
-        context.scopes.add(self._scope)
 
     async def send(self, message: Message) -> None:
-        self._check_open()
+        self.scope.check()
         command, size = self._command(message)
         if size > MAX_MESSAGE_BYTES:
             raise self._too_large(size)
         commands = (command,) if self._wait is None else (command, self._wait)
-        call = self._context.sending.call(commands, self._scope)
+        call = self._context.sending.call(commands, self.scope)
         del command, commands  # they belong to the call, which drops them when they are written
         try:
             replies = await call
@@ -63,7 +64,7 @@ class RedisSender(Sender):
             raise failed
 
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
-        if self._scope.closed or self._context.closed:
+        if self.scope.closed:
             return [_errors.closed(self._doing) for _ in messages]
         outcomes: list[TransportError | None] = []
         under_way: deque[asyncio.Task[list[TransportError | None]]] = deque()
@@ -92,7 +93,7 @@ class RedisSender(Sender):
         """Send in chunks, each by a script that stores none of its messages behind one that fails."""
         if any(message.scheduled_enqueue_at is not None for message in messages):
             return await super().send_in_order(messages)
-        if self._scope.closed or self._context.closed:
+        if self.scope.closed:
             return [_errors.closed(self._doing) for _ in messages]
         chunks = list(self._chunks(messages))
         if any(size > MAX_MESSAGE_BYTES for chunk in chunks for _, size in chunk):
@@ -114,15 +115,7 @@ class RedisSender(Sender):
         return outcomes
 
     async def make_ready(self) -> None:
-        await self._context.run(self._context.sending, self._scope, [(b"PING",)], self._doing)
-
-    async def close(self) -> None:
-        self._scope.close(lambda begun: _errors.closed(self._doing, maybe_applied=begun))
-        self._context.scopes.discard(self._scope)
-
-    def _check_open(self) -> None:
-        if self._scope.closed or self._context.closed:
-            raise _errors.closed(self._doing)
+        await self._context.run(self._context.sending, self.scope, [(b"PING",)], self._doing)
 
     def _command(self, message: Message) -> tuple[Command, int]:
         """Make the command that sends a message; also returns the message's size."""
@@ -156,7 +149,7 @@ class RedisSender(Sender):
         fitting = [command for command, size in chunk if size <= MAX_MESSAGE_BYTES]
         commands = fitting if self._wait is None else [*fitting, self._wait]
         try:
-            replies = await self._context.sending.call(commands, self._scope) if fitting else []
+            replies = await self._context.sending.call(commands, self.scope) if fitting else []
         except NotSent as error:
             return [_errors.failure(error, self._doing) for _ in chunk]
         except TransportError as error:  # closed in the meantime
@@ -189,7 +182,7 @@ class RedisSender(Sender):
         commands = [script] if self._wait is None else [script, self._wait]
         failed: TransportError | None
         try:
-            replies = await self._context.sending.call(commands, self._scope)
+            replies = await self._context.sending.call(commands, self.scope)
         except NotSent as error:
             failed = _errors.failure(error, self._doing)
             return [failed, *(behind_failed(failed) for _ in chunk[1:])]
@@ -227,7 +220,7 @@ class RedisSender(Sender):
             return _errors.not_found(self._doing)
         command = (b"HGET", self._keys.meta, b"kind")
         try:
-            replies = await self._context.run(self._context.sending, self._scope, [command], self._doing)
+            replies = await self._context.run(self._context.sending, self.scope, [command], self._doing)
         except TransportError as error:
             return error
         return None if replies[0] == b"topic" else _errors.not_found(self._doing)

@@ -14,8 +14,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from pairmq.model import Entity, Message, Source
-from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, bracketed, dial, start_task
-from pairmq_redis import _codec, _errors
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, bracketed, dial
+from pairmq_redis import _codec
 from pairmq_redis._admin import RedisAdmin
 from pairmq_redis._capabilities import CAPABILITIES
 from pairmq_redis._cluster import Cluster, ClusterLine
@@ -41,10 +41,9 @@ class StreamsTransport(Transport):
         make_line: Callable[[], Line] | None = None,
     ) -> None:
         super().__init__(url.endpoint)
-        self._context = Context(url, make_wire, make_line)
+        self._context = Context(url, self.scope, make_wire, make_line)
         self._capabilities = capabilities
         self._admin = RedisAdmin(self._context)
-        self._closing: asyncio.Task[None] | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -64,14 +63,6 @@ class StreamsTransport(Transport):
         return _codec.size(message)
 
     async def _close(self) -> None:
-        if self._closing is None:
-            self._context.closed = True
-            self._closing = start_task(self._close_all())
-        await asyncio.shield(self._closing)
-
-    async def _close_all(self) -> None:
-        for scope in list(self._context.scopes):
-            scope.close(lambda begun: _errors.closed("the call was under way", maybe_applied=begun))
         closing = [asyncio.ensure_future(receiver.close()) for receiver in list(self._context.receivers)]
         if closing:
             await asyncio.wait(closing, timeout=_CLOSE_TIMEOUT)
@@ -118,8 +109,8 @@ class RedisTransport(StreamsTransport):
     def _demoted(self, owners: frozenset[tuple[str, int]]) -> None:
         self._context.leave(lambda wire: isinstance(wire, RedisWire) and wire.address not in owners)
 
-    async def _close_all(self) -> None:
-        await super()._close_all()
+    async def _close(self) -> None:
+        await super()._close()
         for each in (self._sentinels, self._cluster):
             if each is not None:
                 await each.close()

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from pairmq.model import Entity, Message, Source
-from pairmq.transport import Admin, Capabilities, Receiver, Sender, SessionReceiver, Transport, start_task
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, SessionReceiver, Transport
 from pairmq_servicebus import _codec, _errors
 from pairmq_servicebus._admin import BusAdmin
 from pairmq_servicebus._capabilities import CAPABILITIES
@@ -30,7 +30,6 @@ class ServiceBusTransport(Transport):
         super().__init__(parsed.endpoint)
         self._namespace = Namespace(parsed, given or ClientSettings())
         self._admin = BusAdmin(self._namespace)
-        self._closing: asyncio.Task[None] | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -63,12 +62,6 @@ class ServiceBusTransport(Transport):
         check_message(self._namespace, entity, message)
 
     async def _close(self) -> None:
-        if self._closing is None:
-            self._closing = start_task(self._close_all())
-        # A caller that is cancelled leaves the rest to the task, which ends by itself.
-        await asyncio.shield(self._closing)
-
-    async def _close_all(self) -> None:
         closing = [asyncio.ensure_future(made.close()) for made in list(self._namespace.open_objects)]
         closing.append(asyncio.ensure_future(self._admin.close()))
         self._namespace.closed = True

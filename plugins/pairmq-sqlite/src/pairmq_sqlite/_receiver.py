@@ -21,7 +21,7 @@ from datetime import datetime
 from typing import NamedTuple, TypeVar
 
 from pairmq.model import Delivery, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import MalformedHeader, Receiver, decode_header, start_task
+from pairmq.transport import MalformedHeader, Receiver, decode_header
 from pairmq_sqlite import _errors
 from pairmq_sqlite._context import Context
 from pairmq_sqlite._errors import Failed, LockEnded
@@ -71,7 +71,6 @@ class SQLiteReceiver(Receiver):
         """Locks of receives that may have been done, and gave nothing to anybody."""
         self._calls = context.calls(self._receiving)
         self.scope = self._calls.scope
-        self._closing: asyncio.Task[None] | None = None
         context.receivers.add(self)
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
@@ -124,13 +123,6 @@ class SQLiteReceiver(Receiver):
         until = await self._settle(lambda store: store.renew(store.place(self._source), number, lock))
         return replace(delivery, locked_until=instant(until))
 
-    async def close(self) -> None:
-        if self._closing is None:
-            self._calls.scope.close()
-            self._context.arrivals.notify(self._path)  # a receive that waits finds out
-            self._closing = start_task(self._release())
-        await asyncio.shield(self._closing)
-
     async def _take(self, most: int) -> _Taken:
         self._receives += 1
         lock = f"{self._name}:{self._receives}"
@@ -160,6 +152,7 @@ class SQLiteReceiver(Receiver):
             raise
 
     async def _release(self) -> None:
+        self._context.arrivals.notify(self._path)  # a receive that waits finds out
         """Release what is not settled; if that can't be done now, the next receiver does so, or the locks end."""
         self._context.receivers.discard(self)
         if not self._receives:

@@ -16,7 +16,6 @@ from pairmq.transport import (
     Transactional,
     Transport,
     encode_header,
-    start_task,
 )
 from pairmq_sqlite import _errors, _outbox
 from pairmq_sqlite._admin import SQLiteAdmin
@@ -60,7 +59,6 @@ class SQLiteTransport(Transport, Transactional):
         super().__init__(parsed.endpoint)
         self._context = Context(parsed, self.scope)
         self._admin = SQLiteAdmin(self._context)
-        self._closing: asyncio.Task[None] | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -92,12 +90,6 @@ class SQLiteTransport(Transport, Transactional):
         await _outbox.store(database, queue, messages, connection)
 
     async def _close(self) -> None:
-        # In a task of its own, which a caller that is cancelled does not take along.
-        if self._closing is None:
-            self._closing = start_task(self._close_all())
-        await asyncio.shield(self._closing)
-
-    async def _close_all(self) -> None:
         releases = [asyncio.ensure_future(receiver.close()) for receiver in tuple(self._context.receivers)]
         if releases:
             await asyncio.wait(releases, timeout=_RELEASE_WITHIN)

@@ -127,12 +127,12 @@ class IsAnotherBrokerEachTime(DefectiveTransport):
 
 @planted("Transport.close: it is idempotent and never raises", "Lifecycle.test_closing_again_is_no_failure")
 class ClosesOnce(DefectiveTransport):
-    _closed = False
+    _was_closed = False
 
     async def close(self) -> None:
-        if self._closed:
+        if self._was_closed:
             raise TransportError("it is closed already", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
-        self._closed = True
+        self._was_closed = True
         await super().close()
 
 

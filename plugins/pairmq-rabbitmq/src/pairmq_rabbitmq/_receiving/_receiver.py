@@ -20,7 +20,7 @@ from itertools import islice
 
 from pairmq.model import Delivery, FailureReason, Source, TransportError
 from pairmq.model.drafts import draft_of
-from pairmq.transport import Receiver, Scope, raise_failure, start_task
+from pairmq.transport import Receiver, Scope, raise_failure
 from pairmq_rabbitmq import _codec, _errors, _header, _names, _plain
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._errors import Unsent
@@ -37,6 +37,8 @@ _DeliveryDraft = draft_of(Delivery)
 class RabbitReceiver(Receiver):
     """Reads a queue, a subscription or a dead-letter queue."""
 
+    scope: Scope
+
     def __init__(self, context: Context, source: Source) -> None:
         self._queue = _names.queue_of(source)
         self._context = context
@@ -45,15 +47,13 @@ class RabbitReceiver(Receiver):
         self._doing = f"receive from {source}"
         self._settling = f"settle a delivery of {source}"
         self._moving = f"dead-letter a delivery of {source}"
-        self._scope = Scope()
-        self._waits = Waits(self._scope)
+        self.scope = Scope(context.scope, self._doing)
+        self._waits = Waits(self.scope)
         self._turn = asyncio.Lock()
         self._channel: DeliveryChannel | None = None
         self._ahead = 0
         self._opening: Opening | None = None
-        self._dead_letters = DeadLetters(context, self._queue, self._scope, self._waits, self._moving)
-        self._closing: asyncio.Task[None] | None = None
-        context.scopes.add(self._scope)
+        self._dead_letters = DeadLetters(context, self._queue, self.scope, self._waits, self._moving)
         context.receivers.add(self)
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
@@ -85,10 +85,10 @@ class RabbitReceiver(Receiver):
             return self._channel
         try:
             # A dead-letter queue is created for any number of consumers.
-            ordered = not self._dead and await self._scope.race(
+            ordered = not self._dead and await self.scope.race(
                 is_for_one_consumer(self._context, self._queue, self._doing, self._link)
             )
-            session = await self._scope.race(self._link.session())
+            session = await self.scope.race(self._link.session())
             if self._opening is None or self._opening.session is not session:
                 # A cancelled caller leaves it to the next one.
                 self._opening = Opening(session)
@@ -157,7 +157,7 @@ class RabbitReceiver(Receiver):
         self._context.one_consumer.pop(self._queue, None)  # it may be created again as another kind of queue
         if isinstance(cause, Cancelled):
             try:
-                await self._scope.race(self._context.count(self._queue, self._doing))
+                await self.scope.race(self._context.count(self._queue, self._doing))
             except TransportError as error:
                 return error
         assert cause is not None  # noqa: S101  # for mypy
@@ -263,15 +263,7 @@ class RabbitReceiver(Receiver):
             return _errors.lock_lost(self._settling)
         return _errors.failure(cause, self._settling)
 
-    async def close(self) -> None:
-        if self._closing is None:
-            self._scope.close(lambda begun: _errors.closed(self._doing, maybe_applied=begun))
-            self._closing = start_task(self._close())
-        # A cancelled caller leaves the rest to the task, which ends by itself.
-        await asyncio.shield(self._closing)
-
-    async def _close(self) -> None:
-        self._context.scopes.discard(self._scope)
+    async def _release(self) -> None:
         self._context.receivers.discard(self)
         if self._opening is not None:
             self._opening.forsake()
@@ -283,7 +275,7 @@ class RabbitReceiver(Receiver):
 
     def _check_open(self, doing: str) -> None:
         """Refuse to begin, or to continue, when closed."""
-        if self._scope.closed or self._context.closed:
+        if self.scope.closed:
             raise _errors.closed(doing)
 
     def _doubt(self, channel: DeliveryChannel) -> None:
