@@ -8,12 +8,12 @@ import pytest
 
 from pairmq.testing.conformance import Harness
 from pairmq.testing.conformance.tests import *  # noqa: F403
-from pairmq_redis.testing import RedisClusterHarness
+from pairmq_redis.testing import RedisHarness
 
 pytestmark = pytest.mark.real_server
 
 
 @pytest.fixture(scope="session")
 def harness() -> Iterator[Harness]:
-    with RedisClusterHarness() as harness:
+    with RedisHarness(cluster=True) as harness:
         yield harness

@@ -20,6 +20,7 @@ class TemplateHarness(Harness):
     """
 
     lock_duration = 1.5
+    in_process = True
 
     def __init__(self) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="pairmq-template-"))

@@ -347,6 +347,11 @@ class RedisCluster(_Group):
         for server in (to, before, *others):
             _ask(server, "CLUSTER", "SETSLOT", slot, "NODE", target)
 
+    def flush(self) -> None:
+        """Delete all data."""
+        for server in self.servers:
+            server.flush()
+
     def demote(self, path: str) -> None:
         """Have a replica of a queue's node promoted, as an operator does; returns when it is the master."""
         before = self.owner(path)
@@ -442,47 +447,42 @@ def _whole_reply(port: int, password: str | None, *arguments: str) -> str:
         return call(*arguments)
 
 
-class RedisClusterHarness(ServerHarness):
-    """A cluster of three masters for the conformance suite, with a password."""
-
-    time_limit = 100.0
-
-    def start(self) -> Server:
-        """Start the nodes."""
-        self._cluster = RedisCluster(password=secrets.token_hex(8) + "/ä")
-        self._cluster.start()
-        return self._cluster
-
-    def clear(self, server: Server) -> str:
-        """Delete all data."""
-        for node in self._cluster.servers:
-            node.flush()
-        return f"{self._cluster.url}?poll_interval=0.2&connect_timeout=30"
-
-
 class RedisHarness(ServerHarness):
-    """A redis-server for the conformance suite, one for the whole run, with a password; it syncs every write."""
+    """Redis for the conformance suite, with a password: one server for the whole run, which syncs every write.
+
+    Args:
+        cluster: a cluster of three masters instead.
+    """
 
     time_limit = 100.0
 
+    def __init__(self, *, cluster: bool = False) -> None:
+        super().__init__()
+        self._cluster = cluster
+
     def start(self) -> Server:
-        """Start the server."""
-        self._redis = RedisServer(password=secrets.token_hex(8) + "/ä")
+        password = secrets.token_hex(8) + "/ä"
+        self._redis: RedisServer | RedisCluster
+        self._redis = RedisCluster(password=password) if self._cluster else RedisServer(password=password)
         self._redis.start()
         return self._redis
 
     def clear(self, server: Server) -> str:
-        """Delete all data."""
         self._redis.flush()
         # Abandoned messages wake other receivers after this interval.
         return f"{self._redis.url}?poll_interval=0.2&connect_timeout=30"
 
     async def refuse_writes(self) -> bool:
         """Make it run out of memory."""
-        await self.by_hand(lambda: self._redis.command("CONFIG", "SET", "maxmemory", "1"))
+        await self._limit_memory("1")
         return True
 
     async def restore(self) -> None:
         """Start it again, and give it memory."""
         await super().restore()
-        await self.by_hand(lambda: self._redis.command("CONFIG", "SET", "maxmemory", "0"))
+        await self._limit_memory("0")
+
+    async def _limit_memory(self, limit: str) -> None:
+        servers = self._redis.servers if isinstance(self._redis, RedisCluster) else [self._redis]
+        for server in servers:
+            await self.by_hand(partial(server.command, "CONFIG", "SET", "maxmemory", limit))

@@ -44,6 +44,7 @@ class SQLiteHarness(Harness):
     """
 
     lock_duration = 1.5  # SQLite keeps to any; a busy machine needs time to renew one
+    in_process = True
 
     def __init__(self) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="pairmq-sqlite-"))

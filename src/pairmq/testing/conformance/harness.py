@@ -33,10 +33,13 @@ class Harness(ABC):
         lock_duration: seconds; a short lock that the broker keeps to within a fifth. Tests wait for locks to end, and
             renew them before: shorter saves time, and fails on a machine that stands still for so long.
         time_limit: seconds in which one test must have ended, its interruptions included.
+        in_process: whether the broker is a library in this process. No connection can end between its commit and the
+            confirmation, so that `lose_confirms` is not asked for: a send that fails is tested to leave no doubt.
     """
 
     lock_duration: ClassVar[float] = 2.0
     time_limit: ClassVar[float] = 50.0
+    in_process: ClassVar[bool] = False
 
     @abstractmethod
     async def make(self) -> str:
