@@ -201,6 +201,18 @@ def a_last_line_that_a_kill_cut_off(pen: Pen) -> None:
     pen.line("run", "killed", life="client-b/1")
 
 
+def forgotten_by_its_broker_that_never_confirmed_it(pen: Pen) -> None:
+    """A master that is replaced may take with it what it had delivered already."""
+    pen.send(1)
+    pen.write(1, CUT, to=BACKLOG)
+    pen.handed(1)
+    pen.write(1, marked=True)
+    pen.told(1, "accepted by the primary", duplicate=True)
+    pen.at += 700
+    drained = replace(failing(), previous=EntityState.DRAINING, current=EntityState.HEALTHY, cause=Cause.DRAINED)
+    pen.event("client-a-1", drained)
+
+
 GOOD: list[Callable[[Pen], None]] = [
     accepted,
     diverted_and_brought_home,
@@ -221,6 +233,7 @@ GOOD: list[Callable[[Pen], None]] = [
     a_queue_tried_again_after_an_attempt_that_only_sleep_made_long,
     failing_after_a_send_that_failed,
     a_last_line_that_a_kill_cut_off,
+    forgotten_by_its_broker_that_never_confirmed_it,
 ]
 
 
