@@ -299,9 +299,18 @@ async def test_too_few_replicas_leave_the_outcome_open(server: RedisServer, mess
             await sender.send(message("both"))
             await transport.admin.probe(QUEUE)
             assert await sender.send_batch([message(), message()]) == [None, None]
+            receiver = transport.receiver(Source(QUEUE))
+            first, second, _ = await receiver.receive(3, WAIT)
+            await receiver.complete(first)
+            await receiver.dead_letter(second, "why", "because")
+            await receiver.close()
         async with registry.transport(f"{url}=300") as transport:
-            sender = transport.sender(QUEUE)
+            sender, receiver = transport.sender(QUEUE), transport.receiver(Source(QUEUE))
+            (delivery,) = await receiver.receive(1, WAIT)
             replica.pause()
+            # A replica that is promoted would deliver it again.
+            error = await error_of(receiver.complete(delivery))
+            assert (error.kind, error.maybe_applied) == (FailureKind.UNAVAILABLE, True)
             error = await error_of(sender.send(message("one")))
             assert (error.kind, error.reason, error.maybe_applied) == (
                 FailureKind.UNAVAILABLE,

@@ -283,7 +283,7 @@ class RedisReceiver(Receiver):
         tokens = [self._token(delivery) for delivery in deliveries]
         arguments = [part for token in tokens if token is not None for part in (token.id, b"%d" % token.count)]
         try:
-            done = await self._settle(_scripts.COMPLETE, arguments) if arguments else []
+            done = await self._settle(_scripts.COMPLETE, arguments, replicate=True) if arguments else []
         except TransportError as error:
             return [error] * len(deliveries)
         answers = iter(done)
@@ -324,15 +324,25 @@ class RedisReceiver(Receiver):
 
     async def _settle_one(self, script: Script, delivery: Delivery, *arguments: bytes) -> None:
         token = self._token(delivery)
-        if token is None or not await self._settle(script, [token.id, b"%d" % token.count, *arguments]):
+        if token is None:
+            raise _errors.lock_lost(self._settling)
+        own = [token.id, b"%d" % token.count, *arguments]
+        if not await self._settle(script, own, replicate=script is _scripts.DEAD_LETTER):
             raise _errors.lock_lost(self._settling)
         self._given.pop(token.id, None)
 
-    async def _settle(self, script: Script, arguments: Sequence[bytes]) -> Reply:
-        return await self._script(self._context.control, script, arguments, self._settling)
+    async def _settle(self, script: Script, arguments: Sequence[bytes], *, replicate: bool = False) -> Reply:
+        """Run a script on what is locked; what removes a message waits for replicas, or one that is promoted would
+        deliver it again, and the caller would never have been in doubt."""
+        return await self._script(self._context.control, script, arguments, self._settling, replicate=replicate)
 
-    async def _script(self, link: Line, script: Script, arguments: Sequence[bytes], doing: str) -> Reply:
-        return await self._context.script(link, self.scope, script, self._source.keys, (*self._who, *arguments), doing)
+    async def _script(
+        self, link: Line, script: Script, arguments: Sequence[bytes], doing: str, *, replicate: bool = False
+    ) -> Reply:
+        arguments = (*self._who, *arguments)
+        return await self._context.script(
+            link, self.scope, script, self._source.keys, arguments, doing, replicate=replicate
+        )
 
     # -------------------------------------------------------------------- close
 
