@@ -11,7 +11,9 @@ import pytest
 from pairmq.model import Entity, EntityState, Message
 from pairmq.model.events import Cause, SendCompleted, SendOutcome, StateChanged
 from pairmq.testing.chaos import Settings, planned
+from pairmq.testing.chaos._books import Found, history_of
 from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, first_canary, made
+from pairmq.testing.chaos.report import recoveries_of
 from pairmq.testing.history import CONFIRMED, Told
 from pairmq.testing.simulator import Verdict
 
@@ -551,3 +553,18 @@ def test_an_event_that_calls_a_cancelled_send_refused_is_found(pen: Pen) -> None
     )
     pen.event("client-b-1", event)
     assert {violation.verdict for violation in pen.violations()} == {Verdict.PHANTOM}
+
+
+def test_a_fault_lasts_from_the_first_write_after_it_to_the_first_confirm(pen: Pen) -> None:
+    pen.accepted(1)
+    pen.line("run", "strike", number=0, fault="kill", seconds=1.0, side="primary", client="")
+    pen.at += 5  # in which no one writes
+    pen.send(2)
+    pen.write(2, CUT)
+    pen.at += 2
+    pen.write(2)
+    pen.line("run", "cured", number=0)
+    pen.line("run", "strike", number=1, fault="kill", seconds=1.0, side="secondary", client="")
+    recoveries = recoveries_of(history_of(pen.plan, pen.directory, Found()))
+    assert list(recoveries) == ["kill primary"]
+    assert recoveries["kill primary"] == pytest.approx([2.3])

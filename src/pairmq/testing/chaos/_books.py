@@ -268,11 +268,11 @@ class _Books:
         ordered = sorted((copy for group in copies.values() for copy in group), key=self._place)
         for place, copy in enumerate(ordered):
             copy.number = place
-            number = copy.message_number
-            if not copy.gone and number not in self._found.backlog:
-                copy.gone = "dead-lettered" if number in self._found.dead else "missing"
-                written = writes[copy.entity.path, number] if number is not None else []
-                if copy.handovers and not any(each.result(number).confirmed for each in written):
+            known = copy.message_number
+            if not copy.gone and known not in self._found.backlog:
+                copy.gone = "dead-lettered" if known in self._found.dead else "missing"
+                written = writes[copy.entity.path, known] if known is not None else []
+                if copy.handovers and not any(each.result(known).confirmed for each in written):
                     # A broker may forget what it never confirmed, though it delivered it: a master that is replaced.
                     copy.gone_at, copy.gone_tick = copy.handovers[-1].at, copy.handovers[-1].tick
         self._history.copies += ordered

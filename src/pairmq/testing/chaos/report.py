@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from pairmq.model.events import MessageMoved, StateChanged
 from pairmq.testing.chaos._judge import duplicates_explained
 from pairmq.testing.chaos.plan import Plan
+from pairmq.testing.history import Attempt
 from pairmq.testing.judge import Violation, Waits, waits_of
 from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._report import Counts, counted, handled_text, story_of
@@ -36,6 +39,8 @@ class ChaosReport:
     # How long accepted messages waited for their first handling, by what had accepted them.
     waits: Mapping[str, Waits] = field(default_factory=dict)
     interrupted: bool = False  # the faults ended early, by Ctrl-C
+    # By kind of fault and broker, of each fault the seconds from the first write after it began to the first confirm.
+    recoveries: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -62,6 +67,11 @@ class ChaosReport:
             f"({self.explained} explained); {self.moved} moved",
             *(f"  {line}" for line in handled_text(counts, self.waits)),
             f"  worst overrun of a deadline: {self.overrun:+.3f} s, of which the process slept {self.lag:.3f} s",
+            "  first confirmed write after a fault began, median and longest:",
+            *(
+                f"    {fault:<32} {statistics.median(times):6.2f} s {max(times):6.2f} s, of {len(times)}"
+                for fault, times in self.recoveries.items()
+            ),
         ]
         if timeline or not self.ok:
             lines += ["  timeline:", *(f"    {line}" for line in self.timeline)]
@@ -86,6 +96,7 @@ class ChaosReport:
                 for name in ("overrun", "lag", "seconds", "drained_after")
             },
             "waits": {by: each.to_dict() for by, each in self.waits.items()},
+            "recoveries": {fault: [round(each, 3) for each in times] for fault, times in self.recoveries.items()},
             "violations": [each.to_dict(3) for each in self.violations],
             "timeline": list(self.timeline),
             "stories": {str(number): list(story) for number, story in self.stories.items()},
@@ -122,6 +133,7 @@ def report_of(
         {number: story_of(history, number) for number in list(numbers)[:_STORIES]},
         waits_of(history),
         interrupted,
+        recoveries_of(history),
     )
 
 
@@ -136,6 +148,29 @@ def _overrun(history: History) -> tuple[float, float]:
     deadline, until = worst.at + worst.timeout, worst.ended_at or 0.0
     lags = (woken - due for due, woken in history.lags.get(worst.life, ()) if woken >= deadline and due <= until)
     return overrun, max(lags, default=0.0)
+
+
+def recoveries_of(history: History) -> dict[str, tuple[float, ...]]:
+    """How long each fault of one broker lasted for those that write to it: from their first write on, as before it no
+    one waited. A fault after which nothing was written, or confirmed, has no time."""
+    writes: dict[str, list[Attempt]] = defaultdict(list)
+    for attempt in history.attempts:
+        writes[attempt.broker].append(attempt)
+    found: dict[str, list[float]] = defaultdict(list)
+    for at, _, fault in history.strokes:
+        began: float | None = None
+        confirmed: float | None = None
+        for attempt in writes[fault.broker]:
+            if attempt.at < at or not attempt.life.startswith(f"{fault.process}/" if fault.process else ""):
+                continue
+            began = attempt.at if began is None else began
+            if confirmed is not None and attempt.at > confirmed:
+                break
+            if attempt.ended_at is not None and any(told.confirmed for told in attempt.told or ()):
+                confirmed = attempt.ended_at if confirmed is None else min(confirmed, attempt.ended_at)
+        if began is not None and confirmed is not None:
+            found[f"{fault.kind} {fault.broker}"].append(confirmed - began)
+    return {kind: tuple(times) for kind, times in sorted(found.items())}
 
 
 def _timeline(history: History) -> tuple[str, ...]:
