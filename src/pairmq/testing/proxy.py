@@ -27,6 +27,8 @@ _HOST = "127.0.0.1"
 _CHUNK = 64 * 1024
 # What a connection holds back per direction before it stops reading, beside the kernel's own buffers.
 _HELD_AT_MOST = 256 * 1024
+# Likewise where it delays: a long link that holds no more is a slow one.
+_IN_FLIGHT_AT_MOST = 16 * 1024 * 1024
 # Seconds that a call may take: the proxy's thread never blocks, so more is a bug.
 _CALL_TIMEOUT = 60.0
 
@@ -346,7 +348,7 @@ class _Pump:
         loop = asyncio.get_running_loop()
         data: bytes | None = None
         while data != b"":
-            while self._held_bytes >= _HELD_AT_MOST:
+            while self._held_bytes >= self._most_held:
                 self._room.clear()
                 await self._room.wait()
             try:
@@ -358,6 +360,12 @@ class _Pump:
             self._held.append((loop.time(), random(), memoryview(data)))
             self._held_bytes += len(data)
             self.news.set()
+
+    @property
+    def _most_held(self) -> int:
+        fault = self._proxy._fault
+        far = fault.delay and not fault.rate and self._direction not in fault.silent
+        return _IN_FLIGHT_AT_MOST if far else _HELD_AT_MOST
 
     async def write(self) -> None:
         loop = asyncio.get_running_loop()

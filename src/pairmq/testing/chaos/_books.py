@@ -271,7 +271,8 @@ class _Books:
             known = copy.message_number
             if not copy.gone and known not in self._found.backlog:
                 copy.gone = "dead-lettered" if known in self._found.dead else "missing"
-                confirmed = known is None or any(each.result(known).confirmed for each in writes[copy.entity.path, known])
+                written = writes[copy.entity.path, known or 0]
+                confirmed = known is None or any(each.result(known).confirmed for each in written)
                 if copy.handovers and not confirmed:
                     # A broker may forget what it never confirmed, though it delivered it: a master that is replaced.
                     copy.gone_at, copy.gone_tick = copy.handovers[-1].at, copy.handovers[-1].tick

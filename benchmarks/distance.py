@@ -1,0 +1,176 @@
+"""What a round trip to RabbitMQ costs: sends and a drain over links of 0 to 300 ms, beside aio-pika at its best.
+
+Messages of 1 KiB, persistent and confirmed; all brokers of a turn are equally far, behind a program that delays every
+byte. Both sides send with 1000 and with 4000 unconfirmed at most: `send_stream` with that window, `send_batch` with as
+many in a call, aio-pika by ``asyncio.gather`` over as many. The drain is ``pairmq syphon`` beside a loop with aio-pika,
+of which the best prefetch counts; its speed is that of the middle four fifths of the messages.
+
+Run it with: make bench-one NAME=distance
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import aio_pika
+from _draining import LIMIT, ORDERS, leave, watched
+from _far_link import far
+from _measuring import Contender, Figures, arguments, interleaved, ratio, spread
+
+from pairmq import Message, Pair, PairSender
+from pairmq.model import Source
+from pairmq.plugins import registry
+from pairmq_rabbitmq.testing import RabbitServer, start_together
+
+BODY = b"x" * 1024
+WINDOWS = (1000, 4000)
+PREFETCHES = (1000, 4000)
+OURS = {"send_batch": "a gather", "send_stream": "a gather", "syphon": "a loop"}
+NAMED = ("?name=east&identity=east", "?name=west&identity=west")
+
+
+class Turns:
+    """What is measured over one link.
+
+    Args:
+        near: the brokers' own addresses, the primary's first.
+        far: the same over the link.
+        messages: of a turn.
+    """
+
+    def __init__(self, near: Sequence[RabbitServer], far: Sequence[str], messages: int) -> None:
+        self._near = near
+        self._bare = far
+        self._pair = [url + named for url, named in zip(far, NAMED, strict=True)]
+        self._messages = messages
+
+    def contenders(self) -> dict[str, Contender]:
+        found: dict[str, Contender] = {}
+        for window in WINDOWS:
+            found[f"send_batch {window}"] = self._ours(self._batch, window)
+            found[f"send_stream {window}"] = self._ours(self._stream, window)
+            found[f"a gather {window}"] = self._gather(window)
+        found["syphon"] = self._drained(lambda queue: ["-m", "pairmq.cli", "syphon", "--until-empty", *self._options()])
+        for prefetch in PREFETCHES:
+            found[f"a loop {prefetch}"] = self._drained(lambda queue, most=prefetch: self._loop(queue, most))
+        return found
+
+    async def _sent(self, send: Callable[[], Awaitable[None]]) -> float:
+        async with registry.transport(self._near[0].url) as east:
+            await east.admin.create(ORDERS)
+            await east.admin.purge(Source(ORDERS))
+        started = time.perf_counter()
+        await send()
+        return self._messages / (time.perf_counter() - started)
+
+    def _ours(self, send: Callable[[PairSender, int], Awaitable[None]], window: int) -> Contender:
+        async def run() -> float:
+            async with Pair.connect(*self._pair) as pair:
+                sender = pair.sender(ORDERS.path)
+                await sender.send(Message(BODY))  # opens what it needs
+                return await self._sent(lambda: send(sender, window))
+
+        return run
+
+    async def _batch(self, sender: PairSender, window: int) -> None:
+        for _ in range(0, self._messages, window):
+            await sender.send_batch([Message(BODY) for _ in range(window)])
+
+    async def _stream(self, sender: PairSender, window: int) -> None:
+        async for _ in sender.send_stream((Message(BODY) for _ in range(self._messages)), window=window):
+            pass
+
+    def _gather(self, window: int) -> Contender:
+        async def run() -> float:
+            async with await aio_pika.connect(self._bare[0]) as connection:
+                exchange = (await connection.channel()).default_exchange
+
+                async def send() -> None:
+                    for _ in range(0, self._messages, window):
+                        messages = [
+                            aio_pika.Message(BODY, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+                            for _ in range(window)
+                        ]
+                        await asyncio.gather(*(exchange.publish(message, ORDERS.path) for message in messages))
+
+                return await self._sent(send)
+
+        return run
+
+    def _drained(self, command: Callable[[str], list[str]]) -> Contender:
+        async def run() -> float:
+            for server in self._near:
+                server.reset()
+            primary, secondary = (server.url + named for server, named in zip(self._near, NAMED, strict=True))
+            queue = await leave(primary, secondary, self._messages)
+            async with registry.transport(self._near[0].url) as east:
+                with _running([sys.executable, *command(queue)]):
+                    return await watched(east, self._messages)
+
+        return run
+
+    def _options(self) -> list[str]:
+        return ["--primary", self._pair[0], "--secondary", self._pair[1], "--backlog-queues", "1"]
+
+    def _loop(self, queue: str, prefetch: int) -> list[str]:
+        program = str(__file__).replace("distance.py", "_rabbit_loop.py")
+        return [program, self._bare[1], self._bare[0], queue, ORDERS.path, str(prefetch)]
+
+
+@contextmanager
+def _running(command: list[str]) -> Iterator[None]:
+    program = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603  # ours
+    try:
+        yield
+    finally:
+        program.kill()
+        program.wait(LIMIT)
+
+
+def best(figures: Figures, kind: str) -> list[float]:
+    """The rounds of the best of a kind's contenders."""
+    of = [values for name, values in figures.items() if name.startswith(kind)]
+    return max(of, key=lambda values: sorted(values)[len(values) // 2])
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = arguments(__doc__, rounds=3)
+    parser.add_argument("--messages", type=int, default=12_000, help="of a turn")
+    parser.add_argument("--round-trip", type=int, action="append", help="ms; repeatable; 0, 20, 100 and 300")
+    parser.add_argument("--only", action="append", help="contenders whose names begin so; repeatable")
+    options = parser.parse_args()
+    curves: dict[str, dict[str, dict[str, float]]] = {}
+    ratios: dict[str, dict[str, float]] = {}
+    with RabbitServer() as primary, RabbitServer() as secondary:
+        start_together(primary, secondary)
+        for ms in options.round_trip or (0, 20, 100, 300):
+            with far([primary.url, secondary.url], ms / 1000) as urls:
+                contenders = Turns((primary, secondary), urls, options.messages).contenders()
+                if options.only:
+                    contenders = {name: run for name, run in contenders.items() if name.startswith(tuple(options.only))}
+                figures = asyncio.run(interleaved(contenders, options.rounds, warm_up=False))
+            for name, values in figures.items():
+                curves.setdefault(name, {})[str(ms)] = spread(values)
+            for ours, peer in OURS.items():
+                if not options.only:
+                    of = ratio(best(figures, ours), best(figures, peer))
+                    ratios[f"{ours} / {peer} of aio-pika, {ms} ms"] = of
+    if options.json:
+        print(json.dumps({"unit": "messages a second", "lines": curves, "ratios": ratios}))
+        return 0
+    for name, settings in curves.items():
+        print(f"{name:20}", *(f"{ms:>5} ms {of['median']:>8,.0f}" for ms, of in settings.items()))
+    for name, of in ratios.items():
+        print(f"{name:45} {of['median']:.2f} (from {of['min']:.2f} to {of['max']:.2f})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
