@@ -16,9 +16,8 @@ from urllib.parse import quote, urlencode
 
 from aiohttp import web
 
-from servicebus_local.atom._entries import Entry, entry_document, error_document, feed_document
+from servicebus_local.atom._entries import MAX_BYTES, Entry, XmlError, entry_document, error_document, feed_document
 from servicebus_local.atom._namespace import Namespace, decoded, parse_path
-from servicebus_local.atom._xml import MAX_BYTES, XmlError
 from servicebus_local.broker import Broker, BrokerError
 from servicebus_local.descriptions import PropertyError
 from servicebus_local.faults import FaultPlan

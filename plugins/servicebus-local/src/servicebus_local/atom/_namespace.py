@@ -8,8 +8,18 @@ from typing import Literal, NamedTuple, TypeVar
 from urllib.parse import unquote
 from xml.etree.ElementTree import Element  # the type
 
-from servicebus_local.atom._entries import Entry, entity_entry, namespace_entry, read_rule, rule_entry
-from servicebus_local.atom._xml import XmlError, child, child_text, local_name, parse
+from servicebus_local.atom._entries import (
+    Entry,
+    XmlError,
+    child,
+    child_text,
+    entity_entry,
+    local_name,
+    namespace_entry,
+    parse,
+    read_rule,
+    rule_entry,
+)
 from servicebus_local.broker import (
     Broker,
     BrokerError,

@@ -12,7 +12,7 @@ from servicebus_local.broker._descriptions import (
     TopicDescription,
 )
 from servicebus_local.broker._errors import BrokerError
-from servicebus_local.broker._filters import (
+from servicebus_local.broker._rules import (
     CORRELATION_FIELDS,
     CorrelationFilter,
     FalseFilter,

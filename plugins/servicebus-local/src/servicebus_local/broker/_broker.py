@@ -22,10 +22,10 @@ from servicebus_local.broker._errors import (
     QUOTA,
     TOO_LARGE,
     BrokerError,
+    forward_path,
+    parse_receive_path,
 )
-from servicebus_local.broker._namespace import Namespace
-from servicebus_local.broker._paths import forward_path, parse_receive_path
-from servicebus_local.broker._records import description_of, rules_of
+from servicebus_local.broker._namespace import Namespace, description_of, rules_of
 from servicebus_local.broker._source import BILLED_BYTES, Source
 from servicebus_local.broker._store import Loaded, SqliteStore
 from servicebus_local.broker._values import Incoming, MessageId, MessageState, Stored, copy_of, stored_from

@@ -10,8 +10,7 @@ from dataclasses import astuple, dataclass, fields
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from servicebus_local.broker._errors import ARGUMENT, NOT_ALLOWED, OUT_OF_RANGE, BrokerError
-from servicebus_local.broker._paths import forward_path
+from servicebus_local.broker._errors import ARGUMENT, NOT_ALLOWED, OUT_OF_RANGE, BrokerError, forward_path
 
 DAY = 86400.0
 

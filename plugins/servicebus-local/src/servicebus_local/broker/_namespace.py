@@ -1,30 +1,98 @@
-"""The entities of a namespace and their administration (Service Bus documentation: "Service Bus REST API")."""
+"""Entities, their administration (Service Bus documentation: "Service Bus REST API"), and their records in the store.
+
+Records are plain dictionaries, in which an unknown property is no error.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any
 
 from servicebus_local.broker._descriptions import (
     Description,
     EntityInfo,
+    EntityStatus,
     QueueDescription,
     SubscriptionDescription,
     TopicDescription,
     check,
     check_update,
 )
-from servicebus_local.broker._duplicates import Duplicates
-from servicebus_local.broker._entities import Forwarder, Holder, Subscription, Topic
-from servicebus_local.broker._errors import ARGUMENT, EXISTS, NOT_FOUND, QUOTA, BrokerError
-from servicebus_local.broker._filters import Rule
+from servicebus_local.broker._entities import Duplicates, Forwarder, Holder, Subscription, Topic
+from servicebus_local.broker._errors import (
+    ARGUMENT,
+    EXISTS,
+    NOT_FOUND,
+    QUOTA,
+    BrokerError,
+    check_name,
+    check_path,
+    forward_path,
+)
 from servicebus_local.broker._hub import Hub
 from servicebus_local.broker._journal import Journal
-from servicebus_local.broker._paths import check_name, check_path, forward_path
-from servicebus_local.broker._records import record_of
+from servicebus_local.broker._rules import CorrelationFilter, FalseFilter, Filter, Rule, SqlFilter, TrueFilter
 from servicebus_local.broker._store import Loaded, SqliteStore
+
+_DESCRIPTIONS: dict[str, type[Description]] = {
+    "queue": QueueDescription,
+    "topic": TopicDescription,
+    "subscription": SubscriptionDescription,
+}
+_FILTERS: dict[str, type[Filter]] = {
+    "true": TrueFilter,
+    "false": FalseFilter,
+    "sql": SqlFilter,
+    "correlation": CorrelationFilter,
+}
+_FILTER_NAMES = {kind: name for name, kind in _FILTERS.items()}
+
+
+def record_of(entity: Holder | Topic) -> dict[str, object]:
+    """What is stored of an entity: plain values only."""
+    description = asdict(entity.description)
+    description["status"] = entity.description.status.value
+    record: dict[str, object] = {
+        "kind": "topic" if isinstance(entity, Topic) else "queue",
+        "path": entity.path,
+        "created_at": entity.created_at,
+        "updated_at": entity.updated_at,
+        "description": description,
+    }
+    if isinstance(entity, Subscription):
+        record |= {
+            "kind": "subscription",
+            "topic": entity.topic,
+            "name": entity.name,
+            "rules": [_rule_record(rule) for rule in entity.rules],
+        }
+    return record
+
+
+def description_of(record: Mapping[str, Any]) -> Description:
+    """The description in a record."""
+    kind = _DESCRIPTIONS[record["kind"]]
+    known = {field.name for field in fields(kind)}
+    values = {name: value for name, value in record["description"].items() if name in known}
+    values["status"] = EntityStatus(values["status"])
+    return kind(**values)
+
+
+def rules_of(record: Mapping[str, Any]) -> list[Rule]:
+    """The rules in the record of a subscription."""
+    return [
+        Rule(each["name"], _FILTERS[each["filter"]](**each["values"]), each["action"], each["created_at"])
+        for each in record["rules"]
+    ]
+
+
+def _rule_record(rule: Rule) -> dict[str, object]:
+    values = {field.name: getattr(rule.filter, field.name) for field in fields(rule.filter)}
+    kind = _FILTER_NAMES[type(rule.filter)]
+    return {"name": rule.name, "filter": kind, "values": values, "action": rule.action, "created_at": rule.created_at}
+
 
 MAX_SUBSCRIPTIONS = 2000
 """Of one topic (Service Bus documentation: "Service Bus quotas")."""

@@ -1,22 +1,69 @@
-"""Rules made ready to be asked: filters with their expressions read once, and actions."""
+"""Rules of subscriptions (Service Bus documentation: "Topic filters and actions"), and rules made ready to be asked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 
 from servicebus_local.broker._errors import ARGUMENT, BrokerError
-from servicebus_local.broker._filters import (
-    CORRELATION_FIELDS,
-    CorrelationFilter,
-    FalseFilter,
-    Filter,
-    Rule,
-    SqlFilter,
-    current_properties,
-)
 from servicebus_local.broker._sql import parse_action, parse_condition
 from servicebus_local.broker._sql_values import EvaluationError, Scope
 from servicebus_local.broker._values import Stored
+
+DEFAULT_RULE = "$Default"
+"""The rule that a subscription has if it is given no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrueFilter:
+    """Matches every message."""
+
+
+@dataclass(frozen=True, slots=True)
+class FalseFilter:
+    """Matches no message."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqlFilter:
+    """Matches messages for which an expression is true (Service Bus documentation: "Subscription rule SQL filter
+    syntax").
+    """
+
+    expression: str
+    # Values of what the text calls `@name`, with or without the sign.
+    parameters: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrelationFilter:
+    """Matches messages that have every value given here, exactly and with regard to case."""
+
+    correlation_id: str | None = None
+    message_id: str | None = None
+    to: str | None = None
+    reply_to: str | None = None
+    label: str | None = None
+    session_id: str | None = None
+    reply_to_session_id: str | None = None
+    content_type: str | None = None
+    properties: Mapping[str, object] = field(default_factory=dict)
+
+
+CORRELATION_FIELDS = tuple(each.name for each in fields(CorrelationFilter) if each.name != "properties")
+"""In the service's order, in which some clients read them."""
+
+Filter = TrueFilter | FalseFilter | SqlFilter | CorrelationFilter
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A filter of a subscription, with a name."""
+
+    name: str  # unique in the subscription
+    filter: Filter
+    action: str | None = None  # `SET` and `REMOVE` statements for the copies of messages that match
+    created_at: float = 0.0  # unix seconds; the broker sets it
 
 
 class FilterFailure(Exception):
@@ -84,7 +131,7 @@ def _correlation(wanted: CorrelationFilter) -> Callable[[Stored], bool]:
             actual = getattr(message, name)
             if actual != value and (actual is None or str(actual) != value):
                 return False
-        current = current_properties(message)
+        current = message.current_properties
         return all(name in current and _same(current[name], value) for name, value in properties.items())
 
     return matches

@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from servicebus_local.broker._filters import current_properties
 from servicebus_local.broker._values import NEVER, Stored
 
 
@@ -27,7 +26,7 @@ class Scope:
 
     def __init__(self, message: Stored) -> None:
         self.message = message
-        self.properties: Mapping[str, object] = current_properties(message)
+        self.properties: Mapping[str, object] = message.current_properties
 
 
 Expression = Callable[[Scope], object]

@@ -66,6 +66,11 @@ class Stored(Incoming):
     key: int = 0  # its row in the store
     saved: bool = False  # whether the store has that row
 
+    @property
+    def current_properties(self) -> Mapping[str, object]:
+        """Application properties with what was changed since the message was sent."""
+        return {**self.properties, **self.added_properties} if self.added_properties else self.properties
+
 
 def stored_from(incoming: Incoming, now: float, default_time_to_live: float | None) -> Stored:
     """A new message for an entity."""

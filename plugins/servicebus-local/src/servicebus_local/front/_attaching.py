@@ -22,8 +22,7 @@ from servicebus_local.front._links import (
     locked_until_property,
     session_wish,
 )
-from servicebus_local.front._management import ReplyLink
-from servicebus_local.front._requests import RequestLink
+from servicebus_local.front._management import ReplyLink, RequestLink
 
 _BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
 _MAX_BATCH = 256 * 1024

@@ -23,8 +23,7 @@ from servicebus_local.amqp import (
 )
 from servicebus_local.faults import FaultAction, FaultPoint, FaultRule
 from servicebus_local.front._attaching import attach
-from servicebus_local.front._endpoint import Endpoint, fault_error
-from servicebus_local.front._shared import Shared
+from servicebus_local.front._endpoint import Endpoint, Shared, fault_error
 from servicebus_local.front._tokens import Grants
 
 _TLS_HANDSHAKE = 60.0
@@ -145,7 +144,6 @@ class Client(asyncio.Protocol):
         self._after()
 
     def write(self) -> None:
-        """Write what the engine has to say; the broker's changes are durable by now."""
         data = self._engine.data_to_send()
         transport = self._transport
         if transport is None:
@@ -156,7 +154,6 @@ class Client(asyncio.Protocol):
             self._leave(transport)
 
     def drop(self) -> None:
-        """Reset the socket."""
         if self._transport is None:
             return
         own = self._transport.get_extra_info("socket")
@@ -165,7 +162,6 @@ class Client(asyncio.Protocol):
         self._transport.abort()
 
     def close(self) -> None:
-        """Say good-bye."""
         self._engine.close(AmqpError("amqp:connection:forced", "the server is stopping", {}))
         self.write()
         if self._transport is not None:
@@ -201,11 +197,9 @@ class Client(asyncio.Protocol):
     # Helpers of the links.
 
     def soon(self, action: Callable[[], None]) -> None:
-        """Do something when the broker's present call is over."""
         self._loop.call_soon(self._act, action)
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something after a while, if the client is still there."""
         self._loop.call_later(seconds, self._act, action)
 
     def _act(self, action: Callable[[], None]) -> None:
@@ -214,11 +208,9 @@ class Client(asyncio.Protocol):
             self._after()
 
     def add(self, endpoint: Endpoint) -> None:
-        """Put something behind a link, in place of what was there."""
         self.endpoints[endpoint.link] = endpoint
 
     def suffer(self, fault: FaultRule, link: Link | None) -> None:
-        """Let a fault strike that is the same everywhere."""
         if fault.action is FaultAction.DROP:
             self.drop()
         elif fault.action is FaultAction.CLOSE:
@@ -230,19 +222,16 @@ class Client(asyncio.Protocol):
             self._mute = True
 
     def detach(self, link: Link, error: AmqpError) -> None:
-        """End a link with an error for the client; one that was not answered is refused."""
         self.forget(link)
         link.detach(error)
         self._after()
 
     def forget(self, link: Link) -> None:
-        """Release what a link held."""
         endpoint = self.endpoints.pop(link, None)
         if endpoint is not None:
             endpoint.end()
 
     def check_entities(self) -> None:
-        """Detach the links of entities that were deleted or take no part any more."""
         for endpoint in list(self.endpoints.values()):
             endpoint.check()
 
