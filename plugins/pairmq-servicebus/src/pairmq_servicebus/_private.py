@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+from datetime import datetime
 from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus._pyamqp._decode import _DECODE_BY_CONSTRUCTOR, decode_payload
 from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._pyamqp.message import Message as Decoded
+from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader
 from azure.servicebus.exceptions import ServiceBusError
 
 _LOG = logging.getLogger(__name__)
@@ -33,6 +36,7 @@ _ACCEPTED, _REJECTED = "accepted", "rejected"
 _UNDECODABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, struct.error)
 _ANNOTATIONS = 0x72
 _SEQUENCE_NUMBER = b"x-opt-sequence-number"
+_ENQUEUED_TIME = b"x-opt-enqueued-time"
 _BROWSE = b"com.microsoft:peek-message"
 _CONDITION = b"errorCondition"
 _OK, _NOTHING = 200, (202, 204)
@@ -187,6 +191,26 @@ def _stand_in(error: BaseException, body: bytes, annotations: dict[Any, Any] | N
     problem = f"{type(error).__name__}: {error}"[:200]
     said: dict[str | bytes, Any] = {UNREADABLE.encode(): problem.encode()}
     return Decoded(data=[body], application_properties=said, message_annotations=annotations)
+
+
+def as_received(
+    message: AmqpAnnotatedMessage,
+    *,
+    delivery_count: int,
+    sequence_number: int | None,
+    enqueued_at: datetime | None,
+) -> Decoded:
+    """A message as if it had come from the service, with what that would have said of it."""
+    header = message.header or AmqpMessageHeader()
+    header.delivery_count = delivery_count
+    message.header = header
+    outgoing: Any = PyamqpTransport.to_outgoing_amqp_message(message)
+    decoded: Any = decode_payload(memoryview(encode_payload(bytearray(), outgoing)))
+    annotations = {**(decoded.message_annotations or {}), _SEQUENCE_NUMBER: sequence_number}
+    if enqueued_at is not None:
+        annotations[_ENQUEUED_TIME] = int(enqueued_at.timestamp() * 1000)
+    received: Decoded = decoded._replace(message_annotations=annotations)
+    return received
 
 
 def max_message_bytes(sender: ServiceBusSender) -> int:

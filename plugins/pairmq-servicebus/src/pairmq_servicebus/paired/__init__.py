@@ -26,7 +26,7 @@ from azure.servicebus import (
     parse_connection_string,
 )
 
-from pairmq_servicebus.paired._client import PairedServiceBusClient, PairedServiceBusSender
+from pairmq_servicebus.paired._client import PairedServiceBusClient, PairedServiceBusReceiver, PairedServiceBusSender
 from pairmq_servicebus.paired._convert import PairedMessageBatch
 from pairmq_servicebus.paired._errors import (
     NotAllowedError,
@@ -36,6 +36,7 @@ from pairmq_servicebus.paired._errors import (
     SendFailure,
     SendOutcomeUnknownError,
 )
+from pairmq_servicebus.paired._receiving import PairedReceivedMessage
 
 __all__ = [
     "NEXT_AVAILABLE_SESSION",
@@ -44,7 +45,9 @@ __all__ = [
     "NotReachableError",
     "PairedBatchError",
     "PairedMessageBatch",
+    "PairedReceivedMessage",
     "PairedServiceBusClient",
+    "PairedServiceBusReceiver",
     "PairedServiceBusSender",
     "ReservedNameError",
     "SendFailure",

@@ -6,16 +6,17 @@ import contextlib
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
 from azure.core.credentials import TokenCredential
-from azure.servicebus import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
+from azure.servicebus import ServiceBusClient, ServiceBusReceivedMessage, ServiceBusReceiver, ServiceBusSender
 
 from pairmq import Entity, EntityState, Pair
 from pairmq_servicebus.paired._convert import PairedMessageBatch, SingleMessage, make_batch
 from pairmq_servicebus.paired._portal import Portal
+from pairmq_servicebus.paired._receiving import SETTLEMENTS, SharedReceiver, renew
 from pairmq_servicebus.paired._sending import (
     SHUT_DOWN,
     Messages,
@@ -32,12 +33,19 @@ if TYPE_CHECKING:
 
 
 class PairedServiceBusClient(
-    SharedClient[TokenCredential, ServiceBusReceiver, ServiceBusSender, "PairedServiceBusSender"]
+    SharedClient[
+        TokenCredential,
+        ServiceBusReceiver,
+        ServiceBusSender,
+        "PairedServiceBusSender",
+        "PairedServiceBusReceiver",
+    ]
 ):
     """``azure.servicebus.ServiceBusClient`` whose senders fail over to a second broker.
 
-    Senders send to the primary, and to backlog queues of the secondary while the primary is unavailable. Receivers and
-    all the rest are the client's own, on the primary. Use one client for the life of a process: each has a pair of its
+    Senders send to the primary, and to backlog queues of the secondary while the primary is unavailable. Receivers of
+    queues with ``continuity`` read these as well; other receivers, and all the rest, are the client's own, on the
+    primary. Use one client for the life of a process: each has a pair of its
     own, with its own view of what is healthy.
 
     The pair opens at ``with``, or at the first message, in a background thread of its own. Any number of threads may
@@ -63,7 +71,7 @@ class PairedServiceBusClient(
 
     def _start(self, own: ServiceBusClient, pair: Pair, entity_path: str | None, on_receipt: OnReceipt | None) -> None:
         super()._start(own, pair, entity_path, on_receipt)
-        self._portal = Portal("pairmq paired client", self._opening.close)
+        self._portal = Portal("pairmq paired client", self._end)
         # A client that is dropped without a close ends its thread; at the exit of the process the portal does.
         weakref.finalize(self, self._portal.abandon).atexit = False
 
@@ -110,6 +118,13 @@ class PairedServiceBusClient(
 
     def _make_sender(self, sending: Sending, own: Own[ServiceBusSender]) -> PairedServiceBusSender:
         return PairedServiceBusSender(self._portal, sending, own, self._on_receipt)
+
+    def _make_receiver(
+        self, queue: str, make_own: Callable[[], ServiceBusReceiver], given: Any
+    ) -> PairedServiceBusReceiver:
+        return PairedServiceBusReceiver(
+            self._portal, self._pair, self._opening, queue, self.fully_qualified_namespace, make_own, given
+        )
 
 
 class PairedServiceBusSender(SharedSender[ServiceBusSender]):
@@ -188,6 +203,125 @@ class PairedServiceBusSender(SharedSender[ServiceBusSender]):
 
     def __enter__(self) -> Self:
         self._check_open()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._portal.closed:
+            raise ValueError(SHUT_DOWN)
+        super()._check_open()
+
+
+class PairedServiceBusReceiver(SharedReceiver[ServiceBusReceiver]):
+    """Reads a queue with continuity: the primary's, and its lane on the secondary, until both are gone for good.
+
+    Made by the client's ``get_queue_receiver``. Any number of threads may share one.
+    """
+
+    def __init__(self, portal: Portal, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._portal = portal
+        # The client's own receiver is not thread-safe.
+        self._own_lock = threading.Lock()
+
+    def receive_messages(
+        self, max_message_count: int | None = 1, max_wait_time: float | None = None
+    ) -> list[ServiceBusReceivedMessage]:
+        """Receive messages of either broker; returns as soon as there are any.
+
+        Args:
+            max_message_count: at most; ``prefetch_count`` when it is None.
+            max_wait_time: seconds to wait for the first, the receiver's when left out, else 60.
+
+        Raises:
+            ServiceBusError: neither broker can be read.
+            ValueError: an argument is invalid, or the receiver or the client is closed.
+        """
+        count, wait = self._asked(max_message_count, max_wait_time)
+        if not count:
+            return []
+        return [self._made(each) for each in self._portal.run(lambda: self.reading.receive(count, wait))]
+
+    def __iter__(self) -> Iterator[ServiceBusReceivedMessage]:
+        self._check_open()
+        return self
+
+    def __next__(self) -> ServiceBusReceivedMessage:
+        self._check_open()
+        found = self._portal.run(lambda: self.reading.next(self._max_wait_time))
+        if found is None:
+            raise StopIteration
+        return self._made(found)
+
+    next = __next__
+
+    def complete_message(self, message: ServiceBusReceivedMessage) -> None:
+        """Remove a message from the broker that it came from.
+
+        Raises:
+            MessageLockLostError: its lock has ended; it is redelivered.
+            MessageAlreadySettled: it was settled before.
+            ServiceBusError: that broker is unavailable; it may be redelivered.
+        """
+        self._settle("complete", message)
+
+    def abandon_message(self, message: ServiceBusReceivedMessage) -> None:
+        """Release a message for redelivery. Raises as `complete_message`."""
+        self._settle("abandon", message)
+
+    def dead_letter_message(
+        self, message: ServiceBusReceivedMessage, reason: str | None = None, error_description: str | None = None
+    ) -> None:
+        """Move a message to the dead-letter queue of its queue or lane. Raises as `complete_message`."""
+        self._settle("dead_letter", message, reason, error_description)
+
+    def defer_message(self, message: ServiceBusReceivedMessage) -> None:
+        """Refuse to defer a message that this receiver has read. Raises `ValueError`."""
+        self._settle("defer", message)
+
+    def renew_message_lock(self, message: ServiceBusReceivedMessage, **kwargs: Any) -> datetime | None:
+        """Renew a message's lock; returns until when it lasts. Raises as `complete_message`."""
+        if self._is_paired(message, "renew"):
+            return self._portal.run(lambda: renew(message))
+        with self._own_lock:
+            return self._primary().renew_message_lock(message, **kwargs)
+
+    def _settle(self, action: str, message: ServiceBusReceivedMessage, *arguments: str | None) -> None:
+        if self._is_paired(message, action):
+            self._portal.run(lambda: SETTLEMENTS[action](message, *arguments))
+        else:
+            with self._own_lock:
+                getattr(self._primary(), f"{action}_message")(message, *arguments)
+
+    def peek_messages(self, max_message_count: int = 1, **kwargs: Any) -> list[ServiceBusReceivedMessage]:
+        """Look at messages of the primary's queue; as the client's own, which it is."""
+        with self._own_lock:
+            return self._primary().peek_messages(max_message_count, **kwargs)
+
+    def receive_deferred_messages(
+        self, sequence_numbers: int | list[int], **kwargs: Any
+    ) -> list[ServiceBusReceivedMessage]:
+        """Receive messages that another receiver has deferred at the primary; as the client's own, which it is."""
+        with self._own_lock:
+            return self._primary().receive_deferred_messages(sequence_numbers, **kwargs)
+
+    def close(self) -> None:
+        """Release what is not settled, on both sides. Idempotent."""
+        self._closed = True
+        if self._portal.elsewhere:
+            return  # both connections are the parent's
+        if not self._portal.closed:
+            with contextlib.suppress(RuntimeError):  # the client is being closed by another thread
+                self._portal.run(self.reading.close)
+        with self._own_lock:
+            if self._own is not None:
+                self._own.close()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        self._portal.run(self.reading.open)
         return self
 
     def __exit__(self, *error: object) -> None:

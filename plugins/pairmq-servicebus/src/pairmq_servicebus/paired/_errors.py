@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from azure.servicebus.exceptions import (
+    MessageLockLostError,
     MessageSizeExceededError,
     MessagingEntityDisabledError,
     MessagingEntityNotFoundError,
@@ -25,6 +26,7 @@ from pairmq import (
     EntityNotFound,
     FailureKind,
     FailureReason,
+    LockLost,
     MessageTooLarge,
     PairMQError,
     PrimaryUnavailable,
@@ -115,6 +117,7 @@ _BY_REASON: Final[dict[FailureReason, type[ServiceBusError]]] = {
 }
 
 _BY_ERROR: Final[tuple[tuple[type[PairMQError], type[ServiceBusError]], ...]] = (
+    (LockLost, MessageLockLostError),
     (SendUnknown, SendOutcomeUnknownError),
     (MessageTooLarge, MessageSizeExceededError),
     (EntityNotFound, MessagingEntityNotFoundError),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from weakref import WeakSet
 
 from pairmq import Entity, EntityKind, Pair, PairOptions
 from pairmq_servicebus.paired._arguments import Sides, entity_path_of
+from pairmq_servicebus.paired._receiving import Reading, SharedReceiver
 from pairmq_servicebus.paired._sending import SHUT_DOWN, OnReceipt, Opening, Sending
 
 if TYPE_CHECKING:
@@ -22,6 +26,9 @@ Token = TypeVar("Token", "TokenCredential", "AsyncTokenCredential")
 Receiver = TypeVar("Receiver")
 OwnSender = TypeVar("OwnSender")
 PairedSender = TypeVar("PairedSender")
+PairedReceiver = TypeVar("PairedReceiver", bound=SharedReceiver[Any])
+
+_log = logging.getLogger("pairmq")
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Own(Generic[OwnSender]):
     make: Callable[[str], OwnSender]
 
 
-class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender]):
+class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender, PairedReceiver]):
     """A client whose senders fail over; see the two classes that are made of it."""
 
     _CLIENT: ClassVar[Any]
@@ -101,12 +108,21 @@ class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender]):
         self._opening = Opening(pair)
         self._entity_path = entity_path
         self._on_receipt = on_receipt
+        self._readings: WeakSet[Reading] = WeakSet()
+
+    async def _end(self) -> None:
+        """Close the pair, and before it what its receivers hold. Idempotent, never raises."""
+        await asyncio.gather(*(reading.close() for reading in self._readings))
+        await self._opening.close()
 
     @abstractmethod
     def _is_closed(self) -> bool: ...
 
     @abstractmethod
     def _make_sender(self, sending: Sending, own: Own[OwnSender]) -> PairedSender: ...
+
+    @abstractmethod
+    def _make_receiver(self, queue: str, make_own: Callable[[], Receiver], given: Any) -> PairedReceiver: ...
 
     # What is paired.
 
@@ -131,13 +147,16 @@ class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender]):
         """Make a sender to a topic of the primary; as `get_queue_sender`."""
         return self._sender(topic_name, "topic", client_identifier, socket_timeout)
 
-    def _sender(
-        self, name: str, kind: str, client_identifier: str | None, socket_timeout: float | None
-    ) -> PairedSender:
+    def _check_name(self, name: str, kind: str) -> None:
         if self._is_closed():
             raise ValueError(SHUT_DOWN)
         if self._entity_path is not None and name != self._entity_path:
             raise ValueError(f"the {kind} {name!r} is not the EntityPath of the connection string")
+
+    def _sender(
+        self, name: str, kind: str, client_identifier: str | None, socket_timeout: float | None
+    ) -> PairedSender:
+        self._check_name(name, kind)
         Entity(name, EntityKind(kind))
 
         def make_own(identifier: str) -> OwnSender:
@@ -151,12 +170,41 @@ class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender]):
             Own(name, self.fully_qualified_namespace, client_identifier or f"SBSender-{uuid.uuid4()}", make_own),
         )
 
-    # What is not.
+    def get_queue_receiver(
+        self, queue_name: str, *, session_id: Any = None, sub_queue: Any = None, **kwargs: Any
+    ) -> Receiver | PairedReceiver:
+        """Make a receiver of a queue; of one with ``continuity`` one that reads its lane on the secondary as well.
 
-    def get_queue_receiver(self, queue_name: str, **kwargs: Any) -> Receiver:
-        """Make the client's own receiver of a queue of the primary."""
-        receiver: Receiver = self._own.get_queue_receiver(queue_name, **kwargs)
-        return receiver
+        Any other is the client's own, on the primary; so are those of sessions and of dead-letter queues.
+
+        Args:
+            queue_name: the queue's path.
+            session_id: as for ``ServiceBusClient``.
+            sub_queue: likewise.
+            kwargs: likewise.
+
+        Raises:
+            ValueError: an argument is invalid, the name is not that of the connection string, or the client is closed.
+        """
+
+        def make_own() -> Receiver:
+            own = {**kwargs, "session_id": session_id, "sub_queue": sub_queue}
+            receiver: Receiver = self._own.get_queue_receiver(
+                queue_name, **{name: value for name, value in own.items() if value is not None}
+            )
+            return receiver
+
+        if sub_queue is not None or not self._pair.options.continues(queue_name):
+            return make_own()
+        if session_id is not None:
+            _log.warning("queue %s has continuity, but a receiver of sessions reads the primary only", queue_name)
+            return make_own()
+        self._check_name(queue_name, "queue")
+        made = self._make_receiver(queue_name, make_own, kwargs)
+        self._readings.add(made.reading)
+        return made
+
+    # What is not.
 
     def get_subscription_receiver(self, topic_name: str, subscription_name: str, **kwargs: Any) -> Receiver:
         """Make the client's own receiver of a subscription of the primary."""

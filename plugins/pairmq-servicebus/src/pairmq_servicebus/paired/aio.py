@@ -12,11 +12,12 @@ What comes from ``azure.servicebus.aio`` besides can be imported from here as we
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
 from azure.core.credentials_async import AsyncTokenCredential
+from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import (
     AutoLockRenewer,
     ServiceBusClient,
@@ -27,6 +28,7 @@ from azure.servicebus.aio import (
 
 from pairmq import Entity, EntityState, Pair
 from pairmq_servicebus.paired._convert import PairedMessageBatch, SingleMessage, make_batch
+from pairmq_servicebus.paired._receiving import SETTLEMENTS, SharedReceiver, renew
 from pairmq_servicebus.paired._sending import (
     Messages,
     Sending,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AutoLockRenewer",
     "PairedServiceBusClient",
+    "PairedServiceBusReceiver",
     "PairedServiceBusSender",
     "ServiceBusReceiver",
     "ServiceBusSession",
@@ -50,12 +53,19 @@ __all__ = [
 
 
 class PairedServiceBusClient(
-    SharedClient[AsyncTokenCredential, ServiceBusReceiver, ServiceBusSender, "PairedServiceBusSender"]
+    SharedClient[
+        AsyncTokenCredential,
+        ServiceBusReceiver,
+        ServiceBusSender,
+        "PairedServiceBusSender",
+        "PairedServiceBusReceiver",
+    ]
 ):
     """``azure.servicebus.aio.ServiceBusClient`` whose senders fail over to a second broker.
 
-    Senders send to the primary, and to backlog queues of the secondary while the primary is unavailable. Receivers and
-    all the rest are the client's own, on the primary. Use one client for the life of a process: each has a pair of its
+    Senders send to the primary, and to backlog queues of the secondary while the primary is unavailable. Receivers of
+    queues with ``continuity`` read these as well; other receivers, and all the rest, are the client's own, on the
+    primary. Use one client for the life of a process: each has a pair of its
     own, with its own view of what is healthy. The pair opens at ``async with``, or at the first message. Arguments and
     errors are those of `pairmq_servicebus.paired.PairedServiceBusClient`.
     """
@@ -86,7 +96,7 @@ class PairedServiceBusClient(
         """Close the pair, and the client with its receivers. Idempotent; sends in flight get ``close_grace``."""
         self._closed = True
         try:
-            await self._opening.close()
+            await self._end()
         finally:
             await self._own.close()
 
@@ -103,6 +113,13 @@ class PairedServiceBusClient(
 
     def _make_sender(self, sending: Sending, own: Own[ServiceBusSender]) -> PairedServiceBusSender:
         return PairedServiceBusSender(sending, own, self._on_receipt)
+
+    def _make_receiver(
+        self, queue: str, make_own: Callable[[], ServiceBusReceiver], given: Any
+    ) -> PairedServiceBusReceiver:
+        return PairedServiceBusReceiver(
+            self._pair, self._opening, queue, self.fully_qualified_namespace, make_own, given
+        )
 
 
 class PairedServiceBusSender(SharedSender[ServiceBusSender]):
@@ -153,6 +170,87 @@ class PairedServiceBusSender(SharedSender[ServiceBusSender]):
 
     async def __aenter__(self) -> Self:
         self._check_open()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+
+class PairedServiceBusReceiver(SharedReceiver[ServiceBusReceiver]):
+    """Reads a queue with continuity: the primary's, and its lane on the secondary, until both are gone for good.
+
+    Made by the client's ``get_queue_receiver``. Any number of tasks may share one. Arguments and errors are those of
+    `pairmq_servicebus.paired.PairedServiceBusReceiver`.
+    """
+
+    async def receive_messages(
+        self, max_message_count: int | None = 1, max_wait_time: float | None = None
+    ) -> list[ServiceBusReceivedMessage]:
+        """Receive messages of either broker; returns as soon as there are any."""
+        count, wait = self._asked(max_message_count, max_wait_time)
+        return [self._made(each) for each in await self.reading.receive(count, wait)] if count else []
+
+    def __aiter__(self) -> AsyncIterator[ServiceBusReceivedMessage]:
+        self._check_open()
+        return self
+
+    async def __anext__(self) -> ServiceBusReceivedMessage:
+        self._check_open()
+        found = await self.reading.next(self._max_wait_time)
+        if found is None:
+            raise StopAsyncIteration
+        return self._made(found)
+
+    async def complete_message(self, message: ServiceBusReceivedMessage) -> None:
+        """Remove a message from the broker that it came from."""
+        await self._settle("complete", message)
+
+    async def abandon_message(self, message: ServiceBusReceivedMessage) -> None:
+        """Release a message for redelivery."""
+        await self._settle("abandon", message)
+
+    async def dead_letter_message(
+        self, message: ServiceBusReceivedMessage, reason: str | None = None, error_description: str | None = None
+    ) -> None:
+        """Move a message to the dead-letter queue of its queue or lane."""
+        await self._settle("dead_letter", message, reason, error_description)
+
+    async def defer_message(self, message: ServiceBusReceivedMessage) -> None:
+        """Refuse to defer a message that this receiver has read."""
+        await self._settle("defer", message)
+
+    async def renew_message_lock(self, message: ServiceBusReceivedMessage, **kwargs: Any) -> datetime | None:
+        """Renew a message's lock; returns until when it lasts."""
+        if self._is_paired(message, "renew"):
+            return await renew(message)
+        return await self._primary().renew_message_lock(message, **kwargs)
+
+    async def _settle(self, action: str, message: ServiceBusReceivedMessage, *arguments: str | None) -> None:
+        if self._is_paired(message, action):
+            await SETTLEMENTS[action](message, *arguments)
+        else:
+            await getattr(self._primary(), f"{action}_message")(message, *arguments)
+
+    async def peek_messages(self, max_message_count: int = 1, **kwargs: Any) -> list[ServiceBusReceivedMessage]:
+        """Look at messages of the primary's queue; as the client's own, which it is."""
+        return await self._primary().peek_messages(max_message_count, **kwargs)
+
+    async def receive_deferred_messages(
+        self, sequence_numbers: int | list[int], **kwargs: Any
+    ) -> list[ServiceBusReceivedMessage]:
+        """Receive messages that another receiver has deferred at the primary; as the client's own, which it is."""
+        return await self._primary().receive_deferred_messages(sequence_numbers, **kwargs)
+
+    async def close(self) -> None:
+        """Release what is not settled, on both sides. Idempotent."""
+        self._closed = True
+        await self.reading.close()
+        if self._own is not None:
+            await self._own.close()
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        await self.reading.open()
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -1,0 +1,246 @@
+"""What both kinds of receiver do of a queue with continuity: read the primary and the lane, settle, renew.
+
+Messages of either broker are given as azure-servicebus gives those of the primary.
+"""
+
+from __future__ import annotations
+
+import uuid
+import warnings
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Final, Generic, TypeGuard, TypeVar
+
+from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiveMode
+from azure.servicebus.exceptions import MessageAlreadySettled
+
+from pairmq import Pair, PairClosed, PairDelivery, PairMQError, PairReceiver
+from pairmq.model.events import Side
+from pairmq_servicebus import _codec, _private
+from pairmq_servicebus.paired._errors import as_client_error
+from pairmq_servicebus.paired._sending import SHUT_DOWN, Opening
+
+_WAIT: Final = 60.0  # s that ``receive_messages`` waits, as the client's does
+_ARGUMENTS: Final = frozenset(
+    ("receive_mode", "max_wait_time", "auto_lock_renewer", "prefetch_count", "client_identifier", "socket_timeout")
+)
+
+OwnReceiver = TypeVar("OwnReceiver")
+
+
+class PairedReceivedMessage(ServiceBusReceivedMessage):
+    """A message of the primary or of the queue's lane; ``delivery.origin`` says which broker it came from."""
+
+    def __init__(self, delivery: PairDelivery, receiver: object, mode: ServiceBusReceiveMode) -> None:
+        its = delivery.delivery
+        raw = _private.as_received(
+            _codec.encode(_codec.take_apart(delivery.message)),
+            delivery_count=its.delivery_count - 1,  # the service counts those before this one
+            sequence_number=_number(delivery),
+            enqueued_at=its.enqueued_at,
+        )
+        token = its.lock_token if isinstance(its.lock_token, uuid.UUID) else uuid.uuid4()
+        super().__init__(raw, mode, receiver=receiver, lock_token=token)
+        self.delivery = delivery
+        """PairMQ's, of the pair's event loop."""
+
+    @property
+    def locked_until_utc(self) -> datetime | None:
+        """When its lock ends; None once it is settled, and for one that lasts as long as the connection."""
+        return None if self._settled else self.delivery.delivery.locked_until
+
+
+def _number(delivery: PairDelivery) -> int | None:
+    """The primary's number of a message: what the lane's broker counts has nothing to do with it."""
+    number = delivery.delivery.sequence_number
+    return int(number) if delivery.origin is Side.PRIMARY and number.isdecimal() else None
+
+
+class Reading:
+    """One receiver's way to the pair, on the pair's event loop."""
+
+    def __init__(self, pair: Pair, opening: Opening, queue: str, prefetch: int, *, deletes: bool) -> None:
+        self._pair = pair
+        self._opening = opening
+        self._queue = queue
+        self._prefetch = prefetch
+        self._deletes = deletes
+        self._receiver: PairReceiver | None = None
+        self._closed = False
+
+    async def open(self) -> PairReceiver:
+        """Open the pair, if it is not. Raises as the client does."""
+        with client_errors():
+            await self._opening.wait()
+            if self._closed:
+                raise ValueError(SHUT_DOWN)
+            if self._receiver is None:
+                self._receiver = self._pair.receiver(self._queue, prefetch=max(1, self._prefetch))
+            return self._receiver
+
+    async def receive(self, most: int, wait: float) -> list[PairDelivery]:
+        """Receive of either side. Raises `ServiceBusError` while neither can be read."""
+        receiver = await self.open()
+        with client_errors():
+            return await self._given(await receiver.receive(most, wait))
+
+    async def next(self, wait: float | None) -> PairDelivery | None:
+        """The next message; None when there is none for so many seconds, and without a limit it waits for one."""
+        receiver = await self.open()
+        with client_errors():
+            while True:
+                found = [await anext(receiver)] if wait is None else await receiver.receive(1, wait)
+                given = await self._given(found)
+                if given or not found:
+                    return given[0] if given else None
+
+    async def _given(self, found: list[PairDelivery]) -> list[PairDelivery]:
+        """Remove what is to be deleted when it is received; what can't be is redelivered."""
+        if not self._deletes:
+            return found
+        for delivery in found:
+            try:
+                await delivery.complete()
+            except PairMQError:
+                continue
+        return [delivery for delivery in found if delivery.settled]
+
+    async def close(self) -> None:
+        """Release what is not settled, on both sides. Idempotent, never raises."""
+        self._closed = True
+        if self._receiver is not None:
+            await self._receiver.close()
+
+
+class SharedReceiver(Generic[OwnReceiver]):
+    """A receiver of a queue with continuity; see the two classes that are made of it."""
+
+    session: None = None
+
+    def __init__(
+        self, pair: Pair, opening: Opening, queue: str, namespace: str, make_own: Callable[[], OwnReceiver], given: Any
+    ) -> None:
+        unknown = sorted(given.keys() - _ARGUMENTS)
+        if unknown:
+            warnings.warn(f"Unsupported keyword args: {', '.join(unknown)}", stacklevel=4)
+        self._mode = ServiceBusReceiveMode(given.get("receive_mode") or ServiceBusReceiveMode.PEEK_LOCK)
+        self._max_wait_time: float | None = given.get("max_wait_time")
+        check_wait(self._max_wait_time)
+        self._renewer = given.get("auto_lock_renewer")
+        deletes = self._mode is ServiceBusReceiveMode.RECEIVE_AND_DELETE
+        if deletes and self._renewer is not None:
+            raise ValueError("messages received and deleted have no lock: leave auto_lock_renewer out")
+        self._prefetch: int = given.get("prefetch_count") or 0
+        self._name: str = given.get("client_identifier") or f"SBReceiver-{uuid.uuid4()}"
+        self.reading = Reading(pair, opening, queue, self._prefetch, deletes=deletes)
+        self._make_own = make_own
+        self._own: OwnReceiver | None = None
+        self._closed = False
+        self.entity_path = queue
+        self.fully_qualified_namespace = namespace
+
+    @property
+    def client_identifier(self) -> str:
+        """Its name, as given or made."""
+        return self._name
+
+    @property
+    def _running(self) -> bool:
+        # The client's lock renewer asks.
+        return not self._closed
+
+    def __str__(self) -> str:
+        return f"Receiver client id: {self.client_identifier}, entity: {self.entity_path}"
+
+    def _asked(self, count: int | None, wait: float | None) -> tuple[int, float]:
+        """How many messages are asked for, and for how long."""
+        self._check_open()
+        check_wait(wait)
+        if count is not None and count <= 0:
+            raise ValueError("The max_message_count must be greater than 0")
+        limit = wait if wait is not None else self._max_wait_time
+        return self._prefetch if count is None else count, _WAIT if limit is None else limit
+
+    def _made(self, delivery: PairDelivery) -> PairedReceivedMessage:
+        message = PairedReceivedMessage(delivery, self, self._mode)
+        if self._renewer is not None and message.locked_until_utc is not None:
+            self._renewer.register(self, message)
+        return message
+
+    def _is_paired(self, message: ServiceBusReceivedMessage, action: str) -> TypeGuard[PairedReceivedMessage]:
+        """Whether a message was read here, and not by the client's own receiver. Raises why it can't be settled."""
+        self._check_open()
+        if not isinstance(message, PairedReceivedMessage):
+            return False
+        if self._mode is ServiceBusReceiveMode.RECEIVE_AND_DELETE:
+            raise ValueError(f"The operation {action} is not supported in 'RECEIVE_AND_DELETE' receive mode.")
+        if action == "defer":
+            raise ValueError(
+                "a message of a queue with continuity can't be deferred, as the lane has no deferred messages: "
+                "abandon it, or send it again with scheduled_enqueue_time_utc and complete it"
+            )
+        if message._settled:
+            raise MessageAlreadySettled(action=action)
+        return True
+
+    def _primary(self) -> OwnReceiver:
+        self._check_open()
+        if self._own is None:
+            self._own = self._make_own()
+        return self._own
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(SHUT_DOWN)
+
+
+async def _complete(message: PairedReceivedMessage) -> None:
+    with client_errors():
+        await message.delivery.complete()
+    message._settled = True
+
+
+async def _abandon(message: PairedReceivedMessage) -> None:
+    with client_errors():
+        await message.delivery.abandon()
+    message._settled = True
+
+
+async def _dead_letter(message: PairedReceivedMessage, reason: str | None, description: str | None) -> None:
+    with client_errors():
+        await message.delivery.dead_letter(reason or "", description or "")
+    message._settled = True
+
+
+SETTLEMENTS: Final[Mapping[str, Callable[..., Coroutine[Any, Any, None]]]] = {
+    "complete": _complete,
+    "abandon": _abandon,
+    "dead_letter": _dead_letter,
+}
+"""How a message is settled at its broker. They raise `MessageLockLostError` and `ServiceBusError`."""
+
+
+async def renew(message: PairedReceivedMessage) -> datetime | None:
+    """Renew a lock. Raises as the `SETTLEMENTS`."""
+    with client_errors():
+        await message.delivery.renew_lock()
+    return message.locked_until_utc
+
+
+def check_wait(seconds: float | None) -> None:
+    if seconds is not None and seconds <= 0:
+        raise ValueError("The max_wait_time must be greater than 0.")
+
+
+@contextmanager
+def client_errors() -> Iterator[None]:
+    """Turns PairMQ's errors into the client's."""
+    try:
+        yield
+    except PairClosed as error:
+        raise ValueError(SHUT_DOWN) from error
+    except PairMQError as error:
+        if isinstance(error, ValueError):
+            raise
+        raise as_client_error(error) from error
