@@ -493,7 +493,7 @@ async def test_a_queue_that_a_syphon_finds_missing_is_created_at_once(world):
     async with world(enable_syphon=True, backlog_retry_interval=600, syphon_receive_wait=5.0) as w:
         await asyncio.sleep(10)
         lose_queues(w)
-        w.west.notify()
+        w.west.wake_all()
         await asyncio.sleep(20)
         assert set(w.pair.backlog_queues) <= set(w.west.queues)
         assert [event.in_use for event in w.of(RotationChanged)][-3:] == [True, True, True]

@@ -53,7 +53,7 @@ async def test_idle_entities_are_forgotten_and_their_links_closed(world, made):
         await use_others(w)
         assert len(w.pair.states()) < MOST
         await asyncio.sleep(1)
-        assert sum(not sender._closed for _, sender in made) < MOST
+        assert sum(not sender._calls.closed for _, sender in made) < MOST
         assert len(made) == MANY
 
 
@@ -146,7 +146,7 @@ async def test_the_link_of_a_sender_that_is_dropped_late_is_closed_too(world, ma
         await use_others(w, 2 * MANY)
         assert len(w.pair.states()) < MOST
         await asyncio.sleep(1)
-        assert sum(not sender._closed for _, sender in made) < MOST
+        assert sum(not sender._calls.closed for _, sender in made) < MOST
 
 
 @in_virtual_time

@@ -11,8 +11,7 @@ from pairmq import ConfigurationError, Entity, EntityState, Message, Pair, PairO
 from pairmq.core import lane_name
 from pairmq.model import Source
 from pairmq.model.events import MessageMoved, RotationChanged
-from pairmq.testing import Fault, Operation, in_virtual_time
-from pairmq.testing._simulated._transport import SimulatedAdmin
+from pairmq.testing import Fault, Operation, SimulatedAdmin, in_virtual_time
 from pairmq.transport import Admin
 
 LANE = lane_name("east", "orders")

@@ -141,20 +141,20 @@ async def test_a_message_that_is_too_large_closes_no_sender_that_others_use(worl
 @pytest.mark.parametrize("reason", [FailureReason.MALFORMED, FailureReason.NOT_SUPPORTED, FailureReason.OTHER])
 async def test_a_message_that_is_refused_for_its_own_sake_cuts_off_no_other_pump(world, monkeypatch, reason):
     """Its sender was closed: what another pump had under way through it was in doubt, and went home twice."""
-    act, store = simulated.SimulatedSender._act, simulated.SimulatedSender._store
+    store = simulated.SimulatedSender._store
 
-    def picky(self: simulated.SimulatedSender, message: Message) -> None:
+    def picky(self: simulated.SimulatedSender, message: Message, now: float) -> None:
         if message.body == b"bad":
             raise TransportError("not a message like this", FailureKind.REFUSED, reason)
-        store(self, message)
+        store(self, message, now)
 
     async def slow(self: simulated.SimulatedSender, messages: Sequence[Message]) -> list[TransportError | None]:
-        await act(self)
-        for message in messages:
-            store(self, message)
+        await self._connection.call(
+            self._calls, lambda now: [store(self, message, now) for message in messages], Operation.SEND, self._entity
+        )
         await asyncio.sleep(0.5)  # the answer is on its way
         lost = TransportError("closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED, maybe_applied=True)
-        return [lost if self._closed else None for _ in messages]
+        return [lost if self._calls.closed else None for _ in messages]
 
     monkeypatch.setattr(simulated.SimulatedSender, "_store", picky)
     monkeypatch.setattr(simulated.SimulatedSender, "send_batch", slow)

@@ -83,7 +83,7 @@ async def test_a_closed_sender_leaves_nothing(world, made):
             await sender.send(Message(b"2"))
         del sender
         await w.pair.sender("orders").send(Message(b"3"))
-        assert [one._closed for one in made] == [True, False]
+        assert [one._calls.closed for one in made] == [True, False]
 
 
 @in_virtual_time

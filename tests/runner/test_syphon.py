@@ -322,10 +322,10 @@ def takes(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Message], float]) 
     """Let each message take a while to be stored, also within an operation."""
 
     async def send_batch(self: simulated.SimulatedSender, messages: Sequence[Message]) -> list[TransportError | None]:
-        await self._act()
+        await self._connection.call(self._calls, lambda now: None, Operation.SEND, self._entity)
         for message in messages:
             await asyncio.sleep(seconds(message))
-            self._store(message)
+            self._store(message, 0.0)
         return [None] * len(messages)
 
     async def send(self: simulated.SimulatedSender, message: Message) -> None:

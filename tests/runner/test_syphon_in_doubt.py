@@ -29,7 +29,7 @@ def lose_locks(broker: SimulatedBroker) -> None:
     queue = broker.queues[QUEUE]
     for stored in queue.stored.values():
         queue.release(stored)
-    broker.notify()
+    broker.wake_all()
 
 
 async def drained(w) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from pairmq.memory._state import Queue, State, Stored
-from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.model import Entity, FailureKind, FailureReason, TransportError
 from pairmq.transport import nothing_sent
 
 T = TypeVar("T")
@@ -43,22 +44,90 @@ class Fault:
 _SOUND = Fault()
 
 
-class Broker:
-    """One broker in this process, and the control over it (`pairmq.plugins.BrokerControl`)."""
+class Operation(enum.Flag):
+    """What a call asks a broker for."""
 
-    def __init__(self, name: str) -> None:
+    SEND = enum.auto()
+    RECEIVE = enum.auto()
+    SETTLE = enum.auto()
+    ADMIN = enum.auto()
+    PROBE = enum.auto()
+    ALL = SEND | RECEIVE | SETTLE | ADMIN | PROBE
+
+
+class StateBroker:
+    """A broker's state, and those who wait until it changes.
+
+    Args:
+        name: in its endpoint.
+        state: what it holds at first.
+    """
+
+    def __init__(self, name: str, state: State) -> None:
         self.name = name
-        self.state = State()
-        self.fault = _SOUND
-        self.life = 0
-        """Raised whenever all connections are dropped."""
+        self.state = state
         self.lock = threading.RLock()
         # In their order, so that one who has waited longer looks first.
         self._waiting: dict[asyncio.Future[None], None] = {}
         self._readers: dict[Queue, dict[asyncio.Future[None], None]] = {}
-        self._late: list[Callable[[], object]] = []
 
-    # Faults.
+    def now(self) -> float:
+        """The clock of its state: seconds since 1970 UTC."""
+        return time.time()
+
+    def enter(self, future: asyncio.Future[None], queue: Queue | None = None) -> None:
+        """Wake a future at the next fault, or when a queue may have more to receive."""
+        with self.lock:
+            self._waiting[future] = None
+            if queue is not None:
+                self._readers.setdefault(queue, {})[future] = None
+
+    def leave(self, future: asyncio.Future[None], queue: Queue | None = None) -> None:
+        """Undo `enter`."""
+        with self.lock:
+            self._waiting.pop(future, None)
+            readers = None if queue is None else self._readers.get(queue)
+            if queue is not None and readers is not None:
+                readers.pop(future, None)
+                if not readers:
+                    del self._readers[queue]
+
+    def wake(self, *queues: Queue) -> None:
+        """Let the receivers of some queues look again; called with the lock held."""
+        if self._readers:
+            for queue in queues:
+                self.wake_all(self._readers.get(queue, ()))
+
+    def wake_for(self, stored: Iterable[Stored]) -> None:
+        """Let the receivers of messages look that were stored; called with the lock held."""
+        if self._readers:
+            for each in stored:
+                self.wake(each.queue)
+
+    def wake_all(self, futures: Iterable[asyncio.Future[None]] | None = None) -> None:
+        """Let some of those who wait look again, or all; called with the lock held."""
+        running = asyncio._get_running_loop()
+        for future in tuple(self._waiting if futures is None else futures):
+            loop = future.get_loop()
+            if loop is running:
+                _end(future)
+            else:
+                try:
+                    loop.call_soon_threadsafe(_end, future)
+                except RuntimeError:  # that loop is closed, and its tasks leave nothing any more
+                    for queue in (None, *self._readers):
+                        self.leave(future, queue)
+
+
+class Broker(StateBroker):
+    """One broker in this process, and the control over it (`pairmq.plugins.BrokerControl`)."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, State())
+        self.fault = _SOUND
+        self.life = 0
+        """Raised whenever all connections are dropped."""
+        self._late: list[Callable[[], object]] = []
 
     async def stop(self) -> None:
         """Drop every connection and refuse new ones; what is stored stays."""
@@ -108,7 +177,7 @@ class Broker:
             if drop:
                 self.life += 1
                 self._late.clear()
-            self._wake_all(self._waiting)
+            self.wake_all()
 
     def do_late(self, act: Callable[[], object]) -> None:
         """Take a call whose caller has left before the answer."""
@@ -119,50 +188,6 @@ class Broker:
                 with contextlib.suppress(TransportError):
                     act()
 
-    # Those who wait.
-
-    def enter(self, future: asyncio.Future[None], queue: Queue | None = None) -> None:
-        """Wake a future at the next fault, or when a queue may have more to receive."""
-        with self.lock:
-            self._waiting[future] = None
-            if queue is not None:
-                self._readers.setdefault(queue, {})[future] = None
-
-    def leave(self, future: asyncio.Future[None], queue: Queue | None = None) -> None:
-        """Undo `enter`."""
-        with self.lock:
-            self._waiting.pop(future, None)
-            readers = None if queue is None else self._readers.get(queue)
-            if queue is not None and readers is not None:
-                readers.pop(future, None)
-                if not readers:
-                    del self._readers[queue]
-
-    def wake(self, *queues: Queue) -> None:
-        """Let the receivers of some queues look again; called with the lock held."""
-        if self._readers:
-            for queue in queues:
-                self._wake_all(self._readers.get(queue, ()))
-
-    def wake_for(self, stored: Iterable[Stored]) -> None:
-        """Let the receivers of messages look that were stored; called with the lock held."""
-        if self._readers:
-            for each in stored:
-                self.wake(each.queue)
-
-    def _wake_all(self, futures: Iterable[asyncio.Future[None]]) -> None:
-        running = asyncio._get_running_loop()
-        for future in tuple(futures):
-            loop = future.get_loop()
-            if loop is running:
-                _end(future)
-            else:
-                try:
-                    loop.call_soon_threadsafe(_end, future)
-                except RuntimeError:  # that loop is closed, and its tasks leave nothing any more
-                    for queue in (None, *self._readers):
-                        self.leave(future, queue)
-
 
 def _end(future: asyncio.Future[None]) -> None:
     if not future.done():
@@ -172,10 +197,10 @@ def _end(future: asyncio.Future[None]) -> None:
 class Calls:
     """The calls of a sender, a receiver or an administration, which end when it is closed."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: StateBroker) -> None:
         self.closed = False
         self._broker = broker
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}
 
     def close(self) -> None:
         """End what waits, and refuse more."""
@@ -197,7 +222,7 @@ class Calls:
         """Begin to wait: for a fault, the close, or more in a queue."""
         future = asyncio.get_running_loop().create_future()
         self._broker.enter(future, queue)
-        self._waiting.add(future)
+        self._waiting[future] = None
         return future
 
     async def wait(
@@ -210,29 +235,56 @@ class Calls:
         finally:
             if timer is not None:
                 timer.cancel()
-            self._waiting.discard(future)
+            self._waiting.pop(future, None)
             self._broker.leave(future, queue)
 
 
-class Connection:
+class Link(Protocol):
+    """The way of a sender's, a receiver's or an administration's calls to a broker."""
+
+    async def call(
+        self,
+        calls: Calls,
+        act: Callable[[float], T],
+        operation: Operation,
+        entity: Entity | None = None,
+        *,
+        stores: bool = False,
+        again: bool = False,
+    ) -> T:
+        """Let the broker do one step, in a later turn of the loop.
+
+        Args:
+            calls: those of the object, which end when it is closed.
+            act: the step; takes the present, on the clock of the broker's state.
+            operation: what kind of step it is.
+            entity: whose; None for the broker itself.
+            stores: it stores something on the caller's behalf, which a broker may refuse, or not confirm.
+            again: it repeats a look of the same receive.
+
+        Raises:
+            TransportError: the broker is unavailable or refuses, the object was closed, or as ``act``.
+        """
+
+
+class Connection(Link):
     """One connection to a broker; opened by the first call, dropped by a stop and by a call whose end is unknown."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self._life = _NOT_OPEN
 
-    async def call(self, calls: Calls, act: Callable[[float], T], *, stores: bool = False, outlives: bool = True) -> T:
-        """Let the broker do one step, in a later turn of the loop.
-
-        Args:
-            calls: those of the object, which end when it is closed.
-            act: the step; takes the present, in seconds since 1970 UTC.
-            stores: it stores something on the caller's behalf, which a broker may refuse, or not confirm.
-            outlives: a hanging broker does it when it wakes up, though the caller has left.
-
-        Raises:
-            TransportError: the broker is unavailable or refuses, the object was closed, or as ``act``.
-        """
+    async def call(
+        self,
+        calls: Calls,
+        act: Callable[[float], T],
+        operation: Operation,
+        entity: Entity | None = None,
+        *,
+        stores: bool = False,
+        again: bool = False,
+    ) -> T:
+        """See `Link`. A hanging broker does it when it wakes up, though the caller has left, unless it is a receive."""
         broker = self.broker
         calls.check()
         if self._life != broker.life or broker.fault.stopped:
@@ -244,7 +296,7 @@ class Connection:
             raise
         calls.check()
         if broker.fault is not _SOUND or self._life != broker.life:
-            await self._get_through(calls, act, stores, outlives)
+            await self._get_through(calls, act, stores, operation is not Operation.RECEIVE)
         with broker.lock:
             done = act(time.time())
         if stores:

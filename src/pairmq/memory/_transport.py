@@ -1,17 +1,18 @@
-"""``memory://name``: the transport to a broker in this process."""
+"""Transports to a broker whose state is in this process: ``memory://name``, and what it has in common with others."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
-from pairmq.memory._broker import Broker, Calls, Connection, broker_named
+from pairmq.memory._broker import Broker, Calls, Connection, Link, Operation, StateBroker, broker_named
 from pairmq.memory._state import Queue, Session, Stored
 from pairmq.model import (
     ConfigurationError,
@@ -78,7 +79,41 @@ _TEXTS = (
 _SHORTEST_WAIT = 0.001  # s; timers and the wall clock may differ
 
 
-class MemoryTransport(Transport):
+class StateTransport(Transport):
+    """A transport to a broker whose state is in this process."""
+
+    def __init__(self, broker: StateBroker, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
+        self.state_broker = broker
+        self.connection = self.connect()
+        self._parts: WeakKeyDictionary[Calls | StateReceiver, None] = WeakKeyDictionary()
+
+    @abstractmethod
+    def connect(self) -> Link:
+        """A way to the broker."""
+
+    def sender(self, entity: Entity) -> Sender:
+        return StateSender(self, entity)
+
+    def receiver(self, source: Source) -> Receiver:
+        return StateReceiver(self, source)
+
+    def new_calls(self, part: StateReceiver | None = None) -> Calls:
+        """The calls of a new object, which end with this transport."""
+        calls = Calls(self.state_broker)
+        self._parts[part or calls] = None
+        calls.closed = self.ended
+        return calls
+
+    async def _close(self) -> None:
+        for part in list(self._parts):
+            if isinstance(part, Calls):
+                part.close()
+            else:
+                await part.close()
+
+
+class MemoryTransport(StateTransport):
     """A transport to a broker in this process.
 
     Args:
@@ -90,11 +125,12 @@ class MemoryTransport(Transport):
 
     def __init__(self, url: str) -> None:
         name, endpoint = _parsed(url)
-        super().__init__(endpoint)
         self.broker = broker_named(name)
-        self.connection = Connection(self.broker)
-        self._parts: WeakSet[Calls | MemoryReceiver] = WeakSet()
-        self._admin = MemoryAdmin(self)
+        super().__init__(self.broker, endpoint)
+        self._admin = StateAdmin(self)
+
+    def connect(self) -> Link:
+        return Connection(self.broker)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -103,12 +139,6 @@ class MemoryTransport(Transport):
     @property
     def admin(self) -> Admin:
         return self._admin
-
-    def sender(self, entity: Entity) -> Sender:
-        return MemorySender(self, entity)
-
-    def receiver(self, source: Source) -> Receiver:
-        return MemoryReceiver(self, source)
 
     async def accept_session(
         self, source: Source, session_id: str | None = None, *, wait: float
@@ -123,32 +153,19 @@ class MemoryTransport(Transport):
         super().check_message(entity, message)
         self.broker.state.check_session(entity, message)
 
-    def new_calls(self, part: MemoryReceiver | None = None) -> Calls:
-        """The calls of a new object, which end with this transport."""
-        calls = Calls(self.broker)
-        self._parts.add(part or calls)
-        calls.closed = self.ended
-        return calls
 
-    async def _close(self) -> None:
-        for part in list(self._parts):
-            if isinstance(part, Calls):
-                part.close()
-            else:
-                await part.close()
-
-
-class MemorySender(Sender):
+class StateSender(Sender):
     """Sends to one entity."""
 
-    def __init__(self, transport: MemoryTransport, entity: Entity) -> None:
-        self._broker = transport.broker
+    def __init__(self, transport: StateTransport, entity: Entity) -> None:
+        self._broker = transport.state_broker
         self._connection = transport.connection
         self._calls = transport.new_calls()
         self._entity = entity
 
     async def send(self, message: Message) -> None:
-        await self._connection.call(self._calls, lambda now: self._store(message, now), stores=True)
+        store = partial(self._store, message)  # lighter than a lambda, while thousands wait
+        await self._connection.call(self._calls, store, Operation.SEND, self._entity, stores=True)
 
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         return await self._store_all(messages, lambda store: _failures(store, messages))
@@ -164,12 +181,13 @@ class MemorySender(Sender):
         messages: Sequence[Message],
         act: Callable[[Callable[[Message], None]], list[TransportError | None]],
     ) -> list[TransportError | None]:
+        def act_now(now: float) -> list[TransportError | None]:
+            return act(lambda message: self._store(message, now))
+
         if not messages:
             return []
         try:
-            return await self._connection.call(
-                self._calls, lambda now: act(lambda message: self._store(message, now)), stores=True
-            )
+            return await self._connection.call(self._calls, act_now, Operation.SEND, self._entity, stores=True)
         except TransportError as error:
             return [error] * len(messages)
 
@@ -181,12 +199,12 @@ class MemorySender(Sender):
         broker.wake_for(broker.state.store(self._entity, detached(message), now))
 
 
-class MemoryReceiver(Receiver):
+class StateReceiver(Receiver):
     """Reads one source."""
 
-    def __init__(self, transport: MemoryTransport, source: Source) -> None:
-        self._broker = transport.broker
-        self._connection = Connection(self._broker)
+    def __init__(self, transport: StateTransport, source: Source) -> None:
+        self._broker = transport.state_broker
+        self._connection = transport.connect()
         self._source = source
         self._calls = transport.new_calls(self)
         self._locked = False
@@ -220,11 +238,14 @@ class MemoryReceiver(Receiver):
             soon = max(queue.next_change() - now, _SHORTEST_WAIT)
             return None, (self._calls.enter(queue), min(left, soon), queue)
 
+        again = False
         while True:
-            found, waiting = await self._connection.call(self._calls, act, outlives=False)
+            entity = self._source.entity
+            found, waiting = await self._connection.call(self._calls, act, Operation.RECEIVE, entity, again=again)
             if waiting is None:
                 return found
             await self._calls.wait(*waiting)
+            again = True
 
     async def complete(self, delivery: Delivery) -> None:
         await self._settle(delivery, self._completed)
@@ -239,7 +260,7 @@ class MemoryReceiver(Receiver):
         if not deliveries:
             return []
         try:
-            return await self._connection.call(self._calls, act)
+            return await self._connection.call(self._calls, act, Operation.SETTLE, self._source.entity)
         except TransportError as error:
             return [error] * len(deliveries)
 
@@ -281,10 +302,10 @@ class MemoryReceiver(Receiver):
             queue = self._broker.state.source(self._source)
             return act(queue, queue.held(delivery.lock_token, self, now), now)
 
-        return await self._connection.call(self._calls, settle)
+        return await self._connection.call(self._calls, settle, Operation.SETTLE, self._source.entity)
 
 
-class MemorySessionReceiver(MemoryReceiver, SessionReceiver):
+class MemorySessionReceiver(StateReceiver, SessionReceiver):
     """Reads one session of a source."""
 
     _session: Session
@@ -323,22 +344,22 @@ class MemorySessionReceiver(MemoryReceiver, SessionReceiver):
             queue = self._broker.state.source(self._source)
             return act(queue, queue.held_session(self._session, self, now), now)
 
-        return await self._connection.call(self._calls, in_lock)
+        return await self._connection.call(self._calls, in_lock, Operation.SETTLE, self._source.entity)
 
 
-class MemoryAdmin(Admin):
+class StateAdmin(Admin):
     """Manages queues and topics."""
 
-    def __init__(self, transport: MemoryTransport) -> None:
-        self._broker = transport.broker
+    def __init__(self, transport: StateTransport) -> None:
+        self._broker = transport.state_broker
         self._connection = transport.connection
         self._calls = transport.new_calls()
 
     async def check(self) -> None:
-        await self._call(lambda: None)
+        await self._call(None, lambda now: None)
 
     async def exists(self, entity: Entity) -> bool:
-        return await self._call(lambda: entity in self._broker.state.queues)
+        return await self._call(entity, lambda now: entity in self._broker.state.queues)
 
     async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
         """Create a queue or topic.
@@ -350,58 +371,65 @@ class MemoryAdmin(Admin):
         _check(wanted, entity)
         if wanted.lock_duration is None:
             wanted = replace(wanted, lock_duration=LOCK_DURATION)
-        return await self._call(lambda: self._broker.state.create(entity, wanted), stores=True)
+        return await self._call(entity, lambda now: self._broker.state.create(entity, wanted), stores=True)
 
     async def create_subscription(self, topic: Entity, name: str) -> bool:
         """Create a subscription. A topic without any discards what it is sent."""
         Source(topic, subscription=name)  # checks the name
-        return await self._call(lambda: self._broker.state.subscribe(topic, name), stores=True)
+        return await self._call(topic, lambda now: self._broker.state.subscribe(topic, name), stores=True)
 
     async def properties(self, entity: Entity) -> QueueProperties:
-        return await self._call(lambda: self._broker.state.find(entity).properties)
+        return await self._call(entity, lambda now: self._broker.state.find(entity).properties)
 
     async def counts(self, source: Source) -> QueueCounts:
         """Count exactly; an expired message is active until a receiver meets it."""
-        return await self._call(lambda: self._broker.state.source(source).counts(time.time()))
+        return await self._call(source.entity, lambda now: self._broker.state.source(source).counts(now))
 
     async def positions(self, entity: Entity) -> QueuePositions:
         """Exact; what is scheduled has no position before its time."""
-        return await self._call(lambda: self._broker.state.find(entity).positions(time.time()))
+        return await self._call(entity, lambda now: self._broker.state.find(entity).positions(now))
 
     async def delete(self, entity: Entity) -> bool:
-        def act() -> bool:
+        def act(now: float) -> bool:
             parts = self._broker.state.delete(entity)
             self._broker.wake(*parts)
             return bool(parts)
 
-        return await self._call(act)
+        return await self._call(entity, act)
 
     async def list_entities(self, prefix: str = "") -> list[Entity]:
-        found = await self._call(lambda: list(self._broker.state.queues))
+        found = await self._call(None, lambda now: list(self._broker.state.queues))
         return sorted((each for each in found if each.path.startswith(prefix)), key=lambda each: each.path)
 
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
         """Show the oldest messages, locked ones too, then the scheduled ones."""
 
-        def act() -> list[Delivery]:
-            shown = self._broker.state.source(source).oldest(max(max_messages, 1), time.time())
+        def act(now: float) -> list[Delivery]:
+            shown = self._broker.state.source(source).oldest(max(max_messages, 1), now)
             return [detached_delivery(self._broker.state.delivery(stored, is_peek=True)) for stored in shown]
 
-        return await self._call(act)
+        return await self._call(source.entity, act)
 
     async def purge(self, source: Source) -> int:
-        return await self._call(lambda: self._broker.state.source(source).purge())
+        return await self._call(source.entity, lambda now: self._broker.state.source(source).purge())
 
     async def probe(self, entity: Entity) -> None:
         """Prove that the broker is reachable, takes writes, and has the entity. Nothing is stored."""
-        await self._call(lambda: self._broker.state.find(entity), stores=True)
+        await self._call(entity, lambda now: self._broker.state.find(entity), Operation.PROBE, stores=True)
 
     def is_system_entity(self, entity: Entity) -> bool:
         """Nothing is reserved."""
         return False
 
-    async def _call(self, act: Callable[[], T], *, stores: bool = False) -> T:
-        return await self._connection.call(self._calls, lambda now: act(), stores=stores)
+    async def _call(
+        self,
+        entity: Entity | None,
+        act: Callable[[float], T],
+        operation: Operation = Operation.ADMIN,
+        *,
+        stores: bool = False,
+    ) -> T:
+        return await self._connection.call(self._calls, act, operation, entity, stores=stores)
 
 
 def control(url: str) -> Broker:

@@ -1,11 +1,11 @@
 """The test kit: brokers that fail on demand, virtual time, and helpers to run real servers."""
 
+from pairmq.memory import Operation
 from pairmq.testing._loop import DeadlockError, VirtualTimeLoop, in_virtual_time, run_virtual, virtual_wall
 from pairmq.testing._memory import MemoryBroker, memory_broker
 from pairmq.testing._pairs import TEST_OPTIONS, SimulatedPair, simulated_pair
 from pairmq.testing._simulated import (
     Fault,
-    Operation,
     SimulatedAdmin,
     SimulatedBroker,
     SimulatedReceiver,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from pairmq.core import PairOptions
 from pairmq.core.envelope import PATH
+from pairmq.memory import Calls, Operation
 from pairmq.model import Entity, Message, Receipt, Route, SendError, SendRefused
 from pairmq.model.events import (
     AttemptFailed,
@@ -22,7 +23,7 @@ from pairmq.model.events import (
 )
 from pairmq.observe._log import describe
 from pairmq.testing._loop import WALL_EPOCH
-from pairmq.testing._simulated import Operation, SimulatedBroker
+from pairmq.testing._simulated import SimulatedBroker
 from pairmq.testing.history import Result
 from pairmq.testing.judge import Account, difference
 
@@ -66,9 +67,9 @@ class RecordingBroker(SimulatedBroker):
         self._ledger = ledger
         self._losing = False
 
-    async def act(self, operation: Operation, entity: Entity | None, *, count: bool = True) -> bool:
+    async def act(self, operation: Operation, entity: Entity | None, calls: Calls, *, again: bool = False) -> bool:
         """As the broker does; whether the confirmation will be lost is noted, as storing follows in the same step."""
-        self._losing = await super().act(operation, entity, count=count)
+        self._losing = await super().act(operation, entity, calls, again=again)
         return self._losing
 
     def store(self, entity: Entity, message: Message) -> None:

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from pairmq.core import PairOptions
+from pairmq.memory import Operation
 from pairmq.model import Entity, Message, PairClosed, Receipt, SendError
 from pairmq.pair import Pair, PairSender
 from pairmq.testing import strategies as pst
 from pairmq.testing._pairs import TEST_OPTIONS, entity_named
-from pairmq.testing._simulated import Fault, Operation, SimulatedBroker
+from pairmq.testing._simulated import Fault, SimulatedBroker
 from pairmq.testing.machine._judge import Answer, Judge, Promise, key_of, outcome_of
 from pairmq.testing.machine._world import World
 
