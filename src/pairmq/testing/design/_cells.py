@@ -45,11 +45,7 @@ F = TypeVar("F")
 
 
 class Cells(Generic[C, F]):
-    """The states of one kind of cell, by number.
-
-    Args:
-        facts: of a cell, what others may see of it.
-    """
+    """The states of one kind of cell, by number."""
 
     def __init__(self, facts: Callable[[C], F]) -> None:
         self._facts_of = facts

@@ -89,6 +89,7 @@ class World:
         flap_window: the option of that name; what it bounds lasts as long as the world, or no time at all.
         outage: whether the primary refuses everything at first.
         consumer: whether the one queue of the secondary is a lane, and a consumer reads it beside the primary's.
+        postpones: how often a message may be copied to the tail of its queue.
     """
 
     name: str
@@ -110,6 +111,7 @@ class World:
     flap_window: float = 0.0
     outage: bool = False
     consumer: bool = False
+    postpones: int = 0
 
     @property
     def pumps(self) -> tuple[tuple[int, int], ...]:
@@ -297,6 +299,14 @@ LANE_LOCKS: Final = World(
     consumer=True,
 )
 
+TAIL: Final = World(
+    "tail",
+    "a primary that answers and takes no messages, a full pump that postpones, and a queue that may be unavailable",
+    trouble=T.FULL | T.UNCONFIRMED | T.QUEUE_AWAY,
+    faults=2,
+    postpones=2,
+)
+
 WORLDS: Final = (
     SENDS,
     DRAIN,
@@ -321,6 +331,7 @@ WORLDS: Final = (
     LANE,
     LANE_IN_DOUBT,
     LANE_LOCKS,
+    TAIL,
 )
 
 
@@ -353,6 +364,7 @@ class Naive(enum.Enum):
     LANE_WITHOUT_LOCKS = "the syphon takes what a consumer of the lane is handling"
     COMPLETE_BEFORE_HANDLED = "a consumer completes what a lane gives it before it handles it"
     LANE_HELD = "the syphon holds a lane's messages until the primary works again"
+    FAILED_COPY_COUNTS = "a postponed message is completed whatever came of its copy"
     LANE_NOT_COUNTED = "the backlog counts as empty over a lane that consumers read"
 
 

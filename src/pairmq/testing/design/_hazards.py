@@ -502,4 +502,19 @@ HAZARDS: Final = (
         ),
         ("an entity is called drained while its lane holds messages",),
     ),
+    Hazard(
+        28,
+        "a message is postponed, and its copy is not stored",
+        Naive.FAILED_COPY_COUNTS,
+        (Check(worlds.TAIL, Verdict.LOST),),
+        "A copy at the tail is confirmed before the message that it replaces is completed, and one in doubt is marked.",
+        "7.3",
+        "`PumpMachine.copied` settles what has a confirmed copy, and puts the rest back at the head of its line.",
+        (
+            f"{_SYPHON}test_postponing_does_not_multiply_the_backlog",
+            f"{_SYPHON}test_a_copy_made_by_postponing_says_that_it_may_be_one",
+            "tests/core/test_pump.py::test_whatever_happens_nothing_is_lost_or_settled_twice_or_out_of_order",
+        ),
+        ("a postponed message is forgotten", "what could not be postponed is forgotten"),
+    ),
 )

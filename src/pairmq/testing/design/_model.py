@@ -59,14 +59,7 @@ _FAILS = {Primary.REFUSES: "refuses", Primary.SILENT: "silent", Primary.FULL: "r
 
 
 def system(design: Design) -> System[State]:
-    """Make the system of a design.
-
-    Args:
-        design: a world, and what is planted in it.
-
-    Returns:
-        What `search` takes.
-    """
+    """Make the system of a design."""
     return Model(design).system()
 
 
@@ -130,6 +123,7 @@ class Model:
             crashes=world.crashes,
             cancels=world.cancels,
             closes=world.closes,
+            postpones=world.postpones,
         )
 
     def _process(self, number: int) -> Process:
@@ -399,6 +393,8 @@ class Model:
             yield from self._receive(state, owner, index, name)
         if state.pumps[pump].message >= 0:
             yield from self._operation(state, owner, index, name)
+        if facts.copying or state.postpones:
+            yield from self._postponing(state, owner, index, facts, name)
         for item in facts.settling:
             yield from self._settle(state, owner, index, item, name)
         yield from self._locks(state, owner, index, name)
@@ -423,7 +419,7 @@ class Model:
                 held = _with_entry(queue, place, entry._replace(holder=pump, deliveries=counted))
                 overdue = state.messages[entry.message].fate is Fate.OVERDUE
                 text = f"{name}: receives message {entry.message + 1}"
-                details = index, entry.message, entry.position, max(1, counted), overdue
+                details = index, entry.message, entry.position, max(1, counted), overdue, entry.origin
                 yield self._pumped(with_queue(state, index, held), owner, text, "received", *details)
                 return
         if facts.step is not None:
@@ -562,6 +558,32 @@ class Model:
         if cuts:
             text = f"{name}: the connection dies with message {number + 1} on it"
             yield self._pumped(_late_write(fewer, number, HOME), owner, text, "sent", index, "cut", kind=Kind.FAULT)
+
+    def _postponing(self, state: State, owner: int, index: int, facts: PumpFacts, name: str) -> Steps:
+        """What waits for a destination that takes nothing goes to the tail, while the primary as such answers."""
+        queue = state.queues[index]
+        if not facts.copying:
+            full = facts.room is Room.POSTPONE and state.primary is Primary.FULL and not facts.settling
+            if full and state.processes[owner].mode is Mode.OPEN:
+                fewer = state._replace(postpones=state.postpones - 1)
+                yield self._pumped(fewer, owner, f"{name}: postpones what it holds", "postponed", index)
+            return
+        number, position = facts.copying[0]
+        if not queue.there:
+            text = f"{name}: can't reach the queue to copy message {number + 1} to its tail"
+            yield self._pumped(state, owner, text, "copied", index, "refuses")
+            return
+        held = next((entry for entry in queue.entries if entry.position == position), None)
+        copied = _with_new(
+            queue, number, 0 if held is None else held.owed, position if held is None else held.origin or position
+        )
+        there = with_queue(state, index, copied)
+        text = f"{name}: message {number + 1} is copied to the tail"
+        yield self._pumped(there, owner, text, "copied", index, None)
+        if state.faults and self._loses_confirmations:
+            fewer = there._replace(faults=state.faults - 1)
+            text = f"{text}, and the confirmation of that is lost"
+            yield self._pumped(fewer, owner, text, "copied", index, "cut", kind=Kind.FAULT)
 
     def _settle(self, state: State, owner: int, index: int, item: Settling, name: str) -> Steps:
         """It is completed or dead-lettered, if its queue can be reached and its lock is good."""
@@ -889,9 +911,9 @@ def _read(state: State, entry: Entry) -> State:
     return state._replace(read=tuple(sorted((*state.read, entry.message))))
 
 
-def _with_new(queue: Queue, number: int, owed: int) -> Queue:
+def _with_new(queue: Queue, number: int, owed: int, origin: int = 0) -> Queue:
     position = queue.newest + 1
-    return queue._replace(newest=position, entries=(*queue.entries, Entry(number, position, owed=owed)))
+    return queue._replace(newest=position, entries=(*queue.entries, Entry(number, position, owed=owed, origin=origin)))
 
 
 def _with_entry(queue: Queue, place: int, entry: Entry) -> Queue:

@@ -98,13 +98,15 @@ class Process(NamedTuple):
 
 class Entry(NamedTuple):
     """One message in a backlog queue. ``owed``: the processes that must not call the backlog empty over it, as bits:
-    those that diverted it, or that began after it was there."""
+    those that diverted it, or that began after it was there. ``origin``: the position of what a pump has copied to the
+    tail; 0 where it is no copy."""
 
     message: int
     position: int
     holder: int = FREE
     deliveries: int = 0
     owed: int = 0
+    origin: int = 0
 
 
 class Queue(NamedTuple):
@@ -146,6 +148,8 @@ class State(NamedTuple):
     """The messages that a consumer has handled from the lane; one twice at most."""
     taken: tuple[int, ...] = ()
     """Those of the copies at the primary that a consumer has handled."""
+    postpones: int = 0
+    """How often a message may still be copied to the tail of its queue."""
 
 
 def with_message(state: State, number: int, message: Message) -> State:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -44,7 +44,8 @@ class Settling(NamedTuple):
 
 class PumpFacts(NamedTuple):
     """What can be seen of a pump from outside. ``held``: what it has locked, as far as it knows, by position;
-    ``stale``: what it has to renew before it sends on; ``step``: what it does next at a lane."""
+    ``stale``: what it has to renew before it sends on; ``step``: what it does next at a lane; ``copying``: what it is
+    copying to the tail, as ``held``."""
 
     room: Room
     more: bool
@@ -54,6 +55,7 @@ class PumpFacts(NamedTuple):
     settling: tuple[Settling, ...]
     stale: tuple[int, ...]
     step: LaneStep | None
+    copying: tuple[tuple[int, int], ...]
 
 
 class Facts(NamedTuple):
@@ -66,7 +68,7 @@ class Facts(NamedTuple):
 class Driven:
     """One pump's machine, its line, and what of the line is in an operation at the primary."""
 
-    __slots__ = ("anew", "lane", "line", "machine", "more", "room", "sending", "stale", "step")
+    __slots__ = ("anew", "copying", "lane", "line", "machine", "more", "room", "sending", "stale", "step", "tail")
 
     def __init__(self, machine: PumpMachine, lane: LaneWatch | None) -> None:
         self.lane = lane
@@ -75,6 +77,9 @@ class Driven:
         self.line: DestinationLine | None = None
         self.sending: tuple[Item, ...] = ()
         self.stale: tuple[Item, ...] = ()
+        self.copying: tuple[Item, ...] = ()
+        self.tail: DestinationLine | None = None
+        """The line of what is being copied, which may end meanwhile."""
         self.anew = False
         self.room = Room.ENOUGH
         self.more = False
@@ -148,7 +153,7 @@ class Syphon:
         assert pump.lane is not None
         pump.lane.received(0, len(pump.machine), self.now)
 
-    def _on_received(self, index: int, number: int, position: int, count: int, overdue: bool) -> None:
+    def _on_received(self, index: int, number: int, position: int, count: int, overdue: bool, origin: int) -> None:
         pump = self.pumps[index]
         if pump.lane is not None:
             pump.lane.received(1, len(pump.machine), self.now)
@@ -156,7 +161,7 @@ class Syphon:
         session = "s" if self.design.world.ordered else None
         live = _TIME_TO_LIVE if self.design.world.expires else None
         message = Message(b"", f"m{number}", session_id=session, time_to_live=live)
-        envelope = divert(message, Diversion(_ENTITY, at, "sender", position))
+        envelope = divert(message, Diversion(_ENTITY, at, "sender", origin or position))
         _, lines = pump.machine.received([Delivery(envelope, None, count, str(position))], self.now, _BEGAN)
         if lines:
             pump.line = lines[0]
@@ -281,6 +286,28 @@ class Syphon:
             pump.line = None
         pump.anew = pump.line is not None
 
+    def _on_postponed(self, index: int) -> None:
+        """It holds all that it may, the primary answers, and the destination still takes nothing."""
+        pump = self.pumps[index]
+        line = pump.machine.fullest(_AFTER_ALL)
+        if line is not None and pump.machine.primary_seen(line, answers=True):
+            pump.tail, pump.copying = line, tuple(pump.machine.postpone(line, _AFTER_ALL))
+
+    def _on_copied(self, index: int, why: str | None) -> None:
+        """The copy at the tail is stored, or failed."""
+        pump = self.pumps[index]
+        items, line, machine = pump.copying, pump.tail, pump.machine
+        pump.copying, pump.tail = (), None
+        assert line is not None
+        error = None if why is None else FAILURES[why]
+        _, begun = machine.copied(line, items, [error] * len(items), self.now)
+        self._out += [("unknown", _number(item)) for item in items if item.unknown]
+        if pump.line is line and not machine.is_current(line):
+            machine.left(line)
+            pump.line = None
+        pump.line = pump.line or begun
+        self._go(index)
+
 
 class _Trusting(PumpMachine):
     @property
@@ -288,8 +315,16 @@ class _Trusting(PumpMachine):
         return False
 
 
+class _Hasty(PumpMachine):
+    def copied(
+        self, line: DestinationLine, items: Sequence[Item], results: Sequence[TransportError | None], now: float
+    ) -> tuple[list[Item], DestinationLine | None]:
+        return super().copied(line, items, [None] * len(items), now)
+
+
 def _pump_of(design: Design, gates: Gates) -> PumpMachine:
     kind = _Trusting if design.does(Naive.REST_COUNTS_AS_DELIVERED) else PumpMachine
+    kind = _Hasty if design.does(Naive.FAILED_COPY_COUNTS) else kind
     return kind(options_of(design), gates, _no_system, ordered_batches=design.world.batches)
 
 
@@ -302,7 +337,7 @@ def facts(cell: Syphon) -> Facts:
 def _pump_facts(pump: Driven) -> PumpFacts:
     machine = pump.machine
     return PumpFacts(
-        room=Room.SOON if pump.anew else pump.room,
+        room=Room.SOON if pump.anew or pump.copying else pump.room,
         more=pump.more,
         broken=machine.broken,
         delivering=machine.delivering,
@@ -310,6 +345,7 @@ def _pump_facts(pump: Driven) -> PumpFacts:
         settling=tuple(Settling(_number(item), _position(item), item.poison is not None) for item in machine._settling),
         stale=tuple(map(_position, pump.stale)),
         step=pump.step,
+        copying=tuple((_number(item), _position(item)) for item in pump.copying),
     )
 
 
