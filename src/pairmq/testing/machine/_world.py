@@ -47,13 +47,7 @@ class _Loop(SimulationLoop):
 
 
 class Process:
-    """One process with a pair; it can be closed, or killed.
-
-    Args:
-        world: where it lives.
-        name: in the story.
-        options: of its pair.
-    """
+    """One process with a pair; it can be closed, or killed."""
 
     def __init__(self, world: World, name: str, options: PairOptions) -> None:
         self.name = name

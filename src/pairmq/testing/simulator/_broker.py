@@ -35,14 +35,7 @@ class Poll:
 
 
 class Broker:
-    """One broker.
-
-    Args:
-        name: ``primary`` or ``secondary``.
-        loop: for locks and schedules.
-        history: takes every copy.
-        number_of: reads the number of a message, None for one that was never sent.
-    """
+    """One broker."""
 
     def __init__(
         self, name: str, loop: SimulationLoop, history: History, number_of: Callable[[Message], int | None]

@@ -38,12 +38,7 @@ class Trouble:
 
 @dataclass(slots=True)
 class History(history.History):
-    """All facts of one simulation.
-
-    Args:
-        scenario: what was simulated.
-        trace: takes a line for each fact; None for no trace.
-    """
+    """All facts of one simulation."""
 
     scenario: Scenario
     trace: Callable[[str], None] | None = None

@@ -75,13 +75,7 @@ class Request:
 
 
 class Connection:
-    """What one transport has open to one broker.
-
-    Args:
-        network: the way.
-        broker: where to.
-        life: whose it is.
-    """
+    """What one transport has open to one broker."""
 
     def __init__(self, network: Network, broker: Broker, life: Life) -> None:
         self.network = network
@@ -118,11 +112,7 @@ class Connection:
 
 
 class Condition:
-    """A fault that is on.
-
-    Args:
-        fault: which.
-    """
+    """A fault that is on."""
 
     def __init__(self, fault: Fault) -> None:
         self.fault = fault

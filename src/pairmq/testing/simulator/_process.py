@@ -38,13 +38,7 @@ _CONSUMERS_CLOSE = 4.0  # s that a consumer may take to close its receiver
 
 
 class Process:
-    """One process through all its lives.
-
-    Args:
-        world: where it lives.
-        plan: what it does.
-        shipments: of its senders, by their instant.
-    """
+    """One process through all its lives."""
 
     def __init__(self, world: Surroundings, plan: ProcessPlan, shipments: dict[SenderPlan, list[Shipment]]) -> None:
         self.plan = plan

@@ -26,13 +26,7 @@ def size_of(message: Message) -> int:
 
 
 def made(shipment: Shipment, number: int, owner: str | None = None) -> Message:
-    """The message of a number.
-
-    Args:
-        shipment: whose it is.
-        number: of the message.
-        owner: the process that owns the sessions, if order is kept; None without one.
-    """
+    """The message of a number."""
     body = b"m%08d" % number
     fields = shipment.fields
     time_to_live = next((seconds for name, seconds in _TIMES_TO_LIVE.items() if name in fields), None)

@@ -21,12 +21,7 @@ CONSUMING: ContextVar[bool] = ContextVar("pairmq simulation consuming", default=
 
 
 class Surroundings:
-    """What the processes of a simulation share.
-
-    Args:
-        scenario: what happens.
-        trace: takes a line for each fact; None for no trace.
-    """
+    """What the processes of a simulation share."""
 
     def __init__(self, scenario: Scenario, trace: Callable[[str], None] | None = None) -> None:
         self.scenario = scenario

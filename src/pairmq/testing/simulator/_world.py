@@ -48,12 +48,7 @@ _TASKS_BESIDES = 60
 
 
 class World:
-    """One simulation.
-
-    Args:
-        scenario: what happens.
-        trace: takes a line for each fact; None for no trace.
-    """
+    """One simulation."""
 
     def __init__(self, scenario: Scenario, trace: Callable[[str], None] | None = None) -> None:
         around = Surroundings(scenario, trace)
