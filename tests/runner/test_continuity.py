@@ -297,6 +297,25 @@ async def test_a_closed_pair_ends_an_iteration_of_both_sides(world):
 
 
 @in_virtual_time
+async def test_a_closed_pair_ends_receivers_in_the_order_in_which_they_were_made(world):
+    """A set of weak references gave another order in each run, also to a simulation of one seed."""
+    async with world(continuity=("orders",)) as w:
+        ended = []
+
+        async def read(number):
+            receiver = w.pair.receiver("orders")
+            with pytest.raises(PairClosed):
+                await anext(receiver)
+            ended.append(number)
+
+        tasks = [asyncio.create_task(read(number)) for number in range(8)]
+        await asyncio.sleep(0.1)
+        await w.pair.close()
+        await asyncio.gather(*tasks)
+        assert ended == [*range(8)]
+
+
+@in_virtual_time
 async def test_a_cancelled_receive_loses_nothing(world):
     async with world(continuity=("orders",)) as w, w.pair.receiver("orders") as receiver:
         for number in range(40):

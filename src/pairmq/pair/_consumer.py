@@ -48,7 +48,7 @@ class PairConsumer:
         self._locks = Renewals(clock, self._not_renewed)
         self._closing: asyncio.Task[None] | None = None
         receiver.holder = self
-        engine.readers.add(self)
+        engine.readers[self] = None
         self._reading = start_task(self._read(), name=f"consume {receiver.source}")
 
     @property

@@ -273,7 +273,7 @@ class ContinuousReceiver(PairReceiver):
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        engine.readers.add(self)
+        engine.readers[self] = None
 
     async def receive(self, max_messages: int = 1, wait: float = 60.0) -> list[PairDelivery]:
         """Receive up to ``max_messages`` of both sides, waiting for the first at most ``wait`` seconds.

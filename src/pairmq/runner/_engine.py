@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from pairmq._version import version
 from pairmq.core import (
@@ -142,8 +142,8 @@ class Engine:
         self._drain: DrainWatch | None = None
         self._drain_task: asyncio.Task[None] | None = None
         self._linked_faults: LinkedFaults | None = None
-        self.readers: WeakSet[Reader] = WeakSet()
-        """Work in the background of the pair, and stop when it closes."""
+        self.readers: WeakKeyDictionary[Reader, None] = WeakKeyDictionary()
+        """Work in the background of the pair, and stop when it closes, in the order in which they began."""
         self._endings: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._opened = False
