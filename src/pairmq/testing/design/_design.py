@@ -364,8 +364,8 @@ class Naive(enum.Enum):
     LANE_WITHOUT_LOCKS = "the syphon takes what a consumer of the lane is handling"
     COMPLETE_BEFORE_HANDLED = "a consumer completes what a lane gives it before it handles it"
     LANE_HELD = "the syphon holds a lane's messages until the primary works again"
-    FAILED_COPY_COUNTS = "a postponed message is completed whatever came of its copy"
     LANE_NOT_COUNTED = "the backlog counts as empty over a lane that consumers read"
+    FAILED_COPY_COUNTS = "a postponed message is completed whatever came of its copy"
 
 
 @dataclass(frozen=True, slots=True)
