@@ -208,6 +208,21 @@ class Waits:
         return f"half within {half:g} s, 99 % within {most:g} s, all within {longest:g} s"
 
 
+def drained_within(options: PairOptions, waiting: int, lock: float) -> float:
+    """Seconds within which all must be well again once nothing fails; each part is the longest wait of one piece.
+
+    Args:
+        options: of the pairs.
+        waiting: messages in backlog queues.
+        lock: seconds of a lock there.
+    """
+    o = options
+    moving = 0.0 if o.syphon_max_rate is None else 3 * waiting / o.syphon_max_rate
+    pings = 14 * (o.ping_primary_interval + o.ping_timeout)
+    polls = o.syphon_receive_wait + o.attempt_timeout
+    return 300.0 + pings + 2 * polls + 4 * lock + 3 * o.backlog_retry_interval + o.send_timeout + moving
+
+
 _SHORTEST = -20  # a step
 
 

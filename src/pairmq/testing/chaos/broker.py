@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol, cast
 
 from pairmq.model import ConfigurationError
 from pairmq.plugins import registry
+from pairmq.testing import conformance
 
 MODULE = "testing_chaos"
 FUNCTION = "chaos_broker"
@@ -102,27 +103,11 @@ class ChaosBroker(ABC):
         """End the server and remove its data; idempotent."""
 
 
-class Server(Protocol):
+class Server(conformance.Server, Protocol):
     """A process that can be killed and paused; `pairmq.testing.servers.ServerProcess` is one."""
-
-    @property
-    def running(self) -> bool:
-        """Whether the process is there, paused or not."""
 
     def start(self) -> None:
         """Start it and wait until it is ready; one that runs is left alone."""
-
-    def kill(self) -> None:
-        """End it with SIGKILL."""
-
-    def pause(self) -> None:
-        """Stop it with SIGSTOP."""
-
-    def resume(self) -> None:
-        """Let it go on."""
-
-    def close(self) -> None:
-        """End it and remove its data."""
 
 
 class ServerBroker(ChaosBroker):

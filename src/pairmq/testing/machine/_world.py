@@ -16,6 +16,7 @@ from pairmq.pair import Pair, _active
 from pairmq.runner import Clock
 from pairmq.testing._loop import DeadlockError, virtual_wall
 from pairmq.testing._pairs import make_entities
+from pairmq.testing.judge import drained_within
 from pairmq.testing.machine._judge import BrokenPromise, Key, Ledger, RecordingBroker, key_of
 from pairmq.testing.simulator._loop import OWNER, SimulationLoop
 
@@ -214,13 +215,8 @@ class World:
         return BrokenPromise("\n".join([text, *self.ledger.story(*keys)]))
 
     def _bound(self) -> float:
-        """Seconds within which all must be well again; each part is the longest wait of one piece."""
-        o = self.options
         waiting = sum(len(self.secondary.messages(queue.path)) for queue in self.process.pair.backlog_queues)
-        moving = 0.0 if o.syphon_max_rate is None else 3 * waiting / o.syphon_max_rate
-        pings = 14 * (o.ping_primary_interval + o.ping_timeout)
-        polls = o.syphon_receive_wait + o.attempt_timeout
-        return 300.0 + pings + 2 * polls + 4 * _LOCK + 3 * o.backlog_retry_interval + o.send_timeout + moving
+        return drained_within(self.options, waiting, _LOCK)
 
     def _unsettled(self) -> tuple[str, tuple[Key, ...]] | None:
         """What is not yet as it should be, and the messages that it is about."""

@@ -17,6 +17,7 @@ from pairmq.model import Entity, EntityKind, EntityState, Message
 from pairmq.pair import Pair
 from pairmq.runner import LOOK_INTERVAL
 from pairmq.testing._loop import WALL_EPOCH
+from pairmq.testing.judge import drained_within
 from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._loop import OWNER
 from pairmq.testing.simulator._network import STRIKES, Condition
@@ -300,18 +301,14 @@ class World:
         return queue in pair.backlog_queues or queue.path == f"{PRIMARY}/{RECORD_QUEUE}"
 
     def _bound(self) -> float:
-        """Seconds within which all must be well again; each part is the longest wait of one piece."""
-        o = self._around.common_options
-        lock = self.scenario.setup.lock_duration or 60.0
+        """Seconds within which all must be well again."""
+        options = self._around.common_options
         waiting = sum(len(queue.stored) for queue in self._backlog_queues().values())
-        moving = 0.0 if o.syphon_max_rate is None else 3 * waiting / o.syphon_max_rate
-        pings = 14 * (o.ping_primary_interval + o.ping_timeout)
-        polls = o.syphon_receive_wait + o.attempt_timeout
         # Where options differ, or the secondary was emptied, a process may have to look at the pair's record first.
         agrees = not any(plan.own_options for plan in self.scenario.setup.processes) and not self.history.emptied
         looks = 0.0 if agrees else 2 * LOOK_INTERVAL
-        base = 300.0 + pings + 2 * polls + 4 * lock + 3 * o.backlog_retry_interval + o.send_timeout + moving + looks
-        return base + self._handling(o)
+        drained = drained_within(options, waiting, self.scenario.setup.lock_duration or 60.0)
+        return drained + looks + self._handling(options)
 
     def _handling(self, options: PairOptions) -> float:
         """Seconds that consumers need more: until the syphon reads lanes, and for what waits for them."""
