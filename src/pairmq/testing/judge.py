@@ -460,20 +460,23 @@ def _altered(facts: Facts, sent: Sent, copy: Copy) -> str | None:
     """How a copy differs from what was sent."""
     if copy.entity != sent.entity:
         return f"it was sent to {sent.entity} and came to {copy.entity}"
-    wanted, found = sent.message, copy.message
+    elapses = facts.is_syphons(copy) and facts.options.ttl_policy == "elapse"
+    return _changed(sent, copy.message, copy.at, elapses=elapses)
+
+
+def _changed(sent: Sent, found: Message, at: float, *, elapses: bool) -> str | None:
+    """How a message differs at an instant from what was sent, of whose time-to-live less may be left by then."""
+    wanted = sent.message
     if wanted.message_id is None:
         wanted = replace(wanted, message_id=found.message_id)
     if wanted == found:
         return None
-    elapsed = facts.is_syphons(copy) and facts.options.ttl_policy == "elapse"
-    if elapsed and wanted.time_to_live is not None and found.time_to_live is not None:
-        least = wanted.time_to_live - (copy.at - sent.at) - WALLS
-        if (
-            least <= found.time_to_live <= wanted.time_to_live
-            and replace(found, time_to_live=wanted.time_to_live) == wanted
-        ):
-            return None
-    return f"it was changed in transit: {difference(wanted, found)}"
+    if elapses and wanted.time_to_live is not None and found.time_to_live is not None:
+        least = wanted.time_to_live - (at - sent.at) - WALLS
+        if not least <= found.time_to_live <= wanted.time_to_live:
+            return f"{found.time_to_live:g} s of its time-to-live of {wanted.time_to_live:g} s are left"
+        wanted = replace(wanted, time_to_live=found.time_to_live)
+    return None if wanted == found else f"it was changed in transit: {difference(wanted, found)}"
 
 
 def difference(wanted: Message, found: Message) -> str:
@@ -629,18 +632,7 @@ def _handled_as(facts: Facts, sent: Sent, handling: Handling) -> str | None:
     """What is wrong with a delivery of a message."""
     if handling.entity != sent.entity:
         return f"it was sent to {sent.entity}, and came to {handling.entity}"
-    wanted, found = sent.message, handling.message
-    if wanted.message_id is None:
-        wanted = replace(wanted, message_id=found.message_id)
-    if wanted == found:
-        return None
-    if facts.options.ttl_policy == "elapse" and wanted.time_to_live is not None and found.time_to_live is not None:
-        least = wanted.time_to_live - (handling.at - sent.at) - WALLS
-        if not least <= found.time_to_live <= wanted.time_to_live:
-            return f"{found.time_to_live:g} s of its time-to-live of {wanted.time_to_live:g} s are left"
-        wanted = replace(wanted, time_to_live=found.time_to_live)
-    text = difference(wanted, found)
-    return f"it was changed in transit: {text}" if text else None
+    return _changed(sent, handling.message, handling.at, elapses=facts.options.ttl_policy == "elapse")
 
 
 # Deadlines.
