@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from pairmq import ConfigurationError, Entity, EntityState, Message, Pair, PairOptions, Route
 from pairmq.core import lane_name
 from pairmq.model import Source
-from pairmq.model.events import MessageMoved, RotationChanged
-from pairmq.testing import Fault, Operation, SimulatedAdmin, in_virtual_time
+from pairmq.model.events import MessageMoved, RotationChanged, Warned
+from pairmq.runner._record import LOOK_INTERVAL
+from pairmq.testing import Fault, Operation, SimulatedAdmin, SimulatedBroker, in_virtual_time
 from pairmq.transport import Admin
 
 LANE = lane_name("east", "orders")
@@ -157,6 +159,73 @@ async def test_a_syphon_learns_of_lanes_that_other_processes_use_by_a_pattern(wo
             w.east.heal()
             await asyncio.sleep(120)
         assert w.home() == [b"1"]
+
+
+OTHERS: dict[str, dict[str, dict[str, object]]] = {
+    "consumers have no lanes": {"consumer": {}, "syphon": {}, "sender": {"continuity": ("orders",)}},
+    "consumers have no lanes, senders a pattern": {"consumer": {}, "syphon": {}, "sender": {"continuity": ("ord*",)}},
+    "senders have no lanes": {"consumer": {"continuity": ("orders",)}, "syphon": {}, "sender": {}},
+    "consumers name another queue": {
+        "consumer": {"continuity": ("prices",)},
+        "syphon": {"continuity": ("prices",)},
+        "sender": {"continuity": ("orders",)},
+    },
+    "senders have more backlog queues": {
+        "consumer": {"continuity": ("orders",)},
+        "syphon": {"continuity": ("orders",)},
+        "sender": {"continuity": ("orders",), "backlog_queue_count": 9},
+    },
+    "senders have another prefix": {
+        "consumer": {"continuity": ("orders",)},
+        "syphon": {"continuity": ("orders",)},
+        "sender": {"continuity": ("orders",), "backlog_name_template": "spare/{primary}/{index}"},
+    },
+}
+
+
+@pytest.mark.parametrize("older", [True, False], ids=["senders start last", "senders start first"])
+@pytest.mark.parametrize("which", OTHERS)
+@in_virtual_time
+async def test_processes_with_other_options_report_it_and_strand_nothing(which, older):
+    defaults = {"backlog_queue_count": 3, "failover_interval": 0.0, "attempt_timeout": 1.0, "lane_patience": 5.0}
+    east, west = SimulatedBroker("east"), SimulatedBroker("west")
+    await east.transport().admin.create(Entity("orders"))
+    pairs, events, handled = {}, {}, []
+
+    async def consume():
+        async for delivery in pairs["consumer"].receiver("orders"):
+            handled.append(delivery.body)
+            await delivery.complete()
+
+    async with AsyncExitStack() as stack:
+        for name in ("consumer", "syphon", "sender") if older else ("sender", "syphon", "consumer"):
+            options = PairOptions(**{**defaults, **OTHERS[which][name], "enable_syphon": name == "syphon"})
+            pairs[name] = Pair(east.transport(), west.transport(), options)
+            pairs[name].subscribe(events.setdefault(name, []).append)
+            await stack.enter_async_context(pairs[name])
+            await asyncio.sleep(60)
+        consuming = asyncio.create_task(consume())
+        east.fail(Fault.DOWN)
+        sent = [b"%d" % number for number in range(40)]
+        for body in sent[:30]:  # each by a sender of its own, so that all backlog queues are used
+            await pairs["sender"].sender("orders").send(Message(body))
+        west.fail(Fault.DOWN, entities=[LANE])
+        for body in sent[30:]:
+            await pairs["sender"].sender("orders").send(Message(body))
+        west.heal()
+        await asyncio.sleep(30)
+        east.heal()
+        # A syphon looks at the record every ten minutes, and where it may name new lanes at any time every half minute.
+        await asyncio.sleep(LOOK_INTERVAL + 120 if older else 120)
+        consuming.cancel()
+        await asyncio.wait((consuming,))
+        for name, pair in pairs.items():
+            agreement = await pair.agreement(everywhere=True)
+            warned = [event.text for event in events[name] if isinstance(event, Warned)]
+            assert bool(agreement.differences) == any(OTHERS[which][name] != each for each in OTHERS[which].values())
+            assert set(agreement.differences) <= set(warned)
+            assert not agreement.strays
+    assert sorted(handled) == sorted(sent)
 
 
 @in_virtual_time

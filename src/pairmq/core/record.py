@@ -102,6 +102,11 @@ class Configuration:
         """The names of the lanes of queues that ``continuity`` names without a pattern."""
         return tuple(lane_name(self.name, path) for path in literal(self.continuity))
 
+    @property
+    def has_patterns(self) -> bool:
+        """Whether queues that it does not name may have lanes."""
+        return len(literal(self.continuity)) < len(self.continuity)
+
     def message(self) -> Message:
         """The configuration as a message of the record; equal ones have equal ids."""
         content = {

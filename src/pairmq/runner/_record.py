@@ -235,8 +235,6 @@ class RecordKeeper:
         self._lanes: set[str] = set()
         self._new_lane = asyncio.Event()
         self._usual = LOOK_INTERVAL
-        if options.enable_syphon and len(options.literal_lanes) < len(options.continuity):
-            self._usual = LANES_LOOK_INTERVAL
 
     def lane(self, queue: Entity) -> None:
         """Write a lane of a pattern into the record, soon: a syphon of another process learns of it (SPEC 13.2)."""
@@ -346,6 +344,8 @@ class RecordKeeper:
         elif record.copies >= _COPIES:
             await looker.remove_copies(own)
         self._written = True
+        if self._syphon and any(each.has_patterns for each in (own, *record.configurations)):
+            self._usual = LANES_LOOK_INTERVAL
         await self._write_lanes(record)
         for text in (*record.differences(own), *record.problems):
             self._warn(text)

@@ -86,7 +86,7 @@ class Reading:
             return await self._given(await receiver.receive(most, wait))
 
     async def next(self, wait: float | None) -> PairDelivery | None:
-        """The next message; None when there is none for so many seconds, and without a limit it waits for one."""
+        """The next message; None after so many seconds without one, and never where that is None."""
         receiver = await self.open()
         with client_errors():
             while True:
