@@ -1,4 +1,5 @@
-"""The application of `celery_failover`, for its client and for its workers: a task writes down its number."""
+"""The application of `celery_failover`, for its client and for its workers: a task writes down its number, its
+message's id, and whether that was redelivered."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 from typing import Any
 
 from celery import Celery
+from celery.app.task import Task
 
 import pairmq_kombu
 from pairmq_kombu.worker import Syphon
@@ -26,10 +28,13 @@ def application(settings: dict[str, Any]) -> Celery:
         assert pairmq_kombu.__all__  # noqa: S101  # imported for its scheme
         made.steps["worker"].add(Syphon)
 
-    @made.task(name="record", shared=False)
-    def record(number: int) -> None:
+    @made.task(name="record", shared=False, bind=True)
+    def record(self: Task, number: int) -> None:
+        request = self.request
+        message_id = (request.properties or {}).get("message_id")
+        redelivered = (request.delivery_info or {}).get("redelivered")
         with open(os.environ[LEDGER], "a") as ledger:
-            ledger.write(f"{number}\n")
+            ledger.write(f"{number} {message_id} {redelivered}\n")
 
     return made
 

@@ -156,7 +156,15 @@ class Workers:
 
     def ran(self) -> Counter[int]:
         """How often each task ran."""
-        return Counter(map(int, self._ledger.read_text().split()))
+        return Counter(int(line.split()[0]) for line in self._ledger.read_text().splitlines())
+
+    def runs(self) -> dict[int, list[tuple[str, bool]]]:
+        """Of each task its runs: the message's id, and whether it was redelivered."""
+        found: dict[int, list[tuple[str, bool]]] = {}
+        for line in self._ledger.read_text().splitlines():
+            number, message_id, redelivered = line.split()
+            found.setdefault(int(number), []).append((message_id, redelivered == "True"))
+        return found
 
     def standstill(self, expected: set[int]) -> None:
         """Wait until all that is expected has run, or nothing has for `PATIENCE` seconds."""

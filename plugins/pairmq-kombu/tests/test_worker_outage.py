@@ -81,13 +81,13 @@ def application(folder: Path) -> Iterator[ModuleType]:
 
 
 @pytest.fixture
-def worker(folder: Path) -> Iterator[Callable[[], None]]:
+def worker(folder: Path) -> Iterator[Callable[..., None]]:
     """Starts a worker as a user does; it is ended with the test."""
     started = []
 
-    def start() -> None:
+    def start(pool: str = "prefork") -> None:
         name = f"worker{len(started)}@%h"
-        command = [sys.executable, "-m", "celery", "-A", "worker_app", "worker", "--pool", "prefork", "-n", name]
+        command = [sys.executable, "-m", "celery", "-A", "worker_app", "worker", "--pool", pool, "-n", name]
         with (folder / "worker.log").open("a") as log:
             started.append(
                 subprocess.Popen(
@@ -213,3 +213,35 @@ def test_tasks_run_while_the_primary_is_dead_when_their_queue_has_continuity(
     # What ran when the primary died may be delivered once more to the other worker.
     again = {name for (name, _), times in ran.items() if times > 1}
     assert again - {"before-1", "before-2", "early"} == {"killed"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pool", ["threads", "gevent"])
+def test_workers_with_another_pool_run_tasks_while_the_primary_is_dead(
+    monkeypatch: pytest.MonkeyPatch,
+    rabbit: RabbitServer,
+    folder: Path,
+    request: pytest.FixtureRequest,
+    worker: Callable[..., None],
+    pool: str,
+) -> None:
+    if pool == "gevent":
+        pytest.importorskip("gevent", reason="the pool needs gevent, which is not among the pinned packages")
+    monkeypatch.setenv("KOMBU_TEST_CONTINUITY", "celery")
+    application = request.getfixturevalue("application")
+    ledger = Ledger(folder)
+    worker(pool)
+    before = {name: application.late.delay(name).id for name in ("before-1", "before-2")}
+    ledger.wait_for(*before)
+    rabbit.kill()
+    during = {f"during-{number}": application.record.delay(f"during-{number}").id for number in range(30)}
+    during |= {f"late-{number}": application.late.delay(f"late-{number}").id for number in range(5)}
+    during["eta"] = application.record.apply_async(("eta",), countdown=1).id
+    during["again"] = application.again.delay("again").id
+    ledger.wait_for(*during)  # the primary is still dead
+    rabbit.start()
+    after = {"after": application.record.delay("after").id}
+    ledger.wait_for("after")
+    ran = ledger.lines()
+    assert dict(ran.keys()) == before | during | after
+    assert {name for (name, _), times in ran.items() if times > 1} <= before.keys()
