@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from uuid import uuid4
 
 import kombu.pools
@@ -54,6 +55,15 @@ class Ledger:
         while missing := set(names) - self.names():
             assert time.monotonic() < until, f"did not run: {sorted(missing)}"
             time.sleep(0.1)
+
+
+def wait_for_answers(control: Any) -> None:
+    """Wait until remote control works."""
+    until, answers = time.monotonic() + 90, []
+    while not answers:
+        assert time.monotonic() < until
+        with suppress(OSError):  # the connection of this process was lost
+            answers = control.ping(timeout=10, limit=1)
 
 
 @pytest.fixture
@@ -203,11 +213,7 @@ def test_tasks_run_while_the_primary_is_dead_when_their_queue_has_continuity(
 
     sent["after"] = record.delay("after").id
     ledger.wait_for("after")
-    until, answers = time.monotonic() + 90, []
-    while not answers:  # remote control is resumed
-        assert time.monotonic() < until
-        with suppress(OSError):  # the connection of this process was lost
-            answers = control.ping(timeout=10, limit=1)
+    wait_for_answers(control)
     ran = ledger.lines()
     assert dict(ran.keys()) == sent
     # What ran when the primary died may be delivered once more to the other worker.
@@ -216,7 +222,7 @@ def test_tasks_run_while_the_primary_is_dead_when_their_queue_has_continuity(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pool", ["threads", "gevent"])
+@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
 def test_workers_with_another_pool_run_tasks_while_the_primary_is_dead(
     monkeypatch: pytest.MonkeyPatch,
     rabbit: RabbitServer,
@@ -225,8 +231,8 @@ def test_workers_with_another_pool_run_tasks_while_the_primary_is_dead(
     worker: Callable[..., None],
     pool: str,
 ) -> None:
-    if pool == "gevent":
-        pytest.importorskip("gevent", reason="the pool needs gevent, which is not among the pinned packages")
+    if pool != "threads":
+        pytest.importorskip(pool, reason=f"the pool needs {pool}, which is not among the pinned packages")
     monkeypatch.setenv("KOMBU_TEST_CONTINUITY", "celery")
     application = request.getfixturevalue("application")
     ledger = Ledger(folder)
@@ -242,6 +248,7 @@ def test_workers_with_another_pool_run_tasks_while_the_primary_is_dead(
     rabbit.start()
     after = {"after": application.record.delay("after").id}
     ledger.wait_for("after")
+    wait_for_answers(application.app.control)
     ran = ledger.lines()
     assert dict(ran.keys()) == before | during | after
     assert {name for (name, _), times in ran.items() if times > 1} <= before.keys()
