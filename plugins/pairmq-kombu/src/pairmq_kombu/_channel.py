@@ -56,6 +56,7 @@ class PairedChannel(base.StdChannel):
         self._missing: tuple[str, str] | None = None
         self._prefetch = 0
         self._consumes = False
+        self._mailbox: dict[str, Any] | None = None
 
     # Publishing.
 
@@ -234,6 +235,8 @@ class PairedChannel(base.StdChannel):
     def _declare(self, method: str, arguments: dict[str, Any], lasting: bool, presumed: Any) -> Any:
         """Declare something; what is ``lasting`` can be declared later as well, and is ``presumed`` until then."""
         if not lasting:
+            if self._process.continues and self._is_mailbox(method, arguments):
+                return presumed
             reading = self._reading
             if reading is not None and arguments.get("queue", "an exchange") and not arguments.get("passive"):
                 reading.remote.declare(method, arguments)
@@ -247,6 +250,28 @@ class PairedChannel(base.StdChannel):
         if not self._process.postponed.add(method, arguments):
             return getattr(self._on_link(), method)(**arguments)  # as without a pair
         return presumed
+
+    def _is_mailbox(self, method: str, arguments: dict[str, Any]) -> bool:
+        """Let a worker hear remote control again after an outage, also where a greenlet has a connection for that.
+
+        Celery starts that greenlet anew when the worker's connection is lost, which with continuity it never is.
+        Returns whether the mailbox's exchange is taken care of: a worker may start in an outage.
+        """
+        name = arguments.get("queue") or arguments.get("exchange") or ""
+        if self.connection is None or self._reading is not None:
+            return False  # that worker has what it hears declared and consumed anew already
+        if not name.endswith(".pidbox") or "reply." in name:
+            return False
+        if method == "exchange_declare":
+            self._mailbox = arguments
+            try:
+                self._on_link().exchange_declare(**arguments)
+            except LINK_ERRORS:
+                self._lost(away=True)  # who publishes to it gets the error then
+            return True
+        if method == "queue_declare" and self._mailbox is not None and not self._consumes:
+            self.connection.read().remote.declare("exchange_declare", self._mailbox)
+        return False
 
     def _make_up(self) -> None:
         """Declare what was put off, once the primary is there."""
