@@ -5,6 +5,7 @@ from __future__ import annotations
 from planted.mutant import Mutant
 
 _CONTINUITY = "src/pairmq/pair/_continuity.py"
+_CONSUMER = "src/pairmq/pair/_consumer.py"
 _RULES = "src/pairmq/core/lanes.py"
 
 LANES = (
@@ -65,6 +66,27 @@ LANES = (
         'name=f"close {side.source}") for side in self._sides)',
         'name=f"close {side.source}") for side in self._sides[:1])',
         tests=("tests/runner/test_continuity.py",),
+    ),
+    Mutant(
+        "a consumer keeps no locks of what it gave",
+        _CONSUMER,
+        "            self._locks.keep(found)\n",
+        "",
+        tests=("tests/runner/test_consumer.py",),
+    ),
+    Mutant(
+        "a consumer gives more than its prefetch",
+        _CONSUMER,
+        "            while self._prefetch and len(self._held) >= self._prefetch:",
+        "            while False:",
+        tests=("tests/runner/test_consumer.py",),
+    ),
+    Mutant(
+        "a consumer that is closed does not wait for settlements",
+        _CONSUMER,
+        "                while self._settling:",
+        "                while False:",
+        tests=("tests/runner/test_consumer.py",),
     ),
     Mutant(
         "what waits behind a message that is handled loses its lock",
