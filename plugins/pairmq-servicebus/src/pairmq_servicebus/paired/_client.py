@@ -71,7 +71,7 @@ class PairedServiceBusClient(
 
     def _start(self, own: ServiceBusClient, pair: Pair, entity_path: str | None, on_receipt: OnReceipt | None) -> None:
         super()._start(own, pair, entity_path, on_receipt)
-        self._portal = Portal("pairmq paired client", self._end)
+        self._portal = Portal("pairmq paired client", self._opening.close)
         # A client that is dropped without a close ends its thread; at the exit of the process the portal does.
         weakref.finalize(self, self._portal.abandon).atexit = False
 

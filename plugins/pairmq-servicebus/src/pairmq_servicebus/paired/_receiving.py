@@ -68,6 +68,7 @@ class Reading:
         self._deletes = deletes
         self._receiver: PairReceiver | None = None
         self._closed = False
+        opening.readings.add(self)
 
     async def open(self) -> PairReceiver:
         """Open the pair, if it is not. Raises as the client does."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
+from weakref import WeakSet
 
 from azure.servicebus import ServiceBusMessageBatch
 from azure.servicebus.exceptions import OperationTimeoutError
@@ -51,6 +52,13 @@ def check_timeout(timeout: float | None) -> None:
         raise ValueError("The timeout must be greater than 0.")
 
 
+class Closing(Protocol):
+    """What is closed."""
+
+    async def close(self) -> None:
+        """Idempotent, never raises."""
+
+
 class Opening:
     """Opens a pair once, for the first caller; the others wait for the same opening."""
 
@@ -58,6 +66,8 @@ class Opening:
         self._pair = pair
         self._task: asyncio.Task[Pair] | None = None
         self._closed = False
+        self.readings: WeakSet[Closing] = WeakSet()
+        """What the pair's receivers hold: closed before it."""
 
     @property
     def done(self) -> bool:
@@ -91,6 +101,7 @@ class Opening:
     async def close(self) -> None:
         """Close the pair, opened or not. Idempotent, never raises."""
         self._closed = True
+        await asyncio.gather(*(reading.close() for reading in self.readings))
         await self._pair.close()
         if self._task is not None:
             await asyncio.wait((self._task,))

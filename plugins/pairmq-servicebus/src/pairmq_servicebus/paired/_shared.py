@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
-from weakref import WeakSet
 
 from pairmq import Entity, EntityKind, Pair, PairOptions
 from pairmq_servicebus.paired._arguments import Sides, entity_path_of
-from pairmq_servicebus.paired._receiving import Reading, SharedReceiver
+from pairmq_servicebus.paired._receiving import SharedReceiver
 from pairmq_servicebus.paired._sending import SHUT_DOWN, OnReceipt, Opening, Sending
 
 if TYPE_CHECKING:
@@ -108,12 +106,6 @@ class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender, Paired
         self._opening = Opening(pair)
         self._entity_path = entity_path
         self._on_receipt = on_receipt
-        self._readings: WeakSet[Reading] = WeakSet()
-
-    async def _end(self) -> None:
-        """Close the pair, and before it what its receivers hold. Idempotent, never raises."""
-        await asyncio.gather(*(reading.close() for reading in self._readings))
-        await self._opening.close()
 
     @abstractmethod
     def _is_closed(self) -> bool: ...
@@ -200,9 +192,7 @@ class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender, Paired
             _log.warning("queue %s has continuity, but a receiver of sessions reads the primary only", queue_name)
             return make_own()
         self._check_name(queue_name, "queue")
-        made = self._make_receiver(queue_name, make_own, kwargs)
-        self._readings.add(made.reading)
-        return made
+        return self._make_receiver(queue_name, make_own, kwargs)
 
     # What is not.
 

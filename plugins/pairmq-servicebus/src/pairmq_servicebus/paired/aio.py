@@ -96,7 +96,7 @@ class PairedServiceBusClient(
         """Close the pair, and the client with its receivers. Idempotent; sends in flight get ``close_grace``."""
         self._closed = True
         try:
-            await self._end()
+            await self._opening.close()
         finally:
             await self._own.close()
 
