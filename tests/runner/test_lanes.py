@@ -228,6 +228,18 @@ async def test_processes_with_other_options_report_it_and_strand_nothing(which, 
     assert sorted(handled) == sorted(sent)
 
 
+async def test_a_lane_under_another_name_of_the_primary_is_reported():
+    options = {"continuity": ("orders",), "failover_interval": 0, "backlog_queue_count": 1}
+    async with Pair.connect("memory://named?name=other", "memory://names", **options) as sender:
+        await sender.primary.admin.create(Entity("orders"))
+        sender.force_failover("orders")
+        await sender.sender("orders").send(Message(b"1"))
+        async with Pair.connect("memory://named", "memory://names", **options) as consumer:
+            [stray] = (await consumer.agreement(everywhere=True)).strays
+            assert (stray.queue.path, stray.pending, stray.certain) == ("other/x-pairmq-lane/orders", 1, True)
+            assert "give all processes one URL" in stray.reason
+
+
 @in_virtual_time
 async def test_a_topic_is_refused_with_the_reason(world):
     async with world(continuity=("news",)) as w:
