@@ -57,13 +57,13 @@ class Ledger:
             time.sleep(0.1)
 
 
-def wait_for_answers(control: Any) -> None:
+def wait_for_answers(control: Any, count: int = 1) -> None:
     """Wait until remote control works."""
     until, answers = time.monotonic() + 90, []
-    while not answers:
+    while len(answers) < count:
         assert time.monotonic() < until
         with suppress(OSError):  # the connection of this process was lost
-            answers = control.ping(timeout=10, limit=1)
+            answers = control.ping(timeout=10, limit=count)
 
 
 @pytest.fixture
@@ -245,10 +245,16 @@ def test_workers_with_another_pool_run_tasks_while_the_primary_is_dead(
     during["eta"] = application.record.apply_async(("eta",), countdown=1).id
     during["again"] = application.again.delay("again").id
     ledger.wait_for(*during)  # the primary is still dead
+    worker(pool)  # one that starts in the outage
+    ready = folder / "worker.log"
+    until = time.monotonic() + 90
+    while ready.read_text().count(" ready.") < 2:
+        assert time.monotonic() < until
+        time.sleep(0.1)
     rabbit.start()
     after = {"after": application.record.delay("after").id}
     ledger.wait_for("after")
-    wait_for_answers(application.app.control)
+    wait_for_answers(application.app.control, 2)
     ran = ledger.lines()
     assert dict(ran.keys()) == before | during | after
     assert {name for (name, _), times in ran.items() if times > 1} <= before.keys()
