@@ -1,8 +1,9 @@
-"""``pairmq journal``: look into a journal, and make segments of what killed processes left."""
+"""``pairmq journal``: look into a journal, make segments of what killed processes left, and upload segments."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -15,9 +16,9 @@ from rich.text import Text
 from typer import Argument, Option
 
 from pairmq.cli._common import Json, examples, journal_package
-from pairmq.cli._errors import BadUsage, CommandFailed, file_problem, printable
-from pairmq.cli._output import WARN, cells, note, put_json, say, stdout_console, stdout_written, table, warn
-from pairmq.cli._values import grouped, plural
+from pairmq.cli._errors import BadUsage, CommandFailed, file_problem, printable, without_secrets
+from pairmq.cli._output import WARN, Progress, cells, note, put_json, say, stdout_console, stdout_written, table, warn
+from pairmq.cli._values import Duration, grouped, plural
 from pairmq.model import ConfigurationError
 from pairmq.model.records import KINDS, SCHEMA_VERSION
 
@@ -28,11 +29,12 @@ _EPILOG = examples(
     "pairmq journal show journal/ --entity orders --json | jq .outcome",
     "pairmq journal stat journal/",
     "pairmq journal recover journal/",
+    "pairmq journal ship journal/ s3://bucket/journal --every 1min --delete",
 )
 _FIRST = ("at", "kind", "entity", "message_id")
 _LEFT_OUT = frozenset((*_FIRST, "entity_kind", "pair", "process", "seq", "message_key"))
 
-group = typer.Typer(no_args_is_help=True, help="Inspect a journal's directory, and recover it.", epilog=_EPILOG)
+group = typer.Typer(no_args_is_help=True, help="Inspect a journal's directory, recover it, ship it.", epilog=_EPILOG)
 
 Directory = Annotated[str, Argument(metavar="DIR", help="The journal's directory.")]
 
@@ -134,6 +136,61 @@ def recover(
         for path, why in found.failed.items():
             warn(f"{path}: {why}")
     return 1 if found.failed else 0
+
+
+@group.command()
+def ship(
+    directory: Directory,
+    store: Annotated[str, Argument(metavar="URL", help="Its place in a store, e.g. s3://bucket/journal.")],
+    delete: Annotated[bool, Option("--delete", help="Delete each segment here once the store has it.")] = False,
+    every: Annotated[
+        float | None, Duration("--every", "Ship again at this interval, until a signal. Default: once.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Upload the segments that a store does not have yet, by fsspec; may be interrupted at any time.
+
+    Rows still being written are not in a segment yet, and not uploaded. With --every a store that fails is a warning,
+    and is tried again. Exit status: 0, 1 when the store failed or a segment could not be read.
+    """
+    folder = _existing(directory)
+    while True:
+        failed = _ship(folder, store, delete, json, forever=every is not None)
+        if every is None:
+            return failed
+        time.sleep(every)
+
+
+def _ship(folder: Path, store: str, delete: bool, json: bool, *, forever: bool) -> int:
+    """Ship once; the exit status."""
+    journal = journal_package()
+    problem = None
+    with Progress("checked", "segments") as progress:
+        try:
+            done = _reading(
+                lambda: journal.ship(
+                    folder,
+                    store,
+                    delete=delete,
+                    progress=lambda count, total: progress.update(count, text=f"of {total}"),
+                )
+            )()
+        except journal.ShipmentError as error:
+            done, problem = error.done, f"{without_secrets(printable(str(error)))}; the next shipment continues"
+    if json:
+        record = {**asdict(done), "segments": [str(path) for path in done.segments]}
+        put_json({**record, "failed": {str(path): why for path, why in done.failed.items()}, "problem": problem})
+    else:
+        text = f"shipped {plural(len(done.segments), 'segment')}, {done.bytes / 1e6:.1f} MB"
+        text += f"; the store had {grouped(done.present)}" if done.present else ""
+        say(text + (f"; deleted {grouped(done.deleted)} here" if done.deleted else ""))
+        for path, why in done.failed.items():
+            warn(f"{printable(str(path))}: {why}")
+    if problem is not None:
+        if not forever:
+            raise CommandFailed(problem)
+        warn(problem)
+    return 1 if done.failed else 0
 
 
 def _existing(directory: str) -> Path:

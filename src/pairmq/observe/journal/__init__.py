@@ -18,6 +18,7 @@ from pairmq.observe.journal._lives import flush_on_sigterm
 from pairmq.observe.journal._options import JournalOptions
 from pairmq.observe.journal._reading import Statistics, metadata, read_rows, segments, statistics
 from pairmq.observe.journal._segments import Recovered, recover
+from pairmq.observe.journal._shipping import ShipmentError, Shipped, ship
 
 __all__ = [
     "Journal",
@@ -25,6 +26,8 @@ __all__ = [
     "JournalObserver",
     "JournalOptions",
     "Recovered",
+    "ShipmentError",
+    "Shipped",
     "Statistics",
     "arrow_schema",
     "flush_on_sigterm",
@@ -34,5 +37,6 @@ __all__ = [
     "recover",
     "segments",
     "shared_journal",
+    "ship",
     "statistics",
 ]
