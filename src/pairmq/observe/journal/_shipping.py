@@ -148,7 +148,7 @@ class _Store:
         for name in sizes:
             # Uploads that were interrupted: their segments are whole by now.
             if name.startswith("_") and name[1:].rpartition(".")[0] in sizes:
-                with contextlib.suppress(Exception):  # it is in nobody's way, and the next shipment tries again
+                with contextlib.suppress(Exception):  # readers leave it out, and the next shipment tries again
                     self._files.rm_file(self._path(day, name))
         return sizes
 
