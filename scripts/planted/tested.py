@@ -438,7 +438,7 @@ TESTED = (
     ),
     Mutant(
         "messages of Service Bus that callers complete together are completed one by one over a slow network",
-        "plugins/pairmq-servicebus/src/pairmq_servicebus/_receiving/_settling.py",
+        "plugins/pairmq-servicebus/src/pairmq_servicebus/_settling.py",
         "(_SIDE_BY_SIDE if link.is_far else 1)",
         "1",
         tests=("plugins/pairmq-servicebus/tests/transport/test_settling.py",),

@@ -20,8 +20,8 @@ from pairmq.pair import Agreement
 from pairmq.plugins import registry
 from pairmq.testing.servers import free_port
 from pairmq.transport import ConfirmRisk, QueueCounts
-from pairmq_rabbitmq._capabilities import CAPABILITIES
 from pairmq_rabbitmq._transport import RabbitTransport
+from pairmq_rabbitmq.plugin import CAPABILITIES
 from pairmq_redis.testing import RedisServer
 
 

@@ -10,8 +10,8 @@ import pytest
 from pairmq import ConfigurationError, Pair, PairOptions
 from pairmq.pair import _pair, load_settings
 from pairmq.testing import SimulatedBroker
-from pairmq_rabbitmq._capabilities import CAPABILITIES
 from pairmq_rabbitmq._transport import RabbitTransport
+from pairmq_rabbitmq.plugin import CAPABILITIES
 
 EAST, WEST = "redis://:geheim@127.0.0.1:1/0", "redis://:geheim@127.0.0.1:2/0"
 

@@ -10,8 +10,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from pairmq.testing.servers import free_port
-from pairmq_redis._nodes import Address
-from pairmq_redis._sentinels import Sentinels
+from pairmq_redis._nodes import Address, Sentinels
 from pairmq_redis._transport import _sentinel_factory
 from pairmq_redis._url import parse_redis_url
 from scripted_redis import ScriptedRedis, bulk, listening
@@ -121,7 +120,7 @@ async def test_another_master_is_heard_of_once(three: list[Sentinel]) -> None:
 async def test_an_unannounced_switch_is_found_when_listening_again(
     three: list[Sentinel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pairmq_redis._sentinels._LISTEN_AGAIN", 0.01)
+    monkeypatch.setattr("pairmq_redis._nodes._LISTEN_AGAIN", 0.01)
     async with asking([three[0].address]) as (sentinels, heard):
         await sentinels.master()
         await subscribed(three[0])
@@ -137,8 +136,8 @@ async def test_an_unannounced_switch_is_found_when_listening_again(
 async def test_a_switch_is_found_though_the_connection_says_nothing_that_makes_sense(
     three: list[Sentinel], monkeypatch: pytest.MonkeyPatch, news: bytes
 ) -> None:
-    monkeypatch.setattr("pairmq_redis._sentinels._LISTEN_AGAIN", 0.01)
-    monkeypatch.setattr("pairmq_redis._sentinels._LISTEN_FOR", 0.1)
+    monkeypatch.setattr("pairmq_redis._nodes._LISTEN_AGAIN", 0.01)
+    monkeypatch.setattr("pairmq_redis._nodes._LISTEN_FOR", 0.1)
     async with asking([three[0].address]) as (sentinels, heard):
         await sentinels.master()
         while three[0].asked < 2:  # once to find the master, once after it listens

@@ -1,14 +1,23 @@
-"""Asking several servers the same question, when one answer is enough and some of them are down."""
+"""Servers that are asked where others are: one answer is enough, and some of them are down. The sentinels of a master.
+
+The master is asked for before each connection: the one that was a master may be a replica by now, or down. A sentinel
+that does not answer soon is not waited for, and one that knows no such master is passed over.
+
+A master that was replaced goes on confirming writes until the sentinels make it a replica, which takes them some ten
+seconds, or for as long as it is cut off from them. All these writes are lost. So each sentinel is listened to, and when
+one says that another server is the master, the connections to the old one end at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from redis.asyncio import Connection
-from redis.exceptions import ConnectionError
+from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 from pairmq.transport import bracketed, start_task
 
@@ -78,3 +87,87 @@ async def connected(connection: Connection) -> AsyncIterator[Connection]:
 def as_text(reply: object) -> str:
     """What a server wrote as text."""
     return reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)
+
+
+_SWITCH = "+switch-master"
+_LISTEN_AGAIN = 1.0  # s until a sentinel that could not be listened to is tried again
+_LISTEN_FOR = 30.0  # s on one connection
+
+
+class Sentinels:
+    """The sentinels of one master.
+
+    Args:
+        service: the master's name.
+        addresses: the sentinels'.
+        make: makes a connection to one of them, not yet connected.
+        switched: takes the address of another master than the one that was found last.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        addresses: Sequence[Address],
+        make: Callable[[Address], Connection],
+        switched: Callable[[Address], None],
+    ) -> None:
+        self.found: Address | None = None
+        """Where the master was when it was last asked for."""
+        self._service = service
+        # Not all processes ask the same one first.
+        self._order = random.SystemRandom().sample(addresses, len(addresses))
+        self._make = make
+        self._switched = switched
+        self._listeners: list[asyncio.Task[None]] = []
+
+    async def master(self) -> Address:
+        """Find the master's host and port. Raises redis-py's ConnectionError."""
+        if not self._listeners:
+            self._listeners = [start_task(self._keep_listening(address)) for address in self._order]
+        self.found = await self._find()
+        return self.found
+
+    async def _find(self) -> Address:
+        return await first_answer(
+            self._order, self._ask, lambda answers: f"no sentinel knows a master {self._service!r} ({answers})"
+        )
+
+    async def close(self) -> None:
+        """Listen no more."""
+        for listener in self._listeners:
+            listener.cancel()
+        await asyncio.gather(*self._listeners, return_exceptions=True)
+
+    async def _keep_listening(self, address: Address) -> None:
+        while True:
+            # A connection that went silent looks like one with no news: each is made anew now and then.
+            with contextlib.suppress(RedisError, OSError, ValueError):
+                async with asyncio.timeout(_LISTEN_FOR):
+                    await self._listen(address)
+            await asyncio.sleep(_LISTEN_AGAIN)
+
+    async def _listen(self, address: Address) -> None:
+        async with connected(self._make(address)) as connection:
+            await connection.send_command("SUBSCRIBE", _SWITCH)
+            await connection.read_response()
+            if await self._ask(address) != self.found:  # it may have happened before
+                self._heard(await self._find())  # from the one to be asked first: this one may be behind
+            while True:
+                message = await connection.read_response()
+                if isinstance(message, list) and len(message) == 3:
+                    name, _, _, host, port = as_text(message[2]).split(" ")
+                    if name == self._service:
+                        self._heard((host, int(port)))
+
+    def _heard(self, master: Address) -> None:
+        if self.found not in (None, master):
+            self.found = master
+            self._switched(master)
+
+    async def _ask(self, address: Address) -> Address:
+        async with connected(self._make(address)) as connection:
+            await connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+            reply = await connection.read_response()
+        if not isinstance(reply, list) or len(reply) != 2:
+            raise ResponseError("it does not know this master")
+        return as_text(reply[0]), int(reply[1])

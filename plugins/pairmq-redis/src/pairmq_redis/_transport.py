@@ -21,9 +21,9 @@ from pairmq_redis._capabilities import CAPABILITIES
 from pairmq_redis._cluster import Cluster, ClusterLine
 from pairmq_redis._context import Context
 from pairmq_redis._link import Line
+from pairmq_redis._nodes import Sentinels
 from pairmq_redis._receiver import RedisReceiver
 from pairmq_redis._sender import RedisSender
-from pairmq_redis._sentinels import Sentinels
 from pairmq_redis._url import RedisUrl, parse_redis_url
 from pairmq_redis._wire import RedisWire, Wire
 

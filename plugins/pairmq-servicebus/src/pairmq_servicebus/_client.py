@@ -22,9 +22,8 @@ from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBu
 from pairmq.model import ConfigurationError, Entity, EntityKind, Source
 from pairmq.transport import raise_failure, start_task
 from pairmq_servicebus import _errors, _private
-from pairmq_servicebus._credentials import Identity, SharedKey, SharedSignature, make_identity
-from pairmq_servicebus._single_consumer import SingleConsumers
-from pairmq_servicebus._url import DEFAULT_TLS_PORT, NamespaceUrl
+from pairmq_servicebus._entities import SingleConsumers
+from pairmq_servicebus._url import DEFAULT_TLS_PORT, Identity, NamespaceUrl, SharedKey, SharedSignature, make_identity
 
 _FAREWELL = 1.2  # s for closing in good order
 _LAST_MOMENT = 0.3  # s for the background work to end by itself,

@@ -10,12 +10,12 @@ from azure.servicebus.aio import ServiceBusSender as Client
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import Sender, behind_failed, raise_failure
-from pairmq_servicebus import _codec, _direct, _errors, _names, _private
+from pairmq_servicebus import _codec, _direct, _entities, _errors, _private
 from pairmq_servicebus._client import Namespace
-from pairmq_servicebus._codec import Parts
-from pairmq_servicebus._measure import measure, without_body
+from pairmq_servicebus._codec import Parts, measure, without_body
+from pairmq_servicebus._entities import SESSION
 from pairmq_servicebus._outbox import Answered, Chain, Outbox, Parcel
-from pairmq_servicebus._single_consumer import SESSION
+from pairmq_servicebus._values import PING_CONTENT_TYPE
 
 MAX_PROPERTY_BYTES = 64 * 1024
 """Of all properties of a message together (the same page)."""
@@ -110,7 +110,7 @@ class BusSender(Sender):
     name."""
 
     def __init__(self, namespace: Namespace, entity: Entity) -> None:
-        _names.check(entity)
+        _entities.check(entity)
         doing = f"send to {entity}"
         self._namespace = namespace
         self._entity = entity
@@ -211,7 +211,7 @@ def check_message(namespace: Namespace, entity: Entity, message: Message) -> Non
 
 def _pack(namespace: Namespace, entity: Entity, message: Message, doing: str) -> Parcel:
     """Pack a message."""
-    if message.content_type == _codec.PING_CONTENT_TYPE:
+    if message.content_type == PING_CONTENT_TYPE:
         text = f"Service Bus takes messages of content type {message.content_type} and never delivers them"
         raise _errors.refused(doing, text, FailureReason.MALFORMED)
     single_consumer = namespace.single_consumers.knows(entity)

@@ -11,8 +11,8 @@ from pairmq_servicebus import _codec, _errors
 from pairmq_servicebus._admin import BusAdmin
 from pairmq_servicebus._capabilities import CAPABILITIES
 from pairmq_servicebus._client import ClientSettings, Namespace
-from pairmq_servicebus._measure import measure
-from pairmq_servicebus._receiving import BusReceiver, accept_session
+from pairmq_servicebus._codec import measure
+from pairmq_servicebus._receiver import BusReceiver, accept_session
 from pairmq_servicebus._sender import BusSender, check_message
 from pairmq_servicebus._url import NamespaceUrl, parse_servicebus_url
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from pairmq import Message
 from pairmq_servicebus import _codec
+from pairmq_servicebus._values import FIELDS
 from pairmq_servicebus.paired._convert import convert, convert_all, is_one
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, 123_456, tzinfo=UTC)
@@ -51,9 +52,7 @@ def view(message: ServiceBusReceivedMessage) -> dict[str, Any]:
     return {
         "body": b"".join(message.body),
         "application_properties": {
-            name: value
-            for name, value in (message.application_properties or {}).items()
-            if name != _codec.FIELDS.encode()
+            name: value for name, value in (message.application_properties or {}).items() if name != FIELDS.encode()
         },
         **{
             name: getattr(message, name)

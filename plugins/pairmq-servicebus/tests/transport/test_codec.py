@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairmq.model import MAX_TIME_TO_LIVE, Message
-from pairmq_servicebus._codec import FIELDS, Decoded, Malformed, decode, decode_leniently, encode, take_apart
+from pairmq_servicebus._codec import Decoded, decode, decode_leniently, encode, measure, take_apart
 from pairmq_servicebus._direct import is_plain, outgoing
-from pairmq_servicebus._measure import measure
-from pairmq_servicebus._single_consumer import SESSION
+from pairmq_servicebus._entities import SESSION
+from pairmq_servicebus._values import FIELDS, Malformed
 
 _letters = st.characters(exclude_categories=("Cs",))
 texts = st.text(_letters, max_size=40)

@@ -15,7 +15,7 @@ import pytest
 
 from pairmq.model import Delivery, Entity, Message, Source
 from pairmq.transport import QueueProperties, Transport
-from pairmq_servicebus._single_consumer import SESSION
+from pairmq_servicebus._entities import SESSION
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
 from servicebus_local import amqp

@@ -12,8 +12,7 @@ from azure.servicebus._transport._pyamqp_transport import _LOGGER, PyamqpTranspo
 from pairmq.model import FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import is_nothing_sent
 from pairmq_servicebus import _codec
-from pairmq_servicebus._codec import Parts
-from pairmq_servicebus._measure import measure
+from pairmq_servicebus._codec import Parts, measure
 from pairmq_servicebus._outbox import MOST_MESSAGES, MOST_TRANSFERS, Chain, Outbox, Parcel
 
 

@@ -18,7 +18,7 @@ from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, 
 from pairmq.plugins import registry
 from pairmq.testing import TcpProxy
 from pairmq.transport import QueueProperties, Receiver, Transport
-from pairmq_servicebus._receiving import _link, _receive, _receiver
+from pairmq_servicebus import _receive_link, _receiver
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
 
@@ -83,7 +83,7 @@ async def test_asking_once_finds_what_is_there(
 ) -> None:
     # However long the question and its answer take here.
     for name in ("_LEAST_ROUND_TRIP", "_MOST_ROUND_TRIP"):
-        monkeypatch.setattr(_link, name, PATIENCE)
+        monkeypatch.setattr(_receive_link, name, PATIENCE)
     await transport.sender(queue).send(message("there"))
     assert [delivery.message.body for delivery in await transport.receiver(Source(queue)).receive(5, 0)] == [b"there"]
 
@@ -190,10 +190,10 @@ async def test_giving_back_that_is_interrupted_goes_on_with_the_rest(monkeypatch
         def usable(self) -> bool:
             return True
 
-    monkeypatch.setattr(_receive, "abandon_all", give_back)
+    monkeypatch.setattr(_receiver, "abandon_all", give_back)
     nothing: Any = None
     link: Any = Link()
-    job = _receive.Receive(nothing, nothing, 1, 0.0, 1.0, "receive")
+    job = _receiver.Receive(nothing, nothing, 1, 0.0, 1.0, "receive")
     unwanted: Any = ["a", "b", "c"]
     job._unwanted = unwanted
     interrupted = asyncio.create_task(job._set_aside(link))

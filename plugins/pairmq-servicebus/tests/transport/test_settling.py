@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pairmq.model import FailureReason, TransportError
-from pairmq_servicebus._receiving._settling import Completion, Completions, Held, Shelf
+from pairmq_servicebus._settling import Completion, Completions, Held, Shelf
 
 
 class FakeLink:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pairmq.model import ConfigurationError
 from pairmq.plugins import registry
 from pairmq_servicebus._client import Namespace
-from pairmq_servicebus._credentials import Identity, SharedKey, SharedSignature
-from pairmq_servicebus._url import AdminAddress, parse_servicebus_url
+from pairmq_servicebus._url import AdminAddress, Identity, SharedKey, SharedSignature, parse_servicebus_url
 
 KEY = "a%2Bb%2Fc%3D"
 NAMESPACE = f"sb://policy:{KEY}@contoso.servicebus.windows.net"

@@ -14,9 +14,8 @@ from azure.servicebus import TransportType
 
 from pairmq import ConfigurationError
 from pairmq_servicebus._client import ClientSettings
-from pairmq_servicebus._credentials import read_connection_string
 from pairmq_servicebus._transport import ServiceBusTransport
-from pairmq_servicebus._url import NamespaceUrl, parse_servicebus_url
+from pairmq_servicebus._url import NamespaceUrl, parse_servicebus_url, read_connection_string
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential

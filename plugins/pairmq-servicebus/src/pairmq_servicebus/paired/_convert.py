@@ -17,6 +17,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, Amq
 
 from pairmq import Message
 from pairmq_servicebus import _codec
+from pairmq_servicebus._values import FIELDS
 
 SingleMessage: TypeAlias = ServiceBusMessage | AmqpAnnotatedMessage | Mapping[str, Any]
 """What the client takes as one message."""
@@ -54,7 +55,7 @@ def convert(message: SingleMessage) -> Message:
     annotations = {_text("a message annotation's name", key): value for key, value in (raw.annotations or {}).items()}
     received = isinstance(message, ServiceBusReceivedMessage) or _SEQUENCE_NUMBER in annotations
     application = raw.application_properties or {}
-    if received and any(_name(key) == _codec.FIELDS for key in application):
+    if received and any(_name(key) == FIELDS for key in application):
         # This package wrote it: the property says what the client's own view of the message has lost.
         return _codec.decode(raw).message
     if not received:

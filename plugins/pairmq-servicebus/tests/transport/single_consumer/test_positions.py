@@ -14,9 +14,8 @@ from azure.servicebus.aio import ServiceBusClient, ServiceBusSender
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import Transport
-from pairmq_servicebus import _private
-from pairmq_servicebus._admin import _contents
-from pairmq_servicebus._single_consumer import SESSION
+from pairmq_servicebus import _contents, _private
+from pairmq_servicebus._entities import SESSION
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
 

@@ -19,7 +19,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.transport import QueueProperties, Transport
-from pairmq_servicebus._single_consumer import METADATA, SESSION
+from pairmq_servicebus._entities import METADATA, SESSION
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
 

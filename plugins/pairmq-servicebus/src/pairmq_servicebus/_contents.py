@@ -29,10 +29,11 @@ from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, T
 from pairmq.transport import QueuePositions, raise_failure
 from pairmq_servicebus import _codec, _errors, _private
 from pairmq_servicebus._client import Namespace
+from pairmq_servicebus._entities import MARKER, SESSION, is_queue_itself
 from pairmq_servicebus._lane import Lanes
-from pairmq_servicebus._receiving import ReceiveLink, delivery_of, open_receive_link
+from pairmq_servicebus._receive_link import ReceiveLink, open_receive_link
 from pairmq_servicebus._sender import ClientSendLink, open_send_link
-from pairmq_servicebus._single_consumer import MARKER, SESSION, is_queue_itself
+from pairmq_servicebus._settling import delivery_of
 
 _DUE_IN = timedelta(seconds=30)  # a look is over long before, and clocks differ by less
 

@@ -25,7 +25,7 @@ from pairmq.model import FailureReason, Source, TransportError
 from pairmq.transport import raise_failure
 from pairmq_servicebus import _errors, _private
 from pairmq_servicebus._client import Namespace
-from pairmq_servicebus._single_consumer import MARKER, SESSION, is_queue_itself
+from pairmq_servicebus._entities import MARKER, SESSION, is_queue_itself
 
 # Opening takes some ten round trips, and sleeps of the client's own: a quarter of it is more than one round trip.
 _ROUND_TRIPS = 4.0

@@ -1,23 +1,109 @@
-"""Administration: over HTTP, and where a key may not do that, as far as links tell (Service Bus documentation: SAS)."""
+"""Administration: over HTTP, and where a key may not do that, as far as links tell (Service Bus documentation: SAS).
+
+The `Service` asks the administration, the `Maker` makes entities, `Contents` looks into them, `purge` empties them, and
+the `Probe` pings them: by a message that the service never delivers (SPEC 6.2).
+"""
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
+from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import Admin, QueueCounts, QueuePositions, QueueProperties
-from pairmq_servicebus import _errors, _names
-from pairmq_servicebus._admin._contents import Contents, purge
-from pairmq_servicebus._admin._probe import Probe
-from pairmq_servicebus._admin._service import Service, fewer_deliveries, queue_settings, topic_settings
+from pairmq_servicebus import _codec, _entities, _errors
 from pairmq_servicebus._client import Namespace
+from pairmq_servicebus._codec import measure
+from pairmq_servicebus._contents import Contents, purge
 from pairmq_servicebus._lane import OpenLink
-from pairmq_servicebus._receiving import open_receive_link
+from pairmq_servicebus._outbox import Outbox, Parcel
+from pairmq_servicebus._receive_link import open_receive_link
 from pairmq_servicebus._sender import open_send_link
+from pairmq_servicebus._service import Service, fewer_deliveries, queue_settings, topic_settings
+from pairmq_servicebus._values import PING_CONTENT_TYPE
+
+TIME_TO_LIVE: Final = 1.0
+"""Seconds that a ping lives, should a server not know its content type."""
+
+_IDLE = 120.0  # s after which a ping's link is closed; pings come every minute by default
+_MOST_ENTITIES = 1000
+
+
+class Probe:
+    """Pings entities of one namespace.
+
+    A ping is an empty message of content type ``application/vnd.ms-servicebus-ping`` and a time-to-live of 1 s, with a
+    random session id where the entity requires sessions. What a ping that succeeds proves, at this moment:
+
+    - the namespace is there, and lets this key or identity in and send to the entity;
+    - the entity exists, is enabled for sending, and the service answers transfers to it: it took the ping as it takes
+      any message, and is documented to drop it instead of delivering it.
+
+    What it can't prove: that the entity's quota has room for the next message, as the service stores no ping; that a
+    larger message fits; that a message with a session id, a schedule or duplicate detection is handled as well; that
+    what is accepted is delivered. A server that does not know the content type stores the ping, and a consumer may see
+    it within its second: the local server of this distribution knows it.
+
+    Pings have links of their own, so that a send that hangs holds up none.
+    """
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._boxes: dict[Entity, Outbox] = {}
+        self._with_session: set[Entity] = set()
+
+    async def probe(self, entity: Entity) -> None:
+        if self._namespace.closed:
+            raise _errors.closed(f"probe {entity}")
+        box = self._box(entity)
+        failed = await self._ping(box, entity)
+        if failed is not None and self._may_want_session(entity, failed):
+            self._with_session.add(entity)
+            failed = await self._ping(box, entity)
+            if failed is not None:
+                self._with_session.discard(entity)
+        if failed is not None:
+            raise failed
+
+    async def close(self) -> None:
+        boxes = list(self._boxes.values())
+        self._boxes.clear()
+        if boxes:
+            await asyncio.gather(*(box.close() for box in boxes))
+
+    async def _ping(self, box: Outbox, entity: Entity) -> TransportError | None:
+        parts = _codec.take_apart(
+            Message(
+                message_id=uuid.uuid4().hex,
+                content_type=PING_CONTENT_TYPE,
+                time_to_live=TIME_TO_LIVE,
+                session_id=uuid.uuid4().hex if entity in self._with_session else None,
+            )
+        )
+        return await box.send(Parcel(parts, measure(parts), None))
+
+    def _may_want_session(self, entity: Entity, failed: TransportError) -> bool:
+        """Whether a refusal may be about the missing session id; remembered, so that it is asked once."""
+        about_message = failed.reason in (FailureReason.NOT_SUPPORTED, FailureReason.MALFORMED, FailureReason.OTHER)
+        return about_message and not failed.maybe_applied and entity not in self._with_session
+
+    def _box(self, entity: Entity) -> Outbox:
+        box = self._boxes.get(entity)
+        if box is None:
+            doing, namespace = f"probe {entity}", self._namespace
+            if len(self._boxes) >= _MOST_ENTITIES:
+                namespace.spawn(self._boxes.pop(next(iter(self._boxes))).close())
+            box = self._boxes[entity] = Outbox(
+                lambda: open_send_link(namespace, entity, doing),
+                doing,
+                limit=namespace.url.operation_timeout,
+                idle_limit=_IDLE,
+            )
+        return box
 
 
 class BusAdmin(Admin):
@@ -51,7 +137,7 @@ class BusAdmin(Admin):
 
     async def exists(self, entity: Entity) -> bool:
         """Ask the administration, or for a key without *Manage*, attach a link."""
-        _names.check(entity)
+        _entities.check(entity)
         doing = f"look for {entity}"
         try:
             await self._service.describe(entity, doing)
@@ -69,9 +155,9 @@ class BusAdmin(Admin):
         ``lock_duration`` None becomes 60 s, since no lock here is bound to a connection; ``max_delivery_count`` None
         becomes 2**31 - 1, or 2000 where a server refuses that. A key without *Manage* can make nothing: where the
         entity exists, this is no error. ``single_consumer`` makes a queue with sessions, which the tier Basic has
-        not; see `pairmq_servicebus._single_consumer`.
+        not; see `pairmq_servicebus._entities`.
         """
-        _names.check(entity)
+        _entities.check(entity)
         doing = f"create {entity}"
         _check_sessions(entity, properties, doing)
         if entity.kind is EntityKind.TOPIC:
@@ -101,7 +187,7 @@ class BusAdmin(Admin):
     async def create_subscription(self, topic: Entity, name: str) -> bool:
         """Make a subscription of a topic, with dead-lettering of what expires."""
         source = Source(topic, subscription=name)
-        _names.check_source(source)
+        _entities.check_source(source)
         doing = f"create subscription {source}"
         try:
             await self._service.ask(
@@ -116,7 +202,7 @@ class BusAdmin(Admin):
 
     async def properties(self, entity: Entity) -> QueueProperties:
         """Read the settings. A key without *Manage* can't: it gets those that it asked for, or the defaults."""
-        _names.check(entity)
+        _entities.check(entity)
         doing = f"read the settings of {entity}"
         try:
             return await self._service.describe(entity, doing)
@@ -127,7 +213,7 @@ class BusAdmin(Admin):
 
     async def counts(self, source: Source) -> QueueCounts:
         """Count as the service does: locked messages are among the active ones. ``scheduled`` tells a whole topic's."""
-        _names.check_source(source)
+        _entities.check_source(source)
         doing, path, subscription = f"count {source}", source.entity.path, source.subscription
 
         async def ask(client: ServiceBusAdministrationClient) -> QueueCounts:
@@ -144,11 +230,11 @@ class BusAdmin(Admin):
         return QueueCounts(active=counts.dead_letter) if source.dead_letter else counts
 
     async def positions(self, entity: Entity) -> QueuePositions:
-        """Browse up to a marker, see `pairmq_servicebus._admin._positions`; needs the claims *Send* and *Listen*.
+        """Browse up to a marker, see `pairmq_servicebus._contents`; needs the claims *Send* and *Listen*.
 
         Of queues with one consumer at a time only: a marker that is left behind would be delivered in any other.
         """
-        _names.check(entity)
+        _entities.check(entity)
         doing, known = f"look at {entity}", self._namespace.single_consumers
         if not known.knows(entity):
             await self._service.describe(entity, doing)
@@ -163,7 +249,7 @@ class BusAdmin(Admin):
             raise
 
     async def delete(self, entity: Entity) -> bool:
-        _names.check(entity)
+        _entities.check(entity)
         doing, topic = f"delete {entity}", entity.kind is EntityKind.TOPIC
         try:
             # The service deletes whatever has the name: a topic is no queue to PairMQ.
@@ -185,7 +271,7 @@ class BusAdmin(Admin):
             names = [(queue.name, EntityKind.QUEUE) async for queue in client.list_queues()]
             names += [(topic.name, EntityKind.TOPIC) async for topic in client.list_topics()]
             return [
-                Entity(name, kind) for name, kind in names if name.startswith(prefix) and not _names.is_system(name)
+                Entity(name, kind) for name, kind in names if name.startswith(prefix) and not _entities.is_system(name)
             ]
 
         return sorted(await self._service.ask("list the entities", ask), key=lambda entity: entity.path)
@@ -196,21 +282,21 @@ class BusAdmin(Admin):
         A source with sessions can't be looked at as a whole, unless it is a queue with one consumer at a time: reason
         *not-supported*.
         """
-        _names.check_source(source)
+        _entities.check_source(source)
         return await self._contents.peek(source, max_messages)
 
     async def purge(self, source: Source) -> int:
         """Receive and delete until nothing comes; messages that others hold locked stay."""
-        _names.check_source(source)
+        _entities.check_source(source)
         return await purge(self._namespace, source)
 
     async def probe(self, entity: Entity) -> None:
-        _names.check(entity)
+        _entities.check(entity)
         await self._probe.probe(entity)
 
     def is_system_entity(self, entity: Entity) -> bool:
         """Tell whether a segment of the path begins with ``$``, as the service's own do."""
-        return _names.is_system(entity.path)
+        return _entities.is_system(entity.path)
 
     async def close(self) -> None:
         await self._probe.close()

@@ -1,4 +1,7 @@
-"""Queues with one consumer at a time (SPEC 8.2): queues that require sessions, used with one session for everything.
+"""Entities: what Service Bus takes as a path, and queues with one consumer at a time (SPEC 8.2).
+
+The rules for paths: Service Bus documentation, "Quotas" and "Naming rules for Microsoft.ServiceBus". Queues with one
+consumer are queues that require sessions, used with one session for everything.
 
 Service Bus delivers the messages of a session to one receiver at a time, in their order, and redelivers what that one
 abandons before anything newer (Service Bus documentation: "Message sessions"). So such a queue is created with
@@ -11,16 +14,18 @@ learns of the others when the service refuses a message or a receiver without a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from pairmq.model import Entity, EntityKind, Source, TransportError
+from pairmq.model import Entity, EntityKind, FailureReason, Source, TransportError
+from pairmq_servicebus import _errors
 
 SESSION: Final = "x-pairmq-single-consumer"
 """The session id of all messages in such a queue."""
 
 MARKER: Final = "application/vnd.pairmq.marker"
-"""The content type of markers, which are no messages and never handed out: see `pairmq_servicebus._admin._contents`."""
+"""The content type of markers, which are no messages and never handed out: see `pairmq_servicebus._contents`."""
 
 METADATA: Final = "pairmq: single-consumer"
 """What the user metadata of such a queue holds, among whatever else its owner writes there."""
@@ -65,3 +70,31 @@ class SingleConsumers:
 def is_queue_itself(source: Source) -> bool:
     """Whether a source is a queue, and no dead-letter queue or subscription: those have no sessions of ours."""
     return source.entity.kind is EntityKind.QUEUE and source.subscription is None and not source.dead_letter
+
+
+MAX_SUBSCRIPTION_LENGTH: Final = 50
+
+_PATH = re.compile(r"[A-Za-z0-9._~/-]+")
+_SUBSCRIPTION = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def is_system(path: str) -> bool:
+    """Whether a segment begins with ``$``, which is the service's own: ``$management``, ``$DeadLetterQueue``."""
+    return any(segment.startswith("$") for segment in path.split("/"))
+
+
+def check(entity: Entity, subscription: str | None = None) -> None:
+    """Refuse a path that the service would refuse, as *malformed*; the text names the rule."""
+    if not _PATH.fullmatch(entity.path):
+        text = "Service Bus' paths have letters, digits and . - _ ~ in segments separated by /"
+        raise _errors.refused(f"entity {entity}", text, FailureReason.MALFORMED)
+    if subscription is not None and (
+        not _SUBSCRIPTION.fullmatch(subscription) or len(subscription) > MAX_SUBSCRIPTION_LENGTH
+    ):
+        text = f"subscriptions' names have 1 to {MAX_SUBSCRIPTION_LENGTH} letters, digits and . - _"
+        raise _errors.refused(f"subscription {subscription}", text, FailureReason.MALFORMED)
+
+
+def check_source(source: Source) -> None:
+    """Refuse a source that the service would refuse; as `check`."""
+    check(source.entity, source.subscription)

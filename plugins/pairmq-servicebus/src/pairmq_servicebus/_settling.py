@@ -17,7 +17,7 @@ from pairmq.model import Delivery, FailureReason, TransportError
 from pairmq.transport import raise_failure
 from pairmq_servicebus import _codec, _errors, _private
 from pairmq_servicebus._lane import Job
-from pairmq_servicebus._receiving._link import ReceiveLink
+from pairmq_servicebus._receive_link import ReceiveLink
 
 Settlement = Literal["complete", "abandon", "dead-letter"]
 

@@ -26,8 +26,8 @@ from pairmq.model import Entity, EntityKind, FailureReason
 from pairmq.transport import QueueProperties, raise_failure
 from pairmq_servicebus import _errors
 from pairmq_servicebus._client import Namespace, connection_string
-from pairmq_servicebus._credentials import Identity, SharedSignature
-from pairmq_servicebus._single_consumer import METADATA
+from pairmq_servicebus._entities import METADATA
+from pairmq_servicebus._url import Identity, SharedSignature
 
 T = TypeVar("T")
 
