@@ -25,6 +25,8 @@ _START_TIMEOUT = 60.0  # s
 class ServiceBusServer(ServerProcess):
     """A process of ``python -m servicebus_local`` that keeps its ports, and its data over `kill` and `restart`.
 
+    What asks it for something raises `ServerError` if it does not run, or refuses: the text says why.
+
     Args:
         durable: keep entities and messages on disk; otherwise they are gone when the process is.
         tls: listen with TLS too, under a certificate of an authority of its own, and say so in `url`.
@@ -119,18 +121,11 @@ class ServiceBusServer(ServerProcess):
 
         Args:
             rule: the fields of `servicebus_local.faults.FaultRule`.
-
-        Raises:
-            ServerError: it does not run, or doesn't know such a fault; the text says which field is wrong.
         """
         self._control("POST", "faults", [dict(rule)])
 
     def heal(self) -> None:
-        """End all faults.
-
-        Raises:
-            ServerError: it does not run.
-        """
+        """End all faults."""
         self._control("DELETE", "faults")
 
     def drop_connections(self) -> int:
@@ -138,59 +133,33 @@ class ServiceBusServer(ServerProcess):
 
         Returns:
             How many there were.
-
-        Raises:
-            ServerError: it does not run.
         """
         return int(self._control("POST", "connections/drop")["dropped"])
 
     def operations(self) -> dict[str, int]:
-        """Count what was asked of the server since its start, by kind, as the service bills it.
-
-        Raises:
-            ServerError: it does not run.
-        """
+        """Count what was asked of the server since its start, by kind, as the service bills it."""
         return {str(name): int(count) for name, count in self._control("GET", "operations").items()}
 
     def queues(self) -> dict[str, dict[str, int]]:
         """Give each queue's path with its counts: ``active`` (those that somebody has locked included), ``scheduled``,
         ``deferred``, ``dead_letter``.
-
-        Raises:
-            ServerError: it does not run.
         """
         return self._control("GET", "queues")
 
     def count(self, queue: str) -> int:
-        """Count the messages that wait in a queue, or are locked; 0 where there is no such queue.
-
-        Raises:
-            ServerError: it does not run.
-        """
+        """Count the messages that wait in a queue, or are locked; 0 where there is no such queue."""
         return int(self.queues().get(queue, {}).get("active", 0))
 
     def create_queue(self, queue: str) -> None:
-        """Make a queue with the service's defaults.
-
-        Raises:
-            ServerError: it does not run, or there is one of this name.
-        """
+        """Make a queue with the service's defaults."""
         self._control("PUT", f"queues/{quote(queue)}")
 
     def delete_queue(self, queue: str) -> None:
-        """Delete a queue with all that it holds.
-
-        Raises:
-            ServerError: it does not run, or there is no queue of this name.
-        """
+        """Delete a queue with all that it holds."""
         self._control("DELETE", f"queues/{quote(queue)}")
 
     def clear(self) -> None:
-        """Delete all queues and topics.
-
-        Raises:
-            ServerError: it does not run.
-        """
+        """Delete all queues and topics."""
         self._control("DELETE", "entities")
 
     # ------------------------------------------------------------------ inside

@@ -18,16 +18,17 @@ Any client may put anything into a queue: decoding raises `MalformedMessage` and
 AMQP's types and back. `_dead_letter` writes and reads the copy in a dead-letter queue, and the broker's own notes.
 """
 
-from pairmq_rabbitmq._codec._dead_letter import (
+from pairmq_rabbitmq._codec._decode import (
     MAX_REASON_LENGTH,
     Death,
     count_of,
     dead_letter_reason,
     death,
+    decode,
+    decode_leniently,
     delivery_count,
     with_dead_letter,
 )
-from pairmq_rabbitmq._codec._decode import decode, decode_leniently
 from pairmq_rabbitmq._codec._encode import encode, header_size, size
 from pairmq_rabbitmq._codec._layout import DELIVERY_COUNT, DIRECT_REPLY_TO, MalformedMessage, is_plain
 
