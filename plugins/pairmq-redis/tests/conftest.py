@@ -10,8 +10,8 @@ import pytest
 import patient_examples  # noqa: F401  # by being imported
 from pairmq.model import Entity, Message
 from pairmq.plugins import registry
+from pairmq.testing import MemoryBroker
 from pairmq.transport import QueueProperties, Transport
-from pairmq_redis._fakeredis import fakeredis_control
 from pairmq_redis.testing import RedisServer
 from redis_queue import HELD
 
@@ -32,7 +32,7 @@ async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
         return
     name = f"plugin-{uuid.uuid4().hex[:8]}"
     yield f"fakeredis://{name}?poll_interval=0.2"
-    await fakeredis_control(f"fakeredis://{name}").forget()
+    await MemoryBroker(name, scheme="fakeredis").forget()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from pairmq.dashboard._app import Dashboard
+from pairmq.dashboard._looks import Brokers
 from pairmq.dashboard._server import Address, is_loopback, serve, serving
-from pairmq.dashboard._watched import Brokers
 
 __all__ = ["Address", "Brokers", "Dashboard", "is_loopback", "serve", "serving"]

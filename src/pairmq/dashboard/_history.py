@@ -10,7 +10,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pairmq.dashboard._watched import plural, shown
+from pairmq.dashboard._looks import plural, shown
 from pairmq.model import Entity, EntityState
 from pairmq.model.events import (
     BacklogQueueChecked,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import uvicorn
 
 from pairmq.dashboard._app import Dashboard
-from pairmq.dashboard._watched import Brokers
+from pairmq.dashboard._looks import Brokers
 from pairmq.model import ConfigurationError, Entity
 from pairmq.pair import Pair
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from pairmq._version import version
 from pairmq.dashboard._history import History, Past
-from pairmq.dashboard._looks import Answer, Depth, Looks
-from pairmq.dashboard._watched import Watched, shown
+from pairmq.dashboard._looks import Answer, Depth, Looks, Watched, shown
 from pairmq.model import Entity, EntityState
 from pairmq.model.events import Side
 

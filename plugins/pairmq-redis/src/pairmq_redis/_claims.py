@@ -71,25 +71,20 @@ class RedisClaims(ClaimStore):
         self._scope = Scope(self._transport.scope, "use claims")
 
     async def claim(self, key: str, token: str, lease: float) -> Claim:
-        """See `ClaimStore`."""
         reply = await self._run(CLAIM, key, (token.encode(), _milliseconds(lease)), "claim a message")
         return Claim(reply.decode()) if isinstance(reply, bytes) else Claim.HELD
 
     async def renew(self, key: str, token: str, lease: float) -> bool:
-        """See `ClaimStore`."""
         return bool(await self._run(RENEW, key, (token.encode(), _milliseconds(lease)), "renew a claim"))
 
     async def confirm(self, key: str, token: str, window: float) -> bool:
-        """See `ClaimStore`."""
         arguments = (token.encode(), _milliseconds(window))
         return bool(await self._run(CONFIRM, key, arguments, "note a handled message", replicate=True))
 
     async def release(self, key: str, token: str) -> None:
-        """See `ClaimStore`."""
         await self._run(RELEASE, key, (token.encode(),), "give a claim back")
 
     async def close(self) -> None:
-        """See `ClaimStore`."""
         await self._transport.close()
 
     def __repr__(self) -> str:

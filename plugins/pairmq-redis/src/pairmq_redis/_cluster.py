@@ -269,7 +269,6 @@ class ClusterLine:
         self._closed = False
 
     async def call(self, commands: Sequence[Command], scope: Scope) -> list[Reply]:
-        """See `Line`."""
         call = _Call(commands)
         del commands
         try:
@@ -292,24 +291,20 @@ class ClusterLine:
         return call.replies
 
     async def nodes(self, scope: Scope) -> list[Line]:
-        """See `Line`."""
         scope.check()
         await self._cluster.learn(scope)
         return [self._link(address) for address in sorted(self._cluster.owners)]
 
     def leave(self, which: Callable[[Wire], bool]) -> None:
-        """See `Line`."""
         for link in self._links.values():
             link.leave(which)
 
     def look_up_again(self) -> None:
-        """See `Line`."""
         self._cluster.doubt()
         for link in self._links.values():
             link.look_up_again()
 
     async def close(self) -> None:
-        """See `Line`."""
         self._closed = True
         await asyncio.gather(*(link.close() for link in self._links.values()))
 

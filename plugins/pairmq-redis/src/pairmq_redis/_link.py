@@ -206,7 +206,6 @@ class Link:
         self._closed = False
 
     async def call(self, commands: Sequence[Command], scope: Scope) -> list[Reply]:
-        """See `Line`."""
         scope.check()
         session = self._session
         call = None
@@ -256,22 +255,18 @@ class Link:
         return self._session is not None and self._session.usable
 
     async def nodes(self, scope: Scope) -> Sequence[Line]:
-        """See `Line`."""
         return (self,)
 
     def leave(self, which: Callable[[Wire], bool]) -> None:
-        """See `Line`."""
         for session in list(self._sessions):
             if which(session.wire):
                 session.end(ConnectionResetError("another server is the master now"))
 
     def look_up_again(self) -> None:
-        """See `Line`."""
         if self._session is not None:
             self._session.retire_if_old()
 
     async def close(self) -> None:
-        """See `Line`."""
         self._closed = True
         self._session = None
         sessions = list(self._sessions)

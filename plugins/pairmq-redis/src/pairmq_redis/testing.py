@@ -160,7 +160,6 @@ class _Group:
             each.pause()
 
     def resume(self) -> None:
-        """See `start`."""
         self.start()
 
     def restart(self) -> None:

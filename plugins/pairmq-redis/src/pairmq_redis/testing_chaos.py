@@ -41,16 +41,13 @@ class RedisChaos(ServerBroker):
 
     @property
     def url(self) -> str:
-        """The server's."""
         return self._server.url
 
     @property
     def address(self) -> tuple[str, int]:
-        """The server's."""
         return _HOST, self._server.port
 
     def apply(self, fault: str) -> None:
-        """Begin one of `faults`."""
         command = self._server.command
         match fault:
             case "out-of-memory":
@@ -69,7 +66,6 @@ class RedisChaos(ServerBroker):
                 super().apply(fault)
 
     def cure(self, fault: str) -> None:
-        """End it."""
         super().cure(fault)
         command = self._server.command
         match fault:
@@ -121,7 +117,6 @@ class _Group(ServerBroker):
         return ()
 
     def apply(self, fault: str) -> None:
-        """Begin one of `faults`."""
         self._turn += 1
         match fault:
             case "kill-master":
@@ -162,7 +157,6 @@ class SentinelsChaos(_Group):
         super().__init__(self._sentinels, wait_replicas=2)
 
     def apply(self, fault: str) -> None:
-        """Begin one of `faults`."""
         match fault:
             case "kill-replica":
                 next(server for server in self._sentinels.servers if server.role == "slave").kill()
@@ -200,7 +194,6 @@ class ClusterChaos(_Group):
         super().__init__(self._cluster, wait_replicas=1)
 
     def apply(self, fault: str) -> None:
-        """Begin one of `faults`."""
         path = ENTITIES[self._turn % len(ENTITIES)]
         match fault:
             case "demote":

@@ -12,9 +12,8 @@ import pytest
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import QueueProperties, SessionReceiver
-from pairmq_servicebus._client import ClientSettings
-from pairmq_servicebus._transport import ServiceBusTransport
+from pairmq.plugins import registry
+from pairmq.transport import QueueProperties, SessionReceiver, Transport
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
 
@@ -27,7 +26,7 @@ SOON = 20.0  # s
 
 
 @pytest.fixture
-async def queue(transport: ServiceBusTransport) -> Entity:
+async def queue(transport: Transport) -> Entity:
     """A queue with sessions."""
     entity = Entity(f"sessions/{uuid.uuid4().hex[:10]}")
     await transport.admin.create(entity, QueueProperties(requires_session=True, lock_duration=60.0))
@@ -35,23 +34,21 @@ async def queue(transport: ServiceBusTransport) -> Entity:
 
 
 @pytest.fixture
-async def brief(transport: ServiceBusTransport) -> Entity:
+async def brief(transport: Transport) -> Entity:
     """One with short locks, which leave some time all the same."""
     entity = Entity(f"sessions/{uuid.uuid4().hex[:10]}")
     await transport.admin.create(entity, QueueProperties(requires_session=True, lock_duration=8.0))
     return entity
 
 
-async def accepted(transport: ServiceBusTransport, queue: Entity, session_id: str | None = None) -> SessionReceiver:
+async def accepted(transport: Transport, queue: Entity, session_id: str | None = None) -> SessionReceiver:
     """Lock a session that is free."""
     receiver = await transport.accept_session(Source(queue), session_id, wait=PATIENCE)
     assert receiver is not None
     return receiver
 
 
-async def test_a_named_session_is_read_alone_and_in_order(
-    transport: ServiceBusTransport, queue: Entity, message: Make
-) -> None:
+async def test_a_named_session_is_read_alone_and_in_order(transport: Transport, queue: Entity, message: Make) -> None:
     assert (await transport.admin.properties(queue)).requires_session
     batch = [message(f"{session}{number}", session_id=session) for number in range(5) for session in "ab"]
     assert set(await transport.sender(queue).send_batch(batch)) == {None}
@@ -70,7 +67,7 @@ async def test_a_named_session_is_read_alone_and_in_order(
 
 
 async def test_a_settlement_that_is_given_up_leaves_the_session_to_the_others(
-    server: ServiceBusServer, transport: ServiceBusTransport, queue: Entity, message: Make
+    server: ServiceBusServer, transport: Transport, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send_batch([message(text, session_id="s") for text in "abc"])
     receiver = await accepted(transport, queue, "s")
@@ -85,7 +82,7 @@ async def test_a_settlement_that_is_given_up_leaves_the_session_to_the_others(
 
 
 async def test_the_next_free_session_is_taken_and_none_when_there_is_none(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     async with asyncio.timeout(SOON):
         assert await transport.accept_session(Source(queue), wait=0.5) is None
@@ -98,7 +95,7 @@ async def test_the_next_free_session_is_taken_and_none_when_there_is_none(
 
 
 async def test_waiting_for_a_session_ends_when_one_gets_messages(
-    transport: ServiceBusTransport, queue: Entity, message: Make
+    transport: Transport, queue: Entity, message: Make
 ) -> None:
     waiting = asyncio.create_task(accepted(transport, queue))
     await asyncio.sleep(0.8)
@@ -107,9 +104,7 @@ async def test_waiting_for_a_session_ends_when_one_gets_messages(
     assert receiver.session_id == "late"
 
 
-async def test_a_session_that_another_has_is_waited_for(
-    transport: ServiceBusTransport, queue: Entity, message: Make
-) -> None:
+async def test_a_session_that_another_has_is_waited_for(transport: Transport, queue: Entity, message: Make) -> None:
     await transport.sender(queue).send(message("x", session_id="s"))
     first = await accepted(transport, queue, "s")
     assert await transport.accept_session(Source(queue), "s", wait=0.3) is None
@@ -122,9 +117,7 @@ async def test_a_session_that_another_has_is_waited_for(
     assert again.message == delivery.message
 
 
-async def test_the_state_of_a_session_outlives_its_receiver(
-    transport: ServiceBusTransport, queue: Entity, message: Make
-) -> None:
+async def test_the_state_of_a_session_outlives_its_receiver(transport: Transport, queue: Entity, message: Make) -> None:
     await transport.sender(queue).send(message("x", session_id="s"))
     receiver = await accepted(transport, queue, "s")
     assert await receiver.get_state() is None
@@ -136,9 +129,7 @@ async def test_the_state_of_a_session_outlives_its_receiver(
     assert await again.get_state() is None
 
 
-async def test_a_renewed_session_lock_keeps_its_messages(
-    transport: ServiceBusTransport, brief: Entity, message: Make
-) -> None:
+async def test_a_renewed_session_lock_keeps_its_messages(transport: Transport, brief: Entity, message: Make) -> None:
     await transport.sender(brief).send(message("x", session_id="s"))
     receiver = await accepted(transport, brief, "s")
     [delivery] = await take(receiver, 1)
@@ -156,9 +147,7 @@ async def test_a_renewed_session_lock_keeps_its_messages(
     await receiver.complete(delivery)
 
 
-async def test_a_lost_session_lock_is_told_by_every_call(
-    transport: ServiceBusTransport, brief: Entity, message: Make
-) -> None:
+async def test_a_lost_session_lock_is_told_by_every_call(transport: Transport, brief: Entity, message: Make) -> None:
     await transport.sender(brief).send_batch([message("x", session_id="s"), message("y", session_id="s")])
     receiver = await accepted(transport, brief, "s")
     delivery, *_ = await take(receiver, 2)
@@ -178,7 +167,7 @@ async def test_a_lost_session_lock_is_told_by_every_call(
 
 
 async def test_a_lost_connection_is_a_lost_session(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+    transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send(message("x", session_id="s"))
     receiver = await accepted(transport, queue, "s")
@@ -193,7 +182,7 @@ async def test_a_lost_connection_is_a_lost_session(
     assert caught.value.reason is FailureReason.LOCK_LOST
 
 
-async def test_a_source_without_sessions_has_none(transport: ServiceBusTransport, message: Make) -> None:
+async def test_a_source_without_sessions_has_none(transport: Transport, message: Make) -> None:
     plain = Entity(f"plain/{uuid.uuid4().hex[:10]}")
     await transport.admin.create(plain)
     with pytest.raises(TransportError) as caught:
@@ -201,7 +190,7 @@ async def test_a_source_without_sessions_has_none(transport: ServiceBusTransport
     assert caught.value.reason is FailureReason.NOT_SUPPORTED
 
 
-async def test_a_source_with_sessions_is_read_by_sessions_only(transport: ServiceBusTransport, queue: Entity) -> None:
+async def test_a_source_with_sessions_is_read_by_sessions_only(transport: Transport, queue: Entity) -> None:
     with pytest.raises(TransportError) as caught:
         await transport.receiver(Source(queue)).receive(1, 0)
     assert caught.value.reason is FailureReason.NOT_SUPPORTED
@@ -209,10 +198,10 @@ async def test_a_source_with_sessions_is_read_by_sessions_only(transport: Servic
 
 @pytest.mark.parametrize("session_id", [None, "s"])
 async def test_a_service_that_is_silent_has_not_said_that_no_session_is_free(
-    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, session_id: str | None
+    transport: Transport, server: ServiceBusServer, queue: Entity, session_id: str | None
 ) -> None:
     server.fault({"at": "attach", "action": "silence", "entity": queue.path})
-    hasty = ServiceBusTransport(f"{server.url}&operation-timeout=0.5&connect-timeout=1")
+    hasty = registry.transport(f"{server.url}&operation-timeout=0.5&connect-timeout=1")
     try:
         with pytest.raises(TransportError) as caught:
             await hasty.accept_session(Source(queue), session_id, wait=PATIENCE)
@@ -225,6 +214,9 @@ async def test_a_time_out_of_the_client_s_own_is_not_the_service_s_word(
     server: ServiceBusServer, queue: Entity
 ) -> None:
     server.fault({"at": "attach", "action": "silence", "entity": queue.path})
+    from pairmq_servicebus._client import ClientSettings
+    from pairmq_servicebus._transport import ServiceBusTransport
+
     given = ClientSettings(arguments={"try_timeout": 0.5})
     hasty = ServiceBusTransport(server.url, given)
     try:
@@ -236,7 +228,7 @@ async def test_a_time_out_of_the_client_s_own_is_not_the_service_s_word(
     assert (caught.value.kind, caught.value.reason) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
 
 
-async def test_a_cancelled_wait_for_a_session_returns_at_once(transport: ServiceBusTransport, queue: Entity) -> None:
+async def test_a_cancelled_wait_for_a_session_returns_at_once(transport: Transport, queue: Entity) -> None:
     waiting = asyncio.create_task(transport.accept_session(Source(queue), wait=600))
     await asyncio.sleep(0.8)
     waiting.cancel()
@@ -245,6 +237,6 @@ async def test_a_cancelled_wait_for_a_session_returns_at_once(transport: Service
     assert waiting.cancelled()
 
 
-async def test_purging_empties_every_session(transport: ServiceBusTransport, queue: Entity, message: Make) -> None:
+async def test_purging_empties_every_session(transport: Transport, queue: Entity, message: Make) -> None:
     await transport.sender(queue).send_batch([message(str(n), session_id=f"s{n % 3}") for n in range(12)])
     assert await transport.admin.purge(Source(queue)) == 12

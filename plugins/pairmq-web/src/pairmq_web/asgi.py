@@ -5,10 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from pairmq import ConfigurationError, Entity, Pair, PairMQError
-from pairmq_web._answer import NO_CACHE, Answer, answer
+from pairmq import ConfigurationError, Entity, Pair, PairMQError, Readiness
+
+Answer: TypeAlias = tuple[int, dict[str, Any]]
+
+NO_CACHE: Final = {"Cache-Control": "no-store"}
+
+
+def answer(found: Readiness | PairMQError) -> Answer:
+    """Make the HTTP status and the body of what a check has found.
+
+    Args:
+        found: what `Pair.check` returned or raised.
+
+    Returns:
+        200 or 503, and JSON without secrets.
+    """
+    if isinstance(found, Readiness):
+        return (200 if found.ready else 503), found.as_json()
+    return 503, {"ready": False, "reasons": [f"{type(found).__name__}: {found}"]}
+
 
 Event: TypeAlias = MutableMapping[str, Any]
 

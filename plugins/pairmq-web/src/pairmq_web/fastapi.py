@@ -7,8 +7,7 @@ from fastapi.responses import JSONResponse
 from starlette.requests import HTTPConnection
 
 from pairmq import Entity, Pair
-from pairmq_web._answer import NO_CACHE
-from pairmq_web.asgi import ask, open_pair, pair_lifespan, pair_of, pair_of_scope
+from pairmq_web.asgi import NO_CACHE, ask, open_pair, pair_lifespan, pair_of, pair_of_scope
 
 __all__ = ["get_pair", "open_pair", "pair_lifespan", "pair_of", "readiness_router"]
 

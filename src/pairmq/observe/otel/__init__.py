@@ -13,6 +13,6 @@ except ModuleNotFoundError:
 
 from pairmq.observe.otel._backlog import watch_backlog
 from pairmq.observe.otel._observer import OpenTelemetryObserver
-from pairmq.observe.otel._processing import processing
+from pairmq.observe.otel._spans import processing
 
 __all__ = ["OpenTelemetryObserver", "processing", "watch_backlog"]

@@ -1,4 +1,4 @@
-"""Sends, moves and pings as spans, and their context in a message's application properties.
+"""Sends, moves, pings and the processing of deliveries as spans; their context in application properties.
 
 The context is written by the propagator that the program has set up: W3C's ``traceparent`` and ``tracestate``, and
 ``baggage``, unless the program or ``OTEL_PROPAGATORS`` chose another. These are properties like any other: the envelope
@@ -7,20 +7,26 @@ of a diverted message carries them there and back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from typing import Final
+from typing import Final, Protocol
 
 from opentelemetry import context, propagate, trace
 from opentelemetry.context import Context
+from opentelemetry.metrics import MeterProvider
 from opentelemetry.propagators.textmap import Getter
-from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, TracerProvider
 from opentelemetry.util.types import AttributeValue
 
-from pairmq.model import Entity, Message, PropertyValue, Receipt, Route, SendError
+from pairmq._version import version
+from pairmq.model import Entity, Message, PropertyValue, Receipt, Route, SendError, Source
 from pairmq.model.events import AttemptFailed, MessageDeadLettered, MessageMoved, PingCompleted, Side
 from pairmq.observe.otel import _names as names
-from pairmq.observe.otel._names import Broker, Brokers
+from pairmq.observe.otel._metrics import instruments
+from pairmq.observe.otel._names import Broker, Brokers, broker_of
+from pairmq.transport import Endpoint
 
 _MOST_LINKS: Final = 100
 _ROOT: Final = Context()
@@ -261,3 +267,74 @@ def with_context(message: Message, carried: dict[str, PropertyValue]) -> Message
     if not carried:
         return message
     return message.with_properties({**message.application_properties, **carried})
+
+
+class ReceivedMessage(Protocol):
+    """A delivery of a pair's receiver, asynchronous or blocking."""
+
+    @property
+    def message(self) -> Message:
+        """The message."""
+
+    @property
+    def source(self) -> Source:
+        """The source that it was read from."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The broker that it was read from."""
+
+
+@contextmanager
+def processing(
+    delivery: ReceivedMessage,
+    *,
+    meter_provider: MeterProvider | None = None,
+    tracer_provider: TracerProvider | None = None,
+) -> Iterator[Span]:
+    """Run the body in a span *process* of a delivery.
+
+    Args:
+        delivery: from ``Pair.receiver``, asynchronous or blocking.
+        meter_provider: for the duration. Default: the global one.
+        tracer_provider: for the span; likewise.
+
+    Yields:
+        The span, which is the current one in the body. It links to the send of the message. It is a child of the span
+        that was current, or else of the send itself.
+
+    Raises:
+        BaseException: raised by the body; recorded in the span. Settle the delivery inside, so that its failures are
+            recorded, too.
+    """
+    message, entity = delivery.message, delivery.source.entity
+    attributes: dict[str, AttributeValue] = {
+        **broker_of(delivery.endpoint.url).attributes,
+        names.DESTINATION: entity.path,
+        names.OPERATION_NAME: "process",
+        names.OPERATION_TYPE: "process",
+    }
+    if delivery.source.subscription is not None:
+        attributes[names.SUBSCRIPTION] = delivery.source.subscription
+    measured = dict(attributes)
+    attributes[names.BODY_SIZE] = len(message.body)
+    if message.message_id is not None:
+        attributes[names.MESSAGE_ID] = message.message_id
+    sent = span_context_of(message)
+    tracer = trace.get_tracer(names.SCOPE, version(), tracer_provider, names.SCHEMA_URL)
+    ambient = trace.get_current_span().get_span_context().is_valid
+    started = time.perf_counter()
+    try:
+        with tracer.start_as_current_span(
+            f"process {entity.path}",
+            None if ambient else context_of(message),
+            SpanKind.CONSUMER,
+            attributes,
+            links=[] if sent is None else [Link(sent)],
+        ) as span:
+            yield span
+    except BaseException as error:
+        measured[names.ERROR_TYPE] = type(error).__name__
+        raise
+    finally:
+        instruments(meter_provider).processing.record(time.perf_counter() - started, measured)

@@ -6,7 +6,7 @@ from django.http import HttpRequest, JsonResponse
 from django.views.decorators.http import require_safe
 
 from pairmq import PairMQError
-from pairmq_web._answer import NO_CACHE, answer
+from pairmq_web.asgi import NO_CACHE, answer
 from pairmq_web.django._pair import get_pair, given_settings
 
 
