@@ -163,10 +163,6 @@ class RedisAdmin(Admin):
         kind = entity.kind.value.encode()
         await self._script(_scripts.PROBE, (keys.stream, keys.meta), [kind], f"probe {entity}", replicate=True)
 
-    def is_system_entity(self, entity: Entity) -> bool:
-        """Redis has no entities of its own, and this transport creates none: nothing is reserved."""
-        return False
-
     async def confirm_risks(self, queue: Entity | None = None) -> Sequence[ConfirmRisk]:
         """Check the server's persistence, eviction and replication; a queue has no risks of its own."""
         if queue is not None:
@@ -213,11 +209,7 @@ class RedisAdmin(Admin):
 
 
 def _check(asked: QueueProperties, doing: str) -> None:
-    """Refuse settings that Redis can't support.
-
-    Raises:
-        TransportError: reason *malformed*, or *not-supported*; the text names the setting.
-    """
+    """Refuse settings that Redis can't support; the text names the setting."""
     if asked.requires_session:
         text = f"{doing}: requires_session: a Redis queue can't be read one session at a time"
         raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)

@@ -38,13 +38,9 @@ _LEFT = "UNBLOCKED the stream key no longer exists"  # to a reader that waits, w
 
 
 class Cluster:
-    """Who owns which slot, for all lines of a transport.
+    """Who owns which slot, for all lines of a transport; ``timeout`` is in seconds, for learning it.
 
-    Args:
-        hosts: nodes to begin with.
-        make: makes a connection to a node, not yet connected.
-        timeout: seconds for learning who owns which slot.
-        demoted: called when nodes own slots no more, with those that do.
+    When nodes own slots no more, ``demoted`` is called with those that do.
     """
 
     def __init__(
@@ -84,12 +80,7 @@ class Cluster:
         self._doubted = True
 
     async def learn(self, scope: Scope) -> None:
-        """Look who owns which slot, if that is in doubt and the last look is a moment ago.
-
-        Raises:
-            NotSent: no node answers.
-            TransportError: the scope was closed.
-        """
+        """Look who owns which slot, if that is in doubt and the last look is a moment ago; raises as `Line.call`."""
         self._queued += 1
         try:
             if self._is_due():
@@ -255,12 +246,7 @@ class _Call:
 
 
 class ClusterLine:
-    """One connection to each node, made when first needed: a `Line` for commands of any slot.
-
-    Args:
-        cluster: knows who owns which slot.
-        make: makes a connection to a node.
-    """
+    """One connection to each node, made when first needed: a `Line` for commands of any slot."""
 
     def __init__(self, cluster: Cluster, make: Callable[[Address], Wire]) -> None:
         self._cluster = cluster

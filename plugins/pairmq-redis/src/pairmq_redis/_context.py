@@ -106,9 +106,8 @@ class Context:
     ) -> Reply:
         """Run a script by its name, or by its text where the server does not know it yet.
 
-        Args:
-            replicate: wait for replicas where the URL asks for that, on the same connection, since ``WAIT`` is about
-                what its own connection wrote.
+        With ``replicate`` it waits for replicas where the URL asks for that, on the same connection, since ``WAIT`` is
+        about what its own connection wrote.
         """
         if scope.closed:
             raise _errors.closed(doing)

@@ -137,11 +137,7 @@ def leads_elsewhere(reply: Exception) -> bool:
 
 
 def failure(error: BaseException, doing: str) -> TransportError:
-    """Make the transport error of what the connection reported.
-
-    Returns:
-        The error, its cause set; to be raised or handed out.
-    """
+    """Make the transport error of what the connection reported, its cause set; to be raised or handed out."""
     cause = error.cause if isinstance(error, NotSent | Unanswered) else error
     answered = is_answer(cause)
     row = next(row for row in (_ANSWERS if answered else _SILENCES) if _fits(row, cause))

@@ -305,14 +305,7 @@ class FakeRedisWire:
 
 
 class FakeRedisTransport(StreamsTransport):
-    """A transport to a broker in this process.
-
-    Args:
-        url: ``fakeredis://name``.
-
-    Raises:
-        ConfigurationError: the URL can't work, or fakeredis is not installed.
-    """
+    """A transport to a broker in this process."""
 
     def __init__(self, url: str) -> None:
         parsed = parse_fakeredis_url(url)
@@ -321,11 +314,7 @@ class FakeRedisTransport(StreamsTransport):
 
 
 def fakeredis_control(url: str) -> FakeRedisBroker:
-    """Give the control of the broker that a URL names; it is made at first use.
-
-    Raises:
-        ConfigurationError: as `FakeRedisTransport`.
-    """
+    """Give the control of the broker that a URL names; it is made at first use."""
     return _broker(parse_fakeredis_url(url).host)
 
 

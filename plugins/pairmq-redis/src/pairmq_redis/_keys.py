@@ -28,14 +28,7 @@ _BRACKETS = frozenset("{}")
 
 
 class EntityKeys:
-    """The keys of one entity.
-
-    Args:
-        entity: whose keys.
-
-    Raises:
-        TransportError: reason *malformed* when the path holds a curly bracket.
-    """
+    """The keys of one entity; reason *malformed* when its path holds a curly bracket."""
 
     __slots__ = ("dead", "due", "entity", "meta", "stream", "waiting")
 
@@ -55,11 +48,7 @@ class EntityKeys:
 
 
 class SourceKeys:
-    """What the scripts that read a source need: its keys, its mode and its consumer group.
-
-    Raises:
-        TransportError: reason *malformed* when the path or subscription holds a curly bracket.
-    """
+    """What the scripts that read a source need: its keys, its mode and its consumer group. Raises as `EntityKeys`."""
 
     __slots__ = ("group", "keys", "mode", "source", "stream")
 

@@ -184,9 +184,7 @@ class Line(Protocol):
 class Link:
     """One connection at a time, shared: the `Line` to one server.
 
-    Args:
-        elsewhere: called when the server answers that another one is to be asked; `look_up_again` when left out.
-        leads: returns whether an error reply says so.
+    When an error reply ``leads`` to another server, ``elsewhere`` is called, or `look_up_again` when left out.
     """
 
     def __init__(

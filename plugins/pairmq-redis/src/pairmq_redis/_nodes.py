@@ -31,18 +31,9 @@ _STAGGER = 0.25  # s that a server may take to answer before the next one is ask
 async def first_answer(
     order: list[Address], ask: Callable[[Address], Coroutine[Any, Any, T]], explain: Callable[[str], str]
 ) -> T:
-    """Ask one after the other until one answers; who is silent is not waited for.
+    """Ask one after the other until one answers; those that fail or are silent are put last, and not waited for.
 
-    Args:
-        order: whom to ask; those that fail or are silent are put last.
-        ask: asks one.
-        explain: makes the error's text of what each one answered.
-
-    Returns:
-        The first answer.
-
-    Raises:
-        ConnectionError: redis-py's; no server has an answer.
+    Raises redis-py's ConnectionError if none has an answer, with the text that ``explain`` makes of what they said.
     """
     left, asking, failed = list(order), dict[asyncio.Task[T], Address](), list[str]()
     try:
@@ -95,14 +86,7 @@ _LISTEN_FOR = 30.0  # s on one connection
 
 
 class Sentinels:
-    """The sentinels of one master.
-
-    Args:
-        service: the master's name.
-        addresses: the sentinels'.
-        make: makes a connection to one of them, not yet connected.
-        switched: takes the address of another master than the one that was found last.
-    """
+    """The sentinels of a master; ``switched`` is called with the address of another one than was found last."""
 
     def __init__(
         self,

@@ -74,11 +74,7 @@ class _Token:
 
 
 class RedisReceiver(Receiver):
-    """Reads a queue, a subscription or a dead-letter queue.
-
-    Raises:
-        TransportError: reason *malformed* when Redis can't have such a name.
-    """
+    """Reads a queue, a subscription or a dead-letter queue."""
 
     scope: Scope
 

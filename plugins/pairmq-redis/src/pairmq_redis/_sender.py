@@ -25,11 +25,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class RedisSender(Sender):
-    """Sends to one queue or topic.
-
-    Raises:
-        TransportError: reason *malformed* when Redis can't have such a name.
-    """
+    """Sends to one queue or topic."""
 
     scope: Scope
 

@@ -71,14 +71,7 @@ class StreamsTransport(Transport):
 
 
 class RedisTransport(StreamsTransport):
-    """A transport to a Redis or Valkey server, 6.2 or newer, to the master that sentinels name, or to a cluster.
-
-    Args:
-        url: ``redis://``, ``rediss://``, or these with ``+sentinel`` or ``+cluster``; the options are in the README.
-
-    Raises:
-        ConfigurationError: the URL can't work.
-    """
+    """A transport to a Redis or Valkey server, 6.2 or newer, to the master that sentinels name, or to a cluster."""
 
     def __init__(self, url: str) -> None:
         parsed = parse_redis_url(url)

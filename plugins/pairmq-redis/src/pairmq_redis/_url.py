@@ -119,11 +119,7 @@ def parse_redis_url(url: str) -> RedisUrl:
 
 
 def parse_fakeredis_url(url: str) -> RedisUrl:
-    """Read ``fakeredis://name[?options]``.
-
-    Raises:
-        ConfigurationError: it can't work; the text says which part and why.
-    """
+    """Read ``fakeredis://name[?options]``; raises as `parse_redis_url`."""
     read = BrokerUrl(url, "fakeredis://name", "fakeredis")
     broker = read.decoded(read.parts.netloc, "name")  # hostname would be in lower case
     if not broker or "@" in read.parts.netloc or read.parts.path not in ("", "/"):

@@ -49,12 +49,7 @@ class Wire(Protocol):
 
 
 class RedisWire:
-    """A connection to a real server.
-
-    Args:
-        connect_timeout: seconds for connecting and logging in.
-        find: finds its host and port; None where they are known.
-    """
+    """A connection to a real server, made within ``connect_timeout`` seconds; ``find`` gives a place that changes."""
 
     def __init__(
         self,

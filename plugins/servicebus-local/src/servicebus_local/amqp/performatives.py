@@ -279,32 +279,16 @@ class SaslOutcome:
 _ERROR = _fields.Composite(0x1D, "amqp:error:list", AmqpError, SYMBOL, TEXT, FIELDS, short=True)
 
 
-def _read_error(value: Any) -> AmqpError:
-    found = _read_part(value)
-    if not isinstance(found, AmqpError):
-        raise AmqpDecodeError("It is no error.")
-    return found
+def _part(what: str, *types: type) -> _fields.Kind:
+    """The kind of a composite within another one, of one of these types."""
 
+    def read(value: Any) -> Any:
+        found = _read_part(value)
+        if not isinstance(found, types):
+            raise AmqpDecodeError(f"It is no {what}.")
+        return found
 
-def _read_state(value: Any) -> Any:
-    found = _read_part(value)
-    if not isinstance(found, Accepted | Rejected | Released | Modified | Received | Described):
-        raise AmqpDecodeError("It is no state of a delivery.")
-    return found
-
-
-def _read_source(value: Any) -> Source:
-    found = _read_part(value)
-    if not isinstance(found, Source):
-        raise AmqpDecodeError("It is no source.")
-    return found
-
-
-def _read_target(value: Any) -> Target | Coordinator:
-    found = _read_part(value)
-    if not isinstance(found, Target | Coordinator):
-        raise AmqpDecodeError("It is no target.")
-    return found
+    return _fields.Kind(read, _write_part)
 
 
 def _read_part(value: Any) -> Any:
@@ -332,10 +316,10 @@ def _table(*composites: _fields.Composite) -> dict[Any, _fields.Composite]:
 
 _UBYTE = _fields.whole(8, UByte)
 _USHORT = _fields.whole(16, UShort)
-_ERRORS = _fields.Kind(_read_error, _write_part)
-_STATE = _fields.Kind(_read_state, _write_part)
-_SOURCE = _fields.Kind(_read_source, _write_part)
-_TARGET = _fields.Kind(_read_target, _write_part)
+_ERRORS = _part("error", AmqpError)
+_STATE = _part("state of a delivery", Accepted, Rejected, Released, Modified, Received, Described)
+_SOURCE = _part("source", Source)
+_TARGET = _part("target", Target, Coordinator)
 _NODE = (ANY, UINT, SYMBOL, UINT, BOOLEAN, FIELDS)
 
 _PARTS = _table(

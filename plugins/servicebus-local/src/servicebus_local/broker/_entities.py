@@ -100,8 +100,44 @@ class Forwarder(Protocol):
         ...
 
 
-class Holder:
+class _Entity:
+    """What queues, subscriptions and topics have in common: they are deleted when they have been idle for long."""
+
+    description: QueueDescription | SubscriptionDescription | TopicDescription
+
+    def __init__(self, hub: Hub, identity: int, path: str, now: float) -> None:
+        self.path = path
+        self.identity = identity
+        self.created_at = self.updated_at = self.accessed_at = now
+        self.armed_at = NEVER
+        self.duplicates: Duplicates | None = None
+        self.on_idle: Callable[[], None] | None = None
+        self._hub = hub
+
+    def touch(self, now: float) -> None:
+        """Counts as a use, for the deletion of idle entities."""
+        self.accessed_at = now
+
+    def next_deadline(self) -> float:
+        """When the entity has been idle for too long, unix seconds; infinity for never."""
+        idle = self.description.auto_delete_on_idle
+        return NEVER if idle is None or self.on_idle is None else self.accessed_at + idle
+
+    def run_due(self, now: float) -> None:
+        """Deletes the entity if it is idle."""
+        if self.on_idle is not None and self.next_deadline() <= now:
+            self.on_idle()
+
+    def delete(self) -> None:
+        """Ends it; subscriptions of a topic are deleted before."""
+        self.on_idle = None
+        self._hub.journal.no_entity(self.identity)
+
+
+class Holder(_Entity):
     """A queue or a subscription: a source, its dead-letter queue, and how messages come in."""
+
+    description: QueueDescription | SubscriptionDescription
 
     def __init__(
         self,
@@ -112,14 +148,8 @@ class Holder:
         description: QueueDescription | SubscriptionDescription,
         now: float,
     ) -> None:
-        self.path = path
-        self.identity = identity
+        super().__init__(hub, identity, path, now)
         self.description = description
-        self.created_at = self.updated_at = self.accessed_at = now
-        self.armed_at = NEVER
-        self.duplicates: Duplicates | None = None
-        self.on_idle: Callable[[], None] | None = None
-        self._hub = hub
         self._forwarder = forwarder
         self._retry_at = NEVER
         dead_path = path + DEAD_LETTER_SUFFIX
@@ -211,33 +241,23 @@ class Holder:
         """Ends both sources."""
         self.source.delete()
         self.dead.delete()
-        self.on_idle = None
         self._retry_at = NEVER
-        self._hub.journal.no_entity(self.identity)
+        super().delete()
 
     # ------------------------------------------------------------------ time
 
-    def touch(self, now: float) -> None:
-        self.accessed_at = now
-
     def next_deadline(self) -> float:
         """When the entity has been idle for too long, or forwarding is tried again; infinity for never."""
-        idle = self.description.auto_delete_on_idle
-        if idle is None or self.on_idle is None:
-            return self._retry_at
-        return min(self._retry_at, self.accessed_at + idle)
+        return min(self._retry_at, super().next_deadline())
 
     def run_due(self, now: float) -> None:
-        """Deletes the entity if it is idle, or tries to forward."""
+        """Deletes the entity if it is idle and nobody waits at it, or tries to forward."""
         if self._retry_at <= now:
             self._retry_at = NEVER
             self._forward_kept(now)
-        idle = self.description.auto_delete_on_idle
-        if idle is not None and self.on_idle is not None and self.accessed_at + idle <= now:
-            if self.source.waited_for or self.dead.waited_for:
-                self.touch(now)
-            else:
-                self.on_idle()
+        if super().next_deadline() <= now and (self.source.waited_for or self.dead.waited_for):
+            self.touch(now)
+        super().run_due(now)
 
     def _retry_later(self, now: float) -> None:
         if self._retry_at == NEVER:
@@ -351,19 +371,15 @@ class Subscription(Holder):
             self.deliver(copy_of(message, now, self.description.default_message_time_to_live), now)
 
 
-class Topic:
+class Topic(_Entity):
     """A topic: numbers messages and offers them to its subscriptions; keeps scheduled ones itself."""
 
+    description: TopicDescription
+
     def __init__(self, hub: Hub, identity: int, path: str, description: TopicDescription, now: float) -> None:
-        self.path = path
-        self.identity = identity
+        super().__init__(hub, identity, path, now)
         self.description = description
-        self.created_at = self.updated_at = self.accessed_at = now
-        self.armed_at = NEVER
-        self.duplicates: Duplicates | None = None
-        self.on_idle: Callable[[], None] | None = None
         self.subscriptions: dict[str, Subscription] = {}
-        self._hub = hub
         self.source = Source(
             hub, 2 * identity, path, SourceSettings(receivable=False), bury=_drop, activate=self.deliver
         )
@@ -408,24 +424,8 @@ class Topic:
         self._hub.arm(self, self.next_deadline())
 
     def delete(self) -> None:
-        """Ends the topic; its subscriptions are deleted before."""
         self.source.delete()
-        self.on_idle = None
-        self._hub.journal.no_entity(self.identity)
-
-    def touch(self, now: float) -> None:
-        """Counts as a use, for the deletion of idle topics."""
-        self.accessed_at = now
-
-    def next_deadline(self) -> float:
-        """When the topic has been idle for too long, unix seconds; infinity for never."""
-        idle = self.description.auto_delete_on_idle
-        return NEVER if idle is None or self.on_idle is None else self.accessed_at + idle
-
-    def run_due(self, now: float) -> None:
-        """Deletes the topic if it is idle."""
-        if self.next_deadline() <= now and self.on_idle is not None:
-            self.on_idle()
+        super().delete()
 
 
 def _drop(message: Stored) -> None:
