@@ -255,3 +255,61 @@ def test_child_of_a_closed_scope_has_its_error():
     closed.close()
     with pytest.raises(TransportError, match="send to orders: it was closed"):
         Scope(closed, "send to orders").check()
+
+
+class Guarded(Smallest):
+    """As a transport of an earlier release: it keeps its own task, under the name that comes to mind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.closed = asyncio.Event(), 0
+        self._closing: asyncio.Task[None] | None = None
+
+    async def _close(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close_all())
+        await asyncio.shield(self._closing)
+
+    async def _close_all(self) -> None:
+        await self.gate.wait()
+        self.closed += 1
+
+
+async def test_a_close_goes_on_when_its_caller_is_cancelled_and_is_done_once() -> None:
+    transport = Guarded()
+    first = asyncio.create_task(transport.close())
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    transport.gate.set()
+    async with asyncio.timeout(60):
+        await asyncio.gather(transport.close(), transport.fault(ValueError()))
+    assert (transport.closed, transport.fault_cause) == (1, None)
+
+
+class Releasing(Polling):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scope = Scope()
+        self.gate, self.released = asyncio.Event(), 0
+
+    async def _release(self) -> None:
+        await self.gate.wait()
+        self.released += 1
+
+
+async def test_a_receiver_releases_once_when_it_closes_although_its_caller_is_cancelled() -> None:
+    receiver = Releasing()
+    first = asyncio.create_task(receiver.close())
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert receiver.scope is not None
+    assert receiver.scope.closed
+    receiver.gate.set()
+    async with asyncio.timeout(60):
+        await receiver.close()
+        await receiver.close()
+    assert receiver.released == 1

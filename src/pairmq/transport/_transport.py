@@ -233,7 +233,7 @@ class Receiver(ABC):
     """
 
     scope: Scope | None = None
-    _releasing: asyncio.Task[None] | None = None
+    __releasing: asyncio.Task[None] | None = None
 
     @abstractmethod
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
@@ -327,11 +327,11 @@ class Receiver(ABC):
         Calls in flight end with `TransportError` of reason *closed*, as do later ones. The default closes ``scope``,
         and has `_release` called.
         """
-        if self._releasing is None:
+        if self.__releasing is None:
             if self.scope is not None:
                 self.scope.close()
-            self._releasing = start_task(self._release())
-        await asyncio.shield(self._releasing)
+            self.__releasing = start_task(self._release())
+        await asyncio.shield(self.__releasing)
 
     async def _release(self) -> None:  # noqa: B027  # optional
         """Release what is locked; never raises, returns within 2 s. The default leaves the locks to end by themselves.
@@ -551,7 +551,7 @@ class Transport(ABC):
         self._fault: BaseException | None = None
         self._ended = False
         self._listeners: list[Callable[[Transport], None]] = []
-        self._closing: asyncio.Task[None] | None = None
+        self.__closing: asyncio.Task[None] | None = None  # a subclass may have a name of its own like that
 
     @property
     def endpoint(self) -> Endpoint:
@@ -670,7 +670,7 @@ class Transport(ABC):
         """Close everything; idempotent, never raises, returns within 2 s even if the broker is unresponsive."""
         if not self._ended:
             self._end()
-        await self._closed()
+        await self.__close_once()
 
     async def fault(self, cause: BaseException) -> None:
         """Close it permanently because its partner is closed or it can't recover (SPEC 9.2).
@@ -681,12 +681,12 @@ class Transport(ABC):
         if not self._ended:
             self._fault = cause
             self._end()
-        await self._closed()
+        await self.__close_once()
 
-    async def _closed(self) -> None:
-        if self._closing is None:
-            self._closing = start_task(self._close())
-        await asyncio.shield(self._closing)
+    async def __close_once(self) -> None:
+        if self.__closing is None:
+            self.__closing = start_task(self._close())
+        await asyncio.shield(self.__closing)
 
     def on_end(self, listener: Callable[[Transport], None]) -> None:
         """Call ``listener`` once, synchronously, when the transport ends; immediately if it has.

@@ -127,12 +127,12 @@ class IsAnotherBrokerEachTime(DefectiveTransport):
 
 @planted("Transport.close: it is idempotent and never raises", "Lifecycle.test_closing_again_is_no_failure")
 class ClosesOnce(DefectiveTransport):
-    _was_closed = False
+    _closed = False
 
     async def close(self) -> None:
-        if self._was_closed:
+        if self._closed:
             raise TransportError("it is closed already", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
-        self._was_closed = True
+        self._closed = True
         await super().close()
 
 
