@@ -251,7 +251,7 @@ class Holder(_Entity):
         return min(self._retry_at, super().next_deadline())
 
     def run_due(self, now: float) -> None:
-        """Deletes the entity if it is idle and nobody waits at it, or tries to forward."""
+        """Deletes the entity if it is idle and no receiver waits at it, or tries to forward."""
         if self._retry_at <= now:
             self._retry_at = NEVER
             self._forward_kept(now)
