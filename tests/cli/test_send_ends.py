@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from pairmq.cli._errors import CommandFailed, OutputClosed
 from pairmq.cli._send_job import Outputs, SendJob, Template
 from pairmq.cli._signals import Stop
+from pairmq.cli._values import CommandFailed, OutputClosed
 from pairmq.model import Entity, Message, PairFaulted
 from pairmq.testing import Fault, SimulatedPair, in_virtual_time, simulated_pair
 

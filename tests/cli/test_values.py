@@ -1,8 +1,7 @@
 import pytest
 import typer
 
-from pairmq.cli._errors import printable
-from pairmq.cli._values import duration, grouped, plural, positive, short_duration
+from pairmq.cli._values import duration, grouped, plural, positive, printable, short_duration
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ import typer
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pairmq.cli._errors import BadUsage
 from pairmq.cli._output import delivery_record
-from pairmq.cli._values import duration, positive, price_number, read_prices
+from pairmq.cli._values import BadUsage, duration, positive, price_number, read_prices
 from pairmq.core import OPTION_NAMES
 from pairmq.model import ConfigurationError, Delivery, Message
 from pairmq.pair import load_settings, parse_duration

@@ -18,9 +18,9 @@ from typer.core import TyperCommand
 from typer.main import get_command, get_group
 
 from pairmq.cli._common import examples
-from pairmq.cli._errors import BadUsage, CommandFailed, OutputClosed, file_problem, without_secrets
 from pairmq.cli._extensions import ExtensibleGroup, Unmade, show_no_values
 from pairmq.cli._output import complain, open_closed_streams, say, silence_stdout, stdout_written, warn
+from pairmq.cli._values import BadUsage, CommandFailed, OutputClosed, file_problem, without_secrets
 from pairmq.model import ConfigurationError, PairMQError
 
 _BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ended

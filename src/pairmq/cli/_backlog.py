@@ -22,10 +22,9 @@ from pairmq.cli._common import (
     with_pair,
     within,
 )
-from pairmq.cli._errors import BadUsage, CommandFailed, printable
 from pairmq.cli._output import delivery_record, note, put_json, say, warn
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import grouped, plural
+from pairmq.cli._values import BadUsage, CommandFailed, grouped, plural, printable
 from pairmq.core import restore
 from pairmq.model import Delivery, Entity, EnvelopeError, FailureReason, Source, TransportError
 from pairmq.runner import Agreement, find_agreement, write_anew

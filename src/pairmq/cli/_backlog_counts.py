@@ -12,9 +12,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pairmq.cli._common import at_broker, within
-from pairmq.cli._errors import printable
 from pairmq.cli._output import FAIL, cells, complain, stdout_console, table, warn
-from pairmq.cli._values import grouped, plural, short_duration
+from pairmq.cli._values import grouped, plural, printable, short_duration
 from pairmq.model import Entity, FailureReason, Source, TransportError
 from pairmq.runner import Agreement
 from pairmq.transport import QueueCounts, Transport, counts_of

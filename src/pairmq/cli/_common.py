@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Option
 
-from pairmq.cli._errors import CommandFailed
-from pairmq.cli._values import Duration, positive
+from pairmq.cli._values import CommandFailed, Duration, positive
 from pairmq.core import PairOptions, lane_name
 from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
 from pairmq.pair import Pair, Settings, check_distinct, load_settings

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from pairmq.cli._common import Json, examples
-from pairmq.cli._errors import BadUsage, CommandFailed, printable
 from pairmq.cli._output import FAIL, OK, WARN, Progress, cells, note, put_json, say, stdout_console, table
-from pairmq.cli._values import plural, shortened
+from pairmq.cli._values import BadUsage, CommandFailed, plural, printable, shortened
 
 if TYPE_CHECKING:
     from pairmq.testing.conformance.harness import Harness

@@ -10,9 +10,8 @@ from typing import Annotated, Any
 from typer import Option
 
 from pairmq.cli._common import Json, examples
-from pairmq.cli._errors import BadUsage
 from pairmq.cli._output import put_json, say
-from pairmq.cli._values import Duration, grouped, positive, price_number, read_prices
+from pairmq.cli._values import BadUsage, Duration, grouped, positive, price_number, read_prices
 from pairmq.core import LANE_LOOK_INTERVAL, LANE_POLL, REPORT_INTERVAL, PairOptions
 from pairmq.model import DAYS_A_MONTH, Price
 from pairmq.runner import LOOK_INTERVAL

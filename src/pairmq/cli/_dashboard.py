@@ -30,10 +30,9 @@ from pairmq.cli._common import (
     transports_of,
     with_pair,
 )
-from pairmq.cli._errors import BadUsage, CommandFailed, file_problem, printable
 from pairmq.cli._output import note, put_json, warn
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import plural
+from pairmq.cli._values import BadUsage, CommandFailed, file_problem, plural, printable
 from pairmq.model import ConfigurationError, Entity, EntityKind
 from pairmq.model.events import Event, PairEnded
 from pairmq.pair import Pair, Settings

@@ -18,11 +18,10 @@ from pairmq.cli._demo_outbox import OutboxPlan, OutboxRun
 from pairmq.cli._demo_run import DemoRun
 from pairmq.cli._demo_servers import OwnServer, OwnServers, products_of
 from pairmq.cli._demo_tally import Plan, Texts
-from pairmq.cli._errors import BadUsage, CommandFailed, printable
 from pairmq.cli._output import Progress, note, say
 from pairmq.cli._pipeline import STYLES, show
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import Duration, positive
+from pairmq.cli._values import BadUsage, CommandFailed, Duration, positive, printable
 from pairmq.core import PairOptions
 from pairmq.plugins import BrokerControl, registry
 

@@ -23,10 +23,9 @@ from typing import Any, cast
 
 from pairmq.cli._common import transport_of
 from pairmq.cli._demo_servers import OwnServer
-from pairmq.cli._errors import CommandFailed
 from pairmq.cli._output import FAIL, OK, note, put_json, say
 from pairmq.cli._signals import Stop
-from pairmq.cli._values import plural
+from pairmq.cli._values import CommandFailed, plural
 from pairmq.core import PairOptions
 from pairmq.model import Entity, Message, Source, TransportError
 from pairmq.pair import Pair

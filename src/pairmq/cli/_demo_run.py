@@ -16,10 +16,9 @@ from pairmq.cli._common import failed_at, journal_package, transport_of, within
 from pairmq.cli._demo_servers import OwnServer
 from pairmq.cli._demo_tally import Plan, Tally, Texts
 from pairmq.cli._demo_view import DemoView, EntityScene, PlainView, Scene, verdict_table
-from pairmq.cli._errors import CommandFailed
 from pairmq.cli._output import note, put_json, stderr_console, stdout_console
 from pairmq.cli._signals import Stop
-from pairmq.cli._values import short_duration
+from pairmq.cli._values import CommandFailed, short_duration
 from pairmq.core import RECORD_QUEUE, PairOptions, switch_queues
 from pairmq.model import (
     Delivery,

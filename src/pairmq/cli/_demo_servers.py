@@ -15,9 +15,9 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from pairmq.cli._errors import BadUsage, CommandFailed, printable
 from pairmq.cli._output import note, stderr_console
 from pairmq.cli._signals import Stop
+from pairmq.cli._values import BadUsage, CommandFailed, printable
 from pairmq.plugins import LocalServer, registry
 
 _POLL = 0.05  # s

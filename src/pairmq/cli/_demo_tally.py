@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO, Self
 
-from pairmq.cli._errors import BadUsage, file_problem
 from pairmq.cli._lines import MAX_LINE
+from pairmq.cli._values import BadUsage, file_problem
 from pairmq.model import Receipt, Route, SendError, SendUnknown
 
 _SENDING = 10.0  # s that all messages take unless a rate is given

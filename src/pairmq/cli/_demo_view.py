@@ -13,8 +13,7 @@ from rich.text import Text
 
 from pairmq.cli._backlog_counts import Depths
 from pairmq.cli._demo_tally import Fate, Tally, Totals
-from pairmq.cli._errors import printable
-from pairmq.cli._values import grouped, plural, short_duration
+from pairmq.cli._values import grouped, plural, printable, short_duration
 from pairmq.model import Entity, EntityState
 from pairmq.model.events import (
     DestinationChanged,

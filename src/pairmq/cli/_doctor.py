@@ -30,11 +30,10 @@ from pairmq.cli._common import (
     with_pair,
     within,
 )
-from pairmq.cli._errors import printable, without_secrets
 from pairmq.cli._output import FAIL, OK, WARN, put_json, say
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._status import BrokerLook, see_broker
-from pairmq.cli._values import grouped, plural
+from pairmq.cli._values import grouped, plural, printable, without_secrets
 from pairmq.core import Diversion, PairOptions, divert
 from pairmq.model import ConfigurationError, Entity, FailureReason, Message, TransportError
 from pairmq.pair import Settings, check_available, misspelt_variables

@@ -20,9 +20,9 @@ from pairmq.cli._common import (
     with_pair,
     within,
 )
-from pairmq.cli._errors import BadUsage, CommandFailed, printable
 from pairmq.cli._output import put_json, say
 from pairmq.cli._signals import Stop, run_async
+from pairmq.cli._values import BadUsage, CommandFailed, printable
 from pairmq.model import EntityKind
 
 _EPILOG = examples("pairmq entity create orders", "pairmq entity list", "pairmq entity delete orders --yes")

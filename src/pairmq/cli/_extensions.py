@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as command_of
 
-from pairmq.cli._errors import CommandFailed
+from pairmq.cli._values import CommandFailed
 
 GROUP = "pairmq.commands"
 

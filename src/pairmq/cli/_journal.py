@@ -16,9 +16,17 @@ from rich.text import Text
 from typer import Argument, Option
 
 from pairmq.cli._common import Json, examples, journal_package
-from pairmq.cli._errors import BadUsage, CommandFailed, file_problem, printable, without_secrets
 from pairmq.cli._output import WARN, Progress, cells, note, put_json, say, stdout_console, stdout_written, table, warn
-from pairmq.cli._values import Duration, grouped, plural
+from pairmq.cli._values import (
+    BadUsage,
+    CommandFailed,
+    Duration,
+    file_problem,
+    grouped,
+    plural,
+    printable,
+    without_secrets,
+)
 from pairmq.model import ConfigurationError
 from pairmq.model.records import KINDS, SCHEMA_VERSION
 

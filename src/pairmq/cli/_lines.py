@@ -12,8 +12,8 @@ import threading
 from collections.abc import AsyncGenerator, Iterator
 from typing import Self
 
-from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
 from pairmq.cli._output import is_closed
+from pairmq.cli._values import BadUsage, CommandFailed, file_problem
 
 MAX_LINE = 64 * 1024 * 1024
 """Longest line in bytes: more than any broker takes, so that a file without line ends can't fill the memory."""

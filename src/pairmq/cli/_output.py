@@ -21,8 +21,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pairmq.cli._errors import CommandFailed, OutputClosed, file_problem, printable
-from pairmq.cli._values import grouped, rate
+from pairmq.cli._values import CommandFailed, OutputClosed, file_problem, grouped, printable, rate
 from pairmq.model import Delivery
 from pairmq.model.property_json import plain
 

@@ -20,10 +20,9 @@ from pairmq.cli._common import (
     with_pair,
     within,
 )
-from pairmq.cli._errors import printable
 from pairmq.cli._output import FAIL, OK, put_json, say
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import Duration, short_duration
+from pairmq.cli._values import Duration, printable, short_duration
 from pairmq.model import Entity, EntityKind, TransportError
 from pairmq.transport import Transport
 

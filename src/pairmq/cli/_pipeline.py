@@ -18,9 +18,8 @@ from typer import Argument, Option
 
 from pairmq.cli import _pipeline_drain
 from pairmq.cli._common import Json, examples
-from pairmq.cli._errors import BadUsage, printable
 from pairmq.cli._output import FAIL, OK, WARN, Progress, cells, put_json, say, stdout_console, table, warn
-from pairmq.cli._values import Duration, grouped, plural, read_prices, short_duration
+from pairmq.cli._values import BadUsage, Duration, grouped, plural, printable, read_prices, short_duration
 from pairmq.model import Price
 from pairmq.pipeline import run as run_pipeline
 from pairmq.pipeline.declarative import Configuration, is_url, write_project

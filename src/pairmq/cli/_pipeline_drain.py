@@ -11,10 +11,9 @@ import typer
 from typer import Option
 
 from pairmq.cli._common import SYPHON, Json, PairArguments, examples, with_pair
-from pairmq.cli._errors import CommandFailed
 from pairmq.cli._output import Progress, Speed, complain, note, put_json, warn
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import Duration, grouped, plural, short_duration
+from pairmq.cli._values import CommandFailed, Duration, grouped, plural, short_duration
 from pairmq.model import ConfigurationError
 from pairmq.pair import parse_duration
 

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pairmq.cli._common import Json, examples
-from pairmq.cli._errors import CommandFailed
 from pairmq.cli._extensions import ExtensibleGroup, Extension
 from pairmq.cli._output import FAIL, cells, complain, put_json, stdout_console
+from pairmq.cli._values import CommandFailed
 from pairmq.plugins import PluginInfo, registry
 from pairmq.transport import Capabilities
 

@@ -29,10 +29,9 @@ from pairmq.cli._common import (
     with_pair,
     within,
 )
-from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
 from pairmq.cli._output import Progress, delivery_record, is_closed, note, told_when_slow, warn
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import Duration, grouped, plural, rate, short_duration
+from pairmq.cli._values import BadUsage, CommandFailed, Duration, file_problem, grouped, plural, rate, short_duration
 from pairmq.core import Backoff
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import Receiver, Transport

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 from typer import Option
 
 from pairmq.cli._common import SENDING, EntityName, Kind, PairArguments, entity_of, examples, pair_of, with_pair
-from pairmq.cli._errors import BadUsage
 from pairmq.cli._lines import LineSource
 from pairmq.cli._send_job import Outputs, SendJob, Template
 from pairmq.cli._signals import run_async
-from pairmq.cli._values import Duration, positive
+from pairmq.cli._values import BadUsage, Duration, positive
 from pairmq.model import MAX_PRIORITY, EntityKind, Message
 
 EPILOG = examples(

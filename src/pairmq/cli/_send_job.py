@@ -15,11 +15,20 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from pairmq.cli._common import at_broker, within
-from pairmq.cli._errors import BadUsage, CommandFailed, OutputClosed, file_problem, printable
 from pairmq.cli._lines import MAX_LINE, LineSource, LongLine, file_identity
 from pairmq.cli._output import SLOW, Progress, complain, mention, note, stdout_written, told_when_slow, warn
 from pairmq.cli._signals import Stop
-from pairmq.cli._values import grouped, plural, rate, short_duration
+from pairmq.cli._values import (
+    BadUsage,
+    CommandFailed,
+    OutputClosed,
+    file_problem,
+    grouped,
+    plural,
+    printable,
+    rate,
+    short_duration,
+)
 from pairmq.model import (
     Entity,
     EntityState,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from pairmq.cli._errors import OutputClosed
+from pairmq.cli._values import OutputClosed
 
 T = TypeVar("T")
 

@@ -9,8 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from pairmq.cli._common import Json, examples
-from pairmq.cli._errors import BadUsage
-from pairmq.cli._values import positive, shortened
+from pairmq.cli._values import BadUsage, positive, shortened
 
 EPILOG = examples(
     "pairmq simulate --seed 7",

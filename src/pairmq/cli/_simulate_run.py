@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pairmq
-from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
 from pairmq.cli._output import FAIL, OK, Progress, note, put_json, say
-from pairmq.cli._values import grouped, plural, short_duration
+from pairmq.cli._values import BadUsage, CommandFailed, file_problem, grouped, plural, short_duration
 from pairmq.testing.simulator import (
     FAULT_KINDS,
     Counts,

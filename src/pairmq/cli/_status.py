@@ -38,10 +38,9 @@ from pairmq.cli._common import (
     with_pair,
     within,
 )
-from pairmq.cli._errors import printable
 from pairmq.cli._output import FAIL, OK, WARN, cells, put_json, stdout_console, table
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import Duration, grouped, plural, short_duration
+from pairmq.cli._values import Duration, grouped, plural, printable, short_duration
 from pairmq.model import Entity, EntityKind, Source, TransportError
 from pairmq.runner import Agreement, find_agreement
 from pairmq.transport import QueueCounts, Transport

@@ -31,11 +31,10 @@ from pairmq.cli._common import (
     with_pair,
     within,
 )
-from pairmq.cli._errors import BadUsage, CommandFailed, printable
 from pairmq.cli._output import FAIL, cells, note, put_json, say, stdout_console, table, warn
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._syphon import SyphonJob
-from pairmq.cli._values import Duration, duration, grouped, plural, short_duration
+from pairmq.cli._values import BadUsage, CommandFailed, Duration, duration, grouped, plural, printable, short_duration
 from pairmq.model import Entity, EntityKind, FailureKind, TransportError
 from pairmq.pair import Decision, ProcessReport, Settings, SwitchAction, SwitchReport
 from pairmq.runner import SwitchWriter, find_agreement

@@ -22,11 +22,10 @@ from typer import BadParameter, Option
 from pairmq.cli._backlog_counts import Depths, count_queues
 from pairmq.cli._common import SYPHON, PairArguments, examples, failed_at, pair_of, transport_of, with_pair, within
 from pairmq.cli._dashboard import Serving, address_of, check_dashboard
-from pairmq.cli._errors import CommandFailed, printable
 from pairmq.cli._output import Speed, note, put_json, stderr_console, warn
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._syphon_processes import SyphonEnd, SyphonProcesses, SyphonProgress
-from pairmq.cli._values import Duration, plural, short_duration
+from pairmq.cli._values import CommandFailed, Duration, plural, printable, short_duration
 from pairmq.model import Entity, PairMQError, TransportError
 from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, PairEnded, SyphonFailed, Warned
 from pairmq.pair import Agreement, Pair, Settings, Stray

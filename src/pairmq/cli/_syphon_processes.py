@@ -16,10 +16,9 @@ from multiprocessing.process import BaseProcess
 from rich.live import Live
 from rich.text import Text
 
-from pairmq.cli._errors import CommandFailed, printable
 from pairmq.cli._output import note, put_json, stderr_console, warn
 from pairmq.cli._signals import Stop
-from pairmq.cli._values import grouped, plural, rate, short_duration
+from pairmq.cli._values import CommandFailed, grouped, plural, printable, rate, short_duration
 from pairmq.pair import Settings
 
 _OLD = 5.0  # s after which a count is shown with its age

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 import typer
 
 from pairmq.cli import main as run_program
-from pairmq.cli._errors import CommandFailed
+from pairmq.cli._values import CommandFailed
 
 if TYPE_CHECKING:
     from servicebus_local.command import Announcement
