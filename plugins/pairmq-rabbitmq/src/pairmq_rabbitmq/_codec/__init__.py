@@ -14,8 +14,8 @@ own names. Three cases need more than that, and only messages that need it carry
 
 Any client may put anything into a queue: decoding raises `MalformedMessage` and nothing else.
 
-`_encode` and `_decode` are the two directions. Both use the `_layout` of names and times, and convert `_values` to
-AMQP's types and back. `_dead_letter` writes and reads the copy in a dead-letter queue, and the broker's own notes.
+`_encode` and `_decode` are the two directions. Both use the `_layout` of names, times and values. `_decode` also writes
+and reads the copy in a dead-letter queue, and the broker's own notes.
 """
 
 from pairmq_rabbitmq._codec._decode import (
