@@ -20,9 +20,10 @@ from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReaso
 from pairmq.plugins import registry
 from pairmq.testing.conformance._broker import counted
 from pairmq.transport import Admin, QueueCounts, QueueProperties, Transport
-from pairmq_rabbitmq import _properties
+from pairmq_rabbitmq import _inspection
+from pairmq_rabbitmq._inspection import interrogate
 from pairmq_rabbitmq._management import effective, policy_for
-from pairmq_rabbitmq._properties import arguments_of, interrogate, properties_of, queue_type_for
+from pairmq_rabbitmq._properties import arguments_of, properties_of, queue_type_for
 from pairmq_rabbitmq.testing import RabbitServer
 
 pytestmark = pytest.mark.real_server
@@ -371,14 +372,14 @@ async def test_interrogation_never_creates_a_queue(
     transport: Transport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch, type_: str
 ) -> None:
     declare(rabbit, arguments={"x-queue-type": type_, "x-message-ttl": 9000})
-    understand = _properties._difference
+    understand = _inspection._difference
 
     def delete_first(words: str) -> tuple[str, Any] | None:
         if rabbit.queues():
             rabbit.delete_queue("orders")
         return understand(words)
 
-    monkeypatch.setattr(_properties, "_difference", delete_first)
+    monkeypatch.setattr(_inspection, "_difference", delete_first)
     assert await reason_of(transport.admin.properties(QUEUE)) is FailureReason.NOT_FOUND
     assert rabbit.queues() == {}
 
@@ -387,13 +388,13 @@ async def test_interrogation_ends_when_a_reply_is_not_understood(
     transport: Transport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(rabbit, arguments={"x-message-ttl": 9000, "x-expires": 60_000})
-    understand = _properties._difference
+    understand = _inspection._difference
 
     def not_all(words: str) -> tuple[str, Any] | None:
         found = understand(words)
         return None if found and found[0] == "x-max-length-bytes" else found
 
-    monkeypatch.setattr(_properties, "_difference", not_all)
+    monkeypatch.setattr(_inspection, "_difference", not_all)
     told = await transport.admin.properties(QUEUE)
     assert (told.default_time_to_live, told.auto_delete_after, told.max_size_megabytes) == (9.0, 60.0, None)
 

@@ -20,7 +20,7 @@ from pairmq_rabbitmq._capabilities import MAX_MESSAGE_BYTES
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._header import is_costly
-from pairmq_rabbitmq._properties import why_nacked
+from pairmq_rabbitmq._inspection import why_nacked
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._schedule import Schedule, check_delay
 

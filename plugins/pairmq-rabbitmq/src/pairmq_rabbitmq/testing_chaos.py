@@ -164,6 +164,7 @@ class RabbitClusterChaos(ChaosBroker):
         return [(_HOST, node.port) for node in self._cluster.nodes]
 
     def apply(self, fault: str) -> None:
+        """Begin one of `faults`."""
         self._turn += 1
         node = self._cluster.nodes[self._turn % 3]
         match fault:

@@ -1,147 +1,39 @@
-"""A message from AMQP properties that any client may have written, and its copy in a dead-letter queue."""
+"""A message from AMQP properties that any client may have written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from pamqp.commands import Basic
 
 from pairmq.model import MAX_ID_LENGTH, Message
-from pairmq_rabbitmq._codec._encode import blank
 from pairmq_rabbitmq._codec._layout import (
     APP_ID,
-    BROKER_COUNTS,
     BROKER_MADE,
     BROKER_PREFIXES,
     CLUSTER_ID,
-    DELIVERY_COUNT,
-    DESCRIPTION,
     HEADERS,
     MAPPING,
     PRIORITY,
-    REASON,
-    ROUTING,
     SCHEDULED,
     SHELTER,
     SHELTERED,
-    SIMPLE,
     TEXTS,
     TIMESTAMP,
     TTL,
     TYPES,
     USER_ID,
     MalformedMessage,
-    converted,
     digest,
     expiration_seconds,
     header_seconds,
     instant,
-    misfit,
     place,
-    seconds_text,
-    shelter,
-    sheltered_in,
-    types_by_name,
     unfit,
 )
-
-MAX_REASON_LENGTH: Final = 1024
-"""Characters of a dead-letter reason or description that are kept."""
-
-
-def with_dead_letter(
-    properties: Basic.Properties, reason: str, description: str, *, login: str = ""
-) -> Basic.Properties:
-    """Copy a received message's properties for its dead-letter queue, with the reason and description cut to size.
-
-    Properties that the broker would act on again are moved out of its reach, and decode to the same: the message must
-    not expire in the dead-letter queue, go to its ``CC`` again or be refused for another user's ``user_id``.
-    """
-    copy = blank()
-    for attribute in Basic.Properties.__slots__:
-        setattr(copy, attribute, getattr(properties, attribute))
-    headers: dict[str, Any] = dict(properties.headers or {})
-    for name in BROKER_COUNTS:
-        headers.pop(name, None)  # of the queue that it leaves
-    for name in ROUTING & headers.keys():
-        shelter(headers, name)
-    if copy.user_id is not None and copy.user_id != login:
-        headers[USER_ID] = copy.user_id
-        copy.user_id = None
-    if copy.expiration is not None:
-        seconds = expiration_seconds(copy.expiration)
-        if TTL in headers:
-            exact = header_seconds(headers[TTL], copy.expiration)
-            if exact is None:
-                shelter(headers, TTL)
-            else:
-                seconds = exact
-        if seconds is not None:
-            headers[TTL] = seconds_text(seconds)
-        copy.expiration = None
-    headers[REASON] = _cut(reason)
-    headers[DESCRIPTION] = _cut(description)
-    copy.headers = headers
-    copy.delivery_mode = 2
-    return copy
-
-
-def dead_letter_reason(properties: Basic.Properties) -> tuple[str | None, str | None]:
-    """Read reason and description as `with_dead_letter` wrote them; otherwise the broker's reason in PairMQ's terms."""
-    headers = properties.headers or {}
-    reason, description = headers.get(REASON), headers.get(DESCRIPTION)
-    if isinstance(reason, str):
-        return reason, description if isinstance(description, str) else None
-    found = death(properties)
-    if found is None:
-        return None, None
-    return {"maxlen": "max-length", "delivery_limit": "max-delivery-count"}.get(found.reason, found.reason), None
-
-
-def _cut(text: str) -> str:
-    return text[:MAX_REASON_LENGTH].encode(errors="replace").decode()
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """Why RabbitMQ dead-lettered a message, the last time it did; it removed an ``expiration`` of so many seconds."""
-
-    reason: str
-    queue: str
-    original_expiration: float | None = None
-
-
-def death(properties: Basic.Properties) -> Death | None:
-    """Read why the broker dead-lettered a message; None if it never did, or its header can't be read."""
-    headers = properties.headers
-    if not headers:
-        return None
-    deaths = headers.get("x-death")
-    found = [entry for entry in deaths if isinstance(entry, dict)] if isinstance(deaths, list) else []
-    last = {key: headers.get(f"x-last-death-{key}") for key in ("reason", "queue")}
-    # The newest comes first, but RabbitMQ 4 also names it, and orders those of one instant differently.
-    named = [entry for entry in found if all(entry.get(key) == value for key, value in last.items())]
-    entry: dict[str, Any] = (named or found or [last])[0]
-    reason, queue, expiration = entry.get("reason"), entry.get("queue"), entry.get("original-expiration")
-    if not isinstance(reason, str) or not isinstance(queue, str):
-        return None
-    return Death(reason, queue, expiration_seconds(expiration) if isinstance(expiration, str) else None)
-
-
-def delivery_count(properties: Basic.Properties, redelivered: bool) -> int:
-    """How many times a message was delivered, at least 1; from a classic queue 2 means *more than once*."""
-    count = properties.headers.get(DELIVERY_COUNT) if properties.headers else None
-    return count_of(count if type(count) is int and count >= 0 else None, redelivered)
-
-
-def count_of(before: int | None, redelivered: bool) -> int:
-    """The same, from the broker's count of earlier deliveries; None if it sends none."""
-    if before is not None:
-        return before + 1
-    return 2 if redelivered else 1
+from pairmq_rabbitmq._codec._values import SIMPLE, converted, misfit, sheltered_in, types_by_name
 
 
 def decode(properties: Basic.Properties, body: bytes) -> Message:

@@ -21,7 +21,6 @@ from pairmq_rabbitmq._codec._layout import (
     HEADERS,
     MAX_SHORT,
     MAX_SHORT_LETTERS,
-    NATIVE,
     PLAIN,
     PRIORITY,
     SCHEDULED,
@@ -35,13 +34,11 @@ from pairmq_rabbitmq._codec._layout import (
     fits_short,
     is_timestamp,
     lifetime,
-    pairs_to_wire,
     place,
-    table_to_wire,
     timestamp_number,
-    to_wire,
     unfit,
 )
+from pairmq_rabbitmq._codec._values import NATIVE, pairs_to_wire, table_to_wire, to_wire
 
 # Bytes around the properties in a content header frame: frame header and end octet, class, weight, body size.
 _FRAME_BYTES = 8 + 12

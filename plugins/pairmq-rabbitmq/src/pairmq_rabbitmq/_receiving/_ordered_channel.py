@@ -28,10 +28,11 @@ from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._driver import close_channel
 from pairmq_rabbitmq._errors import Unsent
+from pairmq_rabbitmq._inspection import interrogate
 from pairmq_rabbitmq._link import Link, Session
 from pairmq_rabbitmq._markers import WINDOW, Marker, marker_of
 from pairmq_rabbitmq._names import dead_letter_of
-from pairmq_rabbitmq._properties import QUEUE_TYPE, SINGLE_CONSUMER, arguments_of, interrogate, is_single
+from pairmq_rabbitmq._properties import QUEUE_TYPE, SINGLE_CONSUMER, arguments_of, is_single
 from pairmq_rabbitmq._receiving._delivery_channel import LONGEST_HOLD, MAX_WINDOW, DeliveryChannel, Opening
 from pairmq_rabbitmq._receiving._settling import Job, Locked, Share, State
 

@@ -1,0 +1,255 @@
+"""What AMQP alone can find out about a queue: its arguments, whether it is empty, and why it rejected a message.
+
+AMQP has no way to read the arguments. A queue that is declared again with other arguments than it has is left
+unchanged, and the broker's refusal names the first argument that differs and the queue's value of it. So the
+declaration is corrected by that and repeated, until the broker accepts it: then it holds all of the queue's arguments.
+
+A full queue that rejects publishes answers with a nack, and so does one whose process failed: the first has certainly
+not stored the message, the second may have. Which queues reject is found out from their arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiormq.channel import Channel
+from aiormq.exceptions import ChannelPreconditionFailed, ConnectionInternalError
+from pamqp.commands import Basic
+
+from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
+from pairmq_rabbitmq import _names
+from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._driver import close_channel
+from pairmq_rabbitmq._link import Link
+from pairmq_rabbitmq._properties import (
+    DEAD_LETTER_EXCHANGE,
+    DEAD_LETTER_KEY,
+    DEAD_LETTER_STRATEGY,
+    DEAD_LETTERING,
+    DELIVERY_LIMIT,
+    EXPIRES,
+    MESSAGE_TTL,
+    NUMBERS,
+    OVERFLOW,
+    QUEUE_TYPE,
+)
+
+_MOST_ROUNDS = 20
+
+# An argument that is not compared with an existing queue's, and with whose value no queue can be created: if the
+# queue is deleted while it is probed, no declaration creates another one.
+_GUARD: Final = "x-max-age"  # of streams; RabbitMQ 4 compares `x-queue-leader-locator`, which 3.10 does not
+_GUARD_VALUE: Final = "1D"
+
+_INEQUIVALENT = re.compile(
+    r"inequivalent arg '(?P<name>[^']+)' for queue '.*' in vhost '.*?': received .*? but current is "
+    r"(?:(?P<none>none)|the value '(?P<typed>.*)' of type '(?P<type>[a-z]+)'|'(?P<plain>.*)')\s*$",
+    re.DOTALL,
+)
+# AMQP's replies have at most 255 bytes: with a long name in it, only the beginning of the sentence arrives.
+_NAME = re.compile(r"inequivalent arg '([^']+)'")
+_CUT_OFF: Final = object()
+_INTEGER = re.compile(r"-?[0-9]{1,20}")
+_FLAGS = ("durable", "auto_delete", "exclusive")
+
+# The reply to the first shows that the queue has a leader which has applied its log. It then detects which consumers
+# are gone, and requeues what they held before it handles the second.
+_QUESTIONS = 2
+
+_TRUSTED = 60.0  # s
+
+
+@dataclass(slots=True)
+class Found:
+    """What is known about a queue; incomplete if the broker refused, or its text could not be parsed."""
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    auto_delete: bool = False
+    durable: bool = True
+    complete: bool = False
+
+
+async def interrogate(
+    context: Context,
+    queue: str,
+    guess: dict[str, Any],
+    doing: str,
+    *,
+    until: frozenset[str] = frozenset(),
+    link: Link | None = None,
+) -> Found:
+    """Find out the arguments of a queue that exists, over the control link unless another is given, or ``until`` some.
+
+    It creates nothing, even when the queue is deleted meanwhile: see ``_GUARD``. A broker that does not know the guard
+    could only create, in the moment after it named the queue, a queue like the one that existed. Arguments of the guess
+    that could not be confirmed are left out.
+    """
+    asked = dict(guess)
+    flags = {"durable": True, "auto_delete": False}
+
+    async def declare(channel: Channel) -> None:
+        arguments = {**asked, **guard}
+        await channel.queue_declare(
+            queue, durable=flags["durable"], auto_delete=flags["auto_delete"], arguments=arguments
+        )
+
+    told: dict[str, Any] = {}
+    guard: dict[str, Any] = {_GUARD: _GUARD_VALUE}
+    for _ in range(_MOST_ROUNDS):
+        try:
+            await context.ask(doing, declare, link, about=queue)
+        except TransportError as error:
+            if isinstance(error.__cause__, ConnectionInternalError):
+                break  # it differs, and RabbitMQ 4 can't say how: see `Context.ask`
+            words = str(error.__cause__) if isinstance(error.__cause__, ChannelPreconditionFailed) else ""
+            difference = _difference(words)
+            if difference is None:
+                if error.kind is not FailureKind.REFUSED:
+                    raise
+                break
+            name, value = difference
+            if name in _FLAGS:
+                if name not in flags or flags[name] == (value == "true"):
+                    break
+                flags[name] = value == "true"
+            elif name == _GUARD:
+                guard = {}  # a stream, which has one
+            elif name in told or (value is _CUT_OFF and name not in asked):
+                break  # the queue has a value for it that can't be read
+            else:
+                told[name] = None if value is _CUT_OFF else value
+                asked.pop(name, None)
+                if told[name] is not None:
+                    asked[name] = value
+                if name in until:
+                    return Found(_values(told), flags["auto_delete"], flags["durable"], complete=True)
+        else:
+            return Found(_compared(asked), flags["auto_delete"], flags["durable"], complete=True)
+    return Found(_values(told), flags["auto_delete"], flags["durable"])
+
+
+def _values(told: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _compared(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what the broker accepted unchecked because queues of this type have no such argument."""
+    match arguments.get(QUEUE_TYPE, "classic"):
+        case "quorum":
+            return arguments
+        case "classic":
+            ignored = frozenset((DELIVERY_LIMIT, DEAD_LETTER_STRATEGY))
+        case _:
+            ignored = frozenset((DELIVERY_LIMIT, *DEAD_LETTERING, OVERFLOW, MESSAGE_TTL, EXPIRES))
+    return {name: value for name, value in arguments.items() if name not in ignored}
+
+
+def _difference(words: str) -> tuple[str, Any] | None:
+    """Parse the broker's text: the argument's name, and the queue's value of it; None for having none."""
+    found = _INEQUIVALENT.search(words)
+    if found is None:
+        beginning = _NAME.search(words)
+        return None if beginning is None else (beginning[1], _CUT_OFF)
+    name = found["name"]
+    if found["none"]:
+        return name, None
+    text = found["plain"] if found["typed"] is None else found["typed"]
+    kind = found["type"]
+    if kind == "bool" or (kind is None and text in ("true", "false") and name not in _FLAGS):
+        return name, text == "true"
+    number = kind not in ("longstr", "binary") if kind else name in NUMBERS or name.startswith("x-max-")
+    if number and _INTEGER.fullmatch(text):
+        return name, int(text)
+    return name, text
+
+
+async def count_certainly(context: Context, queue: str, doing: str) -> int:
+    """Count the ready messages of a queue, where 0 means that it is certainly empty.
+
+    A passive declare, which returns the number, is answered at once with what the queue's process knows. For a quorum
+    queue that may be 0 with any number of messages in it: while no leader is elected, when the leader does not answer
+    within 0.25 s, and after a boot until what dead consumers held is requeued (seen for 0.2 to 0.9 s with RabbitMQ
+    3.10). `basic.get` is a command, which the leader applies in turn with all others. So a 0 is verified
+    with that. A message that it fetches is requeued in its place, counted as delivered once more, also when the call is
+    cancelled.
+
+    Nothing can be fetched this way from a queue with a single active consumer, or by a user who may not read it. The
+    leader refuses the former in turn as well, so the number read afterwards is right; for the latter the first number
+    is returned. A queue without leader never answers: set a time limit.
+    """
+    waiting, _ = await context.count(queue, doing)
+    refused = False
+    for _ in range(_QUESTIONS):
+        if waiting:
+            break
+        try:
+            waiting = await context.ask(doing, lambda channel: fetch_one(channel, queue), about=queue)
+        except TransportError as error:
+            if error.reason not in (FailureReason.DISABLED, FailureReason.UNAUTHORIZED):
+                raise
+            refused = True
+    if refused:
+        waiting, _ = await context.count(queue, doing)
+    return waiting
+
+
+async def fetch_one(channel: Channel, queue: str) -> int:
+    """Have a queue's leader fetch a message, and requeue it in its place, which closes the channel; the number there
+    was."""
+    fetched = (await channel.basic_get(queue)).delivery
+    if not isinstance(fetched, Basic.GetOk):
+        return 0
+    # A nack would put it at the end of a quorum queue without delivery limit.
+    await close_channel(channel)
+    return 1 + (fetched.message_count or 0)
+
+
+async def why_nacked(context: Context, entity: Entity, doing: str) -> TransportError:
+    """Find why the broker did not accept a message; in doubt unless the queue is known to reject messages when full.
+
+    The number of messages in the queue is kept for the probe. Of a topic's queues others may have accepted the message.
+    """
+    text = f"{doing}: the broker rejected it"
+    unavailable, quota = FailureKind.UNAVAILABLE, FailureReason.QUOTA
+    if entity.kind is EntityKind.TOPIC:
+        return TransportError(
+            f"{text}: a queue that is bound to the topic is full", unavailable, quota, maybe_applied=True
+        )
+    try:
+        waiting, _ = await context.count(entity.path, doing)
+        rejects = await _rejects(context, entity.path, doing)
+    except TransportError as error:
+        return TransportError(f"{text}, and then {error}", unavailable, maybe_applied=True)
+    context.full[entity.path] = max(waiting, context.full.get(entity.path, 0))
+    if rejects and len(context.url.nodes) == 1:
+        context.full_until.pop(entity.path, None)
+        return TransportError(f"{text}: the queue is full (overflow is reject-publish)", unavailable, quota)
+    # For a queue that has failed the number says nothing about room: the probe must not wait forever.
+    context.full_until[entity.path] = asyncio.get_running_loop().time() + _TRUSTED
+    if rejects:
+        reason = "the queue is full (overflow is reject-publish), or has no leader"
+        return TransportError(f"{text}: {reason}", unavailable, quota)
+    return TransportError(
+        f"{text}: the queue is full, by a policy, or has failed", unavailable, quota, maybe_applied=True
+    )
+
+
+async def _rejects(context: Context, queue: str, doing: str) -> bool:
+    """Whether a queue is known to reject messages when full; a policy for that can't be seen."""
+    now = asyncio.get_running_loop().time()
+    rejects, until = context.rejecting.get(queue, (False, 0.0))
+    if now >= until:
+        try:
+            # With the dead-letter queue of those that PairMQ creates: the broker's reply would be cut off in its name.
+            dead_letter = {DEAD_LETTER_EXCHANGE: "", DEAD_LETTER_KEY: _names.dead_letter_of(queue)}
+            found = await interrogate(context, queue, {OVERFLOW: "reject-publish", **dead_letter}, doing)
+            rejects = found.arguments.get(OVERFLOW) == "reject-publish"
+        except TransportError as error:
+            if error.kind is not FailureKind.REFUSED:  # this user may not ask
+                raise
+            rejects = False
+        context.rejecting[queue] = (rejects, now + _TRUSTED)
+    return rejects
