@@ -233,7 +233,8 @@ def rotation(notes: DataFrame, minutes: DataFrame) -> DataFrame:
         "process", "pair", "queue", "seq", "at", F.col("in_use").alias("used"), "left", "error"
     )
     by_seq = Window.partitionBy("process", "pair", "queue").orderBy("seq")
-    later = by_seq.rowsBetween(1, Window.unboundedFollowing)
+    backwards = Window.partitionBy("process", "pair", "queue").orderBy(F.desc("seq"))
+    later = backwards.rowsBetween(Window.unboundedPreceding, -1)
     returned = F.min(F.when(F.col("used"), F.col("at"))).over(later)
     changes = changes.withColumn("returned_at", returned).withColumn("before", F.lag("used").over(by_seq))
     # A queue that is said twice to be out of use left once.

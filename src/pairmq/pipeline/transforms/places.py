@@ -192,7 +192,9 @@ def blind_minutes(arrived: DataFrame, spans: DataFrame, *, patience: float) -> D
         )
     )
     entity = Window.partitionBy("place")
-    surely_later = entity.orderBy("minute").rangeBetween(int(patience // MINUTE) + 2, Window.unboundedFollowing)
+    # Backwards: of frames without an end Spark computes each anew.
+    backwards = entity.orderBy(F.desc("minute"))
+    surely_later = backwards.rangeBetween(Window.unboundedPreceding, -int(patience // MINUTE) - 2)
     by = F.coalesce(F.min("delivered_at").over(surely_later), F.max("last_delivered_at").over(entity))
     settled = arrived.withColumns(
         {
@@ -207,7 +209,7 @@ def blind_minutes(arrived: DataFrame, spans: DataFrame, *, patience: float) -> D
     )
     nothing = F.lit(None).cast("long").alias("began")
     asked = settled.select(F.explode(F.array("minute", "since")).alias("minute"), nothing).distinct()
-    onwards = Window.partitionBy(F.lit(0)).orderBy("minute").rangeBetween(0, Window.unboundedFollowing)
+    onwards = Window.partitionBy(F.lit(0)).orderBy(F.desc("minute")).rangeBetween(Window.unboundedPreceding, 0)
     earliest = asked.unionByName(ends).withColumn("began", F.min("began").over(onwards)).distinct()
     met = settled
     for name in ("minute", "since"):

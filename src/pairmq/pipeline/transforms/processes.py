@@ -142,10 +142,9 @@ def _with_setbacks(minutes: DataFrame) -> DataFrame:
     It did by no more seconds than that: those from where the minutes overlap to the end of the last one.
     """
     process = Window.partitionBy("process").orderBy("minute")
-    earlier, onwards = (
-        process.rowsBetween(Window.unboundedPreceding, -1),
-        process.rowsBetween(0, Window.unboundedFollowing),
-    )
+    earlier = process.rowsBetween(Window.unboundedPreceding, -1)
+    # Backwards: of frames without an end Spark computes each anew, so that time grows with the square of the minutes.
+    onwards = Window.partitionBy("process").orderBy(F.desc("minute")).rowsBetween(Window.unboundedPreceding, 0)
     reached = minutes.withColumns(
         {
             "reach": F.max("last_seq").over(earlier),
@@ -252,44 +251,64 @@ def holes(
     Returns:
         ``began`` and ``ended`` of each hole, seconds since 1970 UTC.
     """
+    # Each frame is named once: Spark would compute it anew wherever it is named.
     told = told_of(minutes, notes, patience).filter(F.col("last_at").isNotNull())
-    ends = told.filter(F.col("ended") != "closed").select(
-        F.col("last_at").alias("began"),
-        F.when(F.col("ended") == "killed", F.col("last_at") + DEATH).otherwise(F.col("journal_end")).alias("ended"),
-    )
-    following = Window.partitionBy("process").orderBy("first_seq")
-    broken = (
-        minutes.join(F.broadcast(told.filter("missing > 0").select("process")), "process", "left_semi")
-        .withColumn("next_seq", F.lead("first_seq").over(following))
-        .withColumn("next_at", F.lead("first_at").over(following))
-    )
-    within = F.col("last_seq") - F.col("first_seq") + 1 > F.col("rows")
-    after = F.col("next_seq") > F.col("last_seq") + 1
-    gaps = broken.filter(within | after).select(
-        F.when(within, F.col("first_at")).otherwise(F.col("last_at")).alias("began"),
-        F.when(after, F.col("next_at")).otherwise(F.col("last_at")).alias("ended"),
-    )
+    end = F.when(F.col("ended") == "killed", F.col("last_at") + DEATH).otherwise(F.col("journal_end"))
+    ends = _span(F.when(F.col("ended") != "closed", F.col("last_at")), end)
     # Rows are numbered from 0: those before the first that is there are missing as well.
-    heads = told.filter("first_seq > 0").select(
-        F.least(_started_at("journal_began"), "first_at").alias("began"), F.col("first_at").alias("ended")
-    )
+    head = F.when(F.col("first_seq") > 0, F.least(_started_at("journal_began"), "first_at"))
+    wrong = F.col("clock_error") > 0
+    spans = told.select(
+        F.explode(F.array(ends, _span(head, F.col("first_at")))).alias("span"),
+        *(F.when(wrong, F.col(name)).alias(name) for name in _WRONG),
+    ).select("span.began", "span.ended", *_WRONG)
     dropped = notes.filter(of_kind(EventsDropped)).select(F.col("since").alias("began"), F.col("at").alias("ended"))
-    spans = ends.unionByName(gaps).unionByName(heads).unionByName(dropped)
+    others = [_gaps(minutes), dropped]
     if unread:
-        spans = spans.unionByName(_not_read(minutes, notes, unread))
+        others.append(_not_read(minutes, notes, unread))
     if unfinished:
-        spans = spans.unionByName(_not_finished(minutes, notes, unfinished))
+        others.append(_not_finished(minutes, notes, unfinished))
+    for each in others:
+        spans = spans.unionByName(each.select("*", *(F.lit(None).cast("double").alias(name) for name in _WRONG)))
     # Neither the hole's instants nor those that are compared with it are better than the worst clock, while it ran.
-    wrong = told.filter("clock_error > 0").agg(
-        F.coalesce(2 * F.max("clock_error"), F.lit(0.0)).alias("error"),
-        F.min("first_at").alias("wrong_from"),
-        F.max("last_at").alias("wrong_until"),
-    )
-    spans = spans.withColumn("ended", F.greatest("began", "ended")).crossJoin(F.broadcast(wrong))
+    everything = Window.partitionBy(F.lit(0))
+    spans = spans.select(
+        "began",
+        F.greatest("began", "ended").alias("ended"),
+        F.coalesce(2 * F.max("clock_error").over(everything), F.lit(0.0)).alias("error"),
+        F.min("first_at").over(everything).alias("wrong_from"),
+        F.max("last_at").over(everything).alias("wrong_until"),
+    ).filter(F.col("began").isNotNull())
     began, ended, error = (F.col(name) for name in ("began", "ended", "error"))
     near = (began - error <= F.col("wrong_until")) & (ended + error >= F.col("wrong_from"))
     wider = F.when(near, error).otherwise(0.0)
     return typed(spans.select((began - wider).alias("began"), (ended + wider).alias("ended")), HOLES)
+
+
+_WRONG = ("clock_error", "first_at", "last_at")
+
+
+def _span(began: Column, ended: Column) -> Column:
+    return F.struct(began.alias("began"), ended.alias("ended"))
+
+
+def _gaps(minutes: DataFrame) -> DataFrame:
+    """The times of missing rows, of processes that lack any."""
+    process = Window.partitionBy("process")
+    following = process.orderBy("first_seq")
+    known = minutes.withColumns(
+        {
+            "lacking": F.max("last_seq").over(process) + 1 > F.sum("rows").over(process),
+            "next_seq": F.lead("first_seq").over(following),
+            "next_at": F.lead("first_at").over(following),
+        }
+    )
+    within = F.col("last_seq") - F.col("first_seq") + 1 > F.col("rows")
+    after = F.col("next_seq") > F.col("last_seq") + 1
+    return known.filter(F.col("lacking") & (within | after)).select(
+        F.when(within, F.col("first_at")).otherwise(F.col("last_at")).alias("began"),
+        F.when(after, F.col("next_at")).otherwise(F.col("last_at")).alias("ended"),
+    )
 
 
 def _started_at(otherwise: str) -> Column:
