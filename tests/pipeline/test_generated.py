@@ -109,7 +109,7 @@ def test_every_message_has_the_verdict_that_it_should_have(report, made):
 def test_a_run_has_few_queries_and_stages(ran):
     _, queries, stages = ran
     assert queries <= 9  # one of them finds the rows that two segments have
-    assert stages <= 54
+    assert stages <= 40
 
 
 def test_every_planted_fault_is_counted_and_named(report):

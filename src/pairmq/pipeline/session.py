@@ -88,6 +88,8 @@ SMALL = {
     # All rows are in one partition: what is joined there needs no stage of its own that sends a table around.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.optimizer.disableHints": "true",
+    # Spark takes the size of a join for the product of both sides', and cuts anew what seems large by that.
+    "spark.sql.sources.fileCompressionFactor": "1e-12",
     **QUICK,
 }
 """Settings of a local session for little data: to plan and compile for speed takes longer than the work."""
