@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 
 import pytest
@@ -19,7 +20,7 @@ from journal_by_hand import (
 )
 from pairmq.model import Price
 from pairmq.model.events import Cause, Side
-from pairmq.pipeline.transforms import TABLES, Settings
+from pairmq.pipeline.transforms import FACTS, STEPS, TABLES, Settings, Unfinished, Unread
 
 PATIENCE = 300.0
 HOUR = 3600.0
@@ -236,3 +237,18 @@ def test_the_peak_of_a_backlog_is_seen_where_it_comes_and_goes_within_a_second(s
     told.changed(101.9, DRAINING, HEALTHY, Cause.DRAINED).closed(102)
     (row,) = tables_of(rows_of(spark, told), Settings(patience=PATIENCE))["episodes"].collect()
     assert row.peak_backlog == 4
+
+
+def test_no_frame_of_a_window_begins_anew_with_every_row(spark):
+    """Spark adds up such a frame anew for every row: time grows with the square of the rows."""
+    empty = {each.name: spark.createDataFrame([], each.schema) for each in (*FACTS, *STEPS)}
+    settings = Settings(unread=(Unread("p", None, None),), unfinished=(Unfinished("p", 0.0),))
+    plans = {step.name: step.make(empty, settings)._jdf.queryExecution().analyzed().toString() for step in STEPS}
+    frames = {name: re.findall(r"specifiedwindowframe\(\w+, ([^,]+), ([^)]+\))", plan) for name, plan in plans.items()}
+    assert {"holes", "processes", "rotation", "blind"} <= {name for name, found in frames.items() if found}
+    anew = {
+        name
+        for name, found in frames.items()
+        if any("unboundedfollowing" in end and "unboundedpreceding" not in begin for begin, end in found)
+    }
+    assert anew == set()
