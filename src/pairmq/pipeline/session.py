@@ -232,9 +232,10 @@ def _local(settings: Mapping[str, str]) -> SparkSession:
         builder = builder.config(name, value)
     made = builder.getOrCreate()
     if hasattr(made, "_jsparkSession"):
-        # PySpark calls it by its bare name for every list of columns: else Java looks for it each time in all packages
+        # PySpark calls them by their bare names for every column: else Java looks for them each time in all packages
         # that PySpark imports, and in all archives.
-        java_import(made._jvm, "org.apache.spark.api.python.PythonUtils")
+        for name in ("api.python.PythonUtils", "sql.functions"):
+            java_import(made._jvm, f"org.apache.spark.{name}")
     return made
 
 

@@ -162,7 +162,8 @@ def reconciliation(
         processes: the table.
         patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
     """
-    gathered = messages.withColumn("home_at", arrived_at()).join(F.broadcast(places), "place")
+    # Each has a place. After an inner join Spark does not see that all rows are together, and sends them around.
+    gathered = messages.withColumn("home_at", arrived_at()).join(F.broadcast(places), "place", "left")
     for found, identity in ((troubles, MESSAGE), (_surplus(notes), MESSAGE), (late, ARRIVAL)):
         gathered = _with(gathered, found, identity)
     never = {name: F.coalesce(name, F.lit(0)) for name in COUNTS}
