@@ -164,6 +164,20 @@ async def test_kill_9_keeps_every_confirmed_message(server: RedisServer, transpo
     assert len(got) == len(set(got))
 
 
+async def test_nothing_is_written_to_a_connection_that_is_found_lost(
+    server: RedisServer, transport: Transport, message: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until a turn of the loop reports it asyncio drops what is written, with a log line for each write."""
+    sender = transport.sender(QUEUE)
+    await sender.send(message())
+    server.kill()
+    outcomes = await asyncio.gather(*(sender.send(message()) for _ in range(100)), return_exceptions=True)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, TransportError)]
+    assert len(failures) == 100
+    assert sum(failure.maybe_applied for failure in failures) < 10
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
 async def test_a_batch_cut_off_in_the_middle_tells_which_messages_are_sure(
     server: RedisServer, transport: Transport, message: Make
 ) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 from collections.abc import Awaitable, Callable
 
 import pytest
 from redis.asyncio import Connection
 
+from pairmq_redis._transport import _connection_factory
+from pairmq_redis._url import parse_redis_url
 from pairmq_redis._wire import RedisWire, Reply
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -96,3 +99,10 @@ async def test_what_is_no_reply_ends_the_connection() -> None:
         with pytest.raises(Exception, match="Protocol error"):
             await wire.deliver(lambda _: None)
         wire.abort()
+
+
+def test_making_a_connection_looks_no_version_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an outage there are many, and each would read and parse files on the event loop."""
+    make = _connection_factory(parse_redis_url("redis://127.0.0.1"))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: pytest.fail(f"the version of {name} was looked up"))
+    assert make().host == "127.0.0.1"

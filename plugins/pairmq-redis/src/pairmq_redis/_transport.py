@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Mapping
@@ -156,5 +157,10 @@ def _connection_factory(url: RedisUrl) -> Callable[[], Connection]:
         "socket_connect_timeout": url.connect_timeout,
         "health_check_interval": 0,
     }
+    # redis-py 7.1 and later read their own version from files, for each connection, in several milliseconds.
+    with contextlib.suppress(ImportError):
+        from redis.driver_info import DriverInfo
+
+        settings["driver_info"] = DriverInfo()
     tls = None if url.tls is None else url.tls.context(for_url=url.endpoint.url)
     return lambda: _Connection(tls, **settings)

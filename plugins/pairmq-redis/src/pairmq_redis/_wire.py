@@ -106,7 +106,9 @@ class RedisWire:
 
     def write(self, commands: Sequence[Command]) -> None:
         writer = self._connection._writer
-        if writer is None:
+        # It may be lost though nothing has said so: asyncio does that a turn of the loop later, and until then it takes
+        # and drops what is written, with a line in the log for each write.
+        if writer is None or writer.transport.is_closing():
             raise ConnectionResetError("the connection is closed")
         # Its stub names a tuple of one argument.
         writer.write(b"".join([hiredis.pack_command(tuple(command)) for command in commands]))  # type: ignore[arg-type]
