@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from dataclasses import replace
+
+import pytest
 
 from pairmq import Entity, EntityState
 from pairmq.model.events import Cause, PingCompleted, SendCompleted, SendOutcome, StateChanged, Warned
 from pairmq.observe import LogObserver
+from pairmq.testing import in_virtual_time
 
 CHANGED = StateChanged(
     at=1.0,
@@ -59,3 +64,52 @@ def test_pings_are_information(caplog):
     with caplog.at_level(logging.INFO, "pairmq"):
         LogObserver().on_event(PingCompleted(at=1.0, pair="p", entity=Entity("orders"), ok=True, elapsed=0.1))
     assert caplog.records[0].levelno == logging.INFO
+
+
+def changed(number: int, *, at: float = 1.0, state: EntityState = EntityState.FAILED_OVER) -> StateChanged:
+    return replace(CHANGED, at=at, entity=Entity(f"orders-{number}"), current=state)
+
+
+@in_virtual_time
+async def test_entities_that_fail_together_are_ten_lines_and_their_number(
+    caplog: pytest.LogCaptureFixture,
+):
+    observer = LogObserver()
+    for number in range(1000):
+        observer.on_event(changed(number))
+    for number in range(3):
+        observer.on_event(changed(number, state=EntityState.FAILING))
+    assert len(caplog.records) == 13
+    await asyncio.sleep(2)
+    assert len(caplog.records) == 14
+    summary = caplog.records[-1]
+    assert summary.getMessage() == "StateChanged current=failed-over 990 more times within a second, last of orders-999"
+    assert (summary.levelno, summary.pairmq_event) == (logging.WARNING, "StateChanged")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("later", [2.5, -5.0])  # a wall clock may be set back
+def test_the_next_second_has_lines_again(caplog: pytest.LogCaptureFixture, later: float):
+    observer = LogObserver()
+    for number in range(12):
+        observer.on_event(changed(number))
+    observer.on_event(changed(12, at=later))
+    assert "current=failed-over 2 more times" in caplog.records[10].getMessage()
+    assert "entity=orders-12" in caplog.records[11].getMessage()
+
+
+async def test_what_had_no_line_is_counted_at_the_end_and_has_a_debug_line(caplog: pytest.LogCaptureFixture):
+    observer = LogObserver()
+    with caplog.at_level(logging.DEBUG, "pairmq"):
+        for number in range(11):
+            observer.on_event(changed(number))
+        await observer.close()
+        await observer.close()
+    assert [record.levelno for record in caplog.records] == [*[logging.WARNING] * 10, logging.DEBUG, logging.WARNING]
+    assert "entity=orders-10" in caplog.records[10].getMessage()
+
+
+def test_each_warning_has_a_line(caplog: pytest.LogCaptureFixture):
+    observer = LogObserver()
+    for number in range(30):
+        observer.on_event(Warned(at=1.0, pair="p", subject=f"{number}", text="of one thing each"))
+    assert len(caplog.records) == 30

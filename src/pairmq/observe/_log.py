@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+from collections import Counter
 from dataclasses import fields
 
 from pairmq.model import EntityState
@@ -14,6 +17,7 @@ from pairmq.model.events import (
     MessageDelivered,
     MessageMoved,
     OperationsCounted,
+    PingCompleted,
     ReceiverChanged,
     RotationChanged,
     SendCompleted,
@@ -39,6 +43,10 @@ _LEVELS: dict[type[Event], int] = {
 }
 # What is in the logger's own fields, or on every line alike.
 _LEFT_OUT = frozenset(("at", "pair"))
+# What each entity has alike when its broker fails, and the field that says what happened to it.
+_OF_ENTITIES: dict[type[Event], str] = {StateChanged: "current", PingCompleted: "ok", DestinationChanged: "open"}
+_MOST = 10  # lines of these, of one kind, in a second
+_SECOND = 1.0  # s
 
 
 class LogObserver:
@@ -47,24 +55,66 @@ class LogObserver:
     Changes for the worse, lost queues, dead-letters and warnings are warnings; recoveries, pings and closes are
     information; what happens to single messages is a debug line each.
 
+    A pair may send to thousands of entities, which fail and recover together. Of state changes, pings and destinations
+    of one kind a second has ten lines, and a last one with the number of the others; those are debug lines.
+
     Args:
         logger: where to write; the logger ``pairmq`` when left out.
     """
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
         self._logger = logger or logging.getLogger("pairmq")
+        self._began = 0.0
+        self._lines: Counter[tuple[str, ...]] = Counter()  # of this second
+        self._others: dict[tuple[str, ...], tuple[int, str]] = {}  # level, and the last entity of those without a line
+        self._timer: asyncio.TimerHandle | None = None
 
     def on_event(self, event: Event) -> None:
-        """Write one line."""
-        level = _LEVELS.get(type(event), logging.INFO)
+        """Write one line, or count the event where its kind has had its lines of this second."""
+        kind = type(event)
+        level = _LEVELS.get(kind, logging.INFO)
         if _is_recovery(event):
             level = logging.INFO
-        if self._logger.isEnabledFor(level):
-            # The field lets a handler distinguish events from PairMQ's other log records.
-            self._logger.log(level, "%s", describe(event), extra={"pairmq_event": type(event).__name__})
+        if not self._logger.isEnabledFor(level):
+            return
+        if kind not in _OF_ENTITIES or self._has_line(event, level):
+            self._write(level, describe(event), kind.__name__)
+        elif self._logger.isEnabledFor(logging.DEBUG):
+            self._write(logging.DEBUG, describe(event), kind.__name__)
 
     async def close(self) -> None:
-        """Nothing is held back."""
+        """Write the numbers of events without a line."""
+        self._end_second()
+
+    def _has_line(self, event: Event, level: int) -> bool:
+        if not 0 <= event.at - self._began < _SECOND:  # a wall clock may be set back
+            self._end_second()
+            self._began = event.at
+        name = _OF_ENTITIES[type(event)]
+        kind = (type(event).__name__, event.pair, f"{name}={getattr(event, name)}")
+        self._lines[kind] += 1
+        if self._lines[kind] <= _MOST:
+            return True
+        self._others[kind] = (level, _text(getattr(event, "entity", "")))
+        if self._timer is None:
+            with contextlib.suppress(RuntimeError):  # no running loop: the next event writes it
+                self._timer = asyncio.get_running_loop().call_later(_SECOND, self._end_second)
+        return False
+
+    def _end_second(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        lines, self._lines = self._lines, Counter()
+        others, self._others = self._others, {}
+        for kind, (level, last) in others.items():
+            event, _, what = kind
+            more = lines[kind] - _MOST
+            self._write(level, f"{event} {what} {more} more times within a second, last of {last}", event)
+
+    def _write(self, level: int, text: str, event: str) -> None:
+        # The field lets a handler distinguish events from PairMQ's other log records.
+        self._logger.log(level, "%s", text, extra={"pairmq_event": event})
 
 
 def _is_recovery(event: Event) -> bool:
@@ -82,11 +132,10 @@ def describe(event: Event) -> str:
         value = getattr(event, entry.name)
         if entry.name in _LEFT_OUT or value is None or value == ():
             continue
-        if isinstance(value, float):
-            text = f"{value:.3f}"
-        else:
-            text = str(value)
-            if " " in text or not text.isprintable():
-                text = repr(text)
-        parts.append(f"{entry.name}={text}")
+        parts.append(f"{entry.name}={value:.3f}" if isinstance(value, float) else f"{entry.name}={_text(value)}")
     return " ".join(parts)
+
+
+def _text(value: object) -> str:
+    text = str(value)
+    return repr(text) if " " in text or not text.isprintable() else text

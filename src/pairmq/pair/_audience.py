@@ -51,7 +51,9 @@ class Audience:
         self.tracing = SendTracing(tracing, self.emit) if tracing else None
         """Spans of the sends; None without a tracing observer."""
         # The log is always on; its lines for single messages cost the hot path nothing unless they are enabled.
-        self.emit.add(LogObserver().on_event, per_message=_log.isEnabledFor(logging.DEBUG))
+        log = LogObserver()
+        self._observers = (*self._observers, log)
+        self.emit.add(log.on_event, per_message=_log.isEnabledFor(logging.DEBUG))
 
     def events(self) -> AsyncIterator[Event]:
         """Iterate over events from this call on, until `end`."""
