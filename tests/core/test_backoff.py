@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from pairmq.core import TRANSIENT_RETRIES, Backoff
+from pairmq.core import TRANSIENT_RETRIES, Backoff, Pace
 
 
 @pytest.mark.parametrize(("retry", "seconds"), [(0, 0.05), (1, 0.1), (2, 0.2), (5, 1.6), (6, 2.0), (7, 2.0)])
@@ -36,3 +36,21 @@ def test_waits_never_shrink_from_retry_to_retry(retry: int, chance: float):
 
 def test_transient_failures_are_retried_a_few_times():
     assert TRANSIENT_RETRIES == 3
+
+
+def test_the_first_need_not_wait_and_the_others_follow_at_the_rate():
+    pace = Pace(rate=10, burst=2)
+    turns = []
+    for _ in range(6):
+        free = pace.is_free(100.0)
+        turns.append(pace.delay(100.0))
+        assert free == (turns[-1] == 0)
+    assert turns == pytest.approx([0, 0, 0, 0.1, 0.2, 0.3])
+
+
+def test_what_was_not_taken_is_not_saved_up():
+    pace = Pace(rate=10, burst=2)
+    for _ in range(20):
+        pace.delay(100.0)
+    assert not pace.is_free(101.0)
+    assert [pace.delay(1000.0) for _ in range(4)] == pytest.approx([0, 0, 0, 0.1])

@@ -10,7 +10,17 @@ from dataclasses import replace
 
 import pytest
 
-from pairmq import ConfigurationError, Entity, EntityNotFound, Message, MessageTooLarge, Pair, Route, Unauthorized
+from pairmq import (
+    ConfigurationError,
+    Entity,
+    EntityNotFound,
+    Message,
+    MessageTooLarge,
+    Pair,
+    Receipt,
+    Route,
+    Unauthorized,
+)
 from pairmq.model import EntityState
 from pairmq.model.events import (
     Cause,
@@ -23,7 +33,7 @@ from pairmq.model.events import (
     StateChanged,
     Warned,
 )
-from pairmq.runner import Clock, Emitter
+from pairmq.runner import Clock, Emitter, _engine
 from pairmq.runner._entity import EntityRunner
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
 
@@ -520,3 +530,62 @@ async def test_a_ping_that_is_refused_for_another_reason_is_a_failed_one(world):
         w.east.fail(Fault.UNAUTHORIZED)
         await asyncio.sleep(20)
         assert w.pair.state("orders") is FAILED_OVER
+
+
+@pytest.fixture
+def slow_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_engine, "_PINGS", 20.0)
+    monkeypatch.setattr(_engine, "_PINGS_AT_ONCE", 5.0)
+
+
+async def fail_over(w, senders) -> None:
+    w.east.fail(Fault.DOWN)
+    await asyncio.gather(*(sender.send(Message(b"1")) for sender in senders))
+
+
+def most_in_a_second(instants):
+    return max(sum(0 <= other - at < 1 for other in instants) for at in instants)
+
+
+@pytest.mark.usefixtures("slow_pace")
+@in_virtual_time
+async def test_pings_of_many_entities_are_spread_and_each_gets_its_own(world):
+    async with world(failover_interval=0.0, ping_primary_interval=5.0) as w:
+        began = asyncio.get_running_loop().time()
+        await fail_over(w, [w.pair.sender(f"orders-{number}") for number in range(80)])
+        await asyncio.sleep(4.5)
+        pings = [event.at for event in w.of(PingCompleted)]
+        assert len({event.entity for event in w.of(PingCompleted)}) == len(pings) == 80
+        assert most_in_a_second(pings) <= 20 + 5 + 1
+        assert asyncio.get_running_loop().time() - began < 5
+        await asyncio.sleep(60)
+        assert most_in_a_second([event.at for event in w.of(PingCompleted)]) <= 20 + 5 + 1
+
+
+@pytest.mark.usefixtures("slow_pace")
+@in_virtual_time
+async def test_pings_that_sends_ask_for_while_both_brokers_fail_are_bounded_too(world):
+    async with world(failover_interval=0.0, send_timeout=10.0) as w:
+        w.east.fail(Fault.DOWN)
+        w.west.fail(Fault.DOWN)
+        senders = [w.pair.sender(f"orders-{number}") for number in range(80)]
+        results = await asyncio.gather(*(each.send(Message(b"1")) for each in senders), return_exceptions=True)
+        assert not any(isinstance(result, Receipt) for result in results)
+        assert most_in_a_second([event.at for event in w.of(PingCompleted)]) <= 20 + 5 + 1
+        w.east.heal()
+        w.west.heal()
+
+
+@pytest.mark.usefixtures("slow_pace")
+@in_virtual_time
+async def test_an_entity_that_recovers_while_its_ping_waits_is_not_pinged(world):
+    async with world(failover_interval=0.0, flap_window=0.0) as w:
+        await fail_over(w, [w.pair.sender(f"orders-{number}") for number in range(40)])
+        w.east.heal()
+        for number in range(40):
+            w.pair.mark_healthy(f"orders-{number}")
+        await asyncio.sleep(60)
+        assert len(w.of(PingCompleted)) <= 6
+        await fail_over(w, [w.pair.sender(f"orders-{number}") for number in range(40)])
+        await asyncio.sleep(4)
+        assert len(w.of(PingCompleted)) >= 40

@@ -13,7 +13,7 @@ import pytest
 
 from pairmq import ConfigurationError, Message, Pair, Route
 from pairmq import testing as simulated
-from pairmq.core import Diversion, PairOptions, divert
+from pairmq.core import Diversion, Pace, PairOptions, divert
 from pairmq.model import Entity, EntityState, FailureKind, FailureReason, TransportError
 from pairmq.model.events import DestinationChanged, MessageDeadLettered, MessageMoved
 from pairmq.runner import Clock, Emitter
@@ -170,7 +170,7 @@ def second_syphon(w, **options) -> Syphon:
     chosen = PairOptions(backlog_queue_count=3, **options)
     primary, secondary = w.east.transport(), w.west.transport()
     backlog = BacklogQueues(secondary, "east", chosen, clock, emit, TimeLimits())
-    return Syphon(primary, secondary, backlog, chosen, clock, emit)
+    return Syphon(primary, secondary, backlog, chosen, clock, emit, Pace(1000, 1000))
 
 
 @in_virtual_time
@@ -829,7 +829,7 @@ async def test_a_destination_that_is_held_as_its_gate_opens_is_not_probed():
     async def probe(entity: Entity) -> None:
         probed.append(entity)
 
-    keeper = GateKeeper(probe, 5.0, clock, emit, lambda entity: None)
+    keeper = GateKeeper(probe, 5.0, clock, emit, Pace(1000, 1000), lambda entity: None)
     emit.add(lambda event: keeper.hold(ORDERS) if event.open else None)
     keeper.shut(keeper.gates.of(ORDERS), TransportError("no", FailureKind.UNAVAILABLE, FailureReason.OTHER))
     await asyncio.sleep(600)

@@ -26,7 +26,7 @@ from pairmq.core._inputs import (
     TimerFired,
 )
 from pairmq.core._states import Backlog, Health, visible
-from pairmq.core.backoff import TRANSIENT_RETRIES, Backoff
+from pairmq.core.backoff import TRANSIENT_RETRIES, Backoff, Pace
 from pairmq.core.drain import EmptyWatch, drained_since
 from pairmq.core.envelope import (
     ALIASES,
@@ -158,6 +158,7 @@ __all__ = [
     "Next",
     "Order",
     "Outcome",
+    "Pace",
     "PairOptions",
     "PingFailed",
     "PingRefused",

@@ -34,6 +34,32 @@ class Backoff:
         return full * (1 - self.jitter * chance)
 
 
+class Pace:
+    """Spreads what many ask for at one instant, but for the first few.
+
+    Args:
+        rate: times a second.
+        burst: times that need not wait.
+    """
+
+    __slots__ = ("_apart", "_full_at", "_head_start")
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._apart = 1 / rate
+        self._head_start = burst / rate
+        self._full_at = 0.0
+
+    def is_free(self, now: float) -> bool:
+        """Return whether one more would not have to wait."""
+        return self._full_at - now <= self._head_start
+
+    def delay(self, now: float) -> float:
+        """Take a turn; return the seconds until it comes, 0 for most."""
+        turn = max(self._full_at, now)
+        self._full_at = turn + self._apart
+        return max(0.0, turn - now - self._head_start)
+
+
 TRANSIENT_RETRIES = 3
 """Retries of a transient failure, after which it counts as unavailable (SPEC 3.6)."""
 

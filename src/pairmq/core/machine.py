@@ -139,6 +139,11 @@ class EntityMachine:
         """Consecutive good pings that the present failover, or the last one, needs to end."""
         return self._pings_needed
 
+    @property
+    def awaits_ping(self) -> bool:
+        """Whether `next_deadline` is that of a ping to be sent, which may come later than that."""
+        return self._next_ping_at is not None and self._ping is None and self._interval_ends_at is None
+
     def is_as_new(self, now: float) -> bool:
         """Return whether a new machine would decide the same from now on, so that this one may be dropped."""
         return (

@@ -21,6 +21,7 @@ from pairmq.core import (
     EntityMachine,
     Input,
     Order,
+    Pace,
     PairOptions,
     SwitchAction,
     SwitchReport,
@@ -56,6 +57,9 @@ from pairmq.runner._syphon import Syphon
 from pairmq.transport import Sender, Transactional, Transport, start_task
 
 _TRANSPORT_CLOSE = 2.5  # s: a transport promises 2; one that breaks its promise is left behind
+
+_PINGS = 200.0  # a second at most, of all entities of a pair
+_PINGS_AT_ONCE = 100.0
 
 _WORDS: dict[str, Input] = {"mark_healthy": MARK_HEALTHY, "force_failover": FORCE_FAILOVER, "hold": HOLD}
 _ACTIONS = {
@@ -106,6 +110,7 @@ class Engine:
         self._clock = clock
         self._emit = emit
         self._limits = TimeLimits()
+        self._pings = Pace(_PINGS, _PINGS_AT_ONCE)
         self._known = KnownEntities(primary, self._new_runner, clock, _TRANSPORT_CLOSE)
         self.backlog = BacklogQueues(
             secondary, primary.endpoint.name, options, clock, emit, self._limits, self._lane_in_use
@@ -164,6 +169,7 @@ class Engine:
                 self.options,
                 self._clock,
                 self._emit,
+                self._pings,
                 self._syphon_queues,
                 self.outbox,
             )
@@ -429,7 +435,8 @@ class Engine:
         machine = EntityMachine(self.options, self._clock.now(), tracks_backlog=tracks, drained=self._known.forgot)
         if self._drain is not None and machine.backlog is Backlog.DIRTY:
             self._drain.wake()
-        return EntityRunner(entity, machine, self._clock, self._emit, self._primary.admin.probe, self._entity_changed)
+        probe = self._primary.admin.probe
+        return EntityRunner(entity, machine, self._clock, self._emit, probe, self._pings, self._entity_changed)
 
     def _entity_changed(self, runner: EntityRunner, change: Changed) -> None:
         self._known.keep(runner)

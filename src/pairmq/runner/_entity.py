@@ -15,6 +15,7 @@ from pairmq.core import (
     EntityMachine,
     Input,
     LateResult,
+    Pace,
     PingFailed,
     PingRefused,
     PingSucceeded,
@@ -50,6 +51,7 @@ class EntityRunner:
         clock: time and chance.
         emit: takes events.
         probe: finds out whether the entity accepts writes.
+        pace: of pings and probes of all entities of a pair.
         on_change: called with each change, after the sends that wait were woken.
     """
 
@@ -60,8 +62,10 @@ class EntityRunner:
         "_clock",
         "_closed",
         "_emit",
+        "_has_turn",
         "_loop",
         "_on_change",
+        "_pace",
         "_ping_task",
         "_pings",
         "_probe",
@@ -83,6 +87,7 @@ class EntityRunner:
         clock: Clock,
         emit: Emitter,
         probe: Callable[[Entity], Awaitable[None]],
+        pace: Pace,
         on_change: Callable[[EntityRunner, Changed], None],
     ) -> None:
         self.entity = entity
@@ -97,10 +102,12 @@ class EntityRunner:
         self._clock = clock
         self._emit = emit
         self._probe = probe
+        self._pace = pace
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
+        self._has_turn = False  # among the pings of all entities
         self._ping_task: asyncio.Task[None] | None = None
         self._pings = True
         self._waiters: set[asyncio.Future[None]] | None = None  # most entities never have any
@@ -156,8 +163,16 @@ class EntityRunner:
         self._handle(word)
 
     def want_ping(self) -> None:
-        """A send waits for the primary as much as for the backlog: the machine decides whether to ping now."""
-        self._handle(PingWanted(self._clock.chance()))
+        """A send waits for the primary as much as for the backlog: the machine decides whether to ping now.
+
+        Not while very many are sent: it wants one again if it still waits then.
+        """
+        now = self._loop.time()
+        if self._pace.is_free(now):
+            effects = self.machine.handle(PingWanted(self._clock.chance()), now)
+            if effects:
+                self._pace.delay(now)
+            self._carry_out(effects)
 
     async def wait_for_change(
         self, until: float, limits: TimeLimits, besides: set[asyncio.Future[None]] | None = None
@@ -253,9 +268,17 @@ class EntityRunner:
         if self._timer is not None:
             self._timer.cancel()
         self._armed_for = deadline
+        self._has_turn = False
         self._timer = None if deadline is None else self._loop.call_at(deadline, self._fire)
 
     def _fire(self) -> None:
+        if self.machine.awaits_ping and not self._has_turn:
+            # Thousands of entities fail over together, and each would be pinged at that instant.
+            self._has_turn = True
+            delay = self._pace.delay(self._loop.time())
+            if delay:
+                self._timer = self._loop.call_later(delay, self._fire)
+                return
         self._timer = self._armed_for = None
         # A loop may call a timer up to one clock tick early; the machine would not take that for its deadline.
         deadline = self.machine.next_deadline()

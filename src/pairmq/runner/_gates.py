@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from pairmq.core import Gate, Gates
+from pairmq.core import Gate, Gates, Pace
 from pairmq.model import Entity, FailureKind, TransportError
 from pairmq.model.events import DestinationChanged
 from pairmq.runner._clock import Clock
@@ -26,6 +26,7 @@ class GateKeeper:
         longest_wait: seconds between probes at most.
         clock: time and chance.
         emit: takes events.
+        pace: of all probes of a pair.
         dropped: called with a destination whose gate was dropped, so that nothing else is kept for it either.
     """
 
@@ -35,6 +36,7 @@ class GateKeeper:
         longest_wait: float,
         clock: Clock,
         emit: Emitter,
+        pace: Pace,
         dropped: Callable[[Entity], None],
     ) -> None:
         self.gates = Gates(longest_wait)
@@ -42,6 +44,7 @@ class GateKeeper:
         self._probe = probe
         self._clock = clock
         self._emit = emit
+        self._pace = pace
         self._dropped = dropped
         self._closed = False
         self._probes: dict[Gate, asyncio.Task[None]] = {}
@@ -111,6 +114,8 @@ class GateKeeper:
         while not gate.is_open and not gate.held:
             wait = self.gates.wait(gate, self._clock.chance())
             await asyncio.sleep(wait)
+            if delay := self._pace.delay(self._clock.now()):
+                await asyncio.sleep(delay)
             self.gates.probing(gate, self._clock.now() + wait)
             await self._ask(gate)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Coroutine
 from functools import partial
 from typing import Any
 
-from pairmq.core import PairOptions
+from pairmq.core import Pace, PairOptions
 from pairmq.model import Entity
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
@@ -29,6 +29,7 @@ class Syphon:
         options: the pair's.
         clock: time and chance.
         emit: takes events.
+        pace: of pings and probes.
         queues: indexes of the queues to empty; all when left out.
         outbox: of the pair, if the secondary can have one.
     """
@@ -41,6 +42,7 @@ class Syphon:
         options: PairOptions,
         clock: Clock,
         emit: Emitter,
+        pace: Pace,
         queues: Collection[int] | None = None,
         outbox: Outbox | None = None,
     ) -> None:
@@ -54,7 +56,9 @@ class Syphon:
         self._shares = queues is not None
         self._started = False
         self._moved = self._dead_lettered = 0  # by pumps that have ended
-        self.gates = gates = GateKeeper(self._probe, options.ping_primary_interval, clock, emit, self._close_sender)
+        self.gates = gates = GateKeeper(
+            self._probe, options.ping_primary_interval, clock, emit, pace, self._close_sender
+        )
         rate = RateLimit(options.syphon_max_rate)
         self._context = context = PumpContext(
             primary, secondary, self._sender, self._forget, gates, rate, options, clock, emit
