@@ -14,6 +14,7 @@ from pathlib import Path
 import aiosqlite
 import pytest
 from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
 
 from outbox_tests import PATIENCE, Database, OutboxTests, arrived, delivery_of, waiting
 from pairmq import (
@@ -109,7 +110,9 @@ def test_outbox_leaves_no_transaction_open_when_it_refuses(blocking_pair: blocki
         assert not connection.in_transaction
 
 
-@pytest.mark.parametrize("through", [sqlite3.connect, lambda path: create_engine(f"sqlite:///{path}").connect()])
+@pytest.mark.parametrize(
+    "through", [sqlite3.connect, lambda path: create_engine(f"sqlite:///{path}", poolclass=NullPool).connect()]
+)
 def test_blocking_outbox_sends_what_was_committed_and_nothing_else(blocking_pair: blocking.Pair, path: Path, through):
     outbox = blocking_pair.outbox("orders")
     with contextlib.closing(through(path)) as connection:
@@ -314,8 +317,11 @@ async def test_deduplicator_has_either_leases_or_transactions(pair: Pair):
     with pytest.raises(ConfigurationError, match="works in transactions only"):
         async with Deduplicator(SQLiteInbox()).once(delivery):
             pass
-    with pytest.raises(ConfigurationError, match="needs an inbox"):
-        async with Deduplicator(MemoryClaims()).first(delivery, connection=sqlite3.connect(":memory:")):
+    with (
+        contextlib.closing(sqlite3.connect(":memory:")) as connection,
+        pytest.raises(ConfigurationError, match="needs an inbox"),
+    ):
+        async with Deduplicator(MemoryClaims()).first(delivery, connection=connection):
             pass
 
 
