@@ -89,8 +89,8 @@ class Store:
 
     def entities(self, prefix: str) -> list[Entity]:
         """List entities by path."""
-        query = "SELECT path, kind FROM entity WHERE substr(path, 1, length(?1)) = ?1 ORDER BY path"
-        return [Entity(path, EntityKind(kind)) for path, kind in self._execute(query, (prefix,))]
+        query = "SELECT path, kind FROM entity WHERE substr(path, 1, length(?)) = ? ORDER BY path"
+        return [Entity(path, EntityKind(kind)) for path, kind in self._execute(query, (prefix, prefix))]
 
     # Messages
 

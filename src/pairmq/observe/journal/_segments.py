@@ -313,14 +313,17 @@ class Compactor:
             try:
                 thread.start()
             except RuntimeError as error:
-                _log.error("journal: the parts in %s are left unchanged for now: %s", self._directory, error)
+                if threading.main_thread().is_alive():  # else `wait` does it: Python 3.12.0 and 3.12.1 start none then
+                    _log.error("journal: the parts in %s are left unchanged for now: %s", self._directory, error)
             else:
                 self._thread = thread
 
     def wait(self) -> None:
-        """Return when all parts are segments, or were let go of."""
+        """Return when all parts are segments, or were let go of; without a thread, make them here."""
         while (thread := self._thread) is not None:
             thread.join()
+        if self._parts or self._recovering:
+            self._run()
 
     def _run(self) -> None:
         while True:
