@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -325,6 +326,20 @@ async def test_program_starts_publishes_and_ends_when_the_primary_is_unresponsiv
         confirmation = await channel.default_exchange.publish(aio_pika.Message(b"42"), "orders")
         assert confirmation.receipt.route is Route.BACKLOG
         await connection.close()
+    finally:
+        rabbit.resume()
+
+
+async def test_connection_that_failed_at_the_start_does_not_close_the_pair_as_garbage(connect, rabbit: RabbitServer):
+    rabbit.pause()
+    try:
+        connection = await connect(timeout=1, attempt_timeout=2.0)
+        for _ in range(10):
+            gc.collect()
+            await asyncio.sleep(0.01)
+        channel = await connection.channel()
+        confirmation = await channel.default_exchange.publish(aio_pika.Message(b"42"), "orders")
+        assert confirmation.receipt.route is Route.BACKLOG
     finally:
         rabbit.resume()
 

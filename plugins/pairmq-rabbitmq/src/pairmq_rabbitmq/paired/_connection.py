@@ -299,6 +299,8 @@ async def connect_robust(
         except _REFUSALS:
             raise
         except CONNECTION_EXCEPTIONS:
+            # aio-pika's closes itself when it is garbage; the pair is the next one's.
+            made_connection._owned = False
             made_connection = connection(fail_fast=False)
             made_connection.connect_soon(limit)
     except BaseException:
