@@ -107,8 +107,10 @@ class Suite:
         for name in ("proc", "dev", "sys", "tmp", "src", "root", "etc"):
             (self.root / name).mkdir(exist_ok=True)
         (self.root / "etc" / "hosts").write_text("127.0.0.1 localhost\n")
-        (self.root / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/bash\n")
-        (self.root / "etc" / "group").write_text("root:x:0:\n")
+        (self.root / "etc" / "passwd").write_text(
+            "root:x:0:0:root:/root:/bin/bash\npostgres:x:999:999::/tmp:/bin/sh\n"  # it does not run as root
+        )
+        (self.root / "etc" / "group").write_text("root:x:0:\npostgres:x:999:\n")
         (self.root / "usr" / "bin" / "awk").symlink_to("mawk")
 
     def _make_environment(self) -> None:
