@@ -121,3 +121,14 @@ async def test_a_pair_is_observed_by_name(monkeypatch):
         await pair.primary.admin.create(Entity("orders"))
         await pair.sender("orders").send(Message(b"1"))
     assert sum(isinstance(event, SendCompleted) for event in seen) == 1
+
+
+async def _take(event: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize("sink", [5, "name", _take])
+async def test_what_can_not_take_events_is_refused_when_it_subscribes(sink):
+    async with Pair.connect("memory://east-sink", "memory://west-sink") as pair:
+        with pytest.raises(TypeError, match="give a function that is not async"):
+            pair.subscribe(sink)

@@ -252,3 +252,14 @@ async def test_tasks_that_iterate_over_one_receiver_share_what_one_poll_brings(w
         async with asyncio.timeout(1):
             received = await asyncio.gather(*iterating)
         assert len({delivery.body for delivery in received}) == 10
+
+
+@pytest.mark.parametrize("first", ["complete", "abandon"])
+@in_virtual_time
+async def test_a_second_settlement_is_not_said_to_be_a_lost_lock(world, first):
+    async with world() as w:
+        await w.pair.sender("orders").send(Message(b"1"))
+        (delivery,) = await w.pair.receiver("orders").receive(1)
+        await getattr(delivery, first)()
+        with pytest.raises(LockLost, match=f"it is {first.removesuffix('e')}ed already"):
+            await delivery.complete()

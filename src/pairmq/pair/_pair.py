@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from types import TracebackType
@@ -433,7 +434,13 @@ class Pair:
         Args:
             sink: must be fast, as sends wait for it; its exceptions are reported once and ignored.
             per_message: include the events of single messages, at a cost for every send and every moved message.
+
+        Raises:
+            TypeError: ``sink`` can't be called, or is a coroutine function, which would not run.
         """
+        given: object = sink  # by a caller without types
+        if not callable(given) or inspect.iscoroutinefunction(given):
+            raise TypeError(f"the sink {sink!r} can't take events: give a function that is not async")
         self._emit.add(sink, per_message=per_message)
         return lambda: self._emit.remove(sink)
 

@@ -119,6 +119,12 @@ class PairDelivery:
                 await self._giver._limited(operation)
             self._settled = True
             error = None
+        except LockLost as failure:
+            error = str(failure)
+            if self._settled and self._settlement is not None:
+                error = f"it is {self._settlement.value} already, as its broker confirmed: settle a delivery once"
+                raise LockLost(error) from failure
+            raise
         except Exception as failure:
             error = str(failure) or type(failure).__name__
             raise
