@@ -10,7 +10,7 @@ import pytest
 
 from pairmq.model import Entity, Message, TransportError
 from pairmq.plugins import registry
-from pairmq.testing.chaos import ChaosBroker
+from pairmq.testing.chaos import ChaosBroker, chaos_broker
 from pairmq_postgres.testing_chaos import PostgresChaos
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_rabbitmq.testing_chaos import RabbitChaos
@@ -26,7 +26,7 @@ UNFELT = {"drop-clients", "late", "settlements-lost", "settlements-late"}
 PRODUCTS: dict[str, type[ChaosBroker]] = {
     "redis": RedisChaos,
     "rabbitmq": RabbitChaos,
-    "postgresql": PostgresChaos,
+    "postgres": PostgresChaos,
     "servicebus": ServiceBusChaos,
 }
 FAULTS = [(product, fault.name) for product, broker in PRODUCTS.items() for fault in broker.faults]
@@ -87,6 +87,12 @@ def test_a_sound_server_can_be_healed(brokers: Callable[[str], ChaosBroker], pro
     broker.heal()
     asyncio.run(send_one(broker.url, 30))
     assert broker.count(QUEUE.path) == before + 1
+
+
+def test_a_product_is_known_by_the_scheme_of_its_urls() -> None:
+    broker = chaos_broker("postgresql")
+    broker.close()
+    assert isinstance(broker, PostgresChaos)
 
 
 @pytest.mark.parametrize("product", PRODUCTS)

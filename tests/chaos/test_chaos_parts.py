@@ -190,7 +190,7 @@ def test_no_two_clients_share_a_session() -> None:
 
 
 def test_an_unknown_product_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match="known are rabbitmq, redis, servicebus"):
+    with pytest.raises(ConfigurationError, match="known are postgres, rabbitmq, redis, servicebus"):
         chaos_broker("carrier-pigeons")
 
 

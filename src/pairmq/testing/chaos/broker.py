@@ -155,8 +155,8 @@ def chaos_broker(name: str) -> ChaosBroker:
     """Make the chaos broker of a product.
 
     Args:
-        name: a transport's name, such as ``redis``, or one with another function of its module, such as
-            ``redis:cluster``; or ``module:function`` for one that is not installed as a plugin.
+        name: a transport's name or the scheme of its URLs, such as ``redis``, or the name with another function of its
+            module, such as ``redis:cluster``; or ``module:function`` for one that is not installed as a plugin.
 
     Raises:
         ConfigurationError: it is unknown; lists the known ones.
@@ -170,6 +170,7 @@ def chaos_broker(name: str) -> ChaosBroker:
             return cast("Callable[[], ChaosBroker]", found)()
         except (ImportError, AttributeError, TypeError) as error:
             raise ConfigurationError(f"no chaos broker {name}: {error}") from error
+    name = next((record.name for record in registry.transports() if name in record.schemes), name)
     if name not in known:
         raise ConfigurationError(f"no chaos broker {name!r}: known are {', '.join(sorted(known)) or 'none'}")
     return cast("Callable[[], ChaosBroker]", getattr(importlib.import_module(known[name]), FUNCTION))()
