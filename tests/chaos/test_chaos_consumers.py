@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pairmq.model import Delivery
+from pairmq.model import Delivery, PairClosed
+from pairmq.model.events import Side
 from pairmq.observe.journal import statistics
 from pairmq.testing.chaos import KILL, Settings, planned
 from pairmq.testing.chaos._command import main
 from pairmq.testing.chaos._contents import with_consumed
 from pairmq.testing.chaos._messages import made, number_of
+from pairmq.testing.chaos.client import Client
 
 
 class Pen:
@@ -121,6 +124,53 @@ def test_a_plan_without_consumers_is_the_one_that_it_always_was() -> None:
     """A seed that somebody has written down must still find what it found."""
     plan = planned(("redis", "redis"), Settings(seed=3, seconds=60), ((KILL,), (KILL,)))
     assert {strike.client for strike in plan.of("")} <= set(plan.clients)
+
+
+class FarDelivery:
+    """One of a batch whose settlements end when all of them are under way."""
+
+    origin = Side.SECONDARY
+
+    def __init__(self, number: int, together: asyncio.Barrier) -> None:
+        self.message = made(number)
+        self.delivery = Delivery(self.message, None, 1, str(number))
+        self._together = together
+
+    async def complete(self) -> None:
+        await self._together.wait()
+
+    abandon = complete
+
+
+class FarQueue:
+    """A pair and its receiver, which gives a batch once."""
+
+    def __init__(self, size: int) -> None:
+        together = asyncio.Barrier(size)
+        self._batch = [FarDelivery(number, together) for number in range(size)]
+
+    def receiver(self, _: str) -> FarQueue:
+        return self
+
+    async def __aenter__(self) -> FarQueue:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def receive(self, *_: object) -> list[FarDelivery]:
+        batch, self._batch = self._batch, []
+        if not batch:
+            raise PairClosed("this pair is closed")
+        return batch
+
+
+async def test_a_consumer_settles_what_it_received_side_by_side(tmp_path: Path) -> None:
+    """One after the other over a distance is slower than what is sent, and no lane would be drained in time."""
+    spec = {"ledger": tmp_path / "consumer-a-1.jsonl", "seed": 7, "name": "consumer-a", "place": 3, "life": 1}
+    client = Client({**spec, "options": {}, "syphon": False, "journal": ""})
+    with client._ledger:
+        async with asyncio.timeout(60):
+            await client._keep_consuming(FarQueue(10), "orders")  # type: ignore[arg-type]
 
 
 @pytest.mark.real_server

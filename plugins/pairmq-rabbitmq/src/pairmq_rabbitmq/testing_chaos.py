@@ -12,6 +12,7 @@ from pairmq_rabbitmq.testing import RabbitCluster, RabbitServer
 _HOST = "127.0.0.1"
 _USER, _PASSWORD = "app", "app"
 _POLICY = "pairmq-chaos"
+_LOCK = 10  # s; with the usual minute, a few failed completions would last as long as a run waits for its end
 _START_TIMEOUT = 600.0  # s, on a busy machine: without its server a run has no verdict
 
 
@@ -54,7 +55,7 @@ class RabbitChaos(ServerBroker):
     @property
     def url(self) -> str:
         """The address for the clients' user."""
-        return self._server.url_for(_USER, _PASSWORD)
+        return f"{self._server.url_for(_USER, _PASSWORD)}?lock_duration={_LOCK}"
 
     @property
     def address(self) -> tuple[str, int]:

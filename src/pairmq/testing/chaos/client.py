@@ -244,18 +244,22 @@ class Client:
         async with pair.receiver(path) as receiver:
             while True:
                 try:
-                    for delivery in await receiver.receive(_MOST, _WAIT):
-                        if self._chance.random() < _GIVEN_BACK:
-                            await delivery.abandon()
-                        else:
-                            await self._handle(path, delivery)
+                    deliveries = await receiver.receive(_MOST, _WAIT)
+                    # Side by side: over a distance one after the other is slower than what is sent.
+                    handled = (self._handle(path, delivery) for delivery in deliveries)
+                    for error in await asyncio.gather(*handled, return_exceptions=True):
+                        if error is not None:
+                            raise error
                 except (PairClosed, PairFaulted):
                     return
                 except (TransportError, LockLost):
-                    # Unsettled messages of this batch are redelivered when their locks expire.
+                    # What could not be settled is redelivered when its lock expires.
                     await asyncio.sleep(_PAUSE)
 
     async def _handle(self, path: str, delivery: PairDelivery) -> None:
+        if self._chance.random() < _GIVEN_BACK:
+            await delivery.abandon()
+            return
         number, turn = number_of(delivery.message), next(self._handled)
         side, place = delivery.origin.value, delivery.delivery.sequence_number
         self._ledger.write("handle", turn=turn, number=number, path=path, side=side, place=place)
