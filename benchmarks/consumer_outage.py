@@ -1,8 +1,9 @@
 """Consumers of a queue with continuity while the primary is dead for 20 s, with every product on either side.
 
-Two real servers, a pair with ``continuity`` that sends at a steady rate, eight messages at a time, and hosts the syphon, and a process of
-consumers. The primary is killed (kill -9) and started again after 20 s, with its data. All pairs of two of RabbitMQ,
-Redis and PostgreSQL; and each once more with the consumers' process killed in the outage and started again at once.
+Two real servers, a pair with ``continuity`` that sends at a steady rate, eight messages at a time, and hosts the syphon,
+and a process of consumers. The primary is killed (kill -9) and started again after 20 s, with its data. All pairs of
+two of RabbitMQ, Redis and PostgreSQL; and each once more with the consumers' process killed in the outage and started
+again at once.
 
 Reported of each: the messages that were accepted, by the primary and by the lane; how many of those that the lane had
 accepted in the outage were handled before the primary was back; the longest time between two handled messages,
