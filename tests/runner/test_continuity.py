@@ -121,6 +121,7 @@ async def test_a_delivery_of_the_lane_is_the_message_that_was_sent_and_is_settle
         assert w.west.messages(LANE) == []
         (event,) = w.of(MessageDelivered)
         assert (event.entity, event.message_id, event.error) == (Entity("orders"), receipt.message_id, None)
+        assert event.side is Side.SECONDARY
 
 
 @in_virtual_time

@@ -314,6 +314,8 @@ class MessageDelivered(Event):
         error: why the broker did not confirm the settlement, so that the message may be redelivered; None when it did.
         receiver: the id of the receiver object: each gets messages in its own order. None in a journal of PairMQ's that
             did not report it.
+        side: the broker that it came from: the secondary where a lane gave it (SPEC 11). None where no pair received
+            it, and in a journal of PairMQ's that did not report it.
     """
 
     entity: Entity
@@ -327,6 +329,7 @@ class MessageDelivered(Event):
     reason: str | None = None
     error: str | None = None
     receiver: str | None = None
+    side: Side | None = None
 
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)

@@ -129,7 +129,7 @@ class PairDelivery:
             error = str(failure) or type(failure).__name__
             raise
         finally:
-            self._giver._settled(*self._reported(), self._received_at, settlement, reason, error)
+            self._giver._settled(*self._reported(), self.origin, self._received_at, settlement, reason, error)
             if holder is not None:
                 holder.settled(self)
 
@@ -242,6 +242,7 @@ class PairReceiver:
         self,
         delivery: Delivery,
         reader: str,
+        side: Side,
         received_at: float,
         settlement: Settlement,
         reason: str | None,
@@ -262,6 +263,7 @@ class PairReceiver:
             "reason": reason,
             "error": error,
             "receiver": reader,
+            "side": side,
         }
         emit.of_message(delivery.message, MessageDelivered, **values)
         for sink in self._sinks:
