@@ -14,7 +14,9 @@ from pairmq.model.events import (
     MessageDeadLettered,
     PairEnded,
     PingCompleted,
+    ReceiverChanged,
     RotationChanged,
+    Side,
     StateChanged,
     SyphonFailed,
     Warned,
@@ -162,3 +164,23 @@ def test_what_looks_like_a_login_is_in_no_sentence():
         told = sentence_of(each)
         assert told is not None
         assert "hunter2" not in told.text + told.subject
+
+
+def reader(side: Side, at: float, *, is_open: bool) -> ReceiverChanged:
+    return event(ReceiverChanged, at, entity=ORDERS, side=side, open=is_open, error=None if is_open else "refused")
+
+
+def test_consumers_are_unavailable_only_while_they_can_read_neither_broker():
+    past = (history := history_of(reader(Side.PRIMARY, 100.0, is_open=False))).pasts[ORDERS]
+    assert (past.lost, past.unread(130.0)) == ({Side.PRIMARY: 100.0}, 0.0)
+    history.on_event(reader(Side.SECONDARY, 110.0, is_open=False))
+    assert past.unread(115.0) == 5.0
+    history.on_event(reader(Side.SECONDARY, 120.0, is_open=True))
+    history.on_event(reader(Side.PRIMARY, 125.0, is_open=True))
+    assert (past.lost, past.unread(200.0)) == ({}, 10.0)
+    assert [line.sentence.text for line in history.lines()] == [
+        "a consumer reads the primary again",
+        "a consumer reads the secondary again",
+        "a consumer can't read the secondary: refused",
+        "a consumer can't read the primary: refused",
+    ]

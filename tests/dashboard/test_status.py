@@ -201,6 +201,21 @@ async def test_a_destination_that_only_the_syphon_knows_is_shown_while_it_takes_
 
 
 @in_virtual_time
+async def test_what_consumers_can_read_is_shown_beside_what_becomes_of_sends():
+    async with shown(changes={"continuity": ("orders",)}) as page, page.it.pair.receiver("orders") as receiver:
+        sender = page.it.pair.sender("orders")
+        await sender.send(Message(b"0"))
+        await (await receiver.receive(wait=10))[0].complete()
+        assert (await page.status())["entities"]["rows"][0]["consumers"] is None
+        page.it.primary.fail(Fault.DOWN)
+        await sender.send(Message(b"1"))
+        await (await receiver.receive(wait=10))[0].complete()
+        [row] = (await page.status())["entities"]["rows"]
+        assert (row["state"], list(row["consumers"]["lost"])) == ("failed-over", ["primary"])
+        assert row["consumers"]["available"] == 1
+
+
+@in_virtual_time
 async def test_a_dashboard_that_is_made_late_still_knows_the_states():
     async with shown() as page:
         page.it.pair.force_failover("orders")

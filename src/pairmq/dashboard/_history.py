@@ -21,7 +21,9 @@ from pairmq.model.events import (
     PairEnded,
     PairOpened,
     PingCompleted,
+    ReceiverChanged,
     RotationChanged,
+    Side,
     StateChanged,
     SyphonFailed,
     Warned,
@@ -50,7 +52,7 @@ class Change(NamedTuple):
 class Past:
     """What is known of one entity."""
 
-    __slots__ = ("changes", "error", "last", "open", "ping")
+    __slots__ = ("changes", "error", "last", "lost", "open", "ping", "unread_since", "unread_time")
 
     def __init__(self) -> None:
         self.changes: deque[Change] = deque(maxlen=MOST_CHANGES)
@@ -60,6 +62,26 @@ class Past:
         """Whether the syphon delivers to it."""
         self.error: str | None = None
         """Why the syphon does not."""
+        self.lost: dict[Side, float] = {}
+        """The brokers that a consumer of this pair can't read, with continuity, and since when."""
+        self.unread_since: float | None = None
+        self.unread_time = 0.0
+
+    def read_by_consumers(self, event: ReceiverChanged) -> None:
+        """A consumer of the queue lost a broker, or reads it again."""
+        if event.open:
+            self.lost.pop(event.side, None)
+        else:
+            self.lost.setdefault(event.side, event.at)
+        if len(self.lost) == len(Side):
+            self.unread_since = event.at if self.unread_since is None else self.unread_since
+        elif self.unread_since is not None:
+            self.unread_time += max(0.0, event.at - self.unread_since)
+            self.unread_since = None
+
+    def unread(self, now: float) -> float:
+        """Seconds in which consumers could read neither broker."""
+        return self.unread_time + (0.0 if self.unread_since is None else max(0.0, now - self.unread_since))
 
     @property
     def held(self) -> bool:
@@ -119,6 +141,8 @@ class History:
             case DestinationChanged():
                 past = self._past(event.entity)
                 past.open, past.error = event.open, event.error
+            case ReceiverChanged():
+                self._past(event.entity).read_by_consumers(event)
             case RotationChanged(in_use=True):
                 self._out.pop(event.queue, None)
             case RotationChanged():
@@ -201,6 +225,13 @@ def sentence_of(event: Event) -> Sentence | None:
         case DestinationChanged(entity=entity, error=error):
             text = f"accepts none of the syphon's messages, they wait: {shown(error or '')}"
             return Sentence(Tone.WARN, str(entity), text, ("gate", entity, False))
+        case ReceiverChanged(entity=entity, side=side, open=True):
+            return Sentence(
+                Tone.GOOD, str(entity), f"a consumer reads the {side} again", ("receiver", entity, side, True)
+            )
+        case ReceiverChanged(entity=entity, side=side, error=error):
+            text = f"a consumer can't read the {side}: {shown(error or '')}"
+            return Sentence(Tone.WARN, str(entity), text, ("receiver", entity, side, False))
         case MessageDeadLettered(queue=queue, reason=reason, entity=path):
             text = f"a message for {shown(path or '(unknown)', 80)} was dead-lettered: {shown(reason, 60)}"
             text += f": {shown(event.description)}" if event.description else ""

@@ -231,6 +231,20 @@ class View:
             "ping": None if ping is None else {"at": ping.at, "ok": ping.ok, "error": shown(ping.error or "")},
             "shut": None if past is None or past.open else shown(past.error or ""),
             "probe": None if probe is None else _answer(probe),
+            "consumers": self._consumers(past),
+        }
+
+    def _consumers(self, past: Past | None) -> dict[str, Any] | None:
+        """What consumers of this pair can read of a queue with continuity; None while they can read all."""
+        now = time.time()
+        unread = 0.0 if past is None else past.unread(now)
+        if past is None or not (past.lost or unread):
+            return None
+        watched = max(now - self._since, unread, 1e-9)
+        return {
+            "lost": {side.value: at for side, at in past.lost.items()},
+            "unread": round(unread, 3),
+            "available": round(1 - unread / watched, 6),
         }
 
 

@@ -262,12 +262,23 @@ function newRow(row) {
   return make("tr", { role: "row" }, name, state, make("td", { className: "wide", role: "cell" }, drawn("svg", { class: "line", role: "img" })), acts);
 }
 
+function consumersLine({ lost, available }, now) {
+  const sides = Object.keys(lost);
+  const share = available < 1 ? `; they could read ${(100 * available).toFixed(2)} % of the time` : "";
+  if (sides.length === 0) return ["", `its consumers read both brokers${share}`];
+  const since = span(now - Math.max(...Object.values(lost)));
+  if (sides.length > 1) return ["bad", `its consumers can read neither broker, for ${since}${share}`];
+  const other = lost.primary ? "go on from its lane on the secondary" : "read the primary";
+  return [lost.primary ? "" : "bad", `its consumers ${other}, without the ${sides[0]} for ${since}${share}`];
+}
+
 function reasons(element, row, now) {
   const lines = [];
   if (row.held) lines.push(["", `for ${span(now - row.since)}, by an operator; no pings${row.syphon_held ? "; the syphon delivers nothing to it" : ""}`]);
   else if (row.since !== null) lines.push(["", `for ${span(now - row.since)}: ${row.cause}`]);
   if (row.ping && !row.held) lines.push(["", row.ping.ok ? "the last ping succeeded" : `ping ${span(now - row.ping.at)} ago: ${row.ping.error}`]);
   if (row.shut !== null && row.state !== "failed-over") lines.push(["bad", `the syphon waits: ${row.shut}`]);
+  if (row.consumers) lines.push(consumersLine(row.consumers, now));
   if (row.probe) lines.push([row.probe.ok ? "" : "bad", row.probe.ok ? `the probe was accepted in ${duration(row.probe.seconds)}` : `the probe was not accepted: ${row.probe.error}`]);
   keyed(element, lines.map((line, index) => [...line, String(index)]), (line) => line[2], () => make("span"), (child, [tone, text]) => {
     child.className = `why ${tone}`;
