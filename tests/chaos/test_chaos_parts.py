@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -17,6 +20,7 @@ from pairmq.testing.chaos._clients import ClientProcess
 from pairmq.testing.chaos._contents import backlog_queues
 from pairmq.testing.chaos._ledger import Ledger, event_from_json, event_to_json, lines
 from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, CANARY, first_canary, first_number, made, number_of
+from pairmq.testing.chaos.client import Client
 from pairmq.testing.chaos.network import BLIP_FAULTS, BOTH, NETWORK_FAULTS, Network
 from pairmq.testing.chaos.plan import CLIENT_FAULTS, DISTANCES, drawn_settings
 from pairmq.testing.simulator._judge_pair import CANARIES
@@ -187,6 +191,28 @@ def test_no_two_clients_share_a_session() -> None:
     sessions = [{made(first_number(place, 1) + n).session_id for n in range(100)} - {None} for place in range(3)]
     assert all(sessions)
     assert len(set.union(*sessions)) == sum(map(len, sessions))
+
+
+async def test_a_process_that_waits_while_it_writes_of_a_wait_writes_of_both(tmp_path: Path) -> None:
+    spec = {"ledger": tmp_path / "client-a-1.jsonl", "seed": 7, "name": "client-a", "place": 0, "life": 1}
+    client = Client({**spec, "options": {}, "syphon": False, "journal": ""})
+    waits: list[float] = []
+
+    def write(_: str, *, due: float, woken: float) -> None:
+        waits.append(woken - due)
+        if len(waits) == 1:
+            time.sleep(0.2)
+
+    with client._ledger as ledger, patch.object(ledger, "write", write):
+        beat = asyncio.create_task(client._beat())
+        await asyncio.sleep(0)
+        time.sleep(0.2)
+        async with asyncio.timeout(60):
+            while len(waits) < 2:
+                await asyncio.sleep(0.01)
+        beat.cancel()
+    assert waits[0] > 0.15
+    assert waits[1] > 0.15
 
 
 def test_an_unknown_product_is_refused_with_the_known_ones() -> None:

@@ -172,11 +172,13 @@ class Client:
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()
+        woken = loop.time()
         while True:
-            due = loop.time() + _BEAT
-            await asyncio.sleep(_BEAT)
-            if loop.time() - due > _WORTH_TELLING:
-                self._ledger.write("lag", due=due, woken=loop.time())
+            due = woken + _BEAT  # not of the time after the write: a process may have to wait in it, too
+            await asyncio.sleep(due - loop.time())
+            woken = loop.time()
+            if woken - due > _WORTH_TELLING:
+                self._ledger.write("lag", due=due, woken=woken)
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         for line in sys.stdin:
