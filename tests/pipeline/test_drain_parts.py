@@ -104,6 +104,12 @@ def test_no_patience_is_refused():
         make_plan(primary=EAST, secondary=WEST, patience=0)
 
 
+def test_a_pair_with_lanes_is_refused_and_told_what_drains_them() -> None:
+    """Its backlog would be called empty over what the lanes hold."""
+    with pytest.raises(ConfigurationError, match=r"continuity is (orders|invoices\.\*), .*pairmq syphon --until-empty"):
+        make_plan(primary=EAST, secondary=WEST, options={"continuity": ("orders", "invoices.*")})
+
+
 # What was set aside.
 
 

@@ -86,7 +86,7 @@ def make_plan(
         ends_at: seconds since 1970 UTC at which all end.
 
     Raises:
-        ConfigurationError: a setting is wrong or missing.
+        ConfigurationError: a setting is wrong or missing, or the pair has queues with continuity.
     """
     if not patience > 0:
         raise ConfigurationError(f"patience is {patience!r}: it must be more than 0 seconds")
@@ -97,6 +97,11 @@ def make_plan(
         config=config,
         overrides={**(options or {}), "enable_syphon": True},
     )
+    if settings.options.continuity:
+        raise ConfigurationError(
+            f"continuity is {', '.join(settings.options.continuity)}: a drain by Spark does not read the lanes of "
+            "these queues, and would call a backlog empty over them; use `pairmq syphon --until-empty`"
+        )
     transports = registry.transport(settings.primary), registry.transport(settings.secondary)
     check_distinct(*transports)
     first, second = (transport.endpoint for transport in transports)
