@@ -384,6 +384,46 @@ def test_more_is_read_ahead_while_small_messages_flow():
     assert pump.machine.ahead == 0
 
 
+def flowing(pump: Pump, share: float, rounds: int = 20) -> None:
+    """Messages flow, each operation takes this share of ten seconds, and all is settled."""
+    for first in range(1, 2 * rounds, 2):
+        pump.receive(envelope(first), envelope(first + 1), first=first)
+        items = pump.send(None, None, took=share).settle
+        pump.machine.completed(items, [item.delivery for item in items], [None] * len(items), share)
+
+
+@pytest.mark.parametrize(
+    ("round_trip", "batch", "ahead"), [(0.001, 2, 10), (0.02, 2, 10), (0.1, 4, 20), (0.3, 16, 80), (2.9, 16, 80)]
+)
+def test_more_is_on_its_way_to_a_distant_broker(round_trip: float, batch: int, ahead: int):
+    pump = Pump(syphon_batch=2)
+    flowing(pump, round_trip / 10)
+    assert (pump.machine.batch, pump.machine.ahead) == (batch, ahead)
+    flowing(pump, 0.0, rounds=1)
+    assert (pump.machine.batch, pump.machine.ahead) == (2, 10)
+
+
+def test_no_more_is_on_its_way_to_a_distant_broker_than_short_locks_allow():
+    pump = Pump(syphon_batch=2, lock=4.0)
+    flowing(pump, 0.3 / 1.8)
+    assert pump.machine.ahead == 10
+
+
+def test_one_operation_to_a_distant_broker_carries_more():
+    pump = Pump(syphon_batch=2)
+    flowing(pump, 0.03)
+    pump.lines[ORDERS].gate.most = 1000
+    pump.receive(*map(envelope, range(200, 240)), first=200)
+    assert len(pump.machine.take(pump.lines[ORDERS], 0.0)) == 32
+
+
+def test_a_slow_operation_among_fast_ones_widens_no_window():
+    pump = Pump(syphon_batch=2)
+    for took in (0.001, 0.05, 0.001):
+        flowing(pump, took, rounds=1)
+    assert pump.machine.ahead == 10
+
+
 def test_no_more_is_received_than_fits_in_the_window():
     pump = Pump(syphon_batch=2)
     assert pump.machine.room(0.0) is Room.ENOUGH
@@ -675,6 +715,7 @@ class AnyPump:
         self.settlements: list[tuple[list[Item], list[Delivery]]] = []
         self.items: dict[Item, None] = {}
         self.reports: Counter[Item] = Counter()
+        self.batch = 0
         self.now = 0.0
 
     def settle(self, items: list[Item]) -> None:
@@ -887,7 +928,8 @@ class AnyPump:
         assert {item for item in self.items if self.machine.is_held(item)} <= somewhere | set(self.machine.unsettled)
         under_way = {item for items, _ in self.settlements for item in items}
         assert set(self.machine._settling) <= under_way | set(self.machine.unsettled), "nothing would ever report it"
-        assert len(self.machine) <= (17 if self.ordered else 6) * self.machine.batch
+        self.batch = max(self.batch, self.machine.batch)  # it shrinks before what is on its way does
+        assert len(self.machine) <= (17 if self.ordered else 6) * self.batch
 
     def end_all(self) -> None:
         self.begin_anew()

@@ -49,6 +49,12 @@ _REMEMBERED: Final = 10_000  # messages that were delivered and may be redeliver
 
 _AHEAD: Final = 5  # batches locked at most while messages are small, so that neither broker waits for the other
 _SMALL: Final = 1 << 13  # bytes of a body, on a batch's average
+_NEAR: Final = (
+    0.1  # s that a send and a completion may take together before more than `_AHEAD` batches are on their way
+)
+_FARTHEST: Final = 8  # times as much at most
+_SETTLES_DOWN: Final = 0.25  # share by which a longer operation counts: a slow one may be a chance
+_OF_A_LOCK: Final = 0.1  # that they may take together: what is on its way should not have to be renewed
 _BATCHES_AN_OPERATION: Final = 2  # at most: when it is cut off, the outcome of all of them is unknown
 _OPERATION_BYTES: Final = 1 << 20  # of bodies, from which on an operation takes no further message; as a send's
 _DOUBLES, _GROWS = 0.25, 0.5
@@ -336,6 +342,11 @@ def adapted(most: int, tried: int, errors: Sequence[TransportError | None], took
     return min(ceiling, most * 2 if took < _DOUBLES else most + 1)
 
 
+def _least(of_late: float, seconds: float) -> float:
+    """The least that operations take, which is a broker's distance: it falls at once, and rises slowly."""
+    return min(seconds, of_late + (seconds - of_late) * _SETTLES_DOWN)
+
+
 def _is_delivering(item: Item) -> bool:
     return item.state is State.SENDING or (
         item.poison is None and (item.state is State.SETTLING or item.state is State.UNSETTLED)
@@ -371,8 +382,7 @@ class PumpMachine:
         self.requeue_wait = min(60.0, max(1.0, options.ping_primary_interval))
         """Seconds after which a message that went to the tail is to be seen again."""
         rate = options.syphon_max_rate
-        self.batch = options.syphon_batch if rate is None else max(1, min(options.syphon_batch, int(rate)))
-        """Messages of one receive at most: a low rate is not spent in bursts of many seconds."""
+        self._batch = options.syphon_batch if rate is None else max(1, min(options.syphon_batch, int(rate)))
         self.complete_at_once = _FIRST_COMPLETED
         """Deliveries to complete in one operation."""
         self._options = options
@@ -381,9 +391,8 @@ class PumpMachine:
         self._ordered_batches = ordered_batches
         self._counts_time = options.ttl_policy != "restore"
         self._limited = rate is not None
-        self._ceiling = options.syphon_batch * _BATCHES_AN_OPERATION
-        self._most_sent = self.batch if self._limited else self._ceiling
         self._reads_ahead = False
+        self._sent_in = self._completed_in = 0.0  # s: the least of late
         self._flows = False  # the last send was confirmed
         self._primary_was_unavailable = False
         self._renewals_took = 0.0  # s for the last renewals that were begun side by side
@@ -416,9 +425,33 @@ class PumpMachine:
     # The window: how many may be locked.
 
     @property
+    def stretch(self) -> int:
+        """How many times as much is on its way as between near brokers.
+
+        A power of two: of a consumer whose window changes, a broker makes another one.
+        """
+        seconds = self._sent_in + self._completed_in
+        if not self._reads_ahead or (self.lock_duration is not None and seconds > _OF_A_LOCK * self.lock_duration):
+            return 1
+        times = 1
+        while times < _FARTHEST and times * _NEAR < seconds:
+            times *= 2
+        return times
+
+    @property
+    def batch(self) -> int:
+        """Messages of one receive at most: a low rate is not spent in bursts of many seconds."""
+        return self._batch * self.stretch
+
+    @property
     def ahead(self) -> int:
         """Messages that the broker may lock here before they are asked for."""
         return self.batch * _AHEAD if self._reads_ahead else 0
+
+    @property
+    def _ceiling(self) -> int:
+        """Messages of one operation at the primary at most."""
+        return self._batch if self._limited else self._options.syphon_batch * _BATCHES_AN_OPERATION * self.stretch
 
     @property
     def unsettled(self) -> list[Item]:
@@ -524,7 +557,7 @@ class PumpMachine:
         What is read ahead and can't go on is released, and redelivered: that must not happen again and again because
         one destination is unavailable while others flow (SPEC 7.3).
         """
-        goes_on = len(deliveries) == self.batch or (self._reads_ahead and bool(deliveries))
+        goes_on = len(deliveries) >= self._batch or (self._reads_ahead and bool(deliveries))
         size = sum(len(delivery.message.body) for delivery in deliveries)
         flows = self._flows and self._gates.all_deliver
         self._reads_ahead = goes_on and flows and not self._limited and size <= _SMALL * len(deliveries)
@@ -616,13 +649,14 @@ class PumpMachine:
 
     def take(self, line: DestinationLine, now: float) -> list[Item]:
         """Take what goes in one operation, in order: where order is kept, one message a key, or one run."""
-        most = min(line.gate.most, self._most_sent)
+        most = min(line.gate.most, self._ceiling)
+        most_bytes = _OPERATION_BYTES * self.stretch
         keys: set[tuple[bool, str]] = set()
         size = 0
         waiting, taken = line.items, line.taken
         doubtful = self._waiting(line, now)
         passed: list[Item] = []
-        while waiting and len(taken) < most and size < _OPERATION_BYTES:
+        while waiting and len(taken) < most and size < most_bytes:
             item = waiting[0]
             if item in doubtful:
                 passed.append(item)
@@ -696,6 +730,8 @@ class PumpMachine:
             now: when it answered.
         """
         gate.most = adapted(gate.most, len(items), results, took, self._ceiling)
+        if None in results:
+            self._sent_in = _least(self._sent_in, took * self.time_limit)
         delivered: list[Item] = []
         poison: list[Item] = []
         doubtful: list[tuple[Item, int, float]] = []
@@ -938,6 +974,8 @@ class PumpMachine:
             took: share of its time limit that it took.
         """
         self.complete_at_once = adapted(self.complete_at_once, len(items), errors, took, _MOST_COMPLETED)
+        if None in errors:
+            self._completed_in = _least(self._completed_in, took * self.time_limit)
         return self.settled(items, used, errors)
 
     def settled(

@@ -26,6 +26,7 @@ from pairmq_rabbitmq._publish import ALONE, Answer, Batch, Lost, Nacked, Parcel,
 
 CHUNK_MESSAGES = 250
 CHUNK_BYTES = 1 << 20
+_CHUNKS_IN_FLIGHT = 8  # of one call: with fewer a distant broker is idle most of the time
 _SILENCE = 0.1  # s without a frame from the broker after which cancelling a publish puts the connection in doubt
 _WORTHLESS = 0.2  # s: a channel that is older and has had nothing but rejections is replaced
 _CLOSE = 5.0
@@ -69,7 +70,7 @@ class Publisher:
                 # The lock is fair: chunks are written in the order in which their tasks began.
                 under_way.append(start_task(self._publish(chunk, scope)))
                 await asyncio.sleep(0)
-                if len(under_way) == 2:
+                if len(under_way) == _CHUNKS_IN_FLIGHT:
                     answers += await under_way[0]
                     del under_way[0]
             while under_way:

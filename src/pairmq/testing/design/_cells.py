@@ -148,8 +148,8 @@ VIEWS: Final[Mapping[type, Mapping[str, View]]] = {
     Gates: {**dict.fromkeys(("_backoff", "_idle", "_newest")), "_troubled": len, "_held": len},
     Gate: dict.fromkeys(("entity", "failures", "try_after")),
     PumpMachine: {
-        **dict.fromkeys(("moved", "dead_lettered", "requeue_wait", "batch", "complete_at_once", "lock_duration")),
-        **dict.fromkeys(("_options", "_gates", "_is_system", "_counts_time", "_limited", "_ceiling", "_most_sent")),
+        **dict.fromkeys(("moved", "dead_lettered", "requeue_wait", "_batch", "complete_at_once", "lock_duration")),
+        **dict.fromkeys(("_options", "_gates", "_is_system", "_counts_time", "_limited", "_sent_in", "_completed_in")),
         **dict.fromkeys(("_renewals_took", "_primary_was_unavailable", "_doubts")),
     },
     Item: {

@@ -30,6 +30,7 @@ _ENTITY: Final = Entity("orders")
 _BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _TIME_TO_LIVE: Final = 100.0
 _LOCK: Final = 60.0
+_TOOK = 0.001  # of its time limit, each operation: brokers are near, or the window would grow with the distance
 _AFTER_ALL: Final = math.inf
 """The delay of a message in doubt may end at any moment: when it goes on is up to the primary anyway."""
 
@@ -216,7 +217,7 @@ class Syphon:
                 self._out.append(("release", index, int(item.delivery.sequence_number)))
             self._ended(index)
             return
-        sent = machine.sent(line.gate, items, self._results(error, before, len(items)), 0.3, self.now)
+        sent = machine.sent(line.gate, items, self._results(error, before, len(items)), _TOOK, self.now)
         if sent.failure is not None:
             self.gates.shut(line.gate)
             self._out += [("unknown", _number(item)) for item in items if item.unknown]
@@ -250,7 +251,7 @@ class Syphon:
         item = next(each for each in machine._settling if each.delivery.sequence_number == str(position))
         error = None if why is None else FAILURES[why]
         if item.poison is None:
-            machine.completed([item], [item.delivery], [error], 0.3)
+            machine.completed([item], [item.delivery], [error], _TOOK)
         else:
             machine.settled([item], [item.delivery], [error])
         if line is not None and line.taken and not pump.sending and not pump.stale and not machine.waits_for([item]):
