@@ -73,8 +73,8 @@ def _other_queue(facts: Facts, sent: Sent) -> Iterator[Violation]:
             continue
         ended_at = one.ended_at or one.at
         slept = facts.allowance(one.life, one.at, ended_at) - facts.history.grace
-        if told.kind == "cut" and ended_at - one.at - slept < fair:
-            continue
+        if (told.kind == "cut" or told.reason == "timeout") and ended_at - one.at - slept < fair:
+            continue  # so short a trial says nothing about the queue
         if not facts.has_queue(another.life, another.tick):
             continue  # it was the probing send of a queue (SPEC 5.5)
         if told.reason == "not-found" and facts.was_made(one.entity, one.at, another.at):
