@@ -23,6 +23,7 @@ from pairmq.testing import TcpProxy
 from pairmq.transport import QueueProperties, Sender, Transport, is_nothing_sent
 from pairmq_rabbitmq import _context, _link
 from pairmq_rabbitmq._link import Session
+from pairmq_rabbitmq._publish import PublishChannel
 from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq.testing import RabbitServer
 
@@ -409,6 +410,36 @@ async def test_a_send_that_is_given_up_in_a_stall_leaves_the_connection_to_other
         rabbit.resume()
     await slow
     assert [body for _, body in drained(rabbit)].count(b"slow") == 1
+
+
+async def test_a_channel_whose_first_publish_has_no_answer_holds_up_no_other_in_a_cluster(
+    rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ 3.10 answers a publish that met a quorum queue without a leader seconds after there is one again."""
+    write = PublishChannel.write
+    unanswered: list[PublishChannel] = []
+
+    async def first_to_nowhere(self: PublishChannel, parcels: Any, batch: Any) -> None:
+        if unanswered:
+            await write(self, parcels, batch)
+        else:
+            unanswered.append(self)
+
+    monkeypatch.setattr(PublishChannel, "write", first_to_nowhere)
+    with TcpProxy("127.0.0.1", rabbit.port) as proxy:
+        nodes = rabbit.url.replace(f":{rabbit.port}", f":{rabbit.port},127.0.0.1:{proxy.port}")
+        async with registry.transport(nodes) as transport:
+            await transport.admin.create(QUEUE)
+            sender = transport.sender(QUEUE)
+            first = asyncio.create_task(sender.send_batch([message(), message()]))
+            async with asyncio.timeout(60):
+                while not unanswered:
+                    await asyncio.sleep(0.01)
+                assert await sender.send_batch([message() for _ in range(300)]) == [None] * 300
+            assert not first.done()
+            first.cancel()
+            await asyncio.wait((first,))
+    assert len(drained(rabbit)) == 300
 
 
 async def test_batch_is_in_doubt_when_cancelled_halfway(

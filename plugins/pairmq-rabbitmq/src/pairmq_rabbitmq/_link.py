@@ -101,6 +101,11 @@ class Link:
         self._closed = False
 
     @property
+    def is_cluster(self) -> bool:
+        """Whether the URL names several nodes."""
+        return len(self._url.nodes) > 1
+
+    @property
     def current(self) -> Session | None:
         """The open connection; None when the next call would connect."""
         if self._session is None or not self._session.usable:

@@ -118,8 +118,13 @@ class Batch:
             self.cut_off = True
             self._waiter.set_result(None)
 
-    async def wait(self) -> None:
-        await self._waiter
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Wait until all have their answers; False when they don't within so many seconds."""
+        if seconds is None:
+            await self._waiter
+        else:
+            await asyncio.wait((self._waiter,), timeout=seconds)
+        return self._waiter.done()
 
 
 class _Flight:

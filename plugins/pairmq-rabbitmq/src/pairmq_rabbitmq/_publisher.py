@@ -29,6 +29,7 @@ CHUNK_BYTES = 1 << 20
 _CHUNKS_IN_FLIGHT = 8  # of one call: with fewer a distant broker is idle most of the time
 _SILENCE = 0.1  # s without a frame from the broker after which cancelling a publish puts the connection in doubt
 _WORTHLESS = 0.2  # s: a channel that is older and has had nothing but rejections is replaced
+_STUCK = 0.5  # s without an answer to the first publish of a channel, in a cluster, after which others get another one
 _CLOSE = 5.0
 _MOST_FORSAKEN = 20  # channels with abandoned publishes, until the connection is replaced to get rid of them
 
@@ -116,12 +117,25 @@ class Publisher:
                     written = await self._write(channel, left[:1] if alone else left)
                     if not alone:
                         break
-                    answers += await self._answers(written, scope)
+                    patience = None if channel.proven or not self._link.is_cluster else _STUCK
+                    found = await self._answers(written, scope, patience)
+                    if found is None:
+                        self._make_way(channel)
+                        break
+                    answers += found
                     if len(answers) == len(parcels):
                         return answers
                     if isinstance(answers[-1], Lost):
                         raise _not_tried(answers[-1], channel, self._doing)
-            return answers + await self._answers(written, scope)
+            answers += await self._answers(written, scope) or ()
+            if len(answers) < len(parcels):  # it was stuck, and the others have not been written
+                if isinstance(answers[-1], Lost):
+                    raise _not_tried(answers[-1], channel, self._doing)
+                try:
+                    answers += await self._publish(parcels[len(answers) :], scope)
+                except asyncio.CancelledError:
+                    raise asyncio.CancelledError from None  # that nothing of these was sent says nothing of the first
+            return answers
         except asyncio.CancelledError as cancellation:
             if not begun:
                 nothing_sent(cancellation)
@@ -141,12 +155,23 @@ class Publisher:
             raise
         return written
 
-    async def _answers(self, written: _Written, scope: Scope) -> list[Answer]:
+    def _make_way(self, channel: PublishChannel) -> None:
+        """Have others publish elsewhere: this channel's first publish met a quorum queue without a leader.
+
+        RabbitMQ answers it several seconds after there is one again, where a new channel would work at once.
+        """
+        if self._channel is channel:
+            self._channel = None
+        channel.retire()
+
+    async def _answers(self, written: _Written, scope: Scope, patience: float | None = None) -> list[Answer] | None:
+        """Wait for the answers; None when there are none after so many seconds of ``patience``."""
         batch, session = written.batch, written.channel.session
         scope.add(batch)
         session.users += 1
         try:
-            await batch.wait()
+            if not await batch.wait(patience):
+                return None
         except asyncio.CancelledError:
             self._doubt(written)
             raise
