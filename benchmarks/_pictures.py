@@ -66,3 +66,62 @@ def draw_curves(title: str, figures: Mapping[str, Any], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     every[0].set_ylabel(figures["unit"], color=_INK)
     picture.savefig(path)
+
+
+def draw_lines(title: str, figures: Mapping[str, Any], path: Path) -> None:
+    """Write a PNG with a line for each contender, over what was varied: median and spread.
+
+    Args:
+        title: above them.
+        figures: with ``lines``: of each contender, of each setting, ``median``, ``min`` and ``max``; ``over``: what the
+            settings are.
+        path: of the picture.
+    """
+    lines: dict[str, dict[str, dict[str, float]]] = figures["lines"]
+    picture = Figure(figsize=(7.5, 4), dpi=90, layout="constrained")
+    axes = picture.subplots()
+    styles: dict[str, int] = {}
+    for name, settings in lines.items():
+        ours = name in figures["ours"]
+        style = styles[str(ours)] = styles.get(str(ours), -1) + 1
+        places, of = [float(setting) for setting in settings], settings.values()
+        look = {"color": _OURS if ours else _THEIRS, "linestyle": ("-", "--", ":", "-.")[style % 4]}
+        axes.plot(places, [o["median"] for o in of], marker="osv^D"[style % 5], markersize=4, label=name, **look)
+        axes.fill_between(places, [o["min"] for o in of], [o["max"] for o in of], color=look["color"], alpha=0.08)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(figures["over"], color=_INK)
+    axes.set_ylabel(figures["unit"], color=_INK)
+    axes.set_title(title, loc="left", fontsize=11, color=_INK)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    picture.savefig(path)
+
+
+def draw_tails(title: str, figures: Mapping[str, Any], path: Path) -> None:
+    """Write a PNG of the share of sends that took longer than so many milliseconds, both axes logarithmic.
+
+    Args:
+        title: above them.
+        figures: with ``tails``: points of each contender, whose names begin with one of ``kinds``, a picture each.
+        path: of the picture.
+    """
+    kinds = figures["kinds"]
+    picture = Figure(figsize=(3 * len(kinds), 3.2), dpi=90, layout="constrained")
+    picture.suptitle(title, x=0.01, ha="left", fontsize=11, color=_INK)
+    every = picture.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+    for axes, kind in zip(every, kinds, strict=True):
+        for name, points in figures["tails"].items():
+            of, _, contender = name.partition(", ")
+            if of == kind:
+                look = {"color": _OURS if contender == "PairMQ" else _THEIRS}
+                axes.step(
+                    [ms for ms, _ in points], [share for _, share in points], where="post", label=contender, **look
+                )
+        axes.set(xscale="log", yscale="log")
+        axes.set_xlabel(f"{kind}: {figures['unit']}", color=_INK)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=8, frameon=False)
+    every[0].set_ylabel("share that took longer", color=_INK)
+    picture.savefig(path)

@@ -163,7 +163,9 @@ def main() -> int:
                     of = ratio(best(figures, ours), best(figures, peer))
                     ratios[f"{ours} / {peer} of aio-pika, {ms} ms"] = of
     if options.json:
-        print(json.dumps({"unit": "messages a second", "lines": curves, "ratios": ratios}))
+        ours = [name for name in curves if name.startswith(tuple(OURS))]
+        over = "round trip in ms"
+        print(json.dumps({"unit": "messages a second", "over": over, "ours": ours, "lines": curves, "ratios": ratios}))
         return 0
     for name, settings in curves.items():
         print(f"{name:20}", *(f"{ms:>5} ms {of['median']:>8,.0f}" for ms, of in settings.items()))

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from _pictures import draw, draw_curves
+from _pictures import draw, draw_curves, draw_lines, draw_tails
 
 HERE = Path(__file__).parent
 TITLES = {
@@ -29,7 +29,14 @@ TITLES = {
     "entities_cost": "A send while 100 000 are in flight",
     "idle_cost": "An idle pair with 1000 entities",
     "growth": "How the cost of a message grows",
+    "distance": "RabbitMQ over a distance",
+    "syphon_processes": "pairmq syphon --processes, two processors",
+    "tails": "How long sends to RabbitMQ take",
 }
+
+
+DRAWN = {"curves": draw_curves, "lines": draw_lines, "tails": draw_tails}
+"""By what a benchmark reports; bars where it reports none of these."""
 
 
 def tell_curves(curves: dict[str, dict[str, dict[str, float]]]) -> None:
@@ -37,7 +44,7 @@ def tell_curves(curves: dict[str, dict[str, dict[str, float]]]) -> None:
     for what, settings in curves.items():
         for setting, of in settings.items():
             spread = f"(from {of['min']:,.1f} to {of['max']:,.1f})"
-            print(f"  {f'{int(setting):,} {what}':<50} {of['median']:>12,.1f} {spread}")
+            print(f"  {f'{float(setting):,g} {what}':<50} {of['median']:>12,.1f} {spread}")
 
 
 def run(name: str, out: Path, rounds: int | None) -> bool:
@@ -50,11 +57,16 @@ def run(name: str, out: Path, rounds: int | None) -> bool:
         print(f"{name}: failed, with exit status {program.returncode}")
         return False
     (out / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
-    (draw_curves if "curves" in figures else draw)(TITLES[name], figures, out / f"{name}.png")
+    drawn = next((draws for key, draws in DRAWN.items() if key in figures), draw)
+    drawn(TITLES[name], figures, out / f"{name}.png")
     print(f"\n{name}: {TITLES[name]}, {figures['unit']}")
-    if "curves" in figures:
-        tell_curves(figures["curves"])
-        return True
+    if curves := figures.get("curves") or figures.get("lines"):
+        tell_curves(curves)
+        return program.returncode == 0
+    if "tails" in figures:
+        for contender, of in figures["marks"].items():
+            print(f"  {contender:<50}", *(f"{mark} {value:,.2f}" for mark, value in of.items()))
+        return program.returncode == 0
     for kind, form in (("contenders", ",.0f"), ("ratios", ".2f")):
         for contender, of in figures[kind].items():
             median, least, greatest = (format(of[key], form) for key in ("median", "min", "max"))
