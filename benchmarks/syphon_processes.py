@@ -1,6 +1,6 @@
 """How fast `pairmq syphon --processes N` empties a backlog of eight queues, for N of 1, 2 and 4, Redis to Redis.
 
-The programs take turns, each on a backlog of its own. "a process" is the speed divided by N. Both servers, and the
+The programs take turns, each on a backlog of its own. "a process" is the speed over N. Both servers, and the
 programs, share the machine's processors: with two of them there is one for two syphons and two servers to gain.
 
 Run it with: make bench-one NAME=syphon_processes
