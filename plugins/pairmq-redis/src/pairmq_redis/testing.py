@@ -33,7 +33,9 @@ class RedisServer(ServerProcess):
         appendfsync: when a write reaches the disk: ``always`` (before it is confirmed), ``everysec`` or
         ``no``. password: the default user's; none when left out. port: TCP port; a free one when left out.
         directory: where it keeps data and log; a temporary one, removed at the end, when left out. options:
-        more of its command line, such as ``("--maxmemory", "1mb")``.
+        more of its command line, such as ``("--maxmemory", "1mb")``. rewritten: lines of a configuration file that
+        begins so, and that the server and sentinels rewrite, so that a restart knows whom it followed; no file when
+        left out.
 
     Raises:
         FileNotFoundError: redis-server is not installed; the text says how to install it.
@@ -47,6 +49,7 @@ class RedisServer(ServerProcess):
         port: int | None = None,
         directory: Path | None = None,
         options: tuple[str, ...] = (),
+        rewritten: Sequence[str] | None = None,
     ) -> None:
         program = _redis_server()
         self.port = port or free_port()
@@ -60,6 +63,10 @@ class RedisServer(ServerProcess):
         super().__init__(
             [*command, *options], ready=self._answers, directory=directory, start_timeout=60.0, name="redis-server"
         )
+        if rewritten is not None:
+            file = self.directory / "redis.conf"
+            file.write_text("".join(f"{line}\n" for line in rewritten))
+            self._command = [program, str(file), *command[1:], *options]
 
     def command(self, *arguments: str) -> str:
         """Send one command as a bare client and return the raw reply's first line; for what a test does to a
@@ -198,9 +205,10 @@ class RedisSentinels(_Group):
     service = "orders-master"
 
     def __init__(self, *, down_after: float = 1.0, password: str | None = None) -> None:
-        first = RedisServer(password=password, options=_masterauth(password))
-        follows = ("--replicaof", "127.0.0.1", str(first.port), *_masterauth(password))
-        self.servers = [first, *(RedisServer(password=password, options=follows) for _ in range(2))]
+        login = _masterauth(password)
+        first = RedisServer(password=password, options=login, rewritten=())
+        follows = (f"replicaof 127.0.0.1 {first.port}",)
+        self.servers = [first, *(RedisServer(password=password, options=login, rewritten=follows) for _ in range(2))]
         self.sentinels = [RedisSentinel(self.service, first.port, 2, down_after, password) for _ in range(3)]
         self._processes = [*self.sentinels, *self.servers]
 
