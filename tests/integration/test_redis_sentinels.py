@@ -43,6 +43,18 @@ async def replicated(under: Traffic, master: RedisServer) -> None:
         await asyncio.sleep(0.05)
 
 
+async def test_a_promoted_server_that_is_restarted_at_once_is_still_the_master(
+    sentinels: RedisSentinels, hands: Hands
+) -> None:
+    """As a replica of its own replica it would have none, and no server would be a master."""
+    await hands(sentinels.demote)
+    await hands(sentinels.start)
+    master = sentinels.master
+    await hands(master.kill)
+    await hands(sentinels.start)
+    assert sentinels.master is master
+
+
 @pytest.mark.parametrize("fault", [RedisServer.kill, RedisServer.pause])
 async def test_a_lost_master_loses_nothing_that_its_replicas_have(
     sentinels: RedisSentinels, hands: Hands, fault: Callable[[RedisServer], None]
