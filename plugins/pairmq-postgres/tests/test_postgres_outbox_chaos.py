@@ -1,4 +1,7 @@
-"""Money is moved between accounts, and mirrored by messages, while everything is killed; SQL alone judges."""
+"""Money is moved between accounts, and mirrored by messages, while everything is killed; SQL alone judges.
+
+200 kills, with the figures: .venv/bin/pytest --tier long -s plugins/pairmq-postgres/tests/test_postgres_outbox_chaos.py
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,9 +20,11 @@ import pytest
 
 from pairmq import Entity, PairOptions
 from pairmq.sync import Pair
+from pairmq.testing.servers import ServerProcess
 from pairmq_postgres.testing import PostgresServer
 
-pairmq_redis = pytest.importorskip("pairmq_redis.testing", reason="the primary is a Redis: pip install pairmq-redis")
+pairmq_rabbitmq = pytest.importorskip("pairmq_rabbitmq.testing", reason="a primary: pip install pairmq-rabbitmq")
+pairmq_redis = pytest.importorskip("pairmq_redis.testing", reason="a primary: pip install pairmq-redis")
 
 pytestmark = pytest.mark.real_server
 
@@ -75,8 +81,9 @@ def database() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def broker() -> Iterator[pairmq_redis.RedisServer]:
-    with pairmq_redis.RedisServer(appendfsync="always") as server:
+def broker(product: str) -> Iterator[ServerProcess]:
+    made = pairmq_redis.RedisServer(appendfsync="always") if product == "redis" else pairmq_rabbitmq.RabbitServer()
+    with made as server:
         yield server
 
 
@@ -84,27 +91,44 @@ def wrong(database: PostgresServer) -> dict[str, int]:
     return {what: int(count) for what, count in database.query(WRONG) if count}
 
 
-@pytest.mark.parametrize("kills", [15, pytest.param(200, marks=pytest.mark.long)])
-def test_every_committed_transfer_is_applied_once_when_everything_is_killed(database, broker, tmp_path, kills: int):
+@pytest.mark.parametrize(
+    ("product", "kills"),
+    [
+        ("redis", 15),
+        pytest.param("redis", 200, marks=pytest.mark.long),
+        pytest.param("rabbitmq", 200, marks=pytest.mark.long),
+    ],
+)
+def test_every_committed_transfer_is_applied_once_when_everything_is_killed(
+    database, broker, tmp_path, product: str, kills: int
+):
     chance = random.Random(int(os.environ.get("PAIRMQ_TEST_SEED", "7")))
     urls = (broker.url, f"{database.url}?connect_timeout=30&poll_interval=0.2")
     options = PairOptions(backlog_queue_count=1, attempt_timeout=30.0)
     with Pair.connect(*urls, options=options) as pair:
         pair.primary.admin.create(Entity("orders"))
     with contextlib.ExitStack() as stack:
-        programs = [Program(what, urls, tmp_path / f"{what}.log") for what in ("transfer", "syphon", "apply", "apply")]
+        names = ("transfer", "syphon", "apply", "apply")
+        programs = [Program(what, urls, tmp_path / f"{what}.log") for what in names]
         for program in programs:
             stack.callback(program.kill)
-        ends: list[Callable[[], None]] = [program.kill_and_start for program in programs]
-        ends += [lambda: restarted(broker), lambda: restarted(database)]
+        victims: list[tuple[str, Callable[[], None]]] = [
+            *((name, program.kill_and_start) for name, program in zip(names, programs, strict=True)),
+            (product, lambda: restarted(broker)),
+            ("postgresql", lambda: restarted(database)),
+        ]
+        killed: Counter[str] = Counter()
         for _ in range(kills):
             before = transfers(database)
             time.sleep(chance.uniform(0.1, 1.5))
             until(lambda least=before + 3: transfers(database) > least, "no transfer is committed")
-            chance.choice(ends)()
+            name, kill = chance.choice(victims)
+            kill()
+            killed[name] += 1
         programs[0].kill()
         count = transfers(database)
         until(lambda: not wrong(database), lambda: f"after {count} transfers: {wrong(database)}")
+    print(f"kills {dict(killed)}, committed transfers {count}")
     assert wrong(database) == {}
     assert count > 3 * kills
 
