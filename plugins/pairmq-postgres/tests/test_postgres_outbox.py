@@ -189,6 +189,32 @@ async def test_outbox_wakes_the_syphon_by_the_commit(primary: str, secondary: st
                 assert await arrived(pair, 1) == [b"1"]
 
 
+async def test_outbox_sends_at_once_what_was_committed_by_several_side_by_side(
+    primary: str, secondary: str, server: PostgresServer
+):
+    """Of transactions that are open at the same time one notifies, and the syphon looks again for the others."""
+    options = replace(OPTIONS, enable_syphon=True)
+    side_by_side = [psycopg.connect(server.url) for _ in range(3)]
+    async with Pair.connect(primary, f"{secondary}&poll_interval=60", options=options) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        notified = []
+        with psycopg.connect(server.url, autocommit=True) as listening:
+            listening.execute("LISTEN pairmq")
+            for _ in range(10):  # by polls they would take ten minutes
+                for connection in side_by_side:
+                    await pair.outbox("orders").send(Message(b"1"), connection=connection)
+                for connection in side_by_side:
+                    connection.commit()
+                    await asyncio.sleep(0.02)
+                assert await arrived(pair, 3) == [b"1"] * 3
+                listening.execute("SELECT 1")
+                outbox = [each for each in listening.notifies(timeout=0) if each.payload == pair.outbox_queue.path]
+                notified.append(len(outbox))
+        assert min(notified) == 1
+    for connection in side_by_side:
+        connection.close()
+
+
 async def test_ordered_outbox_does_not_pass_a_transaction_that_is_open(
     primary: str, secondary: str, server: PostgresServer
 ):

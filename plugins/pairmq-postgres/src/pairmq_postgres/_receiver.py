@@ -33,6 +33,8 @@ from pairmq_postgres._pool import Calls, Rows, Statement
 _RELEASE_WITHIN = 0.9
 _ANSWER_WITHIN = 10.0
 """Seconds that one look may take: a long poll would not notice for its whole length that its connection is dead."""
+_SOON = 0.005
+"""Seconds after which to look for what an open transaction has stored; doubled for as long as it stays open."""
 _MOST_MESSAGES = 1000
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_LETTERS = 1024
@@ -104,6 +106,8 @@ class PostgresReceiver(Receiver):
         self._receivers = receivers
         self._closing: asyncio.Task[None] | None = None
         self._emptied: tuple[asyncio.Event, float] | None = None
+        self._expects = False  # an open transaction has stored messages here
+        self._pause = _SOON
         receivers.add(self)
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
@@ -121,8 +125,11 @@ class PostgresReceiver(Receiver):
                 free_in = emptied[1] - loop.time()
             else:
                 deliveries, free_in = await self._look(most)
+                self._pause = _SOON if deliveries or not self._expects else self._pause * 2
+                if self._expects:
+                    free_in = min(free_in, self._pause)
                 if deliveries and len(deliveries) < most:
-                    self._emptied = self._all_taken(arrival, deliveries)
+                    self._emptied = self._all_taken(arrival, deliveries, free_in)
             left = ends_at - loop.time()
             if deliveries or left <= 0:
                 return deliveries
@@ -172,13 +179,15 @@ class PostgresReceiver(Receiver):
 
     # Receiving.
 
-    def _all_taken(self, arrival: asyncio.Event, deliveries: Sequence[Delivery]) -> tuple[asyncio.Event, float] | None:
+    def _all_taken(
+        self, arrival: asyncio.Event, deliveries: Sequence[Delivery], free_in: float
+    ) -> tuple[asyncio.Event, float] | None:
         """What there is to wait for when all that was free was taken: a look for more would find nothing and cost as
-        much. The next arrival, and when the first of these locks ends."""
+        much. The next arrival, what may be free by then, and when the first of these locks ends."""
         if sum(len(each.message.body) for each in deliveries) >= _MOST_BYTES:
             return None
         first = min(each.locked_until for each in deliveries if each.locked_until is not None)
-        return arrival, asyncio.get_running_loop().time() + (first - datetime.now(UTC)).total_seconds()
+        return arrival, asyncio.get_running_loop().time() + min(free_in, (first - datetime.now(UTC)).total_seconds())
 
     async def _look(self, most: int) -> tuple[list[Delivery], float]:
         """Lock and decode what is free, in one round trip; else seconds until something is known to become free."""
@@ -212,13 +221,14 @@ class PostgresReceiver(Receiver):
         if doubtful := self._locks.current():
             statements.insert(0, (_sql.TAKE_BACK, {**self._place, "locks": doubtful}))
         try:
-            rows = (await self._calls.run(self._receiving, *statements, answer_within=_ANSWER_WITHIN))[-1]
+            *_, swept, rows = await self._calls.run(self._receiving, *statements, answer_within=_ANSWER_WITHIN)
         except BaseException as error:
             if getattr(error, "maybe_applied", True):
                 self._locks.doubt(lock)
             if left.held:
                 self._left.setdefault(self._source, LeftLocks()).add(left)
             raise
+        self._expects = bool(swept[0][2])
         for row in rows:
             if row[0] is not None:
                 self._locks.held[row[0]] = lock

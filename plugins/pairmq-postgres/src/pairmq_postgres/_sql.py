@@ -49,26 +49,47 @@ SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, curre
 """
 """Which database it is, whatever way a connection to it takes; a copy on another server is another one."""
 
-STORE: Final[LiteralString] = """
-WITH target AS (
-    SELECT s.id AS shelf, e.single_consumer, e.path FROM pairmq.entity e JOIN pairmq.source s ON s.entity = e.id
+# The keys of advisory locks: a number that is PairMQ's, and the queue; in the second a twentieth of a second, too.
+_STORING: Final[LiteralString] = "579122348, (shelf & 2147483647)::int"
+_NOTIFYING: Final[LiteralString] = """579122349,
+            ((shelf * 7919 + (extract(epoch FROM statement_timestamp()) * 20)::bigint) & 2147483647)::int"""
+
+_WAKE: Final[LiteralString] = f"""
+    CASE WHEN NOT %(notify)s::boolean THEN NULL
+        WHEN NOT pg_try_advisory_xact_lock_shared({_STORING}) THEN pg_notify('pairmq', %(path)s::text)
+        WHEN pg_try_advisory_xact_lock({_NOTIFYING}) THEN pg_notify('pairmq', %(path)s::text)
+    END::text"""
+"""Have the commit wake receivers, unless that of another transaction will, which is open and stored in the same queue
+within the same twentieth of a second. Transactions that notify are committed one after the other, throughout the
+database, each with its own write to the disk.
+
+A receiver sleeps only where no transaction that has stored in its queue is open (`SWEEP` finds that out); else it looks
+again soon, for what was committed without a notification. If the transaction that would have notified is rolled back,
+the others' messages may wait for a poll."""
+
+_TARGET: Final[LiteralString] = """
+target AS (
+    SELECT s.id AS shelf, e.single_consumer FROM pairmq.entity e JOIN pairmq.source s ON s.entity = e.id
     WHERE e.path = %(path)s::text AND e.kind = %(kind)s::text AND s.subscription = ''
-), stored AS (
+)"""
+
+STORE: Final[LiteralString] = f"""
+WITH {_TARGET}, stored AS (
     INSERT INTO pairmq.message (shelf, header, body, tx)
     SELECT t.shelf, n.header, n.body, CASE WHEN t.single_consumer THEN pg_current_xact_id() END
     FROM target t, unnest(%(headers)b::text[], %(bodies)b::bytea[]) WITH ORDINALITY AS n (header, body, position)
     ORDER BY n.position
 )
-SELECT CASE WHEN %(notify)s::boolean THEN pg_notify('pairmq', path)::text END FROM target
+SELECT {_WAKE} FROM target
 """
 """Store messages in a queue, in a transaction of the caller's, whose commit wakes receivers."""
 
-STORE_ONE: Final[LiteralString] = """
-INSERT INTO pairmq.message (shelf, header, body, tx)
-SELECT s.id, %(header)b::text, %(body)b::bytea, CASE WHEN e.single_consumer THEN pg_current_xact_id() END
-FROM pairmq.entity e JOIN pairmq.source s ON s.entity = e.id AND s.subscription = ''
-WHERE e.path = %(path)s::text AND e.kind = %(kind)s::text
-RETURNING CASE WHEN %(notify)s::boolean THEN pg_notify('pairmq', %(path)s::text)::text END
+STORE_ONE: Final[LiteralString] = f"""
+WITH {_TARGET}, stored AS (
+    INSERT INTO pairmq.message (shelf, header, body, tx)
+    SELECT shelf, %(header)b::text, %(body)b::bytea, CASE WHEN single_consumer THEN pg_current_xact_id() END FROM target
+)
+SELECT {_WAKE} FROM target
 """
 """The same for one message, without the cost of arrays and of sorting them."""
 
@@ -111,10 +132,12 @@ WITH {_PLACE}, turn AS (
     WHERE number IN (SELECT number FROM expired) AND (SELECT dead_letter_on_expiration FROM place)
 )
 SELECT (SELECT count(*) FROM turn),
-    (SELECT set_config('synchronous_commit', 'off', true) FROM place WHERE NOT one_at_a_time)
+    (SELECT set_config('synchronous_commit', 'off', true) FROM place WHERE NOT one_at_a_time),
+    (SELECT CASE WHEN pg_try_advisory_lock({_STORING}) THEN NOT pg_advisory_unlock({_STORING}) ELSE true END FROM place)
 """
-"""Take a turn at a queue of a single consumer, make due what is, and put away what has expired: before each `TAKE`, in
-the same transaction. By `TAKE` alone, which would wait for its turn, what others did meanwhile would not be seen.
+"""Take a turn at a queue of a single consumer, make due what is, put away what has expired, and find whether somebody's
+transaction has messages for it: before each `TAKE`, in the same transaction. By `TAKE` alone, which would wait for its
+turn, what others did meanwhile would not be seen.
 
 The transaction does not wait for the disk: what a crash of the server loses of it are locks, as if they had ended, and
 what the next one does again. Where one consumer reads at a time its lock outlasts a crash."""
