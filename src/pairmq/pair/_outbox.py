@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pairmq.model import Entity, Message, Receipt, TransportError
-from pairmq.runner import Engine, OutboxSend
+from pairmq.runner import Engine
 
 
 class PairOutbox:
@@ -66,18 +66,19 @@ class PairOutbox:
         whole = list(messages)
         if not whole:
             return []
-        sending = await self._begin(whole, anew=False)
+        self._engine.check_here()
+        sending = self._outbox.draft(self._state, whole)
+        if not sending.ready:
+            sending = await self._outbox.begin(sending)
         try:
             if not await self._outbox.store(sending, connection, last=False):
-                sending = await self._begin(whole, anew=True)
+                sending = await self._outbox.begin(sending, anew=True)
                 await self._outbox.store(sending, connection, last=True)
         except TransportError as error:
             self._outbox.failed(sending, error)
-        return self._outbox.stored(sending)
-
-    async def _begin(self, messages: list[Message], *, anew: bool) -> OutboxSend:
-        self._engine.check_here()
-        return await self._outbox.begin(self._state, messages, anew=anew)
+        receipts = self._outbox.stored(sending)
+        self._outbox.report(sending)
+        return receipts
 
     def __repr__(self) -> str:
         return f"PairOutbox({str(self._entity)!r})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Awaitable, Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
@@ -35,13 +36,14 @@ T = TypeVar("T")
 
 
 class OutboxSend(NamedTuple):
-    """Messages on their way into the outbox."""
+    """Messages on their way into the outbox; ``ready`` where nothing has to be asked or reported before they go."""
 
     state: SenderState
     jobs: Sequence[Job]
     envelopes: Sequence[Message]
     database: object
     started: float
+    ready: bool
 
 
 def outbox_queue(primary: Transport) -> Entity:
@@ -88,6 +90,7 @@ class Outbox:
         self._sizes = MessageLimits(primary, secondary, clock, emit)
         self._database: object = None
         self._made = False
+        self._numbering = threading.Lock()
         self._making: asyncio.Task[None] | None = None
 
     async def ensure(self) -> None:
@@ -121,48 +124,54 @@ class Outbox:
         with contextlib.suppress(TransportError):  # the syphon, or the next send, tries again and reports it
             await self.ensure()
 
-    async def begin(self, state: SenderState, messages: Sequence[Message], *, anew: bool = False) -> OutboxSend:
-        """Make envelopes, and find out where they are to be stored.
+    def draft(self, state: SenderState, messages: Sequence[Message]) -> OutboxSend:
+        """Make envelopes, in any thread.
+
+        Raises:
+            TypeError: one is not a message.
+        """
+        started, jobs, envelopes = self._clock.now(), [], []
+        with self._numbering:
+            for message in messages:
+                job = self._results.begin(state, message)
+                jobs.append(job)
+                if job.result is None:
+                    state.sequence += 1
+                    diversion = Diversion(state.runner.entity, self._clock.instant(), state.sender_id, state.sequence)
+                    envelopes.append(divert(job.message, diversion))
+                    problem = self._sizes.of_primary(state.runner.entity, job.message)
+                    problem = problem or self._sizes.of_backlog(self.queue, envelopes[-1])
+                    if problem is not None:
+                        self._results.reject(state, job, problem)
+        ready = self._made and self._database is not None and all(job.result is None for job in jobs)
+        return OutboxSend(state, jobs, envelopes, self._database, started, ready)
+
+    async def begin(self, sending: OutboxSend, *, anew: bool = False) -> OutboxSend:
+        """Find out where messages are to be stored.
 
         Args:
-            state: of the sender object.
-            messages: one at least.
+            sending: from `draft`.
             anew: the database was not where it had been.
 
         Raises:
             SendError: a message is refused, or the secondary can't be asked: none was stored.
-            TypeError: one is not a message.
         """
-        results, started = self._results, self._clock.now()
-        jobs = [results.begin(state, message) for message in messages]
-        envelopes = []
-        for job in jobs:
-            if job.result is not None:
-                continue
-            state.sequence += 1
-            at = self._clock.instant()
-            envelope = divert(job.message, Diversion(state.runner.entity, at, state.sender_id, state.sequence))
-            problem = self._sizes.of_primary(state.runner.entity, job.message)
-            problem = problem or self._sizes.of_backlog(self.queue, envelope)
-            if problem is not None:
-                results.reject(state, job, problem)
-            envelopes.append(envelope)
-        refusal = self._refusal(state, jobs, started)
+        refusal = self._refusal(sending)
         if refusal is not None:
             raise refusal
-        if anew or self._database is None or not self._made:
+        if anew or not sending.ready:
             try:
                 await self.ensure()
                 self._database = await self._limited(self._store.database())
             except TransportError as error:
-                self._refuse(state, jobs, error, started)
-        return OutboxSend(state, jobs, envelopes, self._database, started)
+                self._refuse(sending, error)
+        return sending._replace(database=self._database)
 
     async def store(self, sending: OutboxSend, connection: object, *, last: bool, blocking: bool = False) -> bool:
         """Store what was begun; suspends only for a connection that has to be awaited.
 
         Args:
-            sending: from `begin`.
+            sending: from `draft`, if that is ready, or `begin`.
             connection: the caller's.
             last: it was begun anew.
             blocking: the caller has no event loop.
@@ -185,15 +194,18 @@ class Outbox:
         return True
 
     def stored(self, sending: OutboxSend) -> list[Receipt]:
-        """Report what was stored."""
+        """Give the receipts of what was stored, in any thread; `report` is left to be called."""
         state, elapsed, receipts = sending.state, self._clock.now() - sending.started, []
         for job in sending.jobs:
             job.attempts = 1
             message_id = job.message.message_id or ""
             job.result = Receipt(Route.OUTBOX, state.runner.entity, message_id, self.queue.path, 1, elapsed)
             receipts.append(job.result)
-        self._results.report(state, sending.jobs, sending.started)
         return receipts
+
+    def report(self, sending: OutboxSend) -> None:
+        """Report what became of messages to observers."""
+        self._results.report(sending.state, sending.jobs, sending.started)
 
     def failed(self, sending: OutboxSend, error: TransportError) -> NoReturn:
         """Report what was not stored, and raise `SendError`."""
@@ -202,7 +214,7 @@ class Outbox:
             self.missing(error)
             text = f"outbox queue {self.queue.path} is missing and is made again: roll back and try again"
             error = TransportError(text, error.kind, FailureReason.OTHER)
-        self._refuse(sending.state, sending.jobs, error, sending.started)
+        self._refuse(sending, error)
 
     async def close(self) -> None:
         """End what is under way."""
@@ -210,15 +222,15 @@ class Outbox:
             self._making.cancel()
         await self.tail.close()
 
-    def _refuse(self, state: SenderState, jobs: Sequence[Job], error: TransportError, started: float) -> NoReturn:
-        for job in jobs:
-            self._results.reject(state, job, error)
-        raise self._refusal(state, jobs, started) or error
+    def _refuse(self, sending: OutboxSend, error: TransportError) -> NoReturn:
+        for job in sending.jobs:
+            self._results.reject(sending.state, job, error)
+        raise self._refusal(sending) or error
 
-    def _refusal(self, state: SenderState, jobs: Sequence[Job], started: float) -> SendError | None:
+    def _refusal(self, sending: OutboxSend) -> SendError | None:
         """Report what is refused, and return the first refusal: no message is stored without the others."""
-        refused = [job for job in jobs if isinstance(job.result, SendError)]
-        self._results.report(state, refused, started)
+        refused = [job for job in sending.jobs if isinstance(job.result, SendError)]
+        self._results.report(sending.state, refused, sending.started)
         return next((job.result for job in refused if isinstance(job.result, SendError)), None)
 
     async def _limited(self, operation: Awaitable[T]) -> T:

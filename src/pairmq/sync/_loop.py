@@ -13,6 +13,10 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 _THREAD = "pairmq"
+_OWN_THREAD = (
+    "a blocking call was made on PairMQ's own thread, which would wait for itself: "
+    "let observers and subscribers hand their work to another thread"
+)
 
 
 class _Call(Generic[T]):
@@ -58,17 +62,18 @@ class _Loop:
         self._thread = threading.Thread(target=self._work, name=_THREAD, daemon=True)
         self._thread.start()
 
+    @property
+    def is_here(self) -> bool:
+        return threading.current_thread() is self._thread
+
     def run(
         self,
         operation: Coroutine[Any, Any, T],
         unwanted: Callable[[T], Coroutine[Any, Any, object]] | None = None,
     ) -> T:
-        if threading.current_thread() is self._thread:
+        if self.is_here:
             operation.close()
-            raise RuntimeError(
-                "a blocking call was made on PairMQ's own thread, which would wait for itself: "
-                "let observers and subscribers hand their work to another thread"
-            )
+            raise RuntimeError(_OWN_THREAD)
         call = _Call(operation, self._loop)
         try:
             self._loop.call_soon_threadsafe(call.start)
@@ -84,7 +89,7 @@ class _Loop:
         return call.result()
 
     def finish(self, operation: Coroutine[Any, Any, object]) -> None:
-        if threading.current_thread() is not self._thread:
+        if not self.is_here:
             self.run(operation)
             return
         task = self._loop.create_task(operation, name="pairmq end")
@@ -122,6 +127,12 @@ def finish(operation: Coroutine[Any, Any, object]) -> None:
     A dropped generator is finalized by the garbage collector, in any thread.
     """
     _current().finish(operation)
+
+
+def check_thread() -> None:
+    """Raise `RuntimeError` on the loop's own thread."""
+    if _current().is_here:
+        raise RuntimeError(_OWN_THREAD)
 
 
 def soon(action: Callable[..., object], *arguments: object) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pairmq import pair as asynchronous
 from pairmq.model import Entity, Message, Receipt, TransportError
 from pairmq.runner import Outbox, OutboxSend
-from pairmq.sync._loop import PerProcess, run
+from pairmq.sync._loop import PerProcess, check_thread, run, soon
 
 T = TypeVar("T")
 
@@ -63,23 +63,31 @@ class PairOutbox:
         whole = list(messages)
         if not whole:
             return []
-        outbox, sending = run(self._begin(whole, anew=False))
-        failure = None
+        check_thread()
+        # The loop's thread takes part only where something has to be asked or reported: two changes of threads cost as
+        # much as the row.
+        inner = self._inner.value if self._inner.is_here else run(self._make_again())
+        inner._engine.check_open()
+        outbox = inner._outbox
+        sending = outbox.draft(inner._state, whole)
+        if not sending.ready:
+            sending = run(outbox.begin(sending))
         try:
             if not finished(outbox.store(sending, connection, last=False, blocking=True)):
-                outbox, sending = run(self._begin(whole, anew=True))
+                sending = run(outbox.begin(sending, anew=True))
                 finished(outbox.store(sending, connection, last=True, blocking=True))
         except TransportError as error:
-            failure = error
-        return run(_ended(outbox, sending, failure))
+            run(_failed(outbox, sending, error))
+        receipts = outbox.stored(sending)
+        soon(outbox.report, sending)
+        return receipts
 
     def __repr__(self) -> str:
         return repr(self._inner.value)
 
-    async def _begin(self, messages: list[Message], *, anew: bool) -> tuple[Outbox, OutboxSend]:
+    async def _make_again(self) -> asynchronous.PairOutbox:
         pair = await self._attached()
-        inner = self._inner.get(lambda: pair.outbox(self._path, kind=self._kind))
-        return inner._outbox, await inner._begin(messages, anew=anew)
+        return self._inner.get(lambda: pair.outbox(self._path, kind=self._kind))
 
     async def _make(self) -> asynchronous.PairOutbox:
         return (await self._attached()).outbox(self._path, kind=self._kind)
@@ -96,8 +104,6 @@ def finished(operation: Coroutine[Any, Any, T]) -> T:
     raise TypeError("the connection has to be awaited: use pairmq.Pair, or give a blocking connection")
 
 
-async def _ended(outbox: Outbox, sending: OutboxSend, failure: TransportError | None) -> list[Receipt]:
-    """Report the end on the loop, where observers are called."""
-    if failure is not None:
-        outbox.failed(sending, failure)
-    return outbox.stored(sending)
+async def _failed(outbox: Outbox, sending: OutboxSend, failure: TransportError) -> NoReturn:
+    """Report on the loop, where observers are called."""
+    outbox.failed(sending, failure)
