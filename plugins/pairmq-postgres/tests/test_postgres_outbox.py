@@ -20,6 +20,7 @@ from outbox_tests import PATIENCE, Database, OutboxTests, arrived, delivery_of, 
 from pairmq import Deduplicator, Entity, Message, Pair, PairOptions, SendRefused
 from pairmq import sync as blocking
 from pairmq.model import TransportError
+from pairmq.plugins import registry
 from pairmq_postgres import PostgresInbox
 from pairmq_postgres.testing import PostgresServer
 
@@ -215,6 +216,23 @@ async def test_outbox_sends_at_once_what_was_committed_by_several_side_by_side(
         connection.close()
 
 
+async def test_connections_of_the_transport_do_not_depend_on_defaults_of_the_role(
+    secondary: str, server: PostgresServer
+):
+    """With snapshots of serializable transactions, receivers would fail one another."""
+    defaults = {"default_transaction_isolation": "serializable", "statement_timeout": "1", "timezone": "Asia/Kathmandu"}
+    with psycopg.connect(**server.parameters(), autocommit=True) as owner:
+        for name, value in defaults.items():
+            owner.execute(psycopg.sql.SQL(f"ALTER ROLE messenger SET {name} = '{value}'"))  # type: ignore[arg-type]
+        try:
+            transport = registry.transport(secondary)
+            shown = await transport._pool.run([(f"SHOW {name}", {}) for name in defaults])  # type: ignore[attr-defined]
+            await transport.close()
+        finally:
+            owner.execute("ALTER ROLE messenger RESET ALL")
+    assert [rows[0][0] for rows in shown] == ["read committed", "0", "UTC"]
+
+
 async def test_ordered_outbox_does_not_pass_a_transaction_that_is_open(
     primary: str, secondary: str, server: PostgresServer
 ):
@@ -264,6 +282,30 @@ async def test_outbox_refuses_a_connection_whose_transaction_has_failed(pair: Pa
         with pytest.raises(SendRefused, match="its transaction has failed"):
             await pair.outbox("orders").send(Message(b"1"), connection=connection)
     assert await waiting(pair) == 0
+
+
+async def test_outbox_and_inbox_refuse_a_transaction_that_only_reads(pair: Pair, server: PostgresServer):
+    delivery = await delivery_of(pair)
+    with psycopg.connect(server.url) as connection:
+        connection.read_only = True
+        with pytest.raises(SendRefused, match="its transaction only reads"):
+            await pair.outbox("orders").send(Message(b"1"), connection=connection)
+        connection.rollback()
+        with pytest.raises(TransportError, match="its transaction only reads"):
+            await Deduplicator(PostgresInbox()).first(delivery, connection=connection).__aenter__()
+    await delivery.complete()
+    assert await waiting(pair) == 0
+
+
+async def test_outbox_undoes_what_a_savepoint_undoes(pair: Pair, server: PostgresServer):
+    outbox = pair.outbox("orders")
+    with psycopg.connect(server.url) as connection:
+        await outbox.send(Message(b"1"), connection=connection)
+        with connection.transaction(force_rollback=True):
+            await outbox.send(Message(b"2"), connection=connection)
+        with connection.transaction():
+            await outbox.send(Message(b"3"), connection=connection)
+    assert sorted(await arrived(pair, 2)) == [b"1", b"3"]
 
 
 def test_blocking_outbox_refuses_a_connection_of_asyncio(primary: str, secondary: str, server: PostgresServer):

@@ -124,7 +124,7 @@ def test_statement_reads_no_whole_table_when_it_is_full(full, name):
 def test_receive_reads_no_more_than_it_takes_when_nothing_is_known_of_the_table(server):
     """Without statistics, as of a queue that has just been filled."""
     server.query(*FILL[:3])
-    settings = [f"SET {name} = {value}" for name, value in re.findall(r"-c (\w+)=(\w+)", _url._SETTINGS)]
+    settings = [f"SET {name} = {value}" for name, value in re.findall(r"-c (\w+)=(\w+)(?= |$)", _url._SETTINGS)]
     take, sweep = (plan(server, statement, *settings) for statement in (_sql.TAKE, _sql.SWEEP))
     assert any("Index Scan using message_ready on message m " in line for line in take)
     assert any("Index Scan using message_expiring on message m " in line for line in sweep)

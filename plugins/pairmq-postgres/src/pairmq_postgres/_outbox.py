@@ -23,6 +23,7 @@ _UNFIT: dict[int, str] = {
     TransactionStatus.ACTIVE: "it is busy with another statement",
     TransactionStatus.UNKNOWN: "it is closed",
 }
+_READS = "its transaction only reads: begin one that writes, on a server that is no standby"
 
 
 class CallersTransactions:
@@ -56,6 +57,8 @@ class CallersTransactions:
                     stored = await _run(connection, _sql.STORE, many)
                 if not stored:
                     raise NoSuchEntity
+        except psycopg.errors.ReadOnlySqlTransaction as error:
+            raise unusable(_READS) from error
         except (psycopg.Error, NoSuchEntity) as error:
             raise_failure(_errors.failure(error, doing))
 
@@ -70,6 +73,8 @@ class PostgresInbox(Inbox):
         _check(connection)
         try:
             return bool(await _run(connection, _sql.CLAIM, {"key": key, "window": timedelta(seconds=window)}))
+        except psycopg.errors.ReadOnlySqlTransaction as error:
+            raise unusable(_READS) from error
         except psycopg.Error as error:
             raise_failure(_errors.failure(error, "claim a message"))
 

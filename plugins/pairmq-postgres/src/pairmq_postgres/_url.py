@@ -36,8 +36,10 @@ _MOST_BYTES = 63
 
 # The planner's statistics of a queue are wrong most of the time: it was empty when they were made, or it is now.
 # Only an index gives the first messages without reading all.
+# A receive's second statement has to see what was committed before it, whatever the database's or the role's default.
 _SETTINGS = (
-    "-c enable_seqscan=off -c enable_bitmapscan=off -c jit=off -c lock_timeout=0 -c statement_timeout=0 -c timezone=UTC"
+    "-c enable_seqscan=off -c enable_bitmapscan=off -c jit=off -c lock_timeout=0 -c statement_timeout=0 "
+    r"-c timezone=UTC -c default_transaction_isolation=read\ committed"
 )
 
 
