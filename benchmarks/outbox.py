@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import os
 import statistics
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from typing import Any
 import psycopg
 
 from pairmq import Entity, Message, Pair, PairOptions, PairOutbox
+from pairmq import sync as blocking
 from pairmq.transport import encode_header
 from pairmq_postgres.testing import PostgresServer
 from pairmq_rabbitmq.testing import RabbitServer
@@ -30,6 +32,7 @@ BARE = "INSERT INTO pairmq.message (shelf, header, body) VALUES (%s, %s, %s)"
 NOWHERE = -(2**40)  # no queue has it
 WARM_UP = 20
 PATIENCE = 60.0
+THREADS, TURNS = 8, 6
 
 
 def show(name: str, seconds: Sequence[float], more: str = "") -> None:
@@ -70,6 +73,51 @@ async def store(outbox: PairOutbox, server: PostgresServer, messages: int) -> No
     print(f"{'speed beside the bare one':<36} {bare_one / outbox_one:8.2f}")
 
 
+def threads(urls: tuple[str, str], options: PairOptions, server: PostgresServer, messages: int) -> None:
+    """Print what transactions of blocking threads take that run side by side."""
+    header = encode_header(Message(BODY, message_id="0" * 32))
+    with blocking.Pair.connect(*urls, options=options) as pair:
+        outbox = pair.outbox(QUEUE)
+
+        def bare(connection: psycopg.Connection[Any]) -> None:
+            connection.cursor().execute(BARE, (NOWHERE, header, BODY), binary=True)
+
+        def stored(connection: psycopg.Connection[Any]) -> None:
+            outbox.send(Message(BODY), connection=connection)
+
+        for count in (1, THREADS):
+            took: dict[str, list[float]] = {"bare": [], "outbox": []}
+            connections = [psycopg.connect(server.url) for _ in range(count)]
+            for turn in range(TURNS + 1):
+                for name, way in (("bare", bare), ("outbox", stored))[:: -1 if turn % 2 else 1]:
+                    seconds = _side_by_side(way, connections, messages // TURNS)
+                    if turn:
+                        took[name].append(seconds)
+            for connection in connections:
+                connection.close()
+            ratio = statistics.median(took["bare"]) / statistics.median(took["outbox"])
+            print(f"{f'pairmq.sync, {count} threads, beside bare':<36} {ratio:8.2f}", flush=True)
+
+
+def _side_by_side(
+    way: Callable[[psycopg.Connection[Any]], None], connections: Sequence[psycopg.Connection[Any]], count: int
+) -> float:
+    """Seconds that so many transactions of each connection take."""
+
+    def work(connection: psycopg.Connection[Any]) -> None:
+        for _ in range(count):
+            way(connection)
+            connection.commit()
+
+    workers = [threading.Thread(target=work, args=(connection,)) for connection in connections]
+    began = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return time.perf_counter() - began
+
+
 async def arrive(pair: Pair, server: PostgresServer, messages: int) -> None:
     """Print how long messages take that are alone."""
     outbox, took = pair.outbox(QUEUE), []
@@ -98,6 +146,7 @@ async def run(messages: int, more: str) -> None:
         async with Pair.connect(*urls, options=options) as pair:
             await pair.primary.admin.create(Entity(QUEUE))
             await store(pair.outbox(QUEUE), server, messages)
+        await asyncio.to_thread(threads, urls, options, server, messages)
         server.query("TRUNCATE pairmq.message")
         async with Pair.connect(*urls, options=replace(options, enable_syphon=True)) as pair:
             await arrive(pair, server, messages)

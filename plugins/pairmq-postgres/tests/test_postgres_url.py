@@ -18,6 +18,10 @@ def test_url_is_read():
     assert (read.pool_size, read.poll_interval, read.listen) == (3, 0.5, True)
 
 
+def test_receivers_poll_less_often_where_they_are_notified():
+    assert parse_url("postgresql://a/q").poll_interval > parse_url("postgresql://a/q?listen=false").poll_interval
+
+
 def test_scheme_postgres_is_the_same_broker():
     one, other = parse_url("postgresql://a/q").endpoint, parse_url("postgres://a:5432/q").endpoint
     assert one.identity == other.identity

@@ -31,6 +31,8 @@ _FORM = "postgresql://user:password@host:5432/database"
 _TLS_FILES = ("sslcert", "sslkey", "sslrootcert")
 _OPTIONS = ("connect_timeout", "listen", "poll_interval", "pool_size", "sslmode", *_TLS_FILES, *ENDPOINT_OPTIONS)
 _MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
+_POLL, _POLL_ALONE = 3.0, 1.0
+"""Seconds between two polls, as a net below notifications, and without any. A syphon has some eleven receivers."""
 _MOST_BYTES = 63
 """PostgreSQL cuts longer names silently, and would find another user or database."""
 
@@ -65,7 +67,7 @@ class PostgresUrl:
     tls: tuple[tuple[str, str], ...] = ()
     connect_timeout: float = 5.0
     pool_size: int = 10
-    poll_interval: float = 1.0
+    poll_interval: float = _POLL
     listen: bool = True
 
     def parameters(self) -> dict[str, Any]:
@@ -109,6 +111,7 @@ def parse_url(url: str) -> PostgresUrl:
     if not database or "/" in read.parts.path[1:]:
         raise ConfigurationError(f"{read.where} does not name one database: write it as {_FORM}, '/' in it as %2F")
     options = read.options(*_OPTIONS)
+    listen = options.choice("listen", "true", "false") != "false"
     return PostgresUrl(
         endpoint=chosen_endpoint(_endpoint(hosts, database), options, read.where),
         hosts=hosts,
@@ -118,8 +121,8 @@ def parse_url(url: str) -> PostgresUrl:
         tls=_tls(options, hosts),
         connect_timeout=options.number("connect_timeout", 5.0, 0.1, 300),
         pool_size=int(options.number("pool_size", 10, 1, 1000, whole=True)),
-        poll_interval=options.number("poll_interval", 1.0, 0.01, 60),
-        listen=options.choice("listen", "true", "false") != "false",
+        poll_interval=options.number("poll_interval", _POLL if listen else _POLL_ALONE, 0.01, 60),
+        listen=listen,
     )
 
 
