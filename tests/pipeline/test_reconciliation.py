@@ -13,7 +13,7 @@ import pytest
 
 from facts_by_hand import tables_of
 from journal_by_hand import DRAINING, FAILED_OVER, HEALTHY, START, TOPIC, Journal, rows_of
-from pairmq.model.events import Cause
+from pairmq.model.events import Cause, Side
 from pairmq.pipeline.transforms import RECONCILIATION, Settings, Verdict
 from pairmq.pipeline.transforms.verdicts import RULES
 
@@ -264,6 +264,23 @@ def _(scene):
         99
     )
     drained(scene.process("syphon").moved(30, "moved"), up=20, until=40).closed(99)
+
+
+LANE = "east/x-pairmq-lane/orders"
+
+
+@case("its lane was emptied, and no consumer keeps a journal", m=Verdict.UNPROVEN)
+def _(scene):
+    scene.process("sender").sent(10, "m", "backlog", backlog_queue=LANE).closed(99)
+    drained(scene.process("syphon"), up=20, until=40).closed(99)
+
+
+@case("its lane was emptied, and consumers handled other messages of it", m=Verdict.LOST, another=Verdict.DELIVERED)
+def _(scene):
+    sender = scene.process("sender").sent(10, "m", "backlog", backlog_queue=LANE)
+    sender.sent(11, "another", "backlog", backlog_queue=LANE).closed(99)
+    scene.process("consumer").delivered(12, "another", side=Side.SECONDARY).closed(99)
+    drained(scene.process("syphon"), up=20, until=40).closed(99)
 
 
 @case("its backlog queue was made anew", m=Verdict.LOST, later=Verdict.DIVERTED)

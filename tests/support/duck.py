@@ -214,7 +214,8 @@ s AS (SELECT place, count(*) AS messages, min(home) FILTER (seen > 0) AS first,
   max(least(home, last_settled)) FILTER (seen > 0) AS last FROM m GROUP BY place)
 SELECT s.*, first IS NULL AND NOT of_topic AND count(first) OVER (PARTITION BY pair) > 0 AS absent,
   place IN (SELECT DISTINCT place FROM j WHERE kind = 'MessageDelivered' AND process IN
-    (SELECT process FROM p WHERE missing > 0 OR dropped > 0)) AS lacking
+    (SELECT process FROM p WHERE missing > 0 OR dropped > 0)) AS lacking,
+  place NOT IN (SELECT DISTINCT place FROM j WHERE kind = 'MessageDelivered') AS unread
 FROM s JOIN places USING (place)
 """,
     # What met a pump that had to stop: it may be overtaken in its own backlog queue, too.
@@ -262,6 +263,7 @@ LATE_AT_ONCE = """
 VERDICTS = """
 WITH facts AS (
   SELECT m.*, pair, entity, of_topic, first, last, coalesce(l.late = 'fault', false) AS behind, absent, lacking,
+    queue LIKE '%/x-pairmq-lane/%' AND (lacking OR unread) AS taken,
     coalesce(trust.doubt, 0) AS doubt,
     coalesce(trust.doubt > 0 AND (late_by <= trust.doubt OR position IS NULL), false) AS excused,
     l.late AS was_late, a.place IS NOT NULL AS emptied, surely,
@@ -278,7 +280,7 @@ WITH facts AS (
     LEFT JOIN trust ON trust.place = m.place AND trust.message_key = m.message_key
     LEFT JOIN blind b ON b.place = m.place AND b.minute = floor(coalesce(m.home, m.last_settled, m.first_sent) / 60))
 SELECT * EXCLUDE (place, first, last, finish, emptied, surely, of_topic, missed, latest, behind, was_late, absent,
-    lacking, excused, sent_by, times_sent),
+    lacking, taken, excused, sent_by, times_sent),
   if(behind AND (untold OR excused), 'unproven', was_late) AS late, CASE
   WHEN at_primary + in_backlog + unsure = 0 AND refused > 0 THEN
     if(seen + buried + moved = 0, 'refused', if(untold, 'not journalled', 'phantom'))
@@ -293,7 +295,7 @@ SELECT * EXCLUDE (place, first, last, finish, emptied, surely, of_topic, missed,
   WHEN buried > 0 THEN 'dead-lettered'
   WHEN seen > 0 THEN 'unsettled'
   WHEN home IS NULL AND aside > 0 THEN if(reason = 'TTLExpiredException', 'expired', 'dead-lettered')
-  WHEN home IS NULL THEN if(emptied, if(surely, 'lost', 'unproven'), 'diverted')
+  WHEN home IS NULL THEN if(emptied, if(surely AND NOT coalesce(taken, false), 'lost', 'unproven'), 'diverted')
   WHEN of_topic THEN 'delivery not observed'
   WHEN first IS NULL OR home + doubt < first THEN if(absent OR (lacking AND (blind OR
     (doubt > 0 AND home - doubt + {patience} < last))), 'unproven', 'delivery not observed')

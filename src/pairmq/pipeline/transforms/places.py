@@ -50,6 +50,7 @@ PLACES = schema_of(
         "clock_error": NUMBER,
         "lacking": FLAG,
         "absent": FLAG,
+        "consumed": FLAG,
     }
 )
 """One row for each entity of a pair that has messages.
@@ -59,7 +60,8 @@ was delivered; ``emptied`` holds when all backlog queues were seen empty: at ``d
 ``since`` had left them, or was in a syphon's hands, and ``hole`` is the end of the last hole of the journal before the
 patience was over after that; ``least_kept`` is the least part of the healthy sends that any process keeps;
 ``clock_error`` is the worst of the processes that wrote about it; ``lacking`` where rows of a process that consumed
-from it are missing, and ``absent`` where it has no delivery at all, but another entity of its pair has.
+from it are missing, and ``absent`` where it has no delivery at all, but another entity of its pair has; ``consumed``
+where it has a delivery, be it from a lane.
 """
 
 
@@ -126,6 +128,7 @@ def places(
         F.max(topic).alias("of_topic"),
         F.coalesce(F.max("clock_error"), F.lit(0.0)).alias("clock_error"),
         F.max(F.col("reads") & (F.col("missing") + F.col("dropped") > 0)).alias("lacking"),
+        F.max("reads").alias("consumed"),
     )
     known = known.withColumn("place", place())
     sight = counted.groupBy("place").agg(

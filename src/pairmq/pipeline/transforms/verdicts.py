@@ -48,6 +48,7 @@ FAULTS = (Verdict.LOST, Verdict.PHANTOM, Verdict.DUPLICATED_UNEXPLAINED, Verdict
 
 
 _HASHES = 2.0**64
+_LANE = "/x-pairmq-lane/"  # in the name of each (SPEC 11.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,11 @@ def send_may_be_left_out() -> Column:
     return F.coalesce((least < 1) & (hashed >= least * _HASHES - 2.0**12), F.lit(False))
 
 
+def _in_lane() -> Column:
+    """Whether consumers may have had it without a syphon (SPEC 11.2)."""
+    return F.coalesce(_c("backlog_queue").contains(_LANE), F.lit(False))
+
+
 def _lived_out() -> Column:
     return F.coalesce(_c("home_at") + _c("doubt") + _c("time_to_live") <= _c("journal_end"), F.lit(False))
 
@@ -235,6 +241,12 @@ RULES: tuple[Rule, ...] = (
         "diverted, never moved, its backlog queue was seen empty or recreated later, and the journal has a hole since, "
         "or a clock that was set may deceive",
         lambda: ~_home() & _left_unseen() & _c("hole"),
+    ),
+    Rule(
+        Verdict.UNPROVEN,
+        "diverted to a lane, never moved, the lane was seen empty later, and the journal of the consumer that may have "
+        "emptied it is missing, or shows no delivery of the queue",
+        lambda: ~_home() & _left_unseen() & _in_lane() & (_c("lacking") | ~_c("consumed")),
     ),
     Rule(
         Verdict.LOST,
