@@ -15,6 +15,7 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from command_line import run
 from journal_events import sent
@@ -155,6 +156,13 @@ def test_a_segment_that_can_not_be_read_stops_no_other(directory: Path, tmp_path
 def test_a_bad_store_is_one_clear_error(directory: Path, url: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         ship(directory, url)
+
+
+def test_no_bucket_is_made(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(MemoryFileSystem, "makedirs", lambda _, path, **__: made.append(path))
+    ship(directory, f"memory://{uuid.uuid4().hex}/journal")
+    assert made == []
 
 
 def test_a_login_in_the_url_is_in_no_error(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

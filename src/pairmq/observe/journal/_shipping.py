@@ -159,7 +159,8 @@ class _Store:
         # Readers leave out what begins with an underscore.
         first = target if self._atomic else self._path(day, f"_{path.name}.{secrets.token_hex(4)}")
         try:
-            self._files.makedirs(self._path(day), exist_ok=True)
+            if not self._atomic:  # those have no folders, and would make a misspelt bucket
+                self._files.makedirs(self._path(day), exist_ok=True)
             self._files.put_file(str(path), first)
             self._files.invalidate_cache()
             held = self._files.info(first)["size"]
