@@ -18,10 +18,11 @@ from pairmq.sync import Pair
 from pairmq_redis.testing import RedisServer
 
 SLOW = {"--open", "--pipeline", "--real", "--shrink", "--watch", "dashboard", "demo", "pipeline", "servicebus-server"}
-SLOW |= {"upgrade"}
+SLOW |= {"--every", "upgrade"}
 """What takes long, has no end or wants a screen: these have tests of their own, where their options are."""
 
 READER_HAS = {
+    "s3://bucket/journal": "memory://journal",
     "/etc/pairmq/orders.toml": "pair.toml",
     "/var/lib/pairmq/journal": "journal",
     "journal/": "journal",
