@@ -213,6 +213,20 @@ def test_silence_keeps_everything_and_lets_it_flow_on_in_order(server, proxy, co
     echo(client)
 
 
+def test_silence_for_clients_at_some_addresses(server, proxy, connect):
+    near = connect()
+    with socket.socket() as far:
+        far.bind(("127.0.0.2", 0))
+        far.connect(proxy.address)
+        echo(far)
+        proxy.silence(clients={"127.0.0.2"})
+        far.sendall(b"held")
+        echo(near)
+        assert nothing_comes(far)
+        proxy.restore()
+        assert read(far, 4) == b"held"
+
+
 def test_silence_hides_the_end_of_a_connection(server, proxy, connect):
     client, leaver = connect(), connect()
     echo(client)

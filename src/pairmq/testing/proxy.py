@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from random import random
 from types import TracebackType
@@ -23,6 +23,7 @@ from pairmq.testing.servers import free_port
 
 Direction = Literal["both", "to_server", "to_client"]
 
+_DIRECTIONS = ("to_server", "to_client")
 _HOST = "127.0.0.1"
 _CHUNK = 64 * 1024
 # What a connection holds back per direction before it stops reading, beside the kernel's own buffers.
@@ -39,10 +40,14 @@ class _Fault:
 
     refuses: bool = False
     silent: frozenset[str] = frozenset()
+    clients: frozenset[str] | None = None  # the addresses of those for whom it is silent; None for all
     drops: bool = False
     delay: float = 0.0
     jitter: float = 0.0
     rate: float | None = None
+
+    def silences(self, direction: str, client: str) -> bool:
+        return direction in self.silent and (self.clients is None or client in self.clients)
 
 
 class TcpProxy:
@@ -195,7 +200,9 @@ class TcpProxy:
         """
         self._call(self._reset, refuse)
 
-    def silence(self, direction: Direction = "both", *, drop: bool = False) -> None:
+    def silence(
+        self, direction: Direction = "both", *, drop: bool = False, clients: Collection[str] | None = None
+    ) -> None:
         """Keep the connections, accept new ones, pass nothing on and close nothing, as a link that is down.
 
         Little is read meanwhile, so that a sender's socket fills up. At `restore` the held bytes are forwarded, in
@@ -203,8 +210,9 @@ class TcpProxy:
 
         Args:
             direction: ``both``, ``to_server``, or ``to_client``, where confirmations are lost but messages arrive.
-            drop: at the end of the silence, lose what was held back and reset the connections, as a firewall that
+            drop: at the end of the silence, lose what was held back and reset all connections, as a firewall that
                 has forgotten them.
+            clients: IP addresses of the clients that are concerned; all when left out.
 
         Raises:
             RuntimeError: the proxy does not run.
@@ -212,8 +220,9 @@ class TcpProxy:
         """
         if direction not in ("both", "to_server", "to_client"):
             raise ValueError(f"direction is both, to_server or to_client, not {direction!r}")
-        silent = frozenset(("to_server", "to_client") if direction == "both" else (direction,))
-        self._call(self._become, _Fault(silent=silent, drops=drop))
+        silent = frozenset(_DIRECTIONS if direction == "both" else (direction,))
+        of = None if clients is None else frozenset(clients)
+        self._call(self._become, _Fault(silent=silent, clients=of, drops=drop))
 
     def slow(self, *, delay: float = 0.0, jitter: float = 0.0, rate: float | None = None) -> None:
         """Pass on late, or little at a time.
@@ -311,12 +320,12 @@ class TcpProxy:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            client, _ = listener.accept()
+            client, (peer, *_) = listener.accept()
         except OSError:  # gone again already
             return
         client.setblocking(False)
         self._accepted += 1
-        connection = _Connection(self, client)
+        connection = _Connection(self, client, peer)
         self._connections.add(connection)
         connection.start()
 
@@ -335,8 +344,8 @@ class _Reset(Exception):
 class _Pump:
     """One direction of a connection: reads, holds back, passes on."""
 
-    def __init__(self, proxy: TcpProxy, direction: str, source: socket.socket, sink: socket.socket) -> None:
-        self._proxy, self._direction, self._source, self._sink = proxy, direction, source, sink
+    def __init__(self, proxy: TcpProxy, peer: str, direction: str, source: socket.socket, sink: socket.socket) -> None:
+        self._proxy, self._peer, self._direction, self._source, self._sink = proxy, peer, direction, source, sink
         # (when it arrived, its share of the jitter, bytes); b"" is the end of the stream and None a reset: these too
         # arrive in their turn.
         self._held: deque[tuple[float, float, memoryview | None]] = deque()
@@ -364,8 +373,7 @@ class _Pump:
     @property
     def _most_held(self) -> int:
         fault = self._proxy._fault
-        far = fault.delay and not fault.rate and self._direction not in fault.silent
-        return _IN_FLIGHT_AT_MOST if far else _HELD_AT_MOST
+        return _IN_FLIGHT_AT_MOST if fault.delay and not fault.rate else _HELD_AT_MOST
 
     async def write(self) -> None:
         loop = asyncio.get_running_loop()
@@ -373,7 +381,7 @@ class _Pump:
             # Between this look at the fault and the sending below nothing else runs in this thread: a silence
             # lets nothing through once the call that began it has returned.
             fault, now = self._proxy._fault, loop.time()
-            if not self._held or self._direction in fault.silent:
+            if not self._held or fault.silences(self._direction, self._peer):
                 await self._wait(None)
                 continue
             arrived, share, data = self._held[0]
@@ -424,8 +432,9 @@ class _Pump:
 class _Connection:
     """A client's connection and the one to the broker that belongs to it."""
 
-    def __init__(self, proxy: TcpProxy, client: socket.socket) -> None:
+    def __init__(self, proxy: TcpProxy, client: socket.socket, peer: str) -> None:
         self._proxy = proxy
+        self._peer = peer
         self._sockets = [client]
         self._pumps: list[_Pump] = []
         self._opening = asyncio.Event()
@@ -465,7 +474,8 @@ class _Connection:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         client = self._sockets[0]
-        while len(self._proxy._fault.silent) == 2:
+        peer = self._peer
+        while all(self._proxy._fault.silences(direction, peer) for direction in _DIRECTIONS):
             self._opening.clear()
             await self._opening.wait()
         try:
@@ -480,8 +490,8 @@ class _Connection:
         for each in self._sockets:
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._pumps = [
-            _Pump(self._proxy, "to_server", client, server),
-            _Pump(self._proxy, "to_client", server, client),
+            _Pump(self._proxy, peer, "to_server", client, server),
+            _Pump(self._proxy, peer, "to_client", server, client),
         ]
         readers = [loop.create_task(pump.read()) for pump in self._pumps]
         writers = [loop.create_task(pump.write()) for pump in self._pumps]
