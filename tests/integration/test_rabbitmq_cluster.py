@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -10,8 +11,10 @@ from uuid import uuid4
 
 import pytest
 
-from outage_traffic import QUEUE, Hands, Traffic, traffic
-from pairmq import Receipt
+from outage_traffic import QUEUE, Hands, Traffic, traffic, until
+from pairmq import Entity, Receipt
+from pairmq.model import FailureKind, TransportError
+from pairmq.plugins import registry
 from pairmq_rabbitmq.testing import RabbitCluster, RabbitServer
 
 pytestmark = pytest.mark.real_server
@@ -23,7 +26,7 @@ PATIENT = {"failover_interval": 60.0, "attempt_timeout": 10.0, "send_timeout": 1
 @pytest.fixture(scope="module")
 def started_cluster() -> Iterator[RabbitCluster]:
     # With Erlang's 60 s a leader that hangs would be given up that late.
-    with RabbitCluster(net_ticktime=8) as cluster:
+    with RabbitCluster(net_ticktime=8, divisible=True) as cluster:
         yield cluster
 
 
@@ -128,3 +131,22 @@ async def test_a_stopped_leader_costs_no_failover_when_connected_to(
         await all_accepted(under, f"stopped leader, connected to {at}")
         # One that was down for the others may not come back by itself.
         await hands(leader.restart)
+
+
+@pytest.mark.parametrize("silently", [False, True], ids=["cut", "silent"])
+async def test_a_node_in_the_minority_costs_no_failover(cluster: RabbitCluster, hands: Hands, silently: bool) -> None:
+    """It leads the queue, and has the connection: it pauses, and the majority serves."""
+    async with sending(cluster, hands) as under:
+        alone = connected(under, cluster)
+        await hands(cluster.move_leader, QUEUE, alone)
+        await under.hit(partial(cluster.isolate, alone, silently=silently))
+        await until(lambda: not str(under.pair.primary.node).endswith((f":{alone.port}", "None")))
+        await under.some(100)
+        while await hands(alone.erl, "rabbit:is_running()") != "false":  # it tells no one
+            await asyncio.sleep(0.2)
+        async with registry.transport(alone.url) as minority:
+            with pytest.raises(TransportError) as refused:
+                await minority.admin.exists(Entity(QUEUE))
+        assert refused.value.kind is FailureKind.UNAVAILABLE
+        await under.heal(cluster.start)
+        await all_accepted(under, f"minority, {'silent' if silently else 'cut'}")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from uuid import uuid4
 
 import pytest
 
-from outage_traffic import Hands, Traffic, traffic, until
+from outage_traffic import DOWN, Hands, Traffic, traffic, until
+from pairmq import Receipt
 from pairmq_redis.testing import RedisSentinels, RedisServer
 
 pytestmark = pytest.mark.real_server
@@ -88,3 +91,41 @@ async def test_a_sentinel_that_hangs_is_not_waited_for(sentinels: RedisSentinels
     await hands(sentinels.sentinels[1].kill)
     async with sending(sentinels, hands) as under:
         await under.check_all_accepted("one sentinel of three")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets processes have any address of 127.0.0.0/8")
+@pytest.mark.parametrize(
+    "guard", ["wait_replicas=2", "min-replicas-to-write", pytest.param("none", marks=pytest.mark.long)]
+)
+async def test_a_master_that_is_cut_off_with_its_client(hands: Hands, guard: str) -> None:
+    """Beside one sentinel of three it goes on as a master, while the others promote a replica."""
+    with RedisSentinels(divisible=True) as sentinels:
+        if guard == "min-replicas-to-write":
+            for server in sentinels.servers:
+                await hands(server.command, "CONFIG", "SET", guard, "1")
+                await hands(server.command, "CONFIG", "SET", "min-replicas-max-lag", "1")
+        url = f"{sentinels.url}?connect_timeout=30&{guard if 'wait' in guard else ''}"
+        async with traffic(url, f"memory://{uuid4().hex}", hands, timeouts=(60.0,), send_timeout=60.0) as under:
+            alone = sentinels.master
+            await under.hit(partial(sentinels.isolate, alone, sentinels.sentinels[0]))
+            if guard == "none":
+                await until(lambda: any(each.role == "master" for each in sentinels.servers if each is not alone))
+                await under.some(100)
+            else:
+                await until(lambda: under.changes(DOWN, under.struck_at))
+                await under.outage()
+            await under.heal(sentinels.start)
+            await under.accepted()
+            await under.drained()
+            await under.stop()
+            found = await under.taken()
+            under.report(f"cut off, {guard}", found)
+            confirmed = [sent for sent in under.sends if isinstance(sent.result, Receipt)]
+            lost = [sent for sent in confirmed if sent.message_id not in found]
+            print(f"MEASURED cut off, {guard}: {len(lost)} of {len(confirmed)} confirmed sends lost")
+            if guard == "wait_replicas=2":
+                under.check_books(found)
+            # What the old master confirmed until it knew.
+            assert not [sent for sent in lost if sent.diverted or sent.ended < under.struck_at]
+            if guard == "min-replicas-to-write":
+                assert not [sent for sent in lost if sent.began > under.failures("NOREPLICAS")[0]]

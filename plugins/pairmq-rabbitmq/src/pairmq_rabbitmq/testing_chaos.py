@@ -131,18 +131,20 @@ class RabbitChaos(ServerBroker):
 class RabbitClusterChaos(ChaosBroker):
     """Three nodes of a cluster, whose queues are quorum queues; each node is behind a proxy.
 
-    Its faults strike the nodes in turn: ``kill-node``, ``pause-node``, and ``move-leader`` of a queue.
+    Its faults strike the nodes in turn: ``kill-node``, ``pause-node``, ``isolate-node`` (nothing passes between it and
+    the others, so that it pauses when it has noticed), and ``move-leader`` of a queue.
     """
 
     attempt_timeout: ClassVar[float] = 2.0
     faults: ClassVar[tuple[FaultKind, ...]] = (
         FaultKind("kill-node", 0.2, 4.0),
         FaultKind("pause-node", 0.2, 8.0),
+        FaultKind("isolate-node", 0.2, 12.0),
         FaultKind("move-leader", 0.1, 0.1),
     )
 
     def __init__(self) -> None:
-        self._cluster = RabbitCluster(net_ticktime=5)
+        self._cluster = RabbitCluster(net_ticktime=5, divisible=True)
         self._turn = 0
 
     def start(self) -> None:
@@ -173,13 +175,15 @@ class RabbitClusterChaos(ChaosBroker):
                 node.kill()
             case "pause-node":
                 node.pause()
+            case "isolate-node":
+                self._cluster.isolate(node)
             case "move-leader":
                 self._cluster.move_leader(ENTITIES[self._turn % len(ENTITIES)], node)
             case _:
                 raise ValueError(f"a cluster knows no fault {fault!r}")
 
     def cure(self, fault: str) -> None:
-        """Start the node again, or let it go on, and wait until all are one cluster."""
+        """Start the node again, let it go on or reach the others, and wait until all are one cluster."""
         self._cluster.start()
 
     def heal(self) -> None:

@@ -17,6 +17,7 @@ import redis
 from redis.crc import key_slot
 
 from pairmq.testing.conformance import Server, ServerHarness
+from pairmq.testing.proxy import TcpProxy
 from pairmq.testing.servers import ServerError, ServerProcess, free_port, start_together
 
 _ANSWER_WITHIN = 30.0
@@ -108,14 +109,26 @@ class RedisSentinel(ServerProcess):
         quorum: sentinels that must find it down before one of them promotes a replica.
         down_after: seconds after which a server that does not respond counts as down.
         password: the servers'.
+        port: TCP port; a free one when left out.
+        lines: more lines of its configuration.
 
     Raises:
         FileNotFoundError: redis-server is not installed.
     """
 
-    def __init__(self, service: str, master: int, quorum: int, down_after: float, password: str | None) -> None:
+    def __init__(
+        self,
+        service: str,
+        master: int,
+        quorum: int,
+        down_after: float,
+        password: str | None,
+        *,
+        port: int | None = None,
+        lines: Sequence[str] = (),
+    ) -> None:
         program = _redis_server()
-        self.port = free_port()
+        self.port = port or free_port()
         super().__init__([program], ready=self._answers, start_timeout=60.0, name="redis-sentinel")
         lines = [
             f"port {self.port}",
@@ -125,6 +138,7 @@ class RedisSentinel(ServerProcess):
             f"sentinel down-after-milliseconds {service} {round(down_after * 1000)}",
             f"sentinel failover-timeout {service} 10000",
             *([f"sentinel auth-pass {service} {password}"] if password else []),
+            *lines,
         ]
         file = self.directory / "sentinel.conf"
         file.write_text("\n".join(lines) + "\n")
@@ -192,6 +206,8 @@ class RedisSentinels(_Group):
     Args:
         down_after: seconds after which a server that does not respond counts as down; Sentinel's default is 30.
         password: the servers'; the sentinels have none.
+        divisible: whether `isolate` can be used; each is behind a proxy of this process then, and has an address of
+            its own, as only Linux gives them without being asked.
 
     Attributes:
         service: the master's name.
@@ -204,19 +220,41 @@ class RedisSentinels(_Group):
 
     service = "orders-master"
 
-    def __init__(self, *, down_after: float = 1.0, password: str | None = None) -> None:
+    def __init__(self, *, down_after: float = 1.0, password: str | None = None, divisible: bool = False) -> None:
+        ports = [free_port() for _ in range(6)]
+        self._proxies = [TcpProxy("127.0.0.1", port) for port in ports] if divisible else []
+        # Where the others and clients connect to.
+        self._seen = [proxy.port for proxy in self._proxies] or ports
         login = _masterauth(password)
-        first = RedisServer(password=password, options=login, rewritten=())
-        follows = (f"replicaof 127.0.0.1 {first.port}",)
-        self.servers = [first, *(RedisServer(password=password, options=login, rewritten=follows) for _ in range(2))]
-        self.sentinels = [RedisSentinel(self.service, first.port, 2, down_after, password) for _ in range(3)]
+        follows = (f"replicaof 127.0.0.1 {self._seen[0]}",)
+        self.servers = [
+            RedisServer(
+                password=password,
+                port=ports[number],
+                options=(*login, *" ".join(self._own(number, "--replica-announce-", "--bind-source-addr")).split()),
+                rewritten=follows if number else (),
+            )
+            for number in range(3)
+        ]
+        self.sentinels = [
+            RedisSentinel(
+                self.service,
+                self._seen[0],
+                2,
+                down_after,
+                password,
+                port=ports[number],
+                lines=self._own(number, "sentinel announce-", "bind-source-addr"),
+            )
+            for number in range(3, 6)
+        ]
         self._processes = [*self.sentinels, *self.servers]
 
     @property
     def url(self) -> str:
         """The address for a client, with all sentinels."""
         login = f":{quote(self.servers[0].password, safe='')}@" if self.servers[0].password else ""
-        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        hosts = ",".join(f"127.0.0.1:{port}" for port in self._seen[3:])
         return f"redis+sentinel://{login}{hosts}/{self.service}"
 
     @property
@@ -231,12 +269,32 @@ class RedisSentinels(_Group):
             raise ServerError(f"{len(found)} servers are masters")
         return found[0]
 
+    def isolate(self, *members: RedisServer | RedisSentinel, with_clients: bool = True) -> None:
+        """Let nothing pass between some processes and the others, until `start`.
+
+        Args:
+            members: servers and sentinels.
+            with_clients: clients reach only these, and not only the others.
+
+        Raises:
+            ValueError: this was made without ``divisible``.
+        """
+        if not self._proxies:
+            raise ValueError("these servers were made without divisible")
+        inside = [each in members for each in (*self.servers, *self.sentinels)]
+        for number, proxy in enumerate(self._proxies):
+            far = {_source(other) for other, its in enumerate(inside) if its != inside[number]}
+            proxy.silence(clients=far if inside[number] == with_clients else {*far, "127.0.0.1"})
+
     def start(self) -> None:
         """Start what does not run, and wait until the replicas follow one master, and the sentinels know each other.
 
         Raises:
             ServerError: one did not start, or they do not agree.
         """
+        for proxy in self._proxies:
+            proxy.start()
+            proxy.restore()
         for each in (*self.servers, *self.sentinels):
             if each.running and each._paused:
                 each.resume()
@@ -254,6 +312,19 @@ class RedisSentinels(_Group):
         before = self.master
         self.sentinels[0].command("SENTINEL", "FAILOVER", self.service)
         _await("another server is the master", lambda: self.master is not before)
+
+    def close(self) -> None:
+        """End all; idempotent."""
+        super().close()
+        for proxy in self._proxies:
+            proxy.close()
+
+    def _own(self, number: int, announced: str, source: str) -> list[str]:
+        """Options of a process about its proxy and its own address: none where nothing is divisible."""
+        if not self._proxies:
+            return []
+        port = self._seen[number]
+        return [f"{announced}ip 127.0.0.1", f"{announced}port {port}", f"{source} {_source(number)}"]
 
     def _is_complete(self, sentinel: RedisSentinel) -> bool:
         # A master's name is followed by its state, its replicas and the sentinels that know it.
@@ -417,6 +488,11 @@ def _await(what: str, condition: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             raise ServerError(f"it did not come about that {what}")
         time.sleep(0.05)
+
+
+def _source(number: int) -> str:
+    """The address from which one of several processes connects to the others."""
+    return f"127.0.0.{11 + number}"
 
 
 def _masterauth(password: str | None) -> tuple[str, ...]:

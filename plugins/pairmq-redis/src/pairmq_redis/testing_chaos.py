@@ -141,25 +141,32 @@ class _Group(ServerBroker):
 class SentinelsChaos(_Group):
     """A master with two replicas, behind three sentinels.
 
-    Its faults: ``kill-master``, ``pause-master``, ``kill-replica``, ``kill-sentinel``, ``demote``.
+    Its faults: ``kill-master``, ``pause-master``, ``kill-replica``, ``kill-sentinel``, ``demote``, and
+    ``isolate-master``: nothing passes between it, with one sentinel, and the others; clients reach the one side or the
+    other, in turn.
     """
 
     faults: ClassVar[tuple[FaultKind, ...]] = (
         FaultKind("kill-master", 0.2, 6.0),
         FaultKind("pause-master", 0.2, 6.0),
+        FaultKind("isolate-master", 0.2, 6.0),
         FaultKind("kill-replica", 0.2, 4.0),
         FaultKind("kill-sentinel", 0.2, 4.0),
         FaultKind("demote", 0.1, 0.1),
     )
 
     def __init__(self) -> None:
-        self._sentinels = RedisSentinels()
+        self._sentinels = RedisSentinels(divisible=True)
         super().__init__(self._sentinels, wait_replicas=2)
 
     def apply(self, fault: str) -> None:
         match fault:
             case "kill-replica":
                 next(server for server in self._sentinels.servers if server.role == "slave").kill()
+            case "isolate-master":
+                self._turn += 1
+                sentinel = self._sentinels.sentinels[self._turn % 3]
+                self._sentinels.isolate(self._master(), sentinel, with_clients=self._turn % 2 == 0)
             case "kill-sentinel":
                 self._sentinels.sentinels[self._turn % 3].kill()
             case "demote":

@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 from urllib.parse import quote
 
 from pairmq.testing.servers import ServerError, ServerProcess, accepts_connections, free_port, start_together
+from pairmq_rabbitmq.testing._links import Detour
 from pairmq_rabbitmq.testing._node import (
     HOST,
     NODE,
@@ -123,10 +124,11 @@ class PortMapper(ServerProcess):
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A node's place in a cluster: its name, the cluster's port mapper, and the secret that its nodes share."""
+    """A node's place in a cluster: its name, the cluster's port mapper, its own one, and the secret that all share."""
 
     node: str
     epmd: PortMapper
+    detour: Detour | None
     cookie: str
     net_ticktime: int
 
@@ -167,7 +169,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
             amqp=port or free_port(),
             tls=free_port() if tls else None,
             management=free_port() if management else None,
-            epmd=seat.epmd.port if seat else free_port(),
+            epmd=(seat.detour or seat.epmd).port if seat else free_port(),
             distribution=free_port(),
         )
         self.port = self._ports.amqp
@@ -198,6 +200,11 @@ class RabbitServer(Faults, Operator, ServerProcess):
         """
         path = "" if vhost == DEFAULT_VHOST else quote(vhost, safe="")
         return f"amqp://{quote(user, safe='')}:{quote(password, safe='')}@{HOST}:{self.port}/{path}"
+
+    @property
+    def distribution_port(self) -> int:
+        """The port on which other nodes connect to it."""
+        return self._ports.distribution
 
     @property
     def tls_port(self) -> int:
@@ -343,6 +350,7 @@ class RabbitCluster:
         partition_handling: what nodes do that see no majority: ``pause_minority``, ``ignore`` or ``autoheal``.
         net_ticktime: seconds after which a node that does not respond counts as down for the others.
         config: more lines of each node's configuration file.
+        divisible: whether `isolate` can be used; what nodes send each other then goes through proxies of this process.
 
     Attributes:
         nodes: the servers.
@@ -352,7 +360,12 @@ class RabbitCluster:
     """
 
     def __init__(
-        self, *, partition_handling: str = "pause_minority", net_ticktime: int = 60, config: Sequence[str] = ()
+        self,
+        *,
+        partition_handling: str = "pause_minority",
+        net_ticktime: int = 60,
+        config: Sequence[str] = (),
+        divisible: bool = False,
     ) -> None:
         _, epmd, _ = _programs()
         self._directory = tempfile.TemporaryDirectory(prefix="pairmq-")
@@ -365,21 +378,55 @@ class RabbitCluster:
             f"cluster_partition_handling = {partition_handling}",
             *config,
         ]
-        self.nodes = [RabbitServer(seat=Seat(name, self._epmd, cookie, net_ticktime), config=lines) for name in names]
+        detours = [Detour(self._epmd.port, name.partition("@")[0]) if divisible else None for name in names]
+        self.nodes = [
+            RabbitServer(seat=Seat(name, self._epmd, detour, cookie, net_ticktime), config=lines)
+            for name, detour in zip(names, detours, strict=True)
+        ]
+        self._detours = [detour for detour in detours if detour is not None]
+        for detour in self._detours:
+            for node in self.nodes:
+                if node.node.partition("@")[0] != detour.node:
+                    detour.lead_to(node.node.partition("@")[0], node.distribution_port)
 
     @property
     def url(self) -> str:
         """The address for a client, with all nodes."""
         return f"amqp://guest:guest@{','.join(f'{HOST}:{node.port}' for node in self.nodes)}/"
 
+    def isolate(self, node: RabbitServer, *, silently: bool = True) -> None:
+        """Separate a node from the others, until `start`; clients reach all of them.
+
+        Args:
+            node: one of the nodes.
+            silently: let nothing pass, as a link that is down, so that the others notice it after ``net_ticktime``;
+                otherwise close what is open and refuse what is new, which they notice at once.
+
+        Raises:
+            ValueError: the cluster was made without ``divisible``.
+        """
+        if not self._detours:
+            raise ValueError("this cluster was made without divisible")
+        name = node.node.partition("@")[0]
+        for detour in self._detours:
+            for to, proxy in detour.proxies.items():
+                if name in (detour.node, to):
+                    if silently:
+                        proxy.silence()
+                    else:
+                        proxy.reset(refuse=True)
+
     def start(self) -> None:
         """Start the nodes that do not run, and wait until all are members of one cluster.
 
-        A node that was paused for long may not come back by itself, and is restarted.
+        A node that was paused or isolated for long may not come back by itself, and is restarted.
 
         Raises:
             ServerError: one did not start.
         """
+        for detour in self._detours:
+            for proxy in detour.proxies.values():
+                proxy.restore()
         for node in self.nodes:
             if node.running and node._paused:
                 node.resume()
@@ -448,6 +495,8 @@ class RabbitCluster:
         for node in self.nodes:
             node.kill(settle=False)
             node.close()
+        for detour in self._detours:
+            detour.close()
         self._epmd.close()
         self._directory.cleanup()
 
