@@ -29,6 +29,7 @@ from pydantic import BaseModel
 from pairmq import ConfigurationError, Pair, PairClosed, PairOptions, Route
 from pairmq_faststream import PairedRabbitBroker, PairMiddleware
 from pairmq_rabbitmq.testing import RabbitServer
+from pairmq_redis.testing import RedisCluster, RedisSentinels
 
 OPTIONS = PairOptions(
     backlog_queue_count=2,
@@ -84,6 +85,30 @@ async def test_what_is_published_while_rabbitmq_is_away_reaches_the_subscriber(m
     rabbit.come_up()
     await until(lambda: seen == set(range(6)))
     assert routes == [Route.PRIMARY, *[Route.BACKLOG] * 5]
+
+
+@pytest.mark.real_server
+@pytest.mark.parametrize("group", [RedisSentinels, RedisCluster])
+async def test_the_secondary_may_be_behind_sentinels_or_a_cluster(
+    make: Make, rabbit: RabbitServer, group: type[RedisSentinels | RedisCluster]
+):
+    with group() as servers:
+        routes: list[Route] = []
+        broker = make(secondary=servers.url, on_receipt=lambda receipt: routes.append(receipt.route))
+        seen: set[int] = set()
+
+        @broker.subscriber(RabbitQueue("orders", durable=True))
+        async def take(order: Order) -> None:
+            seen.add(order.number)
+
+        await broker.start()
+        rabbit.go_down()
+        for number in range(5):
+            await broker.publish(Order(number=number), "orders")
+        rabbit.come_up()
+        await until(lambda: seen == set(range(5)))
+        assert routes == [Route.BACKLOG] * 5
+        await broker.stop()
 
 
 @pytest.mark.real_server

@@ -27,7 +27,7 @@ from pairmq_kombu import PublishRefused, PublishUnknown
 from pairmq_kombu._process import close_pairs, pair_of_process
 from pairmq_kombu._remote import Link
 from pairmq_rabbitmq.testing import RabbitServer
-from pairmq_redis.testing import RedisServer
+from pairmq_redis.testing import RedisCluster, RedisSentinels, RedisServer
 
 pytestmark = pytest.mark.real_server
 
@@ -143,6 +143,23 @@ def test_a_program_that_starts_while_the_primary_is_dead_can_publish(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("group", [RedisSentinels, RedisCluster])
+def test_the_secondary_may_be_behind_sentinels_or_a_cluster(
+    rabbit: RabbitServer, options: dict[str, Any], group: type[RedisSentinels | RedisCluster]
+) -> None:
+    with group() as servers:
+        options["pairmq"]["secondary"] = servers.url
+        url = rabbit.url.replace("amqp://", "pairmq://")
+        with kombu.Connection(url, transport_options=options, connect_timeout=4) as connection:
+            assert publish(connection).route is Route.PRIMARY
+            rabbit.go_down()
+            assert [publish(connection).route for _ in range(5)] == [Route.BACKLOG] * 5
+            rabbit.come_up()
+            with kombu.Connection(rabbit.url) as plain:
+                assert len(received(plain, 6)) == 6
+        close_pairs()
+
+
 def test_a_queue_that_is_new_in_an_outage_is_declared_by_a_later_publish(
     rabbit: RabbitServer, paired: kombu.Connection
 ) -> None:

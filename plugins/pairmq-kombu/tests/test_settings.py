@@ -28,6 +28,7 @@ def settings(url: str = "pairmq://127.0.0.1//", table: Any = None, **more: Any) 
         ("pairmq://localhost:5673/shop", "amqp://guest:guest@localhost:5673/shop"),
         ("pairmq://me:p%40ss%2F@rabbit.example/a%2Fb", "amqp://me:p%40ss%2F@rabbit.example:5672/a%2Fb"),
         ("pairmqs://rabbit.example//", "amqps://guest:guest@rabbit.example:5671/%2F"),
+        ("pairmq://one.example,two.example/shop", "amqp://guest:guest@one.example,two.example:5672/shop"),
     ],
 )
 def test_the_primary_is_the_broker_of_the_url(url: str, primary: str) -> None:
@@ -40,9 +41,12 @@ def test_tls_checks_certificates_unless_that_is_switched_off() -> None:
     assert primary.endswith("?ssl_ca_certs=%2Fetc%2Fca.pem&ssl_cert_reqs=none")
 
 
-def test_a_primary_of_its_own_takes_the_place_of_the_urls() -> None:
-    table = {"secondary": SECONDARY, "primary": "amqps://rabbit.example/?ssl_ca_certs=ca.pem"}
-    assert settings(table=table)["primary"] == table["primary"]
+@pytest.mark.parametrize(
+    "primary",
+    ["amqps://rabbit.example/?ssl_ca_certs=ca.pem", "amqp://me:secret@one.example:5673,two.example:5674/shop"],
+)
+def test_a_primary_of_its_own_takes_the_place_of_the_urls(primary: str) -> None:
+    assert settings(table={"secondary": SECONDARY, "primary": primary})["primary"] == primary
 
 
 def test_options_are_handed_on() -> None:
