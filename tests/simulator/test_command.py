@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -236,18 +237,8 @@ def count_loops(monkeypatch: pytest.MonkeyPatch) -> list[SimulationLoop]:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_ctrl_c_ends_it_cleanly(in_folder, jobs):
-    command = [sys.executable, "-m", "pairmq.cli", "simulate", "--seeds", "0..9999", "--hours", "0.05"]
-    command += ["--jobs", str(jobs), "--state", "done.jsonl"]
-    program = subprocess.Popen(
-        command, cwd=in_folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    program = begun(in_folder, jobs)
     try:
-        ends_at = time.monotonic() + 200
-        state = in_folder / "done.jsonl"
-        while not state.exists() or len(state.read_text().splitlines()) < 3:
-            assert time.monotonic() < ends_at
-            assert program.poll() is None
-            time.sleep(0.05)
         os.killpg(program.pid, signal.SIGINT)  # as a terminal does: to all of them
         out, err = program.communicate(timeout=120)
     finally:
@@ -256,3 +247,30 @@ def test_ctrl_c_ends_it_cleanly(in_folder, jobs):
     assert "Traceback" not in err
     assert "stopped after" in err
     assert "no violation" in out
+
+
+@pytest.mark.real_server
+def test_processes_end_with_the_one_that_is_killed(in_folder):
+    program = begun(in_folder, 2)
+    try:
+        program.kill()
+        program.communicate(timeout=120)  # to the end of what all of them print
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+
+
+def begun(folder: Path, jobs: int) -> subprocess.Popen[str]:
+    """A simulation of very many hours, some of which are done."""
+    command = [sys.executable, "-m", "pairmq.cli", "simulate", "--seeds", "0..9999", "--hours", "0.05"]
+    command += ["--jobs", str(jobs), "--state", "done.jsonl"]
+    program = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    ends_at = time.monotonic() + 200
+    state = folder / "done.jsonl"
+    while not state.exists() or len(state.read_text().splitlines()) < 3:
+        assert time.monotonic() < ends_at
+        assert program.poll() is None
+        time.sleep(0.05)
+    return program

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -66,7 +68,7 @@ def campaign(runs: Sequence[Settings], *, jobs: int = 1) -> Iterator[Outcome]:
         return
     # Not forked: the parent may have an event loop, threads and signal handlers of its own.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, len(runs)), mp_context=context, initializer=_spare_imports)
+    pool = ProcessPoolExecutor(min(jobs, len(runs)), mp_context=context, initializer=_begin)
     try:
         waiting = iter(runs)
         # A few at a time: all of them at once would have to be taken back one by one on Ctrl-C.
@@ -85,10 +87,19 @@ def campaign(runs: Sequence[Settings], *, jobs: int = 1) -> Iterator[Outcome]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _spare_imports() -> None:
-    """Spare each collection of garbage what the imports have made: every simulation ends with one."""
+def _begin() -> None:
+    """Begin a process: it ends with the one that made it, and collections of garbage leave its imports out."""
+    threading.Thread(target=_end_with_parent, name="pairmq-simulate-parent", daemon=True).start()
     gc.collect()
     gc.freeze()
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed can't end its processes, which would wait for work that never comes."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _submit(pool: ProcessPoolExecutor, runs: Iterable[Settings]) -> set[Future[Outcome]]:
