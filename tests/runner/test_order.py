@@ -644,7 +644,7 @@ async def test_cancelled_sends_and_batches_leave_nothing_in_line_and_the_others_
         await asyncio.sleep(60)
         for bodies in accepted.values():
             assert [body for body in dict.fromkeys(w.home()) if body in bodies] == bodies
-        keys = w.pair._engine._sends._orders._sessions.values()
+        keys = w.pair._engine.sends._orders._sessions.values()
         assert [(len(key.turns), key.lined_up) for key in keys] == [(0, 0)] * 3
 
 

@@ -95,25 +95,30 @@ class RoundTrip:
     broker far off that may be less than one round trip, and no attempt at it could ever succeed.
     """
 
-    __slots__ = ("_mean", "_spread", "needed")
+    __slots__ = ("_cut_off", "_mean", "_spread")
 
     def __init__(self) -> None:
-        self._mean = self._spread = 0.0
-        self.needed = 0.0
+        self._mean = self._spread = self._cut_off = 0.0
+
+    @property
+    def needed(self) -> float:
         """Seconds that an operation must have to be answered, as far as is known; `FAIR_TRIAL` at most."""
+        answered = self._mean + max(4 * self._spread, self._mean / 2)
+        return min(max(answered, self._cut_off), FAIR_TRIAL)
 
     def answered(self, seconds: float) -> None:
         """An operation with one message was confirmed."""
         if not self._mean:
             self._mean, self._spread = seconds, seconds / 2
         else:
-            self._spread += (abs(seconds - self._mean) - self._spread) / 4
-            self._mean += (seconds - self._mean) / 8
-        self.needed = min(self._mean + max(4 * self._spread, self._mean / 2), FAIR_TRIAL)
+            late = seconds - self._mean
+            self._spread += ((late if late > 0 else -late) - self._spread) / 4
+            self._mean += late / 8
+        self._cut_off = 0.0
 
     def cut_off(self, seconds: float) -> None:
         """It was not answered within so long: the next one gets more, or a first answer might never be seen."""
-        self.needed = max(self.needed, min(2 * seconds, FAIR_TRIAL))
+        self._cut_off = max(self.needed, 2 * seconds)
 
 
 class Job:
@@ -268,7 +273,9 @@ class SendRules:
     def until(self, now: float, deadline: float, trip: RoundTrip) -> float:
         """When an attempt must end: half of the time left is for the other broker, if the rest is enough here."""
         left = deadline - now
-        share = left if left < _LAST_STRETCH else max(left / 2, min(left, trip.needed))
+        share = left / 2
+        if share < FAIR_TRIAL:  # no broker is known to need longer
+            share = left if left < _LAST_STRETCH else max(share, min(left, trip.needed))
         return now + min(self.attempt_timeout, share)
 
     def at_once(

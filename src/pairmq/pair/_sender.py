@@ -74,7 +74,7 @@ class PairSender:
         self._in_flight += 1
         try:
             if self._tracing is None:
-                result = (await self._engine.send(self._state, (message,), limit))[0]
+                result = (await self._engine.sends.send(self._state, (message,), limit))[0]
             else:
                 result = (await self._send_traced(self._tracing, (message,), limit))[0]
         finally:
@@ -203,8 +203,9 @@ class PairSender:
         limit = self._timeout if timeout is None else seconds("timeout", timeout)
         self._in_flight += 1
         try:
+            self._engine.check_here()
             if self._tracing is None:
-                return await self._engine.send(self._state, chunk, limit)
+                return await self._engine.sends.send(self._state, chunk, limit)
             return await self._send_traced(self._tracing, chunk, limit)
         except (PairClosed, PairFaulted) as error:
             # The pair ended between two chunks: the earlier results must not be lost with it.
@@ -228,7 +229,7 @@ class PairSender:
         self, tracing: SendTracing, messages: Sequence[Message], limit: float
     ) -> list[Receipt | SendError]:
         async def operation(messages: list[Message]) -> list[Receipt | SendError]:
-            return await self._engine.send(self._state, messages, limit)
+            return await self._engine.sends.send(self._state, messages, limit)
 
         return await tracing.run(self._entity, messages, operation)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from pairmq._version import version
@@ -32,11 +32,8 @@ from pairmq.model import (
     Entity,
     EntityState,
     FailureKind,
-    Message,
     PairClosed,
     PairFaulted,
-    Receipt,
-    SendError,
     TransportError,
 )
 from pairmq.model.events import PairEnded, PairOpened, Side
@@ -115,7 +112,7 @@ class Engine:
         self.backlog = BacklogQueues(
             secondary, primary.endpoint.name, options, clock, emit, self._limits, self._lane_in_use
         )
-        self._sends = SendProcedure(primary, secondary, self.backlog, options, clock, emit, self._limits)
+        self.sends = SendProcedure(primary, secondary, self.backlog, options, clock, emit, self._limits)
         store = self._ends[1]
         self.outbox = (
             Outbox(store, primary, secondary, options, clock, emit, self._limits)
@@ -272,7 +269,7 @@ class Engine:
     @property
     def in_flight(self) -> int:
         """Messages in flight now."""
-        return self._sends.in_flight
+        return self.sends.in_flight
 
     def states(self) -> Mapping[Entity, EntityState]:
         """The states of all entities that are known: see `KnownEntities`."""
@@ -311,14 +308,6 @@ class Engine:
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
         return task
-
-    # Handed on, not awaited: between a send and its broker stand coroutines enough.
-
-    def send(
-        self, state: SenderState, messages: Sequence[Message], timeout: float
-    ) -> Coroutine[Any, Any, list[Receipt | SendError]]:
-        """Send one message or several; see `SendProcedure.send`."""
-        return self._sends.send(state, messages, timeout)
 
     def operator(self, entity: Entity, word: str, *, syphon: bool = False) -> None:
         """Carry out ``mark_healthy``, ``force_failover`` or ``hold`` (SPEC 4.7).
@@ -406,7 +395,7 @@ class Engine:
         if self._linked_faults is not None:
             self._linked_faults.forget()
         grace = self.options.close_grace
-        self._sends.end_by(self._clock.now() + grace, self._fault)
+        self.sends.end_by(self._clock.now() + grace, self._fault)
         for runner in self._known.runners():
             runner.stop_pings()
             runner.wake()  # sends that wait between two attempts learn their new deadline
@@ -418,8 +407,8 @@ class Engine:
         stop_syphon = [self.syphon.stop(grace)] if self.syphon is not None else []
         # One second over the grace: what was interrupted at its end still has to give its results back.
         leave = [self._follower.leave()] if self._fault is None else []
-        await _bounded(grace + 4, self._sends.wait_idle(grace + 1), *stop_syphon, *leave)
-        await _bounded(2.5, self._sends.close(), *(runner.close() for runner in self._known.runners()))
+        await _bounded(grace + 4, self.sends.wait_idle(grace + 1), *stop_syphon, *leave)
+        await _bounded(2.5, self.sends.close(), *(runner.close() for runner in self._known.runners()))
         partner = [self._linked_faults.wait()] if self._linked_faults is not None else []
         outbox = [self.outbox.close()] if self.outbox is not None else []
         await _bounded(_TRANSPORT_CLOSE, self.backlog.close(), *outbox, self._known.close(), *self._endings, *partner)
@@ -427,7 +416,7 @@ class Engine:
         self._operations.report()
         if self._opened:  # a count of the open pairs must not drop by one that never was
             fault = None if self._fault is None else str(self._fault)
-            self._emit(PairEnded, fault=fault, unknown=self._sends.given_back)
+            self._emit(PairEnded, fault=fault, unknown=self.sends.given_back)
 
     def _new_runner(self, entity: Entity) -> EntityRunner:
         tracks = self.options.enable_syphon
@@ -447,7 +436,7 @@ class Engine:
 
     def _faulted(self, cause: BaseException) -> None:
         self._fault = cause
-        self._sends.end_by(self._clock.now(), cause)
+        self.sends.end_by(self._clock.now(), cause)
         if self._closing is None:
             self._closing = start_task(self._close(), name="pair fault")
 

@@ -64,6 +64,7 @@ class Admission:
         self._limits = limits
         self._free = limit
         self._queue: OrderedDict[asyncio.Future[None], int] = OrderedDict()
+        self._emptied = asyncio.Event()
 
     @property
     def in_flight(self) -> int:
@@ -95,7 +96,22 @@ class Admission:
     def leave(self, messages: int) -> None:
         """Make room again."""
         self._free += min(messages, self.limit)
-        self._let_in()
+        if self._queue:
+            self._let_in()
+        elif self._free == self.limit:
+            self._emptied.set()
+
+    async def wait_empty(self, seconds: float) -> None:
+        """Return when no send is in flight, or after ``seconds``."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + seconds
+        while self.in_flight and loop.time() < ends_at:
+            self._emptied.clear()
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    await self._emptied.wait()
+            except TimeoutError:
+                return
 
     def _has_come(self, turn: asyncio.Future[None]) -> bool:
         """Whether a turn came that is waited for no longer."""
@@ -367,7 +383,6 @@ class SendProcedure:
         self._ends_at: float | None = None
         self._fault: BaseException | None = None
         self._given_back = 0
-        self._idle = asyncio.Event()
 
     @property
     def in_flight(self) -> int:
@@ -392,20 +407,12 @@ class SendProcedure:
 
     async def wait_idle(self, seconds: float) -> None:
         """Return when no send is in flight, or after ``seconds``."""
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + seconds
-        while self.in_flight and loop.time() < ends_at:
-            self._idle.clear()
-            try:
-                async with asyncio.timeout_at(ends_at):
-                    await self._idle.wait()
-            except TimeoutError:
-                return
+        await self._admission.wait_empty(seconds)
 
     def send(
         self, state: SenderState, messages: Sequence[Message], timeout: float
     ) -> Coroutine[Any, Any, list[Receipt | SendError]]:
-        """Send one message or several inside one deadline.
+        """Send one message or several inside one deadline, of a pair that the caller has just seen open.
 
         Args:
             state: the sender's.
@@ -416,12 +423,11 @@ class SendProcedure:
             To be awaited at once: one result a message, in order.
 
         Raises:
-            PairClosed, PairFaulted: the pair ended before a message was given to a broker.
+            PairClosed, PairFaulted: awaited, the pair ended before a message was given to a broker.
             TypeError, ValueError: no message, or a timeout of 0 or less.
 
         Cancellation leaves the outcome of those without a result unknown; the machine counts the attempt as given up.
         """
-        self._check_open()
         if not timeout > 0:
             raise ValueError(f"timeout is {timeout!r}: it must be more than 0 seconds")
         started = self._clock.now()
@@ -440,7 +446,7 @@ class SendProcedure:
         try:
             if not entered:
                 entered = await self._admission.enter(len(pending), deadline)
-                self._check_open(state, pending)
+                self._refuse_if_ended(state, pending)
             if entered and self._orders is not None:
                 await self._go_in_order(state, places, started, deadline)
             elif entered:
@@ -454,8 +460,6 @@ class SendProcedure:
                 place.leave()
             if entered:
                 self._admission.leave(len(pending))
-                if not self._admission.in_flight:
-                    self._idle.set()
             self._results.report(state, jobs, started)
         return [job.result for job in jobs if job.result is not None]
 
@@ -557,13 +561,11 @@ class SendProcedure:
             self._given_back += self._ends_at is not None and job.unknown
             self._results.refuse(state, job, done.refusal, f"{done.why}{last}")
 
-    # Small questions.
-
-    def _check_open(self, state: SenderState | None = None, pending: Sequence[Job] = ()) -> None:
-        if state is not None and self._ends_at is not None:
-            for job in pending:  # never given to a broker: the report must not call them unknown
-                self._results.refuse(state, job, SendRefused, "the pair closed before its turn came")
+    def _refuse_if_ended(self, state: SenderState, pending: Sequence[Job]) -> None:
+        if self._ends_at is None:
+            return
+        for job in pending:  # never given to a broker: the report must not call them unknown
+            self._results.refuse(state, job, SendRefused, "the pair closed before its turn came")
         if self._fault is not None:
             raise PairFaulted(f"the pair has faulted: {self._fault}") from self._fault
-        if self._ends_at is not None:
-            raise PairClosed("the pair is closed: it takes no more sends")
+        raise PairClosed("the pair is closed: it takes no more sends")
