@@ -11,8 +11,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from pairmq.cli import main as run_program
-from pairmq.cli._values import CommandFailed
+from pairmq.model import PairMQError
 
 if TYPE_CHECKING:
     from servicebus_local.command import Announcement
@@ -31,7 +30,7 @@ def servicebus_server(context: typer.Context) -> int:
     try:
         from servicebus_local.command import run
     except ModuleNotFoundError as error:
-        raise CommandFailed(f"the server needs {error.name}: pip install 'pairmq-servicebus[server]'") from None
+        raise PairMQError(f"the server needs {error.name}: pip install 'pairmq-servicebus[server]'") from None
     prog = context.command_path
     return run(context.args, prog=prog, key_variable=KEY_VARIABLE, announcement=_announcement())
 
@@ -67,7 +66,3 @@ def __getattr__(name: str) -> Any:
     import servicebus_local
 
     return getattr(servicebus_local, name)
-
-
-if __name__ == "__main__":
-    run_program(app, name="servicebus-server")
