@@ -67,7 +67,7 @@ def test_what_a_lane_gave_is_no_part_of_the_primary(pen: Pen) -> None:
     assert pen.held() == [1]
 
 
-def test_what_was_given_back_is_counted_where_it_is_left(pen: Pen) -> None:
+def test_what_was_released_is_counted_where_it_is_left(pen: Pen) -> None:
     pen.got(1, "17-0")
     pen.completed(1, "17-0", error="the connection is gone")
     assert pen.held((1, "17-0")) == [1]
@@ -80,7 +80,7 @@ def test_two_copies_at_two_places_are_two(pen: Pen) -> None:
     assert pen.held() == [1, 1]
 
 
-def test_what_nobody_wanted_gone_and_is_not_there_is_lost(pen: Pen) -> None:
+def test_what_is_missing_without_a_reason_is_lost(pen: Pen) -> None:
     """A consumer was killed with it in its hand, and it never came back."""
     pen.got(1, "17-0")
     assert pen.held() == []

@@ -508,7 +508,7 @@ WRONG: list[tuple[Verdict, Callable[[Pen], None]]] = [
 
 
 @pytest.mark.parametrize(("verdict", "story"), WRONG, ids=lambda each: getattr(each, "__name__", None))
-def test_each_lie_is_found(pen: Pen, verdict: Verdict, story: Callable[[Pen], None]) -> None:
+def test_each_planted_contradiction_is_found(pen: Pen, verdict: Verdict, story: Callable[[Pen], None]) -> None:
     story(pen)
     found = pen.violations()
     assert {violation.verdict for violation in found} == {verdict}, [str(violation) for violation in found]
@@ -531,7 +531,7 @@ def test_order_is_not_judged_where_several_consumers_took_the_copies(pen: Pen) -
     assert pen.violations() == []
 
 
-def test_every_verdict_has_a_lie() -> None:
+def test_every_verdict_has_a_contradiction() -> None:
     assert {verdict for verdict, _ in WRONG} == set(Verdict) - {Verdict.LATE}  # which needs exact clocks
 
 

@@ -280,7 +280,7 @@ def test_a_line_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
     assert [entry["k"] for _, entry in lines(tmp_path)] == ["whole"]
 
 
-def test_a_message_tells_its_number() -> None:
+def test_a_message_has_its_number() -> None:
     for number in range(50):
         assert number_of(made(number)) == number
 

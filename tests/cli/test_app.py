@@ -120,7 +120,9 @@ class _Greedy:
 
 @pytest.mark.parametrize(("plugin", "says"), [(_Broken(), "no such"), (_Greedy(), "claimed by two plugins")])
 @pytest.mark.parametrize("command", ["plugins", "doctor"])
-def test_a_broken_plugin_or_a_conflict_is_told_and_fails(cli, brokers, plugin: object, says: str, command: str) -> None:
+def test_a_broken_plugin_or_a_conflict_is_reported_and_fails(
+    cli, brokers, plugin: object, says: str, command: str
+) -> None:
     registry.register(plugin, name="bad")
     try:
         ended = cli(command, *(brokers if command == "doctor" else []))
@@ -147,7 +149,7 @@ def _program(arguments: str, redirection: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize("arguments", _NO_BROKER)
-def test_it_stops_quietly_with_141_when_nobody_reads(arguments: str) -> None:
+def test_it_stops_quietly_with_141_when_its_output_is_not_read(arguments: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "pairmq.cli", *arguments.split()]
@@ -208,7 +210,7 @@ def test_a_terminal_of_no_columns_gets_errors_and_tables(cli, monkeypatch: pytes
     ],
     ids=["named", "not named"],
 )
-def test_a_full_disk_under_a_file_is_not_told_as_stdout(
+def test_a_full_disk_under_a_file_is_not_reported_as_stdout(
     cli, brokers, capfd, monkeypatch: pytest.MonkeyPatch, name: str | None, says: str
 ) -> None:
     def full(*_: object) -> None:

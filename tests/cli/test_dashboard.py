@@ -81,7 +81,7 @@ def test_nothing_is_made_at_the_brokers(program, cli, servers) -> None:
 
 
 @pytest.mark.real_server
-def test_with_a_syphon_it_brings_messages_home_and_tells_how_far_it_is(program, backlog) -> None:
+def test_with_a_syphon_it_moves_messages_back_and_shows_how_far_it_is(program, backlog) -> None:
     page = program("dashboard", "--syphon", "--port", "0", *backlog)
     page.wait_for(b"#token=")
     url, token = address_in(page.err)
@@ -129,7 +129,7 @@ def test_a_port_that_is_taken_names_the_option(cli, brokers) -> None:
 
 
 @pytest.mark.parametrize("place", ["", "x", "1:2:x", "127.0.0.1:", "70000", "-1", "http://127.0.0.1:80", "²"])
-def test_a_place_that_is_none_is_refused(cli, brokers, place: str) -> None:
+def test_an_invalid_place_is_refused(cli, brokers, place: str) -> None:
     ended = cli("syphon", f"--dashboard={place}", *brokers)
     assert ended.status == 2
     assert ended.error_lines == [
@@ -137,7 +137,7 @@ def test_a_place_that_is_none_is_refused(cli, brokers, place: str) -> None:
     ]
 
 
-def test_a_token_that_is_none_is_refused_and_not_repeated(cli, brokers, tmp_path, monkeypatch) -> None:
+def test_an_invalid_token_is_refused_and_not_repeated(cli, brokers, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PAIRMQ_DASHBOARD_TOKEN", "short-one")
     ended = cli("dashboard", "--port", "0", *brokers)
     assert (ended.status, len(ended.error_lines), "short-one" in ended.err) == (2, 1, False)

@@ -84,7 +84,7 @@ def test_messages_of_others_are_not_ours(message_id: str | None) -> None:
 # The plan.
 
 
-def test_the_outage_lies_in_mid_stream_and_outlasts_the_failover_interval() -> None:
+def test_the_outage_is_in_mid_stream_and_outlasts_the_failover_interval() -> None:
     plan = Plan(2000, None, 1.0)
     assert 0 < plan.outage_at < plan.outage_ends_at < plan.sending
     assert plan.outage_ends_at - plan.outage_at > plan.failover_interval + 1
@@ -103,7 +103,7 @@ def test_lines_of_a_file_are_split_at_line_feeds_only(tmp_path: Path) -> None:
 # The command.
 
 
-def test_the_demo_loses_nothing_and_says_so(cli) -> None:
+def test_the_demo_loses_nothing_and_reports_it(cli) -> None:
     ended = cli("demo", "--messages", "800", *_QUICK, "--primary", "memory://d1", "--secondary", "memory://d2")
     assert ended.status == 0, ended
     assert "the primary is stopped" in ended.out

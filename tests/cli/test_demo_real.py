@@ -146,7 +146,9 @@ def test_a_product_without_a_local_server_is_a_usage_error_that_names_the_others
     assert "plugins with a local server: postgres, rabbitmq, redis" in ended.err
 
 
-def test_a_product_whose_plugin_is_missing_is_told_with_what_brings_it(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_whose_plugin_is_missing_is_reported_with_what_brings_it(
+    cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pairmq.cli._demo_servers.registry", Registry(lambda: ()))
     ended = cli("demo", "--real", "rabbitmq")
     assert ended.status == 2
@@ -307,7 +309,7 @@ def test_missing_is_what_is_accepted_and_in_neither_place() -> None:
         ([(1, "7"), (2, "8")], True, (2, 0)),  # a broker with numbers can tell that this is another copy
     ],
 )
-async def test_the_consumer_tells_the_same_copy_from_another_one(copies, completes: bool, expected) -> None:
+async def test_the_consumer_distinguishes_the_same_copy_from_another_one(copies, completes: bool, expected) -> None:
     class Receiver:
         async def complete_batch(self, deliveries):
             return [None if completes else OSError()] * len(deliveries)

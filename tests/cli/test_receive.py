@@ -91,7 +91,7 @@ def test_a_subscription_is_read_by_its_name(cli, brokers, primary) -> None:
     assert cli("receive", "-e", "prices", "-s", "audit", "--max", "1", *primary).out == "7\n"
 
 
-def test_a_queue_that_is_not_there_is_an_error_that_says_so(cli, primary) -> None:
+def test_a_missing_queue_is_a_clear_error(cli, primary) -> None:
     ended = cli("receive", "-e", "nowhere", "--idle", "50ms", *primary)
     assert ended.status == 1
     assert "has no queue 'nowhere'" in ended.err

@@ -85,7 +85,7 @@ async def test_what_an_outage_held_up_has_the_idle_time_to_come() -> None:
 
 
 @in_virtual_time
-async def test_a_signal_ends_the_waiting_for_a_broker_that_stays_away() -> None:
+async def test_a_signal_ends_the_waiting_for_a_broker_that_stays_unavailable() -> None:
     broker = await broker_with(5)
     broker.fail(Fault.DOWN, Operation.RECEIVE)
     stop = Stop()

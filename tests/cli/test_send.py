@@ -314,7 +314,7 @@ def test_the_rest_of_a_file_gets_the_ids_of_its_own_lines(cli, brokers, primary)
     assert sorted(ids) == ["run7-1", "run7-2", "run7-3", "run7-4"]
 
 
-def test_failures_under_an_id_prefix_tell_how_to_send_the_rest(cli, brokers, tmp_path: Path) -> None:
+def test_failures_under_an_id_prefix_report_how_to_send_the_rest(cli, brokers, tmp_path: Path) -> None:
     failed = tmp_path / "failed"
     arguments = ["send", "-e", "nowhere", *brokers]
     ended = cli(*arguments, "--id-prefix", "run7", "--failed", str(failed), stdin=b"a\n")
@@ -327,7 +327,7 @@ def test_failures_under_an_id_prefix_tell_how_to_send_the_rest(cli, brokers, tmp
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_a_stopped_run_tells_the_first_line_not_accepted_and_what_to_do(
+def test_a_stopped_run_reports_the_first_line_not_accepted_and_what_to_do(
     program, brokers, tmp_path: Path, keeps: bool
 ) -> None:
     failed = tmp_path / "failed"
@@ -342,7 +342,7 @@ def test_a_stopped_run_tells_the_first_line_not_accepted_and_what_to_do(
     assert "go on from line 3" in ended.err or not keeps
 
 
-def test_a_stopped_run_under_an_id_prefix_tells_the_number_to_go_on_with(program, brokers) -> None:
+def test_a_stopped_run_under_an_id_prefix_reports_the_number_to_go_on_with(program, brokers) -> None:
     arguments = ["send", "-e", "q", "--create", "--id-prefix", "run7", "--first-line", "1501", "--json", *brokers]
     sender = program(*arguments)
     sender.write(b"a\n")

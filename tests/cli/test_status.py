@@ -47,7 +47,7 @@ def test_an_entity_that_takes_nothing_fails_it(cli, brokers) -> None:
     assert "no: " in ended.out
 
 
-def test_a_broker_that_is_away_is_shown_as_that(cli, primary) -> None:
+def test_a_broker_that_is_unavailable_is_shown_as_that(cli, primary) -> None:
     ended = cli("status", *primary, "--secondary", f"redis://127.0.0.1:{free_port()}/0")
     assert ended.status == 1
     assert "none: " in ended.out
@@ -117,7 +117,7 @@ def test_entities_are_made_listed_and_deleted(cli, primary) -> None:
     assert cli("entity", "create", "q", "-s", "x", *primary).status == 2
 
 
-def test_programs_are_told_what_was_made_and_deleted(cli, primary) -> None:
+def test_json_has_what_was_made_and_deleted(cli, primary) -> None:
     made = cli("entity", "create", "a/b", "--json", *primary)
     assert json.loads(made.out) == {"entity": "a/b", "created": True}
     deleted = cli("entity", "delete", "a/b", "--yes", "--json", *primary)
@@ -167,14 +167,14 @@ def test_the_doctor_makes_nothing_and_names_what_is_missing(cli, brokers) -> Non
     assert cli("entity", "list", "--primary", brokers[3]).out == ""
 
 
-def test_the_doctor_says_what_to_do_about_a_broker_that_is_away(cli, primary) -> None:
+def test_the_doctor_says_what_to_do_about_a_broker_that_is_unavailable(cli, primary) -> None:
     ended = cli("doctor", *primary, "--secondary", f"redis://127.0.0.1:{free_port()}/0")
     assert ended.status == 1
     assert "FAIL  secondary: " in ended.out
     assert "start it, or correct its URL" in ended.out
 
 
-def test_the_doctor_names_a_variable_that_nobody_reads(cli, brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_names_a_variable_that_is_not_read(cli, brokers, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FAILOVER_INTERVALL", "PRIMARY_URL", "SERVICEBUS_KEY", "DASHBOARD_TOKEN", "PING_TIMEOUT"):
         monkeypatch.setenv(f"PAIRMQ_{name}", "5")
     findings = json.loads(cli("doctor", "--json", *brokers).out)["findings"]

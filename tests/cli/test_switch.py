@@ -249,7 +249,7 @@ def test_ten_processes_follow_and_a_stopped_one_is_listed(cli, files) -> None:
         print(f"MEASURED: nine of ten followed {max(followed.values()) - decided_at:.2f} s after the command began")
 
 
-def test_ctrl_c_leaves_the_decision_in_force_and_says_so(files) -> None:
+def test_ctrl_c_leaves_the_decision_in_force_and_reports_it(files) -> None:
     with processes(1, files) as fleet:
         reported(files, 1)
         freeze(fleet.pids[0], files)

@@ -30,7 +30,7 @@ def diverted(cli, servers) -> list[str]:
 
 
 @pytest.mark.real_server
-def test_it_brings_everything_home_and_leaves(cli, diverted) -> None:
+def test_it_moves_everything_back_and_leaves(cli, diverted) -> None:
     ended = cli("syphon", "--until-empty", *diverted)
     assert ended.status == 0, ended
     assert "moved 3 messages; the backlog is empty" in ended.err
@@ -39,7 +39,7 @@ def test_it_brings_everything_home_and_leaves(cli, diverted) -> None:
 
 
 @pytest.mark.real_server
-def test_json_tells_the_end_on_stdout(cli, diverted) -> None:
+def test_json_has_the_end_on_stdout(cli, diverted) -> None:
     ended = cli("syphon", "--until-empty", "--json", "--metrics-interval", "100ms", *diverted)
     last = json.loads(ended.out.splitlines()[-1])
     assert (last["moved"], last["left"], last["emptied"], last["exit_status"]) == (3, 0, True, 0)
@@ -58,7 +58,7 @@ def test_as_a_service_it_ends_cleanly_on_a_signal(program, diverted, number: int
 
 
 @pytest.mark.real_server
-def test_it_waits_for_a_primary_that_is_away_and_loses_nothing(program, cli, servers, diverted) -> None:
+def test_it_waits_for_a_primary_that_is_unavailable_and_loses_nothing(program, cli, servers, diverted) -> None:
     first, _ = servers
     first.kill()
     service = program("syphon", "--until-empty", "--ping-interval", "500ms", *diverted)
@@ -86,7 +86,7 @@ def test_stopping_it_in_an_outage_leaves_the_messages_in_the_backlog(program, cl
 
 
 @pytest.mark.real_server
-def test_what_can_not_be_delivered_is_dead_lettered_told_and_can_be_requeued(cli, diverted) -> None:
+def test_what_can_not_be_delivered_is_dead_lettered_reported_and_can_be_requeued(cli, diverted) -> None:
     assert cli("entity", "delete", "orders", "--yes", *diverted[:2]).status == 0
     ended = cli("syphon", "--until-empty", *diverted)
     assert ended.status == 1

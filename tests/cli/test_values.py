@@ -22,7 +22,7 @@ def test_a_duration_is_a_number_with_or_without_its_unit(text: str, seconds: flo
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1", "1e3", "10 parsecs", "\u0661\u0660", "nan", "1:30"])
-def test_what_is_no_duration_is_told_how_to_write_one(text: str) -> None:
+def test_the_error_for_an_invalid_duration_says_how_to_write_one(text: str) -> None:
     with pytest.raises(typer.BadParameter, match=r"use e\.g\. 10, 10s, 500ms, 5min, 1h or 2d"):
         duration(text)
 

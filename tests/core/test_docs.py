@@ -66,7 +66,7 @@ def test_checking_writes_nothing(generator: ModuleType, copied: Path):
     assert page.read_text(encoding="utf-8") == spoiled
 
 
-def test_writing_mends_what_differs_and_leaves_the_prose(generator: ModuleType, copied: Path):
+def test_writing_fixes_what_differs_and_leaves_the_prose(generator: ModuleType, copied: Path):
     page = copied / "reference" / "options.md"
     text = page.read_text(encoding="utf-8")
     page.write_text("My words.\n\n" + text.replace("| 1 to 1 000 |", "| 1 to 2 000 |"), encoding="utf-8")

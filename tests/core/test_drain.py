@@ -38,7 +38,7 @@ looks = st.lists(st.tuples(st.integers(0, 1), st.none() | st.floats(0, 100)), ma
 
 
 @given(looks)
-def test_the_last_look_at_each_queue_decides_and_the_oldest_of_these_is_told(story: list[tuple[int, float | None]]):
+def test_the_last_look_at_each_queue_decides_and_the_oldest_of_these_is_reported(story: list[tuple[int, float | None]]):
     watch, last = EmptyWatch(2), dict[int, float | None]()
     for index, began_at in story:
         last[index] = began_at

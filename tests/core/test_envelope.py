@@ -221,7 +221,7 @@ def test_the_envelope_reads_as_published():
     }
 
 
-def test_only_what_a_message_has_stands_in_its_envelope():
+def test_only_what_a_message_has_is_in_its_envelope():
     assert set(divert(Message(), DIVERSION).application_properties) == {
         "x-ms-path",
         "x-pairmq-diverted-at",
@@ -409,13 +409,13 @@ def test_an_alias_with_a_malformed_text_is_named(alias: str, text: str):
 
 
 @pytest.mark.parametrize("alias", sorted(ALIASES - {"x-pairmq-sender"}))  # a sender's id may be any text
-def test_an_error_does_not_repeat_what_stands_in_the_queue(alias: str):
+def test_an_error_does_not_repeat_what_is_in_the_queue(alias: str):
     with pytest.raises(EnvelopeError) as caught:
         restore(with_alias(alias, "?[hunter2" * 20))
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_message_that_was_never_diverted_is_told_so():
+def test_a_message_that_was_never_diverted_is_refused():
     with pytest.raises(EnvelopeError, match="x-ms-path is missing: PairMQ did not send this message"):
         restore(Message(b"stray", application_properties={"mine": 1}))
 

@@ -100,7 +100,7 @@ def test_an_empty_queue_makes_a_key_clean():
     assert KeyOrder(1.0).seen(look(1.0, None))
 
 
-def test_a_look_from_before_the_last_diverted_send_ended_tells_nothing():
+def test_a_look_from_before_the_last_diverted_send_ended_does_not_count():
     key = KeyOrder(0.0)
     key.diverting()
     key.divert_ended(5.0, maybe_there=True)

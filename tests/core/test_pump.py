@@ -583,7 +583,7 @@ def test_a_copy_in_doubt_is_not_made_again_at_once():
         assert pump.machine.postpone(line, now + wait - 0.1) == []
 
 
-def test_a_copy_of_a_message_that_may_have_one_says_so():
+def test_a_copy_of_a_message_that_may_have_one_is_marked():
     pump = Pump()
     pump.receive(envelope(1), envelope(2))
     pump.send(IN_DOUBT, AWAY)

@@ -610,7 +610,7 @@ def test_a_wait_ends_when_the_pair_is_closed():
     assert sending.primary(DOWN) == Wait(100.02)
 
 
-def test_what_a_closing_pair_gives_up_says_so():
+def test_what_a_closing_pair_gives_up_is_reported():
     sending = Sending(while_failing="raise")
     sending.start()
     sending.machine.close(105.0, "the pair faulted: x")

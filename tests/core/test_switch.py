@@ -170,7 +170,7 @@ def test_old_reports_and_what_can_not_be_read_are_removed() -> None:
     assert not is_old_report(body, 10.0 + REPORT_LIFETIME)
 
 
-def test_who_follows_is_told_from_who_does_not() -> None:
+def test_followers_are_distinguished_from_other_observers() -> None:
     made = SwitchReport.of(decision(1), read(decision(1)), fleet(report("p1", 2, "a"), report("p2", 1, "z")))
     assert [each.process for each in made.followed] == ["p1"]
     assert [each.process for each in made.missing] == ["p2"]

@@ -322,7 +322,7 @@ def test_effects_carry_the_epoch_that_they_belong_to(row: Expected):
 
 
 @rows
-def test_a_change_tells_the_states_as_people_see_them(row: Expected):
+def test_a_change_has_the_states_as_people_see_them(row: Expected):
     machine = in_health(row.health, row.symbol)
     before = machine.state
     changes = [e for e in machine.handle(INPUT_OF[row.symbol](machine), row.at) if isinstance(e, Changed)]
@@ -461,7 +461,7 @@ def test_a_refusal_ends_a_failing_interval_as_the_broker_answers():
 
 
 @pytest.mark.parametrize("interval", [0, 10])
-def test_throttling_counts_where_the_option_says_so(interval: float):
+def test_throttling_counts_with_failover_on_busy(interval: float):
     machine = EntityMachine(PairOptions(failover_on_busy=True, failover_interval=interval), 0)
     feed(machine, (0, ROUTE_REQUESTED), (1, PrimaryFailed(0, FailureKind.BUSY)))
     assert machine.health is (Health.FAILING if interval else Health.DOWN)
@@ -587,7 +587,7 @@ def test_seen_empty_since_the_entity_came_back_makes_a_dirty_backlog_clean():
     assert machine.backlog is Backlog.CLEAN
 
 
-def test_seen_empty_leaves_a_clean_backlog_clean_and_tells_no_one():
+def test_seen_empty_leaves_a_clean_backlog_clean_without_an_effect():
     machine = EntityMachine(OPTIONS, 0, tracks_backlog=True)
     machine.handle(BacklogSeenEmpty(0), 1)
     assert machine.handle(BacklogSeenEmpty(1), 2) == ()
@@ -673,7 +673,7 @@ def test_the_state_people_see_is_derived_from_the_two_facts(health: Health, back
     assert visible(health, backlog) is _read_visible()[health, backlog]
 
 
-def test_an_operators_word_that_no_one_can_see_is_told_all_the_same():
+def test_an_operators_decision_without_an_observer_is_logged():
     machine = in_health(Health.DOWN)
     (change,) = machine.handle(HOLD, 999)
     assert isinstance(change, Changed)
@@ -717,7 +717,7 @@ def test_a_divert_for_order_is_in_flight_in_every_health(health: Health, tracks:
 
 
 @pytest.mark.parametrize("health", list(Health))
-def test_without_a_syphon_a_divert_for_order_leaves_no_backlog_that_nobody_would_call_drained(health: Health):
+def test_without_a_syphon_a_divert_for_order_leaves_no_backlog_to_be_drained(health: Health):
     machine = in_health(health, tracks_backlog=False)
     machine.handle(DIVERT_REQUESTED, 1000)
     away = health in (Health.DOWN, Health.HELD)  # it is clean again when the entity comes up

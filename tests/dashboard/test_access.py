@@ -25,7 +25,7 @@ HOSTILE = "<script>alert('x')</script>"
 
 
 @in_virtual_time
-async def test_without_open_to_read_nothing_is_told_without_the_token():
+async def test_without_open_to_read_nothing_is_shown_without_the_token():
     async with shown(open_to_read=False) as page:
         answer = await page.client.get("/api/status")
         assert (answer.status_code, answer.json()) == (401, {"error": "a token is required"})
@@ -194,7 +194,7 @@ async def test_behind_a_proxy_that_calls_it_by_another_name_its_own_name_may_act
 
 
 @in_virtual_time
-async def test_a_read_only_dashboard_lets_nobody_act():
+async def test_a_read_only_dashboard_refuses_all_actions():
     async with shown(read_only=True) as page:
         assert (await page.operate("hold", "orders")).status_code == 403
         assert (await page.status())["access"]["read_only"] is True
@@ -310,7 +310,7 @@ async def test_the_cookie_of_one_dashboard_opens_no_other():
 
 
 @pytest.mark.parametrize("token", ["", "short", "x" * 513, "a token with spaces", "sixteen-chars-and-\n", "ключ" * 5])
-async def test_a_token_that_is_none_is_refused_and_not_repeated(token, closed_pair):
+async def test_an_invalid_token_is_refused_and_not_repeated(token, closed_pair):
     with pytest.raises(ConfigurationError, match="token") as refusal:
         Dashboard(closed_pair, token=token)
     assert not token or token not in str(refusal.value)
@@ -372,7 +372,7 @@ async def test_hostile_texts_come_as_texts_without_control_characters_and_logins
     assert line["text"] == line["subject"] == r"\x1b[31mamqp://…@broker/\u202e"
 
 
-def test_served_by_another_loop_than_its_pair_s_it_says_so():
+def test_serving_in_another_loop_than_the_pair_s_is_an_error():
     pair = Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport())
     dashboard = Dashboard(pair)
 
@@ -391,7 +391,7 @@ def test_served_by_another_loop_than_its_pair_s_it_says_so():
 
 @in_virtual_time
 @pytest.mark.parametrize("word", ["hold", "force_failover", "mark_healthy"])
-async def test_an_entity_that_nobody_knows_is_not_operated_on(word):
+async def test_an_unknown_entity_is_not_operated_on(word):
     async with shown("orders") as page:
         answer = await page.operate(word, "ordres")
         assert answer.status_code == 404

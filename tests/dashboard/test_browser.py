@@ -160,7 +160,7 @@ async def test_where_looking_needs_the_token_nothing_is_shown_or_asked_without_i
         await page.until(f"{SAID} === 'All is well.'")
 
 
-async def test_it_is_told_when_the_server_is_gone_and_fits_on_every_screen(tmp_path):
+async def test_it_is_reported_when_the_server_is_gone_and_fits_on_every_screen(tmp_path):
     pair = Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport(), OPTIONS)
     async with chromium(tmp_path) as page, pair:
         async with serving(pair, port=0) as address:

@@ -29,7 +29,7 @@ def test_another_process_s_syphon_is_as_fast_as_the_backlog_shrinks():
     assert progress_of((0, 100, 0), (10, 80, 0), own=False) == Progress(100, 2.0, 40.0)
 
 
-def test_a_backlog_that_grows_has_no_time_left_to_tell():
+def test_time_left_is_not_shown_when_the_backlog_grows():
     assert progress_of((0, 100, 0), (10, 180, 0), own=False) == Progress(180, 0.0, None)
 
 
@@ -47,7 +47,7 @@ def test_counts_are_bounded():
     assert len(drain_of(*((float(n), n, 0) for n in range(5000))).samples) == MOST_SAMPLES
 
 
-def test_counts_of_a_while_ago_tell_of_no_speed():
+def test_counts_of_a_while_ago_give_no_speed():
     drain = drain_of((0, 100, 0), (10, 50, 50))
     assert drain.progress(12.0) == Progress(100, 5.0, 10.0)
     assert drain.progress(60.0) == Progress(100, 0.0, None)

@@ -131,7 +131,7 @@ def test_a_change_says_why_and_how_many():
     assert told.text == "is draining, was failed over: ping recovered (12 diverted)"
 
 
-def test_a_hold_of_an_entity_that_is_failed_over_already_is_told():
+def test_a_hold_of_an_entity_that_is_failed_over_already_is_reported():
     told = sentence_of(changed(EntityState.FAILED_OVER, EntityState.FAILED_OVER, Cause.HELD))
     assert told is not None
     assert told.text == "was held in failover by an operator"

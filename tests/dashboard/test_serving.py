@@ -53,7 +53,7 @@ async def test_an_address_that_is_not_ours_is_named(pair, host, port):
             pass
 
 
-async def test_beyond_loopback_nothing_is_told_without_the_token(pair):
+async def test_beyond_loopback_nothing_is_shown_without_the_token(pair):
     async with serving(pair, host="0.0.0.0", port=0) as address, httpx.AsyncClient(timeout=30) as client:
         assert address.url.startswith("http://127.0.0.1:")
         assert (await client.get(f"{address.url}api/status")).status_code == 401

@@ -118,7 +118,7 @@ async def test_a_fault_of_a_transport_is_reported_once_and_ends_nothing(caplog):
 
 
 @in_virtual_time
-async def test_nothing_is_asked_of_the_brokers_while_nobody_looks():
+async def test_nothing_is_asked_of_the_brokers_while_no_page_is_open():
     async with shown(changes={"control_interval": 0}) as page:
         await page.status()
         await asyncio.sleep(10)
@@ -269,7 +269,7 @@ async def test_a_question_that_makes_no_sense_is_refused(query):
 
 
 @in_virtual_time
-async def test_what_takes_long_to_tell_is_told_again_instead_of_made_again(monkeypatch):
+async def test_what_takes_long_to_report_is_reported_again_instead_of_made_again(monkeypatch):
     async with shown(short=0.005) as page:
         made = []
         tell = View.status

@@ -75,7 +75,7 @@ def test_eight_worlds_are_large():
 @pytest.mark.parametrize(
     ("hazard", "place"), CHECKS, ids=[f"{hazard.number}-{hazard.checks[place].world.name}" for hazard, place in CHECKS]
 )
-def test_a_planted_hazard_is_found_with_the_story_that_the_documents_tell(hazard: Hazard, place: int):
+def test_a_planted_hazard_is_found_with_the_story_in_the_documents(hazard: Hazard, place: int):
     check = hazard.checks[place]
     found = search(system(hazard.planted(check)), only=check.verdict)
     assert found.counterexample is not None
@@ -170,7 +170,7 @@ def test_a_second_copy_that_is_marked_is_no_duplicate():
     assert verdict((Message(Phase.AT_HOME, explained=True), Message()), (0, 0)) is None
 
 
-def test_a_message_that_was_set_aside_is_not_lost():
+def test_a_message_that_was_dead_lettered_is_not_lost():
     assert verdict((Message(Phase.AT_BACKLOG, fate=Fate.SET_ASIDE), Message()), ()) is None
 
 

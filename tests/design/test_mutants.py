@@ -39,7 +39,7 @@ def test_each_mutant_that_a_hazard_names_exists(mutants: Sequence[Any]) -> None:
     assert named - {mutant.name for mutant in mutants} == set()
 
 
-def test_the_text_that_each_mutant_replaces_stands_in_the_code_once(mutants: Sequence[Any]) -> None:
+def test_the_text_that_each_mutant_replaces_is_in_the_code_once(mutants: Sequence[Any]) -> None:
     gone = {}
     for mutant in mutants:
         try:

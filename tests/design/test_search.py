@@ -108,7 +108,7 @@ def test_a_state_that_no_goal_can_be_reached_from_is_stranded():
     assert found.counterexample.story == ("ab",)
 
 
-def test_a_stranded_story_goes_on_to_what_goes_round_for_ever():
+def test_a_stranded_story_goes_on_to_what_goes_round_forever():
     edges: Edges = {
         "a": [(Kind.STEP, "z"), (Kind.FAULT, "b")],
         "b": [(Kind.STEP, "c"), (Kind.STEP, "b")],
@@ -184,12 +184,12 @@ def test_a_recovery_to_where_one_is_already_is_a_circle():
 
 
 @pytest.mark.parametrize("kind", [Kind.DIVERT, Kind.FAULT, Kind.HEAL, Kind.USER])
-def test_a_circle_with_another_kind_of_step_in_it_is_none(kind: Kind):
+def test_a_circle_with_another_kind_of_step_in_it_is_not_reported(kind: Kind):
     edges: Edges = {"a": [(Kind.RECOVERY, "b")], "b": [(kind, "a")]}
     assert search(graph(edges, circles=(FLAPS,))).counterexample is None
 
 
-def test_a_circle_without_a_recovery_is_none():
+def test_a_circle_without_a_recovery_is_not_reported():
     edges: Edges = {"a": [(Kind.STEP, "b"), (Kind.RECOVERY, "c")], "b": [(Kind.STEP, "a")]}
     assert search(graph(edges, circles=(FLAPS,))).counterexample is None
 

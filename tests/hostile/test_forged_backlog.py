@@ -199,7 +199,7 @@ def forged(draw: st.DrawFn) -> Message:
 @given(st.lists(forged(), max_size=12), st.sampled_from(["restore", "elapse"]))
 @example([Message(b"forged", application_properties={**ENVELOPE, "x-ms-path": path}) for path in FORBIDDEN], "restore")
 @example([Message(b"forged", application_properties=ENVELOPE)] * 3, "restore")
-def test_the_good_come_home_and_the_forged_go_nowhere_they_may_not(hostile: list[Message], policy: str) -> None:
+def test_the_good_are_moved_back_and_the_forged_go_nowhere_they_may_not(hostile: list[Message], policy: str) -> None:
     async def scene() -> None:
         async with world(ttl_policy=policy) as w:
             good = [envelope(b"good-%d" % n, number=1000 + n) for n in range(3)]
@@ -297,7 +297,9 @@ async def test_forged_paths_that_wait_cost_a_bounded_memory(monkeypatch: pytest.
 
 
 @in_virtual_time
-async def test_messages_of_many_destinations_all_come_home_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_of_many_destinations_are_all_moved_back_after_an_outage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A gate that was dropped strands nobody: neither a line that waits, nor what went to the queue's tail."""
     monkeypatch.setattr(gates_module, "_MOST", 3)
     async with world(allowed_entities=(), syphon_batch=10) as w:

@@ -109,7 +109,7 @@ async def write_to_servicebus(connection_string: str) -> None:
 
 
 @pytest.mark.real_server
-async def test_the_good_come_home_and_all_forged_are_dead_lettered(
+async def test_the_good_are_moved_back_and_all_forged_are_dead_lettered(
     primary: RedisServer, secondary: tuple[str, Vandal]
 ) -> None:
     url, vandal = secondary

@@ -67,7 +67,7 @@ async def opened(pair: Pair) -> Pair:
     return pair
 
 
-async def test_a_killed_primary_loses_nothing_and_everything_comes_home(servers):
+async def test_a_killed_primary_loses_nothing_and_everything_is_moved_back(servers):
     east, west = servers
     pair = await opened(Pair.connect(east.url, west.url, options=OPTIONS))
     sender = pair.sender("orders")
@@ -165,7 +165,7 @@ async def test_a_killed_secondary_is_noticed_and_comes_back(servers):
         await pair.close()
 
 
-async def test_poison_in_a_backlog_queue_is_set_aside_and_nothing_else_is_lost(servers):
+async def test_poison_in_a_backlog_queue_is_dead_lettered_and_nothing_else_is_lost(servers):
     east, west = servers
     pair = await opened(Pair.connect(east.url, west.url, options=OPTIONS))
     try:

@@ -178,7 +178,7 @@ def sessions_with(*messages: tuple[str, str]) -> Queue:
     return queue
 
 
-def test_a_session_is_given_back_when_its_lock_ends() -> None:
+def test_a_session_is_released_when_its_lock_ends() -> None:
     queue = sessions_with(("s", "a"), ("s", "b"))
     session = queue.accept("one", "s", 0.0)
     assert session is not None

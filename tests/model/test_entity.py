@@ -87,7 +87,7 @@ def test_an_error_shows_control_characters_escaped():
     assert str(caught.value).isprintable()
 
 
-def test_an_entity_is_a_queue_unless_told_otherwise():
+def test_an_entity_is_a_queue_by_default():
     assert Entity("a").kind is EntityKind.QUEUE
 
 

@@ -86,7 +86,7 @@ def test_a_bad_setting_is_a_value_error():
 
 
 @pytest.mark.parametrize("kind", [SendRefused, SendUnknown, *REFUSALS])
-def test_a_send_error_tells_what_it_knows(kind: type[SendError]):
+def test_a_send_error_has_its_entity_message_and_causes(kind: type[SendError]):
     cause = TransportError("no", FailureKind.UNAVAILABLE)
     error = kind("went wrong", entity="orders", message_id="m", causes=[cause])
     assert (str(error), error.entity, error.message_id, error.causes) == ("went wrong", "orders", "m", (cause,))
@@ -97,17 +97,17 @@ def test_a_send_error_may_know_nothing():
     assert (error.entity, error.message_id, error.causes) == (None, None, ())
 
 
-def test_a_transport_error_tells_what_it_means():
+def test_a_transport_error_has_its_kind_and_reason():
     error = TransportError("no answer", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT, maybe_applied=True)
     assert (str(error), error.kind, error.reason, error.maybe_applied) == ("no answer", "unavailable", "timeout", True)
 
 
-def test_a_transport_error_is_of_no_known_reason_and_was_not_applied_unless_told():
+def test_a_transport_error_is_of_no_known_reason_and_was_not_applied_by_default():
     error = TransportError("no", FailureKind.REFUSED)
     assert (error.reason, error.maybe_applied) == (FailureReason.OTHER, False)
 
 
-def test_a_transport_errors_repr_tells_all_of_it():
+def test_a_transport_errors_repr_shows_all_of_it():
     assert repr(TransportError("no", FailureKind.BUSY)) == (
         "TransportError('no', kind=busy, reason=other, maybe_applied=False)"
     )
@@ -122,11 +122,11 @@ def test_a_lock_token_is_not_in_a_deliverys_repr():
     assert delivery.lock_token == "hunter2"
 
 
-def test_a_delivery_is_the_first_one_unless_told():
+def test_a_delivery_is_the_first_one_by_default():
     assert Delivery(Message(), None).delivery_count == 1
 
 
-def test_a_receipt_is_of_one_attempt_and_no_duplicate_unless_told():
+def test_a_receipt_is_of_one_attempt_and_no_duplicate_by_default():
     receipt = Receipt(Route.PRIMARY, Entity("a"), "m")
     assert (receipt.attempts, receipt.maybe_duplicate, receipt.backlog_queue) == (1, False, None)
 

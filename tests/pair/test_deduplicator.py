@@ -101,7 +101,7 @@ async def test_a_message_is_remembered_after_the_broker_confirmed_its_settlement
 
 
 @in_virtual_time
-async def test_a_lost_lock_is_no_error_as_the_message_is_known_when_it_comes_again():
+async def test_a_lost_lock_is_no_error_as_the_message_is_known_when_it_is_redelivered():
     async with orders("m") as (it, receiver):
         dedupe = Deduplicator(lease=600)
         (delivery,) = await receiver.receive()
@@ -283,7 +283,7 @@ def test_times_are_above_zero(wrong):
 
 
 @in_virtual_time
-async def test_a_key_tells_nothing_of_the_message():
+async def test_a_key_reveals_nothing_of_the_message():
     async with orders("customer-4711") as (_, receiver):
         (delivery,) = await receiver.receive()
         key = Deduplicator()._key(delivery)
@@ -293,7 +293,7 @@ async def test_a_key_tells_nothing_of_the_message():
 
 
 @in_virtual_time
-async def test_a_lost_claim_is_told_in_the_log(caplog):
+async def test_a_lost_claim_is_logged(caplog):
     caplog.set_level(logging.WARNING, "pairmq")
 
     class Losing(MemoryClaims):

@@ -28,7 +28,7 @@ async def test_iterating_gives_first_deliveries_only():
 
 
 @in_virtual_time
-async def test_an_abandoned_delivery_comes_again_in_the_iteration():
+async def test_an_abandoned_delivery_is_redelivered_in_the_iteration():
     async with orders("a") as (_, receiver):
         found = []
         async for delivery in Deduplicator().first_only(receiver):
@@ -51,7 +51,7 @@ async def test_a_dead_lettered_delivery_is_remembered():
 
 
 @in_virtual_time
-async def test_renewing_a_delivery_renews_its_lease_and_tells_when_that_is_lost():
+async def test_renewing_a_delivery_renews_its_lease_and_reports_when_that_is_lost():
     async with orders("a") as (_, receiver):
         dedupe = Deduplicator(lease=20)
         async for delivery in dedupe.first_only(receiver):
@@ -119,7 +119,7 @@ class Store(MemoryClaims):
 
 
 @in_virtual_time
-async def test_nothing_is_handled_while_nobody_knows_whether_it_was():
+async def test_nothing_is_handled_while_it_is_unknown_whether_it_was():
     async with orders("m") as (it, receiver):
         (delivery,) = await receiver.receive()
         with pytest.raises(TransportError, match="away"):
@@ -175,7 +175,7 @@ async def test_noting_is_tried_again():
 
 
 @in_virtual_time
-async def test_what_could_not_be_noted_is_completed_and_told(caplog):
+async def test_what_could_not_be_noted_is_completed_and_reported(caplog):
     """Left in the queue it would be handled again for certain."""
     async with orders("m") as (it, receiver):
         async with Deduplicator(Store(confirm=99)).once((await receiver.receive())[0]):
@@ -185,7 +185,7 @@ async def test_what_could_not_be_noted_is_completed_and_told(caplog):
 
 
 @in_virtual_time
-async def test_a_claim_that_cannot_be_given_back_hides_no_error():
+async def test_a_claim_that_cannot_be_released_hides_no_error():
     async with orders("m") as (_, receiver):
         with pytest.raises(ZeroDivisionError):
             async with Deduplicator(Store(release=99)).once((await receiver.receive())[0]):
@@ -206,7 +206,7 @@ async def test_a_store_that_hangs_is_given_up():
 
 
 @in_virtual_time
-async def test_a_broker_that_is_away_at_the_end_is_no_error():
+async def test_a_broker_that_is_unavailable_at_the_end_is_no_error():
     async with orders("m") as (it, receiver):
         dedupe = Deduplicator()
         async with dedupe.once((await receiver.receive())[0]):

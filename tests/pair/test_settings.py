@@ -163,7 +163,7 @@ def test_an_unknown_option_names_the_known_ones():
         load_settings(primary=EAST, secondary=WEST, environ={}, overrides={"failover": 1})
 
 
-def test_passwords_stand_in_no_repr():
+def test_passwords_are_in_no_repr():
     settings = load_settings(primary=EAST, secondary=WEST, environ={})
     assert "geheim" not in repr(settings)
 

@@ -481,14 +481,14 @@ def test_schemes_that_are_not_claimed_twice_work_beside_a_conflict():
     assert registry.transport_record("only://x").name == "made"
 
 
-def test_conflicts_tell_each_scheme_once():
+def test_conflicts_report_each_scheme_once():
     registry = empty()
     registry.register(Plugin("b", "a", "only"), name="first")
     registry.register(Plugin("a", "b"), name="second")
     assert [text[:16] for text in registry.conflicts()] == ["the scheme a:// ", "the scheme b:// "]
 
 
-def test_without_a_conflict_there_is_none_to_tell():
+def test_without_a_conflict_none_is_reported():
     registry = empty()
     registry.register(Plugin("a"))
     registry.register(Plugin("b"))
@@ -520,7 +520,7 @@ def test_the_error_for_a_known_scheme_says_what_to_install(scheme: str, package:
 
 
 @pytest.mark.parametrize(("scheme", "right"), [("valkey", "redis"), ("rabbitmq", "amqp"), ("pairmqs", "amqps")])
-def test_the_error_for_a_product_s_name_tells_its_scheme(scheme: str, right: str):
+def test_the_error_for_a_product_s_name_names_its_scheme(scheme: str, right: str):
     with pytest.raises(ConfigurationError, match=f"^no transport for {scheme}://: write {right}://; installed: none$"):
         empty().transport_record(f"{scheme}://host")
 

@@ -521,7 +521,7 @@ async def test_a_confirmation_lost_by_a_backlog_queue_marks_the_second_copy(worl
 
 
 @in_virtual_time
-async def test_a_pair_opens_while_the_secondary_is_away_and_mends_itself(world):
+async def test_a_pair_opens_while_the_secondary_is_unavailable_and_recovers(world):
     west = SimulatedBroker("west")
     west.fail(Fault.DOWN)
     async with world(west=west, backlog_retry_interval=5, failover_interval=0) as w:
@@ -534,7 +534,7 @@ async def test_a_pair_opens_while_the_secondary_is_away_and_mends_itself(world):
 
 
 @in_virtual_time
-async def test_a_pair_opens_while_the_primary_is_away(world):
+async def test_a_pair_opens_while_the_primary_is_unavailable(world):
     east = SimulatedBroker("east")
     async with world(east=east, failover_interval=0) as w:
         east.fail(Fault.HANG)

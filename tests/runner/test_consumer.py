@@ -148,7 +148,7 @@ async def test_a_close_waits_for_settlements_and_releases_the_rest_on_both_sides
 
 
 @in_virtual_time
-async def test_it_tells_why_it_ended_by_itself(world):
+async def test_it_reports_why_it_ended_by_itself(world):
     ends = []
 
     def broken(delivery):

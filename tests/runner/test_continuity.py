@@ -189,7 +189,7 @@ async def test_an_idle_receiver_costs_one_long_poll_a_minute_of_each_side(world)
 
 
 @in_virtual_time
-async def test_leaving_gives_back_what_is_held_on_both_sides(world):
+async def test_leaving_releases_what_is_held_on_both_sides(world):
     async with world(continuity=("orders",)) as w:
         await w.pair.sender("orders").send_batch([Message(b"%d" % n) for n in range(4)])
         w.pair.hold("orders")

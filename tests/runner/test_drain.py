@@ -10,7 +10,7 @@ from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
 
 
 @in_virtual_time
-async def test_a_count_tells_nothing_of_what_was_diverted_while_it_was_under_way(world, monkeypatch):
+async def test_a_count_does_not_cover_what_was_diverted_while_it_was_under_way(world, monkeypatch):
     """It may have looked before, and been answered after: what it says was so when it began."""
     admin = type(SimulatedBroker("any").transport().admin)
     counts, began = admin.counts, asyncio.Event()

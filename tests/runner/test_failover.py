@@ -346,7 +346,7 @@ async def _give_up(events):
 
 @pytest.mark.parametrize("end", [_drop, _close, _read_and_close, _read_and_leave, _give_up])
 @in_virtual_time
-async def test_whoever_reads_no_events_any_more_costs_nothing(world, end):
+async def test_events_that_are_no_longer_read_cost_nothing(world, end):
     async with world() as w:
         w.pair._emit.remove(w.events.append)  # nobody else asks for the events of messages
         sender = w.pair.sender("orders")
@@ -376,7 +376,7 @@ async def test_who_reads_on_is_not_disturbed_by_who_leaves(world):
 
 
 @in_virtual_time
-async def test_closed_events_end_for_whoever_waits_for_one(world):
+async def test_closed_events_end_for_a_task_that_waits_for_one(world):
     async with world() as w:
         events = w.pair.events()
         waiting = [asyncio.create_task(anext(events, None)) for _ in range(2)]
@@ -408,7 +408,7 @@ async def test_a_reader_of_events_that_gave_up_waiting_goes_on_where_it_was(worl
 
 
 @in_virtual_time
-async def test_a_reader_whose_task_nobody_holds_goes_on(world):
+async def test_a_reader_whose_task_is_not_referenced_goes_on(world):
     async with world() as w:
         seen = []
 
@@ -428,7 +428,7 @@ async def test_a_reader_whose_task_nobody_holds_goes_on(world):
 
 
 @in_virtual_time
-async def test_operations_are_told_every_minute_to_whoever_has_begun_to_listen():
+async def test_operations_are_reported_every_minute_while_an_observer_listens():
     pair = Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport())
     async with pair:
         await asyncio.sleep(90)

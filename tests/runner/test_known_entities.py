@@ -191,7 +191,7 @@ async def test_a_forgotten_entity_is_healthy_again_where_a_syphon_works(world):
 
 
 @in_virtual_time
-async def test_a_pair_closes_while_links_that_nobody_uses_hang(world, monkeypatch):
+async def test_a_pair_closes_while_unused_links_hang(world, monkeypatch):
     async def hang(self):
         await asyncio.get_running_loop().create_future()
 

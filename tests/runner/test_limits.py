@@ -83,7 +83,7 @@ def test_each_operation_ends_with_its_answer_or_at_its_limit(operations, closing
 
 
 @in_virtual_time
-async def test_a_call_that_had_written_nothing_says_so():
+async def test_a_call_that_had_written_nothing_is_marked_nothing_sent():
     async def unwritten() -> None:
         try:
             await asyncio.sleep(10)
@@ -224,7 +224,7 @@ async def test_what_has_ended_is_not_kept():
 
 
 @in_virtual_time
-async def test_what_runs_alone_ends_when_a_close_says_so():
+async def test_what_runs_alone_ends_when_a_close_requests_it():
     """Nothing else begins or ends meanwhile that would set the timer anew."""
     limits = TimeLimits()
     asyncio.get_running_loop().call_at(1.0, limits.end_by, 2.0)

@@ -24,7 +24,7 @@ def _others() -> list[asyncio.Task[object]]:
 
 
 @in_virtual_time
-async def test_who_gives_up_opening_takes_it_from_nobody_else():
+async def test_a_caller_that_gives_up_opening_takes_it_from_no_other():
     pair = await _slowly_opening()
     impatient, patient = asyncio.create_task(pair.open()), asyncio.create_task(pair.open())
     await asyncio.sleep(0.5)
@@ -36,7 +36,7 @@ async def test_who_gives_up_opening_takes_it_from_nobody_else():
 
 
 @in_virtual_time
-async def test_a_pair_whose_opening_was_given_up_says_so_instead_of_cancelling_its_callers():
+async def test_a_pair_whose_opening_was_given_up_raises_instead_of_cancelling_its_callers():
     pair = await _slowly_opening()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
@@ -85,7 +85,7 @@ async def test_a_cancelled_call_leaves_an_open_pair_open():
 
 @pytest.mark.parametrize("given_up", [False, True])
 @in_virtual_time
-async def test_a_pair_that_does_not_open_tells_of_no_end(given_up):
+async def test_a_pair_that_does_not_open_reports_no_end(given_up):
     """Whoever counts the open pairs would be one too low from then on."""
     east, west = SimulatedBroker("east"), SimulatedBroker("west")
     west.fail(Fault.HANG if given_up else Fault.UNAUTHORIZED)

@@ -181,7 +181,7 @@ async def test_forgotten_sessions_are_looked_at_anew(world, monkeypatch):
 
 
 @in_virtual_time
-async def test_nobody_is_asked_for_long_where_no_syphon_works(world):
+async def test_looks_end_soon_where_no_syphon_works(world):
     async with world(ordering="session") as w:
         sender = w.pair.sender("orders")
         await diverted(w, sender, "s", "a")
@@ -245,7 +245,7 @@ async def test_a_long_batch_of_a_new_session_waits_for_the_answer_of_its_queue_a
 
 
 @in_virtual_time
-async def test_sends_of_a_session_whose_queue_is_away_are_refused_and_no_other_queue_has_them(world):
+async def test_sends_of_a_session_whose_queue_is_unavailable_are_refused_and_no_other_queue_has_them(world):
     async with world(ordering="session") as w:
         sender = w.pair.sender("orders")
         await diverted(w, sender, "s", "a")
@@ -271,7 +271,7 @@ async def test_a_send_waits_for_its_queue_inside_its_deadline(world):
 
 
 @in_virtual_time
-async def test_an_unknown_session_is_refused_while_nobody_can_tell_what_its_queue_holds(world):
+async def test_an_unknown_session_is_refused_while_its_queue_cannot_be_looked_at(world):
     async with world(ordering="session") as w:
         sender = w.pair.sender("orders")
         assert (await sender.send(of("known", "1"))).route is PRIMARY
@@ -445,7 +445,7 @@ async def test_what_is_stored_is_completed_when_the_lock_of_another_message_is_l
 
 @pytest.mark.parametrize("batches", [True, False])
 @in_virtual_time
-async def test_nothing_passes_poison_before_it_is_set_aside(world, batches):
+async def test_nothing_passes_poison_before_it_is_dead_lettered(world, batches):
     able = SimulatedBroker("x").capabilities
     east = SimulatedBroker("east", capabilities=replace(able, ordered_batches=batches))
     async with world(east=east, ordering="session", backlog_queue_count=1) as w:
@@ -599,7 +599,7 @@ async def test_a_queue_that_others_made_again_for_several_consumers_gets_nothing
 
 
 @in_virtual_time
-async def test_sends_that_stand_in_line_end_when_the_pair_closes(world):
+async def test_sends_that_wait_in_line_end_when_the_pair_closes(world):
     async with world(ordering="session", close_grace=3.0, attempt_timeout=30.0) as w:
         sender = w.pair.sender("orders")
         await sender.send(of("s", "a"))
@@ -710,7 +710,7 @@ async def held_back(w, away: int, body: bytes = b"") -> None:
 
 
 @in_virtual_time
-async def test_a_destination_that_is_away_holds_up_no_other_before_ten_batches_are_held(world):
+async def test_a_destination_that_is_unavailable_holds_up_no_other_before_ten_batches_are_held(world):
     async with world(ordering="session", backlog_queue_count=1) as w:
         await held_back(w, 95)
         async with syphon(w, backlog_queue_count=1, syphon_batch=10) as other:
@@ -728,7 +728,7 @@ async def test_a_destination_that_is_away_holds_up_no_other_before_ten_batches_a
 
 @in_virtual_time
 @pytest.mark.parametrize(("batch", "size", "most"), [(10, 0, 100), (5, 1_000_000, 17)])
-async def test_what_is_held_for_a_destination_that_is_away_is_bounded_by_its_number_and_by_its_size(
+async def test_what_is_held_for_a_destination_that_is_unavailable_is_bounded_by_its_number_and_by_its_size(
     world, batch, size, most
 ):
     async with world(ordering="session", backlog_queue_count=1) as w:
@@ -739,7 +739,7 @@ async def test_what_is_held_for_a_destination_that_is_away_is_bounded_by_its_num
 
 
 @in_virtual_time
-async def test_one_batch_is_held_while_the_whole_primary_is_away(world):
+async def test_one_batch_is_held_while_the_whole_primary_is_unavailable(world):
     async with world(ordering="session", backlog_queue_count=1) as w:
         await held_back(w, 95)
         w.east.fail(Fault.DOWN)

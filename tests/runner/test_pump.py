@@ -48,7 +48,7 @@ def narrow() -> SimulatedBroker:
 
 
 @in_virtual_time
-async def test_what_was_completed_is_told_once_when_the_pump_begins_anew_in_the_middle_of_a_round(world):
+async def test_what_was_completed_is_reported_once_when_the_pump_begins_anew_in_the_middle_of_a_round(world):
     async with world(enable_syphon=True) as w:
         w.west.fail(Fault.BUSY, Operation.SETTLE, times=2)  # the completion and the dead-letter are tried once more
         w.pair.subscribe(lambda event: isinstance(event, MessageMoved) and w.west.fail(Fault.HANG, Operation.SETTLE))
@@ -66,7 +66,7 @@ async def test_what_was_completed_is_told_once_when_the_pump_begins_anew_in_the_
 
 
 @in_virtual_time
-async def test_what_came_home_is_told_although_its_completion_hangs_when_the_pump_begins_anew(world):
+async def test_what_was_moved_back_is_reported_although_its_completion_hangs_when_the_pump_begins_anew(world):
     async with world(enable_syphon=True, attempt_timeout=10.0) as w:
         w.west.fail(Fault.HANG, Operation.SETTLE)
         leave(w.west, b"1")
@@ -77,7 +77,7 @@ async def test_what_came_home_is_told_although_its_completion_hangs_when_the_pum
 
 
 @in_virtual_time
-async def test_a_destination_that_had_poison_and_is_away_later_strands_no_other(world):
+async def test_a_destination_that_had_poison_and_is_unavailable_later_strands_no_other(world):
     async with world(enable_syphon=True, syphon_batch=10) as w:
         w.east.fail(Fault.SLOW, Operation.SEND, delay=0.5)  # so that a line is never empty
 
@@ -109,7 +109,7 @@ async def test_what_is_under_way_when_a_receive_fails_is_not_sent_again(world):
 
 
 @in_virtual_time
-async def test_a_pump_that_begins_anew_does_not_wait_for_a_destination_that_is_away(world):
+async def test_a_pump_that_begins_anew_does_not_wait_for_a_destination_that_is_unavailable(world):
     async with world(enable_syphon=True, attempt_timeout=60.0, backlog_queue_count=1) as w:
         w.east.fail(Fault.HANG, Operation.SEND)
         leave(w.west, b"1")

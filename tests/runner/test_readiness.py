@@ -84,7 +84,7 @@ async def test_it_is_not_ready_when_every_backlog_queue_is_out_of_use_and_sends_
 
 
 @in_virtual_time
-async def test_a_secondary_that_is_away_does_not_matter_while_the_primary_is_well(world):
+async def test_a_secondary_that_is_unavailable_does_not_matter_while_the_primary_is_well(world):
     async with world() as w:
         w.west.fail(Fault.DOWN)
         assert (await w.pair.check("orders")).ready

@@ -73,7 +73,7 @@ async def test_deliveries_can_be_abandoned_and_dead_lettered(world):
 
 
 @in_virtual_time
-async def test_a_lost_lock_says_so(world):
+async def test_a_lost_lock_is_reported(world):
     async with world() as w:
         await w.pair.sender("orders").send(Message(b"1"))
         async with w.pair.receiver("orders") as receiver:
@@ -87,7 +87,7 @@ async def test_a_lost_lock_says_so(world):
 
 
 @in_virtual_time
-async def test_leaving_gives_back_what_is_not_settled(world):
+async def test_leaving_releases_what_is_not_settled(world):
     async with world() as w:
         await w.pair.sender("orders").send_batch([Message(b"%d" % n) for n in range(5)])
         async with w.pair.receiver("orders", prefetch=5) as receiver:
@@ -113,7 +113,7 @@ async def test_topics_are_read_through_subscriptions(world):
 
 
 @in_virtual_time
-async def test_a_diverted_topic_message_comes_home_to_every_subscription(world):
+async def test_a_diverted_topic_message_is_moved_back_to_every_subscription(world):
     async with world(enable_syphon=True) as w:
         news = Entity("news", EntityKind.TOPIC)
         await w.pair.primary.admin.create(news)

@@ -334,7 +334,7 @@ async def test_other_templates_of_this_primary_are_drained_and_foreign_ones_name
 
 
 @in_virtual_time
-async def test_what_lies_under_a_former_name_is_named_and_left(processes):
+async def test_what_is_under_a_former_name_is_named_and_left(processes):
     await make_entities(processes.east, ["orders"])
     old = Endpoint("localhost-1", ("simulated", "east"), "simulated://east")
     await processes.divert(4, primary=None, backlog_name_template="localhost-1/x-servicebus-transfer/{index}")

@@ -61,7 +61,9 @@ async def test_a_message_id_of_the_callers_is_kept(world):
 
 @pytest.mark.parametrize(("primary", "secondary", "interval", "while_failing"), pairs_of_faults())
 @in_virtual_time
-async def test_every_send_ends_by_its_deadline_and_tells_the_truth(world, primary, secondary, interval, while_failing):
+async def test_every_send_ends_by_its_deadline_with_a_correct_outcome(
+    world, primary, secondary, interval, while_failing
+):
     """Whatever both brokers do: no send hangs, none is called refused that was accepted, none accepted that was not."""
     async with world(failover_interval=interval, while_failing=while_failing) as w:
         sender = w.pair.sender("orders")
@@ -198,7 +200,7 @@ async def test_a_failure_that_is_remembered_keeps_no_message(world):
 
 
 @in_virtual_time
-async def test_a_send_tells_of_no_failure_that_was_over_before_it(world):
+async def test_a_send_reports_no_failure_that_was_over_before_it(world):
     async with world(ordering="session", failover_interval=60, attempt_timeout=5.0) as w:
         sender = w.pair.sender("orders")
         w.east.fail(Fault.DOWN)
@@ -216,7 +218,7 @@ async def test_a_send_tells_of_no_failure_that_was_over_before_it(world):
 
 
 @in_virtual_time
-async def test_a_send_tells_of_no_failure_of_a_backlog_that_was_over_before_it(world):
+async def test_a_send_reports_no_failure_of_a_backlog_that_was_over_before_it(world):
     async with world(failover_interval=0, backlog_retry_interval=10, backlog_queue_count=1) as w:
         sender = w.pair.sender("orders")
         w.pair.hold("orders")

@@ -59,7 +59,7 @@ async def test_a_link_is_left_to_senders_of_the_same_entity_alone(world, made):
 
 
 @in_virtual_time
-async def test_a_sender_that_nobody_holds_keeps_its_link_while_it_sends(world, made):
+async def test_a_sender_that_is_not_referenced_keeps_its_link_while_it_sends(world, made):
     async with world() as w:
         w.east.fail(Fault.SLOW, Operation.SEND, delay=0.5)
         sending = asyncio.create_task(w.pair.sender("orders").send(Message(b"1")))

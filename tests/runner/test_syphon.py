@@ -51,7 +51,7 @@ async def drained(w, seconds: float = 600) -> float:
 
 
 @in_virtual_time
-async def test_diverted_messages_come_home_as_they_were(world):
+async def test_diverted_messages_are_moved_back_as_they_were(world):
     async with world(enable_syphon=True, failover_interval=0) as w:
         w.east.fail(Fault.DOWN)
         at = datetime.fromtimestamp(virtual_wall() + 5, UTC)
@@ -409,7 +409,7 @@ async def test_more_is_received_while_messages_are_on_their_way_and_more_to_a_di
 
 
 @in_virtual_time
-async def test_no_more_than_two_batches_of_large_messages_are_in_hand(world):
+async def test_no_more_than_two_batches_of_large_messages_are_locked(world):
     async with world(enable_syphon=True, syphon_batch=10, attempt_timeout=10) as w:
         w.east.fail(Fault.SLOW, Operation.SEND, delay=2)
         leave(w, *(envelope(b"%08d" % n * 2000, message_id=str(n)) for n in range(100)))
@@ -437,7 +437,7 @@ async def test_an_unavailable_destination_holds_up_no_other(world):
 
 
 @in_virtual_time
-async def test_nothing_is_read_ahead_while_a_destination_is_away_however_well_others_flow(world, monkeypatch):
+async def test_nothing_is_read_ahead_while_a_destination_is_unavailable_however_well_others_flow(world, monkeypatch):
     hints: list[tuple[bool, int]] = []
     monkeypatch.setattr(Receiver, "read_ahead", lambda self, messages: hints.append((down, messages)))
     down = True
@@ -491,7 +491,7 @@ async def test_a_hung_primary_costs_the_syphon_no_copies_it_does_not_explain(wor
     ],
 )
 @in_virtual_time
-async def test_poison_is_set_aside_at_once_and_the_pump_goes_on(world, message, reason):
+async def test_poison_is_dead_lettered_at_once_and_the_pump_goes_on(world, message, reason):
     west = SimulatedBroker("west", capabilities=replace(SimulatedBroker("x").capabilities, max_message_bytes=None))
     async with world(west=west, enable_syphon=True) as w:
         leave(w, message(), envelope(b"good"))
@@ -528,7 +528,7 @@ async def test_only_allowed_entities_are_delivered_to(world):
     ],
 )
 @in_virtual_time
-async def test_no_pair_sends_where_its_syphon_would_bring_nothing_home(world, path, options, error, enable_syphon):
+async def test_no_pair_sends_where_its_syphon_would_move_nothing_back(world, path, options, error, enable_syphon):
     async with world(enable_syphon=enable_syphon, **options) as w:
         for kind in ("queue", "topic"):
             with pytest.raises(ConfigurationError, match=error):
@@ -540,7 +540,7 @@ async def test_no_pair_sends_where_its_syphon_would_bring_nothing_home(world, pa
 
 @pytest.mark.parametrize("fault", [Fault.UNAUTHORIZED, Fault.BUSY, Fault.TRANSIENT])
 @in_virtual_time
-async def test_what_an_operator_or_time_can_mend_is_no_poison(world, fault):
+async def test_what_an_operator_or_time_can_fix_is_no_poison(world, fault):
     async with world(enable_syphon=True) as w:
         w.east.fail(fault, Operation.SEND)
         leave(w, *(envelope(b"%d" % n) for n in range(5)))
@@ -570,7 +570,7 @@ async def test_time_in_the_backlog_counts_with_elapse(world):
 
 
 @in_virtual_time
-async def test_what_runs_out_while_its_destination_is_away_is_dead_lettered_with_elapse(world):
+async def test_what_runs_out_while_its_destination_is_unavailable_is_dead_lettered_with_elapse(world):
     async with world(enable_syphon=True, ttl_policy="elapse") as w:
         w.east.fail(Fault.DOWN)
         leave(w, envelope(b"short", time_to_live=60), envelope(b"long", time_to_live=3600))
@@ -629,7 +629,7 @@ async def test_held_messages_go_to_the_tail_without_scheduling_too(world):
 
 
 @in_virtual_time
-async def test_a_backlog_is_not_called_empty_over_messages_that_nobody_can_count(world):
+async def test_a_backlog_is_not_called_empty_over_messages_that_cannot_be_counted(world):
     """RabbitMQ can't tell what waits for its time: held messages must not be put there."""
     sound = SimulatedBroker("x").capabilities
     west = SimulatedBroker("west", capabilities=replace(sound, counts_scheduled=False))
@@ -807,7 +807,7 @@ async def test_a_dead_letter_is_logged_when_no_observer_wants_events_of_single_m
 
 
 @in_virtual_time
-async def test_results_of_a_wrong_number_leave_nothing_locked_for_ever(world, monkeypatch):
+async def test_results_of_a_wrong_number_leave_nothing_locked_forever(world, monkeypatch):
     async with world(enable_syphon=True, backlog_queue_count=1) as w:
         sender = w.pair._engine.syphon._sender(Entity("orders"))
         send_batch = sender.send_batch

@@ -101,7 +101,7 @@ async def test_locks_of_two_batches_are_kept_when_the_broker_is_far(world):
 
 
 @in_virtual_time
-async def test_what_is_delivered_again_while_it_is_in_hand_is_sent_once(world):
+async def test_what_is_delivered_again_while_it_is_locked_is_sent_once(world):
     """Seed 169: locks were lost unseen, and the pump held the same messages twice."""
     async with world(enable_syphon=True, ping_primary_interval=60.0) as w:
         w.east.fail(Fault.DOWN, entities=["orders"])

@@ -220,7 +220,7 @@ async def test_a_stream_ends_with_its_closed_sender_and_harms_no_entity(world):
 
 @pytest.mark.parametrize("ends_by", ["itself", "the pair's end"])
 @in_virtual_time
-async def test_a_send_does_not_wait_for_the_goodbye_of_its_closed_sender(world, monkeypatch, ends_by):
+async def test_a_send_does_not_wait_for_the_close_handshake_of_its_closed_sender(world, monkeypatch, ends_by):
     """The last send in flight closes the link; the broker that hangs must not hold it beyond its deadline."""
 
     async def slow(self):
@@ -446,7 +446,7 @@ async def test_a_time_out_leaves_no_doubt_where_the_transport_has_none(sure: boo
     assert (caught.value.reason, caught.value.maybe_applied) == (FailureReason.TIMEOUT, not sure)
 
 
-def test_a_time_out_that_names_no_cause_is_told_by_what_it_came_of():
+def test_a_time_out_that_names_no_cause_is_reported_by_its_context():
     """The first releases of Python 3.11 raise it so; a cancellation that came of another one says nothing."""
     cancellation = asyncio.CancelledError()
     nothing_sent(cancellation)

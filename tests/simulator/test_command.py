@@ -63,7 +63,7 @@ def test_several_seeds_are_summed_up(capfd):
 
 
 @pytest.mark.usefixtures("in_folder", "bug")
-def test_a_violation_is_told_and_ends_with_status_1(capfd):
+def test_a_violation_is_reported_and_ends_with_status_1(capfd):
     assert run(["simulate", "--seeds", "0..3", "--hours", "0.05", "--jobs", "1"]) == 1
     out = capfd.readouterr().out
     assert "its receipt does not report it" in out
@@ -160,12 +160,12 @@ def test_a_state_of_other_settings_is_refused(in_folder, capfd):
         ("--seeds", "0..3", "--trace", "t"),
     ],
 )
-def test_a_command_line_that_can_not_work_is_told(arguments, capfd):
+def test_a_command_line_that_can_not_work_is_reported(arguments, capfd):
     assert run(["simulate", *arguments]) == 2
     assert "error: " in capfd.readouterr().err
 
 
-def test_a_file_that_is_no_scenario_is_told(in_folder, capfd):
+def test_a_file_that_is_no_scenario_is_reported(in_folder, capfd):
     (in_folder / "x.json").write_text("{}")
     assert run(["simulate", "--replay", "x.json"]) == 2
     assert run(["simulate", "--replay", "missing.json"]) == 2

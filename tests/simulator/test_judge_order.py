@@ -103,7 +103,7 @@ def test_a_scheduled_message_has_no_place(book):
 
 
 @pytest.mark.parametrize("how", ["dead-lettered", "deleted"])
-def test_what_did_not_come_home_has_no_place(book, how):
+def test_what_was_not_moved_back_has_no_place(book, how):
     first = book.send(1, session_id="s")
     book.write(first, LOST, stored=False)
     copy = book.write(first, to=QUEUE)

@@ -61,7 +61,7 @@ def test_a_killed_process_runs_no_code_any_more():
     run(main)
 
 
-def test_what_a_killed_process_waits_for_may_come_and_finds_nobody():
+def test_what_a_killed_process_waits_for_may_come_too_late():
     seen: list[str] = []
 
     async def victim(future):

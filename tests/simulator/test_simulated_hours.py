@@ -99,7 +99,7 @@ def test_a_bug_that_hangs_is_a_verdict(monkeypatch):
     assert {Verdict.DEADLINE, Verdict.CLOSE, Verdict.STATE} & set(report.verdicts())
 
 
-def test_a_failure_tells_seed_options_history_and_trace(monkeypatch):
+def test_a_failure_reports_seed_options_history_and_trace(monkeypatch):
     """A bug is planted: what is in doubt is called refused."""
     from pairmq.runner._job import Results
 

@@ -54,7 +54,7 @@ def test_a_message_goes_to_the_primary_and_is_received_once(pair):
     assert pair.primary.admin.counts(Source(ORDERS)).pending == 0
 
 
-def test_sends_are_diverted_and_come_home_while_the_primary_is_away(servers, pair):
+def test_sends_are_diverted_while_the_primary_is_unavailable_and_moved_back(servers, pair):
     sender = pair.sender("orders")
     sender.send(Message(b"before"))
     servers[0].kill()
@@ -138,7 +138,7 @@ def test_a_receive_that_a_signal_interrupts_loses_nothing(pair):
     assert receiver.receive(wait=10)[0].body == b"later"
 
 
-def test_what_was_received_as_the_caller_was_interrupted_is_given_back(pair, monkeypatch):
+def test_what_was_received_as_the_caller_was_interrupted_is_released(pair, monkeypatch):
     pair.sender("orders").send(Message(b"once"))
     receiver = pair.receiver("orders")
     real, interrupted = threading.Event.wait, []
@@ -278,7 +278,7 @@ def test_events_are_iterated_until_the_pair_ends(pair):
     assert StateChanged in kinds
 
 
-def test_events_that_nobody_iterates_cost_nothing(pair):
+def test_events_without_an_iterator_cost_nothing(pair):
     for _ in range(3):
         pair.events()
     with contextlib.closing(pair.events()) as events:
@@ -339,7 +339,7 @@ def test_a_pair_that_is_not_open_says_how_to_open_it(servers):
         pair.sender("orders")
 
 
-def test_wrong_settings_are_told_at_once():
+def test_wrong_settings_are_reported_at_once():
     with pytest.raises(ConfigurationError):
         Pair.connect("nonsense://x", "redis://y")
 

@@ -159,7 +159,7 @@ pair.close()
 
 
 @pytest.mark.real_server
-def test_children_that_want_nothing_of_the_pair_disturb_nobody(program):
+def test_children_that_want_nothing_of_the_pair_disturb_nothing(program):
     ended = program(UNUSED)
     assert (ended.stdout, ended.stderr) == ("[0, 0, 0] 51\n", "")
 
@@ -202,7 +202,7 @@ print("sent")
 
 
 @pytest.mark.real_server
-def test_a_pair_that_nobody_closes_is_closed_as_the_process_ends(program, tmp_path):
+def test_a_pair_that_is_not_closed_is_closed_as_the_process_ends(program, tmp_path):
     ended = program(LEFT_OPEN, str(tmp_path / "journal"))
     assert (ended.stdout, ended.stderr) == ("sent\n", "")
     kinds = [row["kind"] for row in read_rows(tmp_path / "journal")]

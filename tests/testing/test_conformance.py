@@ -102,7 +102,7 @@ class OneAtATime(ReceiverWrapper):
 
 async def test_one_consumer_may_hold_one_message_at_a_time() -> None:
     tests = [f"Receive.{name}" for name in vars(suites.Receive) if "one_consumer" in name or "next_consumer" in name]
-    tests.append("Admin.test_positions_tell_what_is_settled_by_whomever")
+    tests.append("Admin.test_positions_report_what_any_consumer_has_settled")
     assert len(tests) == 4
     held = Defect(
         "one at a time", "", (), receiver=lambda transport, source: OneAtATime(transport.inner.receiver(source))
@@ -218,7 +218,7 @@ def test_a_failing_test_is_an_outcome() -> None:
         async def make(self) -> str:
             raise OSError("no server")
 
-    (outcome,) = run_tests(Dead(), ["Send.test_a_missing_entity_is_told"])
+    (outcome,) = run_tests(Dead(), ["Send.test_a_missing_entity_is_reported"])
     assert isinstance(outcome, Outcome) and isinstance(outcome.error, OSError)
 
 
@@ -260,7 +260,7 @@ def test_every_capability_is_named_by_a_test() -> None:
 def test_a_capability_that_does_not_exist_can_not_be_named() -> None:
     with pytest.raises(TypeError, match="no field 'telepathy'"):
         capability("telepathy", disclaimed=lambda broker: broker.admin.check())(
-            suites.Send.test_a_missing_entity_is_told
+            suites.Send.test_a_missing_entity_is_reported
         )
 
 

@@ -72,11 +72,11 @@ def test_a_module_with_every_suite_passes(run, pytester: pytest.Pytester) -> Non
 
 def test_a_test_that_was_replaced_fails(run, pytester: pytest.Pytester) -> None:
     project(
-        pytester.path, *suites_but("Send"), "class TestSend(suites.Send):\n    test_a_missing_entity_is_told = None"
+        pytester.path, *suites_but("Send"), "class TestSend(suites.Send):\n    test_a_missing_entity_is_reported = None"
     )
     done = run("-k", "left_out")
     assert done.ret == 1
-    assert "tests of the suites are replaced: TestSend.test_a_missing_entity_is_told" in done.stdout.str()
+    assert "tests of the suites are replaced: TestSend.test_a_missing_entity_is_reported" in done.stdout.str()
 
 
 def test_a_test_that_hangs_ends_and_says_where(run, pytester: pytest.Pytester) -> None:
@@ -101,17 +101,17 @@ def test_a_harness_that_is_missing_is_named(run, pytester: pytest.Pytester) -> N
     (pytester.path / "test_conformance.py").write_text(
         "from pairmq.testing.conformance import suites\nclass TestSend(suites.Send): ...\n"
     )
-    done = run("-k", "test_a_missing_entity_is_told")
+    done = run("-k", "test_a_missing_entity_is_reported")
     assert "fixture 'harness' not found" in done.stdout.str()
 
 
-def test_a_harness_that_gives_no_url_is_told(run, pytester: pytest.Pytester) -> None:
+def test_a_harness_that_gives_no_url_is_reported(run, pytester: pytest.Pytester) -> None:
     project(pytester.path, *suites_but(), body="async def make(self): pass")
     done = run("test_conformance.py::TestTopics", "-x")
     assert "Harness.make() returned None: it must be the broker's URL" in done.stdout.str()
 
 
-def test_a_fixture_that_gives_no_harness_is_told(run, pytester: pytest.Pytester) -> None:
+def test_a_fixture_that_gives_no_harness_is_reported(run, pytester: pytest.Pytester) -> None:
     project(pytester.path, *suites_but())
     module = pytester.path / "test_conformance.py"
     module.write_text(module.read_text().replace("yield harness", "yield Harness"))

@@ -200,7 +200,7 @@ def test_a_refusal_of_what_was_in_doubt_is_found(monkeypatch: pytest.MonkeyPatch
     assert "was refused, and is stored in" in broken_promise()
 
 
-def test_a_second_copy_that_nobody_is_told_of_is_found(monkeypatch: pytest.MonkeyPatch):
+def test_a_second_copy_that_no_receipt_marks_is_found(monkeypatch: pytest.MonkeyPatch):
     report = Results.report
 
     def silent(self: Any, state: Any, jobs: Any, started: float) -> None:
@@ -212,7 +212,7 @@ def test_a_second_copy_that_nobody_is_told_of_is_found(monkeypatch: pytest.Monke
     assert "no receipt or event says that it may be" in broken_promise()
 
 
-def test_a_field_that_is_lost_on_the_way_home_is_found(monkeypatch: pytest.MonkeyPatch):
+def test_a_field_that_is_lost_by_the_syphon_is_found(monkeypatch: pytest.MonkeyPatch):
     def careless(message: Message) -> Any:
         original, diversion = restore(message)
         return replace(original, application_properties={}), diversion
@@ -256,7 +256,7 @@ def broken_promise(machine: type[FailoverMachine] = SyphonInside) -> str:
 # -------------------------------------------------------------------------------------------------- the machine itself
 
 
-def test_a_failure_tells_the_story_of_its_message():
+def test_a_failure_reports_the_story_of_its_message():
     machine = shop_machine(DropsTheUnknown)()
     machine.confirmations_are_lost(broker="primary", times=9, applied=False)
     machine.broker_fails(broker="secondary", how="stops", seconds=None)
@@ -332,7 +332,7 @@ def test_the_syphon_beside_survives_the_process_under_test():
     machine.teardown()
 
 
-def test_a_message_that_nobody_has_sent_is_found():
+def test_a_message_that_no_sender_has_sent_is_found():
     machine = SyphonInside()
     machine.run(stored(machine, Message(b"1", message_id="stray")))
     with pytest.raises(BrokenPromise, match="'stray' to orders is at the primary, but was not sent through the pair"):
@@ -353,7 +353,7 @@ def test_a_task_that_outlives_its_pair_is_found():
         machine.teardown()
 
 
-def test_a_caller_that_is_told_something_else_than_the_observers_is_found():
+def test_a_caller_that_gets_another_result_than_the_observers_is_found():
     machine = SyphonInside()
     machine.sends(entity="orders", message=Message(b"1"))
     (answers,) = machine._world.ledger.answers.values()
@@ -405,7 +405,7 @@ def test_sends_of_one_message_that_a_crash_cuts_off_may_all_be_stored():
     ("options", "message"),
     [({"ttl_policy": "elapse"}, Message(b"1", time_to_live=1.0)), ({"allowed_entities": ("prices",)}, Message(b"1"))],
 )
-def test_what_is_rightly_set_aside_is_not_lost(options: dict[str, Any], message: Message):
+def test_what_is_rightly_dead_lettered_is_not_lost(options: dict[str, Any], message: Message):
     machine = type("Strict", (FailoverMachine,), {"options": replace(TEST_OPTIONS, **options)})()
     machine.broker_fails(broker="primary", how="stops", seconds=60)
     if "allowed_entities" in options:  # by settings that know nothing of the list: its own a pair refuses

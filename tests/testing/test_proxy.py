@@ -366,7 +366,7 @@ def test_restore_ends_a_wait_at_once(proxy, connect):
     assert read(client, 4) == b"soon"
 
 
-def test_a_broker_that_is_away_resets_the_client():
+def test_a_broker_that_is_unavailable_resets_the_client():
     with TcpProxy("127.0.0.1", free_port()) as proxy:
         # As fast as it comes, the reset may even meet the call that connects.
         with pytest.raises(ConnectionResetError), socket.create_connection(proxy.address, timeout=30) as client:

@@ -60,7 +60,7 @@ FAILOVER = """
     from pairmq import Message, Route
     MARK
 
-    async def test_an_order_is_taken_while_the_primary_is_away(pair, pair_primary):
+    async def test_an_order_is_taken_while_the_primary_is_unavailable(pair, pair_primary):
         sender = pair.sender("orders")
         await pair_primary.stop()
         assert (await sender.send(Message(b"1"))).route is Route.BACKLOG
@@ -210,7 +210,7 @@ def test_virtual_time_works_in_either_mode_of_pytest_asyncio(run, mode: str):
     run(VIRTUAL, mode=mode, passed=2)
 
 
-def test_an_async_test_in_real_time_is_told_how_to_have_virtual_time(run):
+def test_the_error_for_an_async_test_in_real_time_names_virtual_time(run):
     result = run(
         """
         async def test_pair(virtual_time):

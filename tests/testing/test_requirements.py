@@ -21,7 +21,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
         ("pairmq.testing.conformance.suites", "pytest_asyncio"),
     ],
 )
-def test_what_is_missing_is_told_with_how_to_install_it(module: str, missing: str) -> None:
+def test_what_is_missing_is_reported_with_how_to_install_it(module: str, missing: str) -> None:
     told = run(f"import sys; sys.modules[{missing!r}] = None; import {module}").stderr.splitlines()[-1]
     assert told.startswith("ModuleNotFoundError: the ")
     assert told.endswith("pip install 'pairmq[testing]'")

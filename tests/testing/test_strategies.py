@@ -192,7 +192,7 @@ def test_fixed_options_are_as_they_were_fixed(options: PairOptions):
     assert (options.failover_interval, options.enable_syphon) == (0.0, True)
 
 
-def test_an_option_that_is_none_is_refused():
+def test_an_unknown_option_is_refused():
     with pytest.raises(TypeError, match="colour"):
         pst.options(colour="red")
 

@@ -40,7 +40,7 @@ diversions = st.builds(
 
 @PATIENT
 @given(pst.messages(), diversions)
-def test_an_envelope_gives_back_what_was_put_in(message: Message, diversion: Diversion):
+def test_an_envelope_restores_what_was_put_in(message: Message, diversion: Diversion):
     assert restore(divert(message, diversion)) == (message, diversion)
 
 
@@ -125,7 +125,7 @@ def test_a_drawn_scenario_goes_through_json_unchanged(scenario: Scenario):
 
 @settings(PATIENT, max_examples=EXAMPLES)
 @given(st.lists(pst.hostile_messages(ttl=False, scheduled=False), min_size=1, max_size=3))
-def test_what_others_put_on_a_backlog_queue_is_set_aside_and_the_syphon_goes_on(messages: list[Message]):
+def test_what_others_put_on_a_backlog_queue_is_dead_lettered_and_the_syphon_goes_on(messages: list[Message]):
     dead, home = run_virtual(syphoned(messages))
     # In no certain order: a syphon goes on with what is good first.
     assert sorted(repr(message) for message, _ in dead) == sorted(map(repr, messages))

@@ -35,7 +35,7 @@ def test_a_part_that_is_not_given_has_its_default() -> None:
     assert read("h").options() == {}
 
 
-def test_an_address_is_written_as_it_stands_in_a_url() -> None:
+def test_an_address_is_written_as_it_is_in_a_url() -> None:
     assert (bracketed("::1"), bracketed("h")) == ("[::1]", "h")
 
 

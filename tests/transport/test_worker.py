@@ -113,7 +113,7 @@ async def test_a_call_that_is_cancelled_after_its_work_began_reports_nothing(wor
     gate.open.set()
 
 
-async def test_calls_end_when_their_scope_closes_and_tell_what_may_have_been_done(worker: Worker, gate: Gate) -> None:
+async def test_calls_end_when_their_scope_closes_and_report_what_may_have_been_done(worker: Worker, gate: Gate) -> None:
     scope = Scope()
     begun = asyncio.ensure_future(worker.run(gate, scope))
     await gate.reached()

@@ -68,7 +68,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.real_server
-async def test_what_is_published_while_rabbitmq_is_away_reaches_the_subscriber(make: Make, rabbit: RabbitServer):
+async def test_what_is_published_while_rabbitmq_is_unavailable_reaches_the_subscriber(make: Make, rabbit: RabbitServer):
     routes: list[Route] = []
     broker = make(on_receipt=lambda receipt: routes.append(receipt.route))
     seen: set[int] = set()
@@ -334,7 +334,7 @@ async def test_a_start_that_is_given_up_leaves_nothing_behind(make: Make, rabbit
 
 
 @pytest.mark.real_server
-async def test_a_wrong_password_is_told_at_once_and_leaves_nothing_open(rabbit: RabbitServer):
+async def test_a_wrong_password_is_reported_at_once_and_leaves_nothing_open(rabbit: RabbitServer):
     broker = PairedRabbitBroker(rabbit.url_for("guest", "wrong"), secondary="memory://refused", options=OPTIONS)
     with pytest.raises(AMQPConnectionError):
         await broker.start()
@@ -411,7 +411,7 @@ async def test_other_brokers_are_refused_by_name():
             await broker.publish("1", "orders")
 
 
-async def test_a_pair_that_cannot_be_made_is_told_at_once():
+async def test_a_pair_that_cannot_be_made_is_reported_at_once():
     def broken() -> Pair:
         raise PermissionError("no such journal for you")
 

@@ -130,7 +130,7 @@ def test_a_string_of_a_class_of_its_own_is_a_string() -> None:
         {"application_headers": {"amqp.app_id": "a"}},
     ],
 )
-def test_what_would_not_come_home_as_it_is_is_not_carried(properties: dict[str, Any]) -> None:
+def test_what_could_not_be_moved_back_unchanged_is_not_carried(properties: dict[str, Any]) -> None:
     with pytest.raises(NotCarried):
         to_pairmq(prepared(**properties))
 

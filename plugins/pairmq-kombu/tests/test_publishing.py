@@ -296,7 +296,7 @@ def test_a_queue_that_is_missing_for_good_ends_a_publish_without_retry_limit(pai
 
 
 @pytest.mark.long
-def test_what_is_for_those_who_listen_now_is_neither_kept_nor_tried_for_ever(
+def test_what_is_for_present_listeners_is_neither_kept_nor_tried_forever(
     rabbit: RabbitServer, paired: kombu.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(paired)

@@ -86,7 +86,7 @@ def test_what_can_not_be_a_pair_is_refused(url: str, table: Any, more: dict[str,
         ({"secondary": "amqp://127.0.0.1"}, "same broker"),
     ],
 )
-def test_a_publish_tells_what_is_wrong(table: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publish_reports_what_is_wrong(table: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PAIRMQ_SECONDARY", raising=False)
     with (
         kombu.Connection("pairmq://127.0.0.1//", transport_options={"pairmq": table}) as connection,

@@ -11,7 +11,7 @@ from pairmq import ConfigurationError
 from pairmq_kombu.worker import Syphon
 
 
-def test_a_worker_without_a_pair_is_told_so() -> None:
+def test_a_worker_without_a_pair_gets_an_error() -> None:
     application = Celery("tests", broker="memory://", set_as_current=False)
     worker = SimpleNamespace(app=application)
     with pytest.raises(ConfigurationError, match="pairmq://"):

@@ -346,7 +346,9 @@ def test_unparsable_header_is_left_to_the_parser(noise: bytes, value: bytes, at:
     assert isinstance(is_costly(whole[:at] + noise + whole[at:]), bool)
 
 
-async def test_a_message_of_very_many_values_is_put_away_unread(rabbit: RabbitServer, transport: Transport) -> None:
+async def test_a_message_of_very_many_values_is_dead_lettered_unread(
+    rabbit: RabbitServer, transport: Transport
+) -> None:
     sender = transport.sender(QUEUE)
     await sender.send(Message(b"before", message_id="1"))
     publish(rabbit, [headers(entry(b"a", value)) for value in _WIDE[:3]])

@@ -132,7 +132,7 @@ async def test_every_good_neighbour_comes_and_every_forged_entry_is_a_message_or
     assert all(delivery.dead_letter_description for delivery in dead)
 
 
-async def test_what_can_not_be_decoded_is_told_to_be_malformed(transport: Transport, queue: Entity) -> None:
+async def test_what_can_not_be_decoded_is_reported_to_be_malformed(transport: Transport, queue: Entity) -> None:
     hostile = [fields for fields in arbitrary(2, 200) if not decodable(fields) and fields[0] != b"t"]
     assert len(hostile) > 50
     await write(transport, EntityKeys(queue).stream, hostile)
@@ -162,7 +162,7 @@ async def test_a_forged_dead_letter_is_read_by_those_who_look(transport: Transpo
 
 
 @pytest.mark.parametrize("member", [b"", b"x", b"1", b"1-", b"-1-1", b"1-1-1", b"\xff", b"9" * 400, b"9" * 30 + b"-1"])
-async def test_a_forged_schedule_blocks_nobody(transport: Transport, queue: Entity, member: bytes) -> None:
+async def test_a_forged_schedule_blocks_nothing(transport: Transport, queue: Entity, member: bytes) -> None:
     control = transport._context.control  # type: ignore[attr-defined]
     keys = EntityKeys(queue)
     await control.call([(b"ZADD", keys.due, b"0", member)], Scope())
@@ -172,7 +172,9 @@ async def test_a_forged_schedule_blocks_nobody(transport: Transport, queue: Enti
     assert left == 0
 
 
-async def test_a_scheduled_message_that_can_not_be_decoded_is_put_away(transport: Transport, queue: Entity) -> None:
+async def test_a_scheduled_message_that_can_not_be_decoded_is_dead_lettered(
+    transport: Transport, queue: Entity
+) -> None:
     control = transport._context.control  # type: ignore[attr-defined]
     keys = EntityKeys(queue)
     [number] = await control.call([(b"XADD", keys.waiting, b"*", b"\xff", b"\xfe")], Scope())
@@ -183,7 +185,7 @@ async def test_a_scheduled_message_that_can_not_be_decoded_is_put_away(transport
 
 
 @pytest.mark.parametrize("key", ["stream", "due", "waiting", "dead", "meta"])
-async def test_a_key_of_the_wrong_type_is_one_failure_in_words(transport: Transport, queue: Entity, key: str) -> None:
+async def test_a_key_of_the_wrong_type_is_a_described_failure(transport: Transport, queue: Entity, key: str) -> None:
     control = transport._context.control  # type: ignore[attr-defined]
     name = getattr(EntityKeys(queue), key)
     await control.call([(b"DEL", name), (b"SET", name, b"\xff")], Scope())
@@ -205,7 +207,7 @@ async def test_a_key_of_the_wrong_type_is_one_failure_in_words(transport: Transp
 
 
 @pytest.mark.parametrize("values", [(b"lock", b"soon"), (b"max", b"\xff"), (b"ttl", b"nan"), (b"kind", b"nothing")])
-async def test_settings_that_nobody_can_read_are_one_failure_in_words(
+async def test_settings_that_cannot_be_read_are_a_described_failure(
     transport: Transport, queue: Entity, values: Fields
 ) -> None:
     control = transport._context.control  # type: ignore[attr-defined]
@@ -221,7 +223,7 @@ async def test_settings_that_nobody_can_read_are_one_failure_in_words(
 
 
 @pytest.mark.real_server
-async def test_an_id_at_the_end_of_all_ids_makes_sends_fail_in_words(redis_server: object) -> None:
+async def test_an_id_at_the_end_of_all_ids_makes_sends_fail_with_an_explanation(redis_server: object) -> None:
     """Whoever may write to Redis can use up a stream's ids; that is told, and nothing else is disturbed."""
     redis_server.flush()  # type: ignore[attr-defined]
     queue, other = Entity("full"), Entity("other")

@@ -82,7 +82,7 @@ async def test_deleting_takes_everything(transport: Transport, queue: Entity, me
     assert await control.call([(b"KEYS", b"*")], Scope()) == [[]]
 
 
-async def test_what_does_not_exist_is_told(transport: Transport) -> None:
+async def test_what_does_not_exist_is_reported(transport: Transport) -> None:
     nobody = Entity("nobody")
     calls = (
         transport.admin.properties(nobody),
@@ -100,7 +100,7 @@ async def test_what_does_not_exist_is_told(transport: Transport) -> None:
 
 
 @pytest.mark.parametrize("others", [(), ("other",)])
-async def test_a_missing_subscription_is_told(transport: Transport, others: tuple[str, ...]) -> None:
+async def test_a_missing_subscription_is_reported(transport: Transport, others: tuple[str, ...]) -> None:
     topic = Entity("news", EntityKind.TOPIC)
     await transport.admin.create(topic)
     for other in others:
@@ -257,7 +257,7 @@ async def test_check_makes_a_round_trip(transport: Transport) -> None:
     await transport.admin.check()
 
 
-async def test_lost_settings_are_told_as_defaults(transport: Transport, queue: Entity) -> None:
+async def test_lost_settings_are_reported_as_defaults(transport: Transport, queue: Entity) -> None:
     control = transport._context.control  # type: ignore[attr-defined]
     for text in (b"[1]", b"{", b'{"unknown":1}'):
         await control.call([(b"HSET", EntityKeys(queue).meta, b"settings", text)], Scope())

@@ -59,14 +59,14 @@ def test_no_password_is_shown():
     assert "geheim" not in repr(RedisClaims("redis://:geheim@127.0.0.1:1/0"))
 
 
-async def test_a_server_that_is_not_there_is_told_as_every_transport_tells_it():
+async def test_a_missing_server_is_reported_as_by_every_transport():
     store = RedisClaims("redis://127.0.0.1:1/0")
     with pytest.raises(TransportError):
         await store.claim("k", "t", 60)
     await store.close()
 
 
-async def test_a_closed_store_says_so(claims):
+async def test_a_closed_store_reports_it(claims):
     await claims.close()
     await claims.close()
     with pytest.raises(TransportError, match="closed"):

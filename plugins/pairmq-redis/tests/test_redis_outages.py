@@ -178,7 +178,7 @@ async def test_nothing_is_written_to_a_connection_that_is_found_lost(
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
-async def test_a_batch_cut_off_in_the_middle_tells_which_messages_are_sure(
+async def test_a_batch_cut_off_in_the_middle_reports_which_messages_are_sure(
     server: RedisServer, transport: Transport, message: Make
 ) -> None:
     sender = transport.sender(QUEUE)
@@ -211,7 +211,7 @@ async def test_a_batch_cut_off_in_the_middle_tells_which_messages_are_sure(
     assert not any(n in got for n, outcome in enumerate(outcomes) if outcome is not None and not outcome.maybe_applied)
 
 
-async def test_nobody_listening_is_certain(message: Make) -> None:
+async def test_a_refused_connection_is_certain(message: Make) -> None:
     async with registry.transport(f"redis://127.0.0.1:{free_port()}") as transport:
         for call in (transport.sender(QUEUE).send(message()), transport.admin.check()):
             error = await error_of(call)
@@ -355,7 +355,7 @@ async def test_passwords_open_the_door_and_stand_nowhere(message: Make) -> None:
                     assert "alice" not in shown
 
 
-async def test_who_did_not_log_in_is_told_so_however_much_he_writes(message: Make) -> None:
+async def test_a_client_without_a_login_gets_an_error_however_much_it_writes(message: Make) -> None:
     """Redis looks at the size of what a stranger writes before it looks at the command."""
     with RedisServer(password="changed by an operator") as server:
         async with registry.transport(f"redis://127.0.0.1:{server.port}/0") as transport:

@@ -54,7 +54,7 @@ async def lost(receiver: Receiver, delivery: Delivery) -> None:
         assert (caught.value.kind, caught.value.reason) == (FailureKind.REFUSED, FailureReason.LOCK_LOST)
 
 
-async def test_a_delivery_tells_all_about_itself(transport: Transport, queue: Entity) -> None:
+async def test_a_delivery_has_all_its_properties(transport: Transport, queue: Entity) -> None:
     before = time.time()
     await fill(transport, queue, "a")
     [delivery] = await transport.receiver(Source(queue)).receive(1, WAIT)
@@ -113,7 +113,7 @@ async def test_who_waits_is_given_a_message_when_its_lock_ends(transport: Transp
     await lost(one, first)
 
 
-async def test_a_delivery_whose_lock_ended_cannot_be_settled_even_if_nobody_took_it(
+async def test_a_delivery_whose_lock_ended_cannot_be_settled_even_if_it_was_not_redelivered(
     transport: Transport, brief: Entity
 ) -> None:
     await fill(transport, brief, "a")
@@ -328,7 +328,7 @@ async def test_a_message_that_ends_a_wait_but_has_expired_is_not_delivered(trans
     assert bodies(await waiting) == ["fresh"]
 
 
-async def test_an_expired_message_that_cannot_be_put_away_fails_no_wait(
+async def test_an_expired_message_that_cannot_be_dead_lettered_fails_no_wait(
     transport: Transport, queue: Entity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver = transport.receiver(Source(queue))
@@ -350,7 +350,7 @@ async def test_an_expired_message_that_cannot_be_put_away_fails_no_wait(
     assert (await transport.admin.counts(Source(queue))).dead_letter == 1
 
 
-async def test_a_closing_receiver_gives_back_what_it_holds(transport: Transport, queue: Entity) -> None:
+async def test_a_closing_receiver_releases_what_it_holds(transport: Transport, queue: Entity) -> None:
     await fill(transport, queue, "a", "b")
     receiver = transport.receiver(Source(queue))
     first, _ = await receiver.receive(2, WAIT)
@@ -532,7 +532,7 @@ async def test_large_messages_come_fewer_at_a_time(transport: Transport, message
     assert len(got) == len(set(got)) == 30
 
 
-async def test_a_batch_is_completed_in_any_order_whatever_lies_between(transport: Transport, queue: Entity) -> None:
+async def test_a_batch_is_completed_in_any_order_and_with_gaps(transport: Transport, queue: Entity) -> None:
     await fill(transport, queue, *"abcdefghij")
     receiver = transport.receiver(Source(queue))
     a, b, c, d, e, f, g, h, i, j = await receiver.receive(10, WAIT)

@@ -60,7 +60,7 @@ async def test_every_field_arrives(transport: Transport, queue: Entity) -> None:
     ]
 
 
-async def test_messages_stand_in_the_order_sent(transport: Transport, queue: Entity, message: Make) -> None:
+async def test_messages_are_in_the_order_sent(transport: Transport, queue: Entity, message: Make) -> None:
     sender = transport.sender(queue)
     for n in range(5):
         await sender.send(message(f"single {n}"))
@@ -341,7 +341,7 @@ class GatedWire:
 
 
 @pytest.mark.parametrize("turns", range(4))
-async def test_a_batch_that_is_cut_off_as_the_connection_opens_does_not_lie(turns: int, message: Make) -> None:
+async def test_a_batch_that_is_cut_off_as_the_connection_opens_reports_nothing_sent(turns: int, message: Make) -> None:
     """The second chunk may get out while the first one's cancellation is on its way to the caller."""
     wire = GatedWire()
     context = Context(parse_redis_url("redis://127.0.0.1:1/0"), Scope(), lambda: wire)

@@ -95,7 +95,7 @@ async def test_no_master_is_one_error_without_secrets(three: list[Sentinel]) -> 
 
 
 @pytest.mark.parametrize(("options", "login"), [("", False), ("?sentinel_login=same", True)])
-async def test_sentinels_get_the_login_only_when_the_url_says_so(
+async def test_sentinels_get_the_login_only_when_the_url_has_the_option(
     three: list[Sentinel], options: str, login: bool
 ) -> None:
     async with asking([three[0].address], options) as (sentinels, _):

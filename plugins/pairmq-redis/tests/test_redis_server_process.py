@@ -40,7 +40,7 @@ def test_data_outlives_kill_and_restart() -> None:
     assert not directory.exists()
 
 
-def test_a_program_that_ends_is_told_with_its_last_words() -> None:
+def test_a_program_that_ends_is_reported_with_its_last_words() -> None:
     server = ServerProcess([sys.executable, "-c", "print('no licence'); raise SystemExit(3)"], ready=lambda: False)
     with pytest.raises(ServerError, match=r"status 3\nno licence"):
         server.start()

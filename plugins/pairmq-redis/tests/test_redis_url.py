@@ -111,13 +111,13 @@ def test_the_connection_verifies_too() -> None:
         ("fakeredis://a{", "name"),
     ],
 )
-def test_a_url_that_cannot_work_is_told(url: str, word: str) -> None:
+def test_a_url_that_cannot_work_is_reported(url: str, word: str) -> None:
     with pytest.raises(ConfigurationError, match=word) as caught:
         registry.transport(url)
     assert "\n" not in str(caught.value)
 
 
-def test_an_encrypted_key_is_told_and_not_asked_for(tmp_path: Path) -> None:
+def test_an_encrypted_key_is_reported_and_not_asked_for(tmp_path: Path) -> None:
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-passout", "pass:secret", "-days", "2"]
     command += ["-subj", "/CN=localhost", "-keyout", "key.pem", "-out", "cert.pem"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
@@ -126,14 +126,14 @@ def test_an_encrypted_key_is_told_and_not_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rest", ["h:abc", "h/x", "h?nonsense=1", "[::1", "h:1/0#x", "h?poll_interval=0", " h"])
-def test_a_bad_url_never_tells_its_password(rest: str) -> None:
+def test_an_error_about_a_url_never_shows_its_password(rest: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         registry.transport(f"redis://alice:hunter2@{rest}")
     assert "hunter2" not in f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
 
 
 @pytest.mark.parametrize("password", ["hun?ter2", "h?hunter2&x", "x?HUNTER=2", "pa?hunter"])
-def test_an_unknown_option_that_may_be_a_piece_of_a_password_is_not_told(password: str) -> None:
+def test_an_unknown_option_that_may_be_a_piece_of_a_password_is_not_reported(password: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         registry.transport(f"redis://alice:{password}@h:1/0")
     assert not re.search("(?i)hunter|ter2", f"{caught.value!r} {caught.value} {caught.value.__cause__!r}")

@@ -99,7 +99,7 @@ def test_a_fault_that_it_does_not_know_is_refused(server: ServiceBusServer) -> N
         server.fault({"at": "send", "action": "error", "when": "now"})
 
 
-def test_connections_are_dropped_and_come_again(server: ServiceBusServer) -> None:
+def test_connections_are_dropped_and_made_again(server: ServiceBusServer) -> None:
     with _client(server) as client, client.get_queue_receiver("q") as receiver:
         receiver.peek_messages()
         assert server.drop_connections() == 1

@@ -257,7 +257,7 @@ async def test_settings_that_can_not_be_kept_are_refused(transport, properties):
     assert caught.value.reason is FailureReason.MALFORMED
 
 
-async def test_a_receiver_that_can_not_give_back_closes_all_the_same(path, connect, queue, message):
+async def test_a_receiver_that_can_not_release_locks_closes_all_the_same(path, connect, queue, message):
     transport = connect(busy_timeout=300)
     await transport.sender(queue).send(message())
     receiver = transport.receiver(Source(queue))
@@ -297,7 +297,7 @@ async def take_back(receiver, delivery):
 
 
 @pytest.mark.parametrize("give_back", [None, abandon, release, take_back])
-async def test_what_nobody_holds_is_had_though_the_clock_was_set_back(transport, message, set_back, give_back):
+async def test_what_is_not_locked_is_delivered_though_the_clock_was_set_back(transport, message, set_back, give_back):
     queue = Entity("ordered")
     await transport.admin.create(queue, QueueProperties(single_consumer=True, lock_duration=60))
     sender = transport.sender(queue)

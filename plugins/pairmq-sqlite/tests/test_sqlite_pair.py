@@ -34,7 +34,7 @@ def primary() -> Iterator[pairmq_redis.RedisServer]:
         yield server
 
 
-async def test_a_killed_servers_messages_go_to_the_file_and_come_home(primary, path: Path):
+async def test_a_killed_servers_messages_go_to_the_file_and_are_moved_back(primary, path: Path):
     async with Pair.connect(primary.url, f"sqlite://{path}", options=OPTIONS) as pair:
         await pair.primary.admin.create(Entity("orders"))
         sender = pair.sender("orders")

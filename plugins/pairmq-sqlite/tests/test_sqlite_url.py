@@ -36,7 +36,7 @@ def test_two_urls_of_one_file_are_one_broker(tmp_path):
     assert len({parse_url(url).endpoint.identity for url in urls}) == 1
 
 
-def test_a_name_is_short_and_tells_two_files_apart():
+def test_a_name_is_short_and_differs_between_two_files():
     east, west = (parse_url(f"sqlite:///{where}/my back-log!.db".replace(" ", "%20")) for where in ("east", "west"))
     assert "-my-back-log--" in east.endpoint.name
     assert east.endpoint.former_names[0].startswith("my-back-log-")

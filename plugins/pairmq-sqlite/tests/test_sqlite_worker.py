@@ -37,7 +37,7 @@ async def failure(call) -> TransportError:
     return caught.value
 
 
-async def test_a_lock_that_is_given_back_in_time_is_waited_out(connect, queue, message, locked):
+async def test_a_lock_that_is_released_in_time_is_waited_out(connect, queue, message, locked):
     transport = connect(busy_timeout=LONG)
     lock = locked()
     sending = asyncio.ensure_future(transport.sender(queue).send(message()))
@@ -136,7 +136,9 @@ async def test_a_message_that_the_disk_has_no_room_for_takes_no_other_with_it(tr
     assert [delivery.message.body for delivery in found] == [b"small", b"small too"]
 
 
-async def test_a_commit_that_fails_in_doubt_says_so_to_everybody_in_it(transport, queue, message, locked, monkeypatch):
+async def test_a_commit_that_fails_in_doubt_is_reported_to_every_caller_in_it(
+    transport, queue, message, locked, monkeypatch
+):
     def fail():
         error = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = sqlite3.SQLITE_IOERR
@@ -167,7 +169,7 @@ async def test_a_close_ends_what_waits_and_leaves_no_thread(connect, queue, mess
             await asyncio.sleep(0.02)
 
 
-async def test_a_job_that_nobody_waits_for_any_more_is_not_done(connect, queue, message, locked):
+async def test_a_job_that_is_no_longer_waited_for_is_not_done(connect, queue, message, locked):
     transport = connect(busy_timeout=LONG)
     lock = locked()
     sender = transport.sender(queue)

@@ -115,7 +115,7 @@ async def test_an_application_is_ready_while_either_side_takes_messages(brokers)
     assert first.headers["cache-control"] == "no-store"
 
 
-async def test_an_application_whose_messages_nobody_takes_is_not_ready_and_says_why(brokers):
+async def test_an_application_whose_messages_no_broker_takes_is_not_ready_and_says_why(brokers):
     async with served(made(brokers)) as client:
         for broker in brokers:
             await broker.stop()

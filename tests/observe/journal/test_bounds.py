@@ -83,7 +83,7 @@ def test_a_full_buffer_lets_the_next_event_wait_for_room(journal, disk, tmp_path
     assert one.dropped == 0
 
 
-def test_a_disk_that_hangs_holds_nobody_up_for_ever(journal, disk, tmp_path, caplog):
+def test_a_disk_that_hangs_does_not_block_the_program_forever(journal, disk, tmp_path, caplog):
     one = journal(max_buffered=10, stall_timeout=0.05)
     count = full(one, disk)
     fill(one, 500, count)  # with 50 ms for each it would take longer than the test may
@@ -96,7 +96,7 @@ def test_a_disk_that_hangs_holds_nobody_up_for_ever(journal, disk, tmp_path, cap
     assert texts(tmp_path) == [*(str(number) for number in range(count)), "again"]
 
 
-def test_what_was_dropped_stands_in_the_journal(journal, disk, tmp_path):
+def test_what_was_dropped_is_in_the_journal(journal, disk, tmp_path):
     one = journal(max_buffered=10, on_full="drop")
     count = full(one, disk)
     before = time.time()
@@ -132,7 +132,7 @@ def test_dropping_does_not_wait(journal, disk):
 
 @pytest.mark.parametrize("torn", [False, True])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.ENOENT])
-def test_a_disk_that_fails_is_told_once_and_tried_again(journal, disk, tmp_path, caplog, code, torn):
+def test_a_disk_that_fails_is_reported_once_and_tried_again(journal, disk, tmp_path, caplog, code, torn):
     one = journal()
     one.on_event(warned("before"))
     assert one.flush(30)
@@ -161,7 +161,7 @@ def test_a_defect_below_the_journal_does_not_end_it(journal, disk, tmp_path, cap
     assert told.exc_info, "where it comes from is not told"
 
 
-def test_without_a_thread_nobody_waits_and_the_next_event_tries_again(journal, tmp_path, monkeypatch, caplog):
+def test_without_a_thread_no_caller_waits_and_the_next_event_tries_again(journal, tmp_path, monkeypatch, caplog):
     one = journal(max_buffered=10, stall_timeout=60.0)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", none_left)
@@ -195,7 +195,7 @@ def test_a_thread_that_comes_late_writes_what_waited(journal, tmp_path, monkeypa
     assert one.dropped == 0
 
 
-def test_while_the_disk_fails_nobody_waits(journal, disk):
+def test_no_caller_waits_while_the_disk_fails(journal, disk):
     one = journal(max_buffered=10, stall_timeout=60.0)
     disk.problem = OSError(errno.ENOSPC, "full")
     one.on_event(warned())
@@ -400,7 +400,7 @@ def test_a_journal_whose_files_are_deleted_keeps_their_rows(journal, tmp_path):
     assert (texts(tmp_path), one.dropped) == (["0", "1", "2", "3", "4"], 0)
 
 
-def test_a_journal_that_is_not_written_in_time_at_the_end_of_the_program_says_so(journal, disk, caplog):
+def test_a_journal_that_is_not_written_in_time_at_the_end_of_the_program_is_reported(journal, disk, caplog):
     one = journal()
     disk.works.clear()
     fill(one, 1)

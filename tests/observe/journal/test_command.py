@@ -53,7 +53,7 @@ def test_show_picks_kinds_and_entities(directory, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_show_names_a_kind_that_is_none(directory, capsys):
+def test_show_names_an_unknown_kind(directory, capsys):
     assert run(["journal", "show", str(directory), "--kind", "Sent"]) == 2
     assert "no kind of event is named Sent: known are SendCompleted," in capsys.readouterr().err
 
@@ -74,17 +74,17 @@ def test_stat_says_what_is_missing(directory, capsys):
     assert " 3 " in capsys.readouterr().out
 
 
-def test_stat_of_an_empty_directory_says_so(tmp_path, capsys):
+def test_stat_of_an_empty_directory_reports_it(tmp_path, capsys):
     assert run(["journal", "stat", str(tmp_path)]) == 0
     assert "no segments yet" in capsys.readouterr().out
 
 
-def test_recover_tells_what_it_did(directory, capsys):
+def test_recover_reports_what_it_did(directory, capsys):
     assert run(["journal", "recover", str(directory)]) == 0
     assert capsys.readouterr().out == "recovered 0 rows of 0 parts\n"
 
 
-def test_recover_tells_what_it_could_not_do(directory, capsys):
+def test_recover_reports_what_it_could_not_do(directory, capsys):
     (directory / "_open" / "host-1-000000.part").write_bytes(b"something else")
     assert run(["journal", "recover", str(directory)]) == 1
     assert "it has no head" in capsys.readouterr().err.replace("\n", " ")

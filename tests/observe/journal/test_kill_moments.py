@@ -88,7 +88,7 @@ def test_a_kill_at_each_step_loses_nothing_that_was_flushed_and_doubles_nothing(
     assert list((tmp_path / "_open").iterdir()) == []
 
 
-def test_a_kill_of_whoever_recovers_leaves_it_to_the_next(tmp_path):
+def test_a_killed_recovery_leaves_it_to_the_next(tmp_path):
     """The next journal of the directory has the dead one's part in its hand, and dies."""
     lives = dict([killed(tmp_path, "half a frame is written", "3"), killed(tmp_path, ADOPTED, "1")])
     assert list((tmp_path / "_open").glob("*.part")), "there was nothing to recover"

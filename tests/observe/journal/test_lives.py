@@ -201,7 +201,7 @@ async def test_a_shared_journal_closes_with_its_last_pair(tmp_path):
     assert JournalObserver(tmp_path).journal is not first.journal
 
 
-async def test_closing_an_observer_twice_takes_nobody_else_s_journal(tmp_path):
+async def test_closing_an_observer_twice_leaves_other_journals_open(tmp_path):
     first, second = JournalObserver(tmp_path), JournalObserver(tmp_path)
     await first.close()
     await first.close()

@@ -89,7 +89,7 @@ async def test_the_state_of_a_send_is_the_one_at_its_end(journal, tmp_path):
     assert (states["healthy"], states["diverted"]) == ("healthy", "failed-over")
 
 
-async def test_the_journal_tells_what_the_callers_were_told(journal, tmp_path):
+async def test_the_journal_has_the_results_of_the_callers(journal, tmp_path):
     """Through an outage: every send is in it, with the end that its caller saw."""
     one, told = journal(), {}
     async with opened(one) as (pair, east):
@@ -239,7 +239,7 @@ async def test_a_receiver_without_a_pair_is_journalled(journal, tmp_path):
     assert not any("error" in row for row in found)
 
 
-async def test_each_receiver_of_a_pair_tells_its_own_id(journal, tmp_path):
+async def test_each_receiver_of_a_pair_has_its_own_id(journal, tmp_path):
     one = journal()
     async with opened(one) as (pair, _):
         receivers = [pair.receiver("orders") for _ in range(2)]
@@ -253,7 +253,7 @@ async def test_each_receiver_of_a_pair_tells_its_own_id(journal, tmp_path):
     assert len(set(found)) == 2
 
 
-async def test_each_receiver_without_a_pair_tells_its_own_id(journal, tmp_path):
+async def test_each_receiver_without_a_pair_has_its_own_id(journal, tmp_path):
     one, east = journal(), SimulatedBroker("east")
     async with east.transport() as transport:
         await transport.admin.create(Entity("orders"))

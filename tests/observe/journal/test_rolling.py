@@ -83,7 +83,7 @@ def test_a_part_becomes_a_segment_at_its_size(tmp_path):
     assert len(hand.made) == 1
 
 
-def test_segments_are_numbered_and_lie_by_day(tmp_path):
+def test_segments_are_numbered_and_sorted_by_day(tmp_path):
     hand = Hand(tmp_path, max_rows=1)
     hand.write(warned(at=EPOCH))
     hand.write(warned(at=EPOCH + DAY))
@@ -106,7 +106,7 @@ def test_a_part_over_midnight_becomes_two_segments(tmp_path):
 
 
 @pytest.mark.parametrize(("at", "date"), [(-5.0, "1970-01-01"), (1e15, "9999-12-31")])
-def test_an_instant_that_no_calendar_has_lies_at_its_end(tmp_path, at, date):
+def test_an_instant_that_no_calendar_has_is_at_its_end(tmp_path, at, date):
     hand = Hand(tmp_path, max_rows=1)
     hand.write(warned(at=at))
     assert [path.parent.name for path in hand.made] == [f"date={date}"]

@@ -46,7 +46,7 @@ def run(**environ):
     ).stdout.split()
 
 
-def test_a_command_is_observed_where_the_variable_says_so():
+def test_a_command_is_observed_when_the_variable_is_set():
     status, *names = run(PAIRMQ_OBSERVERS="opentelemetry")
     assert status in ("0", "None")
     assert "messaging.client.sent.messages" in names

@@ -60,7 +60,7 @@ async def test_a_refused_send_names_its_error(telemetry, world):
 
 
 @in_virtual_time
-async def test_an_outage_is_told_from_end_to_end(telemetry, world):
+async def test_an_outage_is_reported_from_end_to_end(telemetry, world):
     async with world(telemetry.observer()) as w:
         sender = w.pair.sender("orders")
         await sender.send(Message(b"before"))

@@ -93,7 +93,7 @@ async def test_a_malformed_context_is_replaced(telemetry, world):
 
 
 @in_virtual_time
-async def test_a_diverted_message_comes_home_with_its_context_and_everything_else(telemetry, world):
+async def test_a_diverted_message_is_moved_back_with_its_context_and_everything_else(telemetry, world):
     original = Message(b"1", message_id="m", session_id="s", time_to_live=60, application_properties={"own": 7})
     async with world(telemetry.observer(), enable_syphon=True) as w:
         w.pair.force_failover("orders")
@@ -156,7 +156,7 @@ async def test_a_consumers_own_span_stays_the_parent_of_what_it_does(telemetry, 
 
 
 @in_virtual_time
-async def test_a_handler_that_fails_is_told_by_its_span_and_its_duration(telemetry, world):
+async def test_a_handler_that_fails_is_reported_by_its_span_and_its_duration(telemetry, world):
     async with world(telemetry.observer()) as w:
         await w.pair.sender("orders").send(Message(b"1"))
         async with w.pair.receiver("orders") as receiver:

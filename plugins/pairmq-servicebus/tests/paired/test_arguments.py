@@ -52,7 +52,7 @@ def test_what_concerns_the_network_is_used_for_sends_to_both_sides(tmp_path: Any
     assert primary._config.retry_total == 0
 
 
-def test_a_custom_endpoint_goes_over_tcp_when_told_so() -> None:
+def test_a_custom_endpoint_uses_tcp_when_configured() -> None:
     given = sides(custom_endpoint_address="sb://gate:8443", transport_type=TransportType.Amqp)
     client = given.of_connection_string(PRIMARY, None, primary=True)._namespace._made()
     assert client._config.transport_type is TransportType.Amqp
@@ -109,7 +109,7 @@ def test_an_emulator_on_another_machine_has_to_be_allowed() -> None:
     Sides({}, allow_remote_emulator=True).of_connection_string(remote, None, primary=True)
 
 
-def test_a_namespace_is_no_secondary_of_itself() -> None:
+def test_a_namespace_is_not_its_own_secondary() -> None:
     client = PairedServiceBusClient.from_connection_string(PRIMARY, secondary=PRIMARY)
     with pytest.raises(ConfigurationError, match="same broker"):
         client.__enter__()

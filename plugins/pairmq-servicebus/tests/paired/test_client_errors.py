@@ -41,7 +41,7 @@ def test_a_wrong_key_is_the_clients_own_error(primary: ServiceBusServer, queue: 
         assert "d3Jvbmc" not in str(caught.value)
 
 
-def test_a_secondary_that_lets_nobody_in_is_told_when_the_client_opens(
+def test_a_secondary_that_refuses_the_login_is_reported_when_the_client_opens(
     primary: ServiceBusServer, secondary: ServiceBusServer, queue: str, given: dict[str, Any]
 ) -> None:
     wrong = secondary.connection_string.replace(secondary.key, "d3Jvbmc=")
@@ -65,7 +65,7 @@ def test_with_both_away_a_send_ends_in_time_and_says_what_failed(
             sender.send_messages(ServiceBusMessage("x"), timeout=5)
 
 
-def test_a_lost_answer_is_an_unknown_outcome_and_says_so(
+def test_a_lost_answer_is_reported_as_an_unknown_outcome(
     primary: ServiceBusServer, secondary: ServiceBusServer, queue: str, given: dict[str, Any]
 ) -> None:
     options = PairOptions(failover_interval=60, attempt_timeout=30, backlog_queue_count=1)

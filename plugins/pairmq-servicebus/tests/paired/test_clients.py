@@ -143,7 +143,7 @@ def test_scheduling_at_the_primary_gives_sequence_numbers_and_can_be_cancelled(
     assert datetime.now(UTC) >= soon
 
 
-def test_scheduling_at_a_primary_that_is_away_fails_as_it_always_did(
+def test_scheduling_at_a_primary_that_is_unavailable_fails_as_it_always_did(
     primary: ServiceBusServer, queue: str, given: dict[str, Any]
 ) -> None:
     with client(primary, given, retry_total=0) as paired, paired.get_queue_sender(queue) as sender:
@@ -152,7 +152,7 @@ def test_scheduling_at_a_primary_that_is_away_fails_as_it_always_did(
             sender.schedule_messages(ServiceBusMessage("x"), datetime.now(UTC) + timedelta(hours=1))
 
 
-def test_a_client_that_was_never_entered_works_and_tells_states_and_events(
+def test_a_client_that_was_never_entered_works_and_has_states_and_events(
     primary: ServiceBusServer, queue: str, given: dict[str, Any]
 ) -> None:
     events: list[Event] = []
@@ -228,7 +228,9 @@ def test_topics_and_subscriptions(primary: ServiceBusServer, given: dict[str, An
             receiver.complete_message(message)
 
 
-def test_a_topics_messages_come_home_to_its_subscriptions(primary: ServiceBusServer, given: dict[str, Any]) -> None:
+def test_a_topics_messages_are_moved_back_to_its_subscriptions(
+    primary: ServiceBusServer, given: dict[str, Any]
+) -> None:
     topic = f"prices-{uuid.uuid4().hex[:8]}"
 
     async def make() -> None:
@@ -269,7 +271,7 @@ def test_another_product_may_back(primary: ServiceBusServer, queue: str, given: 
 # asyncio.
 
 
-async def test_many_tasks_share_one_sender_and_a_cancelled_send_harms_nobody(
+async def test_many_tasks_share_one_sender_and_a_cancelled_send_disturbs_no_other(
     primary: ServiceBusServer, queue: str, given: dict[str, Any]
 ) -> None:
     async with aio_client(primary, given) as paired, paired.get_queue_sender(queue) as sender:

@@ -246,7 +246,7 @@ def test_a_received_message_is_sent_on_without_what_the_service_wrote_into_it() 
     assert convert(raw) == wanted
 
 
-def test_a_received_message_of_a_pair_keeps_what_only_our_property_tells() -> None:
+def test_a_received_message_of_a_pair_keeps_what_only_our_property_holds() -> None:
     original = Message(b"x", message_id="1", priority=9, application_properties={"d": NOON, "m": (1, {"a": b"b"})})
     raw = _codec.encode(_codec.take_apart(original))
     assert convert(received(raw)) == original
@@ -259,7 +259,7 @@ def test_of_several_none_is_converted_if_one_is_wrong() -> None:
         convert_all([ServiceBusMessage("a", session_id="")])
 
 
-def test_one_message_is_told_from_several() -> None:
+def test_one_message_is_distinguished_from_several() -> None:
     assert is_one(ServiceBusMessage("a"))
     assert is_one(AmqpAnnotatedMessage(data_body=b""))
     assert is_one({"body": "a"})

@@ -241,7 +241,7 @@ def test_ctrl_c_before_the_waiting_has_begun_cancels_it_too() -> None:
     portal.close()
 
 
-def test_a_fork_is_told_so_and_closes_nothing() -> None:
+def test_a_fork_gets_an_error_and_closes_nothing() -> None:
     # In a process of its own: forking one with threads makes a warning, and pytest's would be forked with it.
     code = """
     import asyncio, os, sys

@@ -74,7 +74,7 @@ def test_a_receiver_goes_on_while_the_primary_is_dead(
                 receiver.complete_message(message)
 
 
-def test_what_is_held_is_settled_at_its_broker_or_given_back(
+def test_what_is_held_is_settled_at_its_broker_or_released(
     queue: str, make: Callable[[], PairedServiceBusClient]
 ) -> None:
     with make() as client, client.get_queue_sender(queue) as sender:

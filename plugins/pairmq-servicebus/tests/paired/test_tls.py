@@ -70,7 +70,7 @@ async def test_a_name_and_a_key_credential_do_it_too(
     assert [receipt.route for receipt in receipts] == [Route.PRIMARY] * 2
 
 
-def test_a_certificate_that_nobody_vouches_for_is_no_primary(
+def test_a_certificate_without_an_authority_is_refused(
     gate: ServiceBusServer, secondary: ServiceBusServer, arguments: dict[str, Any]
 ) -> None:
     del arguments["connection_verify"]

@@ -116,7 +116,7 @@ async def test_what_does_not_exist_has_no_settings_and_no_counts(transport: Tran
         assert caught.value.reason is FailureReason.NOT_FOUND
 
 
-async def test_counts_tell_what_a_queue_holds(transport: Transport, queue: Entity, message: Make) -> None:
+async def test_counts_report_what_a_queue_holds(transport: Transport, queue: Entity, message: Make) -> None:
     sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
     later = datetime.now(UTC) + timedelta(hours=1)
     await sender.send_batch([message("a"), message("b"), message("c"), message("d", scheduled_enqueue_at=later)])

@@ -29,7 +29,7 @@ def test_what_the_public_sender_computes_something_of_is_left_to_it(message: Mak
         assert not _direct.is_plain(take_apart(message(b"1", **fields)))
 
 
-def test_a_send_is_traced_when_the_client_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_send_is_traced_when_the_client_enables_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_direct, "is_tracing_enabled", lambda: True)
     assert _direct.is_traced()
 
@@ -46,7 +46,7 @@ def test_a_send_is_traced_when_the_client_says_so(monkeypatch: pytest.MonkeyPatc
     ],
     ids=lambda failure: type(failure).__name__,
 )
-async def test_a_failure_is_told_as_the_public_sender_tells_it(
+async def test_a_failure_is_raised_as_by_the_public_sender(
     server: ServiceBusServer, queue: Entity, message: Make, failure: Exception
 ) -> None:
     async def failing(*_: object, **__: object) -> None:

@@ -178,7 +178,7 @@ def test_a_refused_token_is_no_lost_connection(custom: str | None, status: int, 
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_exception_without_a_condition_is_told_by_its_class(
+def test_an_exception_without_a_condition_is_reported_by_its_class(
     error: Exception, kind: FailureKind, reason: FailureReason
 ) -> None:
     found = failure(error, "do")
@@ -190,7 +190,7 @@ def test_a_host_that_is_no_namespace_is_no_missing_queue() -> None:
     assert found.kind is UNAVAILABLE
 
 
-def test_no_secret_of_the_service_s_words_is_told() -> None:
+def test_no_secret_of_the_service_s_answer_is_shown() -> None:
     words = "bad token sr=x&sig=SECRET%3d&se=1 SharedAccessKey=SECRET; SharedAccessSignature = SECRET"
     for error in (client.ServiceBusError(words), client.ServiceBusAuthorizationError(message=words)):
         found = failure(error, "do")

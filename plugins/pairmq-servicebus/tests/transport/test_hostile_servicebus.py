@@ -314,7 +314,7 @@ UNDECODABLE = [
 
 
 @pytest.mark.parametrize("payload", UNDECODABLE, ids=range(len(UNDECODABLE)))
-async def test_what_the_client_can_not_decode_is_put_away_whole(
+async def test_what_the_client_can_not_decode_is_dead_lettered_whole(
     transport: Transport, server: ServiceBusServer, queue: Entity, payload: bytes
 ) -> None:
     assert write(server, queue, [payload]) == 1
@@ -378,7 +378,7 @@ async def test_a_queue_of_forged_messages_can_be_purged(
     assert (await transport.admin.counts(Source(queue))).pending == 0
 
 
-async def test_a_dead_letter_queue_of_undecodable_messages_blocks_nobody(
+async def test_a_dead_letter_queue_of_undecodable_messages_blocks_nothing(
     transport: Transport, server: ServiceBusServer, queue: Entity
 ) -> None:
     write(server, queue, UNDECODABLE)

@@ -91,7 +91,7 @@ async def test_a_link_in_use_is_kept_and_looked_at_in_between(idle_limit: float 
 
 
 @in_virtual_time
-async def test_a_link_without_a_limit_is_kept_and_looked_at_for_ever() -> None:
+async def test_a_link_without_a_limit_is_kept_and_looked_at_forever() -> None:
     bench = Bench(None)
     await bench.use()
     await asyncio.sleep(HOUR + 1)

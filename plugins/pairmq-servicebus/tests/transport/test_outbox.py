@@ -180,7 +180,7 @@ async def test_a_batch_that_failed_for_no_message_s_fault_fails_as_a_whole(condi
     assert outcomes[0] is not outcomes[1]
 
 
-async def test_one_opening_serves_all_and_its_failure_is_told_to_all_at_once() -> None:
+async def test_one_opening_serves_all_and_its_failure_is_reported_to_all_at_once() -> None:
     bench = Bench()
     bench.opening.clear()
     bench.fails = ConnectionRefusedError("nobody there")
@@ -288,7 +288,7 @@ async def test_a_cancelled_batch_that_was_half_sent_does_not_claim_to_have_sent_
     assert [link.transfers for link in bench.links] == [[["1"]]]
 
 
-async def test_a_transfer_that_nobody_answers_is_given_up_by_the_own_limit() -> None:
+async def test_a_transfer_without_an_answer_is_given_up_by_its_own_limit() -> None:
     bench = Bench(limit=0.05)
     silent = bench.send("1")
     await settle()

@@ -53,7 +53,7 @@ async def test_messages_come_in_order_and_are_gone_when_completed(
     assert (await transport.admin.counts(Source(queue))).pending == 0
 
 
-async def test_a_delivery_tells_its_count_place_and_lock(transport: Transport, queue: Entity, message: Make) -> None:
+async def test_a_delivery_has_its_count_place_and_lock(transport: Transport, queue: Entity, message: Make) -> None:
     about = timedelta(seconds=1)
     before = datetime.now(UTC) - about
     await transport.sender(queue).send_batch([message("a"), message("b")])
@@ -214,7 +214,9 @@ async def test_credit_of_a_receive_that_ended_locks_no_messages(
     assert [delivery.message.body for delivery in await other.receive(1, PATIENCE)] == [b"a"]
 
 
-async def test_an_abandoned_message_comes_again_and_counts(transport: Transport, queue: Entity, message: Make) -> None:
+async def test_an_abandoned_message_is_redelivered_and_counts(
+    transport: Transport, queue: Entity, message: Make
+) -> None:
     await transport.sender(queue).send(message("x"))
     receiver = transport.receiver(Source(queue))
     for count in (1, 2, 3):
@@ -348,7 +350,7 @@ async def test_a_killed_server_ends_a_long_poll_soon(
     assert delivery.message.body == b"after"
 
 
-async def test_a_settlement_that_nobody_answers_ends_by_the_callers_limit(
+async def test_a_settlement_without_an_answer_ends_by_the_callers_limit(
     transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send_batch([message("a"), message("b")])
@@ -391,7 +393,7 @@ async def test_a_refused_settlement_says_why(
     assert second is None
 
 
-async def test_closing_gives_back_what_is_not_settled(
+async def test_closing_releases_what_is_not_settled(
     transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine it may take its time.
@@ -418,7 +420,7 @@ async def test_a_close_ends_a_long_poll(transport: Transport, queue: Entity) -> 
     assert caught.value.reason is FailureReason.CLOSED
 
 
-async def test_a_malformed_message_is_set_aside_and_blocks_nothing(
+async def test_a_malformed_message_is_dead_lettered_and_blocks_nothing(
     transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     bad = ServiceBusMessage("bad", application_properties={"x-pairmq-fields": "no json"})

@@ -88,7 +88,7 @@ async def test_large_messages_are_spread_over_batches(transport: Transport, queu
     assert (await transport.admin.counts(Source(queue))).active == 7
 
 
-async def test_a_missing_queue_is_told_to_all_callers_at_once(transport: Transport, message: Make) -> None:
+async def test_a_missing_queue_is_reported_to_all_callers_at_once(transport: Transport, message: Make) -> None:
     sender = transport.sender(Entity("no-such-queue"))
     outcomes = await asyncio.gather(*(sender.send(message()) for _ in range(20)), return_exceptions=True)
     for failed in outcomes:
@@ -150,7 +150,7 @@ async def test_a_refusal_without_an_info_map_ends_by_the_callers_limit(
     await sender.send(message("after"))
 
 
-async def test_a_silent_service_holds_up_nobody_beyond_the_own_limit(
+async def test_a_silent_service_blocks_no_call_beyond_its_own_limit(
     server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     transport = registry.transport(f"{server.url}&operation-timeout=0.6&connect-timeout=30")
@@ -365,7 +365,7 @@ async def test_opening_under_way_when_the_transport_closes_is_no_cancellation(
         assert caught.value.reason is FailureReason.CLOSED
 
 
-async def test_what_a_link_has_told_is_known_without_the_server(
+async def test_what_a_link_has_reported_is_known_without_the_server(
     transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     large = message(bytes(300_000))

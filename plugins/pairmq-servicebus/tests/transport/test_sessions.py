@@ -147,7 +147,9 @@ async def test_a_renewed_session_lock_keeps_its_messages(transport: Transport, b
     await receiver.complete(delivery)
 
 
-async def test_a_lost_session_lock_is_told_by_every_call(transport: Transport, brief: Entity, message: Make) -> None:
+async def test_a_lost_session_lock_is_reported_by_every_call(
+    transport: Transport, brief: Entity, message: Make
+) -> None:
     await transport.sender(brief).send_batch([message("x", session_id="s"), message("y", session_id="s")])
     receiver = await accepted(transport, brief, "s")
     delivery, *_ = await take(receiver, 2)
@@ -210,7 +212,7 @@ async def test_a_service_that_is_silent_has_not_said_that_no_session_is_free(
     assert (caught.value.kind, caught.value.reason) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
 
 
-async def test_a_time_out_of_the_client_s_own_is_not_the_service_s_word(
+async def test_a_time_out_of_the_client_is_not_reported_as_the_service_s(
     server: ServiceBusServer, queue: Entity
 ) -> None:
     server.fault({"at": "attach", "action": "silence", "entity": queue.path})

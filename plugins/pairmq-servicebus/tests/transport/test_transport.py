@@ -57,7 +57,7 @@ async def test_tls_is_checked_with_the_given_authority(message: Make) -> None:
         await stranger.close()
 
 
-async def test_a_pair_diverts_and_brings_home(server: ServiceBusServer, message: Make) -> None:
+async def test_a_pair_diverts_and_moves_back(server: ServiceBusServer, message: Make) -> None:
     with ServiceBusServer(queues=["orders"]) as primary:
         options = PairOptions(
             backlog_queue_count=2,

@@ -174,6 +174,6 @@ def test_any_text_is_read_or_refused_without_a_surprise(text: str) -> None:
             continue
 
 
-def test_a_file_of_authorities_that_is_missing_is_told_at_once() -> None:
+def test_a_file_of_authorities_that_is_missing_is_reported_at_once() -> None:
     with pytest.raises(ConfigurationError, match="tls-ca"):
         Namespace(parse_servicebus_url("sb://k:v@h/?tls-ca=/no/such/file"))

@@ -116,7 +116,7 @@ def test_a_mechanism_that_is_not_offered_is_refused() -> None:
 
 
 @pytest.mark.parametrize("header", [b"GET / HT", b"AMQP\x02\x01\x00\x00", b"AMQP\x00\x00\x09\x01"])
-def test_another_protocol_is_told_ours(header: bytes) -> None:
+def test_another_protocol_is_answered_with_ours(header: bytes) -> None:
     client = Client()
     (event,) = client.send(header)
     assert isinstance(event, amqp.ConnectionEnded)
@@ -178,7 +178,7 @@ def test_the_end_of_the_stream_ends_everything_once() -> None:
         ([Open("c"), b"\x00\x00\x00\x0c\x02\x00\x00\x00\x00\x53\x11\x45"], "amqp:decode-error"),
     ],
 )
-def test_a_peer_that_breaks_the_rules_is_told_and_closed(parts: list[Any], condition: str) -> None:
+def test_a_peer_that_breaks_the_rules_is_reported_and_closed(parts: list[Any], condition: str) -> None:
     client = Client()
     events = client.send(frames.AMQP_HEADER, *parts)
     assert isinstance(events[-1], amqp.ConnectionEnded)
@@ -414,7 +414,7 @@ def test_settling_on_a_lost_link_writes_nothing() -> None:
     assert client.read() == []
 
 
-def test_a_sender_gives_back_credit() -> None:
+def test_a_sender_returns_credit() -> None:
     client = Client().open()
     link = client.sending(credit=10)
     client.send(Flow(1, 1, 0, 1, handle=0, delivery_count=4, link_credit=6))

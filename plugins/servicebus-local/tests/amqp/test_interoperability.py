@@ -262,7 +262,7 @@ def test_a_range_of_outcomes_settles_every_message(peer: Peer, client: AzureConn
     assert len(peer.of(amqp.Transfer)) == 600
 
 
-def test_a_refused_link_tells_its_error(peer: Peer, client: AzureConnection, session: Any) -> None:
+def test_a_refused_link_reports_its_error(peer: Peer, client: AzureConnection, session: Any) -> None:
     def refuse(event: Any) -> None:
         if isinstance(event, amqp.LinkAttached):
             event.link.reject(amqp.AmqpError("amqp:not-found", "no such queue"))
@@ -275,7 +275,7 @@ def test_a_refused_link_tells_its_error(peer: Peer, client: AzureConnection, ses
         link.get_state()
 
 
-def test_a_detach_of_ours_tells_its_error(peer: Peer, client: AzureConnection, session: Any) -> None:
+def test_a_detach_of_ours_reports_its_error(peer: Peer, client: AzureConnection, session: Any) -> None:
     def detach(event: Any) -> None:
         accept_links(event)
         if isinstance(event, amqp.Transfer):

@@ -122,7 +122,7 @@ def test_what_cannot_be_understood_is_refused(text):
 @pytest.mark.parametrize(
     "text", ["n / 0 = 1", "n % 0 = 1", "s + 1 = 2", "NOT n", "yes * 2 = 2", "s LIKE 'a' ESCAPE 'ab'"]
 )
-def test_what_has_no_value_says_so(text):
+def test_what_has_no_value_is_an_error(text):
     with pytest.raises(EvaluationError):
         evaluate(text)
 

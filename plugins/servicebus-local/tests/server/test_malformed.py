@@ -54,9 +54,7 @@ def bystander(server: ServerProcess, dial: Dial, make_queue: Callable[..., str])
     ],
     ids=["AMQP 0.9.1", "HTTP", "TLS", "AMQP over TLS"],
 )
-def test_another_protocol_is_told_what_is_spoken_here(
-    server: ServerProcess, dial: Dial, said: bytes, answer: bytes
-) -> None:
+def test_another_protocol_is_answered_with_ours(server: ServerProcess, dial: Dial, said: bytes, answer: bytes) -> None:
     peer = dial(server, opened=False)
     peer.say(said)
     assert peer.take(8) == answer
@@ -244,7 +242,7 @@ def test_a_message_that_can_not_be_read_is_refused_and_the_link_goes_on(
 ODD: list[Any] = [None, True, -1, 2**40, 1e300, float("nan"), b"\xff", "text", [], {}, {1: 2}, amqp.Described(1, 2)]
 
 
-def test_odd_values_in_messages_harm_nobody(server: ServerProcess, dial: Dial, make_queue: Callable[..., str]) -> None:
+def test_odd_values_in_messages_do_no_harm(server: ServerProcess, dial: Dial, make_queue: Callable[..., str]) -> None:
     queue = make_queue()
     peer = dial(server)
     peer.login()
@@ -309,7 +307,7 @@ def test_requests_without_a_link_for_the_answer_are_refused(server: ServerProces
     assert peer.send(node).error.condition == "amqp:precondition-failed"
 
 
-def test_a_client_that_takes_no_answers_may_not_ask_for_ever(server: ServerProcess, dial: Dial) -> None:
+def test_a_client_that_reads_no_answers_is_disconnected(server: ServerProcess, dial: Dial) -> None:
     peer = dial(server)
     peer.attach("$cbs", sends=False)
     node = peer.attach("$cbs", sends=True)

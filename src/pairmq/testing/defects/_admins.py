@@ -102,7 +102,7 @@ class SharesSingleConsumerQueues(DefectiveAdmin):
         return await super().create(entity, replace(properties or QueueProperties(), single_consumer=False))
 
 
-@planted("Admin.counts: locked messages are included", "Admin.test_counts_tell_what_waits_and_what_is_locked")
+@planted("Admin.counts: locked messages are included", "Admin.test_counts_report_what_waits_and_what_is_locked")
 class CountsNoLocked(DefectiveAdmin):
     async def counts(self, source: Source) -> QueueCounts:
         return replace(await super().counts(source), locked=0)
@@ -110,7 +110,7 @@ class CountsNoLocked(DefectiveAdmin):
 
 @planted(
     "Admin.positions: a locked message is not settled",
-    "Admin.test_positions_tell_what_is_settled_by_whomever",
+    "Admin.test_positions_report_what_any_consumer_has_settled",
     needs=("ordered_consumer",),
 )
 class ReportsLockedAsSettled(DefectiveAdmin):
@@ -121,7 +121,7 @@ class ReportsLockedAsSettled(DefectiveAdmin):
 
 @planted(
     "Admin.positions: it reports never more than what is settled",
-    "Admin.test_positions_tell_what_is_settled_by_whomever",
+    "Admin.test_positions_report_what_any_consumer_has_settled",
     needs=("ordered_consumer",),
 )
 class ReportsAllButTheNewestAsSettled(DefectiveAdmin):
@@ -132,7 +132,7 @@ class ReportsAllButTheNewestAsSettled(DefectiveAdmin):
 
 @planted(
     "Admin.positions: what any consumer has settled is reported in the end",
-    "Admin.test_positions_tell_what_is_settled_by_whomever",
+    "Admin.test_positions_report_what_any_consumer_has_settled",
     needs=("ordered_consumer",),
 )
 class ReportsNothingAsSettled(DefectiveAdmin):
@@ -141,7 +141,7 @@ class ReportsNothingAsSettled(DefectiveAdmin):
         return replace(told, oldest=told.oldest and 1)
 
 
-@planted("Admin.purge: the messages are deleted", "Admin.test_purging_empties_a_queue_and_tells_how_many")
+@planted("Admin.purge: the messages are deleted", "Admin.test_purging_empties_a_queue_and_reports_how_many")
 class PurgesNothing(DefectiveAdmin):
     async def purge(self, source: Source) -> int:
         return (await self.counts(source)).active
@@ -174,7 +174,7 @@ class FindsWhateverIsAskedFor(DefectiveAdmin):
 @planted(
     "Admin.properties: the queue's own settings are read",
     "Admin.test_settings_of_a_missing_queue_are_not_found",
-    "Admin.test_a_default_time_to_live_is_told",
+    "Admin.test_a_default_time_to_live_is_reported",
 )
 class ReportsDefaultSettings(DefectiveAdmin):
     async def properties(self, entity: Entity) -> QueueProperties:
@@ -183,8 +183,8 @@ class ReportsDefaultSettings(DefectiveAdmin):
 
 @planted(
     "Admin.counts: messages are counted exactly",
-    "Admin.test_counts_tell_what_waits_and_what_is_locked",
-    "Admin.test_counts_tell_what_was_dead_lettered",
+    "Admin.test_counts_report_what_waits_and_what_is_locked",
+    "Admin.test_counts_report_what_was_dead_lettered",
     "Admin.test_counts_of_a_missing_queue_are_not_found",
     "Topics.test_counts_are_each_subscriptions_own",
 )

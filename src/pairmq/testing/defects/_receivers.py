@@ -61,7 +61,7 @@ class SettlesWhatOthersHold(DefectiveReceiver):
 
 @planted(
     "Receiver.close: unsettled messages are released for redelivery",
-    "Receive.test_a_closed_receiver_gives_back_what_it_held",
+    "Receive.test_a_closed_receiver_releases_what_it_held",
 )
 class KeepsLocksWhenClosed(DefectiveReceiver):
     async def close(self) -> None:
@@ -70,7 +70,7 @@ class KeepsLocksWhenClosed(DefectiveReceiver):
 
 @planted(
     "Receiver.abandon: a redelivery increments the delivery count",
-    "Settlement.test_an_abandoned_message_comes_again_and_counts",
+    "Settlement.test_an_abandoned_message_is_redelivered_and_counts",
     "Receive.test_a_lock_that_ends_gives_the_message_to_another",
 )
 class CountsNoDeliveries(DefectiveReceiver):
@@ -80,7 +80,7 @@ class CountsNoDeliveries(DefectiveReceiver):
 
 @planted(
     "Receiver.abandon: the message is released for immediate redelivery",
-    "Settlement.test_an_abandoned_message_comes_again_and_counts",
+    "Settlement.test_an_abandoned_message_is_redelivered_and_counts",
     "Settlement.test_an_abandoned_message_is_another_receivers_too",
     "Settlement.test_many_may_settle_at_once",
     "Settlement.test_a_lock_that_ended_dead_letters_nothing",
@@ -106,7 +106,7 @@ class DeadLettersWithoutReason(DefectiveReceiver):
     "Settlement.test_a_dead_letter_keeps_message_reason_and_description",
     "Settlement.test_a_description_of_any_length_is_taken",
     "Settlement.test_a_dead_letter_can_be_completed_there",
-    "Admin.test_counts_tell_what_was_dead_lettered",
+    "Admin.test_counts_report_what_was_dead_lettered",
     "Admin.test_purging_a_dead_letter_queue_leaves_the_queue",
     "Topics.test_a_subscription_has_a_dead_letter_queue_of_its_own",
     needs=("dead_letter",),
@@ -193,7 +193,7 @@ class DeadLettersACopyWithTheReason(DefectiveReceiver):
 @planted(
     "Receiver.receive: at most `max_messages` are returned",
     "Receive.test_no_more_come_than_were_asked_for",
-    "Receive.test_what_nobody_asked_for_stays_for_others",
+    "Receive.test_what_was_not_asked_for_stays_for_others",
     "Receive.test_messages_come_in_the_brokers_order_over_several_receives",
 )
 class DeliversMoreThanAsked(DefectiveReceiver):
@@ -250,9 +250,9 @@ class SwallowsCancellations(DefectiveReceiver):
 
 @planted(
     "Receiver: a delivery stays in the broker until it is completed",
-    "Receive.test_a_closed_receiver_gives_back_what_it_held",
-    "Settlement.test_an_abandoned_message_comes_again_and_counts",
-    "Receive.test_receivers_of_a_closed_transport_give_back_what_they_held",
+    "Receive.test_a_closed_receiver_releases_what_it_held",
+    "Settlement.test_an_abandoned_message_is_redelivered_and_counts",
+    "Receive.test_receivers_of_a_closed_transport_release_what_they_held",
 )
 class CompletesOnDelivery(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
@@ -263,8 +263,8 @@ class CompletesOnDelivery(DefectiveReceiver):
 
 @planted(
     "Receiver.receive: a source that can't be read is an error",
-    "Receive.test_a_missing_source_is_told",
-    "Topics.test_a_missing_subscription_is_told",
+    "Receive.test_a_missing_source_is_reported",
+    "Topics.test_a_missing_subscription_is_reported",
     "Receive.test_a_source_that_is_made_later_is_found_by_the_same_receiver",
     "Lifecycle.test_closing_a_receiver_ends_its_long_poll",
     "Faults.test_a_long_poll_ends_when_its_broker_stops_and_the_receiver_works_again",
@@ -302,7 +302,7 @@ class SwallowsLostLocks(DefectiveReceiver):
 @planted(
     "Receiver: a delivery is locked: no other receiver gets it",
     "Receive.test_two_receivers_never_hold_the_same_message",
-    "Receive.test_a_locked_message_is_nobody_elses",
+    "Receive.test_a_locked_message_is_not_delivered_to_others",
     "Receive.test_messages_come_in_the_brokers_order_over_several_receives",
 )
 class LocksNothing(DefectiveReceiver):
@@ -312,7 +312,7 @@ class LocksNothing(DefectiveReceiver):
 
 @planted(
     "Receiver.receive: a delivery has the end of its lock",
-    "Receive.test_the_end_of_a_lock_is_told",
+    "Receive.test_the_end_of_a_lock_is_reported",
     needs=("lock_renewal",),
 )
 class ReportsNoEndOfLocks(DefectiveReceiver):
@@ -323,7 +323,7 @@ class ReportsNoEndOfLocks(DefectiveReceiver):
 @planted(
     "Receiver.receive: each delivery has the broker's own position",
     "Receive.test_the_broker_s_positions_are_unique",
-    "Receive.test_a_delivery_tells_about_itself",
+    "Receive.test_a_delivery_has_its_properties",
 )
 class NumbersAllAlike(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:

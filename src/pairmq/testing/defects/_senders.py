@@ -17,13 +17,13 @@ from pairmq.transport import nothing_sent
 
 @planted(
     "Sender.send: what the broker did not confirm is raised",
-    "Send.test_a_missing_entity_is_told",
+    "Send.test_a_missing_entity_is_reported",
     "Faults.test_a_broker_that_was_never_there_is_unavailable",
     "Faults.test_a_failed_send_is_not_tried_again_behind_the_callers_back",
     "Lifecycle.test_a_closed_sender_sends_nothing_and_the_next_one_does",
-    "Topics.test_a_missing_topic_is_told",
+    "Topics.test_a_missing_topic_is_reported",
     "Send.test_a_refused_send_leaves_the_sender_usable",
-    "Faults.test_a_send_whose_broker_dies_under_it_tells_no_lie",
+    "Faults.test_a_send_whose_broker_dies_under_it_reports_a_correct_outcome",
     "Lifecycle.test_every_call_of_a_closed_transport_says_that_it_is_closed",
 )
 class SwallowsFailures(DefectiveSender):
@@ -185,7 +185,7 @@ class DropsTimeToLive(DefectiveSender):
     "Sender.send: no consumer sees a scheduled message before its time",
     "Send.test_a_scheduled_message_waits_for_its_time",
     "Send.test_a_scheduled_message_holds_up_no_other",
-    "Admin.test_counts_tell_what_waits_for_its_time",
+    "Admin.test_counts_report_what_waits_for_its_time",
 )
 class DropsSchedules(DefectiveSender):
     async def send(self, message: Message) -> None:
@@ -210,8 +210,8 @@ class DropsTheSecondOfAnId(DefectiveSender):
 
 @planted(
     "Sender.send: a missing entity is refused as *not-found*",
-    "Send.test_a_missing_entity_is_told",
-    "Topics.test_a_missing_topic_is_told",
+    "Send.test_a_missing_entity_is_reported",
+    "Topics.test_a_missing_topic_is_reported",
 )
 class CallsMissingEntitiesUnavailable(DefectiveSender):
     async def send(self, message: Message) -> None:
@@ -223,7 +223,7 @@ class CallsMissingEntitiesUnavailable(DefectiveSender):
 
 @planted(
     "Sender.send: `maybe_applied` is True unless it is certain that nothing was stored",
-    "Lifecycle.test_a_send_under_way_ends_as_closed_and_tells_no_lie",
+    "Lifecycle.test_a_send_under_way_ends_as_closed_with_a_correct_outcome",
     "Faults.test_a_confirm_that_is_lost_leaves_a_doubt",
 )
 class IsCertainInDoubt(DefectiveSender):
@@ -251,7 +251,7 @@ class IsCertainWhenAConnectionIsLost(DefectiveSender):
 
 @planted(
     "Sender.send: a broker that stops before its confirmation leaves a doubt",
-    "Faults.test_sends_under_way_when_a_broker_stops_tell_no_lie",
+    "Faults.test_sends_under_way_when_a_broker_stops_report_a_correct_outcome",
 )
 class IsCertainOfWhatWasNotConfirmed(DefectiveSender):
     _turns = itertools.count()
@@ -311,7 +311,7 @@ class IsNeverCertain(DefectiveSender):
 @planted(
     "nothing_sent: only a send that had written nothing is marked",
     "Cancellation.test_what_says_that_nothing_was_sent_never_arrives",
-    "Cancellation.test_sends_cut_off_at_any_moment_tell_no_lie",
+    "Cancellation.test_sends_cut_off_at_any_moment_report_a_correct_outcome",
 )
 class ClaimsThatNothingWasSent(DefectiveSender):
     async def send(self, message: Message) -> None:

@@ -172,6 +172,6 @@ false_claim("Send.test_a_time_to_live_comes_back_to_the_microsecond", time_to_li
 false_claim("Settlement.test_a_renewed_lock_lasts_longer", lock_renewal=False)
 false_claim("Probe.test_it_passes_where_sends_pass", probes=False)
 false_claim("Topics.test_every_subscription_gets_every_message_in_order", topics=False)
-false_claim("Admin.test_a_queue_that_requires_sessions_says_so", sessions=False)
+false_claim("Admin.test_a_queue_that_requires_sessions_has_the_property", sessions=False)
 false_claim("Faults.test_what_was_accepted_outlives_a_crash", durable=True)
 false_claim("Receive.test_the_next_consumer_begins_with_what_the_last_one_gave_back", ordered_consumer=False)

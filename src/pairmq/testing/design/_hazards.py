@@ -69,7 +69,7 @@ HAZARDS: Final = (
         "`Job.unknown` stays set once an attempt may have been applied; the receipt and the envelope carry it.",
         (
             f"{_SENDS}test_a_lost_confirmation_marks_the_copy",
-            f"{_SENDS}test_every_send_ends_by_its_deadline_and_tells_the_truth",
+            f"{_SENDS}test_every_send_ends_by_its_deadline_with_a_correct_outcome",
             "tests/runner/test_backlog.py::test_a_confirmation_lost_by_a_backlog_queue_marks_the_second_copy",
         ),
         (
@@ -125,7 +125,7 @@ HAZARDS: Final = (
             f"{_CORE}test_a_backlog_is_never_drained_while_a_diverted_send_is_in_flight",
             f"{_CORE}test_a_backlog_is_drained_only_by_a_look_that_began_after_the_last_diverted_send_ended",
             f"{_SYPHON}test_drained_is_not_said_while_a_diverted_send_is_in_flight",
-            "tests/core/test_order.py::test_a_look_from_before_the_last_diverted_send_ended_tells_nothing",
+            "tests/core/test_order.py::test_a_look_from_before_the_last_diverted_send_ended_does_not_count",
         ),
         (
             "drained is said while a diverted send is in flight",
@@ -185,7 +185,7 @@ HAZARDS: Final = (
         "8.2",
         'With `ordering="session"` `backlog_queue_of` is the only choice; without it a sender keeps one that works.',
         (
-            f"{_ORDER}test_sends_of_a_session_whose_queue_is_away_are_refused_and_no_other_queue_has_them",
+            f"{_ORDER}test_sends_of_a_session_whose_queue_is_unavailable_are_refused_and_no_other_queue_has_them",
             "tests/core/test_order.py::test_the_queue_of_a_session_never_changes",
             "tests/core/test_order.py::test_the_queue_of_a_session_is_the_same_in_every_process",
         ),
@@ -203,7 +203,7 @@ HAZARDS: Final = (
             f"{_CORE}test_an_unreachable_queue_keeps_the_entity_draining",
             f"{_CORE}test_a_queue_that_can_no_longer_be_reached_takes_the_emptiness_back",
             f"{_SYPHON}test_an_unreachable_queue_is_not_empty",
-            f"{_ORDER}test_an_unknown_session_is_refused_while_nobody_can_tell_what_its_queue_holds",
+            f"{_ORDER}test_an_unknown_session_is_refused_while_its_queue_cannot_be_looked_at",
         ),
         (
             "a backlog queue that can't be reached counts as empty",
@@ -268,7 +268,7 @@ HAZARDS: Final = (
         (
             f"{_SYPHON}test_restored_messages_get_their_whole_time_to_live",
             f"{_SYPHON}test_time_in_the_backlog_counts_with_elapse",
-            f"{_SYPHON}test_what_runs_out_while_its_destination_is_away_is_dead_lettered_with_elapse",
+            f"{_SYPHON}test_what_runs_out_while_its_destination_is_unavailable_is_dead_lettered_with_elapse",
         ),
         ("the time-to-live runs in the backlog", "the time-to-live is not restored", "an expired message is delivered"),
     ),
@@ -295,10 +295,10 @@ HAZARDS: Final = (
         "7.4",
         "The pump knows which refusals are the message's fault.",
         (
-            f"{_SYPHON}test_poison_is_set_aside_at_once_and_the_pump_goes_on",
+            f"{_SYPHON}test_poison_is_dead_lettered_at_once_and_the_pump_goes_on",
             f"{_SYPHON}test_much_poison_does_not_hold_up_what_is_good",
             "tests/integration/test_redis_pair.py"
-            "::test_poison_in_a_backlog_queue_is_set_aside_and_nothing_else_is_lost",
+            "::test_poison_in_a_backlog_queue_is_dead_lettered_and_nothing_else_is_lost",
         ),
         ("poison stays in its queue",),
     ),

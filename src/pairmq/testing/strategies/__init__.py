@@ -4,7 +4,7 @@
     from pairmq.testing import strategies as pst
 
     @given(pst.messages())
-    def test_my_codec_gives_back_what_it_took(message): ...
+    def test_my_codec_restores_what_it_encoded(message): ...
 
 Everything shrinks to the simplest thing of its kind: a message to an empty one without properties, options to short
 durations and the first choice, a plan of faults to no fault. Needs hypothesis: ``pip install 'pairmq[testing]'``; no

@@ -26,7 +26,7 @@ PATIENCE = 30.0  # s
 Make = Callable[..., Message]
 
 
-async def test_a_look_tells_the_oldest_that_is_not_settled_and_more_than_the_newest(
+async def test_a_look_reports_the_oldest_that_is_not_settled_and_more_than_the_newest(
     transport: Transport, queue: Entity, message: Make
 ) -> None:
     sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
@@ -61,7 +61,7 @@ async def test_looks_side_by_side_do_not_take_each_other_for_messages(
     assert {told.oldest for told in await asyncio.gather(*looks)} == {None}
 
 
-async def test_markers_that_a_killed_process_left_behind_count_as_nothing_and_reach_nobody(
+async def test_markers_that_a_killed_process_left_behind_count_as_nothing_and_reach_no_consumer(
     transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def killed(*_: object) -> None:
@@ -108,7 +108,7 @@ async def test_what_waits_for_its_time_has_no_position_before(
     assert (await transport.admin.positions(queue)).oldest is not None
 
 
-async def test_what_others_sent_under_a_session_of_their_own_holds_up_nobody(
+async def test_what_others_sent_under_a_session_of_their_own_blocks_nothing(
     transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     async with (

@@ -57,7 +57,7 @@ async def refusal(call: Any) -> TransportError:
 # Settings.
 
 
-async def test_it_is_told_as_what_was_asked_for(transport: Transport, queue: Entity) -> None:
+async def test_it_is_reported_as_what_was_asked_for(transport: Transport, queue: Entity) -> None:
     found = await transport.admin.properties(queue)
     assert found.single_consumer
     # What it is made of is nobody's business: nothing has to have a session, and nobody has to accept one.
@@ -67,7 +67,7 @@ async def test_it_is_told_as_what_was_asked_for(transport: Transport, queue: Ent
 
 
 @pytest.mark.parametrize("settings", [{}, {"user_metadata": METADATA, "enable_partitioning": True}], ids=str)
-async def test_a_queue_that_can_not_tell_what_is_settled_is_told_as_an_ordinary_one(
+async def test_a_queue_that_can_not_report_what_is_settled_is_reported_as_an_ordinary_one(
     transport: Transport, server: ServiceBusServer, settings: dict[str, Any]
 ) -> None:
     queue = Entity(f"ordered/{uuid.uuid4().hex[:10]}")
@@ -230,7 +230,7 @@ async def test_a_receiver_waits_for_its_turn_and_gets_it_when_the_other_one_clos
 
 
 @pytest.mark.parametrize("forged", [b"9" * 5000, b"\xff\x00", b"-7", b""])
-async def test_what_others_write_into_the_state_of_the_session_keeps_nobody_from_reading(
+async def test_what_others_write_into_the_state_of_the_session_does_not_prevent_reading(
     transport: Transport, azure: ServiceBusClient, queue: Entity, message: Make, forged: bytes
 ) -> None:
     """Who may read the queue may write it, and Python refuses to read a number of thousands of digits."""
@@ -241,7 +241,7 @@ async def test_what_others_write_into_the_state_of_the_session_keeps_nobody_from
     assert delivery.delivery_count == 1
 
 
-async def test_a_service_that_falls_silent_before_it_tells_the_state_holds_up_nobody_for_longer_than_an_opening(
+async def test_a_service_that_falls_silent_before_it_reports_the_state_blocks_no_call_for_longer_than_an_opening(
     transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send(message("x"))
@@ -276,7 +276,7 @@ async def test_a_receiver_that_waits_for_its_turn_closes_at_once(
     assert caught.value.reason is FailureReason.CLOSED
 
 
-async def test_a_lost_connection_loses_what_is_held_and_it_comes_again_in_order(
+async def test_a_lost_connection_loses_what_is_held_and_it_is_redelivered_in_order(
     transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send_batch([message(each) for each in "abcd"])
@@ -295,9 +295,7 @@ async def test_a_lost_connection_loses_what_is_held_and_it_comes_again_in_order(
     assert (await transport.admin.positions(queue)).oldest is None
 
 
-async def test_what_is_given_back_comes_before_anything_newer(
-    transport: Transport, queue: Entity, message: Make
-) -> None:
+async def test_what_is_released_comes_before_anything_newer(transport: Transport, queue: Entity, message: Make) -> None:
     sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
     await sender.send_batch([message(each) for each in "ab"])
     first, second = await take(receiver, 2)

@@ -72,13 +72,13 @@ class Admin(Suite):
         await broker.put(entity, "diverted")
         assert bodies(await receive_all(broker.receiver(entity), 1)) == ["diverted"]
 
-    async def test_settings_that_were_told_can_be_asked_for(self, broker: Broker) -> None:
+    async def test_settings_that_were_reported_can_be_asked_for(self, broker: Broker) -> None:
         told = await broker.admin.properties(await broker.queue())
         copy = Entity("a-copy")
         await broker.admin.create(copy, told)
         assert await broker.admin.properties(copy) == told
 
-    async def test_a_default_time_to_live_is_told(self, broker: Broker) -> None:
+    async def test_a_default_time_to_live_is_reported(self, broker: Broker) -> None:
         queue = await broker.queue(default_time_to_live=3600.0)
         assert (await broker.admin.properties(queue)).default_time_to_live == 3600.0
 
@@ -88,14 +88,14 @@ class Admin(Suite):
             lambda broker: broker.admin.create(Entity("by-session"), QueueProperties(requires_session=True))
         ),
     )
-    async def test_a_queue_that_requires_sessions_says_so(self, broker: Broker) -> None:
+    async def test_a_queue_that_requires_sessions_has_the_property(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True)
         assert (await broker.admin.properties(queue)).requires_session
 
     async def test_settings_of_a_missing_queue_are_not_found(self, broker: Broker) -> None:
         await must_fail(lambda: broker.admin.properties(_MISSING), *_NOT_FOUND)
 
-    async def test_counts_tell_what_waits_and_what_is_locked(self, broker: Broker) -> None:
+    async def test_counts_report_what_waits_and_what_is_locked(self, broker: Broker) -> None:
         queue = await broker.queue()
         assert await broker.admin.counts(Source(queue)) == QueueCounts()
         await broker.put(queue, *"abc")
@@ -108,7 +108,7 @@ class Admin(Suite):
         assert (await broker.admin.counts(Source(queue))).pending == 2
 
     @capability("counts_scheduled", disclaimed=_scheduled_are_not_told)
-    async def test_counts_tell_what_waits_for_its_time(self, broker: Broker) -> None:
+    async def test_counts_report_what_waits_for_its_time(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.put(queue, "later", scheduled_enqueue_at=datetime.now(UTC) + timedelta(hours=1))
         assert await broker.admin.counts(Source(queue)) == QueueCounts(scheduled=1)
@@ -117,7 +117,7 @@ class Admin(Suite):
         "dead_letter",
         disclaimed=lambda broker: _nothing_is_dead_lettered(broker),
     )
-    async def test_counts_tell_what_was_dead_lettered(self, broker: Broker) -> None:
+    async def test_counts_report_what_was_dead_lettered(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.put(queue, "poison")
         receiver = broker.receiver(queue)
@@ -155,7 +155,7 @@ class Admin(Suite):
         queue = await broker.queue()
         assert await broker.admin.peek(Source(queue), 3) == []
 
-    async def test_purging_empties_a_queue_and_tells_how_many(self, broker: Broker) -> None:
+    async def test_purging_empties_a_queue_and_reports_how_many(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.put(queue, *"abc")
         assert await broker.admin.purge(Source(queue)) == 3
@@ -190,7 +190,7 @@ class Admin(Suite):
         await must_fail(lambda: broker.sender(longer).send(message("hello")), *malformed)
 
     @capability("ordered_consumer", disclaimed=refused(lambda broker: _positions(broker)))
-    async def test_positions_tell_what_is_settled_by_whomever(self, broker: Broker) -> None:
+    async def test_positions_report_what_any_consumer_has_settled(self, broker: Broker) -> None:
         """`Admin.positions` may report less than is true for a while, but never more (SPEC 8.3)."""
         queue = await broker.queue(single_consumer=True)
         empty = await broker.admin.positions(queue)
@@ -227,7 +227,7 @@ class Admin(Suite):
         await must_fail(lambda: broker.admin.positions(missing), FailureKind.REFUSED, FailureReason.NOT_FOUND)
 
     @capability("ordered_consumer", disclaimed=refused(lambda broker: broker.queue(single_consumer=True)))
-    async def test_one_consumer_at_a_time_is_told_as_a_setting(self, broker: Broker) -> None:
+    async def test_one_consumer_at_a_time_is_reported_as_a_setting(self, broker: Broker) -> None:
         queue = await broker.queue(single_consumer=True)
         assert (await broker.admin.properties(queue)).single_consumer
         assert not (await broker.admin.properties(await broker.queue())).single_consumer

@@ -167,7 +167,7 @@ class Cancellation(Suite):
         lies = [body for body, timeout in timeouts.items() if timeout and is_nothing_sent(timeout) and body in found]
         assert not lies, "marked as not sent, and there all the same"
 
-    async def test_sends_cut_off_at_any_moment_tell_no_lie(self, broker: Broker) -> None:
+    async def test_sends_cut_off_at_any_moment_report_a_correct_outcome(self, broker: Broker) -> None:
         queue, sender = await broker.connected()
         began = asyncio.get_running_loop().time()
         await sender.send(message("to see how long it takes"))

@@ -81,7 +81,7 @@ class Faults(Suite):
         assert answered or error is not None, "it was tried again until the broker was back: switch retries off"
         assert error is not None and error.kind is FailureKind.UNAVAILABLE, f"{error!r}"
 
-    async def test_sends_under_way_when_a_broker_stops_tell_no_lie(self, broker: Broker) -> None:
+    async def test_sends_under_way_when_a_broker_stops_report_a_correct_outcome(self, broker: Broker) -> None:
         """``maybe_applied`` is True unless it is certain that the broker has not stored the message."""
         queue, sender = await broker.connected()
         certain: set[str] = set()
@@ -239,7 +239,7 @@ class Faults(Suite):
         await sender.send(message("after"))
         assert await up_to(broker, queue, "after") == ["before", "waits", "after"]
 
-    async def test_a_send_whose_broker_dies_under_it_tells_no_lie(self, broker: Broker) -> None:
+    async def test_a_send_whose_broker_dies_under_it_reports_a_correct_outcome(self, broker: Broker) -> None:
         """``maybe_applied`` is True unless it is certain that the broker has not stored the message."""
         queue, sender = await broker.connected()
         await broker.freeze()
@@ -286,7 +286,7 @@ class Faults(Suite):
         assert bodies(await receive_all(receiver, 3)) == ["one", "two", "three"]
 
     @capability("durable", disclaimed=_a_broker_that_forgets_takes_work_again)
-    async def test_what_was_received_and_not_completed_comes_again(self, broker: Broker) -> None:
+    async def test_what_was_received_and_not_completed_is_redelivered(self, broker: Broker) -> None:
         queue = await broker.queue(short_locks=True)
         await broker.put(queue, "held")
         receiver = broker.receiver(queue)

@@ -145,7 +145,7 @@ class Lifecycle(Suite):
                 await closing.close()
             assert watch.elapsed < _CLOSE + limits().slack, f"closing {closing!r} took {watch.elapsed:.2f} s"
 
-    async def test_a_send_under_way_ends_as_closed_and_tells_no_lie(self, broker: Broker) -> None:
+    async def test_a_send_under_way_ends_as_closed_with_a_correct_outcome(self, broker: Broker) -> None:
         queue = await broker.queue()
         transport = broker.connect()
         sender = transport.sender(queue)
@@ -208,7 +208,7 @@ class Lifecycle(Suite):
         assert endpoint.identity and all(isinstance(part, str) for part in endpoint.identity)
         Entity(f"{endpoint.name}/x-servicebus-transfer/0")  # where the backlog will stand (SPEC 5.1)
 
-    async def test_the_plugin_tells_what_its_transports_claim(self, broker: Broker) -> None:
+    async def test_the_plugin_reports_what_its_transports_claim(self, broker: Broker) -> None:
         try:
             told = registry.transport_record(broker.url).capabilities
         except ConfigurationError:

@@ -80,7 +80,7 @@ class Receive(Suite):
         receiver = broker.receiver(queue)
         assert len(await receiver.receive(2, limits().patience)) in (1, 2)
 
-    async def test_what_nobody_asked_for_stays_for_others(self, broker: Broker) -> None:
+    async def test_what_was_not_asked_for_stays_for_others(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.put(queue, *"abcde")
         mine = await receive_one(broker.receiver(queue))
@@ -96,7 +96,7 @@ class Receive(Suite):
             found.append(await receive_one(receiver))
         assert bodies(found) == list("abcdefghij")
 
-    async def test_a_delivery_tells_about_itself(self, broker: Broker) -> None:
+    async def test_a_delivery_has_its_properties(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.put(queue, "hello")
         before = datetime.now(UTC)
@@ -184,14 +184,14 @@ class Receive(Suite):
         assert again.message == first.message
         assert again.delivery_count >= 2, "the first delivery was not counted"
 
-    async def test_a_locked_message_is_nobody_elses(self, broker: Broker) -> None:
+    async def test_a_locked_message_is_not_delivered_to_others(self, broker: Broker) -> None:
         queue = await broker.queue(short_locks=False)
         await broker.put(queue, "hello")
         held = await receive_one(broker.receiver(queue))
         assert await broker.connect().receiver(Source(queue)).receive(1, 0.3) == [], f"{held} was given twice"
 
     @capability("lock_renewal", disclaimed=lambda broker: _locks_last_as_long_as_the_connection(broker))
-    async def test_the_end_of_a_lock_is_told(self, broker: Broker) -> None:
+    async def test_the_end_of_a_lock_is_reported(self, broker: Broker) -> None:
         queue = await broker.queue(short_locks=True)
         await broker.put(queue, "hello")
         before = datetime.now(UTC)
@@ -242,7 +242,7 @@ class Receive(Suite):
                 return
         raise AssertionError("the receive was cancelled, but a message sent afterwards is locked")
 
-    async def test_a_closed_receiver_gives_back_what_it_held(self, broker: Broker) -> None:
+    async def test_a_closed_receiver_releases_what_it_held(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.put(queue, *"abc")
         receiver = broker.receiver(queue)
@@ -252,7 +252,7 @@ class Receive(Suite):
         again = await receive_all(broker.connect().receiver(Source(queue)), 2)
         assert sorted(bodies(again)) == ["b", "c"], "what it had not settled has to be there, long before its lock ends"
 
-    async def test_receivers_of_a_closed_transport_give_back_what_they_held(self, broker: Broker) -> None:
+    async def test_receivers_of_a_closed_transport_release_what_they_held(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.put(queue, *"abc")
         transport = broker.connect()
@@ -261,7 +261,7 @@ class Receive(Suite):
         again = await receive_all(broker.receiver(queue), 3)
         assert sorted(bodies(again)) == list("abc"), "what they held has to be there, long before its lock ends"
 
-    async def test_a_missing_source_is_told(self, broker: Broker) -> None:
+    async def test_a_missing_source_is_reported(self, broker: Broker) -> None:
         receiver = broker.receiver(Entity("there-is-no-such-queue"))
         await must_fail(lambda: receiver.receive(1, 0.2), FailureKind.REFUSED, FailureReason.NOT_FOUND)
 

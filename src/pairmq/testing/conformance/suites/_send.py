@@ -200,7 +200,7 @@ class Send(Suite):
         await broker.put(queue, "first", "second", message_id="the same")
         assert bodies(await receive_all(broker.receiver(queue), 2)) == ["first", "second"]
 
-    async def test_a_missing_entity_is_told(self, broker: Broker) -> None:
+    async def test_a_missing_entity_is_reported(self, broker: Broker) -> None:
         sender = broker.sender(_MISSING)
         error = await must_fail(lambda: sender.send(message("lost")), FailureKind.REFUSED, FailureReason.NOT_FOUND)
         assert not error.maybe_applied, "nothing can have stored it"

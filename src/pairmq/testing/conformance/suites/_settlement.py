@@ -57,7 +57,7 @@ class Settlement(Suite):
         await receiver.complete(delivery)
         await must_fail(lambda: receiver.complete(delivery), *_LOST)
 
-    async def test_an_abandoned_message_comes_again_and_counts(self, broker: Broker) -> None:
+    async def test_an_abandoned_message_is_redelivered_and_counts(self, broker: Broker) -> None:
         queue = await broker.queue()
         receiver, delivery = await _one(broker, queue)
         await receiver.abandon(delivery)

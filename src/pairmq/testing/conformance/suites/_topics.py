@@ -115,7 +115,7 @@ class Topics(Suite):
         assert await counted(broker.admin, Source(topic, "bob"), waiting) == waiting
 
     @capability("topics", disclaimed=refused(_send_to_topic))
-    async def test_a_missing_topic_is_told(self, broker: Broker) -> None:
+    async def test_a_missing_topic_is_reported(self, broker: Broker) -> None:
         await must_fail(lambda: _send_to_topic(broker), *_NOT_FOUND)
 
     @capability("topics", disclaimed=refused(_subscribe))
@@ -123,7 +123,7 @@ class Topics(Suite):
         await must_fail(lambda: _subscribe(broker), *_NOT_FOUND)
 
     @capability("topics", disclaimed=refused(_receive_from_topic))
-    async def test_a_missing_subscription_is_told(self, broker: Broker) -> None:
+    async def test_a_missing_subscription_is_reported(self, broker: Broker) -> None:
         topic = await broker.topic("alice")
         receiver = broker.receiver(Source(topic, "nobody"))
         await must_fail(lambda: receiver.receive(1, 0.2), *_NOT_FOUND)
@@ -186,7 +186,7 @@ class Sessions(Suite):
         assert await broker.transport.accept_session(Source(queue), wait=0.3) is None
 
     @capability("sessions", disclaimed=refused(_accept_by_name))
-    async def test_a_locked_session_is_nobody_elses(self, broker: Broker) -> None:
+    async def test_a_locked_session_is_not_delivered_to_others(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True)
         await broker.put(queue, "a1", session_id="a")
         await _session(broker, queue, "a")
@@ -234,7 +234,7 @@ class Sessions(Suite):
             pass  # this machine stalled for as long as a lock: once more
 
     @capability("sessions", disclaimed=refused(_accept_by_name))
-    async def test_a_lost_session_lock_is_told(self, broker: Broker) -> None:
+    async def test_a_lost_session_lock_is_reported(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True, short_locks=True)
         await broker.put(queue, "a1", session_id="a")
         receiver = await _session(broker, queue, "a")
