@@ -66,9 +66,9 @@ async def walked() -> list[Walk]:
             await sender.send(Message(b"diverted"))
         simulated.primary.heal()
         with Walk("two messages through the syphon", walks):
-            while simulated.pair.moved < 2:  # noqa: ASYNC110  # the pair has no event for it
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(1)
+            await asyncio.sleep(2)
+        if simulated.pair.moved != 2:
+            raise RuntimeError(f"{simulated.pair.moved} of 2 messages were moved")
     return walks
 
 
