@@ -1,11 +1,12 @@
-"""What a round trip to RabbitMQ costs: sends and a drain over links of 0 to 300 ms, beside aio-pika at its best.
+"""What a round trip costs: sends and a drain over links of 0 to 300 ms, beside the product's own client at its best.
 
-Messages of 1 KiB, persistent and confirmed; all brokers of a turn are equally far, behind a program that delays every
-byte. Both sides send with 1000 and with 4000 unconfirmed at most: `send_stream` with that window, `send_batch` with as
-many in a call, aio-pika by ``asyncio.gather`` over as many. The drain is ``pairmq syphon`` beside a loop with aio-pika,
-of which the best prefetch counts; its speed is that of the middle four fifths of the messages.
+Messages of 1 KiB, confirmed; all brokers of a turn are equally far, behind a program that delays every byte. Both sides
+send with 1000 and with 4000 unconfirmed at most: `send_stream` with that window, `send_batch` with as many in a call,
+aio-pika by ``asyncio.gather`` over as many, redis-py by pipelines of as many. The drain is ``pairmq syphon`` beside a
+loop with that client, of which the best number of messages at a time counts; its speed is that of the middle four
+fifths of the messages.
 
-Run it with: make bench-one NAME=distance
+Run it with: make bench-one NAME=distance ARGS="--product redis"
 """
 
 from __future__ import annotations
@@ -15,27 +16,33 @@ import json
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
 
 import aio_pika
 from _draining import LIMIT, ORDERS, leave, watched
 from _far_link import far
 from _measuring import Contender, Figures, arguments, interleaved, ratio, spread
+from redis.asyncio import Redis
 
 from pairmq import Message, Pair, PairSender
 from pairmq.model import Source
 from pairmq.plugins import registry
-from pairmq_rabbitmq.testing import RabbitServer, start_together
+from pairmq_rabbitmq.testing import RabbitServer
+from pairmq_redis.testing import RedisServer
 
 BODY = b"x" * 1024
 WINDOWS = (1000, 4000)
 PREFETCHES = (1000, 4000)
-OURS = {"send_batch": "a gather", "send_stream": "a gather", "syphon": "a loop"}
+OURS = {"send_batch": "bare sends", "send_stream": "bare sends", "syphon": "a loop"}
 NAMED = ("?name=east&identity=east", "?name=west&identity=west")
 
 
-class Turns:
+class Turns(ABC):
     """What is measured over one link.
 
     Args:
@@ -44,7 +51,9 @@ class Turns:
         messages: of a turn.
     """
 
-    def __init__(self, near: Sequence[RabbitServer], far: Sequence[str], messages: int) -> None:
+    peer: ClassVar[str]
+
+    def __init__(self, near: Sequence[Any], far: Sequence[str], messages: int) -> None:
         self._near = near
         self._bare = far
         self._pair = [url + named for url, named in zip(far, NAMED, strict=True)]
@@ -55,7 +64,7 @@ class Turns:
         for window in WINDOWS:
             found[f"send_batch {window}"] = self._ours(self._batch, window)
             found[f"send_stream {window}"] = self._ours(self._stream, window)
-            found[f"a gather {window}"] = self._gather(window)
+            found[f"bare sends {window}"] = self._bare_sends(window)
         found["syphon"] = self._drained(lambda queue: ["-m", "pairmq.cli", "syphon", "--until-empty", *self._options()])
         for prefetch in PREFETCHES:
             found[f"a loop {prefetch}"] = self._drained(lambda queue, most=prefetch: self._loop(queue, most))
@@ -86,7 +95,36 @@ class Turns:
         async for _ in sender.send_stream((Message(BODY) for _ in range(self._messages)), window=window):
             pass
 
-    def _gather(self, window: int) -> Contender:
+    @abstractmethod
+    def _bare_sends(self, window: int) -> Contender: ...
+
+    @abstractmethod
+    def _loop(self, queue: str, most: int) -> list[str]: ...
+
+    @abstractmethod
+    def _empty(self) -> None: ...
+
+    def _drained(self, command: Callable[[str], list[str]]) -> Contender:
+        async def run() -> float:
+            self._empty()
+            primary, secondary = (server.url + named for server, named in zip(self._near, NAMED, strict=True))
+            queue = await leave(primary, secondary, self._messages)
+            async with registry.transport(self._near[0].url) as east:
+                with _running([sys.executable, *command(queue)]):
+                    return await watched(east, self._messages)
+
+        return run
+
+    def _options(self) -> list[str]:
+        return ["--primary", self._pair[0], "--secondary", self._pair[1], "--backlog-queues", "1"]
+
+
+class RabbitTurns(Turns):
+    """Beside aio-pika."""
+
+    peer = "aio-pika"
+
+    def _bare_sends(self, window: int) -> Contender:
         async def run() -> float:
             async with await aio_pika.connect(self._bare[0]) as connection:
                 exchange = (await connection.channel()).default_exchange
@@ -103,24 +141,50 @@ class Turns:
 
         return run
 
-    def _drained(self, command: Callable[[str], list[str]]) -> Contender:
+    def _loop(self, queue: str, most: int) -> list[str]:
+        program = str(Path(__file__).with_name("_rabbit_loop.py"))
+        return [program, self._bare[1], self._bare[0], queue, ORDERS.path, str(most)]
+
+    def _empty(self) -> None:
+        for server in self._near:
+            server.reset()
+
+
+class RedisTurns(Turns):
+    """Beside redis-py."""
+
+    peer = "redis-py"
+
+    def _bare_sends(self, window: int) -> Contender:
         async def run() -> float:
-            for server in self._near:
-                server.reset()
-            primary, secondary = (server.url + named for server, named in zip(self._near, NAMED, strict=True))
-            queue = await leave(primary, secondary, self._messages)
-            async with registry.transport(self._near[0].url) as east:
-                with _running([sys.executable, *command(queue)]):
-                    return await watched(east, self._messages)
+            async with Redis.from_url(self._bare[0]) as client:
+                await client.ping()
+
+                async def send() -> None:
+                    for _ in range(0, self._messages, window):
+                        adding = client.pipeline(transaction=False)
+                        for _ in range(window):
+                            adding.xadd("bare", {"body": BODY})
+                        await adding.execute()
+
+                return await self._sent(send)
 
         return run
 
-    def _options(self) -> list[str]:
-        return ["--primary", self._pair[0], "--secondary", self._pair[1], "--backlog-queues", "1"]
+    def _loop(self, queue: str, most: int) -> list[str]:
+        program = str(Path(__file__).with_name("_redis_loop.py"))
+        keys = (f"pairmq:{{{path}}}:queue" for path in (queue, ORDERS.path))
+        return [program, self._bare[1], self._bare[0], *keys, str(most)]
 
-    def _loop(self, queue: str, prefetch: int) -> list[str]:
-        program = str(__file__).replace("distance.py", "_rabbit_loop.py")
-        return [program, self._bare[1], self._bare[0], queue, ORDERS.path, str(prefetch)]
+    def _empty(self) -> None:
+        for server in self._near:
+            server.flush()
+
+
+PRODUCTS: dict[str, tuple[Callable[[], Any], type[Turns]]] = {
+    "rabbitmq": (RabbitServer, RabbitTurns),
+    "redis": (partial(RedisServer, appendfsync="everysec"), RedisTurns),
+}
 
 
 @contextmanager
@@ -145,14 +209,15 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=12_000, help="of a turn")
     parser.add_argument("--round-trip", type=int, action="append", help="ms; repeatable; 0, 20, 100 and 300")
     parser.add_argument("--only", action="append", help="contenders whose names begin so; repeatable")
+    parser.add_argument("--product", choices=PRODUCTS, default="rabbitmq")
     options = parser.parse_args()
+    server, turns = PRODUCTS[options.product]
     curves: dict[str, dict[str, dict[str, float]]] = {}
     ratios: dict[str, dict[str, float]] = {}
-    with RabbitServer() as primary, RabbitServer() as secondary:
-        start_together(primary, secondary)
+    with server() as primary, server() as secondary:
         for ms in options.round_trip or (0, 20, 100, 300):
             with far([primary.url, secondary.url], ms / 1000) as urls:
-                contenders = Turns((primary, secondary), urls, options.messages).contenders()
+                contenders = turns((primary, secondary), urls, options.messages).contenders()
                 if options.only:
                     contenders = {name: run for name, run in contenders.items() if name.startswith(tuple(options.only))}
                 figures = asyncio.run(interleaved(contenders, options.rounds, warm_up=False))
@@ -161,7 +226,7 @@ def main() -> int:
             for ours, peer in OURS.items():
                 if not options.only:
                     of = ratio(best(figures, ours), best(figures, peer))
-                    ratios[f"{ours} / {peer} of aio-pika, {ms} ms"] = of
+                    ratios[f"{ours} / {peer} of {turns.peer}, {ms} ms"] = of
     if options.json:
         ours = [name for name in curves if name.startswith(tuple(OURS))]
         over = "round trip in ms"

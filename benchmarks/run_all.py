@@ -30,10 +30,14 @@ TITLES = {
     "idle_cost": "An idle pair with 1000 entities",
     "growth": "How the cost of a message grows",
     "distance": "RabbitMQ over a distance",
+    "distance_redis": "Redis over a distance",
     "syphon_processes": "pairmq syphon --processes, two processors",
     "tails": "How long sends to RabbitMQ take",
 }
 
+
+VARIANTS = {"distance_redis": ("distance", "--product", "redis")}
+"""Programs that are run with arguments, by what their figures are called."""
 
 DRAWN = {"curves": draw_curves, "lines": draw_lines, "tails": draw_tails}
 """By what a benchmark reports; bars where it reports none of these."""
@@ -50,7 +54,9 @@ def tell_curves(curves: dict[str, dict[str, dict[str, float]]]) -> None:
 def run(name: str, out: Path, rounds: int | None) -> bool:
     """Run one, keep what it found, and print its table; tells whether it held."""
     more = [] if rounds is None else ["--rounds", str(rounds)]
-    program = subprocess.run([sys.executable, str(HERE / f"{name}.py"), "--json", *more], stdout=subprocess.PIPE)  # noqa: S603  # ours
+    program_name, *arguments = VARIANTS.get(name, (name,))
+    command = [sys.executable, str(HERE / f"{program_name}.py"), *arguments, "--json", *more]
+    program = subprocess.run(command, stdout=subprocess.PIPE)  # noqa: S603  # ours
     try:
         figures = json.loads(program.stdout)
     except ValueError:

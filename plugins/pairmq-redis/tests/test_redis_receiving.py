@@ -12,7 +12,7 @@ import pytest
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.transport import QueueProperties, Receiver, Scope, Transport
-from pairmq_redis import _scripts
+from pairmq_redis import _receiver, _scripts
 from pairmq_redis._keys import EntityKeys
 from redis_queue import HELD, WAIT, dead_letters, end_locks, take
 
@@ -52,6 +52,25 @@ async def lost(receiver: Receiver, delivery: Delivery) -> None:
         with pytest.raises(TransportError) as caught:
             await call
         assert (caught.value.kind, caught.value.reason) == (FailureKind.REFUSED, FailureReason.LOCK_LOST)
+
+
+async def test_chunks_of_completions_do_not_wait_for_each_other(
+    transport: Transport, queue: Entity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_receiver, "_SETTLE_CHUNK", 1)
+    await fill(transport, queue, "a", "b", "c")
+    receiver = transport.receiver(Source(queue))
+    deliveries = await receiver.receive(3, WAIT)
+    sound, begun = receiver._complete_chunk, asyncio.Barrier(3)  # type: ignore[attr-defined]
+
+    async def complete_chunk(chunk: object) -> object:
+        await begun.wait()
+        return await sound(chunk)
+
+    monkeypatch.setattr(receiver, "_complete_chunk", complete_chunk)
+    async with asyncio.timeout(60):
+        assert list(await receiver.complete_batch(deliveries)) == [None] * 3
+    assert (await transport.admin.counts(Source(queue))).pending == 0
 
 
 async def test_a_delivery_has_all_its_properties(transport: Transport, queue: Entity) -> None:

@@ -132,6 +132,25 @@ async def test_a_batch_larger_than_a_chunk_goes_in_several(transport: Transport,
     assert (await transport.admin.counts(Source(queue))).active == 5
 
 
+async def test_chunks_of_a_batch_do_not_wait_for_each_other(
+    transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a distance a call would be as slow as its round trips."""
+    monkeypatch.setattr(_sender, "CHUNK_MESSAGES", 1)
+    sender = transport.sender(queue)
+    sound, begun = sender._send_chunk, asyncio.Barrier(8)  # type: ignore[attr-defined]
+
+    async def send_chunk(chunk: object) -> object:
+        await begun.wait()
+        return await sound(chunk)
+
+    monkeypatch.setattr(sender, "_send_chunk", send_chunk)
+    batch = [message(str(n)) for n in range(16)]
+    async with asyncio.timeout(60):
+        assert not any(await sender.send_batch(batch))
+    assert (await transport.admin.counts(Source(queue))).active == len(batch)
+
+
 async def test_sessions_in_order_take_one_command_a_chunk(
     transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -270,10 +270,9 @@ class RedisReceiver(Receiver):
             raise failed
 
     async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
-        outcomes: list[TransportError | None] = []
-        for start in range(0, len(deliveries), _SETTLE_CHUNK):
-            outcomes += await self._complete_chunk(deliveries[start : start + _SETTLE_CHUNK])
-        return outcomes
+        chunks = [deliveries[start : start + _SETTLE_CHUNK] for start in range(0, len(deliveries), _SETTLE_CHUNK)]
+        outcomes = await asyncio.gather(*map(self._complete_chunk, chunks))  # over a distance each is a round trip
+        return [outcome for of_chunk in outcomes for outcome in of_chunk]
 
     async def _complete_chunk(self, deliveries: Sequence[Delivery]) -> list[TransportError | None]:
         tokens = [self._token(delivery) for delivery in deliveries]

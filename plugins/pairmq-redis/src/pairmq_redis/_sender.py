@@ -2,7 +2,7 @@
 
 ``XADD … NOMKSTREAM`` returns nil when there is no stream, so that an immediate message costs exactly what
 it costs a bare client. All senders of a transport share one connection, on which concurrent sends are
-pipelined. A batch is a pipeline in chunks; a chunk's replies are awaited while the next chunk is packed.
+pipelined. A batch is a pipeline in chunks; a chunk's replies are awaited while the next ones are packed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pairmq_redis._wire import Command, Reply
 
 CHUNK_MESSAGES = 250
 CHUNK_BYTES = 1 << 20
+_CHUNKS_IN_FLIGHT = 8  # of one call: with fewer a distant server is idle most of the time
 
 
 class RedisSender(Sender):
@@ -68,7 +69,7 @@ class RedisSender(Sender):
             for chunk in self._chunks(messages):
                 under_way.append(start_task(self._send_chunk(chunk)))
                 await asyncio.sleep(0)  # it writes; one connection keeps the chunks in order
-                if len(under_way) == 2:
+                if len(under_way) == _CHUNKS_IN_FLIGHT:
                     outcomes += await under_way[0]
                     under_way.popleft()
             while under_way:
