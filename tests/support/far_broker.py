@@ -13,7 +13,13 @@ STALL, BETWEEN = 0.5, 5.0  # s
 
 
 class FarHarness(ServerHarness):
-    """To be put before a product's harness in the bases of a class."""
+    """To be put before a product's harness in the bases of a class.
+
+    Attributes:
+        lock_duration: long enough for some round trips of a busy machine.
+    """
+
+    lock_duration = 5.0
 
     def __init__(self) -> None:
         super().__init__()
