@@ -188,6 +188,27 @@ async def test_an_idle_receiver_costs_one_long_poll_a_minute_of_each_side(world)
         assert 58 <= w.west.operations["RECEIVE"] <= 61
 
 
+@pytest.mark.parametrize("syphon", [False, True])
+@in_virtual_time
+async def test_a_queue_without_continuity_costs_the_same_operations_beside_one_with_it(world, syphon):
+    counted = []
+    for continuity in ((), ("invoices.*",)):
+        async with world(continuity=continuity, enable_syphon=syphon) as w:
+            async with consumer(w.pair) as its:
+                sender = w.pair.sender("orders")
+                await sender.send(Message(b"healthy"))
+                w.east.fail(Fault.DOWN)
+                await sender.send(Message(b"diverted"))
+                await asyncio.sleep(60)
+                w.east.heal()
+                await asyncio.sleep(3600)
+            assert its.bodies == [b"healthy", b"diverted"][: 1 + syphon]
+            if syphon:
+                del w.west.operations["ADMIN"]  # it looks for the lanes of the pattern
+            counted.append((w.east.operations.copy(), w.west.operations.copy()))
+    assert counted[0] == counted[1]
+
+
 @in_virtual_time
 async def test_leaving_releases_what_is_held_on_both_sides(world):
     async with world(continuity=("orders",)) as w:
