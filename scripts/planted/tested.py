@@ -57,6 +57,21 @@ TESTED = (
         "",
         tests=("tests/runner/test_eager_tasks.py",),
     ),
+    # Throttling.
+    Mutant(
+        "throttling lets the failover interval of a failing entity run out",
+        "src/pairmq/core/machine.py",
+        " or (kind is FailureKind.BUSY and not self._options.failover_on_busy):\n",
+        ":\n",
+        tests=("tests/core/test_table.py",),
+    ),
+    Mutant(
+        "the deadline of a throttled send counts against the primary",
+        "src/pairmq/core/send.py",
+        "        return self._throttled and not self._fair and FailureReason.TIMEOUT in reasons\n",
+        "        return False\n",
+        tests=("tests/runner/test_sends.py",),
+    ),
     # Time limits.
     Mutant(
         "a time limit that is reached is reported as a cancellation by the caller",

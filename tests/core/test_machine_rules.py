@@ -136,7 +136,7 @@ class Book:
         return [ToBacklog(self.epoch)]
 
     def result(self, epoch: int, word: str, now: float) -> list[Any]:
-        """``word``: accepted, fault (counts toward failover), refused (it answers) or nothing (it says nothing)."""
+        """``word``: accepted, fault (counts toward failover), refused (it responds) or nothing (no evidence)."""
         self.attempts.remove(epoch)
         if epoch != self.epoch:
             self.counts["late"] += 1
@@ -333,7 +333,7 @@ class AgainstTheBook(RuleBasedStateMachine):
         epoch = self.pick_attempt(pick)
         counts = kind in (FailureKind.UNAVAILABLE, FailureKind.TRANSIENT)
         counts = counts or (kind is FailureKind.BUSY and self.options.failover_on_busy)
-        word = "fault" if counts else "refused" if kind is FailureKind.REFUSED else "nothing"
+        word = "fault" if counts else "refused"
         self.feed(PrimaryFailed(epoch, kind), self.book.result(epoch, word, self.now))
 
     @precondition(lambda self: self.machine.epoch in self.book.attempts)

@@ -437,25 +437,19 @@ def test_an_unavailable_or_outlived_transient_failure_counts_toward_failover(kin
     assert machine.health is Health.FAILING
 
 
-@pytest.mark.parametrize("health", RUNNING, ids=lambda health: health.name)
-def test_throttling_says_nothing_about_the_primary(health: Health):
-    machine = in_health(health)
-    before = slots(machine)
-    assert machine.handle(PrimaryFailed(machine.epoch, FailureKind.BUSY), 1000) == ()
-    assert slots(machine) == before | {"_sending": before["_sending"] - 1}
-
-
+@pytest.mark.parametrize("kind", [FailureKind.BUSY, FailureKind.REFUSED])
 @pytest.mark.parametrize("health", [Health.UP, Health.TRIAL], ids=lambda health: health.name)
-def test_a_refusal_leaves_an_entity_that_is_up_alone(health: Health):
+def test_throttling_and_a_refusal_leave_an_entity_that_is_up_alone(health: Health, kind: FailureKind):
     machine = in_health(health)
     before = slots(machine)
-    assert machine.handle(PrimaryFailed(machine.epoch, FailureKind.REFUSED), 1000) == ()
+    assert machine.handle(PrimaryFailed(machine.epoch, kind), 1000) == ()
     assert slots(machine) == before | {"_sending": before["_sending"] - 1}
 
 
-def test_a_refusal_ends_a_failing_interval_as_the_broker_answers():
+@pytest.mark.parametrize("kind", [FailureKind.BUSY, FailureKind.REFUSED])
+def test_throttling_and_a_refusal_end_a_failing_interval_as_the_broker_responds(kind: FailureKind):
     machine = in_health(Health.FAILING)
-    assert told(machine.handle(PrimaryFailed(machine.epoch, FailureKind.REFUSED), 1000)) == "changed:SEND_REFUSED"
+    assert told(machine.handle(PrimaryFailed(machine.epoch, kind), 1000)) == "changed:SEND_REFUSED"
     assert machine.health is Health.UP
     assert machine.next_deadline() is None
 

@@ -144,6 +144,37 @@ async def test_throttling_is_waited_out_and_never_diverted(world):
         assert w.backlog() == []
 
 
+@pytest.mark.parametrize("interval", [0, 2])
+@in_virtual_time
+async def test_nothing_is_diverted_while_sends_are_throttled_until_deadlines_that_cut_their_last_attempts_short(
+    world, interval
+):
+    async with world(failover_interval=interval, send_timeout=5.0) as w:
+        sender = w.pair.sender("orders")
+        w.east.latency = 0.4
+        w.east.fail(Fault.BUSY, Operation.SEND)
+        sends = []
+        for _ in range(300):
+            sends.append(asyncio.create_task(sender.send(Message(b"1"))))
+            await asyncio.sleep(0.1)
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        assert all(isinstance(result, SendError) for result in results)
+        assert w.backlog() == []
+        assert w.pair.state("orders") is EntityState.HEALTHY
+
+
+@in_virtual_time
+async def test_a_failing_entity_that_throttles_responds_and_is_not_failed_over(world):
+    async with world(failover_interval=2) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.LOST_BEFORE, Operation.SEND, times=1)
+        w.east.fail(Fault.BUSY, Operation.SEND)
+        with pytest.raises(SendError, match="too many requests"):
+            await sender.send(Message(b"1"))
+        assert w.pair.state("orders") is EntityState.HEALTHY
+        assert w.backlog() == []
+
+
 @in_virtual_time
 async def test_throttling_diverts_with_failover_on_busy(world):
     async with world(failover_interval=0, failover_on_busy=True) as w:

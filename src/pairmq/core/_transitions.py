@@ -54,8 +54,8 @@ MEANING: dict[Symbol, str] = {
     Symbol.ACCEPTED: "the primary confirmed a send",
     Symbol.FAILED: "a failure that counts toward failover",
     Symbol.FAILED_AT_ONCE: "the same, with `failover_interval` 0",
-    Symbol.NEUTRAL: "throttled, cancelled, or refused before the broker saw it: no evidence about the primary",
-    Symbol.ANSWERED: "the broker refused a send: it responds, and the message is at fault",
+    Symbol.NEUTRAL: "cancelled, refused before the broker saw it, or cut short by a deadline: no evidence",
+    Symbol.ANSWERED: "the broker refused or throttled a send: it responds",
     Symbol.LATE: "the result of an attempt or ping of an earlier epoch",
     Symbol.INTERVAL_OVER: "the failover interval has elapsed",
     Symbol.PING_DUE: "a ping is due, or requested by a send that no backlog queue accepts",
@@ -134,8 +134,8 @@ HEALTH: dict[Health, dict[Symbol, Row]] = {
         _S.FAILED: Row(FAILING, (Do.COUNT_FAILED,)),
         # FAILED_AT_ONCE has no row: with an interval of 0 no entity is ever FAILING.
         _S.NEUTRAL: Row(FAILING),
-        # Refused messages are never diverted (SPEC 3.6): where nothing but refusals follows a failure, the interval
-        # must not run out over them.
+        # Refused messages are never diverted (SPEC 3.6), nor are throttled ones: where nothing else follows a failure,
+        # the interval must not run out over them.
         _S.ANSWERED: Row(UP, (Do.STOP_INTERVAL,), Cause.SEND_REFUSED),
         _S.LATE: Row(FAILING, (Do.COUNT_LATE,)),
         _S.INTERVAL_OVER: Row(DOWN, (Do.STOP_INTERVAL, Do.START_PINGS), Cause.INTERVAL_OVER),

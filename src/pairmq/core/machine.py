@@ -203,11 +203,8 @@ class EntityMachine:
 
     def _on_failed(self, input: i.PrimaryFailed, now: float) -> tuple[Effect, ...]:
         kind = input.kind
-        busy_counts = kind is FailureKind.BUSY and self._options.failover_on_busy
-        if kind is FailureKind.REFUSED:
+        if kind is FailureKind.REFUSED or (kind is FailureKind.BUSY and not self._options.failover_on_busy):
             symbol = Symbol.ANSWERED
-        elif kind is not FailureKind.UNAVAILABLE and kind is not FailureKind.TRANSIENT and not busy_counts:
-            symbol = Symbol.NEUTRAL
         elif self._options.failover_interval == 0:
             symbol = Symbol.FAILED_AT_ONCE
         else:

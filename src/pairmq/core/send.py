@@ -323,6 +323,7 @@ class SendMachine:
         "_route",
         "_rules",
         "_started",
+        "_throttled",
         "_transient",
         "_waited",
         "_waits",
@@ -348,7 +349,7 @@ class SendMachine:
         self._key = key
         self._closed: str | None = None
         self._retry = self._transient = 0
-        self._waited = self._waits = self._fair = False
+        self._waited = self._waits = self._fair = self._throttled = False
         self._route = Route.PRIMARY
         self._worst: FailureKind | None = None
         self.pending = jobs
@@ -429,13 +430,20 @@ class SendMachine:
             if worst is None:  # all refused: by the broker, which then is reachable, or before it saw them
                 evidence = next((each for each in results if each and each.reason in _BROKERS_WORDS), None)
             elif worst is not FailureKind.TRANSIENT:
-                evidence = next(each for each in results if each is not None and each.kind is worst)
+                if not self._hurried(results):
+                    evidence = next(each for each in results if each is not None and each.kind is worst)
             elif self._transient >= TRANSIENT_RETRIES:  # it has outlived its retries (SPEC 3.6)
                 evidence = next(each for each in results if each is not None and each.kind is worst)
                 worst = FailureKind.UNAVAILABLE
+        self._throttled = self._throttled or worst is FailureKind.BUSY
         fates = [self._fate_at_primary(each) for each in results]
         self._go_on_with(results, fates, worst)
         return PrimaryOutcome(accepted, evidence, fates)
+
+    def _hurried(self, results: Sequence[TransportError | None]) -> bool:
+        """Whether a throttled send's own deadline cut an attempt short: it responds, and this proves nothing."""
+        reasons = {failure.reason for failure in results if failure is not None}
+        return self._throttled and not self._fair and FailureReason.TIMEOUT in reasons
 
     @staticmethod
     def _fate_at_primary(failure: TransportError | None) -> Fate:
@@ -540,7 +548,7 @@ class SendMachine:
         else:
             self._route = Route.BACKLOG
             until = rules.until(now, self._deadline, rules.to_backlog)
-            self._fair = until - now > min(rules.attempt_timeout, FAIR_TRIAL) - 0.001
+        self._fair = until - now > min(rules.attempt_timeout, FAIR_TRIAL) - 0.001
         return Attempt(self._route, route.epoch, self.pending, until)
 
     def _pause(self, now: float, lead: float, *, queue: bool, nowhere: bool = False) -> Wait:
