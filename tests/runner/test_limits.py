@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairmq import Message, Route, SendError
+from pairmq import Message, Route, SendError, SendRefused
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.runner import TimeLimits
 from pairmq.testing import Fault, in_virtual_time, run_virtual
@@ -442,3 +442,22 @@ def test_a_send_is_attempted_at_both_brokers_when_what_others_cost_exceeds_its_t
 
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(selector)) as runner:
         runner.run(send())
+
+
+@in_virtual_time
+async def test_a_send_that_waits_for_its_turn_is_not_let_in_when_its_time_would_not_suffice(world, monkeypatch):
+    async with world(max_pending_sends=1) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.HANG)
+        w.west.fail(Fault.HANG)
+        first = asyncio.create_task(sender.send(Message(b"1"), timeout=3))
+        soon, later = [asyncio.create_task(sender.send(Message(b"1"), timeout=3.5 + more)) for more in (0, 60)]
+        await asyncio.sleep(1)
+        monkeypatch.setattr(TimeLimits, "lead", 3.0)  # what it costs to end all that runs
+        with pytest.raises(SendError):
+            await first
+        with pytest.raises(SendRefused, match="max_pending_sends"):
+            await soon
+        w.east.heal()
+        w.west.heal()
+        await later

@@ -63,7 +63,7 @@ class Admission:
         self.limit = limit
         self._limits = limits
         self._free = limit
-        self._queue: OrderedDict[asyncio.Future[None], int] = OrderedDict()
+        self._queue: OrderedDict[asyncio.Future[bool | None], tuple[int, float]] = OrderedDict()
         self._emptied = asyncio.Event()
 
     @property
@@ -83,8 +83,8 @@ class Admission:
         """Wait for a turn until ``deadline``, an instant of the loop's clock; returns whether it came."""
         if self.try_enter(messages):
             return True
-        turn = asyncio.get_running_loop().create_future()
-        self._queue[turn] = min(messages, self.limit)
+        turn: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+        self._queue[turn] = (min(messages, self.limit), deadline)
         try:
             await self._limits.wait(turn, deadline)
         except asyncio.CancelledError:
@@ -98,7 +98,7 @@ class Admission:
         self._free += min(messages, self.limit)
         if self._queue:
             self._let_in()
-        elif self._free == self.limit:
+        if self._free == self.limit:
             self._emptied.set()
 
     async def wait_empty(self, seconds: float) -> None:
@@ -113,24 +113,33 @@ class Admission:
             except TimeoutError:
                 return
 
-    def _has_come(self, turn: asyncio.Future[None]) -> bool:
+    def _has_come(self, turn: asyncio.Future[bool | None]) -> bool:
         """Whether a turn came that is waited for no longer."""
         if turn not in self._queue:
-            return True
+            return turn.cancelled() or turn.result() is not False
         del self._queue[turn]
         # A large batch at the head may have held up smaller sends that fit.
         self._let_in()
         return False
 
     def _let_in(self) -> None:
+        ended = False
         while self._queue:
-            turn, messages = next(iter(self._queue.items()))
+            turn, (messages, deadline) = next(iter(self._queue.items()))
+            # While thousands end by their deadlines, one with hardly any time left would only begin to end as well.
+            if not turn.done() and deadline - asyncio.get_running_loop().time() < self._limits.lead:
+                if ended:  # one at a time, as each has work to do at its end: the next one when another send leaves
+                    return
+                ended = True
+                del self._queue[turn]
+                turn.set_result(False)
+                continue
             if messages > self._free:
                 return
             del self._queue[turn]
             self._free -= messages
             if not turn.done():  # else it is about to be given up, and learns that it came
-                turn.set_result(None)
+                turn.set_result(True)
 
 
 class Attempts:
