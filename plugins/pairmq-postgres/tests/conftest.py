@@ -9,7 +9,7 @@ import pytest
 from broker_tests import message, queue, transport  # noqa: F401  # fixtures
 from pairmq.plugins import registry
 from pairmq.transport import Transport
-from pairmq_postgres.testing import PostgresServer
+from pairmq_postgres.testing import EMPTY, PostgresServer
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def running() -> Iterator[PostgresServer]:
 @pytest.fixture
 def server(running: PostgresServer) -> PostgresServer:
     running.start()
-    running.query("TRUNCATE pairmq.entity, pairmq.source, pairmq.session, pairmq.message RESTART IDENTITY CASCADE")
+    running.query(EMPTY)
     return running
 
 

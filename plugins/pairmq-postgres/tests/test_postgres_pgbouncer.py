@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from broker_tests import until
 from pairmq.model import Entity, Source
 from pairmq.testing.servers import ServerProcess, accepts_connections, free_port
 
@@ -75,3 +76,22 @@ async def test_server_prepares_nothing_for_pgbouncer(pgbouncer, connect, message
         await transport.sender(Entity("orders")).send(message("hello"))
     with psycopg.connect(pgbouncer, autocommit=True, prepare_threshold=None) as connection:
         assert connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
+
+
+async def test_receivers_that_waited_for_their_turn_share_no_message(pgbouncer, server, connect, message):
+    """Each sees what the one before it has locked, though the role's transactions keep their first view."""
+    entity = Entity("orders")
+    transport = connect(pgbouncer, listen="false", poll_interval=0.1)
+    server.query("ALTER ROLE messenger SET default_transaction_isolation = 'repeatable read'")
+    try:
+        await transport.admin.create(entity)
+        await transport.sender(entity).send_batch([message(str(number)) for number in range(10)])
+        receivers = [transport.receiver(Source(entity)) for _ in range(2)]
+        with psycopg.connect(**server.parameters()) as turn:
+            turn.execute("SELECT pg_advisory_xact_lock(579122350, id::int) FROM pairmq.source")
+            looks = [asyncio.ensure_future(receiver.receive(7, 0)) for receiver in receivers]
+            await until(lambda: server.query("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(2,)])
+        found = [delivery.message.body for look in looks for delivery in await look]
+    finally:
+        server.query("ALTER ROLE messenger RESET default_transaction_isolation")
+    assert sorted(found) == [b"%d" % number for number in range(10)]

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from pairmq_postgres import _sql, _url
-from pairmq_postgres.testing import PostgresServer
+from pairmq_postgres.testing import EMPTY, PostgresServer
 
 pytestmark = pytest.mark.real_server
 
@@ -28,6 +28,9 @@ PARAMETERS: dict[str, Any] = {
     "receiver": "receiver:",
     "lock": "receiver:1",
     "locks": ["receiver:1"],
+    "over": ["receiver:1"],
+    "own": "receiver:1:5",
+    "shelf": 1,
     "number": 5,
     "numbers": [5],
     "most": 100,
@@ -73,6 +76,11 @@ FILL = (
     INSERT INTO pairmq.session (shelf, name)
     SELECT s.id, convert_to('session-' || n, 'utf8') FROM pairmq.source s, generate_series(1, 50) AS n
     """,
+    """
+    INSERT INTO pairmq.lease (shelf, name, until, numbers)
+    SELECT s.id, 'receiver-' || n, now() + interval '1 min', ARRAY[n * 10, n * 10 + 1]
+    FROM pairmq.source s, generate_series(1, 50) AS n
+    """,
     "INSERT INTO pairmq.inbox SELECT 'key-' || n, now() + n * interval '1 s' FROM generate_series(-100, 9000) AS n",
     "ANALYZE",
 )
@@ -81,7 +89,7 @@ FILL = (
 @pytest.fixture(scope="module")
 def empty(running: PostgresServer) -> PostgresServer:
     running.start()
-    running.query("TRUNCATE pairmq.entity, pairmq.source, pairmq.session, pairmq.message CASCADE", "ANALYZE")
+    running.query(EMPTY, "ANALYZE")
     return running
 
 
@@ -89,8 +97,7 @@ def empty(running: PostgresServer) -> PostgresServer:
 def full(empty: PostgresServer) -> Iterator[PostgresServer]:
     empty.query(*FILL)
     yield empty
-    tables = "pairmq.entity, pairmq.source, pairmq.session, pairmq.message, pairmq.inbox"
-    empty.query(f"TRUNCATE {tables} CASCADE", "ANALYZE")
+    empty.query(EMPTY, "TRUNCATE pairmq.inbox", "ANALYZE")
 
 
 def plan(server: PostgresServer, statement: str, *settings: str) -> list[str]:
@@ -103,21 +110,20 @@ def plan(server: PostgresServer, statement: str, *settings: str) -> list[str]:
     return [line for (line,) in rows]
 
 
-def scanned(server: PostgresServer, statement: str, *settings: str) -> list[str]:
-    """The lines of a plan that read all of a table with messages."""
-    return [
-        line for line in plan(server, statement, *settings) if re.search(r"Seq Scan on (message|session|inbox)\b", line)
-    ]
+def scanned(server: PostgresServer, statement: str, *settings: str, tables: str = "message|session|inbox") -> list[str]:
+    """The lines of a plan that read all of a table."""
+    return [line for line in plan(server, statement, *settings) if re.search(rf"Seq Scan on ({tables})\b", line)]
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statement_reads_no_whole_table_when_it_was_planned_for_an_empty_one(empty, name):
-    assert scanned(empty, STATEMENTS[name], "SET enable_seqscan = off") == []
+    tables = "message|lease|session|inbox"
+    assert scanned(empty, STATEMENTS[name], "SET enable_seqscan = off", tables=tables) == []
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statement_reads_no_whole_table_when_it_is_full(full, name):
-    """By the planner's own choice, as behind PgBouncer."""
+    """By the planner's own choice, as behind PgBouncer; of leases there are as many as receives whose messages wait."""
     assert scanned(full, STATEMENTS[name]) == []
 
 
@@ -126,6 +132,6 @@ def test_receive_reads_no_more_than_it_takes_when_nothing_is_known_of_the_table(
     server.query(*FILL[:3])
     settings = [f"SET {name} = {value}" for name, value in re.findall(r"-c (\w+)=(\w+)(?= |$)", _url._SETTINGS)]
     take, sweep = (plan(server, statement, *settings) for statement in (_sql.TAKE, _sql.SWEEP))
-    assert any("Index Scan using message_ready on message m " in line for line in take)
+    assert any("Index Scan using message_pkey on message m " in line for line in take)
     assert any("Index Scan using message_expiring on message m " in line for line in sweep)
     assert not [line for line in (*take, *sweep) if "Bitmap" in line or "Sort Key: m." in line]

@@ -18,7 +18,7 @@ from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportEr
 from pairmq.transport import QueueProperties, Transport
 from pairmq_postgres._errors import SchemaVersion
 from pairmq_postgres._receiver import PostgresReceiver
-from pairmq_postgres._schema import VERSION, migrate, script
+from pairmq_postgres._schema import STEPS, VERSION, migrate, script
 from pairmq_postgres.testing import GRANTS, PostgresServer
 
 pytestmark = pytest.mark.real_server
@@ -123,6 +123,115 @@ def test_printed_sql_makes_the_same_tables(server):
         connection.execute(script())
     assert server.query(columns, database="printed") == server.query(columns)
     assert migrate(server.parameters("printed")) == (VERSION, VERSION)
+
+
+_VERSION_2 = """
+INSERT INTO pairmq.version VALUES (2);
+INSERT INTO pairmq.entity (path, kind, lock_duration, max_delivery_count, dead_letter_on_expiration, requires_session,
+    single_consumer, settings)
+VALUES ('orders', 'queue', '60 s', 3, true, false, false, '{}');
+INSERT INTO pairmq.source (entity, subscription) SELECT id, '' FROM pairmq.entity;
+INSERT INTO pairmq.message (shelf, due_at, locked_until, lock, deliveries, reason, header, body)
+SELECT id * sign, due_at, locked_until, lock, deliveries, reason, '{}', convert_to(body, 'utf8')
+FROM pairmq.source, (VALUES
+    (1, NULL::timestamptz, now() + interval '1 h', 'other:1', 2, NULL, 'locked'),
+    (1, NULL, now() - interval '1 h', 'other:0', 1, NULL, 'was locked'),
+    (1, now() + interval '1 h', NULL, NULL, 0, NULL, 'scheduled'),
+    (1, NULL, now() + interval '1 h', 'other:1', 1, NULL, 'locked with the first'),
+    (1, NULL, NULL, NULL, 0, NULL, 'ready'),
+    (-1, NULL, NULL, NULL, 0, 'malformed', 'dead')
+) AS m (sign, due_at, locked_until, lock, deliveries, reason, body);
+GRANT USAGE ON SCHEMA pairmq TO messenger;
+GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pairmq TO messenger;
+GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA pairmq TO messenger;
+"""
+
+
+@pytest.mark.parametrize("by", ["command", "printed"])
+async def test_messages_outlive_the_migration_from_version_2(server, connect, by):
+    """Locks and counts too, and the rights of a role that was granted all tables before there was the last one."""
+    server.query("DROP DATABASE IF EXISTS older", "CREATE DATABASE older", database="postgres")
+    parameters = server.parameters("older")
+    with psycopg.connect(**parameters, autocommit=True) as connection:
+        for statement in (*STEPS[0], *STEPS[1]):
+            connection.execute(statement)
+        connection.execute(_VERSION_2)
+        if by == "printed":
+            connection.execute(script(since=2))
+    assert migrate(parameters) == (2 if by == "command" else VERSION, VERSION)
+    transport = connect(server.url.replace("/queues", "/older"))
+    await transport.admin.check()
+    source = Source(ORDERS)
+    counts = await transport.admin.counts(source)
+    assert (counts.active, counts.locked, counts.scheduled, counts.dead_letter) == (2, 2, 1, 1)
+    receiver = transport.receiver(source)
+    found = await receiver.receive(10, 0)
+    assert [(each.message.body, each.delivery_count) for each in found] == [(b"was locked", 2), (b"ready", 1)]
+    assert list(await receiver.complete_batch(found)) == [None, None]
+    server.query("UPDATE pairmq.lease SET until = now(), numbers = numbers", database="older")
+    found = await receiver.receive(10, PATIENCE)
+    assert [(each.message.body, each.delivery_count) for each in found] == [
+        (b"locked", 3),
+        (b"locked with the first", 2),
+    ]
+    dead = await transport.receiver(Source(ORDERS, dead_letter=True)).receive(10, 0)
+    assert [(each.message.body, each.dead_letter_reason) for each in dead] == [(b"dead", "malformed")]
+
+
+# Locks.
+
+
+def leases(server: PostgresServer) -> list[tuple[int, ...]]:
+    """The numbers of the messages of each lease."""
+    return sorted(tuple(sorted(numbers)) for (numbers,) in server.query("SELECT numbers FROM pairmq.lease"))
+
+
+async def test_receive_writes_one_row_and_no_message(server, queue, transport, message):
+    await transport.sender(queue).send_batch([message(str(number)) for number in range(5)])
+    before = server.query("SELECT ctid::text, xmin::text, xmax::text FROM pairmq.message ORDER BY number")
+    receiver = transport.receiver(Source(queue))
+    deliveries = await receiver.receive(5, 0)
+    assert server.query("SELECT ctid::text, xmin::text, xmax::text FROM pairmq.message ORDER BY number") == before
+    assert leases(server) == [(1, 2, 3, 4, 5)]
+    assert list(await receiver.complete_batch(deliveries)) == [None] * 5
+    assert leases(server) == []
+
+
+async def test_renewed_message_gets_a_lease_of_its_own(server, queue, transport, message):
+    await transport.sender(queue).send_batch([message(str(number)) for number in range(3)])
+    receiver = transport.receiver(Source(queue))
+    first, second, third = await receiver.receive(3, 0)
+    await receiver.renew_lock(second)
+    await receiver.renew_lock(second)
+    assert leases(server) == [(1, 3), (2,)]
+    assert list(await receiver.complete_batch([first, second])) == [None, None]
+    assert leases(server) == [(1, 3)]
+    await receiver.renew_lock(third)
+    await receiver.complete(third)
+    assert list(await receiver.complete_batch([third])) != [None]
+    assert await receiver.receive(1, 0) == []
+    assert leases(server) == []
+
+
+async def test_settlements_side_by_side_end_their_lease(server, queue, transport, message):
+    await transport.sender(queue).send_batch([message(str(number)) for number in range(9)])
+    receiver = transport.receiver(Source(queue))
+    deliveries = await receiver.receive(9, 0)
+    await asyncio.gather(*map(receiver.complete, deliveries[:8]))
+    await receiver.abandon(deliveries[8])
+    (again,) = await receiver.receive(9, 0)
+    assert (again.message.body, again.delivery_count) == (b"8", 2)
+    assert leases(server) == [(9,)]
+
+
+async def test_message_that_moved_within_the_table_is_settled_all_the_same(server, queue, transport, message):
+    await transport.sender(queue).send_batch([message(str(number)) for number in range(4)])
+    receiver = transport.receiver(Source(queue))
+    deliveries = await receiver.receive(4, 0)
+    server.query("DELETE FROM pairmq.message WHERE number = 1", "VACUUM FULL pairmq.message")
+    outcomes = await receiver.complete_batch(deliveries)
+    assert [error and error.reason for error in outcomes] == [FailureReason.LOCK_LOST, None, None, None]
+    assert server.query("SELECT 1 FROM pairmq.message") == []
 
 
 # Other servers.

@@ -16,10 +16,12 @@ import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
+from json.encoder import encode_basestring_ascii as _quoted
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
-from pairmq.model import MAX_NESTING, Message, PropertyValue
+from pairmq.model import MAX_ID_LENGTH, MAX_NESTING, Message, PropertyValue
 
 _PLAIN_FIELDS = (
     "message_id",
@@ -37,6 +39,11 @@ _PLAIN_FIELDS = (
 )
 _SCHEDULED, _PROPERTIES = "scheduled_enqueue_at", "application_properties"
 _MOST_SHOWN = 200
+_USUAL_TEXTS = frozenset(("message_id", "content_type", "content_encoding", "correlation_id", "subject", "reply_to"))
+
+_plain_values = attrgetter(*_PLAIN_FIELDS)
+_json = json.JSONEncoder(separators=(",", ":")).encode  # non-ASCII letters are escaped: one letter is one byte
+_read_json = json.JSONDecoder().raw_decode
 
 
 class MalformedHeader(Exception):
@@ -45,16 +52,23 @@ class MalformedHeader(Exception):
 
 def encode_header(message: Message) -> str:
     """Write all of a message but its body, as ASCII: what its length is in characters, it is in bytes."""
-    header: dict[str, object] = {}
-    for name in _PLAIN_FIELDS:
-        value = getattr(message, name)
-        if value is not None:
-            header[name] = value
+    # Texts, as nearly all are, by the encoder's own function for them: an encoder makes another one for each call.
+    parts = [
+        f'"{name}":{_quoted(value) if type(value) is str else _json(value)}'
+        for name, value in zip(_PLAIN_FIELDS, _plain_values(message), strict=True)
+        if value is not None
+    ]
     if message.scheduled_enqueue_at is not None:
-        header[_SCHEDULED] = message.scheduled_enqueue_at.isoformat()
+        parts.append(f'"{_SCHEDULED}":"{message.scheduled_enqueue_at.isoformat()}"')
     if message.application_properties:
-        header[_PROPERTIES] = {name: _written(value) for name, value in message.application_properties.items()}
-    return json.dumps(header, separators=(",", ":"))  # non-ASCII letters are escaped: one letter is one byte
+        properties = [
+            f'{_quoted(name)}:["str",{_quoted(value)}]'
+            if type(value) is str
+            else f"{_quoted(name)}:{_json(_written(value))}"
+            for name, value in message.application_properties.items()
+        ]
+        parts.append(f'"{_PROPERTIES}":{{{",".join(properties)}}}')
+    return f"{{{','.join(parts)}}}"
 
 
 def decode_header(header: object, body: object) -> Message:
@@ -70,7 +84,12 @@ def decode_header(header: object, body: object) -> Message:
     if not isinstance(header, str) or not isinstance(body, bytes):
         raise MalformedHeader("it has no header and body: it was not written by PairMQ")
     try:
-        fields: Any = _typed(json.loads(header), dict)
+        fields, end = _read_json(header)
+        if end != len(header):
+            raise ValueError("something follows its JSON")
+        _typed(fields, dict)
+        if (usual := _usual(fields, body)) is not None:
+            return usual
         values: dict[str, Any] = {name: fields[name] for name in _PLAIN_FIELDS if name in fields}
         if _SCHEDULED in fields:
             values[_SCHEDULED] = datetime.fromisoformat(fields[_SCHEDULED])
@@ -80,6 +99,28 @@ def decode_header(header: object, body: object) -> Message:
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # The text comes from outside: it is cut.
         raise MalformedHeader(f"{type(error).__name__}: {error}"[:_MOST_SHOWN]) from error
+
+
+def _usual(fields: dict[str, Any], body: bytes) -> Message | None:
+    """Read a message with nothing but ids and properties of ASCII text, as nearly all have; None if it has more."""
+    properties: dict[str, PropertyValue] = {}
+    for name, value in fields.items():
+        if name in _USUAL_TEXTS:
+            if type(value) is not str or not value.isascii():
+                return None
+        elif name == _PROPERTIES:
+            for key, (tag, text) in value.items():
+                if tag != "str" or type(text) is not str or not (text.isascii() and key.isascii() and key):
+                    return None
+                properties[key] = text
+        else:
+            return None
+    get = fields.get
+    message_id = get("message_id")
+    if message_id is not None and not 1 <= len(message_id) <= MAX_ID_LENGTH:
+        return None
+    texts = get("content_type"), get("content_encoding"), get("correlation_id"), get("subject"), get("reply_to")
+    return Message.of_checked(body, message_id, *texts, None, properties)
 
 
 # One row a type, read in both directions: a type that is added to one can't be forgotten in the other. The types are

@@ -94,7 +94,7 @@ class PostgresAdmin(Admin):
         """Show the oldest messages, locked ones too, then the scheduled ones; of a malformed one what can be read."""
         place = {**place_of(source), "most": max(max_messages, 1)}
         rows = await self._found(f"peek into {source}", (_sql.SWEEP, place), (_sql.PEEK, place))
-        return [delivery_of(row, shown(*row[6:8])) for row in rows if row[0] is not None]
+        return [delivery_of(row, shown(*row[5:7])) for row in rows if row[0] is not None]
 
     async def purge(self, source: Source) -> int:
         ((count,),) = await self._found(f"purge {source}", (_sql.PURGE, place_of(source)))

@@ -100,6 +100,8 @@ _AT_LOGIN = (
     ("the database system is", "57P03"),
     ("authentication failed", "28P01"),
     ("no pg_hba.conf entry", "28000"),
+    ("pg_hba.conf rejects", "28000"),
+    ("requires a valid client certificate", "28000"),
     ("no password supplied", "28P01"),
     ("is not permitted to log in", "28000"),
     ("permission denied for database", "42501"),

@@ -16,19 +16,21 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import psycopg
 
 from pairmq.model import Delivery, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.model.drafts import draft_of
 from pairmq.transport import MalformedHeader, Receiver, SessionReceiver, decode_header, start_task
 from pairmq_postgres import _errors, _sql
 from pairmq_postgres._capabilities import MAX_MESSAGE_BYTES
 from pairmq_postgres._errors import LockEnded, NoSessions, NoSuchEntity, NotSent, SessionsOnly
-from pairmq_postgres._pool import Calls, Rows, Statement
+from pairmq_postgres._pool import Calls, Numbers, Rows, Statement
 
 _RELEASE_WITHIN = 0.9
 _ANSWER_WITHIN = 10.0
@@ -38,13 +40,15 @@ _SOON = 0.005
 _MOST_MESSAGES = 1000
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_LETTERS = 1024
-_MOST_LEFT = 10_000
 _DOUBT = 60.0
 """Seconds in which a statement whose answer never came may still be run: an unresponsive server may yet read it."""
 
 
+_DeliveryDraft = draft_of(Delivery)
+
+
 class _Token(NamedTuple):
-    """What settles a delivery."""
+    """What settles a delivery: its message's number, and the lease of its receive."""
 
     number: int
     lock: str
@@ -55,15 +59,15 @@ class LeftLocks:
     """What closed receivers of a source could not release, for the next one to do so.
 
     Args:
-        held: numbers of messages, with their locks.
-        doubtful: locks of receives whose answer never came, with the instant after which none comes.
+        receivers: whose leases are to be released.
+        doubtful: leases of receives whose answer never came, with the instant after which none comes.
     """
 
-    held: dict[int, str] = field(default_factory=dict)
+    receivers: set[str] = field(default_factory=set)
     doubtful: dict[str, float] = field(default_factory=dict)
 
     def current(self) -> list[str]:
-        """Forget the doubtful locks that are over, and return the others."""
+        """Forget the doubtful leases that are over, and return the others."""
         now = time.monotonic()
         self.doubtful = {lock: until for lock, until in self.doubtful.items() if until > now}
         return list(self.doubtful)
@@ -74,8 +78,84 @@ class LeftLocks:
 
     def add(self, other: LeftLocks) -> None:
         """Take over what another one has."""
-        self.held |= dict(list(other.held.items())[:_MOST_LEFT])
+        self.receivers |= other.receivers
         self.doubtful |= other.doubtful
+
+
+class _Leases:
+    """What a receiver holds: the leases of its receives, which end with their last message."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, set[int]] = {}
+        self._over: set[str] = set()
+        self._in_doubt: set[str] = set()  # made by a renewal whose answer never came, perhaps
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def add(self, lock: str, numbers: set[int], again: set[int]) -> None:
+        """A receive has locked these; the locks that some had before have ended."""
+        if again:
+            for other in list(self._held):
+                self._forget(other, again)
+        self._held[lock] = numbers
+
+    def has(self, token: _Token) -> bool:
+        """Whether a delivery is still to be settled."""
+        number, lock = token
+        return (lock in self._held and number in self._held[lock]) or own_lease(token) in self._held
+
+    def of(self, tokens: Sequence[_Token]) -> dict[str, set[int]]:
+        """The leases that deliveries are under, as far as is known, with the numbers of their messages."""
+        found: dict[str, set[int]] = {}
+        for token in tokens:
+            number, lock = token
+            if number not in self._held.get(lock, ()):
+                lock = own_lease(token)
+            found.setdefault(lock, set()).add(number)
+        return found
+
+    def doubtful(self, tokens: Sequence[_Token]) -> set[str]:
+        """The leases that deliveries may be under besides."""
+        return self._in_doubt and self._in_doubt.intersection(map(own_lease, tokens))
+
+    def over(self, settled: Mapping[str, set[int]] = MappingProxyType({})) -> list[str]:
+        """The leases that have no message once these are settled."""
+        return [*self._over, *(lock for lock, numbers in settled.items() if numbers == self._held.get(lock))]
+
+    def removed(self, locks: Sequence[str]) -> None:
+        """The server has no such leases any more."""
+        self._over.difference_update(locks)
+
+    def forget(self, settled: Mapping[str, set[int]]) -> None:
+        """They are settled, or their locks are lost."""
+        for lock, numbers in settled.items():
+            self._forget(lock, numbers)
+            self._in_doubt.difference_update([f"{lock}:{number}" for number in numbers] if self._in_doubt else ())
+
+    def doubt(self, token: _Token) -> None:
+        """Its renewal may have given it a lease of its own."""
+        self._in_doubt.add(own_lease(token))
+
+    def renewed(self, token: _Token, is_split: bool) -> None:
+        """It was renewed, which may have given it a lease of its own."""
+        own = own_lease(token)
+        self._in_doubt.discard(own)
+        if is_split and self.has(token):
+            self._forget(token.lock, {token.number})
+            self._held[own] = {token.number}
+
+    def _forget(self, lock: str, numbers: set[int]) -> None:
+        if (held := self._held.get(lock)) is not None:
+            held -= numbers
+            if not held:
+                del self._held[lock]
+                self._over.add(lock)
+
+
+def own_lease(token: _Token) -> str:
+    """The name of the lease that a renewal gives to a message."""
+    return f"{token.lock}:{token.number}"
 
 
 class PostgresReceiver(Receiver):
@@ -101,7 +181,9 @@ class PostgresReceiver(Receiver):
         self._place = place_of(source)
         self._name = secrets.token_hex(8)
         self._receives = 0
-        self._locks = LeftLocks()
+        self._shelf = 0
+        self._leases = _Leases()
+        self._unanswered = LeftLocks()
         self._left = left
         self._receivers = receivers
         self._closing: asyncio.Task[None] | None = None
@@ -145,13 +227,23 @@ class PostgresReceiver(Receiver):
         own = [token for token in tokens if token is not None]
         done: set[int] = set()
         if own:
-            parameters = {"numbers": [token.number for token in own], "locks": [token.lock for token in own]}
+            leases = self._leases.of(own)
+            over = self._leases.over(leases)
+            parameters = {
+                "shelf": self._shelf,
+                "numbers": Numbers([token.number for token in own]),
+                "locks": [*leases, *self._leases.doubtful(own)],
+                "over": over,
+            }
             try:
-                (rows,) = await self._calls.run(self._settling, (_sql.COMPLETE, parameters))
+                (((count, some),),) = await self._calls.run(self._settling, (_sql.COMPLETE, parameters))
             except TransportError as error:
                 return [error] * len(deliveries)
-            done = {number for (number,) in rows}
-            self._forget(own)
+            self._leases.forget(leases)
+            self._leases.removed(over)
+            if count == len(deliveries):
+                return [None] * count
+            done = {token.number for token in own} if count and some is None else set(some or ())
         return [None if token and token.number in done else self._lock_lost() for token in tokens]
 
     async def abandon(self, delivery: Delivery) -> None:
@@ -168,7 +260,12 @@ class PostgresReceiver(Receiver):
         self._calls.pool.notify(self._path)
 
     async def renew_lock(self, delivery: Delivery) -> Delivery:
-        ((until,),) = await self._settle(delivery, _sql.RENEW, {}, forget=False)
+        token = self._own_token(delivery)
+        if token is None:
+            raise self._lock_lost()
+        self._leases.doubt(token)
+        ((until, is_split),) = await self._settle(delivery, _sql.RENEW, {"own": own_lease(token)}, forget=False)
+        self._leases.renewed(token, is_split)
         return replace(delivery, locked_until=until)
 
     async def close(self) -> None:
@@ -197,16 +294,19 @@ class PostgresReceiver(Receiver):
             rows = await self._run_take(lock, most)
             if not rows:
                 raise self._failure(NoSuchEntity(), self._receiving)
-            *_, needs_session, is_lost, worn, free_in = rows[0]
-            if needs_session and self._take is _sql.TAKE:
-                raise self._failure(SessionsOnly(), self._receiving)
+            *_, is_lost, worn, free_in = rows[0]
+            until = next((row[7] for row in rows if row[7] is not None), None)  # of all, in the first row alone
             if is_lost:
                 raise self._failure(LockEnded(), self._receiving)
             if worn:
                 self._calls.pool.notify(self._path)  # for who reads the dead letters
-            found = [row for row in rows if row[0] is not None]
-            deliveries = [delivery for row in found if (delivery := await self._delivery(row, lock)) is not None]
-            if deliveries or not (found or worn):
+            read = [] if until is None else [self._read(row, lock, until) for row in rows]
+            deliveries = [delivery for delivery in read if isinstance(delivery, Delivery)]
+            if len(deliveries) < len(read):
+                for malformed in read:
+                    if isinstance(malformed, tuple):
+                        await self._bury(*malformed)
+            if deliveries or not (read or worn):
                 return deliveries, float("inf") if free_in is None else free_in
 
     def _take_parameters(self, lock: str, most: int) -> dict[str, Any]:
@@ -215,37 +315,46 @@ class PostgresReceiver(Receiver):
     async def _run_take(self, lock: str, most: int) -> Rows:
         statements: list[Statement] = [(_sql.SWEEP, self._place), (self._take, self._take_parameters(lock, most))]
         left = self._left.pop(self._source, LeftLocks())
-        if left.held:
-            statements.insert(0, _release_of(left))
-        self._locks.doubtful |= left.doubtful
-        if doubtful := self._locks.current():
+        for receiver in left.receivers:
+            statements.insert(0, self._release_of(receiver, left))
+        self._unanswered.doubtful |= left.doubtful
+        if doubtful := self._unanswered.current():
             statements.insert(0, (_sql.TAKE_BACK, {**self._place, "locks": doubtful}))
+        if over := self._leases.over():
+            statements.insert(0, (_sql.OVER, {"shelf": self._shelf, "over": over}))
         try:
             *_, swept, rows = await self._calls.run(self._receiving, *statements, answer_within=_ANSWER_WITHIN)
         except BaseException as error:
             if getattr(error, "maybe_applied", True):
-                self._locks.doubt(lock)
-            if left.held:
+                self._unanswered.doubt(lock)
+            if left.receivers:
                 self._left.setdefault(self._source, LeftLocks()).add(left)
             raise
-        self._expects = bool(swept[0][2])
-        for row in rows:
-            if row[0] is not None:
-                self._locks.held[row[0]] = lock
+        self._leases.removed(over)
+        if not swept:
+            return []
+        ((*_, self._expects, needs_session, self._shelf),) = swept
+        if needs_session and self._take is _sql.TAKE:
+            raise self._failure(SessionsOnly(), self._receiving)
+        if numbers := {row[0] for row in rows if row[0] is not None}:
+            self._leases.add(lock, numbers, {row[0] for row in rows if row[2] > 1})
         return rows
 
-    async def _delivery(self, row: tuple[Any, ...], lock: str) -> Delivery | None:
-        """Decode a row; what can't be decoded is dead-lettered. A dead letter is shown as far as it can be read."""
-        header, body = row[6:8]
+    def _read(self, row: tuple[Any, ...], lock: str, until: datetime) -> Delivery | tuple[Delivery, MalformedHeader]:
+        """Decode a row, or say why that can't be done. A dead letter is shown as far as it can be read."""
+        header, body = row[5], row[6]
         token = _Token(row[0], lock)
         try:
             message = shown(header, body) if self._source.dead_letter else decode_header(header, body)
         except MalformedHeader as problem:
-            malformed = delivery_of(row, Message(), token)
-            with contextlib.suppress(TransportError):  # it is locked, and met again when that has ended
-                await self.dead_letter(malformed, "malformed", str(problem))
-            return None
-        return delivery_of(row, message, token)
+            return delivery_of(row, Message(), until, token), problem
+        return delivery_of(row, message, until, token)
+
+    async def _bury(self, malformed: Delivery, problem: MalformedHeader) -> None:
+        with contextlib.suppress(TransportError):  # it is locked, and met again when that has ended
+            await self.dead_letter(malformed, "malformed", str(problem))
+
+    # Waiting.
 
     async def _wait(self, arrival: asyncio.Event, left: float, free_in: float) -> None:
         """Wait until there may be something."""
@@ -265,23 +374,18 @@ class PostgresReceiver(Receiver):
         token = self._own_token(delivery)
         if token is None:
             raise self._lock_lost()
-        parameters = {"number": token.number, "lock": token.lock, **more}
-        (rows,) = await self._calls.run(self._settling, (statement, parameters))
+        locks = {"shelf": self._shelf, "locks": [token.lock, own_lease(token)]}
+        (rows,) = await self._calls.run(self._settling, (statement, {**locks, "number": token.number, **more}))
         if forget or not rows:
-            self._forget([token])
+            self._leases.forget(self._leases.of([token]))
         if not rows:
             raise self._lock_lost()
         return rows
 
     def _own_token(self, delivery: Delivery) -> _Token | None:
-        """What settles a delivery; None if this receiver did not return it."""
+        """What settles a delivery; None if this receiver did not return it, or has settled it."""
         token = delivery.lock_token
-        return token if isinstance(token, _Token) and token.lock.startswith(f"{self._name}:") else None
-
-    def _forget(self, tokens: Sequence[_Token]) -> None:
-        for token in tokens:
-            if self._locks.held.get(token.number) == token.lock:
-                del self._locks.held[token.number]
+        return token if isinstance(token, _Token) and self._leases.has(token) else None
 
     def _lock_lost(self) -> TransportError:
         return self._failure(LockEnded(), self._settling)
@@ -301,15 +405,20 @@ class PostgresReceiver(Receiver):
             async with asyncio.timeout(_RELEASE_WITHIN):
                 await self._calls.pool.run(statements)
         except (NotSent, psycopg.Error, TimeoutError):
-            self._left.setdefault(self._source, LeftLocks()).add(self._locks)
+            left = self._left.setdefault(self._source, LeftLocks())
+            left.add(self._unanswered)
+            if self._leases:
+                left.receivers.add(self._name)
         else:
             self._calls.pool.notify(self._path)
 
     def _releases(self) -> list[Statement]:
-        statements: list[Statement] = [_release_of(self._locks)] if self._locks.held else []
-        if doubtful := self._locks.current():
-            statements.append((_sql.TAKE_BACK, {**self._place, "locks": doubtful}))
-        return statements
+        doubtful = self._unanswered.current()
+        return [self._release_of(self._name, self._unanswered)] if self._leases or doubtful else []
+
+    def _release_of(self, receiver: str, locks: LeftLocks) -> Statement:
+        """The statement that releases what a closed receiver held."""
+        return _sql.RELEASE, {**self._place, "receiver": f"{receiver}:", "locks": locks.current()}
 
 
 class PostgresSessionReceiver(PostgresReceiver, SessionReceiver):
@@ -352,7 +461,7 @@ class PostgresSessionReceiver(PostgresReceiver, SessionReceiver):
 
     async def renew_lock(self, delivery: Delivery) -> Delivery:
         token = self._own_token(delivery)
-        if token is None or self._locks.held.get(token.number) != token.lock:
+        if token is None:
             raise self._lock_lost()
         return replace(delivery, locked_until=await self.renew_session_lock())
 
@@ -398,24 +507,23 @@ def place_of(source: Source) -> dict[str, Any]:
     }
 
 
-def _release_of(locks: LeftLocks) -> Statement:
-    """The statement that releases what a closed receiver held."""
-    return _sql.RELEASE, {"numbers": list(locks.held), "locks": list(locks.held.values())}
-
-
-def delivery_of(row: tuple[Any, ...], message: Message, token: object = None) -> Delivery:
+def delivery_of(
+    row: tuple[Any, ...], message: Message, locked_until: datetime | None = None, token: object = None
+) -> Delivery:
     """Make a delivery of a row."""
-    number, enqueued_at, deliveries, reason, description, locked_until = row[:6]
-    return Delivery(
-        message=message,
-        lock_token=token,
-        delivery_count=deliveries,
-        sequence_number=str(number),
-        enqueued_at=enqueued_at,
-        locked_until=locked_until,
-        dead_letter_reason=reason,
-        dead_letter_description=description,
-    )
+    number, enqueued_at, deliveries, reason, description = row[:5]
+    new = _DeliveryDraft()
+    new.message = message
+    new.lock_token = token
+    new.delivery_count = deliveries
+    new.sequence_number = str(number)
+    new.enqueued_at = enqueued_at
+    new.locked_until = locked_until
+    new.dead_letter_reason = reason
+    new.dead_letter_description = description
+    new.__class__ = Delivery
+    made: Delivery = new
+    return made
 
 
 def shown(header: str, body: bytes) -> Message:

@@ -118,7 +118,62 @@ CREATE INDEX inbox_until ON pairmq.inbox (until)
 """,
 )
 
-STEPS: tuple[tuple[LiteralString, ...], ...] = (_FIRST, _OUTBOX_AND_INBOX)
+_LEASES: tuple[LiteralString, ...] = (
+    # What a receive has locked, all of it in one row: so a message's own row is written once, and removed once. A
+    # message is locked if and only if a lease lists it.
+    """
+CREATE TABLE pairmq.lease (
+    shelf bigint NOT NULL,
+    name text COLLATE "C" NOT NULL,  -- which receiver, and which of its receives
+    until timestamptz NOT NULL,  -- then the next receive removes it
+    numbers bigint[] NOT NULL,
+    PRIMARY KEY (shelf, name)
+) WITH (
+    fillfactor = 50,
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0,
+    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 1000,
+    toast.autovacuum_vacuum_cost_delay = 0
+)
+""",
+    """
+ALTER TABLE pairmq.lease ALTER COLUMN numbers SET STORAGE EXTERNAL
+""",
+    # Roles that were granted all tables, before there was this one.
+    """
+DO $$
+DECLARE role record;
+BEGIN
+    FOR role IN
+        SELECT DISTINCT a.grantee::regrole AS name FROM pg_class c, aclexplode(c.relacl) a
+        WHERE c.oid = 'pairmq.session'::regclass AND a.privilege_type = 'DELETE' AND a.grantee <> 0
+    LOOP
+        EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON pairmq.lease TO %s', role.name);
+    END LOOP;
+END $$
+""",
+    """
+INSERT INTO pairmq.lease (shelf, name, until, numbers)
+SELECT shelf, lock, max(locked_until), array_agg(number) FROM pairmq.message
+WHERE locked_until > now() GROUP BY shelf, lock
+""",
+    # Deliveries that have ended are counted; those under a lease are not yet.
+    """
+UPDATE pairmq.message SET deliveries = deliveries - 1 WHERE locked_until > now()
+""",
+    """
+DROP INDEX pairmq.message_ready, pairmq.message_held
+""",
+    """
+ALTER TABLE pairmq.message DROP CONSTRAINT message_pkey, DROP COLUMN locked_until, DROP COLUMN lock, DROP COLUMN held,
+    ADD COLUMN later boolean NOT NULL GENERATED ALWAYS AS (due_at IS NOT NULL) STORED
+""",
+    # What is scheduled is not in the way of what is ready.
+    """
+ALTER TABLE pairmq.message ADD PRIMARY KEY (shelf, later, number), RESET (fillfactor)
+""",
+)
+
+STEPS: tuple[tuple[LiteralString, ...], ...] = (_FIRST, _OUTBOX_AND_INBOX, _LEASES)
 """What leads from each version to the next, beginning without tables. A change to the tables adds a step."""
 
 VERSION = len(STEPS)
@@ -127,7 +182,10 @@ _LOCK = "SELECT pg_advisory_xact_lock(5791223489)"  # two programs that migrate 
 _FIND = "SELECT to_regclass('pairmq.version') IS NOT NULL"
 _SET = ("DELETE FROM pairmq.version", "INSERT INTO pairmq.version (version) VALUES ({version})")
 # Left by a send that ran while its queue was deleted.
-_ORPHANS = "DELETE FROM pairmq.message WHERE abs(shelf) NOT IN (SELECT id FROM pairmq.source)"
+_ORPHANS: tuple[LiteralString, ...] = (
+    "DELETE FROM pairmq.message WHERE abs(shelf) NOT IN (SELECT id FROM pairmq.source)",
+    "DELETE FROM pairmq.lease WHERE abs(shelf) NOT IN (SELECT id FROM pairmq.source)",
+)
 
 
 def script(since: int = 0) -> str:
@@ -162,5 +220,6 @@ def migrate(parameters: Mapping[str, Any]) -> tuple[int, int]:
                 connection.execute(statement)
         connection.execute(_SET[0])
         connection.execute("INSERT INTO pairmq.version (version) VALUES (%s)", (VERSION,))
-        connection.execute(_ORPHANS)
+        for statement in _ORPHANS:
+            connection.execute(statement)
     return before, VERSION

@@ -12,7 +12,7 @@ from pairmq.transport import Sender, encode_header
 from pairmq_postgres import _errors, _sql
 from pairmq_postgres._capabilities import MAX_MESSAGE_BYTES
 from pairmq_postgres._errors import NoSuchEntity
-from pairmq_postgres._pool import Calls
+from pairmq_postgres._pool import Blobs, Calls, Texts
 
 _CHUNK_MESSAGES = 1000
 _CHUNK_BYTES = 8 * 1024 * 1024
@@ -77,11 +77,11 @@ class PostgresSender(Sender):
         return {
             "path": self._entity.path,
             "kind": self._entity.kind.value,
-            "headers": [header for _, header in rows],
-            "bodies": [message.body for message, _ in rows],
-            "due_at": [message.scheduled_enqueue_at for message, _ in rows],
-            "lives": [None if each is None else timedelta(seconds=each) for each in lives],
-            "sessions": [None if each is None else each.encode() for each in sessions],
+            "headers": Texts([header for _, header in rows]),
+            "bodies": Blobs([message.body for message, _ in rows]),
+            "due_at": _unless_unset([message.scheduled_enqueue_at for message, _ in rows]),
+            "lives": _unless_unset([None if each is None else timedelta(seconds=each) for each in lives]),
+            "sessions": _unless_unset([None if each is None else each.encode() for each in sessions]),
         }
 
     def _refusal(self, message: Message, size: int, needs_session: bool) -> TransportError | None:
@@ -95,6 +95,11 @@ def lacks_session(doing: str) -> TransportError:
     """Make the error of a message without the session id that its entity requires."""
     text = f"{doing}: the message has no session id, and the entity requires one"
     return TransportError(text, FailureKind.REFUSED, FailureReason.MALFORMED)
+
+
+def _unless_unset(values: list[Any]) -> list[Any]:
+    """Leave out what no message has: `unnest` fills up."""
+    return values if values.count(None) < len(values) else []
 
 
 def _row(message: Message) -> _Row:

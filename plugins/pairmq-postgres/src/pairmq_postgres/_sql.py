@@ -19,10 +19,31 @@ place AS (
 """Where a source's messages are, and its entity's settings; no row if it does not exist."""
 
 _BURIED: Final[LiteralString] = """
-    due_at = NULL, expires_at = NULL, locked_until = NULL, lock = NULL, held = false, session = NULL"""
+    due_at = NULL, expires_at = NULL, session = NULL"""
 """What a dead letter has not: it lives until a consumer completes it."""
 
-_FREE: Final[LiteralString] = "(m.locked_until IS NULL OR m.locked_until <= statement_timestamp())"
+_LISTED: Final[LiteralString] = """(
+        SELECT unnest(numbers) FROM pairmq.lease WHERE shelf = (SELECT {shelf} FROM place)
+    )"""
+"""The numbers of the messages that are locked: what a lease lists is, until a `SWEEP` after its end removes it."""
+
+_LOCKED: Final[LiteralString] = _LISTED.format(shelf="shelf")
+
+# One look into the index for each number, whatever the planner believes: as `number = ANY (…)` it reads all of a queue
+# that was small when its statistics were made. What is found is reached by its place, `ctid`.
+_AT: Final[LiteralString] = """CROSS JOIN LATERAL (
+        SELECT ctid AS at FROM pairmq.message WHERE shelf = {shelf} AND NOT later AND message.number = n.number LIMIT 1
+    ) AS here"""
+
+_COUNTED: Final[LiteralString] = f"""
+    UPDATE pairmq.message SET deliveries = deliveries + 1 WHERE ctid = ANY (ARRAY(
+        SELECT here.at FROM gone CROSS JOIN LATERAL unnest(gone.numbers) AS n (number)
+        {_AT.format(shelf="(SELECT shelf FROM place)")}
+    ))"""
+"""Count a delivery that ended otherwise than by a settlement."""
+
+_OWN: Final[LiteralString] = "name >= %(receiver)s::text AND name < left(%(receiver)s::text, -1) || ';'"
+"""A receiver's leases; its name ends with a colon."""
 
 SEND: Final[LiteralString] = """
 WITH target AS (
@@ -34,7 +55,7 @@ WITH target AS (
         greatest(n.due_at, statement_timestamp()) + least(n.lives, t.default_time_to_live),
         CASE WHEN t.requires_session THEN n.session END, n.header, n.body
     FROM target t, unnest(
-        %(headers)s::text[], %(bodies)b::bytea[], %(due_at)s::timestamptz[], %(lives)s::interval[],
+        %(headers)b::text[], %(bodies)b::bytea[], %(due_at)s::timestamptz[], %(lives)s::interval[],
         %(sessions)b::bytea[]
     ) WITH ORDINALITY AS n (header, body, due_at, lives, session, position)
     WHERE t.shelf IS NOT NULL AND (n.session IS NOT NULL OR NOT t.requires_session)
@@ -51,6 +72,7 @@ SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, curre
 
 # The keys of advisory locks: a number that is PairMQ's, and the queue; in the second a twentieth of a second, too.
 _STORING: Final[LiteralString] = "579122348, (shelf & 2147483647)::int"
+_TURN: Final[LiteralString] = "579122350, (shelf & 2147483647)::int"
 _NOTIFYING: Final[LiteralString] = """579122349,
             ((shelf * 7919 + (extract(epoch FROM statement_timestamp()) * 20)::bigint) & 2147483647)::int"""
 
@@ -108,84 +130,97 @@ RETURNING 1
 """
 """Claim a key unless it was, and forget some claims that are over: where no snapshot is older than what others did."""
 
-NOTIFY: Final[LiteralString] = "SELECT pg_notify('pairmq', path) FROM unnest(%(paths)s::text[]) AS path"
+NOTIFY: Final[LiteralString] = """
+SELECT set_config('synchronous_commit', 'off', true), pg_notify('pairmq', path) FROM unnest(%(paths)s::text[]) AS path
+"""
+"""There is nothing in this transaction to wait for the disk for."""
 
 SWEEP: Final[LiteralString] = f"""
-WITH {_PLACE}, turn AS (
-    SELECT 1 FROM pairmq.source WHERE id = (SELECT live FROM place WHERE one_at_a_time) FOR UPDATE
+WITH {_PLACE}, gone AS (
+    DELETE FROM pairmq.lease WHERE shelf = (SELECT shelf FROM place) AND name = ANY (ARRAY(
+        SELECT name FROM pairmq.lease WHERE shelf = (SELECT shelf FROM place) AND until <= statement_timestamp()
+        LIMIT 100 FOR UPDATE SKIP LOCKED
+    )) RETURNING numbers
+), counted AS ({_COUNTED}
 ), due AS (
-    UPDATE pairmq.message SET due_at = NULL WHERE number IN (
-        SELECT number FROM pairmq.message
+    UPDATE pairmq.message SET due_at = NULL WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM pairmq.message
         WHERE shelf = (SELECT live FROM place) AND due_at <= statement_timestamp()
         ORDER BY due_at LIMIT 1000 FOR UPDATE SKIP LOCKED
-    )
+    ))
 ), expired AS (
-    SELECT number FROM pairmq.message m
-    WHERE shelf = (SELECT live FROM place) AND expires_at <= statement_timestamp() AND {_FREE}
+    SELECT ctid AS at FROM pairmq.message m
+    WHERE shelf = (SELECT live FROM place) AND expires_at <= statement_timestamp()
+        AND number NOT IN {_LISTED.format(shelf="live")}
     ORDER BY expires_at LIMIT 1000 FOR UPDATE SKIP LOCKED
 ), dropped AS (
-    DELETE FROM pairmq.message WHERE number IN (SELECT number FROM expired)
-        AND NOT (SELECT dead_letter_on_expiration FROM place)
+    DELETE FROM pairmq.message
+    WHERE ctid = ANY (ARRAY(SELECT at FROM expired, place WHERE NOT dead_letter_on_expiration))
 ), buried AS (
     UPDATE pairmq.message SET shelf = -shelf, {_BURIED},
         reason = 'expired', description = 'its time-to-live ended before it was completed'
-    WHERE number IN (SELECT number FROM expired) AND (SELECT dead_letter_on_expiration FROM place)
+    WHERE ctid = ANY (ARRAY(SELECT at FROM expired, place WHERE dead_letter_on_expiration))
 )
-SELECT (SELECT count(*) FROM turn),
-    (SELECT set_config('synchronous_commit', 'off', true) FROM place WHERE NOT one_at_a_time),
-    (SELECT CASE WHEN pg_try_advisory_lock({_STORING}) THEN NOT pg_advisory_unlock({_STORING}) ELSE true END FROM place)
+SELECT pg_advisory_xact_lock({_TURN}),
+    CASE WHEN NOT one_at_a_time THEN set_config('synchronous_commit', 'off', true) END,
+    CASE WHEN pg_try_advisory_lock({_STORING}) THEN NOT pg_advisory_unlock({_STORING}) ELSE true END,
+    requires_session AND NOT reads_dead, shelf
+FROM place
 """
-"""Take a turn at a queue of a single consumer, make due what is, put away what has expired, and find whether somebody's
-transaction has messages for it: before each `TAKE`, in the same transaction. By `TAKE` alone, which would wait for its
-turn, what others did meanwhile would not be seen.
+"""Take a turn at the queue, put away leases that have ended and messages that have expired, make due what is, and find
+whether somebody's transaction has messages for it: before each `TAKE`, in the same transaction. By `TAKE` alone, which
+would wait for its turn, what others did meanwhile would not be seen.
 
 The transaction does not wait for the disk: what a crash of the server loses of it are locks, as if they had ended, and
 what the next one does again. Where one consumer reads at a time its lock outlasts a crash."""
 
 _TAKE: Final[LiteralString] = f"""
 WITH {_PLACE}, found AS MATERIALIZED (
-    SELECT m.number, m.deliveries, octet_length(m.body) AS size FROM pairmq.message m
-    WHERE m.shelf = (SELECT shelf FROM place) AND m.due_at IS NULL AND {_FREE}
-        AND (m.expires_at IS NULL OR m.expires_at > statement_timestamp())
-        AND (m.tx IS NULL OR m.tx < (SELECT pg_snapshot_xmin(pg_current_snapshot())))
-        AND NOT (SELECT one_at_a_time AND EXISTS (
-            SELECT 1 FROM pairmq.message h
-            WHERE h.shelf = place.shelf AND h.held AND h.locked_until > statement_timestamp()
-                AND NOT starts_with(h.lock, %(receiver)s::text)
-        ) FROM place)
-        AND {{which}}
-    ORDER BY (m.number + 0) LIMIT %(most)s::bigint FOR UPDATE SKIP LOCKED
-), fitting AS (
-    SELECT number, NOT p.reads_dead AND f.deliveries >= p.max_delivery_count AS worn,
-        sum(size) OVER (ORDER BY number) - size < %(most_bytes)s::bigint AS fits
-    FROM found f, place p
+    SELECT f.*, f.deliveries >= (SELECT max_delivery_count FROM place WHERE NOT reads_dead) AS worn,
+        sum(octet_length(f.body)) OVER (ROWS UNBOUNDED PRECEDING) - octet_length(f.body) AS preceding
+    FROM (
+        SELECT m.ctid AS at, m.number, m.enqueued_at, m.deliveries, m.reason, m.description, m.header, m.body
+        FROM pairmq.message m
+        WHERE m.shelf = (SELECT shelf FROM place) AND NOT m.later AND m.number NOT IN {_LOCKED}
+            AND (m.expires_at IS NULL OR m.expires_at > statement_timestamp())
+            AND (m.tx IS NULL OR m.tx < (SELECT pg_snapshot_xmin(pg_current_snapshot())))
+            AND NOT (SELECT one_at_a_time AND EXISTS (
+                SELECT 1 FROM pairmq.lease l CROSS JOIN LATERAL unnest(l.numbers) AS n (number)
+                {_AT.format(shelf="l.shelf")}
+                WHERE l.shelf = place.shelf AND NOT starts_with(l.name, %(receiver)s::text)
+            ) FROM place)
+            AND {{which}}
+        LIMIT %(most)s::bigint
+    ) AS f
 ), worn AS (
     UPDATE pairmq.message m SET shelf = -shelf, {_BURIED}, reason = 'max-delivery-count',
         description = format('it was delivered %%s times and never completed', m.deliveries)
-    FROM fitting f WHERE m.number = f.number AND f.worn RETURNING 1
-), taken AS (
-    UPDATE pairmq.message m SET locked_until = {{until}}, lock = %(lock)s::text, deliveries = m.deliveries + 1,
-        held = p.one_at_a_time
-    FROM fitting f, place p WHERE m.number = f.number AND f.worn IS NOT TRUE AND f.fits
-    RETURNING m.number, m.enqueued_at, m.deliveries, m.reason, m.description, m.locked_until, m.header, m.body
+    WHERE m.ctid = ANY (ARRAY(SELECT at FROM found WHERE worn))
+    RETURNING 1
+), taken AS NOT MATERIALIZED (
+    SELECT * FROM found WHERE worn IS NOT TRUE AND preceding < %(most_bytes)s::bigint
+), lease AS (
+    INSERT INTO pairmq.lease (shelf, name, until, numbers)
+    SELECT p.shelf, %(lock)s::text, {{until}}, ARRAY(SELECT number FROM taken) FROM place p
+    WHERE EXISTS (SELECT 1 FROM taken)
+    RETURNING until
 )
-SELECT t.*, p.requires_session AND NOT p.reads_dead, {{lost}}, (SELECT count(*) FROM worn),
+SELECT t.number, t.enqueued_at, t.deliveries + 1, t.reason, t.description, t.header, t.body,
+    CASE WHEN t.preceding = 0 THEN (SELECT until FROM lease) END, {{lost}}, nullif((SELECT count(*) FROM worn), 0),
     CASE WHEN t.number IS NULL THEN extract(epoch FROM least(
         (SELECT min(due_at) FROM pairmq.message WHERE shelf = p.shelf AND due_at IS NOT NULL),
-        (SELECT min(locked_until) FROM (
-            SELECT locked_until FROM pairmq.message
-            WHERE shelf = p.shelf AND due_at IS NULL ORDER BY (number + 0) LIMIT 1000
-        ) AS first)
+        (SELECT min(until) FROM pairmq.lease WHERE shelf = p.shelf)
     ) - statement_timestamp())::float8 END
-FROM place p LEFT JOIN taken t ON true ORDER BY t.number
+FROM place p LEFT JOIN taken t ON true
 """
 
 TAKE: Final[LiteralString] = _TAKE.format(
-    which="NOT (SELECT requires_session AND NOT reads_dead FROM place)",
+    which="NOT (SELECT requires_session AND NOT reads_dead FROM place) ORDER BY m.number",
     until="statement_timestamp() + p.lock_duration",
-    lost="false",
+    lost="NULL::boolean",
 )
-"""Lock the first messages that are free; one row without a number where none is, and none without the source."""
+"""Lock the first messages that are free, by one lease; one row without a number where none is, and none without the
+source."""
 
 _OWN_SESSION: Final[LiteralString] = """
     SELECT {what} FROM pairmq.session
@@ -193,51 +228,99 @@ _OWN_SESSION: Final[LiteralString] = """
         AND locked_until > statement_timestamp()"""
 
 TAKE_OF_SESSION: Final[LiteralString] = _TAKE.format(
-    which="m.session = %(session)b::bytea AND EXISTS (" + _OWN_SESSION.format(what="1") + ")",
+    which="m.session = %(session)b::bytea AND EXISTS ("
+    + _OWN_SESSION.format(what="1")
+    + ") ORDER BY m.session, m.number",
     until="(" + _OWN_SESSION.format(what="locked_until") + ")",
-    lost="NOT EXISTS (" + _OWN_SESSION.format(what="1") + ")",
+    lost="NOT EXISTS (" + _OWN_SESSION.format(what="1") + ") OR NULL",
 )
 """The same in a session that is locked: its messages' locks are the session's."""
 
-COMPLETE: Final[LiteralString] = """
-DELETE FROM pairmq.message m USING unnest(%(numbers)s::bigint[], %(locks)s::text[]) AS t (number, lock)
-WHERE m.number = t.number AND m.lock = t.lock AND m.locked_until > statement_timestamp()
-RETURNING m.number
+COMPLETE: Final[LiteralString] = f"""
+WITH held AS MATERIALIZED (
+    SELECT numbers FROM pairmq.lease
+    WHERE shelf = %(shelf)s::bigint AND name = ANY (%(locks)s::text[]) AND until > statement_timestamp() FOR UPDATE
+), over AS (
+    DELETE FROM pairmq.lease WHERE shelf = %(shelf)s::bigint AND name = ANY (%(over)s::text[])
+), done AS (
+    DELETE FROM pairmq.message WHERE ctid = ANY (ARRAY(
+        SELECT here.at FROM unnest(%(numbers)b::bigint[]) AS n (number)
+        {_AT.format(shelf="%(shelf)s::bigint")}
+        WHERE (n.number IN (SELECT unnest(numbers) FROM held)) IS TRUE
+    )) RETURNING number
+)
+SELECT count(*), CASE WHEN count(*) < cardinality(%(numbers)b::bigint[]) THEN array_agg(number) END FROM done
+"""
+"""Remove what is under locks that last, and leases that have no more messages."""
+
+OVER: Final[LiteralString] = """
+DELETE FROM pairmq.lease WHERE shelf = %(shelf)s::bigint AND name = ANY (%(over)s::text[])
 """
 
-ABANDON: Final[LiteralString] = """
-UPDATE pairmq.message SET locked_until = NULL, lock = NULL, held = false
-WHERE number = %(number)s::bigint AND lock = %(lock)s::text AND locked_until > statement_timestamp()
+_HELD: Final[LiteralString] = """
+held AS MATERIALIZED (
+    SELECT * FROM pairmq.lease
+    WHERE shelf = %(shelf)s::bigint AND name = ANY (%(locks)s::text[]) AND until > statement_timestamp()
+        AND %(number)s::bigint = ANY (numbers)
+    FOR UPDATE
+)"""
+"""The lease under which a message is locked: no `SWEEP` removes it meanwhile."""
+
+_LET_GO: Final[LiteralString] = """
+    UPDATE pairmq.lease l SET numbers = array_remove(l.numbers, %(number)s::bigint) FROM held
+    WHERE l.shelf = held.shelf AND l.name = held.name"""
+
+ABANDON: Final[LiteralString] = f"""
+WITH {_HELD}, freed AS ({_LET_GO}
+)
+UPDATE pairmq.message SET deliveries = deliveries + 1
+WHERE shelf = (SELECT shelf FROM held) AND NOT later AND number = %(number)s::bigint
 RETURNING number
 """
 
 DEAD_LETTER: Final[LiteralString] = f"""
+WITH {_HELD}, freed AS ({_LET_GO}
+)
 UPDATE pairmq.message SET shelf = -shelf, {_BURIED}, deliveries = 0, reason = %(reason)s::text,
     description = %(description)s::text
-WHERE number = %(number)s::bigint AND lock = %(lock)s::text AND locked_until > statement_timestamp()
+WHERE shelf = (SELECT shelf FROM held) AND NOT later AND number = %(number)s::bigint
 RETURNING number
 """
 
-RENEW: Final[LiteralString] = """
-UPDATE pairmq.message m SET locked_until = statement_timestamp() + e.lock_duration
-FROM pairmq.source s JOIN pairmq.entity e ON e.id = s.entity
-WHERE m.number = %(number)s::bigint AND m.lock = %(lock)s::text AND m.locked_until > statement_timestamp()
-    AND s.id = abs(m.shelf)
-RETURNING m.locked_until
+RENEW: Final[LiteralString] = f"""
+WITH {_HELD}, lasting AS (
+    SELECT held.*, statement_timestamp() + e.lock_duration AS renewed, cardinality(numbers) = 1 AS alone
+    FROM held, pairmq.source s JOIN pairmq.entity e ON e.id = s.entity
+    WHERE s.id = abs(held.shelf) AND EXISTS (
+        SELECT 1 FROM pairmq.message m
+        WHERE m.shelf = held.shelf AND NOT m.later AND m.number = %(number)s::bigint
+    )
+), extended AS (
+    UPDATE pairmq.lease l SET until = r.renewed FROM lasting r WHERE l.shelf = r.shelf AND l.name = r.name AND r.alone
+), freed AS (
+    UPDATE pairmq.lease l SET numbers = array_remove(l.numbers, %(number)s::bigint)
+    FROM lasting r WHERE l.shelf = r.shelf AND l.name = r.name AND NOT r.alone
+), made AS (
+    INSERT INTO pairmq.lease (shelf, name, until, numbers)
+    SELECT shelf, %(own)s::text, renewed, ARRAY[%(number)s::bigint] FROM lasting WHERE NOT alone
+)
+SELECT renewed, NOT alone FROM lasting
 """
+"""Renew a message's lock: it gets a lease of its own."""
 
-RELEASE: Final[LiteralString] = """
-UPDATE pairmq.message m SET locked_until = NULL, lock = NULL, held = false
-FROM unnest(%(numbers)s::bigint[], %(locks)s::text[]) AS t (number, lock)
-WHERE m.number = t.number AND m.lock = t.lock AND m.locked_until > statement_timestamp()
+RELEASE: Final[LiteralString] = f"""
+WITH {_PLACE}, own AS (
+    DELETE FROM pairmq.lease WHERE shelf = (SELECT shelf FROM place) AND {_OWN} RETURNING name, numbers
+), gone AS (
+    SELECT numbers FROM own WHERE name <> ALL (%(locks)s::text[])
+)
+{_COUNTED}
 """
-"""Release what a receiver held that has closed."""
+"""Release what a receiver held that has closed. What its receives with no answer have locked was no delivery."""
 
 TAKE_BACK: Final[LiteralString] = f"""
 WITH {_PLACE}
-UPDATE pairmq.message SET locked_until = NULL, lock = NULL, held = false, deliveries = deliveries - 1
-WHERE shelf = (SELECT shelf FROM place) AND due_at IS NULL AND lock = ANY (%(locks)s::text[])
-    AND locked_until > statement_timestamp()
+DELETE FROM pairmq.lease WHERE shelf = (SELECT shelf FROM place) AND name = ANY (%(locks)s::text[])
 """
 """Undo each `TAKE` whose answer never came: it was no delivery."""
 
@@ -282,9 +365,8 @@ WITH {_PLACE}, renewed AS (
         AND s.locked_until > statement_timestamp()
     RETURNING s.locked_until
 ), locked AS (
-    UPDATE pairmq.message m SET locked_until = renewed.locked_until FROM renewed
-    WHERE m.shelf = (SELECT shelf FROM place) AND m.session = %(session)b::bytea
-        AND starts_with(m.lock, %(receiver)s::text)
+    UPDATE pairmq.lease SET until = renewed.locked_until FROM renewed
+    WHERE shelf = (SELECT shelf FROM place) AND {_OWN}
 )
 SELECT locked_until FROM renewed
 """
@@ -300,10 +382,9 @@ RETURNING name
 """
 
 RELEASE_SESSION: Final[LiteralString] = f"""
-WITH {_PLACE}, messages AS (
-    UPDATE pairmq.message SET locked_until = NULL, lock = NULL
-    WHERE shelf = (SELECT shelf FROM place) AND session = %(session)b::bytea
-        AND starts_with(lock, %(receiver)s::text)
+WITH {_PLACE}, gone AS (
+    DELETE FROM pairmq.lease WHERE shelf = (SELECT shelf FROM place) AND {_OWN} RETURNING numbers
+), counted AS ({_COUNTED}
 ), own AS (
     SELECT shelf, name, state FROM pairmq.session
     WHERE shelf = (SELECT live FROM place) AND name = %(session)b::bytea AND lock = %(receiver)s::text FOR UPDATE
@@ -348,10 +429,13 @@ WITH gone AS (
     SELECT s.id FROM pairmq.source s JOIN gone ON gone.id = s.entity
 ), shelves AS (
     SELECT ARRAY(SELECT id FROM sources UNION ALL SELECT -id FROM sources) AS ids
-), ready AS (
-    DELETE FROM pairmq.message WHERE shelf = ANY ((SELECT ids FROM shelves)::bigint[]) AND due_at IS NULL
-), scheduled AS (
-    DELETE FROM pairmq.message WHERE shelf = ANY ((SELECT ids FROM shelves)::bigint[]) AND due_at IS NOT NULL
+), messages AS (
+    DELETE FROM pairmq.message WHERE ctid = ANY (ARRAY(
+        SELECT m.at FROM unnest((SELECT ids FROM shelves)) AS s (id)
+        CROSS JOIN LATERAL (SELECT ctid AS at FROM pairmq.message WHERE shelf = s.id OFFSET 0) AS m
+    ))
+), leases AS (
+    DELETE FROM pairmq.lease WHERE shelf = ANY ((SELECT ids FROM shelves)::bigint[])
 )
 SELECT count(*) FROM gone
 """
@@ -362,55 +446,52 @@ SELECT path, kind FROM pairmq.entity WHERE starts_with(path, %(prefix)s::text) O
 
 COUNTS: Final[LiteralString] = f"""
 WITH {_PLACE}, each AS (
-    SELECT due_at > statement_timestamp() IS TRUE AS later, locked_until > statement_timestamp() IS TRUE AS locked,
+    SELECT due_at > statement_timestamp() IS TRUE AS later,
+        number IN (
+            SELECT unnest(numbers) FROM pairmq.lease
+            WHERE shelf = (SELECT shelf FROM place) AND until > statement_timestamp()
+        ) AS locked,
         NOT p.reads_dead AND expires_at <= statement_timestamp() IS TRUE AS expired,
-        NOT p.reads_dead AND deliveries >= p.max_delivery_count IS TRUE AS worn
-    FROM (
-        SELECT due_at, locked_until, expires_at, deliveries FROM pairmq.message
-        WHERE shelf = (SELECT shelf FROM place) AND due_at IS NULL
-        UNION ALL
-        SELECT due_at, locked_until, expires_at, deliveries FROM pairmq.message
-        WHERE shelf = (SELECT shelf FROM place) AND due_at IS NOT NULL
-    ) AS message, place p
+        NOT p.reads_dead AND deliveries + (number IN {_LOCKED})::int >= p.max_delivery_count IS TRUE AS worn
+    FROM pairmq.message, place p WHERE message.shelf = p.shelf
 )
 SELECT count(*) FILTER (WHERE NOT later AND NOT locked AND NOT expired AND NOT worn),
     count(*) FILTER (WHERE locked), count(*) FILTER (WHERE later),
     count(*) FILTER (WHERE NOT later AND NOT locked AND (worn OR expired)
         AND (NOT expired OR p.dead_letter_on_expiration))
-        + (SELECT count(*) FROM pairmq.message WHERE shelf = -p.live AND due_at IS NULL AND NOT p.reads_dead)
+        + (SELECT count(*) FROM pairmq.message WHERE shelf = -p.live AND NOT p.reads_dead)
 FROM place p LEFT JOIN each ON true GROUP BY p.live, p.reads_dead, p.dead_letter_on_expiration
 """
 
 POSITIONS: Final[LiteralString] = f"""
 WITH {_PLACE}
 SELECT least(
-        (SELECT min(number + 0) FROM pairmq.message WHERE shelf = p.shelf AND due_at IS NULL),
-        (SELECT min(number + 0) FROM pairmq.message WHERE shelf = p.shelf AND due_at IS NOT NULL)
+        (SELECT min(number) FROM pairmq.message WHERE shelf = p.shelf AND NOT later),
+        (SELECT min(number) FROM pairmq.message WHERE shelf = p.shelf AND later)
     ), (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM pairmq.message_number_seq)
 FROM place p
 """
 
 PEEK: Final[LiteralString] = f"""
 WITH {_PLACE}, ready AS (
-    SELECT * FROM pairmq.message WHERE shelf = (SELECT shelf FROM place) AND due_at IS NULL
-    ORDER BY (number + 0) LIMIT %(most)s::bigint
+    SELECT * FROM pairmq.message WHERE shelf = (SELECT shelf FROM place) AND NOT later
+    ORDER BY number LIMIT %(most)s::bigint
 ), scheduled AS (
     SELECT * FROM pairmq.message WHERE shelf = (SELECT shelf FROM place) AND due_at IS NOT NULL
     ORDER BY due_at, number LIMIT %(most)s::bigint
 ), shown AS (
     SELECT * FROM ready UNION ALL SELECT * FROM scheduled
 )
-SELECT s.number, s.enqueued_at, greatest(s.deliveries, 1), s.reason, s.description, NULL::timestamptz, s.header, s.body
+SELECT s.number, s.enqueued_at, greatest(s.deliveries + (s.number IN {_LOCKED})::int, 1), s.reason, s.description,
+    s.header, s.body
 FROM place p LEFT JOIN shown s ON true ORDER BY s.due_at NULLS FIRST, s.number LIMIT %(most)s::bigint
 """
 
 PURGE: Final[LiteralString] = f"""
-WITH {_PLACE}, ready AS (
-    DELETE FROM pairmq.message WHERE shelf = (SELECT shelf FROM place) AND due_at IS NULL RETURNING 1
-), scheduled AS (
-    DELETE FROM pairmq.message WHERE shelf = (SELECT shelf FROM place) AND due_at IS NOT NULL RETURNING 1
+WITH {_PLACE}, gone AS (
+    DELETE FROM pairmq.message WHERE shelf = (SELECT shelf FROM place) RETURNING 1
 )
-SELECT (SELECT count(*) FROM ready) + (SELECT count(*) FROM scheduled) FROM place
+SELECT (SELECT count(*) FROM gone) FROM place
 """
 
 PROBE: Final[LiteralString] = """
@@ -418,7 +499,7 @@ INSERT INTO pairmq.message (shelf, header, body)
 SELECT 0, '{}', %(body)b::bytea FROM pairmq.entity WHERE path = %(path)s::text AND kind = %(kind)s::text
 RETURNING number
 """
-PROBED: Final[LiteralString] = "DELETE FROM pairmq.message WHERE shelf = 0 AND due_at IS NULL"
+PROBED: Final[LiteralString] = "DELETE FROM pairmq.message WHERE shelf = 0"
 """Write a message where no consumer looks, and remove it in the same transaction."""
 
 CHECK: Final[LiteralString] = "SELECT version FROM pairmq.version"

@@ -28,6 +28,12 @@ _INSTALL = "is not on PATH: apt-get install postgresql"
 _ANSWER_WITHIN = 30
 
 
+EMPTY: LiteralString = (
+    "TRUNCATE pairmq.entity, pairmq.source, pairmq.session, pairmq.message, pairmq.lease RESTART IDENTITY CASCADE"
+)
+"""Removes all entities and messages."""
+
+
 class PostgresServer(ServerProcess):
     """A PostgreSQL server that keeps its data over `kill` and `restart`, with PairMQ's tables in the database `queues`.
 
@@ -202,9 +208,7 @@ class PostgresHarness(ServerHarness):
 
     def clear(self, server: Server) -> str:
         """Delete all data."""
-        self._postgres.query(
-            "TRUNCATE pairmq.entity, pairmq.source, pairmq.session, pairmq.message RESTART IDENTITY CASCADE"
-        )
+        self._postgres.query(EMPTY)
         return f"{self._postgres.url}?poll_interval=0.2&connect_timeout=30&sslmode=disable"
 
     async def refuse_writes(self) -> bool:
