@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, NoReturn
 
 from pairmq.core.options import (
@@ -32,6 +33,7 @@ MOST_LANES: Final = 200
 """Lanes of patterns that a record names: the rest of its messages is for configurations."""
 
 _MAX_BYTES = 16_384
+_REMEMBERED = 32  # messages that are not read again
 _CONTENT_TYPE = "application/vnd.pairmq-record+json"
 _CONFIGURATION = "configuration"
 _LANE = "lane"
@@ -275,6 +277,7 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
 
 
+@lru_cache(_REMEMBERED)  # each process reads the same few messages once a minute
 def _entry(body: bytes) -> Configuration | _Lane | None:
     """Read one message; None for what a later release of this format may add.
 

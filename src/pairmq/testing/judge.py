@@ -279,6 +279,7 @@ class Facts:
         for handling in history.handlings:
             if handling.number is not None:
                 self.handlings[handling.number].append(handling)
+        self._known_ids: dict[int, list[str]] = {}
         self._completed: dict[str, SendCompleted] = {}
         self._moved: dict[str, list[tuple[Note, MessageMoved]]] = defaultdict(list)
         for note in history.notes:
@@ -359,9 +360,12 @@ class Facts:
 
     def _ids(self, sent: Sent) -> list[str]:
         """The id of a message, also one that the pair gave it: its stored copies have that."""
-        stored = (*self.at_primary[sent.number], *self.at_secondary[sent.number])
-        ids = (sent.message.message_id, *(copy.message.message_id for copy in stored))
-        return [each for each in dict.fromkeys(ids) if each is not None]
+        ids = self._known_ids.get(sent.number)
+        if ids is None:
+            stored = (*self.at_primary[sent.number], *self.at_secondary[sent.number])
+            found = dict.fromkeys((sent.message.message_id, *(copy.message.message_id for copy in stored)))
+            ids = self._known_ids[sent.number] = [each for each in found if each is not None]
+        return ids
 
     def account(self, sent: Sent) -> Account:
         """What is known of a message in the end."""
