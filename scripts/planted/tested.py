@@ -8,6 +8,7 @@ _LIMITS = "src/pairmq/runner/_limits.py"
 _LIMITS_TESTS = ("tests/runner/test_limits.py",)
 _READER = "src/pairmq/runner/pump/_reader.py"
 _CORE = "src/pairmq/core/pump.py"
+_CORE_TESTS = ("tests/core/test_pump.py",)
 _IN_DOUBT_TESTS = ("tests/runner/test_syphon_in_doubt.py",)
 _PUMP_TESTS = ("tests/runner/test_pump.py",)
 _KNOWN = "src/pairmq/runner/_known.py"
@@ -174,7 +175,7 @@ TESTED = (
         "            item.step(Symbol.NOT_SETTLED)\n"
         "            self._report(item, reports, completed=False)\n",
         "",
-        tests=_PUMP_TESTS,
+        tests=_CORE_TESTS,
     ),
     Mutant(
         "retries that were stopped before they began are taken for running",
@@ -188,7 +189,7 @@ TESTED = (
         _CORE,
         "            if lock_lost and item.delivery is not delivery and not item.lost:",
         "            if False:",
-        tests=_IN_DOUBT_TESTS,
+        tests=_CORE_TESTS,
     ),
     Mutant(
         "the first locks are not renewed in time",

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from pairmq import Message, Route, SendError, SendRefused
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.runner import TimeLimits
-from pairmq.testing import Fault, in_virtual_time, run_virtual
-from pairmq.testing._loop import JumpingSelector, VirtualTimeLoop
+from pairmq.runner._limits import Limit
+from pairmq.testing import Fault, VirtualTimeLoop, in_virtual_time, run_virtual
+from pairmq.testing._loop import JumpingSelector
 from pairmq.transport import nothing_sent
 
 INSTANTS = st.integers(0, 40).map(lambda tenths: tenths / 10)
@@ -363,10 +364,12 @@ async def test_a_wait_ends_with_its_future_or_at_its_instant():
 
 @in_virtual_time
 async def test_a_time_out_keeps_nothing_of_the_operation_alive():
-    with pytest.raises(TransportError) as failure:
-        await TimeLimits().run(answer(10), 1.0)
-    assert failure.value.__context__ is None
-    assert failure.value.__cause__ is None
+    with Limit(TimeLimits(), 1.0) as limit:
+        await answer(10)
+    failure = limit.take_failure()
+    assert failure.reason is FailureReason.TIMEOUT
+    assert failure.__context__ is None
+    assert failure.__cause__ is None
 
 
 class ProcessorTimeLoop(asyncio.SelectorEventLoop):

@@ -12,7 +12,7 @@ from redis.exceptions import NoPermissionError, ReadOnlyError
 from pairmq.model import TransportError
 from pairmq.testing import in_virtual_time
 from pairmq.transport import Scope
-from pairmq_redis import _errors
+from pairmq_redis import _errors, _link
 from pairmq_redis._context import Context
 from pairmq_redis._errors import NotSent, Unanswered
 from pairmq_redis._link import Link
@@ -258,26 +258,22 @@ async def test_all_connections_are_made_anew_when_one_meets_a_server_that_is_no_
         await context.end_link(link)
 
 
-async def test_a_cancelled_call_looks_at_no_other_call() -> None:
+async def test_a_cancelled_call_looks_at_no_other_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands may be cancelled at about one instant (SPEC 3.1); that would hold up the loop for seconds."""
     looks = 0
 
-    class Counted(asyncio.Future[None]):
+    class Counted(_link._Call):
         def done(self) -> bool:
             nonlocal looks
             looks += 1
             return super().done()
 
-    loop, wire, count = asyncio.get_running_loop(), FakeWire(answers=False), 200
+    monkeypatch.setattr(_link, "_Call", Counted)
+    wire, count = FakeWire(answers=False), 200
     link = link_of(wire)
     calls = [asyncio.create_task(link.call(PING, Scope())) for _ in range(count)]
-    create_future = loop.create_future
-    loop.create_future = lambda: Counted(loop=loop)  # type: ignore[method-assign, assignment, return-value]
-    try:
-        while len(wire.written) < count:
-            await asyncio.sleep(0)
-    finally:
-        loop.create_future = create_future  # type: ignore[method-assign]
+    while len(wire.written) < count:
+        await asyncio.sleep(0)
     for call in calls:
         await cancelled(call)
     await link.close()
