@@ -48,14 +48,14 @@ test-servers: setup system ## tests with real servers: conformance, integration,
 test-spark: setup system ## tests of the pipeline that need Spark
 	@$(TIERS) spark $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-test-all: setup system ## checks, all tiers, other event loops, more examples, and 300 simulated hours
-	@$(TIERS) --checks first servers spark eager uvloop examples simulated
+test-all: setup system ## checks, all tiers, other event loops, and 300 simulated hours
+	@$(TIERS) --checks first servers spark eager uvloop simulated
 
 test-rest: setup system ## what test-all runs besides test
-	@$(TIERS) servers spark eager uvloop examples simulated
+	@$(TIERS) servers spark eager uvloop simulated
 
-test-long: setup system ## what takes minutes a test: more outages of real servers; Spark's kills, drains, judged chaos journals, a cluster, Connect
-	@PAIRMQ_TEST_SPARK_KILLS=5 $(TIERS) long -- $(PYTEST_ARGS)
+test-long: setup system ## what takes minutes: more outages of real servers, more examples; Spark's kills, drains, judged chaos journals, a cluster, Connect
+	@PAIRMQ_TEST_SPARK_KILLS=5 $(TIERS) long examples -- $(PYTEST_ARGS)
 
 # The row goes to docs/reference/versions.md; no container is needed, and nothing is installed.
 matrix: setup ## run a tier with the Python and the servers of another Debian (SUITE=trixie TIER=servers WORKERS=2)

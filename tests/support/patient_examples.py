@@ -1,7 +1,7 @@
 """Hypothesis without a clock, by being imported: how long an example takes is the machine's business.
 
 Its own limits (200 ms for an example, a second or so for the first inputs) are for a machine that does nothing else.
-The first tier tries half of a test's examples; `make test-all` tries the other half, beside real servers.
+The first tier tries half of a test's examples; `make test-long` tries the other half.
 """
 
 from __future__ import annotations
