@@ -11,7 +11,7 @@ import pytest
 
 from doc_blocks import PAGES, ROOT, Block, blocks, in_languages
 from pairmq.cli._values import read_prices
-from pairmq.pair._settings import load_settings
+from pairmq.pair import load_settings
 
 RUN = {"python", "sh", "console", "sql"}
 READ = {"toml", "json", "ini", "yaml"}

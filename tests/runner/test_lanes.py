@@ -12,7 +12,7 @@ from pairmq import ConfigurationError, Entity, EntityState, Message, Pair, PairO
 from pairmq.core import lane_name
 from pairmq.model import Source
 from pairmq.model.events import MessageMoved, RotationChanged, Warned
-from pairmq.runner._record import LOOK_INTERVAL
+from pairmq.runner import LOOK_INTERVAL
 from pairmq.testing import Fault, Operation, SimulatedAdmin, SimulatedBroker, in_virtual_time
 from pairmq.transport import Admin
 

@@ -16,10 +16,9 @@ from pairmq import testing as simulated
 from pairmq.core import Diversion, Pace, PairOptions, divert
 from pairmq.model import Entity, EntityState, FailureKind, FailureReason, TransportError
 from pairmq.model.events import DestinationChanged, MessageDeadLettered, MessageMoved
-from pairmq.runner import Clock, Emitter
+from pairmq.runner import Clock, Emitter, TimeLimits
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._gates import GateKeeper
-from pairmq.runner._limits import TimeLimits
 from pairmq.runner._syphon import Syphon
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.transport import Capabilities, QueueProperties, Receiver

@@ -21,7 +21,7 @@ from pairmq import (
 from pairmq import testing as simulated
 from pairmq.model import Entity, EntityState, FailureKind, FailureReason
 from pairmq.model.events import Cause, SendCompleted, StateChanged
-from pairmq.runner._limits import TimeLimits
+from pairmq.runner import TimeLimits
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
 from pairmq.transport import is_nothing_sent, nothing_sent
 

@@ -18,9 +18,8 @@ from pairmq.runner._job import Results
 from pairmq.runner._limits import Limit
 from pairmq.runner._send import Attempts
 from pairmq.runner.pump import Pump
-from pairmq.testing import Fault, in_virtual_time
+from pairmq.testing import TEST_OPTIONS, Fault, in_virtual_time, simulated_pair
 from pairmq.testing import strategies as pst
-from pairmq.testing._pairs import TEST_OPTIONS, simulated_pair
 from pairmq.testing.machine import TROUBLES, BrokenPromise, FailoverMachine
 from patient_examples import examples
 

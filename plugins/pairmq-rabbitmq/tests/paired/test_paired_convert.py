@@ -22,8 +22,7 @@ from pairmq import (
     SendUnknown,
     Unauthorized,
 )
-from pairmq_rabbitmq.paired import Publisher, as_client_error
-from pairmq_rabbitmq.paired._connection import pair_url
+from pairmq_rabbitmq.paired import Publisher, as_client_error, pair_url
 from pairmq_rabbitmq.paired._publisher import convert
 
 
