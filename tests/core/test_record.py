@@ -123,6 +123,16 @@ def test_another_identity_is_a_conflict() -> None:
     assert "?identity=" in conflict_text(OWN, other)
 
 
+def test_primaries_that_share_a_template_without_their_names_are_told_to_change_it() -> None:
+    own = replace(OWN, template="failover-{index}")
+    other = replace(own, name="fabrikam", identity=("product", "h", "2"))
+    assert read(own, other).conflict(own) == other
+    text = conflict_text(own, other)
+    assert "template 'failover-{index}' for another primary" in text
+    assert "put {primary} into backlog_name_template" in text
+    assert "?name=" not in text
+
+
 def test_differences_name_the_option_and_both_values() -> None:
     assert read(OWN).differences(OWN) == ()
     for other, named in (

@@ -258,10 +258,14 @@ def conflict_text(own: Configuration, other: Configuration) -> str:
         own: of this process.
         other: found in the record.
     """
+    if own.name == other.name:
+        what, change = f"name {own.name!r}", "give one of them another name in its URL (?name=…)"
+    else:
+        what, change = f"template {_shown(own.template)}", "put {primary} into backlog_name_template"
     return (
-        f"the secondary keeps backlog queues of the name {own.name!r} for another primary, "
-        f"{_shown(' '.join(other.identity))}, and this one is {_shown(' '.join(own.identity))}: give one of them "
-        "another name in its URL (?name=…). Where both are the same broker at two addresses, give the URLs of all "
+        f"the secondary keeps backlog queues of the {what} for another primary, "
+        f"{_shown(' '.join(other.identity))}, and this one is {_shown(' '.join(own.identity))}: {change}. "
+        "Where both are the same broker at two addresses, give the URLs of all "
         "processes one ?identity=…, or one address; then drain the backlog and run 'pairmq backlog adopt'"
     )
 

@@ -33,8 +33,8 @@ _LIKELY = QueueProperties(max_size_megabytes=5120, max_delivery_count=2**31 - 1)
 
 _ASK = "add ?management=http://host:15672 to the URL to have it checked; or check with rabbitmqctl list_queues"
 _POLICIES_UNSEEN = ConfirmRisk(
-    "whether a policy makes it drop messages that it has confirmed (overflow drop-head, message-ttl, expires) was not "
-    "checked: AMQP does not show policies",
+    "whether a policy makes it drop or dead-letter messages that it has confirmed (overflow drop-head, message-ttl, "
+    "delivery-limit, expires) was not checked: AMQP does not show policies",
     f"{_ASK} name policy operator_policy_definition effective_policy_definition",
 )
 _UNREAD = ConfirmRisk(
