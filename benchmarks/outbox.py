@@ -1,4 +1,4 @@
-"""What an outbox costs beside a bare INSERT, and how long a message takes from the commit to a consumer at RabbitMQ.
+"""What an outbox costs beside a bare INSERT, and how long a message takes from the commit to RabbitMQ and a consumer.
 
 PostgreSQL and RabbitMQ are as durable as they are by default. The two ways to write a row take turns, each on a
 connection of its own; then messages are stored one by one, each once the last one has arrived.
@@ -22,6 +22,7 @@ import psycopg
 
 from pairmq import Entity, Message, Pair, PairOptions, PairOutbox
 from pairmq import sync as blocking
+from pairmq.model.events import Event, MessageMoved
 from pairmq.transport import encode_header
 from pairmq_postgres.testing import PostgresServer
 from pairmq_rabbitmq.testing import RabbitServer
@@ -118,9 +119,25 @@ def _side_by_side(
     return time.perf_counter() - began
 
 
-async def arrive(pair: Pair, server: PostgresServer, messages: int) -> None:
+class Moves:
+    """Notices when a message was confirmed by the primary, and then completed in the outbox."""
+
+    def __init__(self) -> None:
+        self.moved = asyncio.Event()
+        self.at = 0.0
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, MessageMoved):
+            self.at = time.perf_counter()
+            self.moved.set()
+
+    async def close(self) -> None:
+        pass
+
+
+async def arrive(pair: Pair, moves: Moves, server: PostgresServer, messages: int) -> None:
     """Print how long messages take that are alone."""
-    outbox, took = pair.outbox(QUEUE), []
+    outbox, took, settled = pair.outbox(QUEUE), [], []
     async with (
         await psycopg.AsyncConnection.connect(server.url) as connection,
         pair.receiver(QUEUE) as receiver,
@@ -134,8 +151,13 @@ async def arrive(pair: Pair, server: PostgresServer, messages: int) -> None:
             if number >= WARM_UP:
                 took.append(time.perf_counter() - began)
             await delivery.complete()
-            await asyncio.sleep(0.02)  # the syphon has completed it, too
+            await moves.moved.wait()
+            moves.moved.clear()
+            if number >= WARM_UP:
+                settled.append(moves.at - began)
+            await asyncio.sleep(0.02)
     show("from the commit to a consumer", took)
+    show("to the confirm, and the row's removal", settled)
 
 
 async def run(messages: int, more: str) -> None:
@@ -148,8 +170,10 @@ async def run(messages: int, more: str) -> None:
             await store(pair.outbox(QUEUE), server, messages)
         await asyncio.to_thread(threads, urls, options, server, messages)
         server.query("TRUNCATE pairmq.message")
-        async with Pair.connect(*urls, options=replace(options, enable_syphon=True)) as pair:
-            await arrive(pair, server, messages)
+        moves = Moves()
+        draining = replace(options, enable_syphon=True)
+        async with Pair.connect(*urls, options=draining, observers=[moves]) as pair:
+            await arrive(pair, moves, server, messages)
     print(f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} processors")
 
 
