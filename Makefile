@@ -17,6 +17,9 @@ NAME ?=
 BENCHMARKS := $(filter-out _% journal_generator run_all,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
+# What takes minutes in a fresh clone is done side by side.
+READY = $(MAKE) --no-print-directory --jobs 2 setup
+
 .PHONY: help setup system smoke demo test test-servers test-spark test-all test-rest test-long matrix coverage soak simulate chaos mutants model bench bench-one check docs site format lock clean
 
 help: ## list the targets
@@ -39,22 +42,28 @@ demo: setup ## watch a failover happen (ARGS=... go to `pairmq demo`)
 	@$(BIN)/pairmq demo $(ARGS)
 
 # The tiers: what each test needs decides where it runs, see docs/contributing/testing.md.
-test: setup smoke ## checks, and beside them the tests that need Python alone, and an outage of a server of each product (PYTEST_ARGS=... go to pytest)
+test: ## checks, and beside them the tests that need Python alone, and an outage of a server of each product (PYTEST_ARGS=... go to pytest)
+	@$(READY) smoke
 	@$(TIERS) --checks first $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-test-servers: setup system ## tests with real servers: conformance, integration, chaos
+test-servers: ## tests with real servers: conformance, integration, chaos
+	@$(READY) system
 	@$(TIERS) servers $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-test-spark: setup system ## tests of the pipeline that need Spark
+test-spark: ## tests of the pipeline that need Spark
+	@$(READY) system
 	@$(TIERS) spark $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-test-all: setup system ## checks, all tiers, other event loops, and 300 simulated hours
+test-all: ## checks, all tiers, other event loops, and 300 simulated hours
+	@$(READY) system
 	@$(TIERS) --checks first servers spark eager uvloop simulated
 
-test-rest: setup system ## what test-all runs besides test
+test-rest: ## what test-all runs besides test
+	@$(READY) system
 	@$(TIERS) servers spark eager uvloop simulated
 
-test-long: setup system ## what takes minutes: more outages of real servers, more examples; Spark's kills, drains, judged chaos journals, a cluster, Connect
+test-long: ## what takes minutes: more outages of real servers, more examples; Spark's kills, drains, judged chaos journals, a cluster, Connect
+	@$(READY) system
 	@PAIRMQ_TEST_SPARK_KILLS=5 $(TIERS) long examples -- $(PYTEST_ARGS)
 
 # The row goes to docs/reference/versions.md; no container is needed, and nothing is installed.

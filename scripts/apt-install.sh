@@ -13,6 +13,11 @@ else
     exit 2
 fi
 
+# Two of these may run at the same time: one waits for the other's end.
+mkdir -p build
+exec 9>build/apt.lock
+! command -v flock >/dev/null 2>&1 || flock 9
+
 # invoke-rc.d asks this file before it starts a service; 101 means "not allowed".
 policy=/usr/sbin/policy-rc.d
 log=$(mktemp)

@@ -39,11 +39,19 @@ fi
 
 pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 
+# The pins are complete, so nothing needs to be resolved. Spark, of which a wheel is built first, takes as long as all
+# others: it is installed beside them.
+work=$(mktemp -d)
+spark=
+trap '[ -z "$spark" ] || kill "$spark" 2>/dev/null || true; rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+awk '/^[^ #]/ { spark = /^pyspark==/ } { print >(spark ? "'"$work"'/spark.txt" : "'"$work"'/others.txt") }' requirements/dev.txt
+install_pins() { pip install --no-deps --no-compile --require-hashes --requirement "$work/$1.txt"; }
+
 echo "setup: installing the pinned dependencies"
-# The pins are complete, so nothing needs to be resolved. pip compiles in one process; compileall uses all processors, and
-# ignores files that are templates, not Python.
-pip install --no-deps --no-compile --require-hashes --requirement requirements/dev.txt
-"$venv/bin/python" -m compileall -q -j 0 -x '/(tests?|testing|locale|templates|lib2to3)/' "$venv/lib" || true
+install_pins spark &
+spark=$!
+install_pins others
 
 set -- --editable .
 for project in plugins/*/pyproject.toml; do
@@ -53,4 +61,12 @@ for project in plugins/*/pyproject.toml; do
 done
 echo "setup: installing PairMQ and its plugins"
 pip install --no-deps --no-build-isolation "$@"
+wait "$spark"
+spark=
+
+# pip compiles in one process; compileall uses all processors. Not what programs rarely import, which is compiled then,
+# nor what is no Python, but a template.
+rarely='pip|setuptools|pkg_resources|mypy|mypyc|matplotlib|fontTools|PIL|django|pymdownx|backrefs|babel|pygments/lexers'
+"$venv/bin/python" -m compileall -q -j 0 -x "/(tests?|testing|locale|templates|lib2to3)/|/site-packages/($rarely)/" \
+    "$venv/lib" || true
 echo "setup: done"
