@@ -1,7 +1,7 @@
 """What holds of an outbox and an inbox in any database: a plugin's tests inherit it, and say how to reach theirs.
 
 They bring the fixtures ``primary`` and ``database``, and ``pair``, whose primary has the queue ``orders``; the database
-has a table ``orders`` with one column.
+has a table ``orders`` with one column. SQLAlchemy is imported by the tests that use it, not by each process of a run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
 
 from pairmq import Deduplicator, Entity, Message, Pair, Receipt, Route, SendRefused
 from pairmq.model import Source
@@ -86,6 +83,8 @@ async def with_async_driver(database: Database, order: Order) -> None:
 
 
 async def with_sqlalchemy_core(database: Database, order: Order) -> None:
+    from sqlalchemy import create_engine
+
     engine = create_engine(database.sqlalchemy)
     with engine.connect() as connection:
         await _in_sqlalchemy(connection, order)
@@ -93,6 +92,9 @@ async def with_sqlalchemy_core(database: Database, order: Order) -> None:
 
 
 async def with_sqlalchemy_session(database: Database, order: Order) -> None:
+    from sqlalchemy import create_engine
+    from sqlalchemy.orm import Session
+
     engine = create_engine(database.sqlalchemy)
     with Session(engine) as session:
         await _in_sqlalchemy(session, order)
@@ -100,6 +102,8 @@ async def with_sqlalchemy_session(database: Database, order: Order) -> None:
 
 
 async def _in_sqlalchemy(connection: Any, order: Order) -> None:
+    from sqlalchemy import text
+
     for item, ends in (("kept", connection.commit), ("lost", connection.rollback)):
         await order(connection, item)
         connection.execute(text(INSERT), {"item": item})
@@ -107,6 +111,8 @@ async def _in_sqlalchemy(connection: Any, order: Order) -> None:
 
 
 async def with_sqlalchemy_async_core(database: Database, order: Order) -> None:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
     engine = create_async_engine(database.sqlalchemy_async)
     async with engine.connect() as connection:
         await _in_async_sqlalchemy(connection, order)
@@ -114,6 +120,8 @@ async def with_sqlalchemy_async_core(database: Database, order: Order) -> None:
 
 
 async def with_sqlalchemy_async_session(database: Database, order: Order) -> None:
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
     engine = create_async_engine(database.sqlalchemy_async)
     async with AsyncSession(engine) as session:
         await _in_async_sqlalchemy(session, order)
@@ -121,6 +129,8 @@ async def with_sqlalchemy_async_session(database: Database, order: Order) -> Non
 
 
 async def _in_async_sqlalchemy(connection: Any, order: Order) -> None:
+    from sqlalchemy import text
+
     for item, ends in (("kept", connection.commit), ("lost", connection.rollback)):
         await order(connection, item)
         await connection.execute(text(INSERT), {"item": item})
@@ -195,6 +205,8 @@ class OutboxTests:
         assert list(database.items()) == ["effect"]
 
     async def test_inbox_and_outbox_commit_together(self, pair: Pair, database):
+        from sqlalchemy.ext.asyncio import create_async_engine
+
         await pair.primary.admin.create(Entity("shipments"))
         once, outbox = Deduplicator(database.inbox()), pair.outbox("shipments")
         engine = create_async_engine(database.sqlalchemy_async)

@@ -31,6 +31,9 @@ from pairmq_faststream import PairedRabbitBroker, PairMiddleware
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisCluster, RedisSentinels
 
+# All of it: three tests that need no server are not worth the import of FastStream by each process of the first tier.
+pytestmark = pytest.mark.real_server
+
 OPTIONS = PairOptions(
     backlog_queue_count=2,
     failover_interval=0.2,
@@ -67,7 +70,6 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.real_server
 async def test_what_is_published_while_rabbitmq_is_unavailable_reaches_the_subscriber(make: Make, rabbit: RabbitServer):
     routes: list[Route] = []
     broker = make(on_receipt=lambda receipt: routes.append(receipt.route))
@@ -87,7 +89,6 @@ async def test_what_is_published_while_rabbitmq_is_unavailable_reaches_the_subsc
     assert routes == [Route.PRIMARY, *[Route.BACKLOG] * 5]
 
 
-@pytest.mark.real_server
 @pytest.mark.parametrize("group", [RedisSentinels, RedisCluster])
 async def test_the_secondary_may_be_behind_sentinels_or_a_cluster(
     make: Make, rabbit: RabbitServer, group: type[RedisSentinels | RedisCluster]
@@ -111,7 +112,6 @@ async def test_the_secondary_may_be_behind_sentinels_or_a_cluster(
         await broker.stop()
 
 
-@pytest.mark.real_server
 async def test_subscribers_go_on_without_rabbitmq_when_their_queue_has_continuity(make: Make, rabbit: RabbitServer):
     broker = make(options=replace(OPTIONS, continuity=("orders",)))
     seen: list[int] = []
@@ -132,7 +132,6 @@ async def test_subscribers_go_on_without_rabbitmq_when_their_queue_has_continuit
     await until(lambda: 6 in seen)
 
 
-@pytest.mark.real_server
 async def test_an_app_starts_and_publishes_without_rabbitmq(make: Make, rabbit: RabbitServer):
     broker = make(start_timeout=5.0)
     seen: list[int] = []
@@ -155,7 +154,6 @@ async def test_an_app_starts_and_publishes_without_rabbitmq(make: Make, rabbit: 
     await until(lambda: broker.running and set(seen) == {7})
 
 
-@pytest.mark.real_server
 async def test_an_app_that_ends_while_it_starts_leaves_no_connection_behind(make: Make):
     broker = make()
     broker.subscriber(RabbitQueue("orders", durable=True))(print)
@@ -170,7 +168,6 @@ async def test_an_app_that_ends_while_it_starts_leaves_no_connection_behind(make
         await until(lambda: not any("RobustConnection" in repr(task.get_coro()) for task in asyncio.all_tasks()))
 
 
-@pytest.mark.real_server
 async def test_publishers_and_routers_go_through_the_pair(make: Make, rabbit: RabbitServer):
     receipts: list[Any] = []
     broker = make(on_receipt=receipts.append)
@@ -193,7 +190,6 @@ async def test_publishers_and_routers_go_through_the_pair(make: Make, rabbit: Ra
     assert {receipt.entity.path for receipt in receipts} == {"orders", "bills"}  # either confirm may come first
 
 
-@pytest.mark.real_server
 async def test_a_reply_to_a_queue_goes_through_the_pair(make: Make, rabbit: RabbitServer):
     receipts: list[Any] = []
     broker = make(on_receipt=receipts.append)
@@ -211,7 +207,6 @@ async def test_a_reply_to_a_queue_goes_through_the_pair(make: Make, rabbit: Rabb
     assert {receipt.entity.path for receipt in receipts} == {"orders", "answers"}
 
 
-@pytest.mark.real_server
 async def test_a_request_is_answered_by_faststream_itself(make: Make):
     receipts: list[Any] = []
     broker = make(on_receipt=receipts.append)
@@ -228,7 +223,6 @@ async def test_a_request_is_answered_by_faststream_itself(make: Make):
     assert receipts == []
 
 
-@pytest.mark.real_server
 async def test_an_exchange_routes_by_its_key(make: Make):
     broker = make()
     seen: list[str] = []
@@ -243,7 +237,6 @@ async def test_an_exchange_routes_by_its_key(make: Make):
     await until(lambda: seen == ["7"])
 
 
-@pytest.mark.real_server
 async def test_what_a_consumer_gets_is_what_faststream_would_have_sent(make: Make, rabbit: RabbitServer):
     broker = make()
     plain = RabbitBroker(rabbit.url)
@@ -268,7 +261,6 @@ async def test_what_a_consumer_gets_is_what_faststream_would_have_sent(make: Mak
     assert second.timestamp is not None
 
 
-@pytest.mark.real_server
 async def test_every_other_middleware_sees_what_is_published(make: Make):
     seen: list[str] = []
 
@@ -291,7 +283,6 @@ async def test_every_other_middleware_sees_what_is_published(make: Make):
     assert seen == ["outer", "added later", "router"]
 
 
-@pytest.mark.real_server
 async def test_a_message_that_no_queue_takes_is_returned_or_raised_as_the_channel_says(make: Make):
     broker = make()
     await broker.start()
@@ -305,7 +296,6 @@ async def test_a_message_that_no_queue_takes_is_returned_or_raised_as_the_channe
         await raising.publish("1", "missing", immediate=True)
 
 
-@pytest.mark.real_server
 async def test_a_broker_that_only_publishes_can_be_entered_without_rabbitmq(make: Make, rabbit: RabbitServer):
     rabbit.go_down()
     try:
@@ -316,7 +306,6 @@ async def test_a_broker_that_only_publishes_can_be_entered_without_rabbitmq(make
         rabbit.come_up()
 
 
-@pytest.mark.real_server
 @pytest.mark.parametrize("delay", [0.0, 0.3, 1.5])
 async def test_a_start_that_is_given_up_leaves_nothing_behind(make: Make, rabbit: RabbitServer, delay: float):
     before = asyncio.all_tasks()
@@ -333,7 +322,6 @@ async def test_a_start_that_is_given_up_leaves_nothing_behind(make: Make, rabbit
         rabbit.resume()
 
 
-@pytest.mark.real_server
 async def test_a_wrong_password_is_reported_at_once_and_leaves_nothing_open(rabbit: RabbitServer):
     broker = PairedRabbitBroker(rabbit.url_for("guest", "wrong"), secondary="memory://refused", options=OPTIONS)
     with pytest.raises(AMQPConnectionError):
@@ -342,7 +330,6 @@ async def test_a_wrong_password_is_reported_at_once_and_leaves_nothing_open(rabb
         _ = broker.pair
 
 
-@pytest.mark.real_server
 async def test_a_broker_of_ones_own_takes_the_middleware(rabbit: RabbitServer):
     receipts: list[Any] = []
     async with Pair.connect(rabbit.url, "memory://own") as pair:
@@ -353,7 +340,6 @@ async def test_a_broker_of_ones_own_takes_the_middleware(rabbit: RabbitServer):
     assert [receipt.route for receipt in receipts] == [Route.PRIMARY]
 
 
-@pytest.mark.real_server
 async def test_an_app_opens_and_closes_a_pair_of_its_own(rabbit: RabbitServer):
     receipts: list[Any] = []
     pair = Pair.connect(rabbit.url, "memory://hooks")
@@ -378,7 +364,6 @@ async def test_an_app_opens_and_closes_a_pair_of_its_own(rabbit: RabbitServer):
         await pair.open()
 
 
-@pytest.mark.real_server
 async def test_a_broker_can_be_started_again(make: Make):
     broker = make()
     await broker.start()

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import aiosqlite
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy.pool import NullPool
 
 from outbox_tests import PATIENCE, Database, OutboxTests, arrived, delivery_of, waiting
 from pairmq import (
@@ -110,9 +108,14 @@ def test_outbox_leaves_no_transaction_open_when_it_refuses(blocking_pair: blocki
         assert not connection.in_transaction
 
 
-@pytest.mark.parametrize(
-    "through", [sqlite3.connect, lambda path: create_engine(f"sqlite:///{path}", poolclass=NullPool).connect()]
-)
+def through_sqlalchemy(path: Path):
+    from sqlalchemy import create_engine
+    from sqlalchemy.pool import NullPool
+
+    return create_engine(f"sqlite:///{path}", poolclass=NullPool).connect()
+
+
+@pytest.mark.parametrize("through", [sqlite3.connect, through_sqlalchemy])
 def test_blocking_outbox_sends_what_was_committed_and_nothing_else(blocking_pair: blocking.Pair, path: Path, through):
     outbox = blocking_pair.outbox("orders")
     with contextlib.closing(through(path)) as connection:
