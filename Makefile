@@ -56,11 +56,11 @@ test-spark: ## tests of the pipeline that need Spark
 
 test-all: ## checks, all tiers, other event loops, and 300 simulated hours
 	@$(READY) system
-	@$(TIERS) --checks first servers spark eager uvloop simulated
+	@$(TIERS) --checks first servers spark search eager uvloop simulated
 
 test-rest: ## what test-all runs besides test
 	@$(READY) system
-	@$(TIERS) servers spark eager uvloop simulated
+	@$(TIERS) servers spark search eager uvloop simulated
 
 test-long: ## what takes minutes: more outages of real servers, more examples; Spark's kills, drains, judged chaos journals, a cluster, Connect
 	@$(READY) system

@@ -3,6 +3,7 @@
 | tier | its tests | run by |
 |---|---|---|
 | ``first`` | need Python alone, or are marked ``smoke`` | `make test`, and pytest by itself |
+| ``search`` | are marked ``search``: they look for something rare, or planted | `make test-all` |
 | ``servers`` | are marked ``real_server`` | `make test-servers` |
 | ``spark`` | use the fixture ``spark``, or are marked ``spark`` | `make test-spark` |
 | ``long`` | are marked ``long``: they take minutes | `make test-long` |
@@ -25,7 +26,7 @@ from pathlib import Path, PurePath
 
 import pytest
 
-TIERS = ("first", "servers", "spark", "long")
+TIERS = ("first", "search", "servers", "spark", "long")
 SERVERS = {"redis-server", "rabbitmq-server", "epmd", "initdb", "pgbouncer", "java", "spark-submit"}
 SERVERS |= {"chromium", "google-chrome"}
 
@@ -41,7 +42,7 @@ def tier_of(item: pytest.Item) -> str:
         return "spark"
     if "real_server" in marks and "smoke" not in marks:
         return "servers"
-    return "first"
+    return "search" if "search" in marks else "first"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

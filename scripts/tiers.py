@@ -1,10 +1,10 @@
 """Run tiers of the tests, run again what failed on a real server, and print what came of it as a table.
 
 Run it with: .venv/bin/python scripts/tiers.py [--workers N] [--checks] [--report] TIER... [-- PYTEST ARGUMENTS]
-The tiers are first, servers, spark, long (see conftest.py) and simulated; eager and uvloop are those tests of the first
-tier that depend on the event loop, in other loops; examples are those that draw examples, with as many others. The
-first runs alone, others side by side, but eager, uvloop and examples one after the other. The simulation uses what they
-leave.
+The tiers are first, search, servers, spark, long (see conftest.py) and simulated; eager and uvloop are those tests of
+the first tier that depend on the event loop, in other loops; examples are those that draw examples, with as many
+others. The first runs alone, others side by side, but search, eager, uvloop and examples one after the other. The
+simulation uses what they leave.
 
 A test of a tier with real servers that fails is run once more, alone, when the tier is over: if it fails again, it has
 failed; if it passes, it is flaky, and its log is kept. More than three flaky tests fail the tier. The first tier has no
@@ -39,10 +39,10 @@ MOST_FLAKY = 3
 MOST_REPEATED = 20  # of more it is plain that something is broken, and one by one they would take very long
 TESTS_FAILED = 1  # pytest's exit status
 # What only computes leaves the processors to what also watches the clock.
-NICENESS = {"eager": 5, "uvloop": 5, "examples": 5, "simulated": 19}
+NICENESS = {"search": 5, "eager": 5, "uvloop": 5, "examples": 5, "simulated": 19}
 # What tests of a tier have in their file, or in a conftest.py of their folders; to import all others takes each process
 # longer than a hundred tests.
-WORDS = {"servers": "real_server", "spark": "spark"}
+WORDS = {"search": "mark.search", "servers": "real_server", "spark": "spark"}
 # What makes tasks and waits on them: with eager tasks, the order of their first steps is another one; what thousands of
 # operations cost is not.
 _EAGER = (
@@ -65,7 +65,7 @@ _EAGER = (
 # What uses sockets, threads or programs: virtual time keeps its own loop, and fakeredis needs no socket or thread.
 _UVLOOP = ("tests/sync", "plugins/pairmq-sqlite/tests/test_conformance.py", "plugins/servicebus-local/tests/server")
 LOOPS = {"eager": _EAGER, "uvloop": _UVLOOP}  # their tests
-IN_TURN = (*LOOPS, "examples")  # tests of the first tier once more, one process after the other
+IN_TURN = ("search", *LOOPS, "examples")  # one process after the other; none of them needs a server
 
 
 @dataclass

@@ -168,7 +168,9 @@ def test_a_full_disk_under_stdout_is_one_error(arguments: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", _NO_BROKER)
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize(
+    "closed", [*(pytest.param(each, marks=pytest.mark.real_server) for each in (">&-", "2>&-", "<&-")), ">&- 2>&- <&-"]
+)
 def test_a_stream_that_is_closed_changes_no_exit_status(arguments: str, closed: str) -> None:
     ended = _program(arguments, closed)
     assert ended.returncode == (1 if arguments == "doctor" else 0)

@@ -162,9 +162,9 @@ def test_an_unknown_command_is_still_unknown(cli, install: Install) -> None:
 @pytest.mark.parametrize(
     ("code", "line", "offered"),
     [
-        (_APPLICATION, "pairmq ext", "extra"),
+        pytest.param(_APPLICATION, "pairmq ext", "extra", marks=pytest.mark.real_server),  # each starts bash
         (_APPLICATION, "pairmq extra o", "one"),
-        ("raise RuntimeError", "pairmq extra o", ""),
+        pytest.param("raise RuntimeError", "pairmq extra o", "", marks=pytest.mark.real_server),
     ],
 )
 def test_a_shell_completes_it(install: Install, tmp_path: Path, code: str, line: str, offered: str) -> None:

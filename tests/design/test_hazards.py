@@ -21,10 +21,17 @@ from pairmq.testing.design._state import Fate, Message, Phase
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = json.loads((ROOT / "docs" / "explanation" / "correctness.json").read_text(encoding="utf-8"))
-CHECKS = [(hazard, place) for hazard in HAZARDS for place in range(len(hazard.checks))]
 FEWEST_STATES = 4_000
-# A world with more states is searched by `scripts/model.py --check`, in `make test-all`.
-MOST_STATES = 15_000
+# What has more states, with the real rules or a planted hazard, is searched by `scripts/model.py --check`, in
+# `make test-all`.
+MOST_STATES = 10_000
+MOST_STATES_PLANTED = 5_000
+CHECKS = [
+    (hazard, place)
+    for hazard in HAZARDS
+    for place, kept in enumerate(KEPT["hazards"][str(hazard.number)])
+    if kept["states"] <= MOST_STATES_PLANTED
+]
 SMALL = [world for world in WORLDS if KEPT["worlds"][world.name]["states"] <= MOST_STATES]
 
 
@@ -66,10 +73,10 @@ def test_the_real_rules_keep_every_promise_in_what_is_small_of_large_worlds(worl
     assert (found.counterexample, found.states > 1_000) == (None, True)
 
 
-def test_eight_worlds_are_large():
+def test_thirteen_worlds_are_large():
     large = {world.name for world in WORLDS if world not in SMALL}
     assert large == {"sends", "two processes", "both send", "sessions", "two syphons", "a syphon dies",
-                     "lane in doubt", "tail"}  # fmt: skip
+                     "lane in doubt", "tail", "session batches", "expiry", "locks", "deliveries", "close"}  # fmt: skip
 
 
 @pytest.mark.parametrize(

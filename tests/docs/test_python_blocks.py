@@ -34,11 +34,12 @@ WEST = ("redis://127.0.0.1:6380/0",)
 
 
 def starts_servers(page: str) -> bool:
-    """Whether a page's programs, or what is given to them, name the URL of a server."""
+    """Whether a page's programs, or what is given to them, name the URL of a server, or simulate for seconds."""
     given = given_to(page)
     texts = [block.text for block in HERE if block.page == page and block not in TESTS]
     texts += [given.read_text("utf-8")] if given.exists() else []
-    return any(printed in text for text in texts for printed in (CONTOSO, FABRIKAM, *RABBIT, *EAST, *WEST, "Server"))
+    words = (CONTOSO, FABRIKAM, *RABBIT, *EAST, *WEST, "Server", "simulate(")
+    return any(printed in text for text in texts for printed in words)
 
 
 def given_to(page: str) -> Path:

@@ -49,7 +49,8 @@ def test_every_example_is_in_a_file():
     assert len(TESTS) == 6
 
 
-@pytest.mark.parametrize("names", [ALONE, pytest.param(REAL, marks=pytest.mark.real_server)], ids=["alone", "real"])
+@pytest.mark.real_server  # it starts pytest
+@pytest.mark.parametrize("names", [ALONE, REAL], ids=["alone", "real"])
 def test_the_examples_pass(run, names: list[str]):
     result = run(*names)
     assert result.ret == 0
@@ -57,6 +58,7 @@ def test_the_examples_pass(run, names: list[str]):
     assert {name for name in names if f"\n{name}::" in result.stdout.str()} == set(names)
 
 
+@pytest.mark.real_server
 def test_the_machine_says_what_the_document_says_of_an_order_without_an_id(run):
     nameless = FILES["shop.py"].replace(', message_id=f"order-{number}"', "")
     result = run("test_shop_machine.py", shop=nameless, more=SEARCH)

@@ -56,7 +56,7 @@ def test_one_seed_without_a_violation(capfd):
 
 @pytest.mark.usefixtures("in_folder")
 def test_several_seeds_are_summed_up(capfd):
-    assert run(["simulate", "--seeds", "0..3", "--hours", "0.05", "--jobs", "1"]) == 0
+    assert run(["simulate", "--seeds", "0..3", "--hours", "0.02", "--jobs", "1"]) == 0
     out = capfd.readouterr().out
     assert "4 seeds" in out
     assert "no violation" in out
@@ -102,7 +102,7 @@ def test_a_trace_is_written_line_by_line(in_folder):
 
 
 def test_it_goes_on_where_it_stopped(in_folder, capfd):
-    command = ["simulate", "--hours", "0.05", "--jobs", "1", "--state", "done.jsonl", "--json", "--seeds"]
+    command = ["simulate", "--hours", "0.02", "--jobs", "1", "--state", "done.jsonl", "--json", "--seeds"]
     assert run([*command, "0..2"]) == 0
     first = json.loads(capfd.readouterr().out)
     kept = (in_folder / "done.jsonl").read_text()
@@ -115,7 +115,7 @@ def test_it_goes_on_where_it_stopped(in_folder, capfd):
 
 
 def test_what_a_killed_run_left_of_a_line_is_simulated_again(in_folder, capfd):
-    command = ["simulate", "--hours", "0.05", "--jobs", "1", "--state", "done.jsonl", "--json", "--seeds", "0..2"]
+    command = ["simulate", "--hours", "0.02", "--jobs", "1", "--state", "done.jsonl", "--json", "--seeds", "0..2"]
     assert run(command) == 0
     whole = (in_folder / "done.jsonl").read_text()
     (in_folder / "done.jsonl").write_text(whole[:-30])
@@ -126,7 +126,7 @@ def test_what_a_killed_run_left_of_a_line_is_simulated_again(in_folder, capfd):
 
 
 def test_a_state_of_other_code_is_refused(in_folder, capfd):
-    command = ["simulate", "--hours", "0.05", "--jobs", "1", "--state", "done.jsonl", "--seeds", "0..0"]
+    command = ["simulate", "--hours", "0.02", "--jobs", "1", "--state", "done.jsonl", "--seeds", "0..0"]
     assert run(command) == 0
     state = in_folder / "done.jsonl"
     state.write_text(re.sub(r'"source": "\w+"', '"source": "0123"', state.read_text()))
@@ -137,10 +137,10 @@ def test_a_state_of_other_code_is_refused(in_folder, capfd):
 
 
 def test_a_state_of_other_settings_is_refused(in_folder, capfd):
-    assert run(["simulate", "--seeds", "0..1", "--hours", "0.05", "--jobs", "1", "--state", "s"]) == 0
+    assert run(["simulate", "--seeds", "0..1", "--hours", "0.02", "--jobs", "1", "--state", "s"]) == 0
     assert run(["simulate", "--seeds", "0..1", "--hours", "0.2", "--jobs", "1", "--state", "s"]) == 2
     (in_folder / "s").write_text("nonsense")
-    assert run(["simulate", "--seeds", "0..1", "--hours", "0.05", "--jobs", "1", "--state", "s"]) == 2
+    assert run(["simulate", "--seeds", "0..1", "--hours", "0.02", "--jobs", "1", "--state", "s"]) == 2
     assert (in_folder / "s").read_text() == "nonsense"
     assert capfd.readouterr().err.count("error: ") == 2
 
@@ -192,15 +192,15 @@ def interrupt() -> None:
 
 
 @pytest.mark.usefixtures("in_folder")
-@pytest.mark.parametrize("interrupted", [interrupt, Interrupting])
 @pytest.mark.parametrize(
-    ("moment", "done"),
+    ("moment", "done", "interrupted"),
     [
-        ("pairmq.testing.simulator._simulate.World", 1),  # is made
-        ("pairmq.testing.simulator._world.World._strike", 1),
-        ("pairmq.testing.simulator._loop.SimulationLoop.bury", 2),
-        ("pairmq.testing.simulator._simulate.judged", 2),
-        ("pairmq.testing.simulator._campaign.Outcome", 2),
+        ("pairmq.testing.simulator._simulate.World", 1, interrupt),  # is made
+        ("pairmq.testing.simulator._world.World._strike", 1, interrupt),
+        ("pairmq.testing.simulator._world.World._strike", 1, Interrupting),
+        ("pairmq.testing.simulator._loop.SimulationLoop.bury", 2, Interrupting),
+        ("pairmq.testing.simulator._simulate.judged", 2, interrupt),
+        ("pairmq.testing.simulator._campaign.Outcome", 2, Interrupting),
     ],
 )
 def test_ctrl_c_ends_it_at_the_next_step(capfd, monkeypatch, moment, done, interrupted):
@@ -216,7 +216,7 @@ def test_ctrl_c_ends_it_at_the_next_step(capfd, monkeypatch, moment, done, inter
 
     monkeypatch.setattr(moment, then)
     loops = count_loops(monkeypatch)
-    assert run(["simulate", "--seeds", "0..9", "--hours", "0.05", "--jobs", "1"]) == 130
+    assert run(["simulate", "--seeds", "0..9", "--hours", "0.02", "--jobs", "1"]) == 130
     assert len(outcomes) == done
     assert all(loop.is_closed() for loop in loops)
     assert "stopped after" in capfd.readouterr().err
@@ -235,7 +235,7 @@ def count_loops(monkeypatch: pytest.MonkeyPatch) -> list[SimulationLoop]:
     return loops
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.real_server)])
 def test_ctrl_c_ends_it_cleanly(in_folder, jobs):
     program = begun(in_folder, jobs)
     try:

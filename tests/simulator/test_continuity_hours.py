@@ -9,7 +9,8 @@ import pytest
 from pairmq.core import lane_path
 from pairmq.testing.simulator import Counts, Scenario, Settings, Waits, replay, scenario_of, simulate
 
-SEEDS = (1, 6, 12, 14, 15, 19)
+SEEDS = (1, 15)  # with most traffic in lanes
+MORE = (6, 12, 14, 19)
 HOURS = 0.25
 
 
@@ -17,12 +18,19 @@ def hours(seed: int, **more: object) -> Settings:
     return Settings(seed=seed, hours=HOURS, mode="liveness", continuity="on", **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.search
+def test_more_consumers_with_continuity_lose_and_double_nothing():
+    reports = [simulate(hours(seed)) for seed in MORE]
+    failed = [report.text() for report in reports if not report.ok]
+    assert not failed, failed[0]
+
+
 def test_consumers_with_continuity_lose_and_double_nothing():
     reports = [simulate(hours(seed)) for seed in SEEDS]
     failed = [report.text() for report in reports if not report.ok]
     assert not failed, failed[0]
     counts = sum((report.counts for report in reports), Counts())
-    assert counts.to_lanes > 300
+    assert counts.to_lanes > 200
     assert counts.from_lanes > 200
     assert counts.prompt > 60
     assert counts.late <= 0.01 * counts.prompt
@@ -32,7 +40,7 @@ def test_consumers_with_continuity_lose_and_double_nothing():
 
 
 def test_these_hours_hold_all_that_sets_consumers_apart():
-    scenarios = [scenario_of(hours(seed)) for seed in (*SEEDS, 25, 30)]
+    scenarios = [scenario_of(hours(seed)) for seed in (*SEEDS, *MORE, 25, 30)]
     setups = [scenario.setup for scenario in scenarios]
     plans = [plan for setup in setups for plan in setup.processes]
     assert {setup.options["lane_patience"] for setup in setups} == {0.0, 5.0, 60.0}

@@ -50,6 +50,7 @@ def suites_but(*left_out: str) -> list[str]:
     return [f"class Test{name}(suites.{name}): ..." for name in names]
 
 
+@pytest.mark.real_server  # it starts pytest
 def test_suites_run_in_strict_mode_with_nothing_but_a_harness(run, pytester: pytest.Pytester) -> None:
     project(pytester.path, *suites_but())
     done = run("test_conformance.py::TestTopics", "-k", "not sessions", alone=True)

@@ -151,6 +151,7 @@ def test_the_primary_can_be_overridden(run):
     )
 
 
+@pytest.mark.real_server  # it starts pytest
 def test_without_pytest_asyncio_the_pair_says_what_to_install_and_the_rest_works(run, pytester: pytest.Pytester):
     pytester.makepyfile(pytest_asyncio="raise ImportError('not installed')")
     pytester.makepyfile(
@@ -267,6 +268,7 @@ async def test_a_memory_brokers_own_clock_is_real(memory_broker: MemoryBrokers):
 # --------------------------------------------------------------------------------------------------------- the plugin
 
 
+@pytest.mark.real_server  # it starts pytest
 def test_a_pytest_that_uses_no_fixture_of_it_imports_nothing_of_pairmq(run):
     run(
         """
@@ -280,6 +282,7 @@ def test_a_pytest_that_uses_no_fixture_of_it_imports_nothing_of_pairmq(run):
     )
 
 
+@pytest.mark.real_server  # it starts pytest
 def test_it_does_without_hypothesis(run, pytester: pytest.Pytester):
     pytester.makepyfile(hypothesis="raise ImportError('not installed')")
     run(FAILOVER.replace("MARK", ""), "-p", "no:hypothesispytest", mode="auto", alone=True, passed=1)

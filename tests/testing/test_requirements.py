@@ -16,9 +16,14 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
     ("module", "missing"),
     [
         ("pairmq.testing.strategies", "hypothesis"),
-        ("pairmq.testing.machine", "hypothesis"),
-        ("pairmq.testing.conformance.suites", "pytest"),
-        ("pairmq.testing.conformance.suites", "pytest_asyncio"),
+        *(
+            pytest.param(f"pairmq.testing.{module}", missing, marks=pytest.mark.real_server)  # each is a program
+            for module, missing in [
+                ("machine", "hypothesis"),
+                ("conformance.suites", "pytest"),
+                ("conformance.suites", "pytest_asyncio"),
+            ]
+        ),
     ],
 )
 def test_what_is_missing_is_reported_with_how_to_install_it(module: str, missing: str) -> None:

@@ -327,15 +327,15 @@ def test_waiting_works_in_virtual_time(scheme: str) -> None:
         async with registry.transport(f"{scheme}://virtual") as transport:
             await transport.admin.create(QUEUE)
             receiver = transport.receiver(Source(QUEUE))
-            waiting = asyncio.create_task(receiver.receive(1, 900))
-            await asyncio.sleep(300)
+            waiting = asyncio.create_task(receiver.receive(1, 90))
+            await asyncio.sleep(30)
             await transport.sender(QUEUE).send(Message(message_id="1"))
             found = len(await waiting)
-            assert await receiver.receive(1, 900) == []
+            assert await receiver.receive(1, 90) == []
             return loop.time(), found
 
     ended_at, found = run_virtual(main())
-    assert (round(ended_at), found) == (1200, 1)
+    assert (round(ended_at), found) == (120, 1)
     asyncio.run(control_of(f"{scheme}://virtual").forget())
 
 

@@ -43,6 +43,7 @@ def kinds(directory: Path) -> list[str]:
     return [row["kind"] for row in sorted(read_rows(directory), key=lambda row: (row["process"], row["seq"]))]
 
 
+@pytest.mark.real_server  # a program, which journals as those do that stay in the first tier
 def test_a_program_that_just_ends_has_its_journal(tmp_path):
     ended = run(tmp_path, "journal.on_event(warned('last'))")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -54,6 +55,7 @@ def test_a_program_that_fails_has_its_journal(tmp_path):
     assert texts(tmp_path) == ["last"]
 
 
+@pytest.mark.real_server  # a program, which journals as those do that stay in the first tier
 def test_a_program_without_events_is_not_held_up(tmp_path):
     assert run(tmp_path, "").returncode == 0
     assert list(read_rows(tmp_path)) == []
@@ -68,6 +70,7 @@ def test_sigterm_writes_the_journal_and_ends_the_process_as_ever(tmp_path):
     assert kinds(tmp_path) == ["JournalOpened", "Warned", "JournalClosed"]
 
 
+@pytest.mark.real_server  # a program, which journals as those do that stay in the first tier
 def test_sigterm_goes_on_to_the_program_s_own_handler(tmp_path):
     own = "signal.signal(signal.SIGTERM, lambda number, frame: (print('own'), sys.exit(7)))\nflush_on_sigterm()\n"
     ended = run(tmp_path, own + TERMINATE)
@@ -75,6 +78,7 @@ def test_sigterm_goes_on_to_the_program_s_own_handler(tmp_path):
     assert texts(tmp_path) == ["last"]
 
 
+@pytest.mark.real_server  # a program, which journals as those do that stay in the first tier
 def test_a_program_that_ignores_sigterm_goes_on(tmp_path):
     ignoring = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nflush_on_sigterm()\n"
     went_on = "journal.on_event(warned('a')); os.kill(os.getpid(), signal.SIGTERM); journal.on_event(warned('b'))"
