@@ -42,14 +42,13 @@ def test_the_promises_and_the_way_they_are_known_lead_to_each_other():
     assert "](guarantees.md)" in (ROOT / "docs/explanation/correctness.md").read_text()
 
 
-def test_the_tutorial_runs_as_it_is_printed(tmp_path):
-    text = (ROOT / "docs/tutorial/first-failover.md").read_text()
+@pytest.mark.parametrize(("page", "name"), [("first-failover", "first.py"), ("first-outbox", "outbox.py")])
+def test_the_tutorial_runs_as_it_is_printed(tmp_path, page, name):
+    text = (ROOT / f"docs/tutorial/{page}.md").read_text()
     program = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    printed = re.search(r"\$ python first.py\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "first.py").write_text(program[1])
-    run = subprocess.run(
-        [sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True
-    )
+    printed = re.search(rf"\$ python {name}\n(.*?)```", text, re.DOTALL)
+    (tmp_path / name).write_text(program[1])
+    run = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
     # The tenth of a second that a retry takes is chance, and so is what a busy machine adds.
     assert re.sub(r"after \d+\.\d s", "after 1.0 s", run.stdout) == printed[1]
 
