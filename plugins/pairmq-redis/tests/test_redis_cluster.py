@@ -47,8 +47,9 @@ class Node(ScriptedRedis):
 
 
 @pytest.fixture
-async def nodes() -> AsyncIterator[tuple[Node, Node]]:
-    """Two; the first one owns all slots, and both say so."""
+async def nodes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Node, Node]]:
+    """Two; the first one owns all slots, and both say so. A call is repeated for longer than a busy machine takes."""
+    monkeypatch.setattr("pairmq_redis._cluster._PATIENCE", 300.0)
     first, second = Node(), Node()
     second.owner = first
     async with listening(first, second):
