@@ -7,6 +7,7 @@ from planted.mutant import Mutant
 _CONTINUITY = "src/pairmq/pair/_continuity.py"
 _CONSUMER = "src/pairmq/pair/_consumer.py"
 _RULES = "src/pairmq/core/lanes.py"
+_ROTATION = "src/pairmq/core/rotation.py"
 
 LANES = (
     Mutant(
@@ -59,6 +60,13 @@ LANES = (
         "        return LaneStep.READ if primary_answers and is_open else LaneStep.WAIT",
         "        return LaneStep.READ if self.may_read(now) else LaneStep.WAIT",
         tests=("tests/core/test_lanes.py",),
+    ),
+    Mutant(
+        "a lane that failed is tried again as late as other backlog queues",
+        _ROTATION,
+        "        if index < self._shared:\n            return self._retry_interval\n",
+        "        return self._retry_interval\n",
+        tests=("tests/core/test_rotation.py",),
     ),
     Mutant(
         "a receiver that is left keeps what it holds at the other side",

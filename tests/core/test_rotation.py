@@ -22,6 +22,17 @@ def test_all_queues_are_in_use_at_the_beginning(rotation: Rotation):
     assert (rotation.in_use, rotation.out, rotation.next_deadline()) == ((0, 1, 2), (), None)
 
 
+def test_a_lane_is_retried_sooner_at_first_and_then_as_the_others(rotation: Rotation):
+    lane = rotation.add_lane()
+    rotation.take_out(lane, now=0)
+    rotation.take_out(0, now=0)
+    retries = []
+    while (now := rotation.next_deadline()) is not None and now < 90:
+        retries += [(now, index) for index in rotation.due(now)]
+    assert [now for now, index in retries if index == lane] == [1, 3, 7, 15, 31, 61]
+    assert [now for now, index in retries if index == 0] == [30, 60]
+
+
 @pytest.mark.parametrize("count", [0, -1])
 def test_a_rotation_has_at_least_one_queue(count: int):
     with pytest.raises(ValueError, match=f"count is {count}: at least 1"):

@@ -85,6 +85,20 @@ async def test_consumers_go_on_through_an_outage_of_the_primary(world):
         assert changes == [(Side.PRIMARY, False), (Side.PRIMARY, True)]
 
 
+@in_virtual_time
+async def test_consumers_go_on_soon_after_one_send_to_the_lane_failed(world):
+    """What goes to the shared queues meanwhile, they don't read: it is moved when the primary is back."""
+    async with world(continuity=("orders",)) as w, consumer(w.pair, prefetch=10) as it:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.DOWN)
+        w.west.fail(Fault.DOWN, Operation.SEND, entities=(LANE,), times=1)
+        for number in range(200):
+            await sender.send(Message(b"%d" % number))
+            await asyncio.sleep(0.1)
+        assert it.bodies[-1] == b"199"
+        assert it.longest_gap() < 2.0
+
+
 @pytest.mark.parametrize("fault", [Fault.DOWN, Fault.HANG, Fault.UNAUTHORIZED, Fault.BUG])
 @in_virtual_time
 async def test_consumers_go_on_while_the_secondary_is_unavailable(world, fault):

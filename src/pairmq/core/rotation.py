@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from pairmq.core.backoff import TRIALS
 
+_LANE_RETRY = 1.0
+"""Seconds until the first retry of a lane, each further one after twice as long: consumers read no other queue."""
+
 
 class _Out:
     """A queue out of use: when it is to be tried again, in the background and by a send."""
 
-    __slots__ = ("failed_trials", "in_trial", "retry_at", "trial_at")
+    __slots__ = ("failed_trials", "in_trial", "retries", "retry_at", "trial_at")
 
     def __init__(self, retry_at: float, trial_at: float) -> None:
         self.retry_at = retry_at
         self.trial_at = trial_at
         self.failed_trials = 0
         self.in_trial = False
+        self.retries = 0
 
 
 class Rotation:
@@ -25,7 +29,7 @@ class Rotation:
 
     Args:
         count: how many queues there are, at least 1.
-        retry_interval: seconds after which a queue that is out is to be tried again.
+        retry_interval: seconds after which a queue that is out is to be tried again; a lane sooner at first.
     """
 
     __slots__ = ("_created_at", "_in_use", "_lanes", "_missing", "_out", "_retry_interval", "_shared")
@@ -84,7 +88,7 @@ class Rotation:
         return self._in_use[int(chance * len(self._in_use))]
 
     def take_out(self, index: int, now: float, chance: float = 0.0, *, soon: bool = False) -> bool:
-        """Take a queue that failed out of use, for all senders; its retry is due one interval from now.
+        """Take a queue that failed out of use, for all senders, and plan its retry.
 
         Args:
             index: which queue.
@@ -99,7 +103,7 @@ class Rotation:
             return False
         if index < self._shared:
             self._in_use.remove(index)
-        self._out[index] = _Out(now if soon else now + self._retry_interval, now + TRIALS.wait(0, chance))
+        self._out[index] = _Out(now if soon else now + self._pause(index, 0), now + TRIALS.wait(0, chance))
         return True
 
     def put_back(self, index: int) -> bool:
@@ -231,9 +235,17 @@ class Rotation:
         """Return which queues to try now, and plan their next retry in case they fail again."""
         ready = tuple(sorted(index for index, out in self._out.items() if out.retry_at <= now))
         for index in ready:
-            self._out[index].retry_at = now + self._retry_interval
+            out = self._out[index]
+            out.retries += 1
+            out.retry_at = now + self._pause(index, out.retries)
         return ready
 
     def next_deadline(self) -> float | None:
         """Return when the next retry is due; None when all queues are in use."""
         return min((out.retry_at for out in self._out.values()), default=None)
+
+    def _pause(self, index: int, retries: int) -> float:
+        """Seconds from a failure to the next retry."""
+        if index < self._shared:
+            return self._retry_interval
+        return min(self._retry_interval, _LANE_RETRY * 2.0 ** min(retries, 20))

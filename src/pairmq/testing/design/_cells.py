@@ -138,7 +138,7 @@ VIEWS: Final[Mapping[type, Mapping[str, View]]] = {
     },
     Job: dict.fromkeys(("causes", "attempts", "message", "fits")),
     Rotation: {**dict.fromkeys(("_retry_interval", "_created_at"))},
-    _Out: dict.fromkeys(("failed_trials", "retry_at", "trial_at")),
+    _Out: dict.fromkeys(("failed_trials", "retries", "retry_at", "trial_at")),
     EmptyWatch: {"_since": None},
     Key: {"used_at": None},
     KeyOrder: {"_since": None},
