@@ -75,6 +75,13 @@ TESTED = (
     ),
     # Time limits.
     Mutant(
+        "a send with hardly any time left is let in while thousands end",
+        "src/pairmq/runner/_send.py",
+        " - asyncio.get_running_loop().time() < self._limits.lead:\n",
+        " - asyncio.get_running_loop().time() < 0.0:\n",
+        tests=_LIMITS_TESTS,
+    ),
+    Mutant(
         "a time limit that is reached is reported as a cancellation by the caller",
         _LIMITS,
         "            timed_out = self.task.uncancel() <= self.cancelling\n",
