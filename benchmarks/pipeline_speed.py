@@ -2,8 +2,8 @@
 
 The two run by turns in one program, on the same files and the same number of cores. Spark is measured with a session
 that has run once, and its start apart. The peak is that of Java's process, as the kernel counts it. Beside the time on
-the clock stands the processors' time, which a machine that others use too changes less. After each round every verdict
-of Spark's is compared with the truth, which the maker of the journal wrote beside it.
+the clock stands the processors' time, Java's and Python's, which a machine that others use too changes less. After each
+round every verdict of Spark's is compared with the truth, which the maker of the journal wrote beside it.
 
 DuckDB has the best of it: one scan into a narrow table, messages grouped by their hash. It answers the same questions,
 but for percentiles by histogram, causes and peaks of outages, and files that can't be read.
@@ -14,6 +14,7 @@ Run it with: make bench-one NAME=pipeline_speed ARGS="--events 10000000"
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -40,6 +41,12 @@ import duck  # noqa: E402  # the tests' own queries
 
 PLANTED = 100  # messages of each kind of fault
 DENSE = 1_000_000  # events; in a smaller journal of a day, a message that comes late may have no other to be behind of
+
+
+def make(folder: Path, events: int) -> None:
+    """Make a journal, and the truth."""
+    faults = dict.fromkeys(FAULTS, PLANTED if events >= DENSE else 0)
+    generate(folder, Plan(events=events, hours=max(24.0, events / 500_000), faults=faults))
 
 
 def by_duckdb(journal: Path, out: Path, cores: int) -> None:
@@ -79,37 +86,38 @@ def peak(process: Path) -> float:
     return int(line.split()[1]) / 2**20
 
 
-def processor_time(process: Path) -> float:
-    """Seconds of processors that a process has used."""
-    fields = (process / "stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def processor_time(java: Path) -> float:
+    """Seconds of processors that Java and this process have used."""
+    fields = (java / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + time.process_time()
 
 
-def measure(events: int, cores: int, rounds: int, folder: Path) -> dict[str, float]:
+def measure(folder: Path, cores: int, rounds: int) -> dict[str, float]:
     """One journal, some rounds of both; without a round, Spark alone, once."""
-    faults = dict.fromkeys(FAULTS, PLANTED if events >= DENSE else 0)
-    made = generate(folder, Plan(events=events, hours=max(24.0, events / 500_000), faults=faults))
+    contents = look_over(folder / "journal")
+    rows = sum(segment.rows for segment in contents.segments)
     began = time.perf_counter()
-    with session(cores=cores, settings=sized(look_over(folder / "journal"), cores)) as spark:
+    with session(cores=cores, settings=sized(contents, cores)) as spark:
         started, jvm = time.perf_counter() - began, java()
-        first = by_spark(folder, spark, jvm)
+        cold = by_spark(folder, spark, jvm)
         times: dict[str, list[tuple[float, float]]] = {"spark": [], "duckdb": []}
-        (folder / "duck").mkdir()
+        (folder / "duck").mkdir(exist_ok=True)
         for _ in range(rounds):
             began, used = time.perf_counter(), time.process_time()
             by_duckdb(folder / "journal", folder / "duck", cores)
             times["duckdb"].append((time.perf_counter() - began, time.process_time() - used))
             times["spark"].append(by_spark(folder, spark, jvm))
         most = peak(jvm)
-    found = {"events": made["rows"], "cores": cores, "start": started, "cold": first[0], "cold processors": first[1]}
+    found = {"rows": rows, "cores": cores, "start": started, "cold": cold[0], "cold processors": cold[1]}
+    found["cold microseconds a row"] = cold[1] / rows * 1e6
     for name, values in times.items():
         if values:
             for what, each in zip((name, f"{name} processors"), zip(*values, strict=True), strict=True):
                 found |= {what: statistics.median(each), f"{what} least": min(each), f"{what} most": max(each)}
+            found[f"{name} microseconds a row"] = found[f"{name} processors"] / rows * 1e6
     if rounds:
         found["ratio"] = found["spark"] / found["duckdb"]
         found["ratio of processors"] = found["spark processors"] / found["duckdb processors"]
-    found["microseconds an event"] = found.get("spark", first[0]) / made["rows"] * 1e6
     return {**found, "peak GiB": most}
 
 
@@ -128,19 +136,23 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
-    parser.add_argument("--cores", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--cores", type=int, nargs="+", default=[2])
+    parser.add_argument("--folder", type=Path, help="where the journal is, or is made, and stays")
     parser.add_argument(
         "--rounds", type=int, default=3, help="0: Spark alone, for journals that DuckDB has no memory for"
     )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    for cores in arguments.cores:
-        with tempfile.TemporaryDirectory() as folder:
-            found = measure(arguments.events, cores, arguments.rounds, Path(folder))
-        if arguments.json:
-            print(json.dumps(found))
-        else:
-            print(", ".join(f"{name} {value:,.2f}" for name, value in found.items()))
+    with contextlib.ExitStack() as stack:
+        folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if not (folder / "journal").is_dir():
+            make(folder, arguments.events)
+        for cores in arguments.cores:
+            found = measure(folder, cores, arguments.rounds)
+            if arguments.json:
+                print(json.dumps(found))
+            else:
+                print(", ".join(f"{name} {value:,.2f}" for name, value in found.items()))
     return 0
 
 

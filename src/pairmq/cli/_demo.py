@@ -5,9 +5,13 @@ With ``--pipeline`` it ends with tables of its journal, and the report of what j
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 import tempfile
+import threading
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -26,6 +30,8 @@ from pairmq.core import PairOptions
 from pairmq.plugins import BrokerControl, registry
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from pairmq.pipeline.reporting import Written
 
 _MEMORY = ("memory://primary", "memory://secondary")
@@ -126,6 +132,8 @@ def demo(
     entities = tuple(entity_of(name) for name in names)
     report = DemoReport(journal, aside=json, open=open) if pipeline else None
     with Texts(input, messages or 2000) as texts, kept_journal(report.journal if report else journal) as kept:
+        if report is not None:
+            report.prepare(len(texts))
 
         def made(
             urls: tuple[str, str],
@@ -219,6 +227,7 @@ def _control(url: str) -> BrokerControl | None:
 
 _PATIENCE = 1.0  # s: the demo's consumer holds nothing, and the demo waits until it has seen everything
 _SIGNALLED = 128  # exit statuses above this are those of signals
+_FEW = 10_000  # messages, of which the journal has as few rows as suit a session for little data
 
 
 class DemoReport:
@@ -245,6 +254,28 @@ class DemoReport:
         self.journal = str(self._folder / "journal") if journal is None else journal
         self._say = note if aside else say
         self._open = open
+        self._spark: Future[tuple[AbstractContextManager[SparkSession], SparkSession]] | None = None
+
+    def prepare(self, messages: int) -> None:
+        """Start Spark while the demo leaves the machine idle, for the report of so many messages."""
+        from pairmq.pipeline import session
+
+        if messages > _FEW or session.is_given():
+            return
+        started: Future[tuple[AbstractContextManager[SparkSession], SparkSession]] = Future()
+
+        def start() -> None:
+            try:
+                with Path(self._folder, "spark.log").open("wb") as log:
+                    opened = session.session(settings=session.SMALL, errors=log)
+                    spark = opened.__enter__()
+                spark.range(1).count()  # loads what every query needs
+                started.set_result((opened, spark))
+            except Exception as error:  # it is met again, and reported, when the report is made
+                started.set_exception(error)
+
+        self._spark = started
+        threading.Thread(target=start, name="pairmq-spark", daemon=True).start()
 
     def make(self, status: int) -> int:
         """Make the tables and the report; 1 where it says that something is lost, else the demo's own exit status."""
@@ -266,12 +297,16 @@ class DemoReport:
 
         tables = self._folder / "tables"
         note("making the report with Spark: this takes a minute")
-        with Progress("made", "tables") as progress:
+        with contextlib.ExitStack() as stack, Progress("made", "tables") as progress:
+            spark = None
+            if self._spark is not None and self._spark.exception() is None:
+                opened, spark = self._spark.result()
+                stack.push(opened)
 
             def tell(name: str, number: int, total: int) -> None:
                 progress.update(number, text=f"of {total}; now {name}")
 
-            run(self.journal, tables, patience=_PATIENCE, progress=tell)
+            run(self.journal, tables, spark=spark, patience=_PATIENCE, progress=tell)
         return report(tables, self._folder / "report.html")
 
 

@@ -37,6 +37,13 @@ _AT_ONCE = 3
 _REPEAT = 0.2  # s
 _SMALL = 200_000  # rows for which it does not pay to send them into parts
 _OF = "of"
+_WRITTEN = {
+    # To compare each text with the least and the greatest so far takes longer than to write it, and serves no reader:
+    # rows are in the order of a hash, so that each part of a file has nearly all values.
+    "parquet.column.statistics.enabled": "false",
+    "parquet.size.statistics.enabled": "false",
+    "parquet.compression.codec.zstd.level": "1",
+}
 _ROWS_AT_ONCE = 1 << 17
 
 Progress = Callable[[str, int, int], None]
@@ -194,7 +201,7 @@ class _Work:
                 kept = made.localCheckpoint(storageLevel=first.kept)
                 # Spark does not see that a partition by hash is the only one, and would send all of it around.
                 return kept.coalesce(1) if self._spark.conf.get("spark.sql.shuffle.partitions") == "1" else kept
-            options = {"compression": first.compression}
+            options = {"compression": first.compression, **_WRITTEN}
             if alone:
                 # A dictionary of these would have as many entries as there are rows.
                 options |= {f"parquet.enable.dictionary#{name}": "false" for name in first.schema.names if _own(name)}

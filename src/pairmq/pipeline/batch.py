@@ -25,7 +25,7 @@ from pairmq.pipeline._making import Progress, fact_pieces, table_pieces, write_p
 from pairmq.pipeline._output import check_place, put_in_place, work_folder, writing
 from pairmq.pipeline.journal_io import FEW, BadSegment, Contents, OpenPart, damaged, look_over, read_rows
 from pairmq.pipeline.report import Report
-from pairmq.pipeline.session import KEPT, LARGE, QUICK, SMALL, session, usable_cores
+from pairmq.pipeline.session import KEPT, LARGE, ONE_COMPILER, QUICK, SMALL, session, usable_cores
 from pairmq.pipeline.transforms._rows import SLACK
 from pairmq.pipeline.transforms.steps import Settings, Unfinished, Unread
 
@@ -46,7 +46,8 @@ RUN_FILE = "run.json"
 
 _DAY = 86_400.0  # s
 _ROWS_A_PARTITION = 500_000  # so that what one task keeps of them stays within some hundred MiB
-_QUICK = 1_000_000  # rows for which it does not pay to compile everything for speed
+_BRIEF = 250_000  # rows for which it does not pay to compile everything for speed
+_QUICK = 1_000_000  # rows whose messages the heap holds
 _NAMED = 20  # messages of each fault in the report
 _COUNTS = ("rows", "missing", "dropped", "misdated")  # of each process
 
@@ -124,7 +125,8 @@ def sized(contents: Contents, cores: int) -> dict[str, str]:
         return SMALL
     quick = rows <= _QUICK
     parts = str(max(cores if quick else 4 * cores, rows // _ROWS_A_PARTITION))
-    return {**(QUICK if quick else LARGE), "spark.sql.shuffle.partitions": parts}
+    compiled = ONE_COMPILER if rows <= _BRIEF else {}
+    return {**(QUICK if quick else LARGE), **compiled, "spark.sql.shuffle.partitions": parts}
 
 
 def settings_of(

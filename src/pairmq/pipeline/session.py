@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from pairmq.model import ConfigurationError
 from pairmq.pipeline._memory import usable_memory
@@ -57,10 +57,14 @@ _LONG_METHODS = (
     "org.apache.spark.sql.catalyst.analysis.ResolveSessionCatalog*::applyOrElse",
     "org.apache.spark.sql.execution.SparkStrategies*::apply",
 )
-_HUGE = " ".join(
+_JAVA = " ".join(
     (
+        # Java begins with so little room for classes and young objects that it looks through all of its heap several
+        # times while Spark starts.
+        "-XX:+UseParallelGC -XX:MetaspaceSize=256m -Xms512m -XX:NewSize=256m",
         "-XX:-DontCompileHugeMethods -XX:CompileCommand=quiet",
         *(f"-XX:CompileCommand=exclude,{name}" for name in _LONG_METHODS),
+        _LOGGING,
     )
 )
 
@@ -68,13 +72,15 @@ QUICK = {
     KEPT: "MEMORY_AND_DISK_DESER",
     # Each sort and each aggregation begins with a page, of 32 MiB by Spark's own choice, and most of them are small.
     "spark.buffer.pageSize": "2m",
-    # Without the second compiler Java keeps 48 MiB of compiled code, less than what a run needs: it would compile again
-    # and again.
-    "spark.driver.extraJavaOptions": (
-        f"-XX:+UseParallelGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m {_HUGE} {_LOGGING}"
-    ),
     # To plan the rest anew after each stage takes longer than what it saves.
     "spark.sql.adaptive.enabled": "false",
+}
+"""Settings of a local session for messages that its heap should hold."""
+
+ONE_COMPILER = {
+    # Without the second compiler Java keeps 48 MiB of compiled code, less than what a run needs: it would compile again
+    # and again.
+    "spark.driver.extraJavaOptions": f"{_JAVA} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
 }
 """Settings of a local session for a run in which Java's second compiler would take longer than what it speeds up."""
 
@@ -91,6 +97,7 @@ SMALL = {
     # Spark takes the size of a join for the product of both sides', and cuts anew what seems large by that.
     "spark.sql.sources.fileCompressionFactor": "1e-12",
     **QUICK,
+    **ONE_COMPILER,
 }
 """Settings of a local session for little data: to plan and compile for speed takes longer than the work."""
 
@@ -104,7 +111,11 @@ class PipelineUnavailable(ConfigurationError):
 
 @contextmanager
 def session(
-    given: SparkSession | None = None, *, cores: int | None = None, settings: Mapping[str, str] | None = None
+    given: SparkSession | None = None,
+    *,
+    cores: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    errors: IO[bytes] | None = None,
 ) -> Iterator[SparkSession]:
     """Give a session to work in.
 
@@ -116,6 +127,7 @@ def session(
         given: the caller's own.
         cores: of a local session; all that this process may use when left out.
         settings: of a local session, besides and above `local_settings`.
+        errors: a file for what Java says on its own; the terminal when left out.
 
     Raises:
         PipelineUnavailable: PySpark or Java is missing, or too old.
@@ -131,7 +143,7 @@ def session(
             yield theirs
         return
     check_java()
-    mine = _local({**local_settings(cores or usable_cores()), **(settings or {})})
+    mine = _local({**local_settings(cores or usable_cores()), **(settings or {})}, errors)
     try:
         yield mine
     finally:
@@ -152,7 +164,7 @@ def local_settings(cores: int) -> dict[str, str]:
         "spark.master": f"local[{cores}]",
         "spark.driver.memory": f"{heap_of(usable_memory())}m",
         # Faster than G1 for batches on few cores; pauses don't matter here.
-        "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC {_HUGE} {_LOGGING}",
+        "spark.driver.extraJavaOptions": _JAVA,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
@@ -163,9 +175,17 @@ def local_settings(cores: int) -> dict[str, str]:
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
         "spark.ui.retainedTasks": "200",
+        # Help for those who write queries by hand: Spark notes where in the program each column is named, formats each
+        # plan for that page, and checks it after each rule.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
+        "spark.sql.dataFrameQueryContext.enabled": "false",
+        "spark.sql.ui.explainMode": "simple",
+        "spark.sql.lightweightPlanChangeValidation": "false",
         **OUR_WAY,
         # More partitions than this bring empty tasks; adaptive execution joins small ones and splits skewed ones.
         "spark.sql.shuffle.partitions": str(4 * cores),
+        # The first of two tables that Spark aggregates in hashes texts byte by byte.
+        "spark.sql.codegen.aggregate.map.twolevel.enabled": "false",
         # Rows that are where their group is need no sum of sums: one pass instead of two.
         "spark.sql.execution.combineAdjacentAggregation": "true",
         # A run has more generated classes than Spark keeps by itself: it would compile them anew with each run.
@@ -216,17 +236,30 @@ def check_packages() -> None:
         raise PipelineUnavailable(f"PySpark is {pyspark.__version__}: the pipeline needs 4.0 or later")
 
 
+def is_given() -> bool:
+    """Whether a call of this thread would work in a session that others made."""
+    from pyspark.sql import SparkSession
+
+    return _is_described() or SparkSession.getActiveSession() is not None
+
+
 def _is_described() -> bool:
     """Whether the environment selects the Spark to use."""
     return bool(os.environ.get("SPARK_REMOTE") or os.environ.get("PYSPARK_GATEWAY_PORT"))
 
 
-def _local(settings: Mapping[str, str]) -> SparkSession:
+def _local(settings: Mapping[str, str], errors: IO[bytes] | None = None) -> SparkSession:
     from py4j.java_gateway import java_import
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
     # Workers of an environment that is not activated would run another Python.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if errors is not None:
+        conf = SparkConf().setAll([*settings.items()])
+        gateway = launch_gateway(conf, {"stderr": errors})  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway)
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)

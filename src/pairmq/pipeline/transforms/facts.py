@@ -12,10 +12,8 @@ is moved back.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import reduce
 
 from pyspark.sql import Column, DataFrame, types
 from pyspark.sql import functions as F
@@ -52,11 +50,12 @@ from pairmq.pipeline.transforms._fact import (
     typed,
 )
 from pairmq.pipeline.transforms._rows import (
+    EARLIEST,
     HOUR,
+    LATEST,
     MINUTE,
     bucket_of,
     dated,
-    ended_as,
     of_kind,
     place,
     start_of,
@@ -84,53 +83,48 @@ def completed() -> Column:
     return delivered() & (F.col("settlement") == Settlement.COMPLETED.value)
 
 
+_BITS = f"""
+CASE kind
+WHEN '{SendCompleted.__name__}' THEN CASE outcome
+  WHEN '{SendOutcome.PRIMARY.value}' THEN {_SENT | _HOME}
+  WHEN '{SendOutcome.BACKLOG.value}' THEN {_SENT | _DIVERTED}
+  ELSE {_SENT} END
+WHEN '{MessageDelivered.__name__}' THEN CASE WHEN NOT dead_letter THEN {_READ}
+  + CASE WHEN delivery_count = 1 THEN {_FIRST} ELSE 0 END
+  + CASE WHEN settlement = '{Settlement.COMPLETED.value}' THEN {_COMPLETED} ELSE 0 END
+  + CASE WHEN settlement = '{Settlement.COMPLETED.value}' AND subscription IS NOT NULL THEN {_SUBSCRIBED} ELSE 0 END
+  + CASE WHEN broker_position IS NOT NULL THEN {_PLACED} ELSE 0 END
+  ELSE 0 END
+WHEN '{MessageMoved.__name__}' THEN {_MOVED}
+ELSE 0 END
+"""
+
+
 def _slim(rows: DataFrame) -> DataFrame:
-    """What of each row counts, in few numbers: these rows are all sent to where their message is put together."""
-    # In a column of its own each is computed once, however often it is used.
-    known = rows.filter(about_messages()).withColumns(
-        {
-            "is_sent": of_kind(SendCompleted),
-            "is_home": ended_as(SendOutcome.PRIMARY),
-            "is_diverted": ended_as(SendOutcome.BACKLOG),
-            "is_read": delivered(),
-            "is_completed": completed(),
-            "process_key": key_of("process"),
-            "broker_position": _broker_position(),
-        }
-    )
-    sent, read, done = F.col("is_sent"), F.col("is_read"), F.col("is_completed")
-    accepted = F.col("is_home") | F.col("is_diverted")
-    first, placed = read & (F.col("delivery_count") == 1), read & F.col("broker_position").isNotNull()
-    flags = {
-        _SENT: sent,
-        _HOME: F.col("is_home"),
-        _DIVERTED: F.col("is_diverted"),
-        _MOVED: of_kind(MessageMoved),
-        _READ: read,
-        _FIRST: first,
-        _COMPLETED: done,
-        _SUBSCRIBED: done & F.col("subscription").isNotNull(),
-        _PLACED: placed,
-    }
-    each = [F.when(condition, F.lit(bit)).otherwise(F.lit(0)) for bit, condition in flags.items()]
+    """What of each row counts, in few numbers: these rows are all sent to where their message is put together.
+
+    Its kind is looked at once, and what only some rows have for those alone.
+    """
+    known = rows.filter(about_messages()).withColumn("broker_position", _broker_position())
+    known = known.withColumn("bits", F.expr(_BITS))
     # If the broker reports none, the instant at which the consumer received it, in microseconds.
     position = F.coalesce("broker_position", (F.coalesce("received_at", "at") * 1_000_000).cast("long"))
     return known.select(
         place().alias("place"),
         "message_key",
         "message_id",
-        reduce(operator.add, each).alias("bits"),
+        "bits",
         "at",
-        F.when(accepted, F.col("at") - F.col("elapsed")).alias("called_at"),
+        F.when(_is(_HOME, _DIVERTED), F.col("at") - F.col("elapsed")).alias("called_at"),
         # If the broker reports no positions, only the first of all deliveries shows a message's place.
-        F.when(first | placed, position).alias("position"),
-        F.when(sent, F.col("time_to_live")).alias("time_to_live"),
-        F.when(accepted, F.col("scheduled_enqueue_at")).alias("due_at"),
-        F.when(sent, key_of("sender")).alias("sender"),
-        F.when(sent, key_of("session_id")).alias("session"),
-        F.col("process_key").alias("process"),
+        F.when(_is(_FIRST, _PLACED), position).alias("position"),
+        F.when(_is(_SENT), F.col("time_to_live")).alias("time_to_live"),
+        F.when(_is(_HOME, _DIVERTED), F.col("scheduled_enqueue_at")).alias("due_at"),
+        F.when(_is(_SENT), key_of("sender")).alias("sender"),
+        F.when(_is(_SENT), key_of("session_id")).alias("session"),
+        key_of("process").alias("process"),
         # With two receivers in one process, locked messages of one are overtaken by those of the other.
-        F.when(read, F.coalesce(key_of("receiver"), F.col("process_key"))).alias("receiver"),
+        F.when(_is(_READ), F.coalesce(key_of("receiver"), key_of("process"))).alias("receiver"),
     )
 
 
@@ -237,8 +231,8 @@ _KEYS: dict[str, dict[str, types.DataType]] = {
         "outcome": TEXT,
         "sampled": FLAG,
         "bucket": COUNT,
+        "sender": TEXT,
     },
-    "senders": {"sender": TEXT},
     "sessions": {"session": TEXT},
 }
 """By what the rows are counted, each in the same pass over the journal."""
@@ -263,31 +257,26 @@ def _counted(rows: DataFrame) -> DataFrame:
 
     A row whose instant can't be does not count, but that it is there; what is not about a key is null there.
     """
+    # Each in a column of its own, so that the kind is looked at once, and the instant.
+    flagged = rows.withColumn("what", F.expr(_WHAT)).withColumn("is_sound", F.col("what").isNotNull())
+    sound, sent, ended = F.col("is_sound"), F.col("what") == _IS_SENT, F.col("what") > 0
     accepted = F.col("outcome").isin(SendOutcome.PRIMARY.value, SendOutcome.BACKLOG.value)
-    flagged = rows.withColumns(
-        {
-            "is_sound": dated(),
-            "is_sent": dated() & of_kind(SendCompleted),
-            "is_ended": dated() & of_kind(SendCompleted, MessageDelivered),
-            "latency": F.when(dated() & of_kind(SendCompleted) & accepted, F.col("elapsed")),
-        }
-    )
-    sound, sent, ended, latency = (F.col(name) for name in ("is_sound", "is_sent", "is_ended", "latency"))
+    flagged = flagged.withColumn("latency", F.when(sent & accepted, F.col("elapsed")))
     known = flagged.select(
         "process",
         F.when(sound, start_of(MINUTE)).alias("minute"),
         *(F.when(ended, F.col(name)).alias(name) for name in ("pair", "entity", "entity_kind")),
         F.when(ended, start_of(HOUR)).alias("hour"),
         F.when(ended, F.coalesce("outcome", F.lit(DELIVERED))).alias("outcome"),
-        F.when(ended, F.coalesce(_may_be_sampled(), F.lit(False))).alias("sampled"),
-        bucket_of(latency).alias("bucket"),
+        F.when(sent, F.coalesce(_may_be_sampled(), F.lit(False))).when(ended, F.lit(False)).alias("sampled"),
+        bucket_of(F.col("latency")).alias("bucket"),
         F.when(sent, F.col("sender")).alias("sender"),
         F.when(sent, F.col("session_id")).alias("session"),
         F.when(sound, 1).otherwise(0).alias("rows"),
         F.when(sound, 0).otherwise(1).alias("misdated"),
         *(F.when(sound, F.col("seq")).alias(name) for name in ("first_seq", "last_seq")),
         *(F.when(sound, F.col("at")).alias(name) for name in ("first_at", "last_at")),
-        latency.alias("most"),
+        F.col("latency").alias("most"),
         *(F.when(sound, F.col("clock")).alias(name) for name in ("clock_low", "clock_high")),
     )
     counted = known.groupingSets([[*keys] for keys in _KEYS.values()], *_ALL_KEYS).agg(
@@ -295,20 +284,26 @@ def _counted(rows: DataFrame) -> DataFrame:
         # Each set has a key of its own, and no set has those of two others.
         F.when(F.grouping("minute") == 0, "minutes")
         .when(F.grouping("hour") == 0, "traffic")
-        .when(F.grouping("sender") == 0, "senders")
         .otherwise("sessions")
         .alias("of"),
     )
-    about_none = {"traffic": "hour", "senders": "sender", "sessions": "session"}
-    for name, key in about_none.items():
+    for name, key in {"traffic": "hour", "sessions": "session"}.items():
         counted = counted.filter((F.col("of") != name) | F.col(key).isNotNull())
     return typed(counted, _COUNTS)
+
+
+_IS_SENT = 1
+_WHAT = f"""
+CASE WHEN at BETWEEN {EARLIEST} AND {LATEST} THEN CASE kind
+WHEN '{SendCompleted.__name__}' THEN {_IS_SENT} WHEN '{MessageDelivered.__name__}' THEN {_IS_SENT + 1} ELSE 0 END END
+"""
+"""Null for a row whose instant can't be; above 0 for the end of a send, or of a delivery."""
 
 
 def _may_be_sampled() -> Column:
     """Whether a send's row also represents others, as its process samples the healthy ones."""
     return (
-        ended_as(SendOutcome.PRIMARY)
+        (F.col("outcome") == SendOutcome.PRIMARY.value)
         & (F.col("state") == "healthy")
         & (F.col("attempts") == 1)
         & ~F.col("maybe_duplicate")
@@ -336,12 +331,14 @@ def minutes(counts: DataFrame) -> DataFrame:
 
 def traffic(counts: DataFrame) -> DataFrame:
     """Sends and deliveries by hour, with the number of ``rows`` and ``most``, the longest latency."""
-    return counts.filter(F.col("of") == "traffic").select(*_KEYS["traffic"], "rows", "most")
+    names = (name for name in _KEYS["traffic"] if name != "sender")
+    return counts.filter(F.col("of") == "traffic").select(*names, "rows", "most")
 
 
 def senders(counts: DataFrame) -> DataFrame:
     """The texts of senders, as ``name``, by their ``key``."""
-    return counts.filter(F.col("of") == "senders").select(key_of("sender").alias("key"), F.col("sender").alias("name"))
+    named = counts.filter(F.col("sender").isNotNull()).select("sender").distinct()
+    return named.select(key_of("sender").alias("key"), F.col("sender").alias("name"))
 
 
 def sessions(counts: DataFrame) -> DataFrame:
