@@ -23,7 +23,7 @@ from journal_by_hand import START, Journal, segment_table
 from pairmq.cli import _pipeline
 from pairmq.model import ConfigurationError
 from pairmq.pipeline import _making, batch, run, transforms
-from pairmq.pipeline._output import check_place, put_in_place
+from pairmq.pipeline._storage import RUN_FILE, check_place, put_in_place
 from pairmq.pipeline.journal_io import look_over
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.transforms import TABLES, Unread
@@ -354,14 +354,14 @@ def test_without_an_exchange_of_names_the_old_one_is_moved_aside_first(tmp_path,
     for name in ("new", "place"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
-    monkeypatch.setattr("pairmq.pipeline._output._exchanged", lambda *_: False)
+    monkeypatch.setattr("pairmq.pipeline._storage._exchanged", lambda *_: False)
     put_in_place(tmp_path / "new", tmp_path / "place")
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["place", "place/new"]
 
 
 def test_on_a_full_disk_the_file_that_can_not_be_written_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(transforms, "TABLES", ())
-    (tmp_path / batch.RUN_FILE).symlink_to("/dev/full")
+    (tmp_path / RUN_FILE).symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: .*run\.json"):
         batch.put_tables_in_place(tmp_path, tmp_path / "tables", {})
 

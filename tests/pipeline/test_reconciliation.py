@@ -112,6 +112,15 @@ def _(scene):
     scene.process("sender").sent(1, "m", "backlog").closed(9)
 
 
+OUTBOX = "case/x-pairmq-outbox"
+
+
+@case("from an outbox", m={"verdict": Verdict.UNKNOWN_DELIVERED, "backlog_queue": OUTBOX})
+def _(scene):
+    told = scene.process("sender").sent(1, "m", "outbox", backlog_queue=OUTBOX)
+    told.moved(1.25, "m", queue=OUTBOX, waited=0.25).delivered(2, "m").closed(9)
+
+
 @case("poison", m={"verdict": Verdict.DEAD_LETTERED, "reason": "not-found"})
 def _(scene):
     scene.process("sender").sent(1, "m", "backlog").set_aside(2, "m", "not-found").closed(9)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from command_line import run as main
 from pairmq.cli import _demo
-from pairmq.pipeline.reporting import _report
 from pairmq.pipeline.reporting._tables import Directory
 from tables_by_hand import message, process, write_tables
 
@@ -61,7 +61,7 @@ def test_a_report_that_can_not_be_written_leaves_the_old_one(tables, monkeypatch
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_report.Path, "replace", full)
+    monkeypatch.setattr(Path, "replace", full)
     assert main(["pipeline", "report", "--out", str(tables)]) == 2
     assert "No space left" in capsys.readouterr().err
     assert (tables / "report.html").read_text() == "old"

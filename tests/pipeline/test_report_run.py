@@ -30,6 +30,9 @@ def told(spark, tmp_path_factory):
     journal.changed(60, DRAINING, HEALTHY, Cause.DRAINED, lasted=20)
     for at in range(70, 80):
         journal.sent(at, f"m{at}").delivered(at + 0.5, f"m{at}")
+    for at, waited in ((81, 0.25), (82, 0.5)):
+        journal.sent(at, f"m{at}", "outbox", backlog_queue="told/x-pairmq-outbox")
+        journal.moved(at + waited, f"m{at}", queue="told/x-pairmq-outbox").delivered(at + 1, f"m{at}")
     journal.counted(80, Side.PRIMARY, sends=24, pings=3).counted(80, Side.SECONDARY, sends=5, receives=2)
     (folder / "journal").mkdir()
     pq.write_table(segment_table(journal.pair_ended(90).closed(90)), folder / "journal" / "sender.parquet")
@@ -39,7 +42,7 @@ def told(spark, tmp_path_factory):
 
 def test_the_run_and_the_report_tell_the_same_of_the_messages(told):
     found, written = told
-    assert found.verdicts == {"delivered": 24, "lost": 1}
+    assert found.verdicts == {"delivered": 24, "lost": 1, "unknown, delivered": 2}
     assert written.content["messages"]["by_verdict"] == found.verdicts
     assert written.lost == found.lost == 1
     assert "changed-tables" not in {each["kind"] for each in written.content["unknowns"]}
@@ -55,6 +58,13 @@ def test_instants_and_durations_are_those_of_the_journal(told):
     assert (latency["outage"]["sends"], latency["outage"]["longest"]) == (5, 2.0)
     assert (latency["before"]["sends"], latency["before"]["longest"]) == (10, 0.01)
     assert (latency["backlog"]["sends"], latency["backlog"]["longest"]) == (4, 20.0)
+
+
+def test_the_report_says_how_long_it_took_from_the_outbox_to_the_primary(told):
+    _, written = told
+    outbox = written.content["latency"]["outbox"]
+    assert (outbox["sends"], outbox["longest"]) == (2, 0.5)
+    assert "from the outbox to the primary" in written.page.read_text()
 
 
 def test_operations_are_those_that_were_counted(told):

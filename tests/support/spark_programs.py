@@ -1,4 +1,4 @@
-"""Spark's own programs as a user starts them: `spark-submit`, `spark-pipelines`, a master with a worker, a server."""
+"""Spark's own programs as a user starts them: `spark-submit`, a master with a worker, a server."""
 
 from __future__ import annotations
 

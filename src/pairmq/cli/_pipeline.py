@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import threading
 import time
@@ -14,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from pairmq.cli import _pipeline_drain
 from pairmq.cli._common import Json, examples
@@ -22,11 +21,11 @@ from pairmq.cli._output import FAIL, OK, WARN, Progress, cells, put_json, say, s
 from pairmq.cli._values import BadUsage, Duration, grouped, plural, printable, read_prices, short_duration
 from pairmq.model import Price
 from pairmq.pipeline import run as run_pipeline
-from pairmq.pipeline.declarative import Configuration, is_url, write_project
 from pairmq.pipeline.follow import Stop
 from pairmq.pipeline.follow import follow as follow_journal
 
 if TYPE_CHECKING:
+    from pairmq.pipeline._storage import Place
     from pairmq.pipeline.follow._values import Refreshed
     from pairmq.pipeline.journal_io import BadSegment
     from pairmq.pipeline.report import Report
@@ -51,12 +50,20 @@ Prices = Annotated[
 
 
 def run(
-    journal: Annotated[str, Option("--journal", metavar="DIR", help="Directory that the journal was kept in.")],
-    out: Annotated[str, Option("--out", metavar="DIR", help="Directory of the tables; created if missing.")],
+    journal: Annotated[
+        str, Option("--journal", metavar="DIR", help="Directory that the journal was kept in, or a URL for Spark.")
+    ],
+    out: Annotated[
+        str, Option("--out", metavar="DIR", help="Directory of the tables; created if missing. Or a URL for Spark.")
+    ],
     patience: Patience = "5min",  # type: ignore[assignment]  # the parser reads defaults too
     prices: Prices = None,
     cores: Annotated[int | None, Option("--cores", metavar="N", min=1, help="Of a local Spark. Default: all.")] = None,
     json: Json = False,
+    format: Annotated[
+        str | None,
+        Option("--format", metavar="NAME", help="Also write the tables as delta, iceberg, …, if Spark has it."),
+    ] = None,
     follow: Annotated[
         bool, Option("--follow", help="Keep the tables up to date, until a signal.", rich_help_panel=_FOLLOWING)
     ] = False,
@@ -89,6 +96,8 @@ def run(
     """
     if not follow and (every is not None or once or until_idle is not None or restart):
         raise BadUsage("--every, --once, --until-idle and --restart are for --follow")
+    if follow and format is not None:
+        raise BadUsage("--format is for runs without --follow")
     if once and until_idle is not None:
         raise BadUsage("--once and --until-idle exclude each other")
     if follow:
@@ -104,7 +113,7 @@ def run(
             until_idle=until_idle,
             restart=restart,
         )
-    return _run_once(journal, out, patience=patience, prices=prices, cores=cores, json=json)
+    return _run_once(journal, out, patience=patience, prices=prices, cores=cores, json=json, format=format)
 
 
 _MOST_BAD = 20  # files that are named on the screen; run.json names all
@@ -114,7 +123,9 @@ def _by_side(path: str | None) -> dict[str, Price] | None:
     return None if path is None else dict(zip(("primary", "secondary"), read_prices(path), strict=True))
 
 
-def _run_once(journal: str, out: str, *, patience: float, prices: str | None, cores: int | None, json: bool) -> int:
+def _run_once(
+    journal: str, out: str, *, patience: float, prices: str | None, cores: int | None, json: bool, format: str | None
+) -> int:
     """Make the tables; the exit status. Raises as `pairmq.pipeline.run`, and `BadUsage` for the price list."""
     charged = _by_side(prices)
     with Progress("made", "tables") as progress:
@@ -122,7 +133,9 @@ def _run_once(journal: str, out: str, *, patience: float, prices: str | None, co
         def tell(name: str, number: int, total: int) -> None:
             progress.update(number, text=f"of {total}; now {name}")
 
-        report = run_pipeline(journal, out, cores=cores, prices=charged, patience=patience, progress=tell)
+        report = run_pipeline(
+            journal, out, cores=cores, prices=charged, patience=patience, format=format, progress=tell
+        )
     if json:
         put_json(report.to_dict(), indent=1)
     else:
@@ -134,7 +147,7 @@ def _show(report: Report, out: str) -> None:
     for bad in report.bad[:_MOST_BAD]:
         warn(f"{bad.path} is not read: {bad.problem}")
     if len(report.bad) > _MOST_BAD:
-        warn(f"and {grouped(len(report.bad) - _MOST_BAD)} more, which {Path(out, 'run.json')} names")
+        warn(f"and {grouped(len(report.bad) - _MOST_BAD)} more, which run.json names")
     if report.missing or report.dropped:
         warn(
             f"the journal lacks {plural(report.missing, 'row')}, and its processes dropped "
@@ -242,14 +255,14 @@ class _Teller:
         for bad in fresh[:_MOST_BAD]:
             warn(f"{bad.path} is not read: {bad.problem}")
         if len(fresh) > _MOST_BAD:
-            warn(f"and {grouped(len(fresh) - _MOST_BAD)} more, which {Path(self._out, 'run.json')} names")
+            warn(f"and {grouped(len(fresh) - _MOST_BAD)} more, which run.json names")
         self._bad = set(report.bad)
         parts = [
             f"{grouped(refreshed.new_rows)} new of {plural(report.rows, 'row')}",
             plural(sum(report.verdicts.values()), "message"),
         ]
         if report.lost:
-            parts.append(f"{grouped(report.lost)} lost, see {Path(self._out, 'run.json')}")
+            parts.append(f"{grouped(report.lost)} lost, see run.json")
         else:
             parts.append({"good": "nothing lost"}.get(report.verdict, f"nothing lost, {report.verdict}"))
         if refreshed.complete_until is not None:
@@ -297,7 +310,7 @@ STYLES = {"good": OK, "incomplete": WARN, "faults": WARN, "lost": FAIL}
 
 
 def report(
-    out: Annotated[str, Option("--out", metavar="DIR", help="Directory of the tables of an earlier run.")],
+    out: Annotated[str, Option("--out", metavar="DIR", help="Directory, or URL, of the tables of an earlier run.")],
     to: Annotated[
         str | None,
         Option("--to", metavar="FILE", help="The page; the JSON is written beside it. Default DIR/report.html."),
@@ -328,41 +341,12 @@ def tell(written: Written) -> None:
     say(f"report: {printable(str(written.page))}")
 
 
-def show(page: Path) -> None:
-    if not webbrowser.open(page.resolve().as_uri()):
+def show(page: Place) -> None:
+    if not webbrowser.open(page.resolve().as_uri() if isinstance(page, Path) else str(page)):
         warn(f"no browser was found: open {page} yourself")
-
-
-_SPEC_EPILOG = examples(
-    "pairmq pipeline spec project --journal /var/lib/pairmq/journal --out tables",
-    "SPARK_CONF_DIR=project spark-pipelines run --spec project/spark-pipeline.yml",
-)
-
-
-def spec(
-    folder: Annotated[str, Argument(metavar="FOLDER", help="Where to write it; created if missing.")],
-    journal: Annotated[
-        str, Option("--journal", metavar="DIR", help="Directory that the journal was kept in, or a URL for Spark.")
-    ],
-    out: Annotated[str, Option("--out", metavar="DIR", help="Directory of the tables; created if missing.")],
-    patience: Patience = "5min",  # type: ignore[assignment]  # the parser reads defaults too
-    prices: Prices = None,
-) -> int:
-    """Write a folder for `spark-pipelines run`, and print the command that builds the tables.
-
-    It has the spec, the settings of Spark and the definitions; the options of this command are in the first two and may
-    be changed there. Nothing is overwritten.
-    """
-    primary, secondary = (Price(), Price()) if prices is None else read_prices(prices)
-    # Spark runs the pipeline from the folder.
-    place = journal if is_url(journal) else str(Path(journal).resolve())
-    project = write_project(folder, Configuration(place, patience, primary, secondary), out)
-    say(f"SPARK_CONF_DIR={shlex.quote(str(project.folder))} {shlex.join(project.command)}")
-    return 0
 
 
 group = typer.Typer(no_args_is_help=True, help="Jobs on Spark: tables from a journal, draining a backlog.")
 group.command(epilog=_RUN_EPILOG)(run)
 group.command(epilog=_REPORT_EPILOG)(report)
 group.command(epilog=_pipeline_drain.EPILOG)(_pipeline_drain.drain)
-group.command(epilog=_SPEC_EPILOG)(spec)

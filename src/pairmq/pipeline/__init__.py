@@ -29,10 +29,13 @@ def run(
     cores: int | None = None,
     prices: Mapping[str, Price] | None = None,
     patience: float = 300.0,
+    format: str | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Make all tables of a journal; see `pairmq.pipeline.batch.run`, which says what each argument is."""
     check_packages()
     from pairmq.pipeline import batch
 
-    return batch.run(journal, out, spark=spark, cores=cores, prices=prices, patience=patience, progress=progress)
+    return batch.run(
+        journal, out, spark=spark, cores=cores, prices=prices, patience=patience, format=format, progress=progress
+    )

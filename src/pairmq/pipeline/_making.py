@@ -7,12 +7,10 @@ one query, in which what they share is done once, and are then put into folders 
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -21,7 +19,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pairmq.pipeline._output import writing
+from pairmq.pipeline._storage import Place, created, delete_folder, opened, parquet_files, writing
 from pairmq.pipeline.journal_io import spark_path, spark_target
 from pairmq.pipeline.session import Tag
 from pairmq.pipeline.transforms import FACTS, Fact
@@ -103,22 +101,22 @@ def table_pieces(settings: Settings) -> tuple[Piece, ...]:
     )
 
 
-def read_written(spark: SparkSession, schema: StructType, folder: Path) -> DataFrame:
+def read_written(spark: SparkSession, schema: StructType, folder: Place) -> DataFrame:
     """Give what was written; small things as one partition, which nothing has to be sent to put together."""
     frame = spark.read.schema(schema).parquet(spark_path(folder))
     return frame.coalesce(1) if written_rows(folder) <= _SMALL else frame
 
 
-def written_rows(folder: Path) -> int:
+def written_rows(folder: Place) -> int:
     """How many rows were written, from the footers."""
-    return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
+    return sum(pq.read_metadata(opened(path)).num_rows for path in parquet_files(folder))
 
 
 def write_pieces(
     spark: SparkSession,
     pieces: Sequence[Piece],
     given: Mapping[str, DataFrame],
-    folder_of: Callable[[str], Path],
+    folder_of: Callable[[str], Place],
     progress: Progress,
 ) -> dict[str, DataFrame]:
     """Write pieces, and give them as they are read back, beside what was given.
@@ -188,7 +186,7 @@ class _Work:
         self._ending = False
 
     def write(
-        self, group: Sequence[Piece], frames: Mapping[str, DataFrame], folder_of: Callable[[str], Path]
+        self, group: Sequence[Piece], frames: Mapping[str, DataFrame], folder_of: Callable[[str], Place]
     ) -> DataFrame | None:
         """Make some pieces by one query, and give the one that is kept."""
         first, alone = group[0], len(group) == 1
@@ -208,7 +206,7 @@ class _Work:
             made.write.mode("overwrite").options(**options).parquet(spark_target(folder))
         if not alone:
             _divide(folder, group, folder_of)
-            shutil.rmtree(folder)
+            delete_folder(folder)
         return None
 
     def end(self, running: Collection[Future[DataFrame | None]]) -> None:
@@ -240,19 +238,19 @@ def _united(group: Sequence[Piece], frames: Mapping[str, DataFrame]) -> DataFram
     return reduce(DataFrame.union, map(marked, group))
 
 
-def _divide(folder: Path, group: Sequence[Piece], folder_of: Callable[[str], Path]) -> None:
+def _divide(folder: Place, group: Sequence[Piece], folder_of: Callable[[str], Place]) -> None:
     """Write the rows of `_united` into the folders of their pieces."""
-    paths = sorted(folder.glob("*.parquet"))
-    with writing(folder), contextlib.ExitStack() as stack:
+    paths = parquet_files(folder)
+    with writing(str(folder)), contextlib.ExitStack() as stack:
         writers = {}
         for piece in group:
             place = folder_of(piece.name)
             place.mkdir(parents=True, exist_ok=True)
-            schema = pa.schema(pq.read_schema(paths[0]).field(piece.name).type.fields)
-            writer = pq.ParquetWriter(place / "part-00000.parquet", schema, compression=piece.compression)
-            writers[piece.name] = stack.enter_context(writer)
+            schema = pa.schema(pq.read_schema(opened(paths[0])).field(piece.name).type.fields)
+            file = stack.enter_context(created(place / "part-00000.parquet"))
+            writers[piece.name] = stack.enter_context(pq.ParquetWriter(file, schema, compression=piece.compression))
         for path in paths:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(opened(path)) as file:
                 present = pc.unique(file.read([_OF]).column(_OF)).to_pylist()
                 for batch in file.iter_batches(columns=[_OF, *present], batch_size=_ROWS_AT_ONCE):
                     for name in present:

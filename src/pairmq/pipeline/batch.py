@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import importlib.metadata
 import json
@@ -21,9 +22,19 @@ from pyspark.errors import PySparkException
 
 from pairmq.model import ConfigurationError, Price
 from pairmq.pipeline import transforms
-from pairmq.pipeline._making import Progress, fact_pieces, table_pieces, write_pieces, written_rows
-from pairmq.pipeline._output import check_place, put_in_place, work_folder, writing
-from pairmq.pipeline.journal_io import FEW, BadSegment, Contents, OpenPart, damaged, look_over, read_rows
+from pairmq.pipeline._making import Progress, fact_pieces, read_written, table_pieces, write_pieces, written_rows
+from pairmq.pipeline._storage import (
+    Place,
+    check_place,
+    is_url,
+    local,
+    opened,
+    parquet_files,
+    publish,
+    reached,
+    work_folder,
+)
+from pairmq.pipeline.journal_io import FEW, BadSegment, Contents, OpenPart, damaged, look_over, read_rows, spark_target
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.session import KEPT, LARGE, ONE_COMPILER, QUICK, SMALL, session, usable_cores
 from pairmq.pipeline.transforms._rows import SLACK
@@ -42,8 +53,6 @@ else:
 PATIENCE = 300.0
 """Default for the seconds by which others of its queue may overtake a message before it counts as lost."""
 
-RUN_FILE = "run.json"
-
 _DAY = 86_400.0  # s
 _ROWS_A_PARTITION = 500_000  # so that what one task keeps of them stays within some hundred MiB
 _BRIEF = 250_000  # rows for which it does not pay to compile everything for speed
@@ -60,36 +69,59 @@ def run(
     cores: int | None = None,
     prices: Mapping[str, Price] | None = None,
     patience: float = PATIENCE,
+    format: str | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Make all tables of a journal.
 
     Args:
-        journal: the directory that processes keep it in; they may be writing.
+        journal: the directory that processes keep it in; they may be writing. Or a URL that the session can read, such
+            as ``s3a://bucket/journal``.
         out: the directory of the tables, made where it is missing; each table is a directory of Parquet files in it.
+            Or a URL, where each run has a folder of its own, ``runs/<time>-<token>``, and counts once its ``run.json``
+            is there.
         spark: a session to work in; a local one when left out, or the one that is active.
         cores: of a local session; all when left out.
         prices: of ``primary`` and ``secondary``.
         patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
+        format: another one in which the tables are also written, to ``out/<format>/<table>``, such as ``delta``; its
+            package must be in the session.
         progress: called with each piece's name before it is made, its number from 0, and the number of pieces.
 
     Returns:
-        What was found, as ``run.json`` in ``out`` has it.
+        What was found, as ``run.json`` has it.
 
     Raises:
         PipelineUnavailable: PySpark or Java is missing.
-        ConfigurationError: a directory can't be used, or another run is writing there.
+        ConfigurationError: a directory or URL can't be used, another run is writing there, or the format is unknown.
 
     Interrupted, it leaves every table of ``out`` as the old or the new run made it, whole in either case.
     """
     settings = settings_of(patience=patience, prices=prices)
-    check_places(Path(out))
     began = time.monotonic()
-    contents = look_over(journal)
-    with (
-        work_folder(Path(out), "pairmq pipeline run") as work,
-        session(spark, cores=cores, settings=sized(contents, cores or usable_cores())) as mine,
-    ):
+    with contextlib.ExitStack() as stack:
+        source: Place
+        target: Place
+        holder = "pairmq pipeline run"
+        if is_url(journal) or is_url(out):
+            # Spark has to be there before the journal's size is known: only by it the two are reached.
+            mine = stack.enter_context(session(spark, cores=cores, settings=LARGE))
+            source, target = reached(journal, mine), reached(out, mine)
+            contents = look_over(source)
+            if mine.conf.get(KEPT, None) is not None:
+                name = "spark.sql.shuffle.partitions"
+                mine.conf.set(name, sized(contents, cores or usable_cores())[name])
+            check_places(target)
+            work = stack.enter_context(work_folder(target, holder))
+        else:
+            source, target = local(journal), local(out)
+            check_places(target)
+            contents = look_over(source)
+            work = stack.enter_context(work_folder(target, holder))
+            fit = sized(contents, cores or usable_cores())
+            mine = stack.enter_context(session(spark, cores=cores, settings=fit))
+        if format is not None:
+            check_format(mine, format, target)
         tell = progress or (lambda *_: None)
         try:
             found = _made(mine, work, contents, settings, tell)
@@ -110,8 +142,33 @@ def run(
             seconds=time.monotonic() - began,
             **found,
         )
-        put_tables_in_place(work, Path(out), report.to_dict())
+        if format is not None:
+            _write_format(mine, work, target / format, format)
+        put_tables_in_place(work, target, report.to_dict())
     return report
+
+
+def check_format(spark: SparkSession, name: str, out: Place) -> None:
+    """See that the session can write a format, before the work of making the tables is done.
+
+    Raises:
+        ConfigurationError: it lacks the package of the format.
+    """
+    try:
+        spark.read.format(name).load(spark_target(out / "_none")).schema  # noqa: B018  # analyses it
+    except _SPARK_ERRORS as error:
+        if "DATA_SOURCE_NOT_FOUND" in str(error):  # otherwise there is nothing at this place, as it should be
+            raise ConfigurationError(
+                f"this Spark can't write the format {name!r}: start it with the package of the format, by spark-submit "
+                "--packages or spark.jars.packages in the spark-defaults.conf of SPARK_CONF_DIR"
+            ) from None
+
+
+def _write_format(spark: SparkSession, work: Place, folder: Place, name: str) -> None:
+    """Write the finished tables in another format, each by one commit of that format where it has any."""
+    for table in transforms.TABLES:
+        made = read_written(spark, table.schema, _folder(work, table.name))
+        made.write.format(name).mode("overwrite").save(spark_target(folder / table.name))
 
 
 def sized(contents: Contents, cores: int) -> dict[str, str]:
@@ -172,7 +229,7 @@ def unfinished_of(parts: Iterable[OpenPart]) -> tuple[Unfinished, ...]:
 
 
 def make_tables(
-    spark: SparkSession, work: Path, facts: Mapping[str, DataFrame], settings: Settings, progress: Progress
+    spark: SparkSession, work: Place, facts: Mapping[str, DataFrame], settings: Settings, progress: Progress
 ) -> dict[str, Any]:
     """Write all tables into a work folder.
 
@@ -190,34 +247,25 @@ def make_tables(
     return _told(work)
 
 
-def check_places(out: Path) -> None:
+def check_places(out: Place) -> None:
     """See that tables can be put in their places.
 
     Raises:
         ConfigurationError: something else is where a table is to be.
     """
-    for table in transforms.TABLES:
-        check_place(out / table.name)
+    if isinstance(out, Path):
+        for table in transforms.TABLES:
+            check_place(out / table.name)
 
 
-def put_tables_in_place(work: Path, out: Path, document: Mapping[str, Any]) -> None:
-    """Put the tables of a work folder in their places, then the run file beside them.
-
-    Args:
-        work: has every table's folder.
-        out: of the tables, on the same file system.
-        document: what the run file says.
-    """
-    for table in transforms.TABLES:
-        put_in_place(work / table.name, out / table.name)
-    written = work / RUN_FILE
-    with writing(written):
-        written.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-    written.replace(out / RUN_FILE)
+def put_tables_in_place(work: Place, out: Place, document: Mapping[str, Any]) -> None:
+    """Put the tables of a work folder in their places, then the run file."""
+    names = tuple(table.name for table in transforms.TABLES)
+    publish(work, out, names, json.dumps(document, indent=1) + "\n")
 
 
 def _made(
-    spark: SparkSession, work: Path, contents: Contents, settings: Settings, progress: Progress
+    spark: SparkSession, work: Place, contents: Contents, settings: Settings, progress: Progress
 ) -> dict[str, Any]:
     """Write facts and tables in one go: a table may be ready while facts that it does not need are still being made."""
     known = replace(settings, unread=unread_of(contents.bad), unfinished=unfinished_of(contents.parts))
@@ -228,7 +276,7 @@ def _made(
     return _told(work)
 
 
-def _folder(work: Path, name: str) -> Path:
+def _folder(work: Place, name: str) -> Place:
     """Tables under their names; what is in between hidden from readers of the tables."""
     return work / (name if name in _TABLES else f"_{name}")
 
@@ -236,7 +284,7 @@ def _folder(work: Path, name: str) -> Path:
 _TABLES = frozenset(table.name for table in transforms.TABLES)
 
 
-def _told(work: Path) -> dict[str, Any]:
+def _told(work: Place) -> dict[str, Any]:
     """What the report says of the tables, read from their files: five queries of Spark's would take longer."""
     verdicts: Counter[str] = Counter()
     for batch in _batches(work, transforms.RECONCILIATION.name, ["verdict"]):
@@ -271,13 +319,13 @@ def _told(work: Path) -> dict[str, Any]:
     }
 
 
-def _batches(work: Path, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    for path in sorted(_folder(work, name).glob("*.parquet")):
-        with pq.ParquetFile(path) as file:
+def _batches(work: Place, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    for path in parquet_files(_folder(work, name)):
+        with pq.ParquetFile(opened(path)) as file:
             yield from file.iter_batches(columns=list(columns))
 
 
-def _first_of(work: Path, verdicts: Sequence[str]) -> dict[str, list[tuple[str, str | None, str]]]:
+def _first_of(work: Place, verdicts: Sequence[str]) -> dict[str, list[tuple[str, str | None, str]]]:
     """The first few messages with each of some verdicts."""
     names = ("pair", "entity", "message_id")
     instants = ("first_sent_at", "accepted_at")  # the latter where the former is left out

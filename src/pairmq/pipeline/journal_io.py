@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pairmq.model import ConfigurationError
 from pairmq.model.records import COLUMNS, SCHEMA_VERSION
+from pairmq.pipeline._storage import HadoopPath, Place, opened
 from pairmq.pipeline.schema import rows_schema, schema_problem
 
 if TYPE_CHECKING:
@@ -29,8 +31,12 @@ _NUMBER = re.compile(rb"[0-9]{1,9}")
 _SUFFIX = ".parquet"
 _NAME = re.compile(r"segment-(.+)-[0-9]{6,12}\.parquet")
 _OPEN = "_open"
+_HIDDEN = re.compile(r"/[_.]")
+_IN_OPEN = re.compile(rf"(?:(?![_.])[^/]+/)*{_OPEN}/[^/]+")
 _PART = re.compile(r"(.+)-[0-9]{6,12}\.(?:part|lost-[0-9-]+(?:closed-[0-9]+)?)")
 
+
+_AT_ONCE = 8  # footers that are read at the same time: a store may take long to answer
 
 FEW = 50_000
 """Rows that one task handles sooner than Spark cuts them in parts."""
@@ -48,7 +54,7 @@ class Segment:
         last_seq: the highest.
     """
 
-    path: Path
+    path: Place
     rows: int
     process: str | None
     first_seq: int | None
@@ -65,7 +71,7 @@ class BadSegment:
         foreign: it is whole, and its columns are not those of a journal.
     """
 
-    path: Path
+    path: Place
     problem: str
     foreign: bool = False
 
@@ -95,7 +101,7 @@ class OpenPart:
         changed_at: when the latest of them were written, seconds since 1970 UTC.
     """
 
-    path: Path
+    path: Place
     process: str
     changed_at: float
 
@@ -121,7 +127,7 @@ class Contents:
         return Contents(kept, (*self.bad, *more.values()), self.parts)
 
 
-def look_over(journal: str | os.PathLike[str]) -> Contents:
+def look_over(journal: str | os.PathLike[str] | HadoopPath) -> Contents:
     """Find a journal's segments.
 
     Every file below the directory whose name ends in ``.parquet`` counts; files and folders whose names begin with
@@ -136,14 +142,14 @@ def look_over(journal: str | os.PathLike[str]) -> Contents:
     Raises:
         ConfigurationError: it is not a directory, or can't be read.
     """
-    root = Path(journal)
+    root = journal if isinstance(journal, HadoopPath) else Path(journal)
     if not root.is_dir():
         raise ConfigurationError(f"{root} is not a directory: give the journal's directory")
     parts = open_parts(root)  # first: one that becomes a segment meanwhile is found as the one or the other
     return replace(look_at(segment_files(root)), parts=parts)
 
 
-def look_at(paths: Iterable[Path]) -> Contents:
+def look_at(paths: Iterable[Place]) -> Contents:
     """Separate good segments from bad ones.
 
     Args:
@@ -154,16 +160,16 @@ def look_at(paths: Iterable[Path]) -> Contents:
     """
     segments: list[Segment] = []
     bad: list[BadSegment] = []
-    for path in paths:
-        seen = _looked_at(path)
-        if isinstance(seen, BadSegment):
-            bad.append(seen)
-        elif seen.rows:
-            segments.append(seen)
+    with ThreadPoolExecutor(_AT_ONCE, "pairmq-footers") as threads:
+        for seen in threads.map(_looked_at, paths):
+            if isinstance(seen, BadSegment):
+                bad.append(seen)
+            elif seen.rows:
+                segments.append(seen)
     return Contents(tuple(segments), tuple(bad))
 
 
-def read_rows(spark: SparkSession, contents: Contents, compared: Path | None = None) -> DataFrame:
+def read_rows(spark: SparkSession, contents: Contents, compared: Place | None = None) -> DataFrame:
     """Give the rows of all good segments, each once.
 
     Args:
@@ -195,14 +201,14 @@ def read_rows(spark: SparkSession, contents: Contents, compared: Path | None = N
     return rows.coalesce(1) if sum(segment.rows for segment in contents.segments) <= FEW else rows
 
 
-def spark_path(path: Path) -> str:
-    """Write a local path as Spark reads from it: it would look elsewhere otherwise, and read ``[`` as a pattern."""
+def spark_path(path: Place) -> str:
+    """Write a path as Spark reads from it: it would look elsewhere otherwise, and read ``[`` as a pattern."""
     return re.sub(r"([{}\[\]*?\\])", r"\\\1", spark_target(path))
 
 
-def spark_target(path: Path) -> str:
-    """Write a local path as Spark writes to it, where nothing is a pattern."""
-    return f"file://{path.resolve()}"
+def spark_target(path: Place) -> str:
+    """Write a path as Spark writes to it, where nothing is a pattern."""
+    return f"file://{path.resolve()}" if isinstance(path, Path) else path.url
 
 
 def damaged(contents: Contents) -> tuple[BadSegment, ...]:
@@ -210,7 +216,7 @@ def damaged(contents: Contents) -> tuple[BadSegment, ...]:
     found = []
     for segment in contents.segments:
         try:
-            with pq.ParquetFile(segment.path) as file:
+            with pq.ParquetFile(opened(segment.path)) as file:
                 for _ in file.iter_batches():
                     pass
         except (OSError, pa.ArrowException) as error:
@@ -218,8 +224,14 @@ def damaged(contents: Contents) -> tuple[BadSegment, ...]:
     return tuple(found)
 
 
-def segment_files(root: Path) -> list[Path]:
+@overload
+def segment_files(root: Path) -> list[Path]: ...
+@overload
+def segment_files(root: HadoopPath) -> list[HadoopPath]: ...
+def segment_files(root: Place) -> list[Path] | list[HadoopPath]:
     """Find the files below a directory that are segments by their names, and not work in progress."""
+    if isinstance(root, HadoopPath):
+        return [path for below, path in root.files() if below.endswith(_SUFFIX) and not _HIDDEN.search(f"/{below}")]
     found = []
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith(("_", ".")))
@@ -229,9 +241,13 @@ def segment_files(root: Path) -> list[Path]:
     return found
 
 
-def open_parts(root: Path) -> tuple[OpenPart, ...]:
+def open_parts(root: Place) -> tuple[OpenPart, ...]:
     """Find the parts that are not yet segments, below a directory with one or more journals."""
-    found = []
+    found: list[Place] = []
+    if isinstance(root, HadoopPath):
+        # Only processes of a machine that mounts the store have them there.
+        found += [path for below, path in root.files() if _IN_OPEN.fullmatch(below)]
+        return tuple(part for path in found if (part := _open_part(path)) is not None)
     for folder, folders, files in os.walk(root):
         if Path(folder).name == _OPEN:
             found += [Path(folder, name) for name in sorted(files)]
@@ -239,17 +255,18 @@ def open_parts(root: Path) -> tuple[OpenPart, ...]:
     return tuple(part for path in found if (part := _open_part(path)) is not None)
 
 
-def _open_part(path: Path) -> OpenPart | None:
+def _open_part(path: Place) -> OpenPart | None:
     named = _PART.fullmatch(path.name)
     try:
-        return None if named is None else OpenPart(path, named[1], path.stat().st_mtime)
+        changed_at = path.changed_at() if isinstance(path, HadoopPath) else path.stat().st_mtime
+        return None if named is None else OpenPart(path, named[1], changed_at)
     except FileNotFoundError:
         return None  # it is a segment by now
 
 
-def _looked_at(path: Path) -> Segment | BadSegment:
+def _looked_at(path: Place) -> Segment | BadSegment:
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(opened(path)) as file:
             footer, schema = file.metadata, file.schema_arrow
     except (OSError, pa.ArrowException, ValueError) as error:  # a column name that is not UTF-8 is a ValueError
         return BadSegment(path, f"it is truncated or not a Parquet file: {_line(error)}")
@@ -287,13 +304,13 @@ def _range(footer: pq.FileMetaData, name: str) -> tuple[Any, Any] | None:
     return min(each.min for each in statistics), max(each.max for each in statistics)
 
 
-def _by_overlap(segments: Sequence[Segment]) -> tuple[list[Path], list[Path]]:
+def _by_overlap(segments: Sequence[Segment]) -> tuple[list[Place], list[Place]]:
     """The segments whose rows no other one can have, and the others: only these need to be compared row by row."""
     by_process: dict[str | None, list[Segment]] = {}
     for segment in segments:
         by_process.setdefault(segment.process, []).append(segment)
-    apart: list[Path] = []
-    overlapping: list[Path] = []
+    apart: list[Place] = []
+    overlapping: list[Place] = []
     unsure = None in by_process
     for process, owned in by_process.items():
         if unsure or process is None or any(each.first_seq is None for each in owned):
@@ -304,7 +321,7 @@ def _by_overlap(segments: Sequence[Segment]) -> tuple[list[Path], list[Path]]:
         for group in groups:
             alone = len(group) == 1 and group[0].rows <= _width(group[0])
             (apart if alone else overlapping).extend(each.path for each in group)
-    return sorted(apart), sorted(overlapping)
+    return sorted(apart, key=str), sorted(overlapping, key=str)
 
 
 def _chains(segments: Iterable[Segment]) -> list[list[Segment]]:

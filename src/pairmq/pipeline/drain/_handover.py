@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pairmq.core import PairOptions
-from pairmq.pipeline._output import writing
+from pairmq.pipeline._storage import writing
 from pairmq.pipeline.drain._counts import Depth
 
 

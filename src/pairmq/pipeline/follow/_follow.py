@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from pairmq.model import ConfigurationError, Price
 from pairmq.pipeline import batch
-from pairmq.pipeline._output import work_folder, writing
+from pairmq.pipeline._storage import is_url, local, local_work_folder, writing
 from pairmq.pipeline.follow._intake import AT_ONCE, Intake, Taken, merge_facts, read_facts
 from pairmq.pipeline.follow._ledger import Ledger
 from pairmq.pipeline.follow._names import Found, Names, each_batch
@@ -76,14 +76,17 @@ def follow(
 ) -> Report:
     """Keep all tables of a journal up to date; see `pairmq.pipeline.follow`, which says what each argument is."""
     _check(patience=patience, every=every, until_idle=until_idle)
-    source, target = Path(journal), Path(out)
+    for place in (journal, out):
+        if is_url(place):
+            raise ConfigurationError(f"{place} can't be followed: give a local directory, or run without --follow")
+    source, target = local(journal), local(out)
     if not source.is_dir():
         raise ConfigurationError(f"{source} is not a directory: give the journal's directory")
     batch.check_places(target)
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731  # a default
     wishes = _Wishes(every, once, until_idle, dict(prices or {}), patience, told or nothing, progress or nothing)
     stopping = Stop() if stop is None else stop
-    with work_folder(target, HOLDER) as work, session(spark, cores=cores) as mine, stopping:
+    with local_work_folder(target, HOLDER) as work, session(spark, cores=cores) as mine, stopping:
         if not hasattr(mine, "_jsparkSession"):
             raise ConfigurationError(
                 "a journal can't be followed through Spark Connect: this process has to see its files"

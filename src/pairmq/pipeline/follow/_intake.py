@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 
 from pairmq.model.records import COLUMNS
 from pairmq.pipeline._making import Piece, fact_pieces, read_written, write_pieces
+from pairmq.pipeline._storage import Place, opened
 from pairmq.pipeline.follow._ledger import Entry, Ledger, Ranges, Seen, Waiting, all_joined, joined, size, without
 from pairmq.pipeline.follow._names import Found
 from pairmq.pipeline.journal_io import FEW, Contents, Segment, damaged, look_at, spark_path
@@ -219,8 +220,8 @@ class Sifted:
         new: all rows that are to be taken, of the former too.
     """
 
-    whole: tuple[Path, ...]
-    partly: tuple[Path, ...]
+    whole: tuple[Place, ...]
+    partly: tuple[Place, ...]
     wanted: Seen
     new: Seen
 
@@ -236,8 +237,8 @@ def sift(segments: Sequence[Segment], seen: Seen) -> Sifted:
     Raises:
         OSError, pyarrow.ArrowException: a file whose footer does not give its rows can't be read.
     """
-    whole: list[Path] = []
-    partly: list[Path] = []
+    whole: list[Place] = []
+    partly: list[Place] = []
     wanted: dict[str, Ranges] = {}
     new: dict[str, Ranges] = {}
     for segment in segments:
@@ -287,7 +288,7 @@ def _held(segment: Segment) -> dict[str, Ranges]:
         if segment.rows == span[1] - span[0] + 1:
             return {segment.process: (span,)}
     found: dict[str, list[Ranges]] = {}
-    with pq.ParquetFile(segment.path) as file:
+    with pq.ParquetFile(opened(segment.path)) as file:
         for batch in file.iter_batches(columns=["process", "seq"]):
             for process, numbers in _by_process(batch):
                 found.setdefault(process, []).append(_ranges(numbers))

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pairmq.pipeline._output import writing
+from pairmq.pipeline._storage import writing
 
 _ENTRY = re.compile(r"([0-9]{6,12})-([0-9]{6,12})\.json")
 _FACTS = re.compile(r"[0-9]{6,12}-[0-9]{6,12}-[0-9a-f]{8}")

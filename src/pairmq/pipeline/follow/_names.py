@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
 
-from pairmq.pipeline._output import writing
+from pairmq.pipeline._storage import writing
 from pairmq.pipeline.journal_io import segment_files, spark_path, spark_target
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from pairmq.pipeline.session import PipelineUnavailable
+from pairmq.pipeline._storage import is_url, local, reached
+from pairmq.pipeline.session import PipelineUnavailable, session
 
 if TYPE_CHECKING:
     from pairmq.pipeline.reporting._report import Written as Written
@@ -32,4 +33,7 @@ def report(tables: str | os.PathLike[str], to: str | os.PathLike[str] | None = N
     check_reporting()
     from pairmq.pipeline.reporting import _report
 
-    return _report.report(tables, to)
+    if not is_url(tables) and (to is None or not is_url(to)):
+        return _report.report(local(tables), None if to is None else local(to))
+    with session() as spark:  # only by it they are reached
+        return _report.report(reached(tables, spark), None if to is None else reached(to, spark))

@@ -92,6 +92,7 @@ def phases(told: Told) -> Sequence[tuple[str, str, Latency]]:
         "draining": ("moved", "back, while the backlog drained"),
         "after": ("primary", "healthy again, after an outage"),
         "backlog": ("backlog", "in the backlog, until moved to the primary"),
+        "outbox": ("moved", "from the outbox to the primary"),
     }
     latencies = told.messages.latencies
     return [(class_, name, latencies[phase]) for phase, (class_, name) in names.items() if phase in latencies]

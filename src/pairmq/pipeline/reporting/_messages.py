@@ -37,6 +37,8 @@ MOST_FAULTS = 100
 PHASES = ("before", "outage", "draining", "after")
 """Of an entity: healthy and never out so far, out, draining its backlog, healthy again."""
 
+_OUTBOX = "x-pairmq-outbox"  # the end of its name (SPEC 12)
+_STAYS = ("backlog", "outbox")
 _INSTANTS = ("first_sent_at", "accepted_at", "diverted_at", "moved_at", "set_aside_at")
 _COUNTS = ("accepted_primary", "accepted_backlog", "refused", "unknown")
 _TEXTS = ("pair", "entity", "verdict", "backlog_queue", "sent_by")
@@ -81,7 +83,7 @@ class _Scan:
         self.verdicts: Counter[tuple[Key, str]] = Counter()
         self.faults: dict[str, Sequence[Fault]] = {}
         self._phases = Histogram(len(PHASES))
-        self._stays = Histogram(1)
+        self._stays = Histogram(len(_STAYS))
 
     def take(self, batch: pa.RecordBatch) -> None:
         # The table leaves out what is the same.
@@ -100,15 +102,18 @@ class _Scan:
         self._count_verdicts(batch, owners, keys)
         ended = at["accepted_at"] / 1e6
         self._phases.add(self._phase_of(owners, keys, ended - latency, ended), latency)
-        stayed = (at["diverted_at"] != NEVER) & (at["moved_at"] != NEVER)
-        stays = np.maximum(at["moved_at"][stayed] - at["diverted_at"][stayed], 0) / 1e6
-        self._stays.add(np.zeros(len(stays), np.int64), stays)
+        queues, queue = _dictionary(batch.column("backlog_queue"))
+        outbox = np.array([(name or "").endswith(_OUTBOX) for name in queues])[queue]
+        since = np.where(outbox & (at["diverted_at"] == NEVER), at["first_sent_at"], at["diverted_at"])
+        stayed = (since != NEVER) & (at["moved_at"] != NEVER)
+        stays = np.maximum(at["moved_at"][stayed] - since[stayed], 0) / 1e6
+        self._stays.add(outbox[stayed].astype(np.int64), stays)
         self._name_faults(batch)
 
     def latencies(self) -> dict[str, Latency]:
-        """How long sends took, by phase, and how long messages were in the backlog."""
+        """How long sends took, by phase, and how long messages were in the backlog, and in the outbox."""
         found = {name: latency_of(self._phases, row) for row, name in enumerate(PHASES)}
-        found["backlog"] = latency_of(self._stays, 0)
+        found |= {name: latency_of(self._stays, row) for row, name in enumerate(_STAYS)}
         return {name: latency for name, latency in found.items() if latency is not None}
 
     def _count_verdicts(self, batch: pa.RecordBatch, owners: Counts, keys: Sequence[Key]) -> None:

@@ -7,12 +7,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 
 import jinja2
 import numpy as np
 from markupsafe import Markup
 
+from pairmq.pipeline._storage import Place
 from pairmq.pipeline.reporting._answers import VERDICTS, Answers, meaning_of, most_out, phases
 from pairmq.pipeline.reporting._plots import MOST_ROWS, course, drawn_wider, name_of
 from pairmq.pipeline.reporting._svg import bar, reach, scale_of
@@ -59,7 +59,7 @@ class Plot:
     rows: Sequence[Sequence[str]]
 
 
-def page(told: Told, found: Answers, directory: Path) -> str:
+def page(told: Told, found: Answers, directory: Place) -> str:
     """Make the page."""
     environment = jinja2.Environment(
         autoescape=True,

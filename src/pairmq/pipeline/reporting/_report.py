@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pairmq.model import ConfigurationError
+from pairmq.pipeline._storage import HadoopPath, Place
 from pairmq.pipeline.reporting._answers import answers
 from pairmq.pipeline.reporting._messages import closer, grid_of, messages
 from pairmq.pipeline.reporting._page import page
@@ -33,8 +32,8 @@ class Written:
         content: what is in the latter.
     """
 
-    page: Path
-    document: Path
+    page: Place
+    document: Place
     content: Mapping[str, Any]
 
     @property
@@ -43,21 +42,20 @@ class Written:
         return int(self.content["messages"]["by_verdict"].get("lost", 0))
 
 
-def report(tables: str | os.PathLike[str], to: str | os.PathLike[str] | None = None) -> Written:
+def report(directory: Place, to: Place | None = None) -> Written:
     """Write the report of what a run found.
 
     Args:
-        tables: the directory that the run wrote.
+        directory: that the run wrote.
         to: the page's file; ``report.html`` beside the tables when left out. The document stands beside it, and is
             called the same but for ``.json`` at the end.
 
     Returns:
         Where they are, and what the document says.
 
-    It needs no Spark. Each file is put in its place whole.
+    It needs no Spark, but for places at URLs. Each file is put in its place whole.
     """
-    directory = Path(tables)
-    place = directory / PAGE if to is None else Path(to)
+    place = directory / PAGE if to is None else to
     beside = place.with_suffix(".json")
     if beside == place or place.is_dir():
         raise ConfigurationError(f"can't write the report to {place}: name a file that ends with .html")
@@ -69,7 +67,7 @@ def report(tables: str | os.PathLike[str], to: str | os.PathLike[str] | None = N
     return Written(place, beside, document)
 
 
-def read(directory: Path) -> Told:
+def read(directory: Place) -> Told:
     """Read the tables."""
     tables = Directory(directory)
     wrote = programs(tables)
@@ -89,7 +87,7 @@ def read(directory: Path) -> Told:
     )
 
 
-def _read_whole(directory: Path) -> Told:
+def _read_whole(directory: Place) -> Told:
     """Read the tables; once more where one was replaced meanwhile."""
     for _ in range(_TRIES - 1):
         try:
@@ -99,10 +97,13 @@ def _read_whole(directory: Path) -> Told:
     return read(directory)
 
 
-def _put(place: Path, text: str) -> None:
+def _put(place: Place, text: str) -> None:
     """Put a text in its place at one stroke."""
-    new = place.with_name(f".{place.name}-{secrets.token_hex(4)}")
     try:
+        if isinstance(place, HadoopPath):
+            place.write_text(text)
+            return
+        new = place.with_name(f".{place.name}-{secrets.token_hex(4)}")
         try:
             new.write_text(text, "utf-8")
             new.replace(place)

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pairmq.model import ConfigurationError
+from pairmq.pipeline._storage import RUN_FILE, Place, latest_run, opened, parquet_files
 from pairmq.pipeline.reporting._values import (
     Availability,
     Cost,
@@ -43,7 +44,6 @@ NEVER = np.iinfo(np.int64).min
 """Represents a null among instants."""
 
 _BATCH = 131_072
-_RUN_FILE = "run.json"
 _PARTS = ("journal", "messages")  # of it, that the report needs
 _LARGEST_RUN_FILE = 64 * 2**20
 
@@ -53,29 +53,39 @@ class TableReplaced(ConfigurationError):
 
 
 class Directory:
-    """The tables that one run wrote."""
+    """The tables that one run wrote.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the output directory.
+    """
+
+    def __init__(self, path: Place) -> None:
         self.path = path
-        self.run = _run_document(path)
+        try:
+            self._run = latest_run(path)
+        except FileNotFoundError:
+            raise _no_run(path) from None
+        except OSError as error:
+            raise ConfigurationError(f"can't read {path}: {error.strerror or error}") from None
+        self.run = _run_document(path, self._run / RUN_FILE)
 
     def columns(self, table: str) -> frozenset[str]:
         """The names of a table's columns; an older run's may lack some."""
         names: set[str] = set()
         with self._clear_errors(table):
             for file in self._files(table):
-                names.update(pq.read_schema(file).names)
+                names.update(pq.read_schema(opened(file)).names)
         return frozenset(names)
 
     def batches(self, table: str, columns: Sequence[str], *, repeated: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         """Read some columns of a table."""
         with self._clear_errors(table):
             for file in self._files(table):
-                with pq.ParquetFile(file, read_dictionary=list(repeated)) as opened:
-                    lacking = set(columns) - set(opened.schema_arrow.names)
+                with pq.ParquetFile(opened(file), read_dictionary=list(repeated)) as parquet:
+                    lacking = set(columns) - set(parquet.schema_arrow.names)
                     if lacking:
                         raise KeyError(f"it has no column {min(lacking)}")
-                    yield from opened.iter_batches(_BATCH, columns=list(columns))
+                    yield from parquet.iter_batches(_BATCH, columns=list(columns))
 
     def rows(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         """The same row by row, instants as seconds; for small tables, and large ones that are looked at once."""
@@ -96,11 +106,11 @@ class Directory:
                 f"can't read the table {table} in {self.path}: {error}; make it again with 'pairmq pipeline run'"
             ) from None
 
-    def _files(self, table: str) -> list[Path]:
-        folder = self.path / table
+    def _files(self, table: str) -> Sequence[Place]:
+        folder = self._run / table
         if not folder.is_dir():
             raise ConfigurationError(f"{self.path} lacks the table {table}: make it with 'pairmq pipeline run'")
-        return sorted(folder.glob("*.parquet"))
+        return parquet_files(folder)
 
 
 def micros(column: pa.Array) -> Counts:
@@ -119,16 +129,17 @@ def _seconds(column: pa.Array) -> pa.Array:
     return pc.divide(whole.cast(pa.float64()), 1e6)
 
 
-def _run_document(path: Path) -> dict[str, Any]:
-    file = path / _RUN_FILE
+def _no_run(path: Place) -> ConfigurationError:
+    return ConfigurationError(f"no run is in {path}: make the tables first, with 'pairmq pipeline run --out {path}'")
+
+
+def _run_document(path: Place, file: Place) -> dict[str, Any]:
     try:
-        if file.stat().st_size > _LARGEST_RUN_FILE:
+        if isinstance(file, Path) and file.stat().st_size > _LARGEST_RUN_FILE:
             raise ConfigurationError(f"{file} is not a document of a run: it is too large")
         document = json.loads(file.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigurationError(
-            f"no run is in {path}: make the tables first, with 'pairmq pipeline run --out {path}'"
-        ) from None
+        raise _no_run(path) from None
     except OSError as error:
         raise ConfigurationError(f"can't read {file}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

@@ -6,6 +6,9 @@ what was moved back and how long it had waited, and ``rotation`` each time that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
@@ -107,13 +110,18 @@ def _depths(counts: DataFrame, stays: DataFrame) -> DataFrame:
         .groupBy(*_QUEUE, _minute("left_at").alias("minute"))
         .agg(F.count("*").alias("unmatched"))
     )
-    parts = counts
-    for part in (entries, exits, strangers):
-        parts = parts.unionByName(part, allowMissingColumns=True)
     names = ("diverted", "moved", "dead_lettered", "unmatched", "change")
+    parts = reduce(DataFrame.union, (_changes(part, names) for part in (counts, entries, exits, strangers)))
     summed = parts.groupBy(*_QUEUE, "minute").agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names))
     so_far = Window.partitionBy(*_QUEUE).orderBy("minute").rowsBetween(Window.unboundedPreceding, 0)
     return summed.withColumn("depth", F.sum("change").over(so_far))
+
+
+def _changes(part: DataFrame, names: Sequence[str]) -> DataFrame:
+    counts = (F.col(name) if name in part.columns else F.lit(0) for name in names)
+    return part.select(
+        *_QUEUE, "minute", *(count.cast("long").alias(name) for count, name in zip(counts, names, strict=True))
+    )
 
 
 def _each_minute(spans: DataFrame, days: DataFrame) -> DataFrame:

@@ -178,10 +178,12 @@ def _by_message(frame: DataFrame, values: Mapping[str, Column]) -> DataFrame:
 
     Nearly every row has a key of its own, or shares it with another one: rows are first sent to where their key is put
     together. Adding up before would keep all of them in memory for nothing. As a hint, which a session for little data
-    ignores: there all rows are together.
+    ignores: there all rows are together. Not every engine behind Spark Connect takes a hint of this kind.
     """
+    if hasattr(frame.sparkSession, "_jsparkSession"):
+        frame = frame.hint("repartition", F.col("message_key"))
     measures = (_OF_MESSAGES[name][1](value).alias(name) for name, value in values.items())
-    return typed(frame.hint("repartition", F.col("message_key")).groupBy(*MESSAGE).agg(*measures), _MESSAGES)
+    return typed(frame.groupBy(*MESSAGE).agg(*measures), _MESSAGES)
 
 
 MESSAGES = Fact(
@@ -279,7 +281,9 @@ def _counted(rows: DataFrame) -> DataFrame:
         F.col("latency").alias("most"),
         *(F.when(sound, F.col("clock")).alias(name) for name in ("clock_low", "clock_high")),
     )
-    counted = known.groupingSets([[*keys] for keys in _KEYS.values()], *_ALL_KEYS).agg(
+    # Only some engines give the keys beside the aggregates by themselves.
+    counted = known.groupingSets([[*keys] for keys in _KEYS.values()]).agg(
+        *(F.col(name).alias(f"by_{name}") for name in _ALL_KEYS),
         *(joined(name).alias(name) for name, (_, joined) in _MEASURES.items()),
         # Each set has a key of its own, and no set has those of two others.
         F.when(F.grouping("minute") == 0, "minutes")
@@ -288,8 +292,9 @@ def _counted(rows: DataFrame) -> DataFrame:
         .alias("of"),
     )
     for name, key in {"traffic": "hour", "sessions": "session"}.items():
-        counted = counted.filter((F.col("of") != name) | F.col(key).isNotNull())
-    return typed(counted, _COUNTS)
+        counted = counted.filter((F.col("of") != name) | F.col(f"by_{key}").isNotNull())
+    names = {f"by_{name}": name for name in _ALL_KEYS}
+    return typed(counted.select("of", *(F.col(old).alias(new) for old, new in names.items()), *_MEASURES), _COUNTS)
 
 
 _IS_SENT = 1

@@ -68,7 +68,12 @@ RECONCILIATION = Table(
         ),
         Field("sender", "text", "the id of the sender object"),
         Field("session_key", "count", "its session's hash: `xxhash64` of the session id, which the table `order` has"),
-        Field("backlog_queue", "text", "the backlog queue that accepted it"),
+        Field(
+            "backlog_queue",
+            "text",
+            "the backlog queue that accepted it, or the outbox that stored it: from then, `first_sent_at`, to "
+            "`moved_at` it took until the primary had it",
+        ),
         Field("time_to_live", "number", "seconds"),
         Field("sends", "count", "sends of it that ended", "1"),
         Field("accepted_primary", "count", "of these, accepted by the primary", "0"),
@@ -322,7 +327,7 @@ def troubles(notes: DataFrame, spans: DataFrame, *, patience: float) -> DataFram
             last_at(of_kind(MessageMoved)).alias("last_moved_at"),
             first_at(of_kind(MessageDeadLettered)).alias("set_aside_at"),
             # The texts themselves would have to be sorted: several times as dear as to compare numbers.
-            F.min(F.when(ended_as(SendOutcome.BACKLOG), key_of("backlog_queue"))).alias("backlog_queue"),
+            F.min(F.when(_stored(), key_of("backlog_queue"))).alias("backlog_queue"),
             F.min(F.when(of_kind(MessageDeadLettered) | _given_up(), key_of("reason"))).alias("reason"),
             F.min(F.when(of_kind(MessageMoved, MessageDeadLettered), key_of("process"))).alias("moved_by"),
         )
@@ -371,6 +376,10 @@ def _conditions() -> dict[str, Column]:
         "unconfirmed": completed() & F.col("error").isNotNull(),
         "dead_lettered": _given_up() | (of_kind(MessageDelivered) & F.col("dead_letter")),
     }
+
+
+def _stored() -> Column:
+    return ended_as(SendOutcome.BACKLOG) | ended_as(SendOutcome.OUTBOX)
 
 
 def _given_up() -> Column:

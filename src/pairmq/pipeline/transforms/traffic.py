@@ -176,7 +176,7 @@ def cost(
 
 def _by_side(values: Mapping[Side, Decimal], type_: str) -> Column:
     """A number that depends on the side."""
-    first, second = (F.lit(str(values[side])).cast(type_) for side in Side)
+    first, second = (F.lit(f"{values[side]:f}").cast(type_) for side in Side)
     return F.when(F.col("side") == Side.PRIMARY.value, first).otherwise(second)
 
 

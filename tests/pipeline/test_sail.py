@@ -1,0 +1,41 @@
+"""Another engine that speaks Spark Connect: Sail makes the same tables.
+
+Sail wants Spark's 4.1 client, which can't be beside the one of these tests: `PAIRMQ_SAIL_PYTHON` names the Python of an
+environment of its own, made with `pip install pysail 'pyspark-client>=4.1,<4.2' pairmq[journal]`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pairmq.pipeline import run
+from rich_journal import write_rich_journal
+from spark_programs import LIMIT, assert_same_tables
+
+PROGRAM = Path(__file__).parents[1] / "support" / "sail_program.py"
+
+
+def sail_python() -> str | None:
+    """A Python that has Sail."""
+    python = os.environ.get("PAIRMQ_SAIL_PYTHON", sys.executable)
+    asked = "import pysail, pyspark, sys; sys.exit(not pyspark.__version__.startswith('4.1.'))"
+    return python if subprocess.run([python, "-c", asked], capture_output=True, check=False).returncode == 0 else None
+
+
+@pytest.mark.timeout(3 * LIMIT)
+def test_sail_makes_the_same_tables(spark, tmp_path):
+    python = sail_python()
+    if python is None:
+        pytest.skip("needs pysail and Spark's client 4.1: set PAIRMQ_SAIL_PYTHON")
+    write_rich_journal(tmp_path / "journal")
+    made = subprocess.run(
+        [python, PROGRAM, tmp_path / "journal", tmp_path / "sail"], capture_output=True, text=True, timeout=LIMIT
+    )
+    assert made.returncode == 0, made.stderr[-5000:]
+    run(tmp_path / "journal", tmp_path / "spark", spark=spark, patience=60.0)
+    assert_same_tables(spark, tmp_path / "sail", tmp_path / "spark")
