@@ -649,6 +649,21 @@ def test_a_fault_excuses_the_order():
     assert book.verdicts() == []
 
 
+@pytest.mark.parametrize(("session", "complaints"), [("s", 0), ("another", 1)])
+def test_a_message_in_doubt_excuses_that_others_overtake_its_session(session, complaints):
+    book = Book(ordering="session")
+    doubtful, doubtful_copy = diverted(book, 1, session_id=session)
+    book.stroke("slow", 0.2, broker="primary")
+    book.write(doubtful, Told(False, True, "unavailable", "connection"), by="s/1")
+    first, first_copy = diverted(book, 2, session_id="s")
+    second, second_copy = diverted(book, 3, session_id="t")
+    for sent in (second, doubtful, first):
+        book.write(sent, by="s/1")
+    for copy in (doubtful_copy, first_copy, second_copy):
+        book.gone(copy)
+    assert len([text for text in book.verdicts() if "2 was sent before 3" in text]) == complaints
+
+
 def test_a_completion_that_failed_excuses_another_delivery():
     book = Book()
     _, copy = diverted(book)

@@ -130,12 +130,37 @@ def _order(facts: Facts) -> Iterator[Violation]:
             if here.number < here_too.number or not one_after_another or not same:
                 continue
             began, tick = min((each.handovers[0].at, each.handovers[0].tick) for each in (there, there_too))
+            if facts.options.ordering == "session":
+                began, tick = _held_up_since(facts, first, there, (began, tick))
             if facts.is_calm(began, here.at) and not facts.troubles(there.handovers[0].life, tick, here.tick):
                 text = (
                     f"{first.number} was sent before {second.number}, and reached the primary after it, without any "
                     "failure"
                 )
                 yield Violation(Verdict.ORDER, here.at, text, first.number)
+
+
+def _held_up_since(facts: Facts, sent: Sent, copy: Copy, began: tuple[float, int]) -> tuple[float, int]:
+    """Where order is kept, one message in doubt holds up those of its key, which other keys overtake: since when it is
+    locked.
+
+    Args:
+        facts: of the simulation.
+        sent: the message that was overtaken.
+        copy: of it, in a backlog queue.
+        began: instant and tick from which on nothing may have failed, were it alone.
+    """
+    life = copy.handovers[0].life
+    for number, copies in facts.at_secondary.items():
+        other = facts.history.sent.get(number)
+        if other is None or (other.message.session_id or other.sender) != (sent.message.session_id or sent.sender):
+            continue
+        for each in copies:
+            locked = [(handover.at, handover.tick) for handover in each.handovers if handover.life == life]
+            still_there = each.gone_tick is None or each.gone_tick > began[1]
+            if each.entity == copy.entity and each.number < copy.number and locked and still_there:
+                began = min(began, locked[0])
+    return began
 
 
 def _kept_queues(facts: Facts) -> Iterator[Violation]:
