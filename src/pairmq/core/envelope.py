@@ -8,13 +8,12 @@ among the application properties. Text is what the header types of every broker 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from pairmq.model import MAX_PRIORITY, Entity, EntityKind, EnvelopeError, Message, PropertyValue
-from pairmq.model.drafts import draft_of
 
 SESSION_ID: Final = "x-ms-sessionid"
 TIME_TO_LIVE: Final = "x-ms-timetolive"
@@ -40,8 +39,7 @@ _SET_ASIDE = frozenset((SESSION_ID, TIME_TO_LIVE, SCHEDULED_ENQUEUE, PRIORITY))
 _PRIORITIES = {str(priority): priority for priority in range(MAX_PRIORITY + 1)}
 
 
-@dataclass(frozen=True, slots=True)
-class Diversion:
+class Diversion(NamedTuple):
     """What the envelope adds to a message.
 
     Args:
@@ -57,9 +55,6 @@ class Diversion:
     sender_id: str
     sequence: int
     maybe_duplicate: bool = False
-
-
-_DiversionDraft = draft_of(Diversion)
 
 
 def reserved_properties(message: Message) -> tuple[str, ...]:
@@ -153,13 +148,7 @@ def restore(message: Message) -> tuple[Message, Diversion]:
         entity = _entity(path, get(KIND))
     except ValueError as error:
         raise EnvelopeError(f"{PATH} or {KIND} is malformed: together they must name a queue or topic") from error
-    envelope = _DiversionDraft()
-    envelope.entity = entity
-    envelope.diverted_at = diverted_at
-    envelope.sender_id = sender
-    envelope.sequence = int(sequence)
-    envelope.maybe_duplicate = duplicate is not None
-    envelope.__class__ = Diversion
+    envelope = Diversion(entity, diverted_at, sender, int(sequence), duplicate is not None)
     if _SET_ASIDE.isdisjoint(found) and _is_bare(message):
         return message.with_properties(own), envelope
     try:
