@@ -224,6 +224,35 @@ async def test_settlements_side_by_side_end_their_lease(server, queue, transport
     assert leases(server) == [(9,)]
 
 
+async def test_completions_that_are_asked_for_at_once_are_one_statement(queue, transport, message, monkeypatch):
+    """Each commit of its own would wait for the disk, and for the lease that they share."""
+    counted: list[int] = []
+    complete_batch = PostgresReceiver.complete_batch
+
+    async def counting(self, deliveries):
+        counted.append(len(deliveries))
+        return await complete_batch(self, deliveries)
+
+    monkeypatch.setattr(PostgresReceiver, "complete_batch", counting)
+    await transport.sender(queue).send_batch([message(str(n)) for n in range(10)])
+    receiver = transport.receiver(Source(queue))
+    deliveries = await receiver.receive(10, 1.0)
+    calls = [asyncio.ensure_future(receiver.complete(delivery)) for delivery in deliveries[:9]]
+    await asyncio.sleep(0)
+    calls[0].cancel()  # the others go on
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError, *[type(None)] * 8]
+    assert counted == [9]
+    alone = asyncio.ensure_future(receiver.complete(deliveries[9]))
+    await asyncio.sleep(0)
+    alone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await alone
+    with contextlib.suppress(TransportError):  # where it was done all the same
+        await receiver.complete(deliveries[9])
+    assert (await transport.admin.counts(Source(queue))).pending == 0
+
+
 async def test_message_that_moved_within_the_table_is_settled_all_the_same(server, queue, transport, message):
     await transport.sender(queue).send_batch([message(str(number)) for number in range(4)])
     receiver = transport.receiver(Source(queue))

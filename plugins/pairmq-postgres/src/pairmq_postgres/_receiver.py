@@ -26,7 +26,15 @@ import psycopg
 
 from pairmq.model import Delivery, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.model.drafts import draft_of
-from pairmq.transport import MalformedHeader, Receiver, SessionReceiver, decode_header, start_task
+from pairmq.transport import (
+    MalformedHeader,
+    Receiver,
+    SessionReceiver,
+    decode_header,
+    is_nothing_sent,
+    nothing_sent,
+    start_task,
+)
 from pairmq_postgres import _errors, _sql
 from pairmq_postgres._capabilities import MAX_MESSAGE_BYTES
 from pairmq_postgres._errors import LockEnded, NoSessions, NoSuchEntity, NotSent, SessionsOnly
@@ -158,6 +166,43 @@ def own_lease(token: _Token) -> str:
     return f"{token.lock}:{token.number}"
 
 
+class _Together:
+    """The completions that are asked for in one turn of the event loop: each commit of its own would wait for the disk.
+
+    Args:
+        receiver: whose.
+    """
+
+    def __init__(self, receiver: PostgresReceiver) -> None:
+        self.deliveries: list[Delivery] = []
+        self.waiting = 0
+        """Callers."""
+        self._receiver = receiver
+
+    def start(self) -> None:
+        """Begin in the next turn."""
+        self.task = start_task(self._run())
+
+    async def _run(self) -> Sequence[TransportError | None]:
+        await asyncio.sleep(0)
+        self._receiver.together = None
+        return await self._receiver.complete_batch(self.deliveries)
+
+    async def end(self, cancellation: asyncio.CancelledError) -> None:
+        """The last caller was cancelled."""
+        if self._receiver.together is self:
+            self._receiver.together = None
+            nothing_sent(cancellation)
+        self.task.cancel()
+        await asyncio.wait((self.task,))
+        with contextlib.suppress(Exception):
+            try:
+                self.task.result()
+            except asyncio.CancelledError as ended:
+                if is_nothing_sent(ended):
+                    nothing_sent(cancellation)
+
+
 class PostgresReceiver(Receiver):
     """Reads a queue, a subscription or a dead-letter queue.
 
@@ -187,6 +232,8 @@ class PostgresReceiver(Receiver):
         self._left = left
         self._receivers = receivers
         self._closing: asyncio.Task[None] | None = None
+        self.together: _Together | None = None
+        """The completions that more of this turn of the event loop join."""
         self._emptied: tuple[asyncio.Event, float] | None = None
         self._expects = False  # an open transaction has stored messages here
         self._pause = _SOON
@@ -218,7 +265,21 @@ class PostgresReceiver(Receiver):
             await self._wait(arrival, left, free_in)
 
     async def complete(self, delivery: Delivery) -> None:
-        (failed,) = await self.complete_batch([delivery])
+        together = self.together
+        if together is None:
+            together = self.together = _Together(self)
+            together.start()
+        position = len(together.deliveries)
+        together.deliveries.append(delivery)
+        together.waiting += 1
+        try:
+            failed = (await asyncio.shield(together.task))[position]
+        except asyncio.CancelledError as cancellation:
+            if together.waiting == 1:
+                await together.end(cancellation)
+            raise
+        finally:
+            together.waiting -= 1
         if failed is not None:
             raise failed
 
