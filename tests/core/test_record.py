@@ -123,7 +123,7 @@ def test_another_identity_is_a_conflict() -> None:
     assert "?identity=" in conflict_text(OWN, other)
 
 
-def test_primaries_that_share_a_template_without_their_names_are_told_to_change_it() -> None:
+def test_primaries_that_share_a_template_without_their_names_get_an_error_that_says_how_to_change_it() -> None:
     own = replace(OWN, template="failover-{index}")
     other = replace(own, name="fabrikam", identity=("product", "h", "2"))
     assert read(own, other).conflict(own) == other
