@@ -16,7 +16,7 @@ from pairmq.testing.chaos._books import Found, history_of
 from pairmq.testing.chaos._judge import judged
 from pairmq.testing.chaos._ledger import event_to_json
 from pairmq.testing.chaos._messages import made
-from pairmq.testing.history import CONFIRMED, Told
+from pairmq.testing.history import CONFIRMED, WriteResult
 from pairmq.testing.simulator import Violation
 from pairmq_rabbitmq.testing import RabbitServer, pool
 
@@ -58,7 +58,7 @@ class Pen:
     def write(
         self,
         number: int,
-        told: Told | None = CONFIRMED,
+        told: WriteResult | None = CONFIRMED,
         to: str = "orders",
         life: str = "client-b-1",
         marked: bool = False,
@@ -80,7 +80,7 @@ class Pen:
         self.write(number)
         self.told(number, "accepted by the primary")
 
-    def diverted(self, number: int, doubt: Told | None = None) -> None:
+    def diverted(self, number: int, doubt: WriteResult | None = None) -> None:
         self.send(number)
         if doubt is not None:
             self.write(number, doubt, stored=1)

@@ -14,16 +14,16 @@ from pairmq.testing.chaos import Settings, planned
 from pairmq.testing.chaos._books import Found, history_of
 from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, first_canary, made
 from pairmq.testing.chaos.report import recoveries_of
-from pairmq.testing.history import CONFIRMED, Told
+from pairmq.testing.history import CONFIRMED, WriteResult
 from pairmq.testing.simulator import Verdict
 
 if TYPE_CHECKING:
     from conftest import Pen  # for readers: pytest gives it by its fixture
 
 BACKLOG = "chaos/x-servicebus-transfer/0"
-CUT = Told(False, True, "cut", "killed")
-AWAY = Told(False, False, "unavailable", "connection")
-REFUSED = Told(False, False, "refused", "not-found")
+CUT = WriteResult(False, True, "cut", "killed")
+AWAY = WriteResult(False, False, "unavailable", "connection")
+REFUSED = WriteResult(False, False, "refused", "not-found")
 
 
 def failing() -> StateChanged:

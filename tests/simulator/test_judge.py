@@ -12,7 +12,7 @@ from history_by_hand import AWAY, LANE, ORDERS, OTHER, QUEUE, REFUSED, Book
 from pairmq.core import Diversion, divert
 from pairmq.model import Message
 from pairmq.model.events import Cause, MessageMoved, RotationChanged, SendCompleted, SendOutcome
-from pairmq.testing.history import CUT, Copy, Handling, Life, Reading, Result, Sent, Told
+from pairmq.testing.history import CUT, Copy, Handling, Life, Reading, Result, Sent, WriteResult
 from pairmq.testing.simulator import ProcessPlan, Verdict
 from pairmq.testing.simulator._broker import instant
 from pairmq.testing.simulator._history import Gap
@@ -214,7 +214,7 @@ def dead_lettered_in_an_outage(book: Book) -> None:
 
 def dead_lettered_for_a_full_queue(book: Book) -> None:
     sent, copy = diverted(book)
-    book.write(sent, Told(False, False, "refused", "quota"), by="s/1")
+    book.write(sent, WriteResult(False, False, "refused", "quota"), by="s/1")
     book.gone(copy, "dead-lettered", "quota")
 
 
@@ -654,7 +654,7 @@ def test_a_message_in_doubt_excuses_that_others_overtake_its_session(session, co
     book = Book(ordering="session")
     doubtful, doubtful_copy = diverted(book, 1, session_id=session)
     book.stroke("slow", 0.2, broker="primary")
-    book.write(doubtful, Told(False, True, "unavailable", "connection"), by="s/1")
+    book.write(doubtful, WriteResult(False, True, "unavailable", "connection"), by="s/1")
     first, first_copy = diverted(book, 2, session_id="s")
     second, second_copy = diverted(book, 3, session_id="t")
     for sent in (second, doubtful, first):

@@ -9,13 +9,13 @@ import pytest
 
 from history_by_hand import OTHER, QUEUE, Book
 from pairmq.model import Entity
-from pairmq.testing.history import Result, Sent, Told
+from pairmq.testing.history import Result, Sent, WriteResult
 from pairmq.testing.judge import order_judged
 from pairmq.testing.simulator import Verdict
 from pairmq.testing.simulator._broker import instant
 from pairmq.testing.simulator._facts import Facts
 
-LOST = Told(False, True, "unavailable", "connection")
+LOST = WriteResult(False, True, "unavailable", "connection")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pairmq.testing.history import (
     Note,
     Result,
     Sent,
-    Told,
+    WriteResult,
 )
 from pairmq.testing.simulator import Fault, ProcessPlan, Scenario, SenderPlan, Setup
 from pairmq.testing.simulator._broker import instant
@@ -29,8 +29,8 @@ ORDERS = Entity("orders")
 QUEUE = Entity("primary/x-servicebus-transfer/0")
 OTHER = Entity("primary/x-servicebus-transfer/1")
 LANE = Entity("primary/x-pairmq-lane/orders")
-REFUSED = Told(False, False, "refused", "not-found")
-AWAY = Told(False, False, "unavailable", "connection")
+REFUSED = WriteResult(False, False, "refused", "not-found")
+AWAY = WriteResult(False, False, "unavailable", "connection")
 
 
 class Book:
@@ -75,7 +75,7 @@ class Book:
     def write(
         self,
         sent: Sent,
-        told: Told | None = CONFIRMED,
+        told: WriteResult | None = CONFIRMED,
         *,
         to: Entity = ORDERS,
         by: str = "a/1",
@@ -145,7 +145,7 @@ class Book:
         )
         self.history.notes.append(Note(self.at, tick, life, event))
 
-    def trouble(self, operation: str = "settle", life: str = "s/1", told: Told = AWAY) -> None:
+    def trouble(self, operation: str = "settle", life: str = "s/1", told: WriteResult = AWAY) -> None:
         tick = self.tick()
         self.history.troubles.append(Trouble(self.at, tick, life, "secondary", QUEUE.path, operation, told))
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
-from pairmq.model import Entity, Message
+from pairmq.model import Entity, Message, TransportError
 from pairmq.model.events import Event
+from pairmq.transport import is_nothing_sent
 
 PRIMARY: Final = "primary"
 SECONDARY: Final = "secondary"
@@ -34,7 +35,7 @@ class Result(enum.StrEnum):
         return self in (Result.PRIMARY, Result.BACKLOG)
 
 
-class Told(NamedTuple):
+class WriteResult(NamedTuple):
     """The result that a broker's client got for one message of a write."""
 
     confirmed: bool
@@ -43,15 +44,23 @@ class Told(NamedTuple):
     kind: str = ""
     reason: str = ""
 
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """The result of a write that failed, or that its time limit cancelled."""
+        if isinstance(error, TransportError):
+            return cls(False, error.maybe_applied, error.kind.value, error.reason.value)
+        # A transport may say of a cancellation that it had written nothing.
+        return cls(False, not is_nothing_sent(error), "cut", type(error).__name__)
+
     def __str__(self) -> str:
         if self.confirmed:
             return "confirmed"
         return f"{self.kind} ({self.reason}){', may have been applied' if self.doubtful else ''}"
 
 
-CONFIRMED = Told(True, False)
-CUT = Told(False, True, "cut", "cancelled or timed out")
-KILLED = Told(False, True, "cut", "killed")
+CONFIRMED = WriteResult(True, False)
+CUT = WriteResult(False, True, "cut", "cancelled or timed out")
+KILLED = WriteResult(False, True, "cut", "killed")
 
 
 @dataclass(slots=True)
@@ -120,12 +129,12 @@ class Attempt:
     messages: tuple[int | None, ...]
     at: float
     tick: int
-    told: tuple[Told, ...] | None = None
+    told: tuple[WriteResult, ...] | None = None
     """One for each message; None when the process was killed first."""
     ended_at: float | None = None
     end_tick: int | None = None
 
-    def result(self, number: int) -> Told:
+    def result(self, number: int) -> WriteResult:
         """The result for one of its messages."""
         return KILLED if self.told is None else self.told[self.messages.index(number)]
 

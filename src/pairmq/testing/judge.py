@@ -30,7 +30,7 @@ from pairmq.testing.history import (
     Note,
     Result,
     Sent,
-    Told,
+    WriteResult,
 )
 
 WALLS = 1.5
@@ -268,8 +268,8 @@ class Facts:
                 side[copy.message_number].append(copy)
             elif copy.broker == PRIMARY:
                 self.foreign.append(copy)
-        self.attempts: dict[int, list[tuple[Attempt, Told]]] = defaultdict(list)
-        self.by_syphon: dict[int, list[tuple[Attempt, Told]]] = defaultdict(list)
+        self.attempts: dict[int, list[tuple[Attempt, WriteResult]]] = defaultdict(list)
+        self.by_syphon: dict[int, list[tuple[Attempt, WriteResult]]] = defaultdict(list)
         for attempt in history.attempts:
             told = attempt.told or (KILLED,) * len(attempt.messages)
             for number, each in zip(attempt.messages, told, strict=True):
@@ -315,7 +315,7 @@ class Facts:
             for attempt, told in self.attempts[sent.number]
         )
 
-    def writes(self, number: int, broker: str) -> list[tuple[Attempt, Told]]:
+    def writes(self, number: int, broker: str) -> list[tuple[Attempt, WriteResult]]:
         """The attempts that may have stored a message at a broker."""
         return [
             (attempt, told)

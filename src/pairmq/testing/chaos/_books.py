@@ -29,7 +29,7 @@ from pairmq.testing.history import (
     Note,
     Result,
     Sent,
-    Told,
+    WriteResult,
 )
 from pairmq.testing.simulator._history import History, Trouble
 from pairmq.testing.simulator._scenario import Fault, ProcessPlan, Scenario, SenderPlan, Setup
@@ -162,7 +162,7 @@ class _Books:
         self._history.notes.append(Note(self._at, self._tick, who, event_from_json(line["event"])))
 
     def _line_trouble(self, who: str, line: dict[str, Any]) -> None:
-        told = Told(*line["told"])
+        told = WriteResult(*line["told"])
         trouble = Trouble(self._at, self._tick, who, line["broker"], line["path"], line["operation"], told)
         self._history.troubles.append(trouble)
 
@@ -200,7 +200,7 @@ class _Books:
 
     def _line_tried(self, who: str, line: dict[str, Any]) -> None:
         attempt = self._attempts[who, line["attempt"]]
-        attempt.told = tuple(Told(*told) for told in line["told"])
+        attempt.told = tuple(WriteResult(*told) for told in line["told"])
         attempt.ended_at, attempt.end_tick = self._at, self._tick
 
     # The consumers'.

@@ -13,7 +13,7 @@ from pairmq.core import MAYBE_DUPLICATE
 from pairmq.model import Delivery, Entity, Message, Source, TransportError
 from pairmq.testing.chaos._ledger import Ledger
 from pairmq.testing.chaos._messages import made, number_of
-from pairmq.testing.history import CONFIRMED, Told
+from pairmq.testing.history import CONFIRMED, WriteResult
 from pairmq.testing.simulator._scenario import PRIMARY
 from pairmq.transport import (
     Receiver,
@@ -22,7 +22,6 @@ from pairmq.transport import (
     SenderWrapper,
     Transport,
     TransportWrapper,
-    is_nothing_sent,
 )
 
 T = TypeVar("T")
@@ -50,7 +49,7 @@ class RecordingTransport(TransportWrapper):
         """Make a receiver that writes down what it is given, and how that is settled."""
         return _Receiver(self, source.entity.path, self.inner.receiver(source))
 
-    def trouble(self, path: str, operation: str, told: Told) -> None:
+    def trouble(self, path: str, operation: str, told: WriteResult) -> None:
         """Write down that something failed."""
         self.ledger.write("trouble", broker=self.side, path=path, operation=operation, told=told)
 
@@ -87,14 +86,14 @@ class _Sender(SenderWrapper):
             messages=[number_of(message) for message in messages],
             marked=[MAYBE_DUPLICATE in message.application_properties for message in messages],
         )
-        told: Sequence[Told] = [Told(False, True, "cut", "killed")] * count
+        told: Sequence[WriteResult] = [WriteResult(False, True, "cut", "killed")] * count
         try:
             results = await write
             errors = results if isinstance(results, Sequence) else (None,)
-            told = [CONFIRMED if error is None else _told(error) for error in errors]
+            told = [CONFIRMED if error is None else WriteResult.of(error) for error in errors]
             return results
         except BaseException as error:
-            told = [_told(error)] * count
+            told = [WriteResult.of(error)] * count
             if not isinstance(error, TransportError) and isinstance(error, Exception):
                 link.strange(self._entity.path, "send", error)
             raise
@@ -130,7 +129,7 @@ class _Receiver(ReceiverWrapper):
         results = await self._noted("settle", self.inner.complete_batch(deliveries))
         for error in results:
             if error is not None:
-                self._link.trouble(self._path, "settle", _told(error))
+                self._link.trouble(self._path, "settle", WriteResult.of(error))
         return results
 
     async def abandon(self, delivery: Delivery) -> None:
@@ -165,18 +164,11 @@ class _Receiver(ReceiverWrapper):
         try:
             return await call
         except TransportError as error:
-            self._link.trouble(self._path, operation, _told(error))
+            self._link.trouble(self._path, operation, WriteResult.of(error))
             raise
         except asyncio.CancelledError as error:
-            self._link.trouble(self._path, operation, _told(error))
+            self._link.trouble(self._path, operation, WriteResult.of(error))
             raise
         except Exception as error:
             self._link.strange(self._path, operation, error)
             raise
-
-
-def _told(error: BaseException) -> Told:
-    if isinstance(error, TransportError):
-        return Told(False, error.maybe_applied, error.kind.value, error.reason.value)
-    # A time limit comes as a cancellation, and the transport may say that it had written nothing.
-    return Told(False, not is_nothing_sent(error), "cut", type(error).__name__)

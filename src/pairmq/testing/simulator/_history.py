@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from pairmq.model import Entity
 from pairmq.testing import history
-from pairmq.testing.history import CONFIRMED, CUT, Attempt, Copy, Handover, Life, Told
+from pairmq.testing.history import CONFIRMED, CUT, Attempt, Copy, Handover, Life, WriteResult
 from pairmq.testing.simulator._scenario import Fault, Scenario
 
-__all__ = ["CONFIRMED", "CUT", "Attempt", "Copy", "Gap", "Handover", "History", "Life", "Told", "Trouble"]
+__all__ = ["CONFIRMED", "CUT", "Attempt", "Copy", "Gap", "Handover", "History", "Life", "Trouble", "WriteResult"]
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Trouble:
     broker: str
     path: str
     operation: str
-    told: Told
+    told: WriteResult
 
 
 @dataclass(slots=True)

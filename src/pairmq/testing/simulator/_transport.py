@@ -9,7 +9,7 @@ from typing import Any
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.testing.simulator._broker import Broker, Poll
-from pairmq.testing.simulator._history import CONFIRMED, CUT, Attempt, History, Told, Trouble
+from pairmq.testing.simulator._history import CONFIRMED, CUT, Attempt, History, Trouble, WriteResult
 from pairmq.testing.simulator._network import (
     ADMIN,
     PROBE,
@@ -99,13 +99,13 @@ class SimulatedLink(Transport):
         try:
             return await self.connection.request(operation, path, apply, parts)
         except TransportError as error:
-            self.trouble(operation, path, told_by(error))
+            self.trouble(operation, path, WriteResult.of(error))
             raise
         except asyncio.CancelledError:
             self.trouble(operation, path, CUT)
             raise
 
-    def trouble(self, operation: str, path: str, told: Told) -> None:
+    def trouble(self, operation: str, path: str, told: WriteResult) -> None:
         """Note that an operation failed."""
         if self.connection.dead:
             return
@@ -155,7 +155,7 @@ class _Sender(Sender):
             ids = " ".join(str(message.message_id) for message in messages)
             history.say(life, f"writes {ids} to {link.broker.name} {self._entity}, attempt {attempt.number}")
         results: list[TransportError | None]
-        told: tuple[Told, ...] = ()
+        told: tuple[WriteResult, ...] = ()
 
         def apply(request: Request) -> list[TransportError | None]:
             def store(index: int, message: Message) -> TransportError | None:
@@ -165,10 +165,10 @@ class _Sender(Sender):
 
         try:
             results = await link.ask(SEND, self._entity.path, apply, len(messages))
-            told = tuple(CONFIRMED if result is None else told_by(result) for result in results)
+            told = tuple(CONFIRMED if result is None else WriteResult.of(result) for result in results)
         except TransportError as error:
             results = [error] * len(messages)
-            told = (told_by(error),) * len(messages)
+            told = (WriteResult.of(error),) * len(messages)
         except BaseException:
             told = (CUT,) * len(messages)
             raise
@@ -259,7 +259,7 @@ class _Receiver(Receiver):
             return [error] * len(deliveries)
         for each in results:
             if each is not None:
-                link.trouble(SETTLE, self._path, told_by(each))
+                link.trouble(SETTLE, self._path, WriteResult.of(each))
         return results
 
     async def abandon(self, delivery: Delivery) -> None:
@@ -348,8 +348,3 @@ class _Admin(Admin):
 
     async def _ask(self, entity: Entity, action: Callable[[Broker], Any]) -> Any:
         return await self._link.ask(ADMIN, entity.path, lambda _: action(self._link.broker))
-
-
-def told_by(error: TransportError) -> Told:
-    """The text of a failure."""
-    return Told(False, error.maybe_applied, error.kind.value, error.reason.value)
