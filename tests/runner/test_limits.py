@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -464,3 +465,24 @@ async def test_a_send_that_waits_for_its_turn_is_not_let_in_when_its_time_would_
         w.east.heal()
         w.west.heal()
         await later
+
+
+@in_virtual_time
+async def test_hundreds_that_wait_for_their_turns_are_let_in_over_some_turns_of_the_loop(world):
+    async with world(max_pending_sends=350) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.HANG)
+        batch = asyncio.gather(sender.send_batch([Message(b"1") for _ in range(350)]))
+        await asyncio.sleep(1)
+        sends = [asyncio.create_task(sender.send(Message(b"2"))) for _ in range(350)]
+        await asyncio.sleep(1)
+        batch.cancel()
+        await asyncio.wait([batch])
+        seen = []
+        for _ in range(20):
+            seen.append(w.pair.in_flight)
+            await asyncio.sleep(0)
+        assert seen[-1] == 350
+        assert max(after - before for before, after in pairwise(seen)) <= 100
+        w.east.heal()
+        await asyncio.gather(*sends)

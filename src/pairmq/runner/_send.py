@@ -50,6 +50,9 @@ from pairmq.transport import Sender, Transport, start_task
 TAKEN: Final[Sequence[TransportError | None]] = (None,)
 """What came of an attempt with one message that was confirmed."""
 
+_AT_ONCE: Final = 100
+"""Sends that are let in in one turn of the loop at most."""
+
 
 class Admission:
     """A first-come-first-served gate, counted in messages, that costs nothing while it is open.
@@ -65,6 +68,7 @@ class Admission:
         self._free = limit
         self._queue: OrderedDict[asyncio.Future[bool | None], tuple[int, float]] = OrderedDict()
         self._emptied = asyncio.Event()
+        self._more = False
 
     @property
     def in_flight(self) -> int:
@@ -123,23 +127,33 @@ class Admission:
         return False
 
     def _let_in(self) -> None:
+        """Let in those that there is room for, of thousands a few in each turn of the loop: each begins an attempt."""
+        if self._more:
+            return
         ended = False
-        while self._queue:
+        for _ in range(_AT_ONCE):
+            if not self._queue:
+                return
             turn, (messages, deadline) = next(iter(self._queue.items()))
             # While thousands end by their deadlines, one with hardly any time left would only begin to end as well.
-            if not turn.done() and deadline - asyncio.get_running_loop().time() < self._limits.lead:
-                if ended:  # one at a time, as each has work to do at its end: the next one when another send leaves
-                    return
-                ended = True
-                del self._queue[turn]
-                turn.set_result(False)
-                continue
-            if messages > self._free:
+            late = not turn.done() and deadline - Clock.now() < self._limits.lead
+            # One at a time, as each has work to do at its end: the next one when another send leaves.
+            if ended if late else messages > self._free:
                 return
             del self._queue[turn]
-            self._free -= messages
+            if late:
+                ended = True
+            else:
+                self._free -= messages
             if not turn.done():  # else it is about to be given up, and learns that it came
-                turn.set_result(True)
+                turn.set_result(not late)
+        if self._queue:
+            self._more = True
+            next(iter(self._queue)).get_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._more = False
+        self._let_in()
 
 
 class Attempts:
