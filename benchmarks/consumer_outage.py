@@ -277,6 +277,13 @@ class Trial:
         times = sorted(at for all_of in handled.values() for at, _ in all_of if at <= ended_at)
         gap, gap_at = max((later - earlier, earlier) for earlier, later in itertools.pairwise([*times, ended_at]))
         began = [at for at in started if at > self._consumers_killed_at > 0]
+        if began:
+            opened = [float(words[0]) for words in self._lines() if words[1] == "opened"][-1]
+            first = min((at for at in times if at > opened), default=ended_at)
+            text = (
+                f"consumers: opened {opened - began[0]:.1f} s after their start, handled {first - opened:.1f} s later"
+            )
+            print(text, file=sys.stderr)
         return Outcome(
             primary=len(receipts) - len(diverted),
             lane=len(diverted),
