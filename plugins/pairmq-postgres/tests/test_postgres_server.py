@@ -17,6 +17,7 @@ from doc_blocks import blocks
 from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import QueueProperties, Transport
 from pairmq_postgres._errors import SchemaVersion
+from pairmq_postgres._pool import Blobs, Numbers, Texts
 from pairmq_postgres._receiver import PostgresReceiver
 from pairmq_postgres._schema import STEPS, VERSION, migrate, script
 from pairmq_postgres.testing import GRANTS, PostgresServer
@@ -466,6 +467,16 @@ async def test_idle_receivers_ask_no_more_than_once_a_poll_interval(server, conn
 
 
 # Messages.
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+async def test_arrays_reach_the_server_as_they_are(connect, count):
+    texts, blobs, numbers = ["", "ä", "a" * 70_000], [b"", b"\0\xff", b"b" * 70_000], [-(2**63), 0, 2**63 - 1]
+    sent = [texts[:count], blobs[:count], numbers[:count]]
+    arrays = {"texts": Texts(sent[0]), "blobs": Blobs(sent[1]), "numbers": Numbers(sent[2])}
+    statement = "SELECT %(texts)b::text[], %(blobs)b::bytea[], %(numbers)b::bigint[]"
+    (((*found,),),) = await connect()._pool.run([(statement, arrays)])
+    assert found == sent
 
 
 async def test_batch_of_any_size_is_one_statement(server, queue, transport, message):
