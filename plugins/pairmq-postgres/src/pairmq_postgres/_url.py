@@ -31,7 +31,7 @@ _FORM = "postgresql://user:password@host:5432/database"
 _TLS_FILES = ("sslcert", "sslkey", "sslrootcert")
 _OPTIONS = ("connect_timeout", "listen", "poll_interval", "pool_size", "sslmode", *_TLS_FILES, *ENDPOINT_OPTIONS)
 _MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
-_POLL, _POLL_ALONE = 3.0, 1.0
+_POLL, _POLL_ALONE = 5.0, 1.0
 """Seconds between two polls, as a net below notifications, and without any. A syphon has some eleven receivers."""
 _MOST_BYTES = 63
 """PostgreSQL cuts longer names silently, and would find another user or database."""
