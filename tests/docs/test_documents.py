@@ -42,9 +42,9 @@ def test_the_promises_and_the_way_they_are_known_lead_to_each_other():
     assert "](guarantees.md)" in (ROOT / "docs/explanation/correctness.md").read_text()
 
 
-@pytest.mark.parametrize(("page", "name"), [("first-failover", "first.py"), ("first-outbox", "outbox.py")])
+@pytest.mark.parametrize(("page", "name"), [("first-failover.md", "first.py"), ("first-outbox.md", "outbox.py")])
 def test_the_tutorial_runs_as_it_is_printed(tmp_path, page, name):
-    text = (ROOT / f"docs/tutorial/{page}.md").read_text()
+    text = (ROOT / "docs/tutorial" / page).read_text()
     program = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     printed = re.search(rf"\$ python {name}\n(.*?)```", text, re.DOTALL)
     (tmp_path / name).write_text(program[1])
