@@ -574,4 +574,11 @@ TESTED = (
         "        try:\n            actual = None if created else await self._limited(admin.properties(queue))\n",
         tests=("tests/runner/test_backlog.py",),
     ),
+    Mutant(
+        "a property without a value, beside texts alone, makes its message malformed",
+        "src/pairmq/transport/_header.py",
+        '                if type(written) is not list or len(written) != 2 or written[0] != "str":\n',
+        '                if len(written) == 2 and written[0] != "str":\n',
+        tests=("tests/transport/test_header.py",),
+    ),
 )

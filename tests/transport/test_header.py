@@ -63,6 +63,34 @@ def test_every_message_comes_back_as_it_was(message):
     assert repr(decode_header(encode_header(message), message.body)) == repr(message)  # repr tells 1 from 1.0 and True
 
 
+@given(
+    st.builds(
+        Message,
+        body=st.just(b"x"),
+        message_id=_ids,
+        content_type=_texts,
+        subject=_texts,
+        reply_to=_texts,
+        application_properties=st.dictionaries(
+            st.text("ab\u00e9", min_size=1, max_size=3), st.text(max_size=2) | _scalars, max_size=3
+        ),
+    )
+)
+def test_a_message_with_usual_fields_comes_back_as_it_was(message):
+    assert repr(decode_header(encode_header(message), message.body)) == repr(message)
+
+
+def test_a_property_without_a_value_comes_back_beside_texts():
+    message = Message(b"x", application_properties={"task": "ship", "eta": None, "retries": 0})
+    assert decode_header(encode_header(message), b"x") == message
+
+
+@pytest.mark.parametrize("written", ['"st"', '["str"]', '["str","a","b"]', '{"str":"a","b":"c"}', "null", "7"])
+def test_a_property_that_is_no_pair_of_type_and_value_is_refused(written):
+    with pytest.raises(MalformedHeader):
+        decode_header(f'{{"application_properties":{{"a":{written}}}}}', b"x")
+
+
 def test_the_deepest_nesting_comes_back():
     value: object = Decimal("1.50")
     for _ in range(MAX_NESTING):

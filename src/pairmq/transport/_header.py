@@ -109,8 +109,11 @@ def _usual(fields: dict[str, Any], body: bytes) -> Message | None:
             if type(value) is not str or not value.isascii():
                 return None
         elif name == _PROPERTIES:
-            for key, (tag, text) in value.items():
-                if tag != "str" or type(text) is not str or not (text.isascii() and key.isascii() and key):
+            for key, written in value.items():
+                if type(written) is not list or len(written) != 2 or written[0] != "str":
+                    return None
+                text = written[1]
+                if type(text) is not str or not (text.isascii() and key.isascii() and key):
                     return None
                 properties[key] = text
         else:
@@ -153,7 +156,7 @@ def _written(value: PropertyValue) -> list[object]:
 def _read(written: Any, depth: int) -> PropertyValue:
     if depth > MAX_NESTING:
         raise ValueError(f"an application property is nested more than {MAX_NESTING} deep")
-    tag, *rest = written
+    tag, *rest = _typed(written, list)
     if tag == "none":
         return None
     (value,) = rest
