@@ -110,6 +110,11 @@ def test_an_observer_that_would_have_to_be_awaited_is_refused():
         Pair.connect("memory://a", "memory://b", observers=[Audit()])
 
 
+def test_a_function_is_refused_as_an_observer_with_what_to_give_instead():
+    with pytest.raises(TypeError, match=r"is not an observer: give an object .* it lacks on_event and close$"):
+        Pair.connect("memory://a", "memory://b", observers=[print])
+
+
 async def test_a_pair_is_observed_by_name(monkeypatch):
     seen = []
     monkeypatch.setattr(OpenTelemetryObserver, "on_event", lambda self, event: seen.append(event))

@@ -29,7 +29,7 @@ class Audience:
         observers: the pair's; closed with it.
 
     Raises:
-        TypeError: an observer's ``on_event`` is a coroutine function.
+        TypeError: an observer lacks a method, or its ``on_event`` is a coroutine function.
     """
 
     def __init__(self, name: str, clock: Clock, observers: Iterable[Observer]) -> None:
@@ -41,6 +41,12 @@ class Audience:
         self.emit = Emitter(name, clock)
         """Takes the events."""
         for observer in self._observers:
+            missing = [name for name in ("on_event", "close") if not callable(getattr(observer, name, None))]
+            if missing:
+                raise TypeError(
+                    f"{observer!r} is not an observer: give an object with on_event(event) and async close(); "
+                    f"it lacks {' and '.join(missing)}"
+                )
             if inspect.iscoroutinefunction(observer.on_event):
                 raise TypeError(
                     f"on_event of {observer!r} is a coroutine function, and would not run: write def on_event"
