@@ -170,6 +170,16 @@ class OutboxTests:
         assert list(database.items()) == ["kept"]
         assert await arrived(pair, 1) == [b"kept"]
 
+    async def test_outbox_keeps_a_property_without_a_value_beside_texts(self, pair: Pair, database):
+        properties = {"text": "a text", "nothing": None}
+        with contextlib.closing(database.connect()) as connection:
+            message = Message(b"1", application_properties=properties)
+            await pair.outbox("orders").send(message, connection=connection)
+            connection.commit()
+        async with asyncio.timeout(PATIENCE), pair.receiver("orders") as receiver:
+            (delivery,) = await receiver.receive(1, PATIENCE)
+        assert delivery.message.application_properties == properties
+
     @pytest.mark.parametrize(
         ("make", "text"),
         [

@@ -491,10 +491,13 @@ async def test_batch_of_any_size_is_one_statement(server, queue, transport, mess
 async def test_row_of_another_program_is_dead_lettered_and_the_next_one_delivered(server, queue, transport, message):
     server.query("INSERT INTO pairmq.message (shelf, header, body) SELECT id, 'no header', '' FROM pairmq.source")
     await transport.sender(queue).send(message("next"))
-    (delivery,) = await transport.receiver(Source(queue)).receive(1, PATIENCE)
+    receiver, reported = transport.receiver(Source(queue)), []
+    receiver.on_dead_lettered = reported.append
+    (delivery,) = await receiver.receive(1, PATIENCE)
     assert delivery.message.body == b"next"
     (dead,) = await transport.receiver(Source(queue, dead_letter=True)).receive(1, PATIENCE)
     assert dead.dead_letter_reason == "malformed"
+    assert [each.message for each in reported] == [dead.message]
 
 
 @pytest.mark.parametrize("path", ["orders'; DROP SCHEMA pairmq CASCADE; --", 'a"b', "%s", "ä/世界", "pairmq.message"])

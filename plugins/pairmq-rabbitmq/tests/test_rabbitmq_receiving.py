@@ -884,6 +884,8 @@ async def test_malformed_messages_are_dead_lettered_and_block_no_receiver(
     publish(server, "bad", expiration="600000", headers={"x-opt-scheduled-enqueue-time": "tomorrow"})
     publish_unreadable(server, b"worse")
     publish(server, "good 2")
+    reported: list[Delivery] = []
+    receiver.on_dead_lettered = reported.append
     deliveries = await take(receiver, 2)
     assert bodies(deliveries) == ["good 1", "good 2"]
     assert (ready(server), held(context)) == (0, 2)
@@ -891,6 +893,8 @@ async def test_malformed_messages_are_dead_lettered_and_block_no_receiver(
     assert sorted(bodies(dead)) == ["bad", "worse"]
     assert {found.dead_letter_reason for found in dead} == {"malformed"}
     assert all(found.dead_letter_description for found in dead)
+    assert sorted(bodies(reported)) == ["bad", "worse"]
+    assert {found.dead_letter_reason for found in reported} == {"malformed"}
 
 
 async def test_a_queue_of_malformed_messages_is_cleared(

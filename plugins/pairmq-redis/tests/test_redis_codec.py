@@ -318,7 +318,8 @@ def test_the_time_to_live_stands_first_for_the_scripts() -> None:
 def test_a_malformed_entry_is_shown_with_its_raw_fields() -> None:
     shown = _codec.decode_leniently([b"x", b"\x00", b"b", b"body", b"i", b"", b"!reason", b"malformed"])
     assert shown.body == b"body"
-    assert shown.application_properties == {"raw:x": b"\x00", "raw:i": b""}
+    assert (shown.message_id, shown.application_properties) == (None, {"raw:x": b"\x00", "raw:i": b""})
+    assert _codec.decode_leniently([b"x", b"\x00", b"i", b"an id"]).message_id == "an id"
 
 
 def test_a_schedule_is_due_at_the_next_whole_millisecond() -> None:

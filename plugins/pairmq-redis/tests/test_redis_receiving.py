@@ -489,11 +489,14 @@ async def test_a_malformed_entry_is_dead_lettered_and_blocks_nothing(
         await control.call([(b"XADD", EntityKeys(queue).stream, b"*", *fields)], Scope())
     await transport.sender(queue).send(message("after"))
     receiver = transport.receiver(Source(queue))
+    reported: list[Delivery] = []
+    receiver.on_dead_lettered = reported.append
     assert bodies(await receiver.receive(10, WAIT)) == ["before", "after"]
     dead = await transport.receiver(Source(queue, dead_letter=True)).receive(10, WAIT)
     assert [d.dead_letter_reason for d in dead] == ["malformed"] * 3
     assert dead[0].message.application_properties == {"raw:foreign": b"\xff\x00"}
     assert dead[1].message.body == b"body"
+    assert [(d.message, d.dead_letter_reason) for d in reported] == [(d.message, "malformed") for d in dead]
 
 
 async def test_a_malformed_entry_does_not_end_a_wait(transport: Transport, queue: Entity, message: Make) -> None:

@@ -8,7 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from pairmq import Pair, PairOptions
 from pairmq.model import Entity, EntityKind, FailureReason, Source, TransportError
+from pairmq.model.events import Event, MessageDeadLettered, MessageDelivered, Settlement
 from pairmq.transport import QueueCounts, QueueProperties
 from pairmq_sqlite import _receiver, _store
 from pairmq_sqlite._database import Database
@@ -39,12 +41,42 @@ async def test_what_another_program_wrote_is_dead_lettered_and_what_is_behind_it
     write(path, statement, '{"priority": "high"}', b"a body")
     write(path, statement, b"\xff", 7)
     await sender.send(message("after"))
+    reported = []
+    receiver.on_dead_lettered = reported.append
     found = [await receiver.receive(1, 0) for _ in range(3)]
     assert [[delivery.message.body for delivery in some] for some in found] == [[b"before"], [b"after"], []]
     dead = await transport.receiver(Source(queue, dead_letter=True)).receive(10, 0)
     assert [delivery.dead_letter_reason for delivery in dead] == ["malformed", "malformed"]
     assert dead[0].message.application_properties == {"raw:header": '{"priority": "high"}'}
     assert dead[0].message.body == b"a body"
+    assert [each.message for each in reported] == [each.message for each in dead]
+    assert [each.dead_letter_description for each in reported] == [each.dead_letter_description for each in dead]
+
+
+async def test_a_pair_reports_what_its_receivers_dead_letter_themselves(path, tmp_path):
+    insert = """
+        INSERT INTO message (shelf, enqueued_at, free_at, header, body) SELECT shelf.id, 0, 0, ?, ''
+        FROM shelf JOIN entity ON shelf.entity = entity.id WHERE path = ? AND NOT dead_letter
+    """
+    found: list[Event] = []
+    options = PairOptions(enable_syphon=True, backlog_queue_count=1)
+    async with Pair.connect(f"sqlite://{path}", f"sqlite://{tmp_path / 'west'}", options=options) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        (backlog,) = pair.backlog_queues
+        pair.subscribe(lambda e: found.append(e) if isinstance(e, MessageDeadLettered | MessageDelivered) else None)
+        write(tmp_path / "west", insert, "{", backlog.path)
+        await until(lambda: asyncio.sleep(0, found))
+        write(path, insert, "{", "orders")
+        assert await pair.receiver("orders").receive(wait=0) == []
+        moved, consumed = found
+        assert isinstance(moved, MessageDeadLettered)
+        assert isinstance(consumed, MessageDelivered)
+        assert (moved.queue, moved.entity, moved.reason) == (backlog.path, None, "malformed")
+        assert moved.description
+        assert (consumed.entity, consumed.settlement) == (Entity("orders"), Settlement.DEAD_LETTERED)
+        assert (consumed.reason, consumed.error) == ("malformed", None)
+        for admin, queue in ((pair.primary.admin, Entity("orders")), (pair.secondary.admin, backlog)):
+            assert (await admin.counts(Source(queue))).dead_letter == 1
 
 
 async def test_expired_messages_count_as_dead_before_anybody_has_met_them(transport, queue, message):

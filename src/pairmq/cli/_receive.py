@@ -194,6 +194,7 @@ class ReceiveJob:
             if self._journal is not None:
                 journalled = journal_package().journal_deliveries
                 receiver = journalled(receiver, self._journal, source=self._source, pair=self._pair)
+            receiver.on_dead_lettered = self._dead_lettered
             try:
                 with Progress("received", "messages") as progress:
                     await self._receive_all(receiver, stop, progress)
@@ -210,6 +211,10 @@ class ReceiveJob:
             note(f"stopped by {stop.name}: {self._source} keeps what was not written")
             return stop.exit_status
         return 0
+
+    def _dead_lettered(self, delivery: Delivery) -> None:
+        message_id = delivery.message.message_id or "without a readable id"
+        warn(f"message {message_id} can't be read and is dead-lettered: {delivery.dead_letter_description}")
 
     async def peek(self, stop: Stop) -> int:
         """Show the oldest messages and leave them there; returns the exit status."""

@@ -237,7 +237,7 @@ class MessageMoved(Event):
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class MessageDeadLettered(Event):
-    """The syphon dead-lettered a message that can't be delivered (SPEC 7.4).
+    """A message of a backlog queue was dead-lettered: it can't be delivered (SPEC 7.4), or not be decoded.
 
     Args:
         queue: the backlog queue in whose dead-letter queue it is now.

@@ -214,6 +214,9 @@ class _LaneSide(_Side):
         self.id = owner.clock.new_id()
         self._backlog = engine.backlog
         self._lane = lane
+        receiver.on_dead_lettered = lambda found: self._buried(
+            found, Poison(found.dead_letter_reason or "", found.dead_letter_description or "")
+        )
 
     async def _poll(self) -> Sequence[PairDelivery]:
         began_at = self.owner.clock.now()
@@ -242,14 +245,17 @@ class _LaneSide(_Side):
         owner = self.owner
         with contextlib.suppress(TransportError):  # it is redelivered
             await owner.limited(self.receiver.dead_letter(delivery, *poison))
-            owner.emit(
-                MessageDeadLettered,
-                queue=self.source.entity.path,
-                entity=owner.source.entity.path,
-                message_id=delivery.message.message_id,
-                reason=poison.reason,
-                description=poison.description,
-            )
+            self._buried(delivery, poison)
+
+    def _buried(self, delivery: Delivery, poison: Poison) -> None:
+        self.owner.emit(
+            MessageDeadLettered,
+            queue=self.source.entity.path,
+            entity=self.owner.source.entity.path,
+            message_id=delivery.message.message_id,
+            reason=poison.reason,
+            description=poison.description,
+        )
 
 
 class ContinuousReceiver(PairReceiver):

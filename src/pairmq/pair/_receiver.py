@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from pairmq.core import ASKED, Backoff
 from pairmq.model import Delivery, FailureKind, FailureReason, LockLost, Message, Source, TransportError
-from pairmq.model.events import Event, MessageDelivered, Settlement, Side
+from pairmq.model.events import Event, MessageDelivered, Settlement, Side, Warned
 from pairmq.pair._arguments import count, seconds
 from pairmq.runner import Clock, Engine, TimeLimits
 from pairmq.transport import Endpoint, Receiver, Transport
@@ -159,6 +159,7 @@ class PairReceiver:
         self._prefetch = prefetch
         self._clock = clock
         self._receiver = transport.receiver(source)
+        self._receiver.on_dead_lettered = self._dead_lettered
         self._id = clock.new_id()
         self._limits = TimeLimits()
         self._turn = asyncio.Lock()
@@ -237,6 +238,15 @@ class PairReceiver:
         deliveries = await self._limits.run(receiver.receive(max_messages, wait), self._asked_at + limit)
         now = self._clock.wall()
         return [PairDelivery(delivery, receiver, self, now) for delivery in deliveries]
+
+    def _dead_lettered(self, delivery: Delivery) -> None:
+        """The transport could not decode a message, and has dead-lettered it."""
+        message_id, reason = delivery.message.message_id, delivery.dead_letter_reason
+        text = f"message {message_id or 'without a readable id'} is in its dead-letter queue now, as {reason}: "
+        text += delivery.dead_letter_description or ""
+        self._engine.emit(Warned, subject=str(self._source), text=text)
+        now = self._clock.wall()
+        self._settled(delivery, self._id, Side.PRIMARY, now, Settlement.DEAD_LETTERED, reason, None)
 
     def _settled(
         self,

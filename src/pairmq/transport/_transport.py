@@ -230,9 +230,12 @@ class Receiver(ABC):
 
     Attributes:
         scope: as `Sender.scope`.
+        on_dead_lettered: set by who reads; called with each message that `receive` itself has dead-lettered, as a
+            receiver of the dead-letter queue would return it, its ``message`` as far as it can be read.
     """
 
     scope: Scope | None = None
+    on_dead_lettered: Callable[[Delivery], None] | None = None
     __releasing: asyncio.Task[None] | None = None
 
     @abstractmethod
@@ -246,7 +249,7 @@ class Receiver(ABC):
         Returns:
             Deliveries in the broker's order; empty if none arrived in time. It returns as soon as there is at least
             one. A stored message that can't be decoded never fails the call and never blocks the queue: the transport
-            dead-letters it with reason ``malformed`` and continues.
+            dead-letters it with reason ``malformed``, reports it (`dead_lettered`) and continues.
 
         Raises:
             TransportError: the source can't be read.
@@ -254,6 +257,20 @@ class Receiver(ABC):
         Not to be called concurrently on one receiver. A cancelled call loses nothing: what it had fetched is
         redelivered, at the latest when the locks expire.
         """
+
+    def dead_lettered(self, message: Message, reason: str, description: str, delivery_count: int = 1) -> None:
+        """Report a message that `receive` itself has dead-lettered, once the broker has confirmed it.
+
+        Args:
+            message: as far as it can be read.
+            reason: ``malformed``.
+            description: a sentence.
+            delivery_count: how many times it was delivered.
+        """
+        if self.on_dead_lettered is not None:
+            self.on_dead_lettered(
+                Delivery(message, None, delivery_count, dead_letter_reason=reason, dead_letter_description=description)
+            )
 
     def read_ahead(self, messages: int) -> None:  # noqa: B027  # optional
         """Hint that `receive` will be called continuously, as by the syphon.

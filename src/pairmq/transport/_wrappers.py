@@ -46,11 +46,16 @@ class ReceiverWrapper(Receiver):
     """Passes every call on to another receiver.
 
     Args:
-        inner: that receiver.
+        inner: that receiver, whose reports of what it dead-letters itself are passed on.
     """
 
     def __init__(self, inner: Receiver) -> None:
         self.inner = inner
+        inner.on_dead_lettered = self._pass_on
+
+    def _pass_on(self, delivery: Delivery) -> None:
+        if self.on_dead_lettered is not None:
+            self.on_dead_lettered(delivery)
 
     def receive(self, max_messages: int, wait: float) -> Call[list[Delivery]]:
         return self.inner.receive(max_messages, wait)

@@ -283,13 +283,18 @@ class TemplateReceiver(Receiver):
         self._receives += 1
         lock = f"{self._name}:{self._receives}"
         try:
-            return await self._run(lambda connection: self._taken(connection, most, lock))
+            found, malformed = await self._run(lambda connection: self._taken(connection, most, lock))
         except asyncio.CancelledError:
             with contextlib.suppress(TransportError):
                 self._file.release(lock)  # it may have been done
             raise
+        for body, problem in malformed:
+            self.dead_lettered(Message(body if isinstance(body, bytes) else b""), "malformed", problem)
+        return found
 
-    def _taken(self, connection: sqlite3.Connection, most: int, lock: str) -> list[Delivery]:
+    def _taken(
+        self, connection: sqlite3.Connection, most: int, lock: str
+    ) -> tuple[list[Delivery], list[tuple[object, str]]]:
         settings, now, dead = settings_of(connection, self._path), time.time(), self._source.dead_letter
         until = now + (settings.lock_duration or _LOCK)
         if settings.max_delivery_count is not None and not dead:
@@ -301,6 +306,7 @@ class TemplateReceiver(Receiver):
             "WHERE path = ? AND dead = ? AND free_at <= ? ORDER BY number LIMIT ?"
         )
         found: list[Delivery] = []
+        malformed: list[tuple[object, str]] = []
         for row in connection.execute(query, (self._path, dead, now, most)).fetchall():
             number, sent_at, deliveries, reason, description, header, body = row
             try:
@@ -308,6 +314,7 @@ class TemplateReceiver(Receiver):
             except MalformedHeader as error:
                 if not dead:  # it must not block the queue
                     connection.execute(f"{_BURY} WHERE number = ?", ("malformed", str(error), number))
+                    malformed.append((body, str(error)))
                     continue
                 message = Message(body if isinstance(body, bytes) else b"")
             change = "UPDATE message SET lock = ?, free_at = ?, deliveries = ? WHERE number = ?"
@@ -316,7 +323,7 @@ class TemplateReceiver(Receiver):
                 message, (number, lock), deliveries, str(number), at(sent_at), at(until), reason, description
             )
             found.append(delivery)
-        return found
+        return found, malformed
 
     async def _settle(self, change: str, delivery: Delivery, *values: object) -> None:
         """Change the row of a message that this receiver has locked."""

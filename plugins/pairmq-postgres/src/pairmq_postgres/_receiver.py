@@ -408,12 +408,13 @@ class PostgresReceiver(Receiver):
         try:
             message = shown(header, body) if self._source.dead_letter else decode_header(header, body)
         except MalformedHeader as problem:
-            return delivery_of(row, Message(), until, token), problem
+            return delivery_of(row, shown(header, body), until, token), problem
         return delivery_of(row, message, until, token)
 
     async def _bury(self, malformed: Delivery, problem: MalformedHeader) -> None:
         with contextlib.suppress(TransportError):  # it is locked, and met again when that has ended
             await self.dead_letter(malformed, "malformed", str(problem))
+            self.dead_lettered(malformed.message, "malformed", str(problem), malformed.delivery_count)
 
     # Waiting.
 

@@ -137,7 +137,8 @@ def decode_leniently(fields: Sequence[bytes]) -> Message:
     except MalformedEntry:
         pairs = [(n, v) for n, v in zip(fields[::2], fields[1::2], strict=False) if not n.startswith(b"!")]
         raw = {f"raw:{name.decode(errors='replace')}"[:128]: value for name, value in pairs if name != _BODY}
-        return Message(dict(pairs).get(_BODY, b""), application_properties=raw)
+        message_id = dict(pairs).get(_ID, b"").decode(errors="replace")[:MAX_ID_LENGTH] or None
+        return Message(dict(pairs).get(_BODY, b""), message_id, application_properties=raw)
 
 
 def size(message: Message) -> int:

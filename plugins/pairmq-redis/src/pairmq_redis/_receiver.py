@@ -206,20 +206,23 @@ class RedisReceiver(Receiver):
         dead = self._source.source.dead_letter
         deliveries: list[Delivery] = []
         given: dict[bytes, float] = {}
-        malformed: list[list[bytes]] = []
+        malformed: list[tuple[bytes, int, str, Sequence[bytes]]] = []
         for id_, count, fields in entries:
             try:
                 message = _codec.decode_leniently(fields) if dead else _codec.decode(fields)
             except _codec.MalformedEntry as problem:
-                malformed.append([id_, b"%d" % count, b"malformed", str(problem).encode(errors="replace")])
+                malformed.append((id_, count, str(problem), fields))
                 continue
             given[id_] = until_ms
             deliveries.append(
                 delivery_of(id_, message, fields, _Token(id_, count, self), count=count, locked_until=locked_until)
             )
-        for arguments in malformed:
-            if not await self._put_away(_scripts.DEAD_LETTER, arguments):
-                given[arguments[0]] = until_ms
+        for id_, count, why, fields in malformed:
+            arguments = (id_, b"%d" % count, b"malformed", why.encode(errors="replace"))
+            if await self._put_away(_scripts.DEAD_LETTER, arguments):
+                self.dead_lettered(_codec.decode_leniently(fields), "malformed", why, count)
+            else:
+                given[id_] = until_ms
         self._given.update(given)
         return deliveries
 

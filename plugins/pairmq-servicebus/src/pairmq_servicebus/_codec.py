@@ -20,7 +20,7 @@ from typing import Any
 
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, AmqpMessageHeader, AmqpMessageProperties
 
-from pairmq.model import MAX_PRIORITY, Message, PropertyValue
+from pairmq.model import MAX_ID_LENGTH, MAX_PRIORITY, Message, PropertyValue
 from pairmq_servicebus import _values
 from pairmq_servicebus._entities import SESSION
 from pairmq_servicebus._private import BINARY, LONG, TIMESTAMP, UNREADABLE, typed, untyped
@@ -182,14 +182,16 @@ def decode(raw: AmqpAnnotatedMessage, *, dead_letter: bool = False) -> Decoded:
 
 
 def decode_leniently(raw: AmqpAnnotatedMessage, *, dead_letter: bool = False) -> Decoded:
-    """Read a message for somebody who only looks: of one that can't be read, the body."""
+    """Read a message for somebody who only looks: of one that can't be read, the body and the id."""
     try:
         return decode(raw, dead_letter=dead_letter)
     except Malformed:
-        body = raw.body
+        body, found = raw.body, raw.properties and raw.properties.message_id
+        text = found.decode(errors="replace") if isinstance(found, bytes) else str(found or "")
+        message_id = text[:MAX_ID_LENGTH] or None
         if raw.body_type is AmqpMessageBodyType.DATA:
-            return Decoded(Message(b"".join(part for part in body if isinstance(part, bytes))))
-        return Decoded(Message(repr(body).encode("utf-8", "replace")))
+            return Decoded(Message(b"".join(part for part in body if isinstance(part, bytes)), message_id))
+        return Decoded(Message(repr(body).encode("utf-8", "replace"), message_id))
 
 
 def _application_of(application: Mapping[str, Any], fields: Mapping[str, Any]) -> Mapping[str, PropertyValue]:

@@ -20,10 +20,11 @@ from azure.servicebus import ServiceBusReceivedMessage as Received
 from azure.servicebus.aio import ServiceBusSession
 from azure.servicebus.exceptions import OperationTimeoutError, SessionCannotBeLockedError
 
-from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
+from pairmq.model import Delivery, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import Receiver, SessionReceiver
 from pairmq_servicebus import _entities, _errors, _private
 from pairmq_servicebus._client import Namespace
+from pairmq_servicebus._codec import decode_leniently
 from pairmq_servicebus._lane import Job, Lane
 from pairmq_servicebus._receive_link import ReceiveLink, is_somebody_elses, open_client, open_link
 from pairmq_servicebus._settling import (
@@ -51,9 +52,18 @@ _PATIENCE_EACH = 0.0002  # s more for each message that it may take
 
 class Receive(Job[ReceiveLink]):
     """One receive of one caller: ``wait`` seconds for the first message, and ``limit`` that the client may take beyond
-    that."""
+    that; ``report`` is `Receiver.dead_lettered`."""
 
-    def __init__(self, lane: Lane[ReceiveLink], shelf: Shelf, most: int, wait: float, limit: float, doing: str) -> None:
+    def __init__(
+        self,
+        lane: Lane[ReceiveLink],
+        shelf: Shelf,
+        most: int,
+        wait: float,
+        limit: float,
+        doing: str,
+        report: Callable[[Message, str, str, int], None],
+    ) -> None:
         super().__init__(wait + limit, yields=True)
         loop = asyncio.get_running_loop()
         self.done: asyncio.Future[list[Delivery] | TransportError] = loop.create_future()
@@ -62,6 +72,7 @@ class Receive(Job[ReceiveLink]):
         self._most = min(most, _MOST_AT_ONCE)
         self._until = loop.time() + wait
         self._doing = doing
+        self._report = report
         self._arrived: Sequence[Received] = ()
         self._malformed: list[tuple[Received, str]] = []
         self._withheld: list[Received] = []
@@ -150,6 +161,8 @@ class Receive(Job[ReceiveLink]):
             # It stays locked if this fails, and is dead-lettered when it is redelivered.
             with contextlib.suppress(Exception):
                 await link.client.dead_letter_message(received, reason=MALFORMED, error_description=text)
+                message = decode_leniently(received.raw_amqp_message).message
+                self._report(message, MALFORMED, text, (received.delivery_count or 0) + 1)
         while self._withheld:
             received = self._withheld.pop()
             with contextlib.suppress(Exception):  # as above
@@ -229,7 +242,7 @@ class BusReceiver(Receiver):
     async def _receive(self, max_messages: int, wait: float) -> list[Delivery]:
         self._check_open(self._doing)
         self._shelf.tidy()
-        job = Receive(self._lane, self._shelf, max_messages, wait, self._limit, self._doing)
+        job = Receive(self._lane, self._shelf, max_messages, wait, self._limit, self._doing, self.dead_lettered)
         self._lane.submit(job)
         try:
             outcome = await job.done

@@ -193,7 +193,7 @@ async def test_giving_back_that_is_interrupted_goes_on_with_the_rest(monkeypatch
     monkeypatch.setattr(_receiver, "abandon_all", give_back)
     nothing: Any = None
     link: Any = Link()
-    job = _receiver.Receive(nothing, nothing, 1, 0.0, 1.0, "receive")
+    job = _receiver.Receive(nothing, nothing, 1, 0.0, 1.0, "receive", nothing)
     unwanted: Any = ["a", "b", "c"]
     job._unwanted = unwanted
     interrupted = asyncio.create_task(job._set_aside(link))
@@ -423,13 +423,15 @@ async def test_a_close_ends_a_long_poll(transport: Transport, queue: Entity) -> 
 async def test_a_malformed_message_is_dead_lettered_and_blocks_nothing(
     transport: Transport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
-    bad = ServiceBusMessage("bad", application_properties={"x-pairmq-fields": "no json"})
+    bad = ServiceBusMessage("bad", message_id="an id", application_properties={"x-pairmq-fields": "no json"})
     async with (
         ServiceBusClient.from_connection_string(server.connection_string) as client,
         client.get_queue_sender(queue.path) as foreign,
     ):
         await foreign.send_messages(bad)
     receiver = transport.receiver(Source(queue))
+    reported: list[Delivery] = []
+    receiver.on_dead_lettered = reported.append
     assert await receiver.receive(1, 0.5) == []
     await transport.sender(queue).send(message("good"))
     assert [delivery.message.body for delivery in await receiver.receive(10, PATIENCE)] == [b"good"]
@@ -439,6 +441,7 @@ async def test_a_malformed_message_is_dead_lettered_and_blocks_nothing(
             await asyncio.sleep(0.02)
     [dead] = found
     assert dead.message.body == b"bad"
+    assert [(each.message.body, each.message.message_id) for each in reported] == [(b"bad", "an id")]
     raw = transport.receiver(Source(queue, dead_letter=True))
     # It can't be read there either; its reason is for people with other tools.
     assert await raw.receive(1, 0.3) == []

@@ -46,10 +46,11 @@ class _Token(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What one look has found, and seconds until something is known to become free."""
+    """What one look has found, seconds until something is known to become free, and what it has dead-lettered."""
 
     deliveries: list[Delivery]
     next_in: float
+    malformed: list[tuple[Row, str]]
 
 
 class SQLiteReceiver(Receiver):
@@ -82,6 +83,8 @@ class SQLiteReceiver(Receiver):
         while True:
             arrival = self._context.arrivals.next(self._path)
             taken = await self._take(min(max_messages, _MOST_MESSAGES))
+            for row, problem in taken.malformed:
+                self.dead_lettered(shown(row.header, row.body), "malformed", problem, row.deliveries)
             left = ends_at - loop.time()
             if taken.deliveries or left <= 0:
                 return taken.deliveries
@@ -214,6 +217,7 @@ def _take(store: Store, place: Place, lock: str, most: int) -> _Taken:
     until = instant(now_us() + place.settings.lock_duration)
     decode = shown if place.reads_dead else decode_header
     deliveries: list[Delivery] = []
+    malformed: list[tuple[Row, str]] = []
     while not deliveries:
         rows = store.take(place, lock, most, _MOST_BYTES)
         for row in rows:
@@ -221,13 +225,15 @@ def _take(store: Store, place: Place, lock: str, most: int) -> _Taken:
                 message = decode(row.header, row.body)
             except MalformedHeader as problem:
                 store.dead_letter(place, row.number, lock, "malformed", str(problem))
+                malformed.append((row, str(problem)))
             else:
                 token = _Token(row.number, lock)
                 deliveries.append(delivery_of(row, message, token, locked_until=until))
         if not rows:
             next_at = store.next_at(place)
-            return _Taken([], float("inf") if next_at is None else max(next_at - now_us(), 1000) / 1_000_000)
-    return _Taken(deliveries, 0.0)
+            free_in = float("inf") if next_at is None else max(next_at - now_us(), 1000) / 1_000_000
+            return _Taken([], free_in, malformed)
+    return _Taken(deliveries, 0.0, malformed)
 
 
 def _storable(text: str) -> str:

@@ -105,6 +105,10 @@ class JournalledReceiver(ReceiverWrapper):
         self._remember(renewed, received_at)
         return renewed
 
+    def _pass_on(self, delivery: Delivery) -> None:
+        self._report(delivery, Settlement.DEAD_LETTERED, delivery.dead_letter_reason, None)
+        super()._pass_on(delivery)
+
     async def close(self) -> None:
         self._received.clear()
         await self.inner.close()

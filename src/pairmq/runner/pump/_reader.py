@@ -67,6 +67,7 @@ class QueueReceiver:
         self._secondary = context.secondary
         self._options = context.options
         self._clock = context.clock
+        self._emit = context.emit
         self._receiver: Receiver | None = None
         self._ending = False
         self._polls = TimeLimits()
@@ -120,6 +121,19 @@ class QueueReceiver:
             self._machine.opened(properties.lock_duration, ordered=properties.single_consumer)
             self.asked.set()
             self._receiver = self._secondary.receiver(Source(self.queue))
+            self._receiver.on_dead_lettered = self._dead_lettered
+
+    def _dead_lettered(self, delivery: Delivery) -> None:
+        """The transport could not decode a message, and has dead-lettered it (SPEC 7.4)."""
+        self._emit.of_message(
+            delivery.message,
+            MessageDeadLettered,
+            queue=self.queue.path,
+            entity=None,
+            message_id=delivery.message.message_id,
+            reason=delivery.dead_letter_reason,
+            description=delivery.dead_letter_description,
+        )
 
     async def receive(self, most: int, ahead: int) -> list[Delivery]:
         """One long poll.

@@ -31,6 +31,21 @@ class CompletesNothing(DefectiveReceiver):
 
 
 @planted(
+    "Receiver.receive: whatever a sender has stored can be decoded",
+    "Send.test_every_application_property_comes_back_as_it_was",
+    "Failover.test_a_secondary_keeps_messages_and_gives_them_back_as_they_were",
+)
+class TakesNothingBesideTextsForMalformed(DefectiveReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        given = await super().receive(max_messages, wait)
+        kinds = [{type(value) for value in each.message.application_properties.values()} for each in given]
+        bad = [delivery for delivery, kind in zip(given, kinds, strict=True) if kind == {str, type(None)}]
+        for delivery in bad:
+            await super().complete(delivery)
+        return [delivery for delivery in given if delivery not in bad]
+
+
+@planted(
     "Receiver.complete_batch: each entry is the outcome of that delivery",
     "Settlement.test_a_batch_says_which_of_it_was_settled_before",
     "Settlement.test_a_batch_says_which_of_it_is_another_receivers",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from uuid import uuid4
 
 from pamqp.commands import Basic
 
-from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.model import FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import Scope
 from pairmq_rabbitmq import _codec, _errors, _names
 from pairmq_rabbitmq._context import Context
@@ -36,8 +36,17 @@ class _Entry(NamedTuple):
 class DeadLetters:
     """The messages that one receiver dead-letters: those it can't return, and those that its caller asks for."""
 
-    def __init__(self, context: Context, queue: str, scope: Scope, waits: Waits, doing: str) -> None:
+    def __init__(
+        self,
+        context: Context,
+        queue: str,
+        scope: Scope,
+        waits: Waits,
+        doing: str,
+        report: Callable[[Message, str, str, int], None],
+    ) -> None:
         self._context = context
+        self._report = report
         self._name = _names.dead_letter_of(queue)
         self._scope = scope
         self._waits = waits
@@ -88,6 +97,8 @@ class DeadLetters:
                 if locked.state is not State.BUSY or not channel.usable:
                     continue
                 if failed is None:
+                    shown = _codec.decode_leniently(locked.properties, locked.body)
+                    self._report(shown, entry.reason, entry.description, locked.count)
                     settled.setdefault(channel, []).append(locked)
                 elif channel.is_held_long(locked):
                     channel.settle([locked], requeue=True)

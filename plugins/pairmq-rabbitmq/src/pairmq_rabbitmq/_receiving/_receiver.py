@@ -53,7 +53,9 @@ class RabbitReceiver(Receiver):
         self._channel: DeliveryChannel | None = None
         self._ahead = 0
         self._opening: Opening | None = None
-        self._dead_letters = DeadLetters(context, self._queue, self.scope, self._waits, self._moving)
+        self._dead_letters = DeadLetters(
+            context, self._queue, self.scope, self._waits, self._moving, self.dead_lettered
+        )
         context.receivers.add(self)
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
