@@ -308,7 +308,8 @@ def running(product: str) -> Iterator[ServerProcess]:
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", metavar="PRIMARY,SECONDARY", help="of the products; may be repeated")
+    pairs = {",".join(pair).lower(): pair for pair in itertools.permutations(SERVERS, 2)}
+    parser.add_argument("--only", action="append", choices=pairs, type=str.lower, help="may be repeated")
     parser.add_argument("--messages", type=int, default=MESSAGES)
     parser.add_argument("--rate", type=float, default=RATE, help="messages a second")
     parser.add_argument("--outage", type=float, default=OUTAGE, help="seconds")
@@ -321,9 +322,7 @@ def main() -> int:
         asyncio.run(Consumers(Path(ledger)).run(primary, secondary))
         return 0
     outcomes: dict[str, Outcome] = {}
-    for pair in itertools.permutations(SERVERS, 2):
-        if options.only and ",".join(pair).lower() not in map(str.lower, options.only):
-            continue
+    for pair in [pairs[name] for name in options.only or pairs]:
         for kill_consumers in (False, True):
             name = f"{' > '.join(pair)}{', consumers killed' * kill_consumers}"
             with ExitStack() as stack:
