@@ -91,6 +91,7 @@ def wrong(database: PostgresServer) -> dict[str, int]:
     return {what: int(count) for what, count in database.query(WRONG) if count}
 
 
+@pytest.mark.timeout(3600)  # 200 kills take ten minutes and more on a busy machine
 @pytest.mark.parametrize(
     ("product", "kills"),
     [
