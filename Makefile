@@ -70,10 +70,11 @@ test-long: ## what takes minutes: more outages of real servers, more examples; S
 matrix: setup ## run a tier with the Python and the servers of another Debian (SUITE=trixie TIER=servers WORKERS=2)
 	@$(BIN)/python scripts/matrix.py --tier $(or $(TIER),first) --workers $(WORKERS) $(or $(SUITE),trixie) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-# Four rooms, those that every message goes through; programs that a test starts are not counted.
 coverage: setup ## lines of the core, the runner, the pair and the transport contract that the first tier runs
-	@$(BIN)/python -m pytest -q --hypothesis-seed 0 --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS) \
-		$(foreach room,core runner pair transport,--cov src/pairmq/$(room)) --cov-report term:skip-covered
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest -q --tier first --hypothesis-seed 0 --forks $(WORKERS) $(PYTEST_ARGS)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report --skip-covered
 
 soak: setup system ## the long tests: files of a million lines through outages, a million sends with both brokers away (LINES=...)
 	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" PAIRMQ_TEST_KILLS_LINES="$(or $(LINES),1000000)" \

@@ -21,15 +21,19 @@ import gc
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 
 import pytest
 
+pytest_plugins = ["forked_runs"]
+
 TIERS = ("first", "search", "servers", "spark", "long")
 SERVERS = {"redis-server", "rabbitmq-server", "epmd", "initdb", "pgbouncer", "java", "spark-submit"}
 SERVERS |= {"chromium", "google-chrome"}
 
+_sessions: list[pytest.Session] = []  # of this process
 _alone: list[str] = []  # the test that runs now, where it may start none of these programs
 
 
@@ -55,10 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Watch for servers, and choose the event loops."""
-    if hasattr(config, "workerinput"):
-        # Everything that a worker has to say is said before its interpreter ends; to take apart what the imports have
-        # made takes each one 3 s. What the tests register runs before this.
-        atexit.register(os._exit, 0)
+    atexit.register(_end, os.getpid())  # what is registered later runs before it
     subprocess.Popen.__init__ = _refusing_servers(subprocess.Popen.__init__)  # type: ignore[method-assign]
     if config.option.loop == "uvloop":
         try:
@@ -72,6 +73,19 @@ def pytest_configure(config: pytest.Config) -> None:
         from eager_tasks import make_all_eager
 
         make_all_eager()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Note whose status the process ends with."""
+    _sessions.append(session)
+
+
+def _end(process: int) -> None:
+    """End a process as it is, but none that a test has forked: to take apart what the imports have made takes 3 s."""
+    if _sessions and os.getpid() == process:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(_sessions[0].exitstatus))
 
 
 def _wanted(config: pytest.Config) -> tuple[str, ...]:
@@ -119,12 +133,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Spare each garbage collection what the imports have made: some tests collect, and read all of it each time."""
     gc.freeze()
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Let the interpreter end as it would without the above: DuckDB calls what is left a leak, on stderr."""
-    if not hasattr(config, "workerinput"):
-        gc.unfreeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -164,7 +164,7 @@ class Suite:
         inside = f"/src/{report.relative_to(ROOT)}"
         words = ["python", "-m", "pytest", "-q", "--tier", tier, "--hypothesis-seed", "0", f"--junitxml={inside}"]
         words += ["--ignore", "tests/dashboard/test_browser.py"]  # 300 MB of a browser that no suite changes
-        words += ["-p", "no:cacheprovider", "-rsfE", "--numprocesses", str(workers), "--dist", "worksteal", *more]
+        words += ["-p", "no:cacheprovider", "-rsfE", "--forks", str(workers), *more]
         status = self.enter(shlex.join(words), offline=True)
         if report.exists() and not more and status in (0, 1):  # all of it was run
             self._write_row(tier, report)

@@ -2,9 +2,9 @@
 
 Run it with: .venv/bin/python scripts/tiers.py [--workers N] [--checks] [--report] TIER... [-- PYTEST ARGUMENTS]
 The tiers are first, search, servers, spark, long (see conftest.py) and simulated; eager and uvloop are those tests of
-the first tier that depend on the event loop, in other loops; examples are those that draw examples, with as many
-others. The first runs alone, others side by side, but search, eager, uvloop and examples one after the other. The
-simulation uses what they leave.
+the first tier that depend on the event loop, in other loops; examples are those that draw examples, with three times
+as many others. The first runs alone, others side by side, but search, eager, uvloop and examples one after the other.
+The simulation uses what they leave.
 
 A test of a tier with real servers that fails is run once more, alone, when the tier is over: if it fails again, it has
 failed; if it passes, it is flaky, and its log is kept. More than three flaky tests fail the tier. The first tier has no
@@ -107,7 +107,7 @@ class Tier:
         self._quiet = quiet
         # One Spark session serves all tests of the pipeline; those of other loops fill what the servers' tests leave.
         alone = not workers or name in ("spark", *IN_TURN)
-        self._parallel = [] if alone else ["--numprocesses", str(workers), "--dist", "worksteal"]
+        self._parallel = [] if alone else ["--forks", str(workers)]
         self._xml = RESULTS / f"{name}.xml"
         self._cache = RESULTS / f"{name}-cache"
         self._process: subprocess.Popen[bytes] | None = None  # that prints what it has to say by itself
@@ -152,6 +152,9 @@ class Tier:
             tests = ["--tier", self._name, *self._files()]
         fixed = ["-q", *tests, "--hypothesis-seed", seed, "-rs", f"--junitxml={self._xml}"]
         cache = ["-o", f"cache_dir={self._cache}"]
+        # The first tier draws a quarter of them.
+        if self._name == "examples":
+            os.environ.setdefault("PAIRMQ_TEST_LOOK", "0.75")
         return self._call([sys.executable, "-m", "pytest", *fixed, *cache, *arguments, *self._more])
 
     def _files(self) -> list[str]:
@@ -317,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--workers",
         type=int,
         default=5,
-        help="processes for the tests of a tier (5); the first takes two for each processor, at most",
+        help="processes for the tests of a tier (5)",
     )
     parser.add_argument("--checks", action="store_true", help="run `make check` beside the first tier")
     parser.add_argument("--report", action="store_true", help="print what came of the last runs; run nothing")
@@ -335,9 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         alone = [tier for tier in options.tiers if tier == "first"]
         for tier in alone:
-            # Some of its tests wait, but each process takes 13 s of a processor to import them all.
-            workers = min(options.workers, 2 * (os.cpu_count() or 1))
-            first = Tier(tier, workers, more, quiet=False)
+            first = Tier(tier, options.workers, more, quiet=False)
             checks = Checks(first) if options.checks else None
             first.run()
             if checks and not checks.passed():
