@@ -75,11 +75,6 @@ def test_ctrl_c_stays_ignored_where_the_program_was_started_so() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-def test_the_library_alone_imports_neither_typer_nor_rich() -> None:
-    code = "import sys, pairmq; assert not {'typer', 'rich', 'click'} & set(sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_a_command_imports_no_other() -> None:
     code = """
 import sys
@@ -91,6 +86,7 @@ print(*sorted({f"pairmq.cli._{name}" for name in COMMANDS} & set(sys.modules)))
     assert ended.stdout.splitlines()[-1] == "pairmq.cli._cost"
 
 
+@pytest.mark.real_server  # a program
 def test_it_starts_on_a_system_that_knows_no_hangup() -> None:
     code = "import signal; del signal.SIGHUP; from pairmq.cli._app import run; raise SystemExit(run(['--version']))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -177,6 +173,7 @@ def test_a_stream_that_is_closed_changes_no_exit_status(arguments: str, closed: 
     assert ended.stderr == ""
 
 
+@pytest.mark.real_server  # programs
 @pytest.mark.parametrize(
     ("arguments", "closed", "says"),
     [

@@ -197,6 +197,7 @@ def test_with_a_syphon_the_observers_that_the_settings_file_names_watch(
     assert {type(event) for event in seen} >= {PairOpened, PairEnded}
 
 
+@pytest.mark.real_server  # a program
 def test_beyond_loopback_it_warns_and_asks_everyone_for_the_token(program, brokers) -> None:
     page = program("dashboard", "--host", "0.0.0.0", "--port", "0", *brokers)
     page.wait_for(b"not encrypted")

@@ -91,7 +91,7 @@ def test_two_products_and_the_verdict_as_json_names_them(program, servers_home: 
 
 
 @pytest.mark.real_server
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_while_the_servers_start_ends_them(program, servers_home: Path, number: signal.Signals) -> None:
     demo = program("demo", "--real", "rabbitmq")
     demo.wait_for(b"starting 2 rabbitmq servers")
@@ -107,7 +107,9 @@ def test_a_signal_while_the_servers_start_ends_them(program, servers_home: Path,
 
 
 @pytest.mark.real_server
-@pytest.mark.parametrize("moment", ["healthy", "killed", "is back after"])
+@pytest.mark.parametrize(
+    "moment", ["killed", *(pytest.param(each, marks=pytest.mark.long) for each in ("healthy", "is back after"))]
+)
 def test_ctrl_c_counts_what_the_servers_hold_and_then_ends_them(program, servers_home: Path, moment: str) -> None:
     demo = program("demo", "--real", "redis", *_LONG)
     demo.wait_for(moment.encode())

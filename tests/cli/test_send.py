@@ -326,7 +326,7 @@ def test_failures_under_an_id_prefix_report_how_to_send_the_rest(cli, brokers, t
     assert "--first-line" not in without
 
 
-@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("keeps", [True, pytest.param(False, marks=pytest.mark.real_server)])
 def test_a_stopped_run_reports_the_first_line_not_accepted_and_what_to_do(
     program, brokers, tmp_path: Path, keeps: bool
 ) -> None:
@@ -342,6 +342,7 @@ def test_a_stopped_run_reports_the_first_line_not_accepted_and_what_to_do(
     assert "go on from line 3" in ended.err or not keeps
 
 
+@pytest.mark.real_server  # a program
 def test_a_stopped_run_under_an_id_prefix_reports_the_number_to_go_on_with(program, brokers) -> None:
     arguments = ["send", "-e", "q", "--create", "--id-prefix", "run7", "--first-line", "1501", "--json", *brokers]
     sender = program(*arguments)
@@ -356,7 +357,7 @@ def test_a_stopped_run_under_an_id_prefix_reports_the_number_to_go_on_with(progr
     ("arguments", "to", "says"),
     [
         (["--receipts", "/dev/full"], "/dev/null", "/dev/full"),
-        (["--json"], "/dev/full", "standard output"),
+        pytest.param(["--json"], "/dev/full", "standard output", marks=pytest.mark.real_server),
     ],
     ids=["receipts", "stdout"],
 )

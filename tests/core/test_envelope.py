@@ -239,11 +239,11 @@ def test_a_time_to_live_is_a_plain_decimal(seconds: float, text: str):
     assert parked.application_properties["x-ms-timetolive"] == text
 
 
-@pytest.mark.parametrize("priority", range(256))
-def test_a_priority_is_a_plain_number(priority: int):
-    parked = divert(Message(priority=priority), DIVERSION)
-    assert parked.application_properties["x-pairmq-priority"] == str(priority)
-    assert restore(parked)[0].priority == priority
+def test_a_priority_is_a_plain_number():
+    for priority in range(256):
+        parked = divert(Message(priority=priority), DIVERSION)
+        assert parked.application_properties["x-pairmq-priority"] == str(priority)
+        assert restore(parked)[0].priority == priority
 
 
 @given(instants)

@@ -24,8 +24,8 @@ KEPT = json.loads((ROOT / "docs" / "explanation" / "correctness.json").read_text
 FEWEST_STATES = 4_000
 # What has more states, with the real rules or a planted hazard, is searched by `scripts/model.py --check`, in
 # `make test-all`.
-MOST_STATES = 10_000
-MOST_STATES_PLANTED = 5_000
+MOST_STATES = 6_000
+MOST_STATES_PLANTED = 2_500
 CHECKS = [
     (hazard, place)
     for hazard in HAZARDS
@@ -57,26 +57,31 @@ def test_every_verdict_has_a_meaning():
 # Searched.
 
 
-@pytest.mark.parametrize(
-    "world",
-    [
-        replace(worlds.SESSIONS, faults=1),
-        replace(worlds.TWO_SYPHONS, senders=(0,)),
-        replace(worlds.TWO_SYPHONS, hosts=(True,)),
-        replace(worlds.TAIL, faults=1, postpones=1),
-    ],
-    ids=["sessions, one fault", "two syphons, one message", "two messages, one syphon", "tail, one fault and copy"],
-)
+# Of each large world what a second finds: with less trouble, fewer messages or fewer processes.
+PARTS = [
+    replace(worlds.DRAIN, faults=2),
+    replace(worlds.RESTART, senders=(0,)),
+    replace(worlds.SESSIONS, faults=1),
+    replace(worlds.SESSION_QUEUES, faults=1),
+    replace(worlds.TWO_SYPHONS, senders=(0,)),
+    replace(worlds.TWO_SYPHONS, hosts=(True,)),
+    replace(worlds.SETTLEMENTS, crashes=0),
+    replace(worlds.CLOSE_ALONE, faults=1),
+    replace(worlds.LANE, senders=(0,)),
+    replace(worlds.LANE_LOCKS, crashes=0),
+    replace(worlds.TAIL, faults=1, postpones=1),
+]
+
+
+@pytest.mark.parametrize("world", PARTS, ids=[f"{place}-{world.name}" for place, world in enumerate(PARTS)])
 def test_the_real_rules_keep_every_promise_in_what_is_small_of_large_worlds(world: World):
     assert KEPT["worlds"][world.name]["states"] > MOST_STATES
     found = search(system(Design(world)))
-    assert (found.counterexample, found.states > 1_000) == (None, True)
+    assert (found.counterexample, found.states > 300) == (None, True)
 
 
-def test_thirteen_worlds_are_large():
-    large = {world.name for world in WORLDS if world not in SMALL}
-    assert large == {"sends", "two processes", "both send", "sessions", "two syphons", "a syphon dies",
-                     "lane in doubt", "tail", "session batches", "expiry", "locks", "deliveries", "close"}  # fmt: skip
+def test_twenty_worlds_are_large():
+    assert len(WORLDS) - len(SMALL) == 20
 
 
 @pytest.mark.parametrize(
@@ -113,6 +118,7 @@ def test_every_verdict_but_one_is_shown_by_a_hazard():
     assert set(Verdict) - shown == {Verdict.PHANTOM}
 
 
+@pytest.mark.search
 def test_what_the_worlds_are_for_happens_in_them():
     """A rule is only tested by what can happen: everything that stories tell of does, somewhere."""
     wanted = {

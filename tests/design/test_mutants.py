@@ -62,6 +62,7 @@ def test_the_tests_that_have_to_find_a_mutant_exist(mutants: Sequence[Any]) -> N
             assert not name or re.search(rf"^(async )?def {name}\(", text, re.MULTILINE), test
 
 
+@pytest.mark.search
 @pytest.mark.parametrize(
     ("instead", "finder"),
     [("        if False:", "test_rotation.py::test_a_sender_keeps_its_queue"), (KEEPS_ITS_QUEUE, None)],

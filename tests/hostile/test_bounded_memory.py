@@ -121,8 +121,17 @@ def resident() -> int:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("attempt", [one_by_one, in_a_stream, in_batches])
-@pytest.mark.parametrize("fault", [Fault.DOWN, Fault.HANG])
+@pytest.mark.parametrize(
+    ("attempt", "fault"),
+    [
+        (one_by_one, Fault.DOWN),
+        (in_a_stream, Fault.HANG),
+        pytest.param(one_by_one, Fault.HANG, marks=pytest.mark.search),
+        pytest.param(in_a_stream, Fault.DOWN, marks=pytest.mark.search),
+        pytest.param(in_batches, Fault.DOWN, marks=pytest.mark.search),
+        pytest.param(in_batches, Fault.HANG, marks=pytest.mark.search),
+    ],
+)
 @in_virtual_time
 async def test_memory_does_not_grow_with_the_number_of_sends(attempt: Attempt, fault: Fault) -> None:
     async with away(fault) as (pair, east, west):

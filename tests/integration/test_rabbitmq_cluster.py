@@ -79,6 +79,7 @@ async def test_a_killed_node_costs_no_failover(cluster: RabbitCluster, hands: Ha
         await all_accepted(under, "killed node")
 
 
+@pytest.mark.long  # each node boots once more
 async def test_a_rolling_restart_costs_no_failover(cluster: RabbitCluster, hands: Hands) -> None:
     async with sending(cluster, hands) as under:
         for node in cluster.nodes:
@@ -117,7 +118,7 @@ async def test_a_classic_queue_fails_over_while_its_node_is_down(cluster: Rabbit
         under.check_books(found)
 
 
-@pytest.mark.parametrize("at", ["the leader", "a follower"])
+@pytest.mark.parametrize("at", ["the leader", pytest.param("a follower", marks=pytest.mark.long)])
 async def test_a_stopped_leader_costs_no_failover_when_connected_to(
     cluster: RabbitCluster, hands: Hands, at: str
 ) -> None:
@@ -133,7 +134,9 @@ async def test_a_stopped_leader_costs_no_failover_when_connected_to(
         await hands(leader.restart)
 
 
-@pytest.mark.parametrize("silently", [False, True], ids=["cut", "silent"])
+@pytest.mark.parametrize(
+    "silently", [pytest.param(False, marks=pytest.mark.long, id="cut"), pytest.param(True, id="silent")]
+)
 async def test_a_node_in_the_minority_costs_no_failover(cluster: RabbitCluster, hands: Hands, silently: bool) -> None:
     """It leads the queue, and has the connection: it pauses, and the majority serves."""
     async with sending(cluster, hands) as under:

@@ -16,7 +16,6 @@ from pairmq.model import EntityState
 from pairmq.model.events import BacklogQueueChecked, Event, Warned
 from pairmq.runner import LOOK_INTERVAL, find_agreement
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
-from pairmq.testing._pairs import make_entities
 from pairmq.transport import Capabilities, Endpoint
 
 RECORD = "east/x-pairmq-record"
@@ -88,7 +87,7 @@ async def test_processes_that_agree_write_one_configuration_and_warn_of_nothing(
 
 @in_virtual_time
 async def test_a_syphon_drains_queues_beyond_its_own_count(processes):
-    await make_entities(processes.east, ["orders"])
+    await processes.east.transport().admin.create(Entity("orders"))
     await processes.divert(40, backlog_queue_count=10)
     async with processes.process(enable_syphon=True, backlog_queue_count=1) as (pair, warnings):
         await settled()
@@ -99,7 +98,7 @@ async def test_a_syphon_drains_queues_beyond_its_own_count(processes):
 
 @in_virtual_time
 async def test_a_syphon_drains_queues_of_senders_that_start_later(processes):
-    await make_entities(processes.east, ["orders"])
+    await processes.east.transport().admin.create(Entity("orders"))
     async with processes.process(enable_syphon=True, backlog_queue_count=1) as (_, warnings):
         await processes.divert(40, backlog_queue_count=10)
         await settled(LOOK_INTERVAL + 20)
@@ -109,7 +108,7 @@ async def test_a_syphon_drains_queues_of_senders_that_start_later(processes):
 
 @in_virtual_time
 async def test_a_syphon_drains_queues_of_an_earlier_release_that_kept_no_record(processes):
-    await make_entities(processes.east, ["orders"])
+    await processes.east.transport().admin.create(Entity("orders"))
     await processes.divert(40, backlog_queue_count=10)
     del processes.west.queues[Entity(RECORD)]
     async with processes.process(enable_syphon=True, backlog_queue_count=1) as (_, warnings):
@@ -120,7 +119,7 @@ async def test_a_syphon_drains_queues_of_an_earlier_release_that_kept_no_record(
 
 @in_virtual_time
 async def test_an_entity_is_not_healthy_while_queues_of_another_process_hold_messages(processes):
-    await make_entities(processes.east, ["orders"])
+    await processes.east.transport().admin.create(Entity("orders"))
     async with processes.process(enable_syphon=True, backlog_queue_count=1, syphon_max_rate=1.0) as (pair, _):
         await pair.sender("orders").send(Message(b"first"))
         await settled()
@@ -140,7 +139,7 @@ async def test_an_entity_is_not_healthy_while_queues_of_another_process_hold_mes
 
 @in_virtual_time
 async def test_a_queue_that_ends_is_no_longer_drained_or_counted(processes):
-    await make_entities(processes.east, ["orders"])
+    await processes.east.transport().admin.create(Entity("orders"))
     await processes.divert(10, backlog_queue_count=3)
     async with processes.process(enable_syphon=True, backlog_queue_count=1) as (pair, _):
         await settled()
@@ -186,7 +185,7 @@ async def test_another_primary_that_is_seen_later_ends_the_pair(processes):
 
 @in_virtual_time
 async def test_a_syphon_moves_nothing_before_it_knows_whose_queues_they_are(processes):
-    await make_entities(processes.east, ["orders"])
+    await processes.east.transport().admin.create(Entity("orders"))
     await processes.divert(5)
     other = Configuration.of("east", ("simulated", "other"), "", PairOptions())
     processes.west.queues[Entity(RECORD)].stored.clear()
@@ -204,7 +203,7 @@ async def test_a_syphon_moves_nothing_before_it_knows_whose_queues_they_are(proc
 
 @in_virtual_time
 async def test_a_secondary_that_can_not_be_reached_is_asked_later(processes):
-    await make_entities(processes.east, ["orders"])
+    await processes.east.transport().admin.create(Entity("orders"))
     await processes.divert(20, backlog_queue_count=5)
     processes.west.fail(Fault.DOWN)
     async with processes.process(enable_syphon=True, backlog_queue_count=1) as (_, warnings):
@@ -217,7 +216,7 @@ async def test_a_secondary_that_can_not_be_reached_is_asked_later(processes):
 
 @in_virtual_time
 async def test_a_secondary_that_does_not_let_the_record_be_kept_is_used_all_the_same(processes):
-    await make_entities(processes.east, ["orders"])
+    await processes.east.transport().admin.create(Entity("orders"))
     await processes.divert(5)
     del processes.west.queues[Entity(RECORD)]
     processes.west.fail(Fault.UNAUTHORIZED, entities=[RECORD])
@@ -230,7 +229,7 @@ async def test_a_secondary_that_does_not_let_the_record_be_kept_is_used_all_the_
 
 @in_virtual_time
 async def test_a_failure_of_another_kind_than_a_brokers_does_not_end_the_looks(processes):
-    await make_entities(processes.east, ["orders"])
+    await processes.east.transport().admin.create(Entity("orders"))
     await processes.divert(5, backlog_queue_count=2)
     processes.west.fail(Fault.BUG, entities=[RECORD], times=3)
     async with processes.process(enable_syphon=True, backlog_queue_count=1):
@@ -241,7 +240,7 @@ async def test_a_failure_of_another_kind_than_a_brokers_does_not_end_the_looks(p
 @in_virtual_time
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"pairmq_record":2}', b"\xff" * 20_000])
 async def test_a_record_that_can_not_be_read_is_reported_and_left(processes, body):
-    await make_entities(processes.west, [RECORD])
+    await processes.west.transport().admin.create(Entity(RECORD))
     processes.west.store(Entity(RECORD), Message(body))
     async with processes.process() as (_, warnings):
         await settled(2 * LOOK_INTERVAL)
@@ -279,7 +278,7 @@ async def test_every_process_makes_its_queues_again_when_another_one_was_first_t
 
 @in_virtual_time
 async def test_processes_that_start_at_once_lose_nothing_of_each_other(processes):
-    await make_entities(processes.east, ["orders"])
+    await processes.east.transport().admin.create(Entity("orders"))
 
     async def run(count: int) -> list[str]:
         async with processes.process(backlog_queue_count=count) as (_, warnings):
@@ -306,7 +305,7 @@ async def test_copies_of_one_configuration_are_removed_and_one_is_left(processes
 async def test_a_broker_that_shows_nothing_is_read_by_receiving():
     west = SimulatedBroker("west", capabilities=Capabilities(dead_letter=True, lock_renewal=True, probes=True))
     processes = Processes(west=west)
-    await make_entities(processes.east, ["orders"])
+    await processes.east.transport().admin.create(Entity("orders"))
     await processes.divert(20, backlog_queue_count=5)
     async with processes.process(enable_syphon=True, backlog_queue_count=1):
         await settled()
@@ -316,7 +315,7 @@ async def test_a_broker_that_shows_nothing_is_read_by_receiving():
 
 @in_virtual_time
 async def test_other_templates_of_this_primary_are_drained_and_foreign_ones_named(processes):
-    await make_entities(processes.east, ["orders"])
+    await processes.east.transport().admin.create(Entity("orders"))
     await processes.divert(5, backlog_name_template="{primary}/mine/{index}")
     async with processes.process(enable_syphon=True) as (_, warnings):
         await settled()
@@ -335,7 +334,7 @@ async def test_other_templates_of_this_primary_are_drained_and_foreign_ones_name
 
 @in_virtual_time
 async def test_what_is_under_a_former_name_is_named_and_left(processes):
-    await make_entities(processes.east, ["orders"])
+    await processes.east.transport().admin.create(Entity("orders"))
     old = Endpoint("localhost-1", ("simulated", "east"), "simulated://east")
     await processes.divert(4, primary=None, backlog_name_template="localhost-1/x-servicebus-transfer/{index}")
     for path in ("localhost-1/x-pairmq-record", RECORD):
@@ -350,7 +349,7 @@ async def test_what_is_under_a_former_name_is_named_and_left(processes):
 
 @in_virtual_time
 async def test_looking_everywhere_finds_another_name_and_passes_over_another_primary(processes):
-    await make_entities(processes.east, ["orders"])
+    await processes.east.transport().admin.create(Entity("orders"))
     same = Endpoint("alias", ("simulated", "east"), "simulated://east")
     other = Endpoint("other", ("simulated", "other"), "simulated://other")
     for endpoint in (same, other):

@@ -15,7 +15,6 @@ from pairmq.core import REPORT_LIFETIME
 from pairmq.model.events import Event, Warned
 from pairmq.runner import Clock, SwitchWriter
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
-from pairmq.testing._pairs import make_entities
 from pairmq.transport import Capabilities
 
 INTERVAL = 15.0
@@ -39,7 +38,8 @@ class Brokers:
     @asynccontextmanager
     async def fleet(self, count: int, **options: Any) -> AsyncIterator[list[Pair]]:
         """Processes that start 1.3 s after one another, the first one with a syphon, and run for a while."""
-        await make_entities(self.east, ["orders", "prices"])
+        for name in ("orders", "prices"):
+            await self.east.transport().admin.create(Entity(name))
         async with AsyncExitStack() as stack:
             pairs = []
             for number in range(count):
@@ -260,7 +260,7 @@ async def test_a_secondary_that_refuses_is_used_all_the_same_and_reported_once(b
         if isinstance(event, Warned):
             warned.append(event.text)
 
-    await make_entities(brokers.east, ["orders"])
+    await brokers.east.transport().admin.create(Entity("orders"))
     brokers.west.fail(Fault.UNAUTHORIZED, Operation.ALL, entities=[DECISIONS, REPORTS])
     pair = brokers.pair()
     pair.subscribe(heard)

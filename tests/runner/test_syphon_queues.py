@@ -10,7 +10,6 @@ import pytest
 from pairmq import ConfigurationError, Entity, Message, Pair
 from pairmq.core import Diversion, PairOptions, divert
 from pairmq.testing import SimulatedBroker, in_virtual_time, virtual_wall
-from pairmq.testing._pairs import make_entities
 
 OPTIONS = PairOptions(backlog_queue_count=3, enable_syphon=True)
 
@@ -18,11 +17,11 @@ OPTIONS = PairOptions(backlog_queue_count=3, enable_syphon=True)
 @in_virtual_time
 async def test_only_the_chosen_queues_are_made_and_emptied():
     east, west = SimulatedBroker("east"), SimulatedBroker("west")
-    await make_entities(east, ["orders"])
+    await east.transport().admin.create(Entity("orders"))
     names = OPTIONS.backlog_queue_names("east")
     at = datetime.fromtimestamp(virtual_wall(), UTC)
     for name in names[:2]:
-        await make_entities(west, [name])
+        await west.transport().admin.create(Entity(name))
         west.store(Entity(name), divert(Message(b"x", message_id=name), Diversion(Entity("orders"), at, "other", 1)))
     async with Pair(east.transport(), west.transport(), OPTIONS, syphon_queues=(1, 2)) as pair:
         await asyncio.sleep(5)

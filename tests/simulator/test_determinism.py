@@ -34,6 +34,7 @@ def test_a_seed_gives_the_same_trace_again(mode):
     assert first == second
 
 
+@pytest.mark.search  # two programs
 def test_a_seed_gives_the_same_trace_in_every_process():
     seen = set()
     for hash_seed in ("0", "4711"):

@@ -65,13 +65,23 @@ def test_a_close_in_the_middle_of_trouble_breaks_nothing(ordering):
     assert min(report.counts.faults for report in reports) > 2
 
 
-@pytest.mark.parametrize("kind", FAULT_KINDS)
-def test_each_kind_of_fault_alone_breaks_nothing(kind):
-    report = simulate(Settings(seed=7, hours=0.12, faults=(kind,), mode="liveness", faults_per_hour=240))
+def struck(kinds: tuple[str, ...], hours: float) -> None:
+    report = simulate(Settings(seed=7, hours=hours, faults=kinds, mode="liveness", faults_per_hour=240))
     assert report.ok, report.text()
     assert report.counts.faults > 20
-    if kind in CONDITIONS:
+    if set(kinds) <= set(CONDITIONS):
         assert report.counts.messages > 100
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", FAULT_KINDS)
+def test_each_kind_of_fault_alone_breaks_nothing(kind):
+    struck((kind,), 0.12)
+
+
+@pytest.mark.parametrize("kinds", [FAULT_KINDS[start::6] for start in range(6)], ids=",".join)
+def test_some_kinds_of_faults_break_nothing(kinds):
+    struck(kinds, 0.1)
 
 
 def test_a_campaign_on_several_processors_gives_the_same_as_one_by_one():

@@ -1,7 +1,7 @@
 """Hypothesis without a clock, by being imported: how long an example takes is the machine's business.
 
 Its own limits (200 ms for an example, a second or so for the first inputs) are for a machine that does nothing else.
-The first tier tries half of a test's examples; `make test-long` tries the other half.
+The first tier tries a quarter of a test's examples; `make test-long` tries the others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-LOOK = float(os.environ.get("PAIRMQ_TEST_LOOK", "0.5"))
+LOOK = float(os.environ.get("PAIRMQ_TEST_LOOK", "0.25"))
 """How long tests look for a bad example; 10 is a long look."""
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields
@@ -81,15 +79,13 @@ def test_the_simplest_message_is_empty():
     assert minimal(pst.messages()) == Message()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [type(None), bool, int, str, bytes, float, Decimal, datetime, UUID, tuple, dict],
-    ids=lambda kind: kind.__name__,
-)
-def test_every_type_of_property_is_drawn_as_a_message_keeps_it(kind: type):
-    value = drawn(pst.property_values(), lambda value: type(value) is kind)
-    kept = Message(application_properties={"it": value}).application_properties["it"]
-    assert (type(kept), kept) == (kind, value)
+def test_every_type_of_property_is_drawn_as_a_message_keeps_it():
+    def kept(value: Any) -> list[type]:
+        it = Message(application_properties={"it": value}).application_properties["it"]
+        return [type(value)] if (type(it), it) == (type(value), value) else []
+
+    kinds = [type(None), bool, int, str, bytes, float, Decimal, datetime, UUID, tuple, dict]
+    assert not_drawn(pst.property_values(), kinds, kept) == set()
 
 
 @PATIENT
@@ -268,8 +264,3 @@ def test_simulator_settings_are_as_asked_for(chosen: Settings):
 
 
 # -------------------------------------------------------------------------------------------------------- the package
-
-
-def test_the_rest_of_the_test_kit_does_not_need_hypothesis():
-    program = "import sys; sys.modules['hypothesis'] = None; import pairmq.testing, pairmq.testing.conformance"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -89,7 +89,7 @@ async def test_what_is_published_while_rabbitmq_is_unavailable_reaches_the_subsc
     assert routes == [Route.PRIMARY, *[Route.BACKLOG] * 5]
 
 
-@pytest.mark.parametrize("group", [RedisSentinels, RedisCluster])
+@pytest.mark.parametrize("group", [RedisSentinels, pytest.param(RedisCluster, marks=pytest.mark.long)])
 async def test_the_secondary_may_be_behind_sentinels_or_a_cluster(
     make: Make, rabbit: RabbitServer, group: type[RedisSentinels | RedisCluster]
 ):

@@ -152,6 +152,7 @@ def test_foreign_settings_reach_it_not_and_close_leaves_nothing(monkeypatch):
         server.erl("node()")
 
 
+@pytest.mark.long  # as the conformance suite asks of every broker
 def test_confirmed_data_outlives_kill_and_restart(rabbit, connect):
     channel = connect(rabbit.url).channel()
     channel.confirm_delivery()

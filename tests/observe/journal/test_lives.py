@@ -50,6 +50,7 @@ def test_a_program_that_just_ends_has_its_journal(tmp_path):
     assert kinds(tmp_path) == ["JournalOpened", "Warned", "JournalClosed"]
 
 
+@pytest.mark.real_server  # a program, which journals as those do that stay in the first tier
 def test_a_program_that_fails_has_its_journal(tmp_path):
     assert run(tmp_path, "journal.on_event(warned('last')); raise SystemExit(3)").returncode == 3
     assert texts(tmp_path) == ["last"]
@@ -86,6 +87,7 @@ def test_a_program_that_ignores_sigterm_goes_on(tmp_path):
     assert texts(tmp_path) == ["a", "b"]
 
 
+@pytest.mark.real_server  # a program
 def test_a_signal_in_the_midst_of_an_event_does_not_stop_the_end(tmp_path):
     """Whatever the main thread holds when the signal comes, the writer must get on."""
     program = """
@@ -128,6 +130,7 @@ def test_a_forked_child_journals_for_itself(tmp_path):
     assert not any(span.missing for span in statistics(tmp_path).processes)
 
 
+@pytest.mark.real_server  # a program that is killed
 def test_a_forked_child_does_not_keep_its_dead_parent_s_part_alive(tmp_path):
     program = """
 journal.on_event(warned('parent'))
@@ -143,6 +146,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert texts(tmp_path) == ["parent"]
 
 
+@pytest.mark.real_server  # two programs
 def test_two_processes_share_a_directory(tmp_path):
     program = "for number in range(500): journal.on_event(warned(f'{os.getpid()} {number}'))"
     children = [

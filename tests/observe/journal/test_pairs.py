@@ -321,11 +321,6 @@ def test_a_journal_in_an_impossible_place_is_refused_when_the_pair_is_made(tmp_p
         Pair.connect("memory://a", "memory://b", journal=tmp_path / "file" / "x")
 
 
-def test_a_pair_without_a_journal_does_not_import_pyarrow():
-    program = "import sys, pairmq, pairmq.cli; sys.exit('pyarrow' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
 def test_without_pyarrow_the_error_names_the_extra(tmp_path):
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import asyncio, sys
 from opentelemetry import metrics, trace
@@ -52,5 +54,6 @@ def test_a_command_is_observed_when_the_variable_is_set():
     assert "messaging.client.sent.messages" in names
 
 
+@pytest.mark.real_server  # a program
 def test_a_command_is_not_observed_otherwise():
     assert run()[1:] == []

@@ -267,6 +267,7 @@ def test_a_fork_gets_an_error_and_closes_nothing() -> None:
     assert _run(code).returncode == 0
 
 
+@pytest.mark.real_server  # a program
 def test_what_is_open_at_the_exit_is_closed() -> None:
     code = """
     import sys

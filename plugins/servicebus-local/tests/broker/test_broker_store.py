@@ -48,6 +48,7 @@ def reopened(broker: Broker, clock, directory, **more) -> Broker:
     return Broker(clock, SqliteStore(directory, **more))
 
 
+@pytest.mark.real_server  # programs that are killed
 def test_a_killed_process_leaves_whole_groups_and_loses_none_that_was_flushed(tmp_path):
     victim = load_victim()
     chance = random.Random(5)
@@ -246,7 +247,7 @@ def test_loading_and_flushing_are_fast_enough(clock, tmp_path):
     batch = [Incoming(bytes(1024), 1100, message_id=str(each), properties={"n": each}) for each in range(100)]
     best = 9.0
     # Its own processor time, which has nothing to do with what else the machine is busy with.
-    for _ in range(200):
+    for _ in range(50):
         started = time.process_time()
         broker.send("q", batch)
         broker.flush()
@@ -255,9 +256,9 @@ def test_loading_and_flushing_are_fast_enough(clock, tmp_path):
     started = time.process_time()
     broker = Broker(clock, SqliteStore(tmp_path))
     loading = time.process_time() - started
-    assert broker.get_queue("q").counts.active == 20_000
+    assert broker.get_queue("q").counts.active == 5_000
     broker.close()
     print(f"flush {best * 1000:.2f} ms, load {loading:.2f} s")
-    # The targets are 10 ms and 2 s on an idle machine with an SSD.
+    # The targets are 10 ms, and 2 s for 20,000 messages, on an idle machine with an SSD.
     assert best < 0.03
-    assert loading < 4
+    assert loading < 1
