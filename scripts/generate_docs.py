@@ -25,8 +25,11 @@ from pairmq.core import Backlog, Health, PairOptions, options, visible
 from pairmq.core._transitions import BACKLOG, HEALTH, MEANING, BacklogSymbol, Row, Symbol
 from pairmq.model import EntityState, records
 from pairmq.model.events import Cause, Event
-from pairmq.testing.design import HAZARDS, WORLDS, Check, Hazard, Trouble, Verdict, World
-from pairmq.testing.design import MEANING as VERDICT_MEANING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+from core_search import HAZARDS, WORLDS, Check, Hazard, Trouble, Verdict, World
+from core_search import MEANING as VERDICT_MEANING
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FOUND = DOCS / "explanation" / "correctness.json"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from core_search import WORLDS, Design
+from core_search._cells import Cells, snapshot
+from core_search._sends import Sending, facts
 from pairmq.core import KeyOrder, Look, Rotation
-from pairmq.testing.design import WORLDS, Design
-from pairmq.testing.design._cells import Cells, snapshot
-from pairmq.testing.design._sends import Sending, facts
 
 
 def test_a_machine_at_another_instant_is_the_same_state():

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from core_search import HAZARDS, MEANING, WORLDS, Design, Found, Hazard, Naive, Verdict, World, search, system
+from core_search import _design as worlds
+from core_search._model import Model
+from core_search._state import Fate, Message, Phase
 from pairmq.core import ImpossibleInputError, Item, KeyOrder, PumpMachine
 from pairmq.core.pump import ITEM
 from pairmq.core.pump import State as ItemState
 from pairmq.core.pump import Symbol as ItemSymbol
 from pairmq.core.send import Job
 from pairmq.model import Delivery, FailureReason
-from pairmq.testing.design import HAZARDS, MEANING, WORLDS, Design, Found, Hazard, Naive, Verdict, World, search, system
-from pairmq.testing.design import _design as worlds
-from pairmq.testing.design._model import Model
-from pairmq.testing.design._state import Fate, Message, Phase
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = json.loads((ROOT / "docs" / "explanation" / "correctness.json").read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pairmq.testing.design import HAZARDS
+from core_search import HAZARDS
 
 ROOT = Path(__file__).resolve().parents[2]
 KEEPS_ITS_QUEUE = "        if kept is not None and kept not in self._out:"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pairmq.testing.design import OWN, Circle, Goal, Kind, SpaceTooLargeError, Step, System, Verdict, search
+from core_search import OWN, Circle, Goal, Kind, SpaceTooLargeError, Step, System, Verdict, search
 
 Edges = dict[str, list[tuple[Kind, str]]]
 

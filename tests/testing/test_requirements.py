@@ -34,7 +34,7 @@ def test_what_is_missing_is_reported_with_how_to_install_it(module: str, missing
 
 def test_everything_else_does_with_pluggy_alone() -> None:
     absent = ["hypothesis", "pytest", "pytest_asyncio", "_pytest", "rich", "typer", "pyarrow", "redis", "fakeredis"]
-    modules = ["chaos", "conformance", "design", "proxy", "pytest_plugin", "servers", "simulator"]
+    modules = ["chaos", "conformance", "proxy", "pytest_plugin", "servers", "simulator"]
     names = ["pairmq", "pairmq.testing", *(f"pairmq.testing.{module}" for module in modules)]
     result = run(f"import sys; sys.modules.update(dict.fromkeys({absent})); import {', '.join(names)}")
     assert result.returncode == 0, result.stderr

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pairmq.testing.design import _design as worlds
-from pairmq.testing.design._design import Design, Naive, Verdict, World
+from core_search import _design as worlds
+from core_search._design import Design, Naive, Verdict, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,29 +22,17 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """One way in which a plainer design breaks a promise.
+    """One way in which a plainer design breaks a promise."""
 
-    Args:
-        number: by which documents name it.
-        name: of what happens.
-        naive: the behaviour that leads to it.
-        checks: the worlds in which it must be found, and the promise that it breaks there.
-        rule: what rules it out.
-        clauses: of the specification.
-        code: how PairMQ's code keeps the rule.
-        tests: of the real code that would notice, as ``file::name``.
-        mutants: names of the bugs of ``scripts/planted`` that plant it in the real code.
-    """
-
-    number: int
-    name: str
-    naive: Naive
-    checks: tuple[Check, ...]
-    rule: str
-    clauses: str
-    code: str
-    tests: tuple[str, ...]
-    mutants: tuple[str, ...] = ()
+    number: int  # by which documents name it
+    name: str  # of what happens
+    naive: Naive  # the behaviour that leads to it
+    checks: tuple[Check, ...]  # the worlds in which it must be found, and the promise that it breaks there
+    rule: str  # what rules it out
+    clauses: str  # of the specification
+    code: str  # how PairMQ's code keeps the rule
+    tests: tuple[str, ...]  # of the real code that would notice, as ``file::name``
+    mutants: tuple[str, ...] = ()  # names of the bugs of ``scripts/planted`` that plant it in the real code
 
     def planted(self, check: Check) -> Design:
         """The design with this behaviour in it, in the world of one of its checks."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
 
-from pairmq.testing.design._design import Verdict
+from core_search._design import Verdict
 
 S = TypeVar("S", bound=Hashable)
 
@@ -45,80 +45,49 @@ OWN = Kind.STEP | Kind.RECOVERY | Kind.DIVERT
 
 
 class Step(NamedTuple, Generic[S]):
-    """One way on from a state.
+    """One way on from a state."""
 
-    Args:
-        kind: whose step.
-        text: what happens, in a sentence.
-        state: where it leads.
-    """
-
-    kind: Kind
-    text: str
-    state: S
+    kind: Kind  # whose step
+    text: str  # what happens, in a sentence
+    state: S  # where it leads
 
 
 class Goal(NamedTuple, Generic[S]):
-    """What must stay possible in every state of the system.
+    """What must stay possible in every state of the system."""
 
-    Args:
-        verdict: what it means that it is not.
-        holds: whether a state is such a goal.
-        within: the kinds of steps that may lead there.
-    """
-
-    verdict: Verdict
-    holds: Callable[[S], bool]
-    within: Kind
+    verdict: Verdict  # what it means that it is not
+    holds: Callable[[S], bool]  # whether a state is such a goal
+    within: Kind  # the kinds of steps that may lead there
 
 
 class Circle(NamedTuple):
-    """What must not go round forever.
+    """What must not go round forever."""
 
-    Args:
-        verdict: what it means that it can.
-        through: the kind of step that is on the circle.
-        within: the kinds of steps that the circle is made of.
-    """
-
-    verdict: Verdict
-    through: Kind
-    within: Kind
+    verdict: Verdict  # what it means that it can
+    through: Kind  # the kind of step that is on the circle
+    within: Kind  # the kinds of steps that the circle is made of
 
 
 @dataclass(frozen=True, slots=True)
 class System(Generic[S]):
-    """What is searched.
+    """What is searched."""
 
-    Args:
-        initial: where it begins.
-        steps: every way on from a state.
-        broken: what is wrong with a state; None where nothing is.
-        goals: what must stay possible.
-        circles: what must not go round forever.
-    """
-
-    initial: S
-    steps: Callable[[S], Iterable[Step[S]]]
-    broken: Callable[[S], Verdict | None]
-    goals: tuple[Goal[S], ...] = ()
-    circles: tuple[Circle, ...] = ()
+    initial: S  # where it begins
+    steps: Callable[[S], Iterable[Step[S]]]  # every way on from a state
+    broken: Callable[[S], Verdict | None]  # what is wrong with a state; None where nothing is
+    goals: tuple[Goal[S], ...] = ()  # what must stay possible
+    circles: tuple[Circle, ...] = ()  # what must not go round forever
 
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """A shortest way to what is wrong.
+    """A shortest way to what is wrong."""
 
-    Args:
-        verdict: what.
-        story: the texts of the steps from the beginning.
-        then: what can happen from there to where nothing new happens any more, if it is a goal that is out of reach.
-        again: the texts of the steps that go round forever after that; empty where nothing happens at all.
-    """
-
-    verdict: Verdict
-    story: tuple[str, ...]
+    verdict: Verdict  # what
+    story: tuple[str, ...]  # the texts of the steps from the beginning
+    # What can happen from there to where nothing new happens any more, if it is a goal that is out of reach.
     then: tuple[str, ...] = ()
+    # The texts of the steps that go round forever after that; empty where nothing happens at all.
     again: tuple[str, ...] = ()
 
     @property
@@ -129,20 +98,13 @@ class Counterexample:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of a search.
+    """What came of a search."""
 
-    Args:
-        states: how many different ones were reached.
-        edges: how many steps were tried.
-        depth: steps from the beginning to the farthest state.
-        goals: in how many states a goal holds, of the goal that holds in the fewest.
-        counterexample: the first that was found; None means that the whole space was searched and is clean.
-    """
-
-    states: int
-    edges: int
-    depth: int
-    goals: int
+    states: int  # how many different ones were reached
+    edges: int  # how many steps were tried
+    depth: int  # steps from the beginning to the farthest state
+    goals: int  # in how many states a goal holds, of the goal that holds in the fewest
+    # The first that was found; None means that the whole space was searched and is clean.
     counterexample: Counterexample | None
 
 
@@ -151,18 +113,9 @@ class SpaceTooLargeError(Exception):
 
 
 def search(system: System[S], *, only: Verdict | None = None, most: int = 2_000_000) -> Found:
-    """Search every reachable state.
+    """Search every reachable state, for one verdict or for all; without a counterexample the space is exhausted.
 
-    Args:
-        system: what to search.
-        only: look for this verdict alone; None looks for all.
-        most: how many states at most.
-
-    Returns:
-        What was found; without a counterexample the space is exhausted.
-
-    Raises:
-        SpaceTooLargeError: there are more states than ``most``.
+    Raises `SpaceTooLargeError` when there are more states than ``most``.
     """
     collects = gc.isenabled()
     gc.disable()  # a search makes no circles, and hundreds of thousands of tuples, which would be looked through often

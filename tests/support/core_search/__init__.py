@@ -9,10 +9,10 @@ sends, `_syphon` those of a syphon's pumps, each driven as the runner drives the
 which naive behaviour each rule stands against. The tasks and the I/O of the runner are not searched.
 """
 
-from pairmq.testing.design._design import MEANING, WORLDS, Design, Naive, Trouble, Verdict, World
-from pairmq.testing.design._hazards import HAZARDS, Check, Hazard
-from pairmq.testing.design._model import system
-from pairmq.testing.design._search import (
+from core_search._design import MEANING, WORLDS, Design, Naive, Trouble, Verdict, World
+from core_search._hazards import HAZARDS, Check, Hazard
+from core_search._model import system
+from core_search._search import (
     OWN,
     Circle,
     Counterexample,

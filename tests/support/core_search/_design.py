@@ -67,51 +67,29 @@ class Trouble(enum.Flag):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The bounds of one space.
+    """The bounds of one space."""
 
-    Args:
-        name: of the world.
-        about: what it is for, in a sentence.
-        trouble: what may go wrong.
-        faults: how often in all.
-        senders: for each message, the number of the process that sends it.
-        hosts: for each process, whether it hosts a syphon.
-        queues: backlog queues.
-        crashes: how often a process may die.
-        cancels: how many sends may be cancelled.
-        closes: how often a process may be closed.
-        ordered: whether sends keep their order (SPEC 8).
-        batches: whether the primary's senders can send several messages of a session in one operation.
-        poison: the messages whose entity does not exist.
-        expires: whether the messages' time-to-live may run out in the backlog.
-        probe_lies: whether a ping passes where messages are refused.
-        delivery_limit: deliveries after which the secondary drops a message; 0 for no limit.
-        flap_window: the option of that name; what it bounds lasts as long as the world, or no time at all.
-        outage: whether the primary refuses everything at first.
-        consumer: whether the one queue of the secondary is a lane, and a consumer reads it beside the primary's.
-        postpones: how often a message may be copied to the tail of its queue.
-    """
-
-    name: str
-    about: str
-    trouble: Trouble
-    faults: int = 1
-    senders: tuple[int, ...] = (0, 0)
-    hosts: tuple[bool, ...] = (True,)
-    queues: int = 1
-    crashes: int = 0
-    cancels: int = 0
-    closes: int = 0
-    ordered: bool = False
-    batches: bool = False
-    poison: frozenset[int] = frozenset()
-    expires: bool = False
-    probe_lies: bool = False
-    delivery_limit: int = 0
-    flap_window: float = 0.0
-    outage: bool = False
+    name: str  # of the world
+    about: str  # what it is for, in a sentence
+    trouble: Trouble  # what may go wrong
+    faults: int = 1  # how often in all
+    senders: tuple[int, ...] = (0, 0)  # for each message, the number of the process that sends it
+    hosts: tuple[bool, ...] = (True,)  # for each process, whether it hosts a syphon
+    queues: int = 1  # backlog queues
+    crashes: int = 0  # how often a process may die
+    cancels: int = 0  # how many sends may be cancelled
+    closes: int = 0  # how often a process may be closed
+    ordered: bool = False  # whether sends keep their order (SPEC 8)
+    batches: bool = False  # whether the primary's senders can send several messages of a session in one operation
+    poison: frozenset[int] = frozenset()  # the messages whose entity does not exist
+    expires: bool = False  # whether the messages' time-to-live may run out in the backlog
+    probe_lies: bool = False  # whether a ping passes where messages are refused
+    delivery_limit: int = 0  # deliveries after which the secondary drops a message; 0 for no limit
+    flap_window: float = 0.0  # the option of that name; what it bounds lasts as long as the world, or no time at all
+    outage: bool = False  # whether the primary refuses everything at first
+    # Whether the one queue of the secondary is a lane, and a consumer reads it beside the primary's.
     consumer: bool = False
-    postpones: int = 0
+    postpones: int = 0  # how often a message may be copied to the tail of its queue
 
     @property
     def pumps(self) -> tuple[tuple[int, int], ...]:
@@ -370,15 +348,10 @@ class Naive(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """What is searched: a world, and the naive behaviours planted in it.
+    """What is searched: a world, and the naive behaviours planted in it."""
 
-    Args:
-        world: the bounds.
-        naive: what is planted; empty for the real rules.
-    """
-
-    world: World
-    naive: frozenset[Naive] = frozenset()
+    world: World  # the bounds
+    naive: frozenset[Naive] = frozenset()  # what is planted; empty for the real rules
     pumps: tuple[tuple[int, int], ...] = field(init=False)
     choice: int = field(init=False)
 

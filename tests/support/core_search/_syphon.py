@@ -7,6 +7,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, NamedTuple
 
+from core_search._cells import Outputs, View
+from core_search._design import Design, Naive
+from core_search._sends import FAILURES, TICK, options_of
 from pairmq.core import (
     DestinationLine,
     Diversion,
@@ -21,9 +24,6 @@ from pairmq.core import (
 )
 from pairmq.core.pump import is_poison
 from pairmq.model import Delivery, Entity, Message, TransportError
-from pairmq.testing.design._cells import Outputs, View
-from pairmq.testing.design._design import Design, Naive
-from pairmq.testing.design._sends import FAILURES, TICK, options_of
 from pairmq.transport import behind_failed
 
 _ENTITY: Final = Entity("orders")

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any, ClassVar, Final, NamedTuple
 
+from core_search._cells import Outputs, View
+from core_search._design import Design, Naive
+from core_search._state import HOME
 from pairmq.core import (
     DIVERT_ENDED,
     DIVERT_REQUESTED,
@@ -40,9 +43,6 @@ from pairmq.core.order import Key, KeyRoute, LookAt, Way
 from pairmq.core.send import Attempt, Check, Done, Fate, Job, SendMachine, SendRules, Step, Wait
 from pairmq.model import EntityState, FailureKind, FailureReason, Message, Route, SendUnknown, TransportError
 from pairmq.model.events import Cause
-from pairmq.testing.design._cells import Outputs, View
-from pairmq.testing.design._design import Design, Naive
-from pairmq.testing.design._state import HOME
 
 TICK: Final = 1e-6
 """Between two facts: so little that nothing is due by it alone. What takes time is due when the search says so."""

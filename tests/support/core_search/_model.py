@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from pairmq.core import Health, LaneStep, Room, drained_since
-from pairmq.testing.design import _sends, _syphon
-from pairmq.testing.design._cells import Cells, Outputs
-from pairmq.testing.design._design import Design, Naive, Trouble, Verdict
-from pairmq.testing.design._search import OWN, Circle, Goal, Kind, Step, System
-from pairmq.testing.design._sends import Sending
-from pairmq.testing.design._state import (
+from core_search import _sends, _syphon
+from core_search._cells import Cells, Outputs
+from core_search._design import Design, Naive, Trouble, Verdict
+from core_search._search import OWN, Circle, Goal, Kind, Step, System
+from core_search._sends import Sending
+from core_search._state import (
     CONSUMER,
     FREE,
     HOME,
@@ -39,7 +38,8 @@ from pairmq.testing.design._state import (
     with_pump,
     with_queue,
 )
-from pairmq.testing.design._syphon import PumpFacts, Settling, Syphon
+from core_search._syphon import PumpFacts, Settling, Syphon
+from pairmq.core import Health, LaneStep, Room, drained_since
 
 Steps = Iterator[Step[State]]
 
