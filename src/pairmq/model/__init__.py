@@ -9,8 +9,7 @@ from pairmq.model._message import (
     Message,
     PropertyValue,
 )
-from pairmq.model._outcome import Delivery, EntityState, FailureKind, FailureReason, Receipt, Route
-from pairmq.model._price import DAYS_A_MONTH, Price
+from pairmq.model._outcome import DAYS_A_MONTH, Delivery, EntityState, FailureKind, FailureReason, Price, Receipt, Route
 from pairmq.model.errors import (
     BacklogUnavailable,
     ConfigurationError,

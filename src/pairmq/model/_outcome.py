@@ -1,10 +1,11 @@
-"""Results of a send, of a receive, and of one attempt at a broker."""
+"""Results of a send, of a receive, and of one attempt at a broker; and what a broker charges."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 
 from pairmq.model._entity import Entity
 from pairmq.model._message import Message, shown_record
@@ -108,3 +109,20 @@ class Delivery:
 
     def __repr__(self) -> str:
         return shown_record(self)
+
+
+DAYS_A_MONTH = 30
+"""What the base charge of a `Price` is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one broker charges.
+
+    Args:
+        per_million: for a million operations.
+        base: fixed charge for a month of 30 days.
+    """
+
+    per_million: Decimal = Decimal(0)
+    base: Decimal = Decimal(0)

@@ -14,7 +14,7 @@ import pytest
 
 from journal_events import EPOCH, rows, texts, until, warned
 from pairmq.model import ConfigurationError
-from pairmq.observe.journal import Journal, JournalOptions, _lives, recover, segments, statistics
+from pairmq.observe.journal import Journal, JournalOptions, _journal, recover, segments, statistics
 from pairmq.observe.journal import _part as part_module
 
 
@@ -405,7 +405,7 @@ def test_a_journal_that_is_not_written_in_time_at_the_end_of_the_program_is_repo
     disk.works.clear()
     fill(one, 1)
     until(lambda: disk.calls)
-    _lives.close_all(0.01)
+    _journal.close_all(0.01)
     disk.works.set()
     assert any("was not written in" in record.getMessage() for record in caplog.records)
     assert one.close(30)

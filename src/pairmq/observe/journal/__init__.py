@@ -13,12 +13,25 @@ except ModuleNotFoundError:
 
 from pairmq.observe.journal._columns import arrow_schema
 from pairmq.observe.journal._deliveries import journal_deliveries
-from pairmq.observe.journal._journal import Journal, JournalClosedError, JournalObserver, shared_journal
-from pairmq.observe.journal._lives import flush_on_sigterm
+from pairmq.observe.journal._journal import (
+    Journal,
+    JournalClosedError,
+    JournalObserver,
+    flush_on_sigterm,
+    shared_journal,
+)
 from pairmq.observe.journal._options import JournalOptions
-from pairmq.observe.journal._reading import Statistics, metadata, read_rows, segments, statistics
+from pairmq.observe.journal._reading import (
+    ShipmentError,
+    Shipped,
+    Statistics,
+    metadata,
+    read_rows,
+    segments,
+    ship,
+    statistics,
+)
 from pairmq.observe.journal._segments import Recovered, recover
-from pairmq.observe.journal._shipping import ShipmentError, Shipped, ship
 
 __all__ = [
     "Journal",

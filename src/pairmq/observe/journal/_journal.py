@@ -9,22 +9,26 @@ All pairs of a process that are given the same directory share one journal.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
+import signal
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from pairmq._version import version
 from pairmq.core import Backoff
 from pairmq.model import ConfigurationError, PairMQError
 from pairmq.model.events import Event, EventsDropped, JournalClosed, JournalOpened
-from pairmq.observe.journal import _layout, _lives
+from pairmq.observe.journal import _layout
 from pairmq.observe.journal._options import JournalOptions
-from pairmq.observe.journal._part import Frame
+from pairmq.observe.journal._part import Frame, forget_inherited
 from pairmq.observe.journal._segments import Compactor
 from pairmq.observe.journal._writer import Writer
 
@@ -32,6 +36,7 @@ _log = logging.getLogger("pairmq")
 
 _AT_ONCE = 10_000  # rows of one batch
 _BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
+_EXIT = 10.0  # s that the end of the process waits for its journals, all together
 
 
 class JournalClosedError(PairMQError):
@@ -62,7 +67,7 @@ class Journal:
         if not os.access(self._directory / _layout.OPEN, os.W_OK | os.X_OK):
             raise ConfigurationError(f"journal directory {self._directory}: it is not writable")
         self.begin_anew()
-        _lives.enlist(self)
+        _journals.add(self)
 
     def begin_anew(self) -> None:
         """Be new: at first, and in a forked child, where no thread but the caller's has come along."""
@@ -365,7 +370,6 @@ class _Shared:
 
     def __init__(self) -> None:
         self.forget()
-        _lives.in_child(self.forget)
 
     def forget(self) -> None:
         """In a forked child: no user of these is in it."""
@@ -446,3 +450,65 @@ class JournalObserver:
             self.journal.close(_CLOSING)
         else:
             self.journal.flush(_CLOSING)
+
+
+# Written out when the process ends, and begun anew when it forks.
+
+_journals: weakref.WeakSet[Journal] = weakref.WeakSet()
+
+
+def close_all(timeout: float = _EXIT) -> None:
+    """Close every journal of the process, within ``timeout`` seconds for all together."""
+    ends_at = time.monotonic() + timeout
+    for journal in list(_journals):
+        if not journal.close(max(0.0, ends_at - time.monotonic())):
+            _log.error(
+                "journal: %s was not written in %g s: what is buffered for it is lost", journal.directory, timeout
+            )
+
+
+def flush_on_sigterm(timeout: float = _EXIT) -> None:
+    """Write the journals out when SIGTERM comes, then do what would have been done without this.
+
+    Where the signal's default was in force the journals are closed and the process ends by the signal, as before; a
+    handler of the program's own is called after its journals were flushed. Without this function nothing is lost but
+    the last ``flush_interval``: the parts that a process leaves behind are recovered. Programs whose event loop has a
+    handler of its own need it not: leave the pair in good order instead.
+
+    Args:
+        timeout: seconds for all journals together.
+
+    Raises:
+        ValueError: not called in the main thread.
+    """
+    previous = signal.getsignal(signal.SIGTERM)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if callable(previous):
+            _flush_all(timeout)
+            previous(number, frame)
+        elif previous == signal.SIG_IGN:
+            _flush_all(timeout)
+        else:
+            close_all(timeout)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, handle)
+
+
+def _flush_all(timeout: float) -> None:
+    ends_at = time.monotonic() + timeout
+    for journal in list(_journals):
+        journal.flush(max(0.0, ends_at - time.monotonic()))
+
+
+def _after_fork() -> None:
+    forget_inherited()
+    _shared.forget()
+    for journal in list(_journals):
+        journal.begin_anew()
+
+
+atexit.register(close_all)
+os.register_at_fork(after_in_child=_after_fork)

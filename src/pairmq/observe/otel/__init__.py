@@ -11,7 +11,7 @@ except ModuleNotFoundError:
         "OpenTelemetry needs its API: install it with: pip install 'pairmq[otel]'", name="opentelemetry"
     ) from None
 
-from pairmq.observe.otel._backlog import watch_backlog
+from pairmq.observe.otel._metrics import watch_backlog
 from pairmq.observe.otel._observer import OpenTelemetryObserver
 from pairmq.observe.otel._spans import processing
 
