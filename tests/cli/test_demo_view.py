@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from pairmq.cli._backlog_counts import Depth, Depths
+from pairmq.cli._backlog import Depth, Depths
 from pairmq.cli._demo_tally import Tally
 from pairmq.cli._demo_view import DemoView, EntityScene, Scene
 from pairmq.model import Entity

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pairmq.cli._send_job import Outputs, SendJob, Template
+from pairmq.cli._send import Outputs, SendJob, Template
 from pairmq.cli._signals import Stop
 from pairmq.cli._values import CommandFailed, OutputClosed
 from pairmq.model import Entity, Message, PairFaulted

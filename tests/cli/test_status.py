@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from pairmq import PairOptions
-from pairmq.cli._backlog_counts import Depth, Depths, see_outbox
+from pairmq.cli._backlog import Depth, Depths, see_outbox
 from pairmq.cli._status import BrokerLook, Look, _watched
 from pairmq.core.record import Configuration
 from pairmq.memory import CAPABILITIES as ALL

@@ -12,7 +12,7 @@ import pytest
 from pairmq import Entity, Message
 from pairmq import sync as blocking
 from pairmq.cli import _doctor, _syphon
-from pairmq.cli._backlog_counts import Depths
+from pairmq.cli._backlog import Depths
 from pairmq.testing.servers import free_port
 
 

@@ -12,10 +12,9 @@ import time
 import pytest
 import typer
 
-from pairmq.cli._backlog_counts import Depth, Depths
+from pairmq.cli._backlog import Depth, Depths
 from pairmq.cli._signals import Stop
-from pairmq.cli._syphon import Failures, SyphonJob, _indexes
-from pairmq.cli._syphon_processes import SyphonEnd, SyphonProgress
+from pairmq.cli._syphon import Failures, SyphonEnd, SyphonJob, SyphonProgress, _indexes
 from pairmq.model import Entity
 from pairmq.model.events import SyphonFailed
 from pairmq.pair import Pair

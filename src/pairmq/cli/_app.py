@@ -27,7 +27,7 @@ _BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# In the order of the help; each is in the module of its name: a Typer `group`, or a function and its `EPILOG`.
+# In the order of the help; each is in a module of its name: a function and its `EPILOG`, or a Typer `group`.
 COMMANDS = (
     "demo",
     "send",
@@ -57,11 +57,12 @@ class _Group(ExtensibleGroup):
         self.commands = Unmade(COMMANDS, self._made)
 
     def _made(self, name: str) -> Any:
-        module, application = importlib.import_module(f"pairmq.cli._{name}"), typer.Typer()
-        if hasattr(module, "group"):
-            application.add_typer(module.group, name=name)
-        else:
+        place = "entity" if name == "ping" else name
+        module, application = importlib.import_module(f"pairmq.cli._{place}"), typer.Typer()
+        if hasattr(module, name):
             application.command(epilog=module.EPILOG)(getattr(module, name))
+        else:
+            application.add_typer(module.group, name=name)
         command: Any = get_group(application).commands[name]
         # For the names of its option --help.
         parent = self.context_class(self, info_name=self.name, **self.context_settings)

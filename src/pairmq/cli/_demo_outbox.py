@@ -52,16 +52,7 @@ class OutboxPlan:
 
 
 class OutboxRun:
-    """One run.
-
-    Args:
-        plan: what to do.
-        options: the pair's.
-        control: stops the primary and starts it again.
-        database: the secondary, if it is a server of this run; else it is a file of SQLite.
-        products: the servers' names, if they are of this run.
-        json: write the verdict as JSON.
-    """
+    """One run; ``database`` is the secondary if it is a server of this run, else that is a file of SQLite."""
 
     def __init__(
         self,

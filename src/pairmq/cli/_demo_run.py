@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
 
-from pairmq.cli._backlog_counts import count_queues
+from pairmq.cli._backlog import count_queues
 from pairmq.cli._common import failed_at, journal_package, transport_of, within
 from pairmq.cli._demo_servers import OwnServer
 from pairmq.cli._demo_tally import Plan, Tally, Texts

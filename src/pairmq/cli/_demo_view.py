@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pairmq.cli._backlog_counts import Depths
+from pairmq.cli._backlog import Depths
 from pairmq.cli._demo_tally import Fate, Tally, Totals
 from pairmq.cli._values import grouped, plural, printable, short_duration
 from pairmq.model import Entity, EntityState

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pairmq.cli._backlog_counts import MISSING, see_outbox
+from pairmq.cli._backlog import MISSING, see_outbox
 from pairmq.cli._common import (
     BACKLOG,
     Json,

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 from typer import Option
 
-from pairmq.cli._backlog_counts import (
+from pairmq.cli._backlog import (
     Depths,
     OutboxLook,
     agreement_as_json,

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from pairmq.cli._backlog_counts import count_queues
+from pairmq.cli._backlog import count_queues
 from pairmq.cli._common import (
     BACKLOG,
     SYPHON,
