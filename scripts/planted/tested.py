@@ -243,7 +243,7 @@ TESTED = (
     # The simulation itself.
     Mutant(
         "Ctrl-C is raised wherever the simulation is",
-        "src/pairmq/testing/simulator/_interrupts.py",
+        "src/pairmq/testing/simulator/_loop.py",
         "    _asked = True\n",
         "    raise KeyboardInterrupt\n",
         tests=("tests/simulator/test_command.py",),

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pairmq.model import Message
+from pairmq.model import Entity, Message
 from pairmq.model.events import Event, MessageMoved
+from pairmq.model.records import row_of
 from pairmq.testing.chaos import Settings, planned
 from pairmq.testing.chaos._books import Found, history_of
-from pairmq.testing.chaos._judge import judged
-from pairmq.testing.chaos._ledger import event_to_json
-from pairmq.testing.chaos._messages import made
+from pairmq.testing.chaos._ledger import made
+from pairmq.testing.chaos.report import judged
 from pairmq.testing.history import CONFIRMED, WriteResult
 from pairmq.testing.simulator import Violation
 from pairmq_rabbitmq.testing import RabbitServer, pool
@@ -95,13 +95,13 @@ class Pen:
         self.line(life, "settle", **settled, messages=[(f"place-{number}", number)])
 
     def moved(self, number: int, **flags: bool) -> None:
-        flags = {"maybe_duplicate": False, "redelivered": False, **flags}
-        entity = {"path": "orders", "kind": "queue"}
-        event = {"type": MessageMoved.__name__, "at": 0.0, "pair": "p", "queue": QUEUE, "waited": 1.0, **flags}
-        self.line("client-a-1", "event", event={**event, "entity": entity, "message_id": f"id-{number}"})
+        said = {"maybe_duplicate": False, "redelivered": False, **flags}
+        orders, message_id = Entity("orders"), f"id-{number}"
+        event = MessageMoved(at=0.0, pair="p", queue=QUEUE, entity=orders, message_id=message_id, waited=1.0, **said)
+        self.event("client-a-1", event)
 
     def event(self, life: str, event: Event) -> None:
-        self.line(life, "event", event=event_to_json(event))
+        self.line(life, "event", event=row_of(event))
 
     def brought_home(self, number: int) -> None:
         self.handed(number)

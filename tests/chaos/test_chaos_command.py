@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pairmq.testing.chaos import KILL, Settings, planned
-from pairmq.testing.chaos._command import main
+from pairmq.testing.chaos.__main__ import main
 
 COMMAND = [sys.executable, "-m", "pairmq.testing.chaos"]
 

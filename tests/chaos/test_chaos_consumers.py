@@ -13,9 +13,9 @@ from pairmq.model import Delivery, PairClosed
 from pairmq.model.events import Side
 from pairmq.observe.journal import statistics
 from pairmq.testing.chaos import KILL, Settings, planned
-from pairmq.testing.chaos._command import main
-from pairmq.testing.chaos._contents import with_consumed
-from pairmq.testing.chaos._messages import made, number_of
+from pairmq.testing.chaos.__main__ import main
+from pairmq.testing.chaos._books import with_consumed
+from pairmq.testing.chaos._ledger import made, number_of
 from pairmq.testing.chaos.client import Client
 
 
@@ -36,8 +36,7 @@ class Pen:
 
     def completed(self, number: int, place: str = "", error: str | None = None) -> None:
         self.line("settle", how="complete", messages=[(place, number)])
-        entity = {"path": "orders", "kind": "queue"}
-        event = {"type": "MessageDelivered", "settlement": "completed", "entity": entity, "error": error}
+        event = {"kind": "MessageDelivered", "settlement": "completed", "entity": "orders", "error": error}
         self.line("event", event={**event, "message_id": f"id-{number}"})
 
     def held(self, *left: tuple[int, str], count: int = 1) -> list[int | None]:

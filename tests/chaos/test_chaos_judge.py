@@ -12,7 +12,7 @@ from pairmq.model import Entity, EntityState, Message
 from pairmq.model.events import Cause, SendCompleted, SendOutcome, StateChanged
 from pairmq.testing.chaos import Settings, planned
 from pairmq.testing.chaos._books import Found, history_of
-from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, first_canary, made
+from pairmq.testing.chaos._ledger import CANARIES_OF_A_SENDER, first_canary, made
 from pairmq.testing.chaos.report import recoveries_of
 from pairmq.testing.history import CONFIRMED, WriteResult
 from pairmq.testing.simulator import Verdict

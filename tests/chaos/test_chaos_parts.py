@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -13,13 +12,20 @@ from unittest.mock import patch
 
 import pytest
 
-from pairmq.model import ConfigurationError, Entity, EntityState
-from pairmq.model.events import BacklogQueueChecked, Cause, Event, PairEnded, SendCompleted, SendOutcome, StateChanged
+from pairmq.model import ConfigurationError
 from pairmq.testing.chaos import KILL, PAUSE, FaultKind, Plan, Settings, chaos_broker, network, planned
-from pairmq.testing.chaos._clients import ClientProcess
-from pairmq.testing.chaos._contents import backlog_queues
-from pairmq.testing.chaos._ledger import Ledger, event_from_json, event_to_json, lines
-from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, CANARY, first_canary, first_number, made, number_of
+from pairmq.testing.chaos._books import backlog_queues
+from pairmq.testing.chaos._ledger import (
+    CANARIES_OF_A_SENDER,
+    CANARY,
+    Ledger,
+    first_canary,
+    first_number,
+    lines,
+    made,
+    number_of,
+)
+from pairmq.testing.chaos._run import ClientProcess
 from pairmq.testing.chaos.client import Client
 from pairmq.testing.chaos.network import BLIP_FAULTS, BOTH, NETWORK_FAULTS, Network
 from pairmq.testing.chaos.plan import CLIENT_FAULTS, DISTANCES, drawn_settings
@@ -223,46 +229,6 @@ def test_an_unknown_product_is_refused_with_the_known_ones() -> None:
 def test_a_module_without_the_function_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="json:chaos"):
         chaos_broker("json:chaos")
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        PairEnded(at=1.0, pair="a>b", fault=None, unknown=3),
-        BacklogQueueChecked(at=1.0, pair="a>b", queue="q", created=True, differences=("one", "two")),
-        SendCompleted(
-            at=1.0,
-            pair="a>b",
-            entity=Entity("orders"),
-            message_id="id-1",
-            outcome=SendOutcome.BACKLOG,
-            backlog_queue="q",
-            attempts=2,
-            elapsed=0.5,
-            maybe_duplicate=True,
-            size=9,
-        ),
-        StateChanged(
-            at=1.0,
-            pair="a>b",
-            entity=Entity("news", "topic"),  # type: ignore[arg-type]
-            previous=EntityState.HEALTHY,
-            current=EntityState.FAILING,
-            cause=Cause.SEND_FAILED,
-            epoch=3,
-            lasted=1.5,
-        ),
-    ],
-    ids=lambda event: type(event).__name__,
-)
-def test_an_event_goes_through_json_unchanged(event: Event) -> None:
-    assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event
-
-
-@pytest.mark.parametrize("data", [{}, {"type": "Nonsense"}, {"type": "PairEnded", "colour": "red"}])
-def test_what_is_no_event_is_refused(data: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="no "):
-        event_from_json(data)
 
 
 def test_lines_of_several_ledgers_come_in_the_order_of_their_instants(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from pairmq.pipeline.transforms.verdicts import Verdict as Row
 from pairmq.testing.history import Note, Result
 from pairmq.testing.judge import Verdict
 from pairmq.testing.simulator import Settings, scenario_of
-from pairmq.testing.simulator._facts import Facts
 from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._judge import judged
+from pairmq.testing.simulator._judge_pair import Facts
 from pairmq.testing.simulator._world import World
 from pipeline_claims import AS_SAID
 

@@ -200,7 +200,7 @@ def interrupt() -> None:
         ("pairmq.testing.simulator._world.World._strike", 1, Interrupting),
         ("pairmq.testing.simulator._loop.SimulationLoop.bury", 2, Interrupting),
         ("pairmq.testing.simulator._simulate.judged", 2, interrupt),
-        ("pairmq.testing.simulator._campaign.Outcome", 2, Interrupting),
+        ("pairmq.testing.simulator._simulate.Outcome", 2, Interrupting),
     ],
 )
 def test_ctrl_c_ends_it_at_the_next_step(capfd, monkeypatch, moment, done, interrupted):

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from history_by_hand import AWAY, LANE, ORDERS, OTHER, QUEUE, REFUSED, Book
+from history_by_hand import AWAY, LANE, ORDERS, OTHER, QUEUE, REFUSED, Book, instant
 from pairmq.core import Diversion, divert
 from pairmq.model import Message
 from pairmq.model.events import Cause, MessageMoved, RotationChanged, SendCompleted, SendOutcome
 from pairmq.testing.history import CUT, Copy, Handling, Life, Reading, Result, Sent, WriteResult
 from pairmq.testing.simulator import ProcessPlan, Verdict
-from pairmq.testing.simulator._broker import instant
 from pairmq.testing.simulator._history import Gap
 from pairmq.testing.simulator._judge import judged
 

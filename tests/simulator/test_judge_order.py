@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from history_by_hand import OTHER, QUEUE, Book
+from history_by_hand import OTHER, QUEUE, Book, instant
 from pairmq.model import Entity
 from pairmq.testing.history import Result, Sent, WriteResult
 from pairmq.testing.judge import order_judged
 from pairmq.testing.simulator import Verdict
-from pairmq.testing.simulator._broker import instant
-from pairmq.testing.simulator._facts import Facts
+from pairmq.testing.simulator._judge_pair import Facts
 
 LOST = WriteResult(False, True, "unavailable", "connection")
 

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from pairmq.model.events import Event
-from pairmq.model.records import row_of
+from pairmq.model.records import event_of, row_of
 from pairmq.observe.journal import read_rows
 from pairmq.testing.chaos import Plan
 from pairmq.testing.chaos._books import Found, history_of
-from pairmq.testing.chaos._ledger import event_from_json, lines
-from pairmq.testing.chaos._messages import made
+from pairmq.testing.chaos._ledger import lines, made
 from pairmq.testing.simulator._history import History
 
 OPENED, CLOSED = "JournalOpened", "JournalClosed"
@@ -67,7 +66,7 @@ def _lives_of(ledgers: Path) -> dict[str, _Life]:
             case "journal":
                 names[file] = line["process"]
             case "event":
-                events[file].append(event_from_json(line["event"]))
+                events[file].append(event_of(line["event"]))
             case "journal-closing":
                 closing[file] = line["wall"]
             case "journal-closed":

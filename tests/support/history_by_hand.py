@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pairmq.core import Diversion, divert
@@ -21,7 +22,6 @@ from pairmq.testing.history import (
     WriteResult,
 )
 from pairmq.testing.simulator import Fault, ProcessPlan, Scenario, SenderPlan, Setup
-from pairmq.testing.simulator._broker import instant
 from pairmq.testing.simulator._history import History, Trouble
 from pairmq.testing.simulator._judge import judged
 
@@ -31,6 +31,11 @@ OTHER = Entity("primary/x-servicebus-transfer/1")
 LANE = Entity("primary/x-pairmq-lane/orders")
 REFUSED = WriteResult(False, False, "refused", "not-found")
 AWAY = WriteResult(False, False, "unavailable", "connection")
+
+
+def instant(seconds: float) -> datetime:
+    """An instant of the simulation's clock on the brokers' wall."""
+    return datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC) + timedelta(seconds=seconds)
 
 
 class Book:

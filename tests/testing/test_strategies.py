@@ -20,9 +20,9 @@ from pairmq.core import ALIASES, OPTION_NAMES, restore
 from pairmq.core.options import _COUNTS, _DURATIONS
 from pairmq.model import EnvelopeError
 from pairmq.testing import strategies as pst
+from pairmq.testing.history import PRIMARY
 from pairmq.testing.simulator import FAULT_KINDS, Settings, scenario_of
-from pairmq.testing.simulator._scenario import PRIMARY
-from pairmq.testing.strategies._messages import _MALFORMED, _is_free
+from pairmq.testing.strategies import _MALFORMED, _is_free
 
 SEARCH = settings(
     database=None,

@@ -3,14 +3,16 @@
 from pairmq.memory import Operation
 from pairmq.testing._loop import DeadlockError, VirtualTimeLoop, in_virtual_time, run_virtual, virtual_wall
 from pairmq.testing._memory import MemoryBroker, memory_broker
-from pairmq.testing._pairs import TEST_OPTIONS, SimulatedPair, simulated_pair
 from pairmq.testing._simulated import (
+    TEST_OPTIONS,
     Fault,
     SimulatedAdmin,
     SimulatedBroker,
+    SimulatedPair,
     SimulatedReceiver,
     SimulatedSender,
     SimulatedTransport,
+    simulated_pair,
 )
 from pairmq.testing.proxy import TcpProxy
 from pairmq.testing.simulator import Report, Settings, simulate

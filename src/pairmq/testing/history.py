@@ -7,11 +7,23 @@ instant: in virtual time much happens at one instant, and ticks give the order.
 
 from __future__ import annotations
 
+import asyncio
 import enum
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
-from pairmq.model import Entity, Message, TransportError
+from pairmq.model import (
+    Entity,
+    Message,
+    PairClosed,
+    PairFaulted,
+    Receipt,
+    Route,
+    SendError,
+    SendRefused,
+    TransportError,
+)
 from pairmq.model.events import Event
 from pairmq.transport import is_nothing_sent
 
@@ -33,6 +45,40 @@ class Result(enum.StrEnum):
     def accepted(self) -> bool:
         """Whether it was promised to arrive."""
         return self in (Result.PRIMARY, Result.BACKLOG)
+
+    @classmethod
+    def of(cls, told: Receipt | SendError | Result) -> Result:
+        """What a receipt or an error says."""
+        if isinstance(told, Receipt):
+            return cls.PRIMARY if told.route is Route.PRIMARY else cls.BACKLOG
+        return told if isinstance(told, Result) else cls.REFUSED if isinstance(told, SendRefused) else cls.UNKNOWN
+
+
+async def given(
+    send: Callable[[], Awaitable[Sequence[Receipt | SendError]]],
+    count: int,
+    told: Callable[[Sequence[Receipt | SendError | Result]], None],
+    crashed: Callable[[str], None],
+) -> bool:
+    """Give so many messages to a pair, and note what their caller gets; returns whether the pair goes on."""
+    results: Sequence[Receipt | SendError | Result]
+    goes_on = True
+    try:
+        results = await send()
+    except SendError as error:
+        results = (error,)
+    except (PairClosed, PairFaulted):
+        results, goes_on = [Result.REFUSED] * count, False
+    except asyncio.CancelledError:
+        told([Result.CANCELLED] * count)
+        raise
+    except Exception as error:
+        crashed(f"a send raised {type(error).__name__}: {error}")
+        results = [Result.CRASHED] * count
+    if len(results) != count:
+        crashed(f"{len(results)} results for a batch of {count}")
+    told(results)
+    return goes_on
 
 
 class WriteResult(NamedTuple):

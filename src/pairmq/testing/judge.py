@@ -89,19 +89,12 @@ _PROMISES = {
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken promise.
+    """One broken promise."""
 
-    Args:
-        verdict: which.
-        at: the virtual second at which it was so.
-        text: what happened, in a sentence.
-        message: the number of the message, if any.
-    """
-
-    verdict: Verdict
-    at: float
-    text: str
-    message: int | None = None
+    verdict: Verdict  # which
+    at: float  # the virtual second at which it was so
+    text: str  # what happened, in a sentence
+    message: int | None = None  # the number of the message, if any
 
     def __str__(self) -> str:
         return f"{self.verdict} at {self.at:.3f} s: {self.text}"
@@ -114,34 +107,20 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What is known of one message in the end.
+    """What is known of one message in the end."""
 
-    Args:
-        results: of each send of it; None where the process was killed first.
-        at_primary: how many copies the primary has stored.
-        stored_in: a place that has stored one; empty if none has.
-        waiting_in: the backlog queue that still holds it although everything had its time; empty if none does.
-        handled: a consumer has handled it, from the queue's lane.
-        excused: it may be missing there: it waits, or was dead-lettered for a reason of its own.
-        announced: a receipt or an event reports that there may be a second copy.
-        reasons: confirmed sends to the primary, writes in doubt, deliveries from the backlog; None if not counted.
-    """
-
-    results: Sequence[Result | None] = ()
-    at_primary: int = 0
-    stored_in: str = ""
-    waiting_in: str = ""
-    handled: bool = False
-    excused: bool = False
-    announced: bool = False
+    results: Sequence[Result | None] = ()  # of each send of it; None where the process was killed first
+    at_primary: int = 0  # how many copies the primary has stored
+    stored_in: str = ""  # a place that has stored one; empty if none has
+    waiting_in: str = ""  # the backlog queue that still holds it although everything had its time; empty if none does
+    handled: bool = False  # a consumer has handled it, from the queue's lane
+    excused: bool = False  # it may be missing there: it waits, or was dead-lettered for a reason of its own
+    announced: bool = False  # a receipt or an event reports that there may be a second copy
+    # Confirmed sends to the primary, writes in doubt, deliveries from the backlog; None if not counted.
     reasons: tuple[int, int, int] | None = None
 
     def judged(self, name: str) -> Iterator[tuple[Verdict, str]]:
-        """Find what is wrong.
-
-        Args:
-            name: of the message, for the text.
-        """
+        """Find what is wrong with a message of this name."""
         accepted = [result for result in self.results if result is not None and result.accepted]
         kept = [result for result in self.results if result is not Result.REFUSED]
         if not self.results and self.at_primary:
@@ -166,10 +145,8 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Seconds from the acceptance of messages to their first handling.
-
-    Args:
-        counts: how many waited for up to 10 ** (step / 10) seconds and longer than for the step before, by step.
+    """Seconds from the acceptance of messages to their first handling: how many waited, by step, for up to 10 ** (step
+    / 10) seconds and longer than for the step before.
     """
 
     counts: Mapping[int, int] = field(default_factory=dict)
@@ -209,12 +186,8 @@ class Waits:
 
 
 def drained_within(options: PairOptions, waiting: int, lock: float) -> float:
-    """Seconds within which all must be well again once nothing fails; each part is the longest wait of one piece.
-
-    Args:
-        options: of the pairs.
-        waiting: messages in backlog queues.
-        lock: seconds of a lock there.
+    """Seconds within which all must be well again once nothing fails, with so many messages waiting under locks of so
+    many seconds; each part is the longest wait of one piece.
     """
     o = options
     moving = 0.0 if o.syphon_max_rate is None else 3 * waiting / o.syphon_max_rate
@@ -247,12 +220,7 @@ def waits_of(history: History) -> dict[str, Waits]:
 
 
 class Facts:
-    """A history, by message and by process.
-
-    Args:
-        history: of any origin.
-        options: that all pairs have in common.
-    """
+    """A history of any origin, by message and by process; ``options`` are what all pairs have in common."""
 
     def __init__(self, history: History, options: PairOptions) -> None:
         self.history = history

@@ -25,7 +25,7 @@ from pairmq.model import Entity
 from pairmq.pair import Pair
 from pairmq.testing._loop import VirtualTimeLoop
 from pairmq.testing._memory import MemoryBroker
-from pairmq.testing._pairs import SimulatedPair, entity_named, simulated_pair
+from pairmq.testing._simulated import SimulatedPair, entity_named, simulated_pair
 
 __all__ = ["QUICK_OPTIONS", "MemoryBroker", "MemoryBrokers", "SimulatedPair", "VirtualTime", "memory_pair"]
 

@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 from pairmq.model.events import Event
+from pairmq.model.records import row_of
 from pairmq.observe.journal import Journal, JournalOptions
-from pairmq.testing.chaos._ledger import Ledger, event_to_json
+from pairmq.testing.chaos._ledger import Ledger
 
 _MAX_AGE = 2.0  # s: a short run has several segments of each process, too
 _CLOSING = 30.0  # s
@@ -27,7 +28,7 @@ class NotedJournal(Journal):
 
     def on_event(self, event: Event) -> None:
         """Take an event; raises as the journal does."""
-        self._ledger.write("event", event=event_to_json(event))
+        self._ledger.write("event", event=row_of(event))
         super().on_event(event)
 
     def finish(self) -> None:

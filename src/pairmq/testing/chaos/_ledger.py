@@ -1,21 +1,74 @@
-"""The ledgers of a chaos run: one file for each life of a process, a JSON object on each line.
+"""The messages of a chaos run, each made of its number alone, and the ledgers: a file for each life of a process.
 
 Each line is one write without a buffer, so that what a process wrote down before a SIGKILL is there afterwards.
-Instants are of the machine's monotonic clock, which all processes share; it is the event loop's clock too.
+Instants are of the machine's monotonic clock, which all processes share; it is the event loop's clock too. Events
+are written as rows of `pairmq.model.records`.
 """
 
 from __future__ import annotations
 
-import enum
 import json
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self, get_type_hints
+from typing import Any, Self
 
-from pairmq.model import Entity, EntityKind, events
-from pairmq.model.events import Event
+from pairmq.model import Message
+
+OPENED = "opened"
+"""What a client says first, when its pair is open."""
+
+CANARY = 90_000_000
+"""The first number of the messages that are sent when all is healed."""
+
+CANARIES_OF_A_SENDER = 8
+"""One for each session of its client, and one without a session."""
+
+_NUMBER = slice(1, 9)
+_LENGTHS = (9, 40, 700, 3000)
+_A_LIFE = 100_000
+_A_CLIENT = 10_000_000
+_SESSIONS = CANARIES_OF_A_SENDER - 1
+
+
+def first_number(client: int, life: int) -> int:
+    """The first number of a life of a client: no two lives ever send the same one."""
+    if not 0 < life < _A_CLIENT // _A_LIFE:
+        raise ValueError(f"client {client} has lived {life} times: there are no numbers left")
+    return client * _A_CLIENT + life * _A_LIFE
+
+
+def first_canary(client: int, life: int) -> int:
+    """The number of a life's first canary; with `CANARIES_OF_A_SENDER` from there on each session has one."""
+    return CANARY + first_number(client, life) // 100
+
+
+def made(number: int) -> Message:
+    """The message of a number."""
+    some = number % 3 == 0
+    return Message(
+        (b"m%08d" % number).ljust(_LENGTHS[number % len(_LENGTHS)], b"."),
+        message_id=f"id-{number}",
+        session_id=_session(number),
+        time_to_live=3600.0 if number % 5 == 0 else None,
+        correlation_id=f"about-{number}" if some else None,
+        subject="chaos",
+        application_properties={"number": number, "text": "n", "some": some},
+    )
+
+
+def _session(number: int) -> str | None:
+    """Its client's own: order is a promise while one process at a time owns a session's sends."""
+    if number >= CANARY:
+        client, turn = (number - CANARY) // (_A_CLIENT // 100), number % CANARIES_OF_A_SENDER
+        return f"session-{client}-{turn}" if turn < _SESSIONS else None
+    return f"session-{number // _A_CLIENT}-{number % _SESSIONS}" if number % 3 == 0 else None
+
+
+def number_of(message: Message) -> int | None:
+    """Read a message's number out of its body; None for one that was never sent."""
+    digits = message.body[_NUMBER]
+    return int(digits) if message.body[:1] == b"m" and len(digits) == 8 and digits.isdigit() else None
 
 
 class Ledger:
@@ -54,43 +107,3 @@ def lines(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             found.append((entry["t"], path.stem, position, entry))
     for _, name, _, entry in sorted(found, key=lambda each: each[:3]):
         yield name, entry
-
-
-# Events as JSON, and back.
-
-_KINDS: dict[str, type[Event]] = {
-    name: kind for name, kind in vars(events).items() if isinstance(kind, type) and issubclass(kind, Event)
-}
-_TYPES = {name: get_type_hints(kind) for name, kind in _KINDS.items()}
-
-
-def event_to_json(event: Event) -> dict[str, Any]:
-    """Write an event as an object of JSON's types."""
-    values = {entry.name: _plain(getattr(event, entry.name)) for entry in fields(event)}
-    return {"type": type(event).__name__, **values}
-
-
-def event_from_json(data: Mapping[str, Any]) -> Event:
-    """Read what `event_to_json` wrote."""
-    values = dict(data)
-    name = values.pop("type", None)
-    if name not in _KINDS:
-        raise ValueError(f"no event {name!r}")
-    try:
-        return _KINDS[name](**{key: _rich(value, _TYPES[name][key]) for key, value in values.items()})
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"no {name}: {error!r}") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Entity):
-        return {"path": value.path, "kind": value.kind.value}
-    return value.value if isinstance(value, enum.Enum) else value
-
-
-def _rich(value: Any, kind: Any) -> Any:
-    if isinstance(value, dict):
-        return Entity(value["path"], EntityKind(value["kind"]))
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return kind(value)
-    return tuple(value) if isinstance(value, list) else value

@@ -11,10 +11,8 @@ from typing import TypeVar
 
 from pairmq.core import MAYBE_DUPLICATE
 from pairmq.model import Delivery, Entity, Message, Source, TransportError
-from pairmq.testing.chaos._ledger import Ledger
-from pairmq.testing.chaos._messages import made, number_of
-from pairmq.testing.history import CONFIRMED, WriteResult
-from pairmq.testing.simulator._scenario import PRIMARY
+from pairmq.testing.chaos._ledger import Ledger, made, number_of
+from pairmq.testing.history import CONFIRMED, PRIMARY, WriteResult
 from pairmq.transport import (
     Receiver,
     ReceiverWrapper,

@@ -27,19 +27,24 @@ from pairmq.model import (
     PairClosed,
     PairFaulted,
     Receipt,
-    Route,
     SendError,
-    SendRefused,
     TransportError,
 )
 from pairmq.model.events import Event
+from pairmq.model.records import row_of
 from pairmq.pair import Pair, PairDelivery, PairSender
 from pairmq.plugins import Observer, registry
-from pairmq.testing.chaos._clients import OPENED
-from pairmq.testing.chaos._ledger import Ledger, event_to_json
-from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, first_canary, first_number, made, number_of
+from pairmq.testing.chaos._ledger import (
+    CANARIES_OF_A_SENDER,
+    OPENED,
+    Ledger,
+    first_canary,
+    first_number,
+    made,
+    number_of,
+)
 from pairmq.testing.chaos._recording import SENDING, RecordingTransport
-from pairmq.testing.history import Result
+from pairmq.testing.history import Result, given
 
 if TYPE_CHECKING:
     from pairmq.testing.chaos._journal import NotedJournal
@@ -55,13 +60,7 @@ _GIVEN_BACK = 0.1  # of the messages
 
 
 class Client:
-    """One life of one client.
-
-    Args:
-        spec: what the run says: ``name``, ``place``, ``life``, ``syphon``, ``primary``, ``secondary``, ``options``,
-            ``entities``, ``rate``, ``timeouts``, ``seed``, ``ledger``; ``consumes`` instead of sending; ``journal``,
-            a directory or nothing.
-    """
+    """One life of one client; ``spec`` is what the run says, with ``consumes`` instead of sending."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._spec = spec
@@ -161,7 +160,7 @@ class Client:
         return (JournalObserver(self._journal),)
 
     def _note(self, event: Event) -> None:
-        self._ledger.write("event", event=event_to_json(event))
+        self._ledger.write("event", event=row_of(event))
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -214,30 +213,17 @@ class Client:
 
     async def _send(self, name: str, sender: PairSender, numbers: list[int], timeout: float) -> None:
         messages = [made(number) for number in numbers]
-        entity = sender.entity.path
-        self._ledger.write("send", messages=numbers, sender=name, entity=entity, timeout=timeout)
-        results: Sequence[Receipt | SendError | Result]
-        try:
-            if len(messages) == 1:
-                results = (await sender.send(messages[0], timeout=timeout),)
-            else:
-                results = await sender.send_batch(messages, timeout=timeout)
-        except SendError as error:
-            results = (error,)
-        except (PairClosed, PairFaulted):
-            results = [Result.REFUSED] * len(numbers)
-        except asyncio.CancelledError:
-            self._told(numbers, [Result.CANCELLED] * len(numbers))
-            raise
-        except Exception as error:
-            self._ledger.write("crash", text=f"a send raised {type(error).__name__}: {error}")
-            results = [Result.CRASHED] * len(numbers)
-        self._told(numbers, results)
+        self._ledger.write("send", messages=numbers, sender=name, entity=sender.entity.path, timeout=timeout)
 
-    def _told(self, numbers: list[int], results: Sequence[Receipt | SendError | Result]) -> None:
-        if len(numbers) != len(results):
-            self._ledger.write("crash", text=f"{len(results)} results for a batch of {len(numbers)}")
-        self._ledger.write("told", results=[_told(*each) for each in zip(numbers, results, strict=False)])
+        async def send() -> Sequence[Receipt | SendError]:
+            if len(messages) > 1:
+                return await sender.send_batch(messages, timeout=timeout)
+            return (await sender.send(messages[0], timeout=timeout),)
+
+        def told(results: Sequence[Receipt | SendError | Result]) -> None:
+            self._ledger.write("told", results=[_told(*each) for each in zip(numbers, results, strict=False)])
+
+        await given(send, len(numbers), told, lambda text: self._ledger.write("crash", text=text))
 
     # Consuming.
 
@@ -294,18 +280,12 @@ def _answer(word: str, **states: str) -> None:
 
 
 def _told(number: int, result: Receipt | SendError | Result) -> dict[str, Any]:
+    line: dict[str, Any] = {"number": number, "result": Result.of(result).value}
     if isinstance(result, Receipt):
-        kind = Result.PRIMARY if result.route is Route.PRIMARY else Result.BACKLOG
-        return {
-            "number": number,
-            "result": kind.value,
-            "duplicate": result.maybe_duplicate,
-            "queue": result.backlog_queue,
-        }
-    if isinstance(result, Result):
-        return {"number": number, "result": result.value}
-    kind = Result.REFUSED if isinstance(result, SendRefused) else Result.UNKNOWN
-    return {"number": number, "result": kind.value, "error": f"{type(result).__name__}: {result}"[:300]}
+        line |= {"duplicate": result.maybe_duplicate, "queue": result.backlog_queue}
+    elif isinstance(result, SendError):
+        line["error"] = f"{type(result).__name__}: {result}"[:300]
+    return line
 
 
 async def _until(condition: Callable[[], bool], ends_at: float) -> None:

@@ -38,13 +38,7 @@ BLIP_FAULTS: Final = (FaultKind("blip", 0.3, 1.0), FaultKind("stall", 0.3, 1.0))
 
 
 class Network:
-    """All ways from clients to brokers; a context manager.
-
-    Args:
-        addresses: hosts and ports of each broker, by its side.
-        clients: the clients' names.
-        distant: sides whose ways are slow (`DELAY`, `JITTER`) while nothing is wrong.
-    """
+    """All ways from clients to brokers; a context manager. Ways to ``distant`` sides are slow (`DELAY`, `JITTER`)."""
 
     def __init__(
         self, addresses: Mapping[str, Sequence[tuple[str, int]]], clients: Iterable[str], distant: Iterable[str] = ()
@@ -61,28 +55,13 @@ class Network:
         self._lock = threading.Lock()
 
     def url(self, side: str, client: str, url: str) -> str:
-        """The address by which a client reaches a broker.
-
-        Args:
-            side: the broker's.
-            client: the client's name.
-            url: the broker's own address.
-        """
+        """The address by which a client reaches a side's broker, whose own address is ``url``."""
         for (host, port), proxy in zip(self._addresses[side], self._ways[side, client], strict=True):
             url = url.replace(f"{host}:{port}", f"{proxy.host}:{proxy.port}", 1)
         return url
 
     def apply(self, fault: str, side: str, client: str = "") -> None:
-        """Begin a fault on the ways to a broker.
-
-        Args:
-            fault: a name of `NETWORK_FAULTS` or `BLIP_FAULTS`.
-            side: the broker's, or `BOTH`.
-            client: whose way; of all when empty.
-
-        Raises:
-            ValueError: unknown fault.
-        """
+        """Begin a fault (`NETWORK_FAULTS`, `BLIP_FAULTS`) on the ways to a side or `BOTH`, of one client if named."""
         with self._lock:
             for way in self._chosen(side, client):
                 self._become(way, fault)

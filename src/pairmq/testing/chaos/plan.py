@@ -17,6 +17,7 @@ from pairmq.core.options import Ordering
 from pairmq.model import ConfigurationError
 from pairmq.testing.chaos.broker import FaultKind
 from pairmq.testing.chaos.network import BLIP_FAULTS, BOTH, DELAY, JITTER, NETWORK_FAULTS
+from pairmq.testing.simulator._scenario import read
 
 SIDES: Final = ("primary", "secondary")
 ENTITIES: Final = ("orders", "invoices")
@@ -172,19 +173,9 @@ class Plan:
             ConfigurationError: it is something else.
         """
         try:
-            data = json.loads(text)
-            settings = data["settings"]
-            if settings["faults"] is not None:
-                settings["faults"] = tuple(settings["faults"])
-            return cls(
-                (str(data["products"][0]), str(data["products"][1])),
-                Settings(**settings),
-                dict(data["options"]),
-                tuple(data["timeouts"]),
-                tuple(Strike(**each) for each in data["strikes"]),
-                dict(data.get("queue_counts", {})),
-            )
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            plan: Plan = read(json.loads(text), cls, "plan")
+            return plan
+        except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(f"no plan of a chaos run: {type(error).__name__}: {error}") from error
 
 
@@ -207,15 +198,9 @@ def planned(
 ) -> Plan:
     """Draw a plan: the same arguments give the same one.
 
-    Args:
-        products: of the primary and of the secondary.
-        settings: how much.
-        faults: what the primary's and the secondary's `ChaosBroker` can do.
-        attempt_timeout: seconds that one operation needs at most, of the slower of both.
-        behind_proxies: whether the network can do something to the ways to the primary, and to the secondary.
-
-    Raises:
-        ConfigurationError: a requested fault is not supported by these brokers.
+    ``faults`` are what the primary's and the secondary's `ChaosBroker` can do; ``attempt_timeout`` is in seconds, of
+    the slower of both; what is not behind proxies has no faults of the network. Raises `ConfigurationError` for a fault
+    that these brokers do not know.
     """
     _check_names(settings, faults)
     names = (*client_names(settings), *consumer_names(settings))
@@ -249,7 +234,7 @@ def planned(
         "flap_window": 5.0,
     }
     if settings.continuity:
-        options |= {"continuity": list(ENTITIES), "lane_patience": _LANE_PATIENCE}
+        options |= {"continuity": ENTITIES, "lane_patience": _LANE_PATIENCE}
     if settings.ordering != "none":
         options["ordering"] = settings.ordering
     # Some limits end long before a failover can, and show whether a send gives up.

@@ -9,10 +9,12 @@ import asyncio
 import functools
 import inspect
 import itertools
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import fields
-from types import CoroutineType
-from typing import Any, NoReturn, TypeVar, cast
+from types import CoroutineType, TracebackType
+from typing import Any, NoReturn, Self, TypeVar, cast
 from uuid import uuid4
 
 import pytest
@@ -64,12 +66,8 @@ class Broker:
     # Entities and messages.
 
     async def queue(self, *, short_locks: bool = False, **properties: Any) -> Entity:
-        """Make a queue.
-
-        Args:
-            short_locks: the shortest lock that the broker keeps to, for tests that wait for its end; asked for before
-                anything is received. In all others no lock ends, however long the machine stands still.
-            properties: the other settings.
+        """Make a queue. Its locks outlast a test, or are the shortest that the broker keeps to, for tests that wait for
+        their end: ask for those before anything is received.
         """
         if short_locks:
             self._shorten_locks()
@@ -298,12 +296,7 @@ _MARK = "_pairmq_capabilities"
 
 
 def capability(name: str, *, disclaimed: Arm) -> Callable[[F], F]:
-    """Let a test run where a capability is claimed, and another one in its place where it is not.
-
-    Args:
-        name: the field of `Capabilities`; what is falsy there is disclaimed.
-        disclaimed: what must hold without it; mostly made by `refused`.
-    """
+    """Let a test run where a capability is claimed, and ``disclaimed``, mostly made by `refused`, where it is falsy."""
 
     def decorate(test: F) -> F:
         @functools.wraps(test)
@@ -333,11 +326,7 @@ def capabilities_of(test: object) -> frozenset[str]:
 
 
 def refused(call: Arm) -> Arm:
-    """Make the test that a call is refused as not supported.
-
-    Args:
-        call: makes the call; a transport may refuse it there or when it is awaited.
-    """
+    """Make the test that a call is refused as not supported, where it is made or when it is awaited."""
 
     async def arm(broker: Broker) -> None:
         await must_fail(lambda: call(broker), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
@@ -457,3 +446,97 @@ def _awaiting(coroutine: Any) -> Iterator[str]:
         code = coroutine.cr_code
         yield f"  {code.co_filename}:{coroutine.cr_frame.f_lineno} {code.co_qualname}"
         coroutine = coroutine.cr_await
+
+
+_TICK = 0.02
+
+
+class Stopwatch:
+    """Measures how long its block took, less the time in which this process did not get the processor.
+
+    It counts in a thread, not in the event loop: a transport that blocks the loop is late itself, and not excused.
+    """
+
+    def __init__(self) -> None:
+        self._lag = 0.0
+        self._stall = limits().stall  # the thread does not see the test's
+        self._began = self._ended = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="conformance stopwatch", daemon=True)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds, the machine's own lateness taken off."""
+        return max(0.0, self._ended - self._began - self._lag)
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended = time.monotonic()
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            asked = time.monotonic()
+            over = self._over.wait(_TICK)
+            if over:
+                return
+            late = time.monotonic() - asked - _TICK
+            if late > self._stall:
+                self._lag += late
+
+
+class LockClock:
+    """Returns whether a lost lock of so many seconds may have expired because this machine stalled for so long."""
+
+    def __init__(self, lock: float) -> None:
+        self._shortest = 0.8 * lock
+        self._asked = self._since = time.monotonic()
+
+    def ask(self) -> None:
+        """The lock is asked for, or its renewal, from now on."""
+        self._asked = time.monotonic()
+
+    def begin(self) -> None:
+        """It was given, or renewed, since it was asked for."""
+        self._since = self._asked
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its time may be over."""
+        return time.monotonic() - self._since >= self._shortest
+
+    def excuses(self, error: TransportError) -> bool:
+        """Whether the error says that a lock is lost whose time may be over: then nothing is proved."""
+        return error.reason is FailureReason.LOCK_LOST and self.is_over
+
+
+async def cut_off(
+    call: Awaitable[object], limit: float = 0.3, *, why: str = "no broker can have answered"
+) -> TimeoutError | None:
+    """Put a limit in seconds on a call to a silent broker, and check that it returns; ``why`` it can't have been done.
+
+    Returns the time-out; None where the call found out before its limit that the broker is silent, and failed.
+    """
+    told: TimeoutError | None = None
+    with Stopwatch() as watch:
+        try:
+            async with asyncio.timeout(limit):
+                answer = await call
+        except TimeoutError as timeout:
+            told = timeout
+        except TransportError as error:
+            # A lock may be bound to a connection that an earlier call was cut off from.
+            assert error.kind is FailureKind.UNAVAILABLE or error.reason is FailureReason.LOCK_LOST, f"{error!r}"
+        else:
+            raise AssertionError(f"it returned {answer!r}, and {why}")
+    assert watch.elapsed < limit + limits().slack, (
+        f"the call returned {watch.elapsed:.2f} s after the call, whose time limit was {limit} s"
+    )
+    return told

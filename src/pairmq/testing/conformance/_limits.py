@@ -10,23 +10,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds.
+    """Seconds."""
 
-    Args:
-        patience: within which everything expected happens, even on a slow and busy machine. Nothing waits that long.
-        outage: that a broker stays unavailable for a call that should not wait for it; an immediate failure ends the
-            wait.
-        slack: that a call may take beyond what it is allowed: not a measure of speed, but of who decides when it ends.
-        asking_once: within which a receive without waiting has returned, over a link that is open; what waits all the
-            same mostly waits for longer.
-        stall: by which the machine is late before that is excused: many small ones delay no waiting call.
-    """
-
+    # Within which everything expected happens, even on a slow and busy machine. Nothing waits that long.
     patience: float = 30.0
+    # That a broker stays unavailable for a call that should not wait for it; an immediate failure ends the wait.
     outage: float = 5.0
+    # That a call may take beyond what it is allowed: not a measure of speed, but of who decides when it ends.
     slack: float = 2.0
+    # Within which a receive without waiting has returned, over a link that is open; what waits all the same mostly
+    # waits for longer.
     asking_once: float = 2.0
-    stall: float = 0.05
+    stall: float = 0.05  # by which the machine is late before that is excused: many small ones delay no waiting call
 
 
 _LIMITS: ContextVar[Limits] = ContextVar("pairmq conformance limits", default=Limits())  # noqa: B039  # it is frozen

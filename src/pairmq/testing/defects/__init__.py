@@ -4,11 +4,11 @@
 """
 
 # Each enters its defects into the table.
-from pairmq.testing.defects import _admins, _receivers, _senders, _transports
+from pairmq.testing.defects import _receivers, _senders, _transports
 from pairmq.testing.defects._defect import DEFECTS as _TABLE
 from pairmq.testing.defects._defect import LIMIT, Defect
 
-assert all((_senders, _receivers, _admins, _transports))
+assert all((_senders, _receivers, _transports))
 
 DEFECTS = tuple(sorted(_TABLE, key=lambda defect: defect.clause.partition(":")[0]))
 """Every defect, by the part of the contract that it breaks."""

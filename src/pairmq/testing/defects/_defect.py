@@ -71,13 +71,7 @@ class DefectiveAdmin(AdminWrapper):
 
 
 class DefectiveTransport(TransportWrapper):
-    """Makes the defect's senders, receivers and administration, and claims what it claims.
-
-    Args:
-        inner: the transport that it is planted into.
-        defect: what is planted.
-        url: of ``inner``, as the harness gave it.
-    """
+    """Makes the defect's senders, receivers and administration, and claims what it claims."""
 
     def __init__(self, inner: Transport, defect: Defect, url: str) -> None:
         super().__init__(inner)

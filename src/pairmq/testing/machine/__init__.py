@@ -24,7 +24,7 @@ except ModuleNotFoundError:
         "the state machine needs hypothesis: install it with: pip install 'pairmq[testing]'", name="hypothesis"
     ) from None
 
-from pairmq.testing.machine._judge import BrokenPromise
 from pairmq.testing.machine._machine import TROUBLES, FailoverMachine
+from pairmq.testing.machine._world import BrokenPromise
 
 __all__ = ["TROUBLES", "BrokenPromise", "FailoverMachine"]

@@ -15,10 +15,8 @@ from pairmq.memory import Operation
 from pairmq.model import Entity, Message, PairClosed, Receipt, SendError
 from pairmq.pair import Pair, PairSender
 from pairmq.testing import strategies as pst
-from pairmq.testing._pairs import TEST_OPTIONS, entity_named
-from pairmq.testing._simulated import Fault, SimulatedBroker
-from pairmq.testing.machine._judge import Answer, Judge, Promise, key_of, outcome_of
-from pairmq.testing.machine._world import World
+from pairmq.testing._simulated import TEST_OPTIONS, Fault, SimulatedBroker, entity_named
+from pairmq.testing.machine._world import Answer, Judge, Promise, World, key_of, outcome_of
 
 T = TypeVar("T")
 

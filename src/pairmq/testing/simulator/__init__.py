@@ -9,9 +9,8 @@ world (`_world`, `_process`, `_network`, `_broker`, `_transport`) writes a histo
 """
 
 from pairmq.testing.judge import Verdict, Violation, Waits
-from pairmq.testing.simulator._campaign import Outcome, campaign
 from pairmq.testing.simulator._generate import scenario_of
-from pairmq.testing.simulator._interrupts import interrupts_noted
+from pairmq.testing.simulator._loop import interrupts_noted
 from pairmq.testing.simulator._report import Counts, Report, handled_text
 from pairmq.testing.simulator._scenario import (
     FAULT_KINDS,
@@ -23,7 +22,7 @@ from pairmq.testing.simulator._scenario import (
     Setup,
     Shipment,
 )
-from pairmq.testing.simulator._simulate import replay, shrink, simulate
+from pairmq.testing.simulator._simulate import Outcome, campaign, replay, shrink, simulate
 
 __all__ = [
     "FAULT_KINDS",

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from random import Random
 
 from pairmq.memory import Lock, Queue, State, Stored
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
 from pairmq.testing._loop import WALL_EPOCH
-from pairmq.testing.simulator._history import Copy, Gap, Handover, History
+from pairmq.testing.history import Copy, Handover
+from pairmq.testing.simulator._history import Gap, History
 from pairmq.testing.simulator._loop import SimulationLoop
 from pairmq.transport import QueueCounts, QueuePositions, QueueProperties
 
@@ -295,8 +295,3 @@ def _holder(stored: Stored) -> object:
 
 def _not_found(entity: Entity) -> TransportError:
     return TransportError(f"no such entity: {entity}", FailureKind.REFUSED, FailureReason.NOT_FOUND)
-
-
-def instant(seconds: float) -> datetime:
-    """An instant of the loop's clock on the brokers' wall."""
-    return datetime.fromtimestamp(WALL_EPOCH + seconds, UTC)

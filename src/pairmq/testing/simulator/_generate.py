@@ -9,11 +9,10 @@ from random import Random
 from typing import Any
 
 from pairmq.core import lane_name
+from pairmq.testing.history import PRIMARY, SECONDARY
 from pairmq.testing.simulator._scenario import (
     BLIPS,
     LACKS,
-    PRIMARY,
-    SECONDARY,
     Fault,
     ProcessPlan,
     Scenario,

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from pairmq.model import Entity
 from pairmq.testing import history
-from pairmq.testing.history import CONFIRMED, CUT, Attempt, Copy, Handover, Life, WriteResult
+from pairmq.testing.history import Copy, WriteResult
 from pairmq.testing.simulator._scenario import Fault, Scenario
-
-__all__ = ["CONFIRMED", "CUT", "Attempt", "Copy", "Gap", "Handover", "History", "Life", "Trouble", "WriteResult"]
 
 
 @dataclass(slots=True)

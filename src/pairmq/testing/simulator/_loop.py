@@ -12,14 +12,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import signal
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextvars import Context, ContextVar, copy_context
 from heapq import heapify, heappop, heappush
+from types import FrameType
 from typing import Any, TypeVar, TypeVarTuple
 
 from pairmq.testing._loop import DeadlockError, VirtualTimeLoop
-from pairmq.testing.simulator._interrupts import check
+
+_asked = False
+
+
+def check() -> None:
+    """Raise `KeyboardInterrupt` if Ctrl-C was pressed inside `interrupts_noted`."""
+    if _asked:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def interrupts_noted() -> Iterator[None]:
+    """Let Ctrl-C end simulations at their next step, and nothing else; outside the main thread no signal comes."""
+    global _asked
+    before = None
+    with contextlib.suppress(ValueError):
+        before = signal.signal(signal.SIGINT, _note)
+    try:
+        yield
+    finally:
+        _asked = False
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    global _asked
+    _asked = True
+
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -13,8 +13,9 @@ from random import Random
 from typing import Any
 
 from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.testing.history import Life
 from pairmq.testing.simulator._broker import Broker
-from pairmq.testing.simulator._history import History, Life
+from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._loop import SimulationLoop
 from pairmq.testing.simulator._scenario import Fault
 
@@ -89,17 +90,7 @@ class Connection:
         self.pending: dict[Request, None] = {}
 
     async def request(self, operation: str, path: str, apply: Callable[[Request], Any], parts: int = 1) -> Any:
-        """Ask the broker for something, and wait for the answer, however long that takes.
-
-        Args:
-            operation: one of the five.
-            path: of the entity; empty for the broker itself.
-            apply: does it at the broker.
-            parts: messages in it.
-
-        Raises:
-            TransportError: it failed.
-        """
+        """Ask the broker for something, and wait for the answer, however long that takes. Raises `TransportError`."""
         if self.ended:
             raise closed()
         request = Request(self, operation, path, apply, parts)
@@ -135,14 +126,9 @@ class Condition:
 
 
 class Network:
-    """All ways between processes and brokers.
+    """All ways between processes and brokers; latencies are seconds there and back.
 
-    Args:
-        loop: virtual time.
-        history: takes the trace.
-        latencies: seconds there and back, by the broker's name.
-        chance: for the jitter.
-        jitter: share by which each way takes longer or shorter; the way there always varies by a quarter.
+    Each way takes longer or shorter by a share, the jitter; the way there always varies by a quarter.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A simulated process: a real pair, its senders and its consumers, which can be killed."""
+"""A simulated process: a real pair, its senders and consumers, which can be killed; and what it lives among."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from random import Random
 
+from pairmq.core import PairOptions
 from pairmq.model import (
     ConfigurationError,
     LockLost,
     PairClosed,
     PairFaulted,
     Receipt,
-    Route,
     SendError,
-    SendRefused,
     TransportError,
 )
 from pairmq.model.events import Event, RotationChanged
@@ -26,12 +25,83 @@ from pairmq.observe._log import describe
 from pairmq.pair import Pair, PairDelivery, PairSender, _active
 from pairmq.runner import Clock
 from pairmq.testing._loop import WALL_EPOCH
-from pairmq.testing.history import Handling, Life, Note, Reading, Result, Sent
-from pairmq.testing.simulator._loop import OWNER
-from pairmq.testing.simulator._network import Connection
-from pairmq.testing.simulator._scenario import ProcessPlan, SenderPlan, Shipment
-from pairmq.testing.simulator._shipped import made, number_of
-from pairmq.testing.simulator._surroundings import CONSUMING, SENDING, Surroundings
+from pairmq.testing.history import PRIMARY, SECONDARY, Handling, Life, Note, Reading, Result, Sent, given
+from pairmq.testing.simulator._broker import Broker
+from pairmq.testing.simulator._history import History
+from pairmq.testing.simulator._loop import OWNER, SimulationLoop
+from pairmq.testing.simulator._network import Connection, Network
+from pairmq.testing.simulator._scenario import ProcessPlan, Scenario, SenderPlan, Shipment, made, number_of
+from pairmq.testing.simulator._transport import SimulatedLink
+from pairmq.transport import Capabilities
+
+SENDING: ContextVar[bool] = ContextVar("pairmq simulation sending", default=False)
+CONSUMING: ContextVar[bool] = ContextVar("pairmq simulation consuming", default=False)
+
+
+class Surroundings:
+    """What the processes of a simulation share."""
+
+    def __init__(self, scenario: Scenario, trace: Callable[[str], None] | None = None) -> None:
+        self.scenario = scenario
+        self.loop = SimulationLoop()
+        self.history: History = _LiveHistory(scenario, self.loop, trace)
+        setup = scenario.setup
+        self.brokers = {name: Broker(name, self.loop, self.history, number_of) for name in (PRIMARY, SECONDARY)}
+        latencies = dict(zip((PRIMARY, SECONDARY), setup.latency, strict=True))
+        self.network = Network(
+            self.loop, self.history, latencies, Random(f"{scenario.seed} network"), jitter=setup.jitter
+        )
+        self._options = {plan.name: setup.options_of(plan) for plan in setup.processes}
+        self.common_options = setup.pair_options(syphon=True)
+        """What the options of all pairs have in common."""
+
+    def options(self, plan: ProcessPlan) -> PairOptions:
+        """The options of a process's pair."""
+        return self._options[plan.name]
+
+    def link(self, name: str, life: Life) -> SimulatedLink:
+        """A new connection of a process to a broker."""
+        setup = self.scenario.setup
+        primary = name == PRIMARY
+        capabilities = Capabilities(
+            max_message_bytes=setup.most_bytes[0 if primary else 1],
+            topics=True,
+            scheduling="scheduling" not in setup.primary_lacks if primary else setup.scheduling,
+            counts_scheduled=primary or setup.counts_scheduled,
+            time_to_live=not primary or "time_to_live" not in setup.primary_lacks,
+            dead_letter=True,
+            lock_renewal=True,
+            probes=True,
+            peek=True,
+            ordered_consumer=True,
+            ordered_batches=primary and self.scenario.seed // 2 % 2 == 1,  # in both modes, which take turns
+            durable=True,
+        )
+        connection = self.network.open(self.brokers[name], life)
+        lock = 30.0 if primary else setup.lock_duration
+        return SimulatedLink(connection, self.history, capabilities, lock, SENDING.get, CONSUMING.get, number_of)
+
+    def crashed(self, life: Life | None, text: str) -> None:
+        """Note what must not happen at all."""
+        if life is not None and life.ended_at is not None:
+            return
+        who = "world" if life is None else life.name
+        self.history.crashes.append((self.loop.time(), f"{who}: {text}"))
+        self.history.say(who, f"CRASH {text}")
+
+
+class _LiveHistory(History):
+    """A history that knows the time."""
+
+    def __init__(self, scenario: Scenario, loop: SimulationLoop, trace: Callable[[str], None] | None) -> None:
+        super().__init__(scenario, trace)
+        self._loop = loop
+
+    def say(self, who: str, what: str) -> None:
+        if self.trace is not None:
+            self.now = self._loop.time()
+            super().say(who, what)
+
 
 _CHANGED = 0.02  # of the handled messages: how often a consumer changes its receiver after one
 _CONSUMERS_CLOSE = 4.0  # s that a consumer may take to close its receiver
@@ -248,44 +318,31 @@ class Process:
 
     async def _send(self, life: Life, sender: PairSender, records: list[Sent], shipment: Shipment) -> bool:
         messages = [record.message for record in records]
-        results: Sequence[Receipt | SendError | Result]
-        going_on = True
-        try:
+
+        async def send() -> Sequence[Receipt | SendError]:
             if shipment.together:
-                results = await sender.send_batch(messages, timeout=shipment.timeout)
-            else:
-                results = (await sender.send(messages[0], timeout=shipment.timeout),)
-        except SendError as error:
-            results = (error,)
-        except (PairClosed, PairFaulted):
-            results, going_on = [Result.REFUSED] * len(records), False
-        except asyncio.CancelledError:
-            self._told(life, records, [Result.CANCELLED] * len(records))
-            raise
-        except Exception as error:
-            self._world.crashed(life, f"a send raised {type(error).__name__}: {error}")
-            results = [Result.CRASHED] * len(records)
-        self._told(life, records, results)
-        return going_on
+                return await sender.send_batch(messages, timeout=shipment.timeout)
+            return (await sender.send(messages[0], timeout=shipment.timeout),)
+
+        return await given(
+            send,
+            len(records),
+            lambda results: self._told(life, records, results),
+            lambda text: self._world.crashed(life, text),
+        )
 
     def _told(self, life: Life, records: list[Sent], results: Sequence[Receipt | SendError | Result]) -> None:
         history = self._world.history
         if self.life is not life:
             return  # killed: it never got to know
-        for record, result in itertools.zip_longest(records, results):
-            if record is None or result is None:
-                self._world.crashed(life, f"{len(results)} results for a batch of {len(records)}")
-                return
+        for record, result in zip(records, results, strict=False):
             record.ended_at, record.end_tick = self._world.loop.time(), history.tick()
+            record.result = Result.of(result)
             if isinstance(result, Receipt):
-                record.result = Result.PRIMARY if result.route is Route.PRIMARY else Result.BACKLOG
                 record.maybe_duplicate, record.queue = result.maybe_duplicate, result.backlog_queue
                 if record.message.message_id is None:
                     record.message = replace(record.message, message_id=result.message_id)
-            elif isinstance(result, Result):
-                record.result = result
-            else:
-                record.result = Result.REFUSED if isinstance(result, SendRefused) else Result.UNKNOWN
+            elif isinstance(result, SendError):
                 record.error = type(result).__name__
             if history.trace is not None:
                 more = ", maybe a duplicate" if record.maybe_duplicate else ""

@@ -11,7 +11,7 @@ from pairmq.core import lane_path
 from pairmq.testing.history import PRIMARY, SECONDARY, Result, Sent
 from pairmq.testing.judge import Verdict, Violation, Waits
 from pairmq.testing.simulator._history import History
-from pairmq.testing.simulator._prompt import prompt
+from pairmq.testing.simulator._judge import prompt
 from pairmq.testing.simulator._scenario import ProcessPlan, Scenario
 
 _ACCEPTED_BY = {
@@ -26,41 +26,23 @@ TAIL = 50
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How much was simulated.
+    """How much was simulated."""
 
-    Args:
-        messages: given to a pair.
-        primary: accepted by the primary.
-        backlog: accepted by a backlog queue.
-        refused: refused.
-        unknown: ended as unknown, or cancelled.
-        killed: whose process was killed first.
-        copies: stored by the primary.
-        duplicates: second copies among them, each explained.
-        faults: that came to pass.
-        lives: processes started.
-        handled: deliveries that consumers handled.
-        from_lanes: from lanes, among them.
-        to_lanes: accepted by a lane.
-        prompt: those of them that a lane accepted while the secondary and a consumer were up.
-        late: those of them that were not handled within two receives.
-    """
-
-    messages: int = 0
-    primary: int = 0
-    backlog: int = 0
-    refused: int = 0
-    unknown: int = 0
-    killed: int = 0
-    copies: int = 0
-    duplicates: int = 0
-    faults: int = 0
-    lives: int = 0
-    handled: int = 0
-    from_lanes: int = 0
-    to_lanes: int = 0
-    prompt: int = 0
-    late: int = 0
+    messages: int = 0  # given to a pair
+    primary: int = 0  # accepted by the primary
+    backlog: int = 0  # accepted by a backlog queue
+    refused: int = 0  # refused
+    unknown: int = 0  # ended as unknown, or cancelled
+    killed: int = 0  # whose process was killed first
+    copies: int = 0  # stored by the primary
+    duplicates: int = 0  # second copies among them, each explained
+    faults: int = 0  # that came to pass
+    lives: int = 0  # processes started
+    handled: int = 0  # deliveries that consumers handled
+    from_lanes: int = 0  # from lanes, among them
+    to_lanes: int = 0  # accepted by a lane
+    prompt: int = 0  # those of them that a lane accepted while the secondary and a consumer were up
+    late: int = 0  # those of them that were not handled within two receives
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))

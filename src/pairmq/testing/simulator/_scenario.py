@@ -1,8 +1,7 @@
-"""What a simulation does, as values: who there is, who sends what and when, and what goes wrong.
+"""What a simulation does, as values: who there is, who sends what and when, and what goes wrong; and its messages.
 
 A `Scenario` says everything: run twice, it gives the same trace twice. It is made from a seed (`_generate`), goes
-through JSON unchanged, and can be cut down by `shrink`.
-"""
+through JSON unchanged, and can be cut down by `shrink`."""
 
 from __future__ import annotations
 
@@ -11,14 +10,15 @@ import json
 import math
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
+from datetime import UTC, datetime
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from pairmq.core import PairOptions
 from pairmq.core.options import Ordering
-from pairmq.model import Entity, EntityKind
-from pairmq.testing.history import PRIMARY as PRIMARY
-from pairmq.testing.history import SECONDARY as SECONDARY
+from pairmq.model import Entity, EntityKind, Message
+from pairmq.testing._loop import WALL_EPOCH
+from pairmq.testing.history import PRIMARY
 
 Mode = Literal["safety", "liveness"]
 Continuity = Literal["drawn", "on", "off"]
@@ -165,28 +165,17 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """One thing that a sender does: a send, a batch, or several sends at once.
+    """One thing that a sender does: a send, a batch, or several sends at once."""
 
-    Args:
-        at: virtual seconds since the start; later when the sender is still busy.
-        sender: the sender's name.
-        number: of its first message; the others have the next ones.
-        count: messages.
-        together: several in one batch instead of side by side.
-        timeout: seconds, None for the pair's.
-        cancel_after: seconds after which its caller cancels it; None for never.
-        size: bytes of each body, at least.
-        fields: of each message: ``ttl``, ``schedule``, ``session``, ``priority``, ``property``, ``no-id``.
-    """
-
-    at: float
-    sender: str
-    number: int
-    count: int = 1
-    together: bool = False
-    timeout: float | None = None
-    cancel_after: float | None = None
-    size: int = 0
+    at: float  # virtual seconds since the start; later when the sender is still busy
+    sender: str  # the sender's name
+    number: int  # of its first message; the others have the next ones
+    count: int = 1  # messages
+    together: bool = False  # several in one batch instead of side by side
+    timeout: float | None = None  # seconds, None for the pair's
+    cancel_after: float | None = None  # seconds after which its caller cancels it; None for never
+    size: int = 0  # bytes of each body, at least
+    # Of each message: ``ttl``, ``schedule``, ``session``, ``priority``, ``property``, ``no-id``.
     fields: tuple[str, ...] = ()
 
 
@@ -206,27 +195,16 @@ class SenderPlan:
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """One process.
+    """One process."""
 
-    Args:
-        name: of the process.
-        syphon: it hosts a syphon.
-        consumer: it reads the primary: a queue and a subscription.
-        skew: seconds by which its wall clock is wrong.
-        readers: the queues that it reads, one for each receiver.
-        backlog_queue_count: where it differs from the setup's options; None where not.
-        backlog_name_template: likewise.
-        continuity: likewise.
-    """
-
-    name: str
-    syphon: bool = False
-    consumer: bool = False
-    skew: float = 0.0
-    readers: tuple[str, ...] = ()
-    backlog_queue_count: int | None = None
-    backlog_name_template: str | None = None
-    continuity: tuple[str, ...] | None = None
+    name: str  # of the process
+    syphon: bool = False  # it hosts a syphon
+    consumer: bool = False  # it reads the primary: a queue and a subscription
+    skew: float = 0.0  # seconds by which its wall clock is wrong
+    readers: tuple[str, ...] = ()  # the queues that it reads, one for each receiver
+    backlog_queue_count: int | None = None  # where it differs from the setup's options; None where not
+    backlog_name_template: str | None = None  # likewise
+    continuity: tuple[str, ...] | None = None  # likewise
 
     @property
     def own_options(self) -> dict[str, Any]:
@@ -246,35 +224,21 @@ class ProcessPlan:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The brokers, the processes and the pair's options.
+    """The brokers, the processes and the pair's options."""
 
-    Args:
-        processes: at least one.
-        senders: who sends.
-        entities: of the primary.
-        options: of `PairOptions`, ``enable_syphon`` left out.
-        lock_duration: seconds of a lock at the secondary; None for locks that end with their connection.
-        scheduling: the secondary can schedule messages.
-        counts_scheduled: and counts those that wait.
-        latency: seconds to the primary and to the secondary and back.
-        jitter: share by which each way takes longer or shorter than half of that.
-        most_bytes: the largest message of the primary and of the secondary.
-        primary_lacks: what the primary disclaims, of `LACKS`.
-        handling: seconds that a consumer takes for a message at most.
-    """
-
-    processes: tuple[ProcessPlan, ...]
-    senders: tuple[SenderPlan, ...]
-    entities: tuple[str, ...]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    processes: tuple[ProcessPlan, ...]  # at least one
+    senders: tuple[SenderPlan, ...]  # who sends
+    entities: tuple[str, ...]  # of the primary
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `PairOptions`, ``enable_syphon`` left out
+    # Seconds of a lock at the secondary; None for locks that end with their connection.
     lock_duration: float | None = 60.0
-    scheduling: bool = True
-    counts_scheduled: bool = True
-    latency: tuple[float, float] = (0.004, 0.004)
-    jitter: float = 0.0
-    most_bytes: tuple[int, int] = (50_000, 50_000)
-    primary_lacks: tuple[str, ...] = ()
-    handling: float = 0.0
+    scheduling: bool = True  # the secondary can schedule messages
+    counts_scheduled: bool = True  # and counts those that wait
+    latency: tuple[float, float] = (0.004, 0.004)  # seconds to the primary and to the secondary and back
+    jitter: float = 0.0  # share by which each way takes longer or shorter than half of that
+    most_bytes: tuple[int, int] = (50_000, 50_000)  # the largest message of the primary and of the secondary
+    primary_lacks: tuple[str, ...] = ()  # what the primary disclaims, of `LACKS`
+    handling: float = 0.0  # seconds that a consumer takes for a message at most
 
     def pair_options(self, *, syphon: bool) -> PairOptions:
         """The options that the processes' pairs have in common."""
@@ -298,23 +262,14 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A whole simulation.
+    """A whole simulation."""
 
-    Args:
-        seed: of what chance is left: the processes' own dice, and the network's jitter.
-        seconds: virtual seconds with faults.
-        mode: what is demanded at the end.
-        setup: who there is.
-        faults: by their instant.
-        traffic: by its instant.
-    """
-
-    seed: int
-    seconds: float
-    mode: Mode
-    setup: Setup
-    faults: tuple[Fault, ...] = ()
-    traffic: tuple[Shipment, ...] = ()
+    seed: int  # of what chance is left: the processes' own dice, and the network's jitter
+    seconds: float  # virtual seconds with faults
+    mode: Mode  # what is demanded at the end
+    setup: Setup  # who there is
+    faults: tuple[Fault, ...] = ()  # by their instant
+    traffic: tuple[Shipment, ...] = ()  # by its instant
 
     def to_json(self) -> str:
         """Write it as one JSON document, from which `from_json` makes an equal one."""
@@ -328,7 +283,10 @@ class Scenario:
             ValueError: it is something else; says what is wrong.
         """
         try:
-            scenario = _scenario(json.loads(text))
+            data = json.loads(text)
+            if data.pop("format") != FORMAT:
+                raise ValueError(f"a scenario of another format than {FORMAT}")
+            scenario: Scenario = read(data, cls, "scenario")
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"no scenario of a simulation: {type(error).__name__}: {error}") from error
         _check(scenario)
@@ -336,12 +294,7 @@ class Scenario:
 
 
 def _check(scenario: Scenario) -> None:
-    """Refuse what no simulation could carry out.
-
-    Raises:
-        ValueError: says what is wrong.
-    """
-    _check_types(scenario)
+    """Refuse what no simulation could carry out. Raises `ValueError`, which says what is wrong."""
     setup = scenario.setup
     setup.backlog_queues()
     if not set(setup.primary_lacks) <= {*LACKS} or not 0 <= setup.jitter <= 1 or not 0 <= setup.handling <= 60:
@@ -379,59 +332,69 @@ def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return found
 
 
-def _scenario(data: dict[str, Any]) -> Scenario:
-    if data.pop("format") != FORMAT:
-        raise ValueError(f"a scenario of another format than {FORMAT}")
-    setup = dict(data["setup"])
-    options = _with_tuples(setup["options"])
-    setup |= {
-        "processes": tuple(ProcessPlan(**_with_tuples(each)) for each in setup["processes"]),
-        "senders": tuple(SenderPlan(**each) for each in setup["senders"]),
-        "entities": tuple(setup["entities"]),
-        "options": options,
-        "latency": tuple(setup["latency"]),
-        "most_bytes": tuple(setup["most_bytes"]),
-        "primary_lacks": tuple(setup.get("primary_lacks", ())),
-    }
-    faults = tuple(Fault(**each) for each in data["faults"])
-    traffic = tuple(Shipment(**{**each, "fields": tuple(each["fields"])}) for each in data["traffic"])
-    return Scenario(**{**data, "setup": Setup(**setup), "faults": faults, "traffic": traffic})
+_hints = functools.cache(get_type_hints)
 
 
-def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+def read(data: Any, hint: Any, where: str) -> Any:
+    """Make what a type says, such as a dataclass, of what came out of a JSON file.
 
-
-def _check_types(value: Any, where: str = "scenario") -> None:
-    """Raise ValueError if a field of a dataclass, or of one in it, came out of a file as another type than it says."""
-    hints = get_type_hints(type(value))
-    for entry in fields(value):
-        _check_type(getattr(value, entry.name), hints[entry.name], f"{where}.{entry.name}")
-
-
-def _check_type(value: Any, hint: Any, where: str) -> None:
+    Raises `ValueError`, which says what is wrong; also `KeyError` or `TypeError` for a field too many or too few.
+    """
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        if value is None and type(None) in inner:
-            return
-        hint = next(each for each in inner if each is not type(None))
-        origin, inner = get_origin(hint), get_args(hint)
-    if origin is tuple and isinstance(value, tuple):
-        hints = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
-        if len(hints) != len(value):
+        return None if data is None else read(data, inner[0], where)
+    if origin is tuple and isinstance(data, list):
+        hints = inner[:1] * len(data) if inner[-1] is Ellipsis else inner
+        if len(hints) != len(data):
             raise ValueError(f"{where} must have {len(hints)} values")
-        for index, (each, expected) in enumerate(zip(value, hints, strict=True)):
-            _check_type(each, expected, f"{where}[{index}]")
-    elif origin is Literal:
-        if value not in inner:
-            raise ValueError(f"{where} must be one of {', '.join(map(repr, inner))}")
-    elif is_dataclass(hint) and type(value) is hint:
-        _check_types(value, where)
-    elif hint is float and type(value) in (int, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{where} must be a finite number")
-    elif origin is Mapping:
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{where} is a {type(value).__name__}: it must be a mapping")
-    elif type(value) is not hint:
-        raise ValueError(f"{where} is a {type(value).__name__}: it must be a {getattr(hint, '__name__', hint)}")
+        return tuple(read(*each, f"{where}[{at}]") for at, each in enumerate(zip(data, hints, strict=True)))
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(data, dict):
+        types_of = _hints(hint)
+        return hint(**{name: read(value, types_of[name], f"{where}.{name}") for name, value in data.items()})
+    if origin is Mapping and isinstance(data, dict):
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    is_number = hint is float and type(data) in (int, float) and math.isfinite(data)
+    if is_number or type(data) is hint or (origin is Literal and data in inner):
+        return data
+    wanted = " or ".join(map(repr, inner)) if origin is Literal else getattr(hint, "__name__", str(hint))
+    raise ValueError(f"{where} is {data!r:.40}: it must be {wanted}")
+
+
+_NUMBER = slice(1, 9)
+_SCHEDULED = 90.0  # s that a scheduled message waits
+_TIMES_TO_LIVE = {"ttl": 3600.125, "short-ttl": 4.5}
+
+
+def number_of(message: Message) -> int | None:
+    """Read a message's number from its body; None for one that was never sent."""
+    body = message.body
+    return int(body[_NUMBER]) if body[:1] == b"m" else None
+
+
+def size_of(message: Message) -> int:
+    """Count the bytes of a message that a simulated broker's limit is about."""
+    properties = message.application_properties
+    return len(message.body) + sum(len(key) + len(str(value)) for key, value in properties.items())
+
+
+def made(shipment: Shipment, number: int, owner: str | None = None) -> Message:
+    """The message of a number."""
+    body = b"m%08d" % number
+    fields = shipment.fields
+    time_to_live = next((seconds for name, seconds in _TIMES_TO_LIVE.items() if name in fields), None)
+    return Message(
+        body.ljust(shipment.size, b"."),
+        message_id=None if "no-id" in fields else f"id-{number}",
+        session_id=_session(number, owner) if "session" in fields else None,
+        time_to_live=time_to_live,
+        scheduled_enqueue_at=datetime.fromtimestamp(WALL_EPOCH + shipment.at + _SCHEDULED, UTC)
+        if "schedule" in fields
+        else None,
+        priority=number % 10 if "priority" in fields else None,
+        subject="simulation" if "property" in fields else None,
+        application_properties={"number": number, "text": "n"} if "property" in fields else {},
+    )
+
+
+def _session(number: int, owner: str | None) -> str:
+    return f"session-{number % 7}" if owner is None else f"{owner}-{number % 3}"

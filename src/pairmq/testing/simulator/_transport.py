@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.testing.history import CONFIRMED, CUT, Attempt, WriteResult
 from pairmq.testing.simulator._broker import Broker, Poll
-from pairmq.testing.simulator._history import CONFIRMED, CUT, Attempt, History, Trouble, WriteResult
+from pairmq.testing.simulator._history import History, Trouble
 from pairmq.testing.simulator._network import (
     ADMIN,
     PROBE,
@@ -20,7 +21,7 @@ from pairmq.testing.simulator._network import (
     Connection,
     Request,
 )
-from pairmq.testing.simulator._shipped import size_of
+from pairmq.testing.simulator._scenario import size_of
 from pairmq.transport import (
     Admin,
     Capabilities,
@@ -36,16 +37,10 @@ from pairmq.transport import (
 
 
 class SimulatedLink(Transport):
-    """One process's connection to one broker.
+    """One process's connection to one broker; its history takes every write and every failure.
 
-    Args:
-        connection: the way there.
-        history: takes every write and every failure.
-        capabilities: what it claims.
-        lock_duration: seconds of a lock of queues that it makes; None for as long as the connection.
-        sending: returns whether the running task is a sender's; other writes are the syphon's.
-        consuming: returns whether the running task is a consumer's; other receivers are the syphon's.
-        number_of: reads a message's number.
+    ``lock_duration`` is None for locks that last as long as the connection; ``sending`` and ``consuming`` return
+    whether the running task is an application's, as all else is the syphon's.
     """
 
     def __init__(

@@ -17,21 +17,13 @@ from pairmq.model import Entity, EntityKind, EntityState, Message
 from pairmq.pair import Pair
 from pairmq.runner import LOOK_INTERVAL
 from pairmq.testing._loop import WALL_EPOCH
+from pairmq.testing.history import PRIMARY, SECONDARY
 from pairmq.testing.judge import drained_within
 from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._loop import OWNER
 from pairmq.testing.simulator._network import STRIKES, Condition
-from pairmq.testing.simulator._process import Process
-from pairmq.testing.simulator._scenario import (
-    BLIPS,
-    PRIMARY,
-    SECONDARY,
-    Fault,
-    Scenario,
-    Shipment,
-    entity_of,
-)
-from pairmq.testing.simulator._surroundings import Surroundings
+from pairmq.testing.simulator._process import Process, Surroundings
+from pairmq.testing.simulator._scenario import BLIPS, Fault, Scenario, Shipment, entity_of
 from pairmq.transport import QueueProperties
 
 SUBSCRIPTIONS = ("all", "audit")

@@ -14,6 +14,7 @@ from pairmq.testing.conformance._broker import (
     bodies,
     capability,
     counted,
+    cut_off,
     limit,
     message,
     must_fail,
@@ -23,7 +24,6 @@ from pairmq.testing.conformance._broker import (
     refused,
 )
 from pairmq.testing.conformance._limits import limits
-from pairmq.testing.conformance.suites._timing import cut_off
 from pairmq.transport import QueueCounts, QueueProperties
 
 _MISSING = Entity("there-is-no-such-queue")

@@ -1,11 +1,13 @@
-"""Promises of a transport while its broker is unavailable: fast, correct failures, and recovery."""
+"""Promises of a transport while its broker is unavailable, and when a call is cancelled: correct outcomes, recovery."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
+
+import pytest
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing.conformance._broker import (
@@ -13,18 +15,19 @@ from pairmq.testing.conformance._broker import (
     Suite,
     bodies,
     capability,
+    cut_off,
     message,
     must_fail,
     of_size,
     receive_all,
     receive_one,
     refusal,
+    refused,
     testable_limit,
     up_to,
 )
 from pairmq.testing.conformance._limits import limits
-from pairmq.testing.conformance.suites._timing import cut_off
-from pairmq.transport import Sender
+from pairmq.transport import Sender, is_nothing_sent
 
 _SENDERS = 16
 """That send while a broker is stopped: what some of them have sent is stored by then, and not yet confirmed."""
@@ -151,12 +154,12 @@ class Faults(Suite):
             offered.append(of_size(broker, most + 1))
         never = [(each, error) for each in offered if (error := refusal(broker, queue, each))]
         await broker.stop()
-        for offer, refused in never:
+        for offer, why in never:
             async with asyncio.timeout(limits().patience):
-                told = await must_fail(lambda offer=offer: sender.send(offer), refused.kind, refused.reason)  # type: ignore[misc]
+                told = await must_fail(lambda offer=offer: sender.send(offer), why.kind, why.reason)  # type: ignore[misc]
                 (error,) = await sender.send_batch([offer])
             assert not told.maybe_applied
-            assert error is not None and (error.kind, error.reason) == (refused.kind, refused.reason), f"{error!r}"
+            assert error is not None and (error.kind, error.reason) == (why.kind, why.reason), f"{error!r}"
 
     async def test_a_stopped_broker_fails_every_message_of_a_batch(self, broker: Broker) -> None:
         _, sender = await broker.connected()
@@ -353,3 +356,187 @@ def _unreachable(error: TransportError | None) -> None:
     assert error is not None, "no broker can have confirmed it"
     # A lock may be bound to the connection that is gone.
     assert error.kind is FailureKind.UNAVAILABLE or error.reason is FailureReason.LOCK_LOST, f"{error!r}"
+
+
+_MOMENTS = 40
+"""Sends that are cut off, each a little later than the one before: the last when it is all but done."""
+
+
+class Cancellation(Suite):
+    """Time limits come from above as cancellation (`pairmq.transport`), against a broker that never answers."""
+
+    async def test_a_send_is_cut_off_and_the_sender_goes_on(self, broker: Broker) -> None:
+        queue, sender = await broker.connected()
+        await broker.freeze()
+        await cut_off(sender.send(message("in doubt")))
+        await broker.restore()
+        await sender.send(message("after"))
+        found = await up_to(broker, queue, "after")
+        assert set(found) - {"in doubt"} == {"before", "after"}
+
+    async def test_a_batch_is_cut_off_and_the_sender_goes_on(self, broker: Broker) -> None:
+        queue, sender = await broker.connected()
+        await broker.freeze()
+        await cut_off(_all_fail(sender.send_batch([message("in doubt") for _ in range(3)])))
+        await broker.restore()
+        assert list(await sender.send_batch([message("after")])) == [None]
+        assert {"before", "after"} <= set(await up_to(broker, queue, "after"))
+
+    async def test_connecting_is_cut_off_and_the_sender_goes_on(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        sender = broker.connect().sender(queue)
+        await broker.freeze()
+        await cut_off(sender.send(message("in doubt")))
+        await broker.restore()
+        await sender.send(message("after"))
+        assert "after" in await up_to(broker, queue, "after")
+
+    async def test_a_long_poll_is_cut_off_and_the_receiver_goes_on(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        receiver = broker.receiver(queue)
+        assert await receiver.receive(1, 0) == []
+        await broker.freeze()
+        await cut_off(receiver.receive(1, 300.0))
+        await broker.restore()
+        await broker.put(queue, "after")
+        assert bodies([await receive_one(receiver)]) == ["after"]
+
+    async def test_connecting_to_receive_is_cut_off_and_the_receiver_goes_on(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        receiver = broker.connect().receiver(Source(queue))
+        await broker.freeze()
+        await cut_off(receiver.receive(1, 300.0))
+        await broker.restore()
+        await broker.put(queue, "after")
+        assert bodies([await receive_one(receiver)]) == ["after"]
+
+    async def test_settling_is_cut_off_and_the_receiver_goes_on(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, *"ab")
+        receiver = broker.receiver(queue)
+        first, second = await receive_all(receiver, 2)
+        await broker.freeze()
+        await cut_off(receiver.complete(first))
+        await cut_off(_all_fail(receiver.complete_batch([second])))
+        await broker.restore()
+        await broker.put(queue, "after")
+        found = []
+        while "after" not in found:
+            found += bodies([await receive_one(receiver)])
+        assert set(found) <= {"a", "b", "after"}
+
+    async def test_abandoning_is_cut_off(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, "a")
+        receiver = broker.receiver(queue)
+        delivery = await receive_one(receiver)
+        await broker.freeze()
+        await cut_off(receiver.abandon(delivery))
+
+    async def test_administration_is_cut_off_and_goes_on(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        admin = broker.admin
+        await broker.freeze()
+        await cut_off(admin.check())
+        await cut_off(admin.exists(queue))
+        await cut_off(admin.create(Entity("made-in-doubt")))
+        await cut_off(admin.counts(Source(queue)))
+        await broker.restore()
+        await admin.check()
+        assert await admin.exists(queue)
+
+    @capability("peek", disclaimed=refused(lambda broker: broker.admin.peek(Source(Entity("orders")), 1)))
+    async def test_peeking_is_cut_off(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, "a")
+        await broker.freeze()
+        await cut_off(broker.admin.peek(Source(queue), 1))
+
+    @capability(
+        "sessions", disclaimed=refused(lambda broker: broker.transport.accept_session(Source(Entity("orders")), wait=0))
+    )
+    async def test_a_wait_for_a_session_is_cut_off(self, broker: Broker) -> None:
+        queue = await broker.queue(requires_session=True)
+        await broker.freeze()
+        await cut_off(broker.transport.accept_session(Source(queue), wait=300.0))
+        await broker.restore()
+        await broker.put(queue, "a1", session_id="a")
+        receiver = await broker.transport.accept_session(Source(queue), wait=limits().patience)
+        assert receiver is not None and receiver.session_id == "a"
+
+    async def test_a_cancellation_is_not_swallowed(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        receiver = broker.receiver(queue)
+        polling = asyncio.ensure_future(receiver.receive(1, 300.0))
+        await asyncio.sleep(0.3)
+        polling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(limits().patience):
+                await polling
+
+    async def test_a_cancelled_send_takes_no_other_with_it(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        sender = broker.sender(queue)
+        sends = [asyncio.ensure_future(sender.send(message(str(number)))) for number in range(20)]
+        await asyncio.sleep(0)
+        for cancelled in sends[::5]:
+            cancelled.cancel()
+        ends = await asyncio.gather(*sends, return_exceptions=True)
+        sound = [str(number) for number in range(20) if number % 5]
+        assert [end for number, end in enumerate(ends) if number % 5] == [None] * 16
+        found = await up_to(broker, queue, None, least=16)
+        assert set(sound) <= set(found)
+
+    async def test_what_says_that_nothing_was_sent_never_arrives(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        used, fresh = broker.sender(queue), broker.connect().sender(queue)
+        await used.send(message("before"))
+        await broker.freeze()
+        timeouts = {
+            "connected": await cut_off(used.send(message("connected"))),
+            "connecting": await cut_off(fresh.send(message("connecting"))),
+        }
+        await broker.restore()
+        await broker.put(queue, "after")
+        found = await up_to(broker, queue, "after")
+        lies = [body for body, timeout in timeouts.items() if timeout and is_nothing_sent(timeout) and body in found]
+        assert not lies, "marked as not sent, and there all the same"
+
+    async def test_sends_cut_off_at_any_moment_report_a_correct_outcome(self, broker: Broker) -> None:
+        queue, sender = await broker.connected()
+        began = asyncio.get_running_loop().time()
+        await sender.send(message("to see how long it takes"))
+        took = min(asyncio.get_running_loop().time() - began, 0.25)
+        marked = set()
+        for number in range(_MOMENTS):
+            sending = asyncio.ensure_future(sender.send(message(str(number))))
+            await asyncio.sleep(took * number / _MOMENTS)
+            sending.cancel()
+            try:
+                await sending
+            except asyncio.CancelledError as cancellation:
+                if is_nothing_sent(cancellation):
+                    marked.add(str(number))
+        await sender.send(message("after"))
+        found = await up_to(broker, queue, "after")
+        assert not marked & set(found), "marked as not sent, and there all the same"
+
+    async def test_a_send_cut_off_while_connecting_leaves_no_doubt(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        sender = broker.connect().sender(queue)
+        await broker.freeze()
+        timeout = await cut_off(sender.send(message("connecting")))
+        await broker.restore()
+        await broker.put(queue, "after")
+        if "connecting" not in await up_to(broker, queue, "after"):
+            # It was not written: a transport that knows this has to report it, or each outage ends in duplicates.
+            assert timeout is None or is_nothing_sent(timeout), (
+                "nothing was sent, but the error does not have nothing_sent"
+            )
+
+
+async def _all_fail(batch: Awaitable[Sequence[TransportError | None]]) -> None:
+    """Raise the failures of a batch, as a single call does."""
+    for error in await batch:
+        if error:
+            raise error
