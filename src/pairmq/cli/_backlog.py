@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
@@ -266,16 +266,7 @@ def depths_as_json(depths: Depths) -> dict[str, Any]:
                 "queue": depth.queue.path,
                 "exists": None if depth.error else depth.counts is not None,
                 "error": depth.error,
-                **(
-                    {
-                        "active": depth.counts.active,
-                        "locked": depth.counts.locked,
-                        "scheduled": depth.counts.scheduled,
-                        "dead_letter": depth.counts.dead_letter,
-                    }
-                    if depth.counts is not None
-                    else {}
-                ),
+                **({} if depth.counts is None else asdict(depth.counts)),
             }
             for depth in depths.queues
         ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -226,16 +226,12 @@ class EntityLook:
     counts: QueueCounts | None
 
     def as_json(self) -> dict[str, Any]:
-        counts = self.counts
         return {
             "entity": str(self.entity),
             "accepts": self.error is None,
             "seconds": round(self.seconds, 6),
             "error": self.error,
-            "active": None if counts is None else counts.active,
-            "locked": None if counts is None else counts.locked,
-            "scheduled": None if counts is None else counts.scheduled,
-            "dead_letter": None if counts is None else counts.dead_letter,
+            **(dict.fromkeys(QueueCounts.__slots__) if self.counts is None else asdict(self.counts)),
         }
 
 

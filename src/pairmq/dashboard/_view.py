@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -17,6 +17,7 @@ from pairmq.dashboard._history import History, Past
 from pairmq.dashboard._looks import Answer, Depth, Looks, Watched, shown
 from pairmq.model import Entity, EntityState
 from pairmq.model.events import Side
+from pairmq.transport import QueueCounts
 
 MOST_ROWS = 1000
 """Entities that one answer holds."""
@@ -137,10 +138,7 @@ class View:
             "name": depth.queue.path,
             "missing": counts is None and depth.error is None,
             "error": depth.error,
-            "active": None if counts is None else counts.active,
-            "locked": None if counts is None else counts.locked,
-            "scheduled": None if counts is None else counts.scheduled,
-            "dead_letter": None if counts is None else counts.dead_letter,
+            **(dict.fromkeys(QueueCounts.__slots__) if counts is None else asdict(counts)),
             "oldest": self._looks.oldest.get(depth.queue) if depth.pending else None,
             "out": None if gone is None else {"since": gone.at, "error": shown(gone.error or "")},
         }
