@@ -81,7 +81,7 @@ def test_each_kind_of_fault_alone_breaks_nothing(kind):
 
 @pytest.mark.parametrize("kinds", [FAULT_KINDS[start::6] for start in range(6)], ids=",".join)
 def test_some_kinds_of_faults_break_nothing(kinds):
-    struck(kinds, 0.1)
+    struck(kinds, 0.15)
 
 
 def test_a_campaign_on_several_processors_gives_the_same_as_one_by_one():

@@ -82,8 +82,10 @@ class _Forks:
         os.close(source)
         try:
             self._listen()
-        finally:  # some still run if this process was interrupted
-            for pid in self._pids.values():
+        finally:
+            self._stop[0] = 1
+            for reports, pid in self._pids.items():  # still running, as this process was interrupted
+                reports.close()
                 os.kill(pid, signal.SIGINT)
             for pid in self._pids.values():
                 os.waitpid(pid, 0)
@@ -163,12 +165,13 @@ class _Forks:
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
                 _NUMBER.pack_into(self._running, place * _NUMBER.size, _NONE)
                 number = behind
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, BrokenPipeError):
             status = 130
         except BaseException:
             traceback.print_exc()
             status = 1
         finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's, and that of the process that has collected
             with contextlib.suppress(BaseException):
                 self._session._setupstate.teardown_exact(None)
             with contextlib.suppress(BaseException):

@@ -214,6 +214,7 @@ def test_a_second_copy_that_no_receipt_marks_is_found(monkeypatch: pytest.Monkey
     assert "no receipt or event says that it may be" in broken_promise()
 
 
+@pytest.mark.search
 def test_a_field_that_is_lost_by_the_syphon_is_found(monkeypatch: pytest.MonkeyPatch):
     def careless(message: Message) -> Any:
         original, diversion = restore(message)
@@ -223,6 +224,7 @@ def test_a_field_that_is_lost_by_the_syphon_is_found(monkeypatch: pytest.MonkeyP
     assert "came to the primary altered" in broken_promise()
 
 
+@pytest.mark.search
 def test_a_syphon_that_moves_nothing_is_found(monkeypatch: pytest.MonkeyPatch):
     def idle(self: Any, deliveries: Any) -> None:
         """Leave them where they are."""

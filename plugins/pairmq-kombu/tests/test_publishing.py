@@ -109,9 +109,9 @@ def test_a_consumer_sees_the_same_message_by_the_backlog(
         for variant in variants:
             publish(plain, **variant)
             expected += received(plain, 1)
-    rabbit.kill()
+    rabbit.go_down()
     receipts = [publish(paired, **variant) for variant in variants]
-    rabbit.start()
+    rabbit.come_up()
     with kombu.Connection(rabbit.url) as plain:
         found = received(plain, len(variants))
     assert [receipt.route for receipt in receipts] == [Route.BACKLOG] * len(variants)
@@ -163,9 +163,9 @@ def test_the_secondary_may_be_behind_sentinels_or_a_cluster(
 def test_a_queue_that_is_new_in_an_outage_is_declared_by_a_later_publish(
     rabbit: RabbitServer, paired: kombu.Connection
 ) -> None:
-    rabbit.kill()
+    rabbit.go_down()
     publish(paired)
-    rabbit.start()
+    rabbit.come_up()
     until = time.monotonic() + 60
     while publish(paired).route is not Route.PRIMARY:
         assert time.monotonic() < until

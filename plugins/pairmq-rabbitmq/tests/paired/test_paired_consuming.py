@@ -155,7 +155,7 @@ async def test_locks_are_renewed_until_the_channel_closes(
 
 
 @pytest.mark.real_server
-async def test_consumers_go_on_while_rabbitmq_is_dead(rabbit: RabbitServer, connect: Connect) -> None:
+async def test_consumers_go_on_while_rabbitmq_is_unavailable(rabbit: RabbitServer, connect: Connect) -> None:
     connection = await connect(continuity=("orders",))
     channel = connection.channel()
     await channel.initialize()
@@ -168,10 +168,10 @@ async def test_consumers_go_on_while_rabbitmq_is_dead(rabbit: RabbitServer, conn
     async with asyncio.timeout(120), queue.iterator() as messages:
         await publish(b"before")
         assert await take_one(messages) == b"before"
-        rabbit.kill()
+        await asyncio.to_thread(rabbit.go_down)
         await publish(b"during")
         assert await take_one(messages) == b"during"
-        rabbit.start()
+        await asyncio.to_thread(rabbit.come_up)
         await publish(b"after")
         assert await take_one(messages) == b"after"
 
