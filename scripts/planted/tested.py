@@ -350,6 +350,28 @@ TESTED = (
         "        left: list[bytes] = []\n        try:\n",
         tests=_IN_PROCESS_TESTS,
     ),
+    Mutant(
+        "a sentinel that is behind leads back to the old master",
+        "plugins/pairmq-redis/src/pairmq_redis/_nodes.py",
+        "            if answer[0] < self._epoch:\n",
+        "            if False:\n",
+        tests=("plugins/pairmq-redis/tests/test_redis_sentinels.py",),
+    ),
+    # What can't be decoded.
+    Mutant(
+        "a pump reports nothing of what its transport dead-letters",
+        _READER,
+        "            self._receiver.on_dead_lettered = self._dead_lettered\n",
+        "",
+        tests=_SQLITE_MESSAGES_TESTS,
+    ),
+    Mutant(
+        "a consumer reports nothing of what its transport dead-letters",
+        "src/pairmq/pair/_receiver.py",
+        "        self._receiver.on_dead_lettered = self._dead_lettered\n",
+        "",
+        tests=_SQLITE_MESSAGES_TESTS,
+    ),
     # SQLite.
     Mutant(
         "what a receiver held that closed in an outage waits for the ends of its locks in SQLite",

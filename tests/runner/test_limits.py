@@ -19,7 +19,7 @@ from pairmq.runner import TimeLimits
 from pairmq.runner._limits import Limit
 from pairmq.testing import Fault, VirtualTimeLoop, in_virtual_time, run_virtual
 from pairmq.testing._loop import JumpingSelector
-from pairmq.transport import nothing_sent
+from pairmq.transport import AT_ONCE, nothing_sent
 
 INSTANTS = st.integers(0, 40).map(lambda tenths: tenths / 10)
 DURATIONS = st.integers(1, 40).map(lambda tenths: tenths / 10)
@@ -243,7 +243,7 @@ async def test_many_limits_of_one_instant_are_reached_over_many_turns_of_the_loo
         with pytest.raises(TransportError):
             await limits.run(answer(50), 10.0)
 
-    assert await most_in_a_turn([one() for _ in range(1000)]) <= 100
+    assert await most_in_a_turn([one() for _ in range(1000)]) <= AT_ONCE
 
 
 def test_many_operations_end_by_their_limits_when_their_ends_take_a_while():
@@ -340,14 +340,14 @@ def test_what_operations_cost_a_while_ago_does_not_end_later_ones_early():
 async def test_many_waits_of_one_instant_end_over_many_turns_of_the_loop():
     limits = TimeLimits()
     most = await most_in_a_turn([limits.wait(asyncio.get_running_loop().create_future(), 5.5) for _ in range(1000)])
-    assert most <= 100
+    assert most <= AT_ONCE
 
 
 @in_virtual_time
 async def test_many_who_wait_are_woken_over_many_turns_of_the_loop():
     waiters = [asyncio.get_running_loop().create_future() for _ in range(1000)]
     asyncio.get_running_loop().call_later(5.5, TimeLimits.wake, waiters)
-    assert await most_in_a_turn(waiters) <= 100
+    assert await most_in_a_turn(waiters) <= AT_ONCE
 
 
 @in_virtual_time
@@ -483,6 +483,6 @@ async def test_hundreds_that_wait_for_their_turns_are_let_in_over_some_turns_of_
             seen.append(w.pair.in_flight)
             await asyncio.sleep(0)
         assert seen[-1] == 350
-        assert max(after - before for before, after in pairwise(seen)) <= 100
+        assert max(after - before for before, after in pairwise(seen)) <= AT_ONCE
         w.east.heal()
         await asyncio.gather(*sends)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pairmq.transport import Admin, Receiver, Sender, Transport
+from pairmq.model import Message
+from pairmq.transport import Admin, Receiver, ReceiverWrapper, Sender, Transport
 
 # Where wrappers are.
 for module in ("pairmq.runner", "pairmq.testing.chaos.client", "pairmq.observe.journal"):
@@ -43,7 +44,22 @@ def test_wrappers_are_found():
 
 @pytest.mark.parametrize(("kind", "contract"), WRAPPERS)
 def test_wrapper_passes_on_every_method(kind, contract):
-    left = OWN if contract is Transport else {"scope"}
+    # What a receiver reports goes the other way: see the next test.
+    left = OWN if contract is Transport else {"scope", "dead_lettered", "on_dead_lettered"}
     public = {name for name in vars(contract) if not name.startswith("_")} - left
     written = {name for each in kind.__mro__ if not issubclass(contract, each) for name in vars(each)}
     assert public - written == set()
+
+
+def test_wrapper_passes_on_what_its_receiver_reports():
+    class Silent(Receiver):
+        async def receive(self, max_messages, wait):
+            return []
+
+        async def complete(self, delivery):
+            pass
+
+    inner, reported = Silent(), []
+    ReceiverWrapper(ReceiverWrapper(inner)).on_dead_lettered = reported.append
+    inner.dead_lettered(Message(b"1"), "malformed", "no header")
+    assert [(each.message.body, each.dead_letter_reason) for each in reported] == [(b"1", "malformed")]

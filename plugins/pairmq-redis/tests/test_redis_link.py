@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError, ReadOnlyError
 
 from pairmq.model import TransportError
 from pairmq.testing import in_virtual_time
-from pairmq.transport import Scope
+from pairmq.transport import AT_ONCE, Scope
 from pairmq_redis import _errors, _link
 from pairmq_redis._context import Context
 from pairmq_redis._errors import NotSent, Unanswered
@@ -256,6 +256,43 @@ async def test_all_connections_are_made_anew_when_one_meets_a_server_that_is_no_
     assert wires[1].aborted
     for link in (context.sending, context.control):
         await context.end_link(link)
+
+
+async def test_calls_end_over_many_turns_of_the_loop_when_their_connection_is_lost() -> None:
+    """Each of their sends goes on with its next attempt in that turn."""
+    wire = FakeWire(answers=False)
+    link = link_of(wire)
+    calls = await in_flight(link, wire, *(b"%d" % number for number in range(1000)))
+    link.leave(lambda lost: lost is wire)
+    await ends_slowly(link, calls)
+
+
+async def test_calls_end_over_many_turns_of_the_loop_when_no_connection_can_be_made() -> None:
+    opened = asyncio.Event()
+
+    class Refusing(FakeWire):
+        async def open(self) -> None:
+            await opened.wait()
+            raise ConnectionRefusedError
+
+    link = link_of(Refusing())
+    calls = [asyncio.create_task(link.call(PING, Scope())) for _ in range(1000)]
+    await asyncio.sleep(0)
+    opened.set()
+    await ends_slowly(link, calls)
+
+
+async def ends_slowly(link: Link, calls: Sequence[asyncio.Task[list[Reply]]]) -> None:
+    most = left = len(calls)
+    ended = []
+    while left:
+        await asyncio.sleep(0)
+        now = sum(not call.done() for call in calls)
+        ended.append(left - now)
+        left = now
+    assert max(ended) <= AT_ONCE < most
+    await asyncio.gather(*calls, return_exceptions=True)
+    await link.close()
 
 
 async def test_a_cancelled_call_looks_at_no_other_call(monkeypatch: pytest.MonkeyPatch) -> None:

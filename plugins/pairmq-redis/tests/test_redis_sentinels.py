@@ -22,6 +22,7 @@ class Sentinel(ScriptedRedis):
     def __init__(self) -> None:
         super().__init__()
         self.master: Address | None = ("10.0.0.1", 6379)
+        self.epoch: int | None = 0
         self.asked = 0
         self.subscribers: list[asyncio.StreamWriter] = []
 
@@ -38,6 +39,10 @@ class Sentinel(ScriptedRedis):
             return f"*3\r\n{bulk('subscribe')}{bulk('+switch-master')}:1\r\n".encode()
         if command[0] != b"SENTINEL":
             return super().answer(command, writer)
+        if command[1] == b"MASTER":
+            if self.epoch is None or self.master is None:
+                return b"-NOPERM this user has no permissions to run the 'sentinel|master' command\r\n"
+            return f"*4\r\n{bulk('name')}{bulk('orders')}{bulk('config-epoch')}{bulk(str(self.epoch))}".encode()
         self.asked += 1
         if self.master is None or command[2] != b"orders":
             return b"*-1\r\n"
@@ -92,6 +97,43 @@ async def test_no_master_is_one_error_without_secrets(three: list[Sentinel]) -> 
     assert str(down[1]) in str(caught.value)
     assert "it does not know this master" in str(caught.value)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("epochs", [(0, 1, 0), (5, 6, 5)])
+async def test_a_sentinel_that_is_behind_leads_nobody_back_to_the_old_master(
+    three: list[Sentinel], epochs: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be up again, and takes writes that it loses when the sentinels make it a replica."""
+    monkeypatch.setattr("pairmq_redis._nodes._LISTEN_AGAIN", 0.01)
+    monkeypatch.setattr("pairmq_redis._nodes._LISTEN_FOR", 0.1)
+    for each, epoch in zip(three, epochs, strict=True):
+        each.epoch = epoch
+    three[1].master = ("10.0.0.2", 6380)
+    async with asking([each.address for each in three]) as (sentinels, heard):
+        await sentinels.master()
+        while sentinels.found != ("10.0.0.2", 6380):  # whichever was asked first
+            await asyncio.sleep(0.01)
+        before, led = three[0].asked, len(heard)
+        while three[0].asked < before + 5:
+            assert await sentinels.master() == ("10.0.0.2", 6380)
+            await asyncio.sleep(0.01)
+        assert len(heard) == led
+
+
+async def test_sentinels_that_were_set_up_anew_are_believed(three: list[Sentinel]) -> None:
+    for each in three:
+        each.epoch = 7
+    async with asking([each.address for each in three]) as (sentinels, _):
+        await sentinels.master()
+        for each in three:
+            each.epoch, each.master = 0, ("10.0.0.3", 6379)
+        assert await sentinels.master() == ("10.0.0.3", 6379)
+
+
+async def test_a_sentinel_that_does_not_tell_its_epoch_is_believed(three: list[Sentinel]) -> None:
+    three[0].epoch = None
+    async with asking([three[0].address]) as (sentinels, _):
+        assert await sentinels.master() == ("10.0.0.1", 6379)
 
 
 @pytest.mark.parametrize(("options", "login"), [("", False), ("?sentinel_login=same", True)])

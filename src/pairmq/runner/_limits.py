@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from pairmq.model import FailureKind, FailureReason, TransportError
-from pairmq.transport import is_nothing_sent
+from pairmq.transport import AT_ONCE, in_turns, is_nothing_sent
 
 T = TypeVar("T")
 
 _AGAIN = 2.5  # s after which an operation that still runs is cancelled once more; a call may need 2 to put things away
 _MANY = 64  # operations that have ended, from which on the list of limits is tidied
-_AT_ONCE = 100  # operations cancelled in one turn of the loop: each then runs on to its next attempt, or to its end
 _COST = 0.0005  # s at most that one of them counts for: a loop that stands still for a while shows nothing of it
-_TURN = 0.02  # s that those of one turn may take, as measured
+_TURN = 0.01  # s that those of one turn may take, as measured
+_MARGIN = 1.1  # later ones cost more than those that were measured
 _FORGOTTEN = 60.0  # s after which that measure says nothing about the present load any more
 
 
@@ -62,7 +62,7 @@ class TimeLimits:
         if asyncio.get_running_loop().time() - self._measured_at > _FORGOTTEN:
             self._cost = 0.0  # else one slow minute would end sends early for the rest of the pair's life
         running = len(self._limits) + len(self._exact) - self._ended
-        return running * self._cost if running > _AT_ONCE else 0.0
+        return running * self._cost * _MARGIN if running > AT_ONCE else 0.0
 
     async def run(self, operation: Awaitable[T], limit_at: float) -> T:
         """Await one operation at a broker until it ends or its limit is reached.
@@ -100,12 +100,8 @@ class TimeLimits:
 
     @staticmethod
     def wake(waiters: Iterable[asyncio.Future[None]]) -> None:
-        """Let those who wait go on, of thousands a few in each turn of the loop: each goes on with an attempt."""
-        asleep = [waiter for waiter in waiters if not waiter.done()]
-        for waiter in asleep[:_AT_ONCE]:
-            waiter.set_result(None)
-        if len(asleep) > _AT_ONCE:
-            asyncio.get_running_loop().call_soon(TimeLimits.wake, asleep[_AT_ONCE:])
+        """Let those who wait go on."""
+        in_turns(_wake, tuple(waiters))
 
     def end_by(self, instant: float) -> None:
         """Let no operation, running or new, last longer than ``instant``."""
@@ -161,7 +157,7 @@ class TimeLimits:
         now = max(self._armed_for, asyncio.get_running_loop().time())
         self._measure(now)
         self._timeouts = {}
-        reached, most = 0, min(_AT_ONCE, int(_TURN / self._cost)) if self._cost else _AT_ONCE
+        reached, most = 0, min(AT_ONCE, int(_TURN / self._cost)) if self._cost else AT_ONCE
         while reached < most:
             early, exact = self._due()
             if min(early, exact) > now:
@@ -279,6 +275,11 @@ class _Wait(Generic[T]):
         if self.running:
             self.running = False
             self._limits._ended += 1
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 async def settled_within(seconds: float, close: Callable[[], Awaitable[None]]) -> TransportError | None:

@@ -45,13 +45,10 @@ from pairmq.runner._emitter import Emitter
 from pairmq.runner._job import MessageLimits, Results, SenderState
 from pairmq.runner._limits import Limit, TimeLimits, besides
 from pairmq.runner._ordered import Orders, Place
-from pairmq.transport import Sender, Transport, start_task
+from pairmq.transport import AT_ONCE, Sender, Transport, start_task
 
 TAKEN: Final[Sequence[TransportError | None]] = (None,)
 """What came of an attempt with one message that was confirmed."""
-
-_AT_ONCE: Final = 100
-"""Sends that are let in in one turn of the loop at most."""
 
 
 class Admission:
@@ -131,7 +128,7 @@ class Admission:
         if self._more:
             return
         ended = False
-        for _ in range(_AT_ONCE):
+        for _ in range(AT_ONCE):
             if not self._queue:
                 return
             turn, (messages, deadline) = next(iter(self._queue.items()))

@@ -11,7 +11,7 @@ from pairmq.transport._naming import (
     is_local_address,
 )
 from pairmq.transport._scope import Endable, Scope
-from pairmq.transport._tasks import Arrivals, start_task
+from pairmq.transport._tasks import AT_ONCE, Arrivals, in_turns, start_task
 from pairmq.transport._transactional import Inbox, OtherDatabase, Transactional, driver_connection, unusable
 from pairmq.transport._transport import (
     Admin,
@@ -32,6 +32,7 @@ from pairmq.transport._worker import Job, Worker
 from pairmq.transport._wrappers import AdminWrapper, ReceiverWrapper, SenderWrapper, TransportWrapper
 
 __all__ = [
+    "AT_ONCE",
     "ENDPOINT_OPTIONS",
     "LOOPBACK",
     "TLS_OPTIONS",
@@ -74,6 +75,7 @@ __all__ = [
     "driver_connection",
     "encode_header",
     "endpoint_with_default_name",
+    "in_turns",
     "is_local_address",
     "is_nothing_sent",
     "nothing_sent",

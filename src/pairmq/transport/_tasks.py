@@ -1,13 +1,17 @@
-"""Starting tasks, and waking those that wait for messages."""
+"""Starting tasks, ending thousands of calls, and waking those that wait for messages."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context
+from itertools import islice
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+AT_ONCE = 25
+"""What ends, or begins, in one turn of the loop at most where thousands may be meant."""
 
 
 def start_task(
@@ -45,6 +49,21 @@ async def _in_a_later_turn(work: Coroutine[Any, Any, T]) -> T:
     """Let the caller set what the work needs."""
     await asyncio.sleep(0)
     return await work
+
+
+def in_turns(end: Callable[[T], object], calls: Iterable[T]) -> None:
+    """End calls, of thousands a few in each turn of the loop: whoever waits for one goes on to the next attempt.
+
+    Args:
+        end: called with each, the first few at once; a call may have ended by another way meanwhile.
+        calls: what is in flight.
+    """
+    left = iter(calls)
+    some = list(islice(left, AT_ONCE))
+    for call in some:
+        end(call)
+    if len(some) == AT_ONCE:
+        asyncio.get_running_loop().call_soon(in_turns, end, left)
 
 
 class Arrivals:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pairmq.model import TransportError
-from pairmq.transport import Scope, nothing_sent, start_task
+from pairmq.transport import Scope, in_turns, nothing_sent, start_task
 from pairmq_redis._errors import NotSent, Unanswered, leads_elsewhere
 from pairmq_redis._wire import Command, Reply, Wire
 
@@ -67,6 +67,13 @@ class _Call(asyncio.Future[None]):
         """Give up waiting for the replies."""
         if not self.done():
             self.set_exception(error)
+
+    def lose(self, cause: BaseException) -> None:
+        """The connection was lost, and the missing replies with it."""
+        if not self.done():
+            while not self.take(Unanswered(cause)):
+                pass
+            self.set_result(None)
 
     def take(self, reply: Reply) -> bool:
         """Add a reply; tell whether it was the last one."""
@@ -115,11 +122,7 @@ class _Session:
         self.wire.abort()
         self.reader.cancel()
         calls, self._calls = self._calls, deque()
-        for call in calls:
-            while not call.take(Unanswered(cause)):
-                pass
-            if not call.done():
-                call.set_result(None)
+        in_turns(lambda call: call.lose(cause), [call for call in calls if not call.done()])
 
     def retire_if_old(self) -> None:
         """Retire it, unless it was made a moment ago."""
@@ -324,5 +327,8 @@ class Link:
 
     def _wake(self, error: NotSent | None) -> None:
         waiters, self._waiters = self._waiters, {}
-        for waiter in waiters:
-            waiter.wake(None if error is None else NotSent(error.cause))
+        if error is not None:
+            in_turns(lambda waiter: waiter.wake(NotSent(error.cause)), waiters)
+            return
+        for waiter in waiters:  # in one turn: calls that begin after it come behind them
+            waiter.wake(None)

@@ -5,7 +5,10 @@ that does not answer soon is not waited for, and one that knows no such master i
 
 A master that was replaced goes on confirming writes until the sentinels make it a replica, which takes them some ten
 seconds, or for as long as it is cut off from them. All these writes are lost. So each sentinel is listened to, and when
-one says that another server is the master, the connections to the old one end at once.
+one says that another server is the master, the connections to the old one end at once. Sentinels learn of a failover
+one after the other, within seconds, and one that is behind names the old master, which may have been restarted and take
+writes by then. Its *config epoch* tells (Redis documentation: High availability with Redis Sentinel, "Configuration
+epochs"): a master of an earlier one than is known is passed over, unless all answers are from it.
 """
 
 from __future__ import annotations
@@ -97,6 +100,7 @@ class Sentinels:
     ) -> None:
         self.found: Address | None = None
         """Where the master was when it was last asked for."""
+        self._epoch = 0  # of its configuration
         self._service = service
         # Not all processes ask the same one first.
         self._order = random.SystemRandom().sample(addresses, len(addresses))
@@ -108,13 +112,27 @@ class Sentinels:
         """Find the master's host and port. Raises redis-py's ConnectionError."""
         if not self._listeners:
             self._listeners = [start_task(self._keep_listening(address)) for address in self._order]
-        self.found = await self._find()
+        self._epoch, self.found = await self._find()
         return self.found
 
-    async def _find(self) -> Address:
-        return await first_answer(
-            self._order, self._ask, lambda answers: f"no sentinel knows a master {self._service!r} ({answers})"
-        )
+    async def _find(self) -> tuple[int, Address]:
+        earlier: list[tuple[int, Address]] = []
+
+        async def ask(address: Address) -> tuple[int, Address]:
+            answer = await self._ask(address)
+            if answer[0] < self._epoch:
+                earlier.append(answer)
+                raise ResponseError("it knows an earlier master only")
+            return answer
+
+        try:
+            return await first_answer(
+                self._order, ask, lambda answers: f"no sentinel knows a master {self._service!r} ({answers})"
+            )
+        except ConnectionError:
+            if not earlier:
+                raise
+            return max(earlier)  # they were set up anew
 
     async def close(self) -> None:
         """Listen no more."""
@@ -134,24 +152,31 @@ class Sentinels:
         async with connected(self._make(address)) as connection:
             await connection.send_command("SUBSCRIBE", _SWITCH)
             await connection.read_response()
-            if await self._ask(address) != self.found:  # it may have happened before
-                self._heard(await self._find())  # from the one to be asked first: this one may be behind
             while True:
-                message = await connection.read_response()
-                if isinstance(message, list) and len(message) == 3:
-                    name, _, _, host, port = as_text(message[2]).split(" ")
-                    if name == self._service:
-                        self._heard((host, int(port)))
+                self._heard(*await self._ask(address))  # at first too: it may have happened before
+                name = ""
+                while name != self._service:
+                    message = await connection.read_response()
+                    if isinstance(message, list) and len(message) == 3:
+                        name = as_text(message[2]).partition(" ")[0]
 
-    def _heard(self, master: Address) -> None:
-        if self.found not in (None, master):
-            self.found = master
+    def _heard(self, epoch: int, master: Address) -> None:
+        if epoch >= self._epoch and self.found not in (None, master):
+            self._epoch, self.found = epoch, master
             self._switched(master)
 
-    async def _ask(self, address: Address) -> Address:
+    async def _ask(self, address: Address) -> tuple[int, Address]:
+        """The config epoch, 0 where it can't be told, and the master's address."""
         async with connected(self._make(address)) as connection:
-            await connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+            # The epoch first: what is asked later is not older.
+            for what in ("MASTER", "GET-MASTER-ADDR-BY-NAME"):
+                await connection.send_command("SENTINEL", what, self._service)
+            fields: Any = []
+            with contextlib.suppress(ResponseError):  # some may not ask for it
+                fields = await connection.read_response()
             reply = await connection.read_response()
         if not isinstance(reply, list) or len(reply) != 2:
             raise ResponseError("it does not know this master")
-        return as_text(reply[0]), int(reply[1])
+        names = [as_text(each) for each in fields] if isinstance(fields, list) else []
+        epoch = dict(zip(names[::2], names[1::2], strict=False)).get("config-epoch", "0")
+        return int(epoch), (as_text(reply[0]), int(reply[1]))

@@ -125,6 +125,7 @@ class QueueReceiver:
 
     def _dead_lettered(self, delivery: Delivery) -> None:
         """The transport could not decode a message, and has dead-lettered it (SPEC 7.4)."""
+        self._machine.dead_lettered += 1
         self._emit.of_message(
             delivery.message,
             MessageDeadLettered,
