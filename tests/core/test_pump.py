@@ -133,7 +133,7 @@ def test_a_confirmed_message_is_completed_and_reported():
     sent = pump.send(None)
     assert [item.state for item in sent.settle] == [State.SETTLING]
     reports, _ = pump.settle(sent.settle)
-    assert ([report.completed for report in reports], pump.machine.moved, len(pump.machine)) == ([True], 1, 0)
+    assert ([completed for _, completed in reports], pump.machine.moved, len(pump.machine)) == ([True], 1, 0)
 
 
 def test_a_message_that_was_not_taken_goes_back_to_the_head_of_its_line():
@@ -339,7 +339,7 @@ def test_a_dead_letter_is_reported_when_its_confirmation_was_lost(first, reporte
     [item] = pump.receive(Message(b"forged", message_id="m1"))
     assert pump.settle([item], first)[0] == []
     reports, _ = pump.settle([item], then)
-    assert [report.item for report in reports] == [item] * reported
+    assert [item for item, _ in reports] == [item] * reported
     assert (pump.machine.dead_lettered, len(pump.machine)) == (reported, 0)
 
 
@@ -648,7 +648,7 @@ def test_a_completion_that_fails_in_passing_is_tried_again():
     reports, failures = pump.settle(items, BUSY)
     assert (reports, failures, pump.machine.unsettled) == ([], [BUSY], items)
     reports, _ = pump.settle(items)
-    assert ([report.completed for report in reports], pump.machine.unsettled) == ([True], [])
+    assert ([completed for _, completed in reports], pump.machine.unsettled) == ([True], [])
 
 
 def test_a_completion_under_a_lock_that_was_replaced_is_tried_again():
@@ -666,7 +666,7 @@ def test_what_is_given_up_is_reported_once():
     pump.receive(envelope(1))
     items = pump.send(None).settle
     pump.machine.release()
-    assert [report.completed for report in pump.machine.give_up()] == [False]
+    assert [completed for _, completed in pump.machine.give_up()] == [False]
     assert pump.settle(items) == ([], [])
     assert pump.machine.moved == 1
 

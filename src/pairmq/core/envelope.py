@@ -148,7 +148,8 @@ def restore(message: Message) -> tuple[Message, Diversion]:
         entity = _entity(path, get(KIND))
     except ValueError as error:
         raise EnvelopeError(f"{PATH} or {KIND} is malformed: together they must name a queue or topic") from error
-    envelope = Diversion(entity, diverted_at, sender, int(sequence), duplicate is not None)
+    # As its constructor does, whose call is a third of its cost.
+    envelope = tuple.__new__(Diversion, (entity, diverted_at, sender, int(sequence), duplicate is not None))
     if _SET_ASIDE.isdisjoint(found) and _is_bare(message):
         return message.with_properties(own), envelope
     try:

@@ -27,6 +27,7 @@ PING_JITTER: Final = 0.1
 
 _RUNNING = (Health.UP, Health.TRIAL)
 _AWAY = (Health.DOWN, Health.HELD)
+_ROUTE, _ACCEPTED, _TO_PRIMARY = Symbol.ROUTE, Symbol.ACCEPTED, Do.TO_PRIMARY  # every healthy send's; as in `core.pump`
 _NOTHING: tuple[Effect, ...] = ()
 
 
@@ -180,7 +181,7 @@ class EntityMachine:
     # One handler an input: it asks the guards which symbol the input is.
 
     def _on_route(self, _: i.RouteRequested, now: float) -> tuple[Effect, ...]:
-        if self._rows[Symbol.ROUTE].does[0] is Do.TO_PRIMARY:
+        if self._rows[_ROUTE].does[0] is _TO_PRIMARY:
             self._sending += 1
             return self._to_primary
         self._diverting += 1
@@ -199,7 +200,7 @@ class EntityMachine:
         return (ToBacklog(self._epoch), *self._changed(before, Cause.ORDER_KEPT, now))
 
     def _on_accepted(self, input: i.PrimaryAccepted, now: float) -> tuple[Effect, ...]:
-        return self._on_result(input.epoch, Symbol.ACCEPTED, now)
+        return self._on_result(input.epoch, _ACCEPTED, now)
 
     def _on_failed(self, input: i.PrimaryFailed, now: float) -> tuple[Effect, ...]:
         kind = input.kind
@@ -226,7 +227,7 @@ class EntityMachine:
             return (LateResult(epoch),)
         if row.next is self._health:
             # The healthy path: nothing moves, only counters.
-            if symbol is Symbol.ACCEPTED:
+            if symbol is _ACCEPTED:
                 self._sent += 1
             elif symbol is not Symbol.NEUTRAL and symbol is not Symbol.ANSWERED:
                 self._failed += 1

@@ -36,7 +36,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from pairmq.core.backoff import Backoff
 from pairmq.core.envelope import MAYBE_DUPLICATE, Diversion, elapsed_time_to_live, restore
@@ -114,57 +114,59 @@ class Symbol(enum.IntEnum):
     LOCK_LOST = 8
 
 
-_S = Symbol
+# By names of this module: up to Python 3.11 `State.WAITING` takes six times as long, and a message needs a dozen such.
+(_WAITING, _SENDING, _COPYING, _SETTLING, _UNSETTLED, _LOST, _LAPSED, _GONE, _FORFEIT) = State
+(_TAKEN, _POSTPONED, _CONFIRMED, _POISON, _KNOWN, _NOT_TAKEN, _SETTLED, _NOT_SETTLED, _LOCK_LOST) = Symbol
 
 ITEM: dict[State, dict[Symbol, State]] = {
-    State.WAITING: {
-        _S.TAKEN: State.SENDING,
-        _S.POSTPONED: State.COPYING,
-        _S.POISON: State.SETTLING,
-        _S.KNOWN: State.SETTLING,
-        _S.LOCK_LOST: State.LOST,
+    _WAITING: {
+        _TAKEN: _SENDING,
+        _POSTPONED: _COPYING,
+        _POISON: _SETTLING,
+        _KNOWN: _SETTLING,
+        _LOCK_LOST: _LOST,
     },
-    State.SENDING: {
-        _S.CONFIRMED: State.SETTLING,
-        _S.POISON: State.SETTLING,
-        _S.KNOWN: State.SETTLING,
-        _S.NOT_TAKEN: State.WAITING,
-        _S.LOCK_LOST: State.LOST,
+    _SENDING: {
+        _CONFIRMED: _SETTLING,
+        _POISON: _SETTLING,
+        _KNOWN: _SETTLING,
+        _NOT_TAKEN: _WAITING,
+        _LOCK_LOST: _LOST,
     },
-    State.COPYING: {
-        _S.CONFIRMED: State.SETTLING,
-        _S.NOT_TAKEN: State.WAITING,
-        _S.LOCK_LOST: State.LOST,
+    _COPYING: {
+        _CONFIRMED: _SETTLING,
+        _NOT_TAKEN: _WAITING,
+        _LOCK_LOST: _LOST,
     },
     # From here on it is never sent again: each way leads to GONE.
-    State.SETTLING: {
-        _S.SETTLED: State.GONE,
-        _S.NOT_SETTLED: State.UNSETTLED,
-        _S.LOCK_LOST: State.LAPSED,
+    _SETTLING: {
+        _SETTLED: _GONE,
+        _NOT_SETTLED: _UNSETTLED,
+        _LOCK_LOST: _LAPSED,
     },
-    State.UNSETTLED: {
-        _S.SETTLED: State.GONE,
-        _S.NOT_SETTLED: State.UNSETTLED,
-        _S.LOCK_LOST: State.FORFEIT,
+    _UNSETTLED: {
+        _SETTLED: _GONE,
+        _NOT_SETTLED: _UNSETTLED,
+        _LOCK_LOST: _FORFEIT,
     },
-    State.FORFEIT: {
-        _S.SETTLED: State.GONE,
-        _S.NOT_SETTLED: State.GONE,
-        _S.LOCK_LOST: State.FORFEIT,
+    _FORFEIT: {
+        _SETTLED: _GONE,
+        _NOT_SETTLED: _GONE,
+        _LOCK_LOST: _FORFEIT,
     },
     # Its operation may still be under way, and end well.
-    State.LOST: {
-        _S.CONFIRMED: State.LAPSED,
-        _S.POISON: State.LAPSED,
-        _S.NOT_TAKEN: State.LOST,
-        _S.LOCK_LOST: State.LOST,
+    _LOST: {
+        _CONFIRMED: _LAPSED,
+        _POISON: _LAPSED,
+        _NOT_TAKEN: _LOST,
+        _LOCK_LOST: _LOST,
     },
-    State.LAPSED: {
-        _S.SETTLED: State.GONE,
-        _S.NOT_SETTLED: State.GONE,
-        _S.LOCK_LOST: State.LAPSED,
+    _LAPSED: {
+        _SETTLED: _GONE,
+        _NOT_SETTLED: _GONE,
+        _LOCK_LOST: _LAPSED,
     },
-    State.GONE: {},
+    _GONE: {},
 }
 """What becomes of a message; a pair without an entry is impossible."""
 
@@ -175,6 +177,9 @@ class Ending(enum.Enum):
     MOVED = "the primary has confirmed it"
     REDELIVERED = "it was moved before, and its completion was lost"
     COPIED = "a copy of it is at the tail of its queue"
+
+
+_MOVED, _REDELIVERED, _COPIED = Ending
 
 
 class Poison(NamedTuple):
@@ -189,8 +194,9 @@ class Item:
 
     ``diversion`` is None for poison that has none; ``locked_until`` is an instant, and so are ``renew_at``, when its
     lock is to be renewed, and ``copy_after``, before which no other copy of it is put at its queue's tail: there may be
-    one, in doubt. Its ``identity`` names a diverted message wherever copies of it lie: its id, and its sender's number
-    of it. ``unknown``: the primary may hold a copy; ``in_doubt``: the confirmation of its settlement was lost.
+    one, in doubt. ``lost``: its lock is, and the broker redelivers it, unless it was settled at the last moment. Its
+    ``identity`` names a diverted message wherever copies of it lie: its id, and its sender's number of it. ``unknown``:
+    the primary may hold a copy; ``in_doubt``: the confirmation of its settlement was lost.
     """
 
     __slots__ = (
@@ -202,6 +208,7 @@ class Item:
         "identity",
         "in_doubt",
         "locked_until",
+        "lost",
         "message",
         "poison",
         "renew_at",
@@ -209,19 +216,24 @@ class Item:
         "unknown",
     )
 
-    def __init__(self, delivery: Delivery, message: Message, diversion: Diversion | None) -> None:
-        self.state = State.WAITING
+    def __init__(
+        self, delivery: Delivery, message: Message, diversion: Diversion | None, locked_until: float, renew_at: float
+    ) -> None:
+        self.state = _WAITING
         self.delivery = delivery
         self.message = message
         self.diversion = diversion
-        self.locked_until = self.renew_at = math.inf
+        self.locked_until = locked_until
+        self.renew_at = renew_at
         self.copies = 0
         self.copy_after = 0.0
-        self.ending = Ending.MOVED  # unless it is poison
+        self.ending = _MOVED  # unless it is poison
         self.poison: Poison | None = None
-        self.unknown = self.in_doubt = False
-        self.identity = ("", "", 0)
-        if diversion is not None:
+        self.lost = self.in_doubt = False
+        if diversion is None:
+            self.unknown = False
+            self.identity = ("", "", 0)
+        else:
             self.unknown = diversion.maybe_duplicate
             self.identity = (message.message_id or "", diversion.sender_id, diversion.sequence)
 
@@ -231,21 +243,16 @@ class Item:
         session = self.message.session_id
         return (False, self.identity[1]) if session is None else (True, session)
 
-    @property
-    def lost(self) -> bool:
-        """Its lock is lost: the broker redelivers it, unless it was settled at the last moment."""
-        return self.state is State.LOST or self.state is State.LAPSED or self.state is State.FORFEIT
-
     def step(self, symbol: Symbol) -> None:
         """Take what has happened to it.
 
         Raises:
             ImpossibleInputError: that can't happen in its state, which stays as it was.
         """
-        state = ITEM[self.state].get(symbol)
-        if state is None:
-            raise ImpossibleInputError(f"{symbol.name} in {self.state.name}")
-        self.state = state
+        try:
+            self.state = ITEM[self.state][symbol]
+        except KeyError:
+            raise ImpossibleInputError(f"{symbol.name} in {self.state.name}") from None
 
 
 class Doubt(NamedTuple):
@@ -303,11 +310,8 @@ class Sent(NamedTuple):
     doubtful: list[tuple[Item, int, float]]
 
 
-class Report(NamedTuple):
-    """How the settlement of a message has ended, for those who follow it; ``completed``: the broker confirmed it."""
-
-    item: Item
-    completed: bool
+Report: TypeAlias = tuple[Item, bool]
+"""How the settlement of a message has ended, for those who follow it: whether the broker confirmed it."""
 
 
 def expired(message: Message) -> Poison:
@@ -335,9 +339,10 @@ def adapted(most: int, tried: int, errors: Sequence[TransportError | None], took
         took: share of its time limit that it took.
         ceiling: of the result.
     """
-    if any(error is not None and error.reason is FailureReason.TIMEOUT for error in errors):
+    done = errors.count(None)
+    if done < len(errors) and any(error and error.reason is FailureReason.TIMEOUT for error in errors):
         return max(1, tried // 2)
-    if tried < most or took >= _GROWS or None not in errors:  # it does not show that more would fit
+    if tried < most or took >= _GROWS or not done:  # it does not show that more would fit
         return most
     return min(ceiling, most * 2 if took < _DOUBLES else most + 1)
 
@@ -348,9 +353,7 @@ def _least(of_late: float, seconds: float) -> float:
 
 
 def _is_delivering(item: Item) -> bool:
-    return item.state is State.SENDING or (
-        item.poison is None and (item.state is State.SETTLING or item.state is State.UNSETTLED)
-    )
+    return item.state is _SENDING or (item.poison is None and (item.state is _SETTLING or item.state is _UNSETTLED))
 
 
 class PumpMachine:
@@ -400,6 +403,7 @@ class PumpMachine:
         self._locked: dict[Item, None] = {}
         self._places: dict[str, Item] = {}  # the same by their position in the queue, where the broker gives it
         self._settling: dict[Item, None] = {}  # each is reported once
+        self._unsettled: dict[Item, None] = {}  # those of them that failed, and are tried again
         self._delivered: OrderedDict[tuple[str, str, int], None] = OrderedDict()
         self._doubts: OrderedDict[tuple[str, str, int], Doubt] = OrderedDict()
         self._dead_in_doubt: OrderedDict[tuple[object, ...], None] = OrderedDict()  # reported, and may be redelivered
@@ -456,7 +460,7 @@ class PumpMachine:
     @property
     def unsettled(self) -> list[Item]:
         """Those whose settlement failed, and is to be tried again."""
-        return [item for item in self._settling if item.state is State.UNSETTLED or item.state is State.FORFEIT]
+        return list(self._unsettled)
 
     def room(self, now: float, *, primary_answers: bool | None = None) -> Room:
         """Return whether more may be received.
@@ -468,7 +472,7 @@ class PumpMachine:
             now: the instant.
             primary_answers: what came of `Room.ASK`: if it does not, no other destination could be served either.
         """
-        held = sum(len(self._waiting(line, now)) for line in self._lines.values()) + len(self.unsettled)
+        held = sum(len(self._waiting(line, now)) for line in self._lines.values()) + len(self._unsettled)
         if held >= self._options.syphon_batch and not (primary_answers and self._holds_more(now)):
             if primary_answers is None and self._holds_more(now):
                 return Room.ASK
@@ -502,7 +506,7 @@ class PumpMachine:
 
     def _holds_more(self, now: float) -> bool:
         batch, lock = self._options.syphon_batch, self.lock_duration
-        if not self.ordered or len(self.unsettled) >= batch:
+        if not self.ordered or len(self._unsettled) >= batch:
             return False
         renewable = _MOST_HELD if lock is None else min(_MOST_HELD, int(_MOST_HELD * lock / 60))
         held = [item for line in self._lines.values() for item in self._waiting(line, now)]
@@ -524,64 +528,62 @@ class PumpMachine:
         Returns:
             What is to be settled at once, and the lines that have begun.
         """
-        self._read_ahead(deliveries)
+        locked_until, renew_at = self._lock_from(now)
         settle: list[Item] = []
         groups: dict[Entity, list[Item]] = {}
+        entity: Entity | None = None
+        admitted, group, size = False, settle, 0
         for delivery in deliveries:
+            size += len(delivery.message.body)
             try:
                 message, diversion = restore(delivery.message)
             except EnvelopeError as error:
-                item = self._lock(Item(delivery, delivery.message, None), now)
+                item = Item(delivery, delivery.message, None, locked_until, renew_at)
+                self._lock(item)
                 settle.append(self._dead(item, Poison("malformed-envelope", str(error))))
                 continue
-            if self._takes_over(delivery, message, diversion, now):
+            here = self._places.get(delivery.sequence_number)
+            # The position alone is not enough: a queue that was made anew counts from the start.
+            if here is not None and (here.message, here.diversion) == (message, diversion):
+                # The broker redelivers a message when its lock was lost, which was not noticed here: it goes on under
+                # the new lock. To treat it as another one would make a second copy.
+                here.delivery, here.locked_until, here.renew_at = delivery, locked_until, renew_at
                 continue
-            item = self._lock(Item(delivery, message, diversion), now)
-            entity = diversion.entity
-            if entity not in self._lines and not self._admits(entity):  # what has a line was looked at
+            item = Item(delivery, message, diversion, locked_until, renew_at)
+            self._lock(item)
+            if diversion.entity is not entity:  # of most it is that of the one before
+                entity = diversion.entity
+                admitted = entity in self._lines or self._admits(entity)  # what has a line was looked at
+                group = groups.setdefault(entity, [])
+            if not admitted:
                 text = f"{entity} is not among the pair's allowed_entities"
                 settle.append(self._dead(item, Poison("destination-not-allowed", text)))
             elif item.identity in self._delivered:  # whatever its time: a dead letter would be a second copy
-                settle.append(self._settle(item, Symbol.KNOWN, Ending.REDELIVERED))
+                settle.append(self._settle(item, _KNOWN, _REDELIVERED))
             # Where order is kept, it is for its turn to find out that its time has run out: should it be redelivered,
             # to a process whose wall clock is behind, those behind it must still be there.
             elif self._counts_time and not self.ordered and (poison := self._overdue(item, instant)) is not None:
                 settle.append(self._dead(item, poison))
             else:
-                groups.setdefault(entity, []).append(item)
-        return settle, [line for entity, items in groups.items() if (line := self._line_up(entity, items)) is not None]
+                group.append(item)
+        self._read_ahead(len(deliveries), size)
+        lines = [self._line_up(entity, items) for entity, items in groups.items() if items]
+        return settle, [line for line in lines if line is not None]
 
-    def _read_ahead(self, deliveries: Sequence[Delivery]) -> None:
+    def _read_ahead(self, count: int, size: int) -> None:
         """Let several batches be locked while more than one is there, is small, and flows.
 
         What is read ahead and can't go on is released, and redelivered: that must not happen again and again because
         one destination is unavailable while others flow (SPEC 7.3).
         """
-        goes_on = len(deliveries) >= self._batch or (self._reads_ahead and bool(deliveries))
-        size = sum(len(delivery.message.body) for delivery in deliveries)
+        goes_on = count >= self._batch or (self._reads_ahead and count > 0)
         flows = self._flows and self._gates.all_deliver
-        self._reads_ahead = goes_on and flows and not self._limited and size <= _SMALL * len(deliveries)
+        self._reads_ahead = goes_on and flows and not self._limited and size <= _SMALL * count
 
-    def _lock(self, item: Item, now: float) -> Item:
-        self._renewed_from(item, now)
+    def _lock(self, item: Item) -> None:
         self._locked[item] = None
         if item.delivery.sequence_number:
             self._places[item.delivery.sequence_number] = item
-        return item
-
-    def _takes_over(self, delivery: Delivery, message: Message, diversion: Diversion, now: float) -> bool:
-        """Whether a delivery is of an item that is here already, which then goes on under the new lock.
-
-        The broker redelivers a message when its lock was lost, which this pump may not have noticed yet. To treat it as
-        another one would make a second copy.
-        """
-        item = self._places.get(delivery.sequence_number)
-        # The position alone is not enough: a queue that was made anew counts from the start.
-        if item is None or (item.message, item.diversion) != (message, diversion):
-            return False
-        item.delivery = delivery
-        self._renewed_from(item, now)
-        return True
 
     def _admits(self, entity: Entity) -> bool:
         """Whether the syphon may deliver there at all (SPEC 5.8)."""
@@ -660,13 +662,13 @@ class PumpMachine:
             item = waiting[0]
             if item in doubtful:
                 passed.append(item)
-            elif item.state is State.WAITING:  # else it is lost
+            elif item.state is _WAITING:  # else it is lost
                 if self.ordered:
                     # Its turn would be a round trip later, and the operation might last longer than its time limit.
                     if item.key in keys and not (self._ordered_batches and item.key == taken[-1].key):
                         break
                     keys.add(item.key)
-                item.step(Symbol.TAKEN)
+                item.step(_TAKEN)
                 taken.append(item)
                 size += len(item.message.body)
             waiting.popleft()
@@ -680,9 +682,9 @@ class PumpMachine:
 
     @staticmethod
     def _not_taken(items: Iterable[Item]) -> list[Item]:
-        left = [item for item in items if item.state is State.SENDING or item.state is State.COPYING]
+        left = [item for item in items if item.state is _SENDING or item.state is _COPYING]
         for item in left:
-            item.step(Symbol.NOT_TAKEN)
+            item.step(_NOT_TAKEN)
         return left
 
     def screened(self, items: Iterable[Item], instant: datetime) -> tuple[list[Item], list[Item]]:
@@ -695,7 +697,7 @@ class PumpMachine:
         settle: list[Item] = []
         for item in () if self.broken else items:
             if item.identity in self._delivered:
-                settle.append(self._settle(item, Symbol.KNOWN, Ending.REDELIVERED))
+                settle.append(self._settle(item, _KNOWN, _REDELIVERED))
             elif self._counts_time and (poison := self._overdue(item, instant)) is not None:
                 settle.append(self._dead(item, poison))
             else:
@@ -739,23 +741,24 @@ class PumpMachine:
         unknown_entity = False
         failed: set[str | None] = set()
         for item, result in zip(items, results, strict=True):
-            if self.in_order and item.message.session_id in failed:
+            if failed and self.in_order and item.message.session_id in failed:
                 # It is sent again, behind the one that failed, whatever came of it.
                 item.unknown = item.unknown or result is None or result.maybe_applied
                 continue
-            if result is not None:
-                failed.add(item.message.session_id)
             if result is None:
-                delivered.append(self._settle(item, Symbol.CONFIRMED, Ending.MOVED))
+                delivered.append(self._settle(item, _CONFIRMED, _MOVED))
                 self._delivered[item.identity] = None
-                self._doubts.pop(item.identity, None)
-            elif is_poison(result):
+                if self._doubts:
+                    self._doubts.pop(item.identity, None)
+                continue
+            failed.add(item.message.session_id)
+            if is_poison(result):
                 self._doubts.pop(item.identity, None)
                 poison.append(self._dead(item, Poison(result.reason.value, str(result))))
                 unknown_entity = unknown_entity or result.reason is FailureReason.NOT_FOUND
             else:
                 failure = result
-            if result is not None and result.maybe_applied:
+            if result.maybe_applied:
                 item.unknown = True
                 doubtful.append((item, *self._doubt_of(item, now)))
         while len(self._delivered) > _REMEMBERED:
@@ -796,13 +799,13 @@ class PumpMachine:
     def postpone(self, line: DestinationLine, now: float) -> list[Item]:
         """Take out of a line what is to be copied: should the gate open meanwhile, nothing else may send it."""
         # What was copied before has to be gone from its place first, or the next round would copy it again.
-        if self.unsettled:
+        if self._unsettled:
             return []
         waiting = dict.fromkeys(self._waiting(line, now))
         items = [item for item in waiting if item.copy_after <= now and not item.lost]
         line.items = deque(item for item in line.items if item.copy_after > now or item not in waiting)
         for item in items:
-            item.step(Symbol.POSTPONED)
+            item.step(_POSTPONED)
         return items
 
     def copies(self, items: Sequence[Item], instant: datetime | None) -> list[Message]:
@@ -830,7 +833,7 @@ class PumpMachine:
         rest: list[Item] = []
         for item, result in zip(items, results, strict=True):
             if result is None:
-                settle.append(self._settle(item, Symbol.CONFIRMED, Ending.COPIED))
+                settle.append(self._settle(item, _CONFIRMED, _COPIED))
                 continue
             if result.maybe_applied:
                 # Each trial may have left a copy, and each copy would be copied in its turn.
@@ -853,10 +856,10 @@ class PumpMachine:
         """Seconds of a third of a lock, after which it is renewed, and within which all of them have to be."""
         return (self.lock_duration or _UNKNOWN_LOCK) / 3
 
-    def _renewed_from(self, item: Item, begun_at: float) -> None:
+    def _lock_from(self, begun_at: float) -> tuple[float, float]:
+        """Until when a lock lasts that began at an instant, and when it is to be renewed."""
         lock = self.lock_duration
-        item.locked_until = math.inf if lock is None else begun_at + lock
-        item.renew_at = math.inf if lock is None else begun_at + lock / 3
+        return (math.inf, math.inf) if lock is None else (begun_at + lock, begun_at + lock / 3)
 
     def to_renew(self, now: float) -> list[Item]:
         """Return those whose locks are to be renewed now, side by side: those that end soonest."""
@@ -922,7 +925,8 @@ class PumpMachine:
     def _lose(self, item: Item) -> None:
         """It will be redelivered; sending it from here as well would make a second copy."""
         if item in self._locked:
-            item.step(Symbol.LOCK_LOST)
+            item.step(_LOCK_LOST)
+            item.lost = True
             self._let_go(item)
 
     def _let_go(self, item: Item) -> None:
@@ -957,7 +961,7 @@ class PumpMachine:
         return item
 
     def _dead(self, item: Item, poison: Poison) -> Item:
-        item.step(Symbol.POISON)
+        item.step(_POISON)
         item.poison = poison
         self._settling[item] = None
         return item
@@ -991,15 +995,16 @@ class PumpMachine:
         for item, delivery, error in zip(items, used, errors, strict=True):
             if item not in self._settling:
                 continue  # it was given up meanwhile
-            item.in_doubt = item.in_doubt or (error is not None and error.maybe_applied)
             if error is None:
-                item.step(Symbol.SETTLED)
+                item.step(_SETTLED)
                 self._let_go(item)
                 self._report(item, reports, completed=True)
                 continue
+            item.in_doubt = item.in_doubt or error.maybe_applied
             lock_lost = error.reason is FailureReason.LOCK_LOST
             if lock_lost and item.delivery is not delivery and not item.lost:
-                item.step(Symbol.NOT_SETTLED)  # it was redelivered meanwhile, and has another lock
+                item.step(_NOT_SETTLED)  # it was redelivered meanwhile, and has another lock
+                self._unsettled[item] = None
             elif item.lost or lock_lost or error.reason in (FailureReason.NOT_FOUND, FailureReason.CLOSED):
                 if item.poison is not None:
                     self.miss(item)
@@ -1007,10 +1012,11 @@ class PumpMachine:
                     self._lose(item)
                     if lock_lost:
                         self._doubt()
-                item.step(Symbol.NOT_SETTLED)
+                item.step(_NOT_SETTLED)
                 self._report(item, reports, completed=False)
             else:
-                item.step(Symbol.NOT_SETTLED)
+                item.step(_NOT_SETTLED)
+                self._unsettled[item] = None
                 failures.append(error)
         return reports, failures
 
@@ -1019,20 +1025,21 @@ class PumpMachine:
         reports: list[Report] = []
         for item in tuple(self._settling):
             self._lose(item)
-            item.step(Symbol.NOT_SETTLED)
+            item.step(_NOT_SETTLED)
             self._report(item, reports, completed=False)
         return reports
 
     def _report(self, item: Item, reports: list[Report], *, completed: bool) -> None:
         del self._settling[item]
+        self._unsettled.pop(item, None)
         if item.poison is not None:
             self._report_dead(item, reports, completed=completed)
             return
-        if completed and item.ending is not Ending.COPIED:
+        if completed and item.ending is not _COPIED:
             self._delivered.pop(item.identity, None)
-        if item.ending is Ending.MOVED:
+        if item.ending is _MOVED:
             self.moved += 1
-            reports.append(Report(item, completed))
+            reports.append((item, completed))
 
     def _report_dead(self, item: Item, reports: list[Report], *, completed: bool) -> None:
         """Report a dead letter once, although where a confirmation was lost it may still be redelivered."""
@@ -1047,4 +1054,4 @@ class PumpMachine:
             if len(self._dead_in_doubt) > _REMEMBERED:
                 self._dead_in_doubt.popitem(last=False)
         self.dead_lettered += 1
-        reports.append(Report(item, completed))
+        reports.append((item, completed))

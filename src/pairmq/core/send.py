@@ -71,6 +71,7 @@ _MOST_CAUSES: Final = 10
 """Failures that a send keeps: one that is throttled for a day fails tens of thousands of times, with a trace each."""
 
 _UP = (EntityState.HEALTHY, EntityState.DRAINING)
+_PRIMARY: Final = Route.PRIMARY  # every healthy send's; as in `core.pump`
 _NO_QUEUE: Final = "no backlog queue takes messages"
 
 _BROKERS_WORDS = frozenset(
@@ -290,7 +291,7 @@ class SendRules:
             return None
         if key is not None and key.way(now, deadline, enabled=True) is not Way.ROUTE:
             return None
-        return Attempt(Route.PRIMARY, entity.route().epoch, jobs, self.until(now, deadline, self.to_primary))
+        return Attempt(_PRIMARY, entity.route().epoch, jobs, self.until(now, deadline, self.to_primary))
 
     def usable(self, now: float, only: int | None, lane: int | None = None) -> bool:
         """Whether a send has a backlog queue to attempt now: one in use, or the trial of one that is out (SPEC 5.5)."""

@@ -96,7 +96,7 @@ class Emitter:
                         sink(event)
                     except FAILURES:
                         self.report(sink)
-                if message is not None:
+                if message is not None and self._followers:
                     self._follow(event, message)
         finally:
             self._handing_out = False

@@ -37,6 +37,7 @@ _REFUSALS: dict[FailureReason, type[SendRefused]] = {
 }
 
 _PRIMARY, _BACKLOG, _OUTBOX = SendOutcome.PRIMARY, SendOutcome.BACKLOG, SendOutcome.OUTBOX
+_TO_PRIMARY, _TO_BACKLOG = Route.PRIMARY, Route.BACKLOG
 
 _MAKE_IT = "; make it first: await pair.primary.admin.create(Entity(...)), or pairmq entity create NAME"
 
@@ -99,7 +100,7 @@ class Results:
 
     def accept(self, state: SenderState, job: Job, started: float, queue: str | None) -> None:
         """The primary, or a backlog queue, has confirmed it."""
-        route = Route.PRIMARY if queue is None else Route.BACKLOG
+        route = _TO_PRIMARY if queue is None else _TO_BACKLOG
         message_id, elapsed = job.message.message_id or "", self._clock.now() - started
         job.result = Receipt(route, state.runner.entity, message_id, queue, job.attempts, elapsed, job.unknown)
 
@@ -157,7 +158,7 @@ class Results:
             # A healthy send pays for every line here: nothing is asked twice.
             if type(result) is Receipt:
                 queue, elapsed, error = result.backlog_queue, result.elapsed, None
-                outcome = _PRIMARY if queue is None else _BACKLOG if result.route is Route.BACKLOG else _OUTBOX
+                outcome = _PRIMARY if queue is None else _BACKLOG if result.route is _TO_BACKLOG else _OUTBOX
             else:
                 queue, elapsed = None, self._clock.now() - started
                 outcome, error = _failure(result)

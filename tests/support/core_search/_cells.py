@@ -150,10 +150,10 @@ VIEWS: Final[Mapping[type, Mapping[str, View]]] = {
     PumpMachine: {
         **dict.fromkeys(("moved", "dead_lettered", "requeue_wait", "_batch", "complete_at_once", "lock_duration")),
         **dict.fromkeys(("_options", "_gates", "_is_system", "_counts_time", "_limited", "_sent_in", "_completed_in")),
-        **dict.fromkeys(("_renewals_took", "_primary_was_unavailable", "_doubts")),
+        **dict.fromkeys(("_renewals_took", "_primary_was_unavailable", "_doubts", "_unsettled")),
     },
     Item: {
-        **dict.fromkeys(("message", "diversion", "renew_at", "copy_after")),
+        **dict.fromkeys(("message", "diversion", "renew_at", "copy_after", "lost")),
         "delivery": lambda delivery: delivery.sequence_number,
         "locked_until": lambda instant: instant > 0,
         "poison": is_set,

@@ -71,17 +71,9 @@ class _Call(asyncio.Future[None]):
     def lose(self, cause: BaseException) -> None:
         """The connection was lost, and the missing replies with it."""
         if not self.done():
-            while not self.take(Unanswered(cause)):
-                pass
+            replies = self.replies or []
+            self.replies = replies + [Unanswered(cause) for _ in range(self.expected - len(replies))]
             self.set_result(None)
-
-    def take(self, reply: Reply) -> bool:
-        """Add a reply; tell whether it was the last one."""
-        if self.replies is None:
-            self.replies = [reply]
-        else:
-            self.replies.append(reply)
-        return len(self.replies) == self.expected
 
 
 class _Session:
@@ -146,7 +138,11 @@ class _Session:
         if not self._calls:
             raise ConnectionError("the server sent a reply without a command")
         call = self._calls[0]
-        if call.take(reply):
+        if call.replies is None:
+            call.replies = [reply]
+        else:
+            call.replies.append(reply)
+        if len(call.replies) == call.expected:
             self._calls.popleft()
             if not call.done():
                 call.set_result(None)

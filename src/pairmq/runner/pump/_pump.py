@@ -116,10 +116,11 @@ class Pump:
                 if self._stopping.is_set() or self._lets_go:
                     continue
                 held = len(self._machine)
-                deliveries = await self._reader.receive()
+                deliveries = await self._reader.receiver.receive()
                 if deliveries:
                     self._move(deliveries)
-                self._lane.received(len(deliveries), held, self._clock.now())
+                if self._lane_entity is not None:
+                    self._lane.received(len(deliveries), held, self._clock.now())
                 retry = 0
             except Exception as error:
                 # A pump never ends by an error: the backlog would be stranded.
@@ -252,7 +253,9 @@ class Pump:
         capabilities = self._context.secondary.capabilities
         schedules = capabilities.scheduling and capabilities.counts_scheduled
         copies = machine.copies(items, self._clock.instant() if schedules else None)
-        results = await reader.receiver.each(self._tail.send_batch(copies), len(copies)) if copies else ()
+        results: Sequence[TransportError | None] = ()
+        if copies:
+            results, _ = await reader.receiver.each(self._tail.send_batch(copies), len(copies))
         settle, begun = machine.copied(line, items, results, self._clock.now())
         if begun is not None:
             self._start([begun])
@@ -306,11 +309,11 @@ class Pump:
                 return
         if not items:
             return
-        began_at = self._clock.now()
         messages = machine.outgoing(items, self._clock.instant())
-        results = await receiver.each(self._send_to_primary(gate.entity, messages), len(items))
-        sent = machine.sent(gate, items, results, receiver.share(began_at), self._clock.now())
-        self._report_doubt(gate, sent.doubtful)
+        results, took = await receiver.each(self._send_to_primary(gate.entity, messages), len(items))
+        sent = machine.sent(gate, items, results, took, self._clock.now())
+        if sent.doubtful:
+            self._report_doubt(gate, sent.doubtful)
         if sent.failure is not None:
             context.gates.shut(gate, sent.failure)
         if sent.unknown_entity:

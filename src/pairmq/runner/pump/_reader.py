@@ -88,40 +88,50 @@ class QueueReceiver:
         """Await an operation at either broker, within its time limit."""
         return await self._limits.run(operation, self._clock.now() + self._machine.time_limit)
 
-    def share(self, began_at: float) -> float:
-        """What an operation has taken of its time limit that began at an instant of the loop's clock."""
-        return (self._clock.now() - began_at) / self._machine.time_limit
-
     async def each(
         self, operation: Awaitable[Sequence[TransportError | None]], count: int
-    ) -> Sequence[TransportError | None]:
-        """The same for an operation on several messages; one entry each, None for done.
+    ) -> tuple[Sequence[TransportError | None], float]:
+        """The same for an operation on several messages: one entry each, None for done, and the share of its time limit
+        that it took.
 
         Args:
             operation: gives the entries; when it fails as a whole, that is what came of each.
             count: messages.
         """
+        began_at, limit = self._clock.now(), self._machine.time_limit
         try:
-            results = await self.limited(operation)
+            results = await self._limits.run(operation, began_at + limit)
         except TransportError as error:
-            return [error] * count
-        if len(results) == count:
-            return results
-        text = f"{len(results)} results for {count} messages"
-        return [TransportError(text, FailureKind.UNAVAILABLE, FailureReason.OTHER, maybe_applied=True)] * count
+            results = [error] * count
+        took = (self._clock.now() - began_at) / limit
+        if len(results) != count:
+            text = f"{len(results)} results for {count} messages"
+            lost = TransportError(text, FailureKind.UNAVAILABLE, FailureReason.OTHER, maybe_applied=True)
+            return [lost] * count, took
+        return results, took
 
-    async def open(self) -> None:
-        """Ask the queue for its properties, once for each receiver.
+    async def receive(self) -> list[Delivery]:
+        """One long poll; before the first one of each receiver the queue is asked for its properties.
 
         Raises:
-            TransportError: the queue can't be asked.
+            TransportError: the queue can't be asked or read, or order was lost with a lock: then `BacklogReader.reset`.
         """
+        machine = self._machine
         if self._receiver is None:
             properties = await self.limited(self._secondary.admin.properties(self.queue))
-            self._machine.opened(properties.lock_duration, ordered=properties.single_consumer)
+            machine.opened(properties.lock_duration, ordered=properties.single_consumer)
             self.asked.set()
             self._receiver = self._secondary.receiver(Source(self.queue))
             self._receiver.on_dead_lettered = self._dead_lettered
+        if machine.broken:
+            raise _order_lost()
+        limit = self._clock.now() + self.wait + self._options.attempt_timeout
+        most = machine.batch
+        self._receiver.read_ahead(machine.ahead)
+        deliveries = await self._polls.run(self._receiver.receive(most, self.wait), limit)
+        if machine.broken:
+            raise _order_lost()  # what came may stand behind what was lost
+        return deliveries
 
     def _dead_lettered(self, delivery: Delivery) -> None:
         """The transport could not decode a message, and has dead-lettered it (SPEC 7.4)."""
@@ -136,31 +146,15 @@ class QueueReceiver:
             description=delivery.dead_letter_description,
         )
 
-    async def receive(self, most: int, ahead: int) -> list[Delivery]:
-        """One long poll.
-
-        Args:
-            most: deliveries at most.
-            ahead: messages that the broker may lock here before they are asked for, a hint.
-
-        Raises:
-            TransportError: the queue can't be read.
-        """
-        if self._receiver is None:
-            raise _gone()
-        limit = self._clock.now() + self.wait + self._options.attempt_timeout
-        self._receiver.read_ahead(ahead)
-        return await self._polls.run(self._receiver.receive(most, self.wait), limit)
-
     def read_ahead(self, messages: int) -> None:
-        """Change the hint of the last `receive`."""
+        """Let the broker lock other than the machine's number of messages here before they are asked for, a hint."""
         if self._receiver is not None:
             self._receiver.read_ahead(messages)
 
-    async def complete(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
-        """Complete deliveries; one entry each, None for done."""
+    async def complete(self, deliveries: Sequence[Delivery]) -> tuple[Sequence[TransportError | None], float]:
+        """Complete deliveries; as `each`."""
         if self._receiver is None:
-            return [_gone()] * len(deliveries)
+            return [_gone()] * len(deliveries), 0.0
         return await self.each(self._receiver.complete_batch(deliveries), len(deliveries))
 
     async def dead_letter(self, delivery: Delivery, poison: Poison) -> TransportError | None:
@@ -184,7 +178,7 @@ class QueueReceiver:
         return await self.limited(self._receiver.renew_lock(delivery))
 
     def detach(self) -> Receiver | None:
-        """Give up the receiver: nothing of what it gave is settled any more. The next `open` makes another one."""
+        """Give up the receiver: nothing of what it gave is settled any more. The next `receive` makes another one."""
         receiver, self._receiver = self._receiver, None
         if not self._ending:
             self._polls = TimeLimits()
@@ -279,9 +273,8 @@ class Settler:
             at_once = machine.complete_at_once
             part, completions = completions[:at_once], completions[at_once:]
             used = [item.delivery for item in part]
-            began_at = self._clock.now()
-            errors = await self._receiver.complete(used)
-            self._settled(*machine.completed(part, used, errors, self._receiver.share(began_at)))
+            errors, took = await self._receiver.complete(used)
+            self._settled(*machine.completed(part, used, errors, took))
         dead = [(item, item.poison) for item in items if item.poison is not None]
         for start in range(0, len(dead), DEAD_LETTERS_AT_ONCE):
             part, why = zip(*dead[start : start + DEAD_LETTERS_AT_ONCE], strict=True)
@@ -345,20 +338,6 @@ class BacklogReader:
     def start(self) -> None:
         """Begin to renew locks."""
         self._renewals = start_task(self._renew_locks(), name=f"locks {self.receiver.queue}")
-
-    async def receive(self) -> list[Delivery]:
-        """One long poll.
-
-        Raises:
-            TransportError: the queue can't be read, or order was lost with a lock: then `reset`.
-        """
-        await self.receiver.open()
-        if self._machine.broken:
-            raise _order_lost()
-        deliveries = await self.receiver.receive(self._machine.batch, self._machine.ahead)
-        if self._machine.broken:
-            raise _order_lost()  # what came may stand behind what was lost
-        return deliveries
 
     async def fresh(self, items: Sequence[Item]) -> list[Item]:
         """Those whose locks outlast one more operation, renewed if need be; the others are redelivered (SPEC 7.6)."""

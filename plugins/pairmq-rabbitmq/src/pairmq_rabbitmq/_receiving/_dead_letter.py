@@ -18,7 +18,7 @@ from pairmq_rabbitmq._properties import dead_letter_arguments, queue_type_for
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq._receiving._delivery_channel import DeliveryChannel
-from pairmq_rabbitmq._receiving._settling import Locked, State, Waits
+from pairmq_rabbitmq._receiving._settling import BUSY, Locked, Waits
 
 _MOMENT = 1.0  # s that a call waits for it
 _FIRST_RETRY, _LAST_RETRY = 0.5, 10.0
@@ -85,16 +85,14 @@ class DeadLetters:
     async def _try(self) -> None:
         async with self._turn:
             # What was lost with its channel is redelivered.
-            tried = {
-                one: entry for one, entry in self._entries.items() if one.state is State.BUSY and entry.channel.usable
-            }
+            tried = {one: entry for one, entry in self._entries.items() if one.state is BUSY and entry.channel.usable}
             copies = [self.pack(one.properties, one.body, *entry[1:]) for one, entry in tried.items()]
             outcomes = await self.publish(copies) if copies else []
             left: dict[Locked, _Entry] = {}
             settled: dict[DeliveryChannel, list[Locked]] = {}
             for (locked, entry), failed in zip(tried.items(), outcomes, strict=True):
                 channel = entry.channel
-                if locked.state is not State.BUSY or not channel.usable:
+                if locked.state is not BUSY or not channel.usable:
                     continue
                 if failed is None:
                     shown = _codec.decode_leniently(locked.properties, locked.body)
@@ -105,7 +103,7 @@ class DeadLetters:
                 else:
                     left[locked] = entry
             # More may have been added in the meantime.
-            new = {one: entry for one, entry in self._entries.items() if one not in tried and one.state is State.BUSY}
+            new = {one: entry for one, entry in self._entries.items() if one not in tried and one.state is BUSY}
             self._entries = left | new
             for channel, messages in settled.items():
                 await self._waits.until(channel.settle(messages, requeue=False).done)

@@ -30,7 +30,18 @@ from pairmq.transport import start_task
 from pairmq_rabbitmq._driver import close_channel
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Session
-from pairmq_rabbitmq._receiving._settling import Calls, Job, Locked, Settling, Share, State
+from pairmq_rabbitmq._receiving._settling import (
+    BUSY,
+    GIVEN,
+    GONE,
+    SETTLING,
+    WAITING,
+    Calls,
+    Job,
+    Locked,
+    Settling,
+    Share,
+)
 
 _closings: set[asyncio.Task[None]] = set()  # they end with their sessions
 
@@ -160,7 +171,7 @@ class DeliveryChannel:
         until = self._loop.time() + self._lock
         for locked in messages:
             self.waiting.popleft()
-            locked.state = State.GIVEN
+            locked.state = GIVEN
             locked.until = min(until, locked.arrived + _LAST_END)
             if locked.until < self._looks_at:
                 self._look_at(locked.until)
@@ -168,7 +179,7 @@ class DeliveryChannel:
     def withdraw(self, locked: Locked) -> None:
         """Remove a message that no caller is to get from `waiting`."""
         self.waiting.remove(locked)
-        locked.state = State.BUSY
+        locked.state = BUSY
 
     def settle(self, messages: Sequence[Locked], *, requeue: bool) -> Job:
         """Begin to settle messages that were passed to a caller, or withdrawn; as `Settling.settle`."""
@@ -176,15 +187,15 @@ class DeliveryChannel:
 
     def is_locked(self, locked: Locked) -> bool:
         """Whether a message that was passed to a caller can still be settled."""
-        return self.usable and locked.state is State.GIVEN and locked.until > self._loop.time()
+        return self.usable and locked.state is GIVEN and locked.until > self._loop.time()
 
     def renew(self, locked: Locked) -> bool:
         """Restart the lock of a message, without asking the broker; False when it has ended, and the message is
         released."""
         now = self._loop.time()
-        if not self.usable or locked.state is State.GONE:
+        if not self.usable or locked.state is GONE:
             return False
-        if locked.state is not State.GIVEN:
+        if locked.state is not GIVEN:
             return locked.job is None or not locked.job.requeue  # being completed or dead-lettered
         if locked.until <= now:
             return False
@@ -200,7 +211,7 @@ class DeliveryChannel:
 
     def watch(self, locked: Locked) -> None:
         """Resume checking the lock of a message that was exempt while being dead-lettered."""
-        if locked.state is State.GIVEN and self.cause is None:
+        if locked.state is GIVEN and self.cause is None:
             self._look_at(max(locked.until, self._loop.time() + _LEAST_PAUSE))
 
     def _look_at(self, instant: float) -> None:
@@ -218,13 +229,13 @@ class DeliveryChannel:
         over: list[Locked] = []
         next_end: float | None = None
         for locked in self._settling.unsettled.values():
-            if locked.state not in (State.WAITING, State.GIVEN):
+            if locked.state not in (WAITING, GIVEN):
                 continue
             if locked.until <= now:
                 over.append(locked)
             elif next_end is None or locked.until < next_end:
                 next_end = locked.until
-        if any(locked.state is State.WAITING for locked in over):
+        if any(locked.state is WAITING for locked in over):
             gone = set(map(id, over))
             self.waiting = deque(locked for locked in self.waiting if id(locked) not in gone)
         if over:
@@ -253,7 +264,7 @@ class DeliveryChannel:
         give_back(self.session, self._raw)
 
     def _give_rest_back(self) -> None:
-        rest = [one for one in self._settling.unsettled.values() if one.state is not State.SETTLING]
+        rest = [one for one in self._settling.unsettled.values() if one.state is not SETTLING]
         if rest and self.cause is None:
             self.waiting.clear()
             # Closing the channel would release them as well, but some time later.

@@ -34,7 +34,7 @@ from pairmq_rabbitmq._markers import WINDOW, Marker, marker_of
 from pairmq_rabbitmq._names import dead_letter_of
 from pairmq_rabbitmq._properties import QUEUE_TYPE, SINGLE_CONSUMER, arguments_of, is_single
 from pairmq_rabbitmq._receiving._delivery_channel import LONGEST_HOLD, MAX_WINDOW, DeliveryChannel, Opening
-from pairmq_rabbitmq._receiving._settling import Job, Locked, Share, State
+from pairmq_rabbitmq._receiving._settling import BUSY, GIVEN, GONE, Job, Locked, Share
 
 _REST = 1.0  # s without a call that a reader without messages keeps its queue
 _ANSWER = 10.0  # s for an answer, with a connection to be opened first; the caller asks again
@@ -110,10 +110,10 @@ class OrderedChannel(DeliveryChannel):
             super().delivered(tag, redelivered, header, body)
             self._unproven[tag] = self.waiting[-1]
             if self._giving_back is not None:
-                self.waiting.pop().state = State.GONE
+                self.waiting.pop().state = GONE
             return
         locked = Locked(tag, redelivered, header, body, self._loop.time(), math.inf)
-        locked.state = State.BUSY
+        locked.state = BUSY
         self._settling.add(locked)
         self._share.count -= 1  # markers are not counted as messages
         self._markers.append((locked, marker))
@@ -165,7 +165,7 @@ class OrderedChannel(DeliveryChannel):
             return job
         if self._giving_back is None:
             for locked in self._settling.unsettled.values():
-                locked.state = State.GONE
+                locked.state = GONE
             self.waiting.clear()
             self._giving_back = start_task(self._give_back(), loop=self._loop)
             self.stop()
@@ -185,7 +185,7 @@ class OrderedChannel(DeliveryChannel):
         if not self.usable:
             return
         now, half = self._loop.time(), self._lock / 2
-        given = [one for one in self._settling.unsettled.values() if one.state is State.GIVEN]
+        given = [one for one in self._settling.unsettled.values() if one.state is GIVEN]
         instants = [one.until for one in given]
         if self._unproven:
             instants.append(next(iter(self._unproven.values())).arrived + LONGEST_HOLD)

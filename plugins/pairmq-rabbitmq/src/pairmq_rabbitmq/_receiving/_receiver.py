@@ -27,7 +27,7 @@ from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._receiving._dead_letter import DeadLetters
 from pairmq_rabbitmq._receiving._delivery_channel import Cancelled, DeliveryChannel, Opening
 from pairmq_rabbitmq._receiving._ordered_channel import GivenBack, is_for_one_consumer, ordered_channel
-from pairmq_rabbitmq._receiving._settling import Job, Locked, Share, State, Waits
+from pairmq_rabbitmq._receiving._settling import BUSY, GIVEN, SETTLING, Job, Locked, Share, Waits
 
 _CLOSE = 1.0  # s
 
@@ -195,17 +195,17 @@ class RabbitReceiver(Receiver):
         if token is None or not token.channel.is_locked(token.locked):
             raise _errors.lock_lost(self._moving)
         locked, channel = token.locked, token.channel
-        locked.state = State.BUSY  # its lock does not end while the copy is being published
+        locked.state = BUSY  # its lock does not end while the copy is being published
         try:
             copy = self._dead_letters.pack(locked.properties, locked.body, reason, description)
             [failed] = await self._dead_letters.publish([copy])
         finally:
-            if locked.state is State.BUSY:
-                locked.state = State.GIVEN
+            if locked.state is BUSY:
+                locked.state = GIVEN
                 channel.watch(locked)
         if failed is not None:
             raise failed
-        if not channel.usable or locked.state is not State.GIVEN:
+        if not channel.usable or locked.state is not GIVEN:
             raise _errors.lock_lost(self._moving)
         failed = await self._settled(channel, channel.settle([locked], requeue=False))
         if failed is not None:
@@ -229,8 +229,8 @@ class RabbitReceiver(Receiver):
             if token is None:
                 continue
             locked = token.locked
-            if token.channel is channel and locked.state is State.GIVEN and locked.until > now:
-                locked.state = State.SETTLING
+            if token.channel is channel and locked.state is GIVEN and locked.until > now:
+                locked.state = SETTLING
                 fresh.append(locked)
                 positions.append(position)
             elif locked.job is not None and locked.job.forsaken_as(requeue=requeue):
