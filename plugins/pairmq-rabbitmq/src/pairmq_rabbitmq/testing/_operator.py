@@ -38,9 +38,6 @@ class Operator(Evaluator):
             write: expression for the names that it may publish to.
             read: expression for the names that it may read from.
             tags: such as ``("administrator",)``.
-
-        Raises:
-            ServerError: the user exists already, or the server does not answer.
         """
         words = ", ".join(f"binary_to_atom({binary(tag)})" for tag in tags)
         self.erl(
@@ -56,9 +53,6 @@ class Operator(Evaluator):
         Args:
             name: the user's.
             password: the new one.
-
-        Raises:
-            ServerError: there is no such user, or the server does not answer.
         """
         self.erl(f"ok = rabbit_auth_backend_internal:change_password({binary(name)}, {binary(password)}, {_ACTOR})")
 
@@ -73,9 +67,6 @@ class Operator(Evaluator):
             configure: expression for the names that it may declare and delete; nothing with ``""``.
             write: expression for the names that it may publish to.
             read: expression for the names that it may read from.
-
-        Raises:
-            ServerError: there is no such user or virtual host, or the server does not answer.
         """
         arguments = ", ".join(binary(text) for text in (name, vhost, configure, write, read))
         self.erl(f"ok = rabbit_auth_backend_internal:set_permissions({arguments}, {_ACTOR})")
@@ -85,9 +76,6 @@ class Operator(Evaluator):
 
         Args:
             name: the user's.
-
-        Raises:
-            ServerError: there is no such user, or the server does not answer.
         """
         self.erl(f"ok = rabbit_auth_backend_internal:delete_user({binary(name)}, {_ACTOR})")
 
@@ -97,9 +85,6 @@ class Operator(Evaluator):
         Args:
             name: the virtual host's.
             user: who may do everything in it.
-
-        Raises:
-            ServerError: the virtual host exists already, the user does not, or the server does not answer.
         """
         self.erl(f"false = rabbit_vhost:exists({binary(name)}), rabbit_vhost:add({binary(name)}, {_ACTOR})")
         self.set_permissions(user, vhost=name)
@@ -109,9 +94,6 @@ class Operator(Evaluator):
 
         Args:
             name: the virtual host's.
-
-        Raises:
-            ServerError: there is no such virtual host, or the server does not answer.
         """
         self.erl(f"ok = rabbit_vhost:delete({binary(name)}, {_ACTOR})")
 
@@ -121,9 +103,6 @@ class Operator(Evaluator):
         Args:
             name: the queue's.
             vhost: where.
-
-        Raises:
-            ServerError: there is no such queue, or the server does not answer.
         """
         self.erl(
             f"{{ok, Queue}} = rabbit_amqqueue:lookup(rabbit_misc:r({binary(vhost)}, queue, {binary(name)})),"
@@ -147,9 +126,6 @@ class Operator(Evaluator):
             definition: such as ``{"max-length": 3, "overflow": "reject-publish"}``.
             vhost: where.
             target: ``queues``, ``exchanges`` or ``all``.
-
-        Raises:
-            ServerError: the server refuses it or does not answer.
         """
         self.erl(
             f"ok = rabbit_policy:set({binary(vhost)}, {binary(name)}, {binary(pattern)},"
@@ -161,9 +137,6 @@ class Operator(Evaluator):
 
         Args:
             vhost: where.
-
-        Raises:
-            ServerError: there is no such virtual host, or the server does not answer.
         """
         found = self._json(
             f"true = rabbit_vhost:exists({binary(vhost)}),"
@@ -181,11 +154,7 @@ class Operator(Evaluator):
         return {name: (ready, unacknowledged) for name, ready, unacknowledged in found}
 
     def connections(self) -> int:
-        """Count the clients' connections.
-
-        Raises:
-            ServerError: it does not run or does not answer.
-        """
+        """Count the clients' connections."""
         return int(self.erl("length(rabbit_networking:connections())"))
 
 
@@ -196,28 +165,16 @@ class Faults(Evaluator):
     """The share of memory that raised no alarm, while one is raised."""
 
     def go_down(self) -> None:
-        """Stop the broker in 0.1 s but keep its virtual machine: clients are disconnected, new ones refused.
-
-        Raises:
-            ServerError: it does not run or does not answer.
-        """
+        """Stop the broker in 0.1 s but keep its virtual machine: clients are disconnected, new ones refused."""
         self.erl("rabbit:stop()", timeout=60)
 
     def come_up(self) -> None:
-        """Start the broker again after `go_down`, in 0.6 s; without effect when it is running.
-
-        Raises:
-            ServerError: it does not run, or the broker does not start.
-        """
+        """Start the broker again after `go_down`, in 0.6 s; without effect when it is running."""
         self._watermark = None  # starting sets it anew
         self.erl("rabbit:start(), true = rabbit:is_running()", timeout=60)
 
     def block(self) -> None:
-        """Raise the memory alarm: connections that publish are not read any more, until `unblock`.
-
-        Raises:
-            ServerError: it does not run or does not answer.
-        """
+        """Raise the memory alarm: connections that publish are not read any more, until `unblock`."""
         if self._watermark is None:
             self._watermark = self.erl("vm_memory_monitor:get_vm_memory_high_watermark()")
         # Asking for the alarms waits until this one has been sent to the connections.
@@ -226,11 +183,7 @@ class Faults(Evaluator):
         )
 
     def unblock(self) -> None:
-        """End the memory alarm; without effect when `block` was not called.
-
-        Raises:
-            ServerError: it does not run or does not answer.
-        """
+        """End the memory alarm; without effect when `block` was not called."""
         if self._watermark is not None:
             self._set_watermark(
                 self._watermark,
@@ -239,19 +192,11 @@ class Faults(Evaluator):
             self._watermark = None
 
     def refuse_clients(self) -> None:
-        """Refuse new connections and keep those that are open, until `accept_clients`.
-
-        Raises:
-            ServerError: it does not run or does not answer.
-        """
+        """Refuse new connections and keep those that are open, until `accept_clients`."""
         self.erl("rabbit_maintenance:suspend_all_client_listeners()")
 
     def accept_clients(self) -> None:
-        """Accept new connections again after `refuse_clients`.
-
-        Raises:
-            ServerError: it does not run or does not answer.
-        """
+        """Accept new connections again after `refuse_clients`."""
         self.erl("rabbit_maintenance:resume_all_client_listeners()")
 
     def drop_clients(self, reason: str = "dropped by a test") -> None:
@@ -259,9 +204,6 @@ class Faults(Evaluator):
 
         Args:
             reason: what is reported to the clients.
-
-        Raises:
-            ServerError: it does not run or does not answer.
         """
         self.erl(f"rabbit_networking:close_all_connections({string(reason)})")
 
