@@ -417,6 +417,16 @@ def test_one_operation_to_a_distant_broker_carries_more():
     assert len(pump.machine.take(pump.lines[ORDERS], 0.0)) == 32
 
 
+def test_one_receive_from_a_distant_broker_takes_more_while_the_window_has_room():
+    pump = Pump(syphon_batch=2)
+    assert pump.machine.receives == 2
+    flowing(pump, 0.03)
+    assert pump.machine.receives == 32
+    pump.receive(*map(envelope, range(200, 279)), first=200)
+    assert (len(pump.machine), pump.machine.receives) == (79, 17)
+    assert pump.machine.room(0.0) is Room.ENOUGH
+
+
 def test_a_slow_operation_among_fast_ones_widens_no_window():
     pump = Pump(syphon_batch=2)
     for took in (0.001, 0.05, 0.001):

@@ -178,12 +178,9 @@ class BusyReceiver:
     def __init__(self) -> None:
         self.busy = True
 
-    async def complete(self, deliveries: Sequence[object]) -> list[TransportError | None]:
+    async def complete(self, deliveries: Sequence[object]) -> tuple[list[TransportError | None], float]:
         busy = TransportError("try again", FailureKind.BUSY, FailureReason.OTHER)
-        return [busy if self.busy else None for _ in deliveries]
-
-    def share(self, began_at: float) -> float:
-        return 0.0
+        return [busy if self.busy else None for _ in deliveries], 0.0
 
 
 @in_virtual_time

@@ -73,6 +73,18 @@ async def test_chunks_of_completions_do_not_wait_for_each_other(
     assert (await transport.admin.counts(Source(queue))).pending == 0
 
 
+async def test_one_call_gives_more_than_one_script_takes_and_in_order(
+    transport: Transport, queue: Entity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_receiver, "MAX_TAKE", 2)
+    await fill(transport, queue, *"abcdefg")
+    receiver = transport.receiver(Source(queue))
+    found = await receiver.receive(5, 0)
+    assert bodies(found) == [*"abcde"]
+    assert bodies(await receiver.receive(5, 0)) == [*"fg"]
+    assert await receiver.complete_batch(found) == [None] * 5
+
+
 async def test_a_delivery_has_all_its_properties(transport: Transport, queue: Entity) -> None:
     before = time.time()
     await fill(transport, queue, "a")

@@ -448,6 +448,16 @@ class PumpMachine:
         return self._batch * self.stretch
 
     @property
+    def receives(self) -> int:
+        """Messages of the next receive at most: a batch, and from a distant broker as many as an operation carries.
+
+        One receive takes a round trip, and there is one at a time.
+        """
+        batch = self.batch
+        room = self.ahead + batch - len(self._locked)
+        return batch if batch == self._batch else max(batch, min(batch * _BATCHES_AN_OPERATION, room))
+
+    @property
     def ahead(self) -> int:
         """Messages that the broker may lock here before they are asked for."""
         return self.batch * _AHEAD if self._reads_ahead else 0

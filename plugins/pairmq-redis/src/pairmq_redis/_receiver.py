@@ -43,7 +43,10 @@ from pairmq_redis._scripts import Script
 from pairmq_redis._wire import Reply
 
 MAX_TAKE = 1000
-"""Most messages of one call, so that no script runs long; the next call returns more."""
+"""Most messages of one script, so that none runs long."""
+
+_MOST = 10 * MAX_TAKE
+"""Most messages of one call; the next one returns more."""
 
 MAX_BLOCKED = 8
 """Most messages that a wait ends with: they arrive in one reply of unknown size, and more can be read at once."""
@@ -105,7 +108,7 @@ class RedisReceiver(Receiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         if max_messages < 1:
             raise ValueError(f"max_messages is {max_messages}: at least 1")
-        want = min(max_messages, MAX_TAKE)
+        want = min(max_messages, _MOST)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         pause = _FIRST_PAUSE
@@ -143,14 +146,17 @@ class RedisReceiver(Receiver):
         loop = asyncio.get_running_loop()
         clean = loop.time() >= self._clean_at
         suspect = loop.time() < self._suspect_until
-        arguments = [b"%d" % want, self._sweep_at, b"%d" % max(round(self._context.url.poll_interval * 1000), 1)]
-        arguments += [b"1" if clean else b"0", b"1" if suspect else b"0"]
-        if suspect:
-            arguments += self._given
+        poll = b"%d" % max(round(self._context.url.poll_interval * 1000), 1)
+        arguments = [b"%d" % min(want, MAX_TAKE), self._sweep_at, poll, b"1" if clean else b"0"]
+        arguments += [b"1", *self._given] if suspect else [b"0"]
+        takes = [self._script(self._link, _scripts.TAKE, arguments, self._doing)]
+        for start in range(MAX_TAKE, want, MAX_TAKE):  # one behind the other, and all in one round trip
+            more_of_them = [b"%d" % min(want - start, MAX_TAKE), self._sweep_at, poll, b"0", b"0"]
+            takes.append(self._script(self._link, _scripts.TAKE, more_of_them, self._doing))
         asked_at_ms = time.time() * 1000
-        now, self._sweep_at, next_at, lock, more, entries, single = await self._answer(
-            self._script(self._link, _scripts.TAKE, arguments, self._doing), self._context.url.connect_timeout
-        )
+        answers = await self._answer(asyncio.gather(*takes), self._context.url.connect_timeout)
+        now, self._sweep_at, next_at, lock, more, _, single = answers[-1]
+        entries = [entry for answer in answers for entry in answer[5]]
         if clean:
             self._clean_at = loop.time() + CLEAN_INTERVAL
         now_ms = float(now)

@@ -126,7 +126,7 @@ class QueueReceiver:
         if machine.broken:
             raise _order_lost()
         limit = self._clock.now() + self.wait + self._options.attempt_timeout
-        most = machine.batch
+        most = machine.receives
         self._receiver.read_ahead(machine.ahead)
         deliveries = await self._polls.run(self._receiver.receive(most, self.wait), limit)
         if machine.broken:
@@ -268,19 +268,25 @@ class Settler:
     async def _try(self, items: Sequence[Item]) -> None:
         """One attempt for each."""
         machine = self._machine
-        completions: Sequence[Item] = [item for item in items if item.poison is None]
-        while completions:
-            at_once = machine.complete_at_once
-            part, completions = completions[:at_once], completions[at_once:]
-            used = [item.delivery for item in part]
-            errors, took = await self._receiver.complete(used)
-            self._settled(*machine.completed(part, used, errors, took))
+        completions = [item for item in items if item.poison is None]
+        at_once = machine.complete_at_once
+        if len(completions) <= at_once:
+            await self._complete(completions)
+        else:  # side by side: each takes a round trip
+            starts = range(0, len(completions), at_once)
+            await asyncio.gather(*(self._complete(completions[start : start + at_once]) for start in starts))
         dead = [(item, item.poison) for item in items if item.poison is not None]
         for start in range(0, len(dead), DEAD_LETTERS_AT_ONCE):
             part, why = zip(*dead[start : start + DEAD_LETTERS_AT_ONCE], strict=True)
             used = [item.delivery for item in part]
             outcomes = await asyncio.gather(*map(self._receiver.dead_letter, used, why))
             self._settled(*machine.settled(part, used, outcomes))
+
+    async def _complete(self, items: Sequence[Item]) -> None:
+        if items:
+            used = [item.delivery for item in items]
+            errors, took = await self._receiver.complete(used)
+            self._settled(*self._machine.completed(items, used, errors, took))
 
     def _settled(self, reports: Iterable[Report], failures: Iterable[TransportError]) -> None:
         for error in failures:

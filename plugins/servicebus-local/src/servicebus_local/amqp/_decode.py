@@ -13,24 +13,17 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from servicebus_local.amqp._types import (
+    DECIMALS,
+    FIXED,
     AmqpDecodeError,
     Array,
-    Byte,
     Char,
-    Decimal32,
-    Decimal64,
-    Decimal128,
     Described,
-    Float,
     Int,
     Long,
-    Short,
     Symbol,
-    Timestamp,
-    UByte,
     UInt,
     ULong,
-    UShort,
 )
 
 Buffer: TypeAlias = bytes | memoryview
@@ -42,15 +35,7 @@ MAX_NESTING = 32
 MAX_EMPTY_ITEMS = 65536
 """How many items of no bytes (such as null) an array may have; nothing else would bound the memory they take."""
 
-_U16 = struct.Struct(">H").unpack_from
 _U32 = struct.Struct(">I").unpack_from
-_U64 = struct.Struct(">Q").unpack_from
-_S8 = struct.Struct(">b").unpack_from
-_S16 = struct.Struct(">h").unpack_from
-_S32 = struct.Struct(">i").unpack_from
-_S64 = struct.Struct(">q").unpack_from
-_F32 = struct.Struct(">f").unpack_from
-_F64 = struct.Struct(">d").unpack_from
 
 _SURROGATES = range(0xD800, 0xE000)
 
@@ -128,7 +113,10 @@ def _constant(value: Any) -> Reader:
     return read
 
 
-def _number(unpack: Callable[[Buffer, int], tuple[Any, ...]], width: int, make: Callable[[Any], Any]) -> Reader:
+def _number(form: str, make: Callable[[Any], Any]) -> Reader:
+    layout = struct.Struct(f">{form}")
+    unpack, width = layout.unpack_from, layout.size
+
     def read(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
         return make(unpack(buffer, offset)[0]), offset + width
 
@@ -271,10 +259,6 @@ def _described(buffer: Buffer, offset: int, depth: int) -> tuple[Any, int]:
     return Described(descriptor, value), offset
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 def _uuid(raw: bytes) -> uuid.UUID:
     return uuid.UUID(bytes=raw)
 
@@ -289,6 +273,8 @@ READERS: list[Reader] = [_unknown] * 256
 """The reader of every constructor."""
 
 for _code, _reader in {
+    **{code: _number(form, kind) for kind, code, form in FIXED},
+    **{code: _fixed_bytes(kind.width, kind) for kind, code in DECIMALS.items()},
     0x00: _described,
     0x40: _constant(None),
     0x41: _constant(True),
@@ -296,26 +282,12 @@ for _code, _reader in {
     0x43: _constant(UInt(0)),
     0x44: _constant(ULong(0)),
     0x45: _empty_list,
-    0x50: _octet(UByte),
-    0x51: _number(_S8, 1, Byte),
     0x52: _octet(UInt),
     0x53: _octet(ULong),
-    0x54: _number(_S8, 1, Int),
-    0x55: _number(_S8, 1, Long),
+    0x54: _number("b", Int),
+    0x55: _number("b", Long),
     0x56: _boolean,
-    0x60: _number(_U16, 2, UShort),
-    0x61: _number(_S16, 2, Short),
-    0x70: _number(_U32, 4, UInt),
-    0x71: _number(_S32, 4, Int),
-    0x72: _number(_F32, 4, Float),
     0x73: _char,
-    0x74: _fixed_bytes(4, Decimal32),
-    0x80: _number(_U64, 8, ULong),
-    0x81: _number(_S64, 8, Long),
-    0x82: _number(_F64, 8, _same),
-    0x83: _number(_S64, 8, Timestamp),
-    0x84: _fixed_bytes(8, Decimal64),
-    0x94: _fixed_bytes(16, Decimal128),
     0x98: _fixed_bytes(16, _uuid),
     0xA0: _binary8,
     0xA1: _string8,

@@ -8,24 +8,17 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from servicebus_local.amqp._types import (
+    DECIMALS,
+    FIXED,
     ITEM_CODES,
     Array,
-    Byte,
     Char,
-    Decimal32,
-    Decimal64,
-    Decimal128,
     Described,
-    Float,
     Int,
     Long,
-    Short,
     Symbol,
-    Timestamp,
-    UByte,
     UInt,
     ULong,
-    UShort,
 )
 
 Writer: TypeAlias = Callable[[bytearray, Any], None]
@@ -199,12 +192,7 @@ _WIDE_CODES = {code: code for code in ITEM_CODES.values()} | {
 }
 """Of the constructors that an array was read with, the one of the same type that holds every value."""
 
-_ITEM_FORMS = {
-    code: struct.Struct(f">{form}").pack
-    for code, form in zip(
-        (0x56, 0x50, 0x60, 0x70, 0x80, 0x51, 0x61, 0x71, 0x81, 0x72, 0x82, 0x83), "?BHIQbhiqfdq", strict=True
-    )
-}
+_ITEM_FORMS = {code: struct.Struct(f">{form}").pack for code, form in ((0x56, "?"), *(row[1:] for row in FIXED))}
 
 
 def _array(out: bytearray, value: Any) -> None:
@@ -274,24 +262,16 @@ def _widened(encoded: bytes) -> bytes:
 _binary = _sized(0xA0)
 
 _WRITERS: dict[type, Writer] = {
+    **{kind: _packed(code, form) for kind, code, form in FIXED},
+    **{kind: _decimal(code) for kind, code in DECIMALS.items()},
     type(None): _null,
     bool: _boolean,
-    UByte: _packed(0x50, "B"),
-    UShort: _packed(0x60, "H"),
     UInt: _unsigned(0x43, 0x52, 0x70, "I"),
     ULong: _unsigned(0x44, 0x53, 0x80, "Q"),
-    Byte: _packed(0x51, "b"),
-    Short: _packed(0x61, "h"),
     Int: _signed(0x54, 0x71, "i"),
     Long: _signed(0x55, 0x81, "q"),
     int: _signed(0x55, 0x81, "q"),
-    Float: _packed(0x72, "f"),
-    float: _packed(0x82, "d"),
     Char: _char,
-    Timestamp: _packed(0x83, "q"),
-    Decimal32: _decimal(0x74),
-    Decimal64: _decimal(0x84),
-    Decimal128: _decimal(0x94),
     uuid.UUID: _uuid,
     bytes: _binary,
     bytearray: _binary,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 
 class AmqpDecodeError(ValueError):
@@ -154,25 +154,30 @@ class Described:
     value: Any
 
 
-ITEM_CODES: dict[type, int] = {
+FIXED: Final[tuple[tuple[type, int, str], ...]] = (
+    (UByte, 0x50, "B"),
+    (UShort, 0x60, "H"),
+    (UInt, 0x70, "I"),
+    (ULong, 0x80, "Q"),
+    (Byte, 0x51, "b"),
+    (Short, 0x61, "h"),
+    (Int, 0x71, "i"),
+    (Long, 0x81, "q"),
+    (Float, 0x72, "f"),
+    (float, 0x82, "d"),
+    (Timestamp, 0x83, "q"),
+)
+"""Numbers: the type, the constructor that holds each of its values, and how `struct` writes them."""
+
+DECIMALS: Final[dict[type[_Decimal], int]] = {Decimal32: 0x74, Decimal64: 0x84, Decimal128: 0x94}
+
+ITEM_CODES: Final[dict[type, int]] = {
+    **{kind: code for kind, code, _ in FIXED},
+    **DECIMALS,
     type(None): 0x40,
     bool: 0x56,
-    UByte: 0x50,
-    UShort: 0x60,
-    UInt: 0x70,
-    ULong: 0x80,
-    Byte: 0x51,
-    Short: 0x61,
-    Int: 0x71,
-    Long: 0x81,
     int: 0x81,
-    Float: 0x72,
-    float: 0x82,
     Char: 0x73,
-    Timestamp: 0x83,
-    Decimal32: 0x74,
-    Decimal64: 0x84,
-    Decimal128: 0x94,
     uuid.UUID: 0x98,
     bytes: 0xB0,
     str: 0xB1,
