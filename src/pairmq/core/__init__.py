@@ -67,6 +67,7 @@ from pairmq.core.options import (
 from pairmq.core.order import DrainView, KeyOrder, Look, backlog_queue_of
 from pairmq.core.pump import (
     DEAD_LETTERS_AT_ONCE,
+    MOST_COMPLETED,
     REPORTED_DOUBT,
     DestinationLine,
     Item,
@@ -112,6 +113,7 @@ __all__ = [
     "MARK_HEALTHY",
     "MAX_ENTRIES",
     "MAYBE_DUPLICATE",
+    "MOST_COMPLETED",
     "MOST_LANES",
     "OPTION_NAMES",
     "OPTION_RANGES",

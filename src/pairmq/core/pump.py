@@ -67,7 +67,8 @@ _BYTES_HELD: Final = 16 << 20
 """Of bodies, as each of many backlog queues may hold as much."""
 
 _FIRST_COMPLETED: Final = 100  # deliveries completed in one operation, until that has shown to fit
-_MOST_COMPLETED: Final = 1000
+MOST_COMPLETED: Final = 1000
+"""Deliveries completed in one operation at most."""
 
 _AT_ONCE: Final = 3  # attempts in doubt that delay no other: a slow primary, or a lost connection, passes
 _DOUBT: Final = Backoff(first=4.0, factor=2.0, cap=600.0, jitter=0.0)
@@ -987,7 +988,7 @@ class PumpMachine:
             errors: one entry each, None for done.
             took: share of its time limit that it took.
         """
-        self.complete_at_once = adapted(self.complete_at_once, len(items), errors, took, _MOST_COMPLETED)
+        self.complete_at_once = adapted(self.complete_at_once, len(items), errors, took, MOST_COMPLETED)
         if None in errors:
             self._completed_in = _least(self._completed_in, took * self.time_limit)
         return self.settled(items, used, errors)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pairmq.core import DEAD_LETTERS_AT_ONCE, Backoff, Item, PairOptions, Poison, PumpMachine, Report
+from pairmq.core import DEAD_LETTERS_AT_ONCE, MOST_COMPLETED, Backoff, Item, PairOptions, Poison, PumpMachine, Report
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.model.events import MessageDeadLettered, MessageMoved, SyphonFailed
 from pairmq.runner._clock import Clock
@@ -269,12 +269,14 @@ class Settler:
         """One attempt for each."""
         machine = self._machine
         completions = [item for item in items if item.poison is None]
-        at_once = machine.complete_at_once
-        if len(completions) <= at_once:
-            await self._complete(completions)
-        else:  # side by side: each takes a round trip
-            starts = range(0, len(completions), at_once)
-            await asyncio.gather(*(self._complete(completions[start : start + at_once]) for start in starts))
+        while completions:
+            at_once = machine.complete_at_once
+            if at_once == MOST_COMPLETED < len(completions):  # what fits so well goes side by side
+                starts = range(0, len(completions), at_once)
+                await asyncio.gather(*(self._complete(completions[start : start + at_once]) for start in starts))
+                break
+            part, completions = completions[:at_once], completions[at_once:]
+            await self._complete(part)
         dead = [(item, item.poison) for item in items if item.poison is not None]
         for start in range(0, len(dead), DEAD_LETTERS_AT_ONCE):
             part, why = zip(*dead[start : start + DEAD_LETTERS_AT_ONCE], strict=True)
@@ -283,10 +285,9 @@ class Settler:
             self._settled(*machine.settled(part, used, outcomes))
 
     async def _complete(self, items: Sequence[Item]) -> None:
-        if items:
-            used = [item.delivery for item in items]
-            errors, took = await self._receiver.complete(used)
-            self._settled(*self._machine.completed(items, used, errors, took))
+        used = [item.delivery for item in items]
+        errors, took = await self._receiver.complete(used)
+        self._settled(*self._machine.completed(items, used, errors, took))
 
     def _settled(self, reports: Iterable[Report], failures: Iterable[TransportError]) -> None:
         for error in failures:
