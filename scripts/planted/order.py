@@ -73,7 +73,7 @@ ORDER = (
     Mutant(
         "what is behind a failure in one operation counts as delivered",
         "src/pairmq/core/pump.py",
-        "            if self.in_order and item.message.session_id in failed:\n",
+        "            if failed and self.in_order and item.message.session_id in failed:\n",
         "            if False:\n",
         tests=("tests/core/test_pump.py::test_nothing_of_a_key_counts_as_delivered_behind_a_failure",),
     ),

@@ -8,9 +8,9 @@ SYPHON = (
     Mutant(
         "the syphon completes before it sends",
         "src/pairmq/runner/pump/_pump.py",
-        "        results = await receiver.each(self._send_to_primary(",
+        "        results, took = await receiver.each(self._send_to_primary(",
         "        await receiver.complete([item.delivery for item in items])\n"
-        "        results = await receiver.each(self._send_to_primary(",
+        "        results, took = await receiver.each(self._send_to_primary(",
     ),
     Mutant(
         "a backlog queue that can't be reached counts as empty",
@@ -174,7 +174,9 @@ SYPHON = (
     Mutant(
         "a completion that fails is forgotten",
         "src/pairmq/core/pump.py",
-        "                item.step(Symbol.NOT_SETTLED)\n                failures.append(error)\n",
+        "                item.step(_NOT_SETTLED)\n"
+        "                self._unsettled[item] = None\n"
+        "                failures.append(error)\n",
         "                failures.append(error)\n",
     ),
     Mutant(
@@ -210,13 +212,13 @@ SYPHON = (
     Mutant(
         "a postponed message is forgotten",
         "src/pairmq/runner/pump/_pump.py",
-        "        results = await reader.receiver.each(self._tail.send_batch(copies), len(copies)) if copies else ()",
-        "        results = [None] * len(copies)",
+        "            results, _ = await reader.receiver.each(self._tail.send_batch(copies), len(copies))\n",
+        "            results = [None] * len(copies)\n",
     ),
     Mutant(
         "a held message is taken for another one when it is redelivered",
         "src/pairmq/core/pump.py",
-        "        self._renewed_from(item, now)\n        return True",
-        "        return False",
+        "            if here is not None and (here.message, here.diversion) == (message, diversion):\n",
+        "            if False:\n",
     ),
 )

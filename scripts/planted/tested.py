@@ -179,7 +179,7 @@ TESTED = (
         _CORE,
         "        for item in tuple(self._settling):\n"
         "            self._lose(item)\n"
-        "            item.step(Symbol.NOT_SETTLED)\n"
+        "            item.step(_NOT_SETTLED)\n"
         "            self._report(item, reports, completed=False)\n",
         "",
         tests=_CORE_TESTS,

@@ -275,8 +275,8 @@ class Settler:
                 starts = range(0, len(completions), at_once)
                 await asyncio.gather(*(self._complete(completions[start : start + at_once]) for start in starts))
                 break
-            part, completions = completions[:at_once], completions[at_once:]
-            await self._complete(part)
+            await self._complete(completions[:at_once])
+            completions = completions[at_once:]
         dead = [(item, item.poison) for item in items if item.poison is not None]
         for start in range(0, len(dead), DEAD_LETTERS_AT_ONCE):
             part, why = zip(*dead[start : start + DEAD_LETTERS_AT_ONCE], strict=True)
