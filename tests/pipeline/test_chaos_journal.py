@@ -191,7 +191,8 @@ def test_no_verdict_contradicts_what_the_judge_knows(kept: Kept, judged: Judged)
     for row in judged.table("reconciliation"):
         if row["pair"] == FOUND.name:
             account, verdict = accounts[row["message_id"]], Verdict(row["verdict"])
-            repeated = row["redelivered"] or row["unconfirmed"]  # null for 0
+            evidence = row["evidence"] or {}
+            repeated = evidence.get("redelivered") or evidence.get("unconfirmed")
             so = account.announced or repeated if verdict in REPEATED else CLAIMS.get(verdict, lambda _: False)(account)
             wrong += [] if so else [(row["message_id"], verdict, account)]
     assert wrong == []

@@ -24,7 +24,7 @@ def test_the_reference_has_every_table_with_its_columns():
     sections = dict(re.findall(r"^## `(\w+)`\n\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
     assert list(sections) == [table.name for table in TABLES]
     for table in TABLES:
-        rows = [(f"`{field.name}`", field.type, field.described) for field in table.fields]
+        rows = [(f"`{field.column}`", field.type, field.described) for field in table.fields]
         assert sections[table.name].startswith(f"One row: {table.row}.\n"), table.name
         assert lines(("column", "type", "meaning"), rows) in sections[table.name], table.name
 

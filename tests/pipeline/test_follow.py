@@ -23,11 +23,11 @@ from command_line import run as main
 from journal_by_hand import START, Journal, segment_table
 from pairmq.model import ConfigurationError
 from pairmq.pipeline import _making, run
-from pairmq.pipeline.follow import Stop, _follow, follow
+from pairmq.pipeline.follow import Stop, _follow, _intake, follow
+from pairmq.pipeline.follow._files import Files, Found
 from pairmq.pipeline.follow._follow import STATE, STATE_VERSION, state_of
 from pairmq.pipeline.follow._intake import Intake
 from pairmq.pipeline.follow._ledger import Ledger, Waiting
-from pairmq.pipeline.follow._names import Found, Names, each_batch
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.transforms import FACTS, TABLES
 
@@ -124,7 +124,7 @@ def followed(spark, tmp_path_factory):
     (day / torn.name).write_bytes(torn.read_bytes())
     arrived = [arrive(path, day) for path in early]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_follow, "AT_ONCE", sum(path.stat().st_size for path in arrived) // 2)
+        patch.setattr(_intake, "AT_ONCE", sum(path.stat().st_size for path in arrived) // 2)
         patch.setattr(_follow.batch, "make_tables", tables_of_before)
         made.asked, _ = look(ask_at_once)
     shutil.copy(arrived[0], journal / "copy.parquet")
@@ -151,7 +151,7 @@ def test_every_table_has_rows(followed):
 def test_the_run_file_says_what_that_of_a_batch_run_says_and_how_far_it_follows(followed):
     ours, theirs = (json.loads((followed.folder / name / "run.json").read_text()) for name in ("tables", "batch"))
     assert ours.pop("following") is True
-    assert ours.pop("follow").keys() >= {"commit", "batch", "complete_until"}
+    assert ours.pop("follow").keys() >= {"commit", "complete_until"}
     del ours["seconds"], theirs["seconds"]
     assert ours == theirs
 
@@ -203,7 +203,7 @@ def test_the_command_ends_with_status_1_where_something_accepted_is_lost(followe
     assert said == followed.runs[-1]
 
 
-# The stream of files, without what is in them
+# Which files are new
 
 
 @pytest.fixture
@@ -214,75 +214,51 @@ def journal(tmp_path):
 
 
 @pytest.fixture
-def given(spark, journal, tmp_path):
-    """Looks for files as after a restart; gives the batches that came."""
+def news(journal, tmp_path):
+    """Looks for files as after a restart, and notes them."""
 
-    def look(at_once=1 << 30, receive=None):
-        batches = []
-
-        def received(number, files):
-            if receive:
-                receive()
-            batches.append((number, [each.path.relative_to(journal).as_posix() for each in files]))
-
-        names = Names(tmp_path / "names", journal)
-        names.note(at_once)
-        each_batch(spark, names.folder, tmp_path / "checkpoint", received)
-        names.tidy()
-        return batches
+    def look():
+        files = Files(tmp_path / "files.jsonl")
+        found = files.news(journal)
+        files.add(found, 1)
+        return [each.path.relative_to(journal).as_posix() for each in found]
 
     return look
 
 
-def test_files_are_given_once_and_work_in_progress_is_not(given, journal):
+def test_files_are_new_once_and_work_in_progress_is_not(news, journal):
     odd = "x/b [1] {ü}%20\n.parquet"
     for name in ("a.parquet", odd, "_open/c.parquet", ".d.parquet", "_e=1/f.parquet", "g.part"):
         (journal / name).parent.mkdir(exist_ok=True)
         (journal / name).touch()
-    assert given() == [(0, ["a.parquet", odd])]
-    assert given() == []
+    assert news() == ["a.parquet", odd]
+    assert news() == []
 
 
-def test_a_file_that_comes_late_with_an_old_time_is_given(given, journal):
+def test_a_file_that_comes_late_with_an_old_time_is_new(news, journal):
     (journal / "a.parquet").touch()
-    given()
+    news()
     (journal / "b.parquet").touch()
     os.utime(journal / "b.parquet", (1_000_000, 1_000_000))
-    assert given() == [(1, ["b.parquet"])]
+    assert news() == ["b.parquet"]
 
 
-def test_a_file_that_was_changed_is_given_again(given, journal):
+def test_a_file_that_was_changed_is_new_again(news, journal):
     (journal / "a.parquet").touch()
-    given()
+    news()
     (journal / "a.parquet").write_text("more")
-    assert given() == [(1, ["a.parquet"])]
+    assert news() == ["a.parquet"]
+    assert news() == []
 
 
-def test_many_files_are_given_in_several_batches(given, journal):
-    for name in "abc":
-        (journal / f"{name}.parquet").write_bytes(b"12345678")
-    assert [files for _, files in given(at_once=16)] == [["a.parquet", "b.parquet"], ["c.parquet"]]
-
-
-def test_a_batch_whose_receiver_failed_comes_again_and_the_error_is_the_receivers(given, journal):
-    (journal / "a.parquet").touch()
-
-    def failing():
-        raise OSError("the disk is full")
-
-    with pytest.raises(OSError, match="the disk is full"):
-        given(receive=failing)
-    assert given() == [(0, ["a.parquet"])]
-
-
-def test_lists_are_put_together_and_no_file_is_given_again_for_it(given, journal, tmp_path, monkeypatch):
-    monkeypatch.setattr("pairmq.pipeline.follow._names._MOST_LISTS", 2)
-    for name in "abc":
+def test_a_line_that_was_being_written_is_of_a_file_that_is_looked_at_again(news, journal, tmp_path):
+    for name in "ab":
         (journal / f"{name}.parquet").touch()
-        given()
-    assert [path.name for path in sorted((tmp_path / "names").glob("0*"))] == ["000000000002.jsonl"]
-    (journal / "d.parquet").touch()
-    assert given() == [(3, ["d.parquet"])]
+    news()
+    path = tmp_path / "files.jsonl"
+    path.write_text(path.read_text()[:-5])
+    assert news() == ["b.parquet"]
+    assert news() == []
 
 
 # What is taken of files, without tables
@@ -292,7 +268,16 @@ def test_lists_are_put_together_and_no_file_is_given_again_for_it(given, journal
 def intake(spark, tmp_path, monkeypatch):
     """With one of the facts: what is taken is the same for each."""
     monkeypatch.setattr(_making, "FACTS", FACTS[:1])
-    return Intake(spark, Ledger(tmp_path / "state"))
+    return opened(spark, tmp_path)
+
+
+def opened(spark, tmp_path):
+    return Intake(spark, Ledger(tmp_path / "state"), Files(tmp_path / "state" / "files.jsonl"))
+
+
+def look(intake, journal, **options):
+    for lot in intake.look(journal, **options):
+        intake.take(lot)
 
 
 def table(process="p", rows=6):
@@ -302,56 +287,60 @@ def table(process="p", rows=6):
     return segment_table(told)
 
 
-def found(*paths, again=False):
-    return [Found(path, 0, 0, again) for path in paths]
+def found(*paths):
+    return [Found(path, 0, 0) for path in paths]
 
 
-def test_a_batch_that_comes_again_after_it_was_committed_changes_nothing(intake, journal, tmp_path):
+def segments(tmp_path):
+    return Files(tmp_path / "state" / "files.jsonl").segments
+
+
+def test_a_file_that_is_looked_at_again_changes_nothing(intake, journal, tmp_path):
     pq.write_table(table(), journal / "a.parquet")
-    for _ in range(2):
-        intake.receive(0, found(journal / "a.parquet"))
+    for _ in range(2):  # as after a kill before it was noted
+        intake.take(found(journal / "a.parquet"))
     ledger = Ledger(tmp_path / "state")
-    assert (ledger.next_number, ledger.last.segments, ledger.seen) == (1, 1, {"p": ((0, 5),)})
+    assert (ledger.next_number, segments(tmp_path), ledger.seen) == (1, 1, {"p": ((0, 5),)})
 
 
 def test_a_file_that_is_gone_before_it_is_read_is_taken_when_it_is_back(intake, journal, tmp_path):
-    intake.receive(0, found(journal / "gone.parquet"))
-    last = Ledger(tmp_path / "state").last
-    assert (last.waiting, last.facts) == ((Waiting(str(journal / "gone.parquet"), None),), None)
+    intake.take(found(journal / "gone.parquet"))
+    ledger = Ledger(tmp_path / "state")
+    assert (ledger.waiting, ledger.facts()) == ((Waiting(str(journal / "gone.parquet"), None),), [])
     pq.write_table(table(), journal / "gone.parquet")
-    intake.look_again()
-    last = Ledger(tmp_path / "state").last
-    assert (last.waiting, last.seen, last.segments) == ((), {"p": ((0, 5),)}, 1)
+    look(intake, journal)
+    ledger = Ledger(tmp_path / "state")
+    assert (ledger.waiting, ledger.seen, segments(tmp_path)) == ((), {"p": ((0, 5),)}, 1)
 
 
 def test_a_bad_file_that_is_deleted_is_bad_no_more(intake, journal, tmp_path):
     (journal / "bad.parquet").write_bytes(b"PAR1")
-    intake.receive(0, found(journal / "bad.parquet"))
-    (waiting,) = Ledger(tmp_path / "state").last.waiting
+    look(intake, journal)
+    (waiting,) = Ledger(tmp_path / "state").waiting
     assert "truncated" in waiting.problem
     (journal / "bad.parquet").unlink()
-    intake.look_again()
-    (waiting,) = Ledger(tmp_path / "state").last.waiting
+    look(intake, journal)
+    (waiting,) = Ledger(tmp_path / "state").waiting
     assert waiting.problem is None
 
 
 def test_nothing_is_committed_while_nothing_changes(intake, journal, tmp_path):
     (journal / "bad.parquet").write_bytes(b"PAR1")
-    intake.receive(0, found(journal / "bad.parquet", journal / "gone.parquet"))
-    intake.look_again()
-    assert Ledger(tmp_path / "state").next_number == 1
+    intake.take(found(journal / "gone.parquet"))
+    for at_all in (False, False, True):
+        look(intake, journal, at_all=at_all)
+    assert Ledger(tmp_path / "state").next_number == 2
 
 
 def test_a_bad_file_that_was_mended_counts_and_one_that_was_read_before_does_not_count_again(intake, journal, tmp_path):
     pq.write_table(table("p", 6), journal / "good.parquet")
     (journal / "bad.parquet").write_bytes(b"PAR1")
-    both = found(journal / "good.parquet", journal / "bad.parquet", again=True)
-    intake.receive(0, [dataclasses.replace(each, again=False) for each in both])
+    look(intake, journal)
     pq.write_table(table("p", 9), journal / "good.parquet")
     pq.write_table(table("q", 2), journal / "bad.parquet")
-    intake.receive(1, both)
+    look(intake, journal)
     ledger = Ledger(tmp_path / "state")
-    assert (ledger.last.segments, ledger.last.waiting) == (2, ())
+    assert (segments(tmp_path), ledger.waiting) == (2, ())
     assert ledger.seen == {"p": ((0, 8),), "q": ((0, 1),)}
 
 
@@ -361,30 +350,25 @@ def test_a_file_with_damaged_pages_is_set_aside_and_the_others_are_taken(intake,
     data = bytearray((journal / "q.parquet").read_bytes())
     data[100:400] = bytes(300)
     (journal / "q.parquet").write_bytes(data)
-    intake.receive(0, found(journal / "p.parquet", journal / "q.parquet"))
+    look(intake, journal)
     ledger = Ledger(tmp_path / "state")
     assert ledger.seen == {"p": ((0, 5),)}
-    assert [each.problem.partition(":")[0] for each in ledger.last.waiting] == ["it is damaged inside"]
+    assert [each.problem.partition(":")[0] for each in ledger.waiting] == ["it is damaged inside"]
 
 
-def test_files_that_come_while_it_ends_are_noted_and_taken_at_the_next_start(spark, intake, journal, tmp_path):
-    pq.write_table(table(), journal / "a.parquet")
-    intake.receive(0, found(journal / "a.parquet"), now=False)
-    assert Ledger(tmp_path / "state").seen == {}
-    Intake(spark, Ledger(tmp_path / "state")).look_again(at_all=True)
-    last = Ledger(tmp_path / "state").last
-    assert (last.seen, last.waiting) == ({"p": ((0, 5),)}, ())
-
-
-def test_what_was_left_is_taken_in_lots_of_no_more_than_a_batch_may_have(spark, intake, journal, tmp_path):
+def test_files_are_taken_in_lots_and_what_is_left_at_the_next_start(spark, intake, journal, tmp_path, monkeypatch):
     for name in "abc":
         pq.write_table(table(name), journal / f"{name}.parquet")
-    size = (journal / "a.parquet").stat().st_size
-    intake.receive(0, found(*sorted(journal.iterdir())), now=False)
-    Intake(spark, Ledger(tmp_path / "state")).look_again(2 * size + 1, at_all=True)
+    monkeypatch.setattr(_intake, "AT_ONCE", 2 * (journal / "a.parquet").stat().st_size + 1)
+    first, second = intake.look(journal)
+    assert [len(lot) for lot in (first, second)] == [2, 1]
+    intake.take(first)
+    again = opened(spark, tmp_path)
+    assert again.look(journal) == [second]
+    look(again, journal)
     ledger = Ledger(tmp_path / "state")
-    assert [len(entry.seen) for entry in ledger.chain] == [0, 2, 1]
-    assert ledger.last.waiting == ()
+    assert [len(entry.seen) for entry in ledger.chain] == [2, 1]
+    assert ledger.waiting == ()
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
@@ -397,7 +381,7 @@ def test_rows_are_taken_once_whatever_overlaps_in_whatever_order(spark, intake, 
             begin = rng.randrange(30)
             paths.append(journal / f"{batch}-{number}.parquet")
             pq.write_table(whole.slice(begin, rng.randint(1, 12)), paths[-1])
-        intake.receive(batch, found(*paths))
+        intake.take(found(*paths))
     expected = {row["seq"] for path in journal.iterdir() for row in pq.read_table(path).to_pylist()}
     seen = Ledger(tmp_path / "state").seen["p"]
     assert {number for first, last in seen for number in range(first, last + 1)} == expected
@@ -449,11 +433,10 @@ def test_a_state_is_made_anew_when_that_is_asked_for(tmp_path, journal):
     assert [path.name for path in state_of(tmp_path, journal, restart=True).iterdir()] == ["follow.json"]
 
 
-def test_a_ledger_that_lacks_what_spark_has_committed_is_refused(spark, tmp_path, journal):
-    commits = state_of(tmp_path, journal, restart=False) / "checkpoint" / "commits"
-    commits.mkdir(parents=True)
-    (commits / "0").touch()
-    with pytest.raises(ConfigurationError, match="lacks batch 0"):
+def test_a_ledger_that_lacks_what_was_read_is_refused(spark, tmp_path, journal):
+    files = Files(state_of(tmp_path, journal, restart=False) / "files.jsonl")
+    files.add(found(journal / "a.parquet"), 1)
+    with pytest.raises(ConfigurationError, match="lacks commit 0"):
         follow(journal, tmp_path, spark=spark, once=True)
 
 

@@ -43,9 +43,10 @@ def merging(out: Path) -> bool:
 
 
 def committed_and_not_noted(out: Path) -> bool:
-    """Whether the ledger has a batch of which Spark's checkpoint does not say yet that it is done."""
-    batches = [json.loads(path.read_text())["batch"] for path in (out / "_follow" / "ledger").glob("0*.json")]
-    return bool(batches) and not (out / "_follow" / "checkpoint" / "commits" / str(max(batches))).exists()
+    """Whether the ledger has a commit whose files are not noted yet."""
+    numbers = [int(path.name[7:13]) for path in (out / "_follow" / "ledger").glob("0*.json")]
+    noted = (out / "_follow" / "files.jsonl").read_text().splitlines()
+    return bool(numbers) and max(json.loads(line)[-1] for line in noted) <= max(numbers)
 
 
 def making_tables(out: Path) -> bool:

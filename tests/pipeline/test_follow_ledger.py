@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal_by_hand import Journal, segment_table
-from pairmq.pipeline.follow import _ledger, _names
+from pairmq.pipeline.follow import _ledger
+from pairmq.pipeline.follow._files import Files
 from pairmq.pipeline.follow._follow import STATE, state_of
 from pairmq.pipeline.follow._intake import new_rows, sift
 from pairmq.pipeline.follow._ledger import Entry, Ledger, Waiting, joined, size, without
-from pairmq.pipeline.follow._names import Names
 from pairmq.pipeline.journal_io import look_at
 
 NUMBERS = st.frozensets(st.integers(0, 40), max_size=30)
@@ -129,7 +129,7 @@ def committed(folder, *entries):
         part = ledger.new_folder(each.first, each.last)
         (part / "some-fact").mkdir()
         (part / "some-fact" / "0.parquet").touch()
-        ledger.commit(Entry(each.first, each.last, part.name, each.seen, batch=each.first))
+        ledger.commit(Entry(each.first, each.last, part.name, each.seen))
     return ledger
 
 
@@ -140,7 +140,7 @@ def names(ledger):
 def test_a_ledger_that_is_opened_again_is_the_same(tmp_path):
     waiting = Waiting("/x/[odd] ü.parquet", "it is cut short")
     ledger = committed(tmp_path, entry(0))
-    ledger.commit(Entry(1, 1, None, {"q": ((0, 4), (6, 6))}, segments=3, waiting=(waiting,), batch=4, paths=("/x",)))
+    ledger.commit(Entry(1, 1, None, {"q": ((0, 4), (6, 6))}, waiting=(waiting,)))
     again = Ledger(tmp_path)
     assert (again.chain, again.seen) == (ledger.chain, ledger.seen)
     assert again.seen == {"p": ((0, 9),), "q": ((0, 4), (6, 6))}
@@ -164,7 +164,7 @@ def test_a_merge_leaves_one_entry_that_has_seen_the_same(tmp_path):
     folder = ledger.new_folder(0, 2)
     ledger.merge(folder)
     for each in (ledger, Ledger(tmp_path)):
-        assert [(one.first, one.last, one.batch) for one in each.chain] == [(0, 2, 2)]
+        assert [(one.first, one.last) for one in each.chain] == [(0, 2)]
         assert (names(each), each.seen, each.next_number) == ([folder.name], {"p": ((0, 29),)}, 3)
     assert [path.name for path in (tmp_path / "facts").iterdir()] == [folder.name]
 
@@ -210,7 +210,6 @@ SOUND = json.loads(Entry(0, 0, None, {"p": ((0, 9),)}).to_json())
                 {"facts": "../../../etc"}, {"facts": 7}, {"facts": "000000-000000-0123456789"},
                 {"seen": []}, {"seen": {"p": 7}}, {"seen": {"p": [[1]]}}, {"seen": {"p": [["0", "9"]]}},
                 {"seen": {"p": [[9, 0]]}}, {"seen": {"p": [[5, 9], [0, 3]]}}, {"seen": {"p": [[0, 4], [5, 9]]}},
-                {"segments": -1}, {"segments": "1"}, {"batch": 0.5}, {"paths": [7]}, {"paths": None},
                 {"waiting": [["/x"]]}, {"waiting": [[7, None]]}, {"waiting": [["/x", 7]]}, {"waiting": 7},
                 {"another": 1},
             )
@@ -232,13 +231,12 @@ def test_an_entry_whose_facts_are_gone_is_noticed(tmp_path):
         Ledger(tmp_path)
 
 
-@pytest.mark.parametrize("line", ["", "{", "[]", "7", '["/x"]', '["/x", "1", 2, true]', "[7, 1, 2, false]"])
-def test_a_damaged_list_is_named(tmp_path, line):
-    path = tmp_path / "names" / "000000000000.jsonl"
-    path.parent.mkdir()
+@pytest.mark.parametrize("line", ["", "{", "[]", "7", '["/x"]', '["/x", "1", 2, true, 0]', "[7, 1, 2, false, 0]"])
+def test_a_damaged_list_of_files_is_named(tmp_path, line):
+    path = tmp_path / "files.jsonl"
     path.write_text(line + "\n")
     with pytest.raises(ValueError, match=re.escape(str(path))):
-        Names(path.parent, tmp_path)
+        Files(path)
 
 
 def test_on_a_full_disk_the_entry_that_can_not_be_written_is_named(tmp_path):
@@ -254,15 +252,15 @@ def test_on_a_full_disk_the_list_that_can_not_be_written_is_named(tmp_path):
     journal = tmp_path / "journal"
     journal.mkdir()
     (journal / "segment-0.parquet").write_bytes(b"x")
-    names = Names(tmp_path / "names", journal)
-    full = tmp_path / "names" / ".000000000000.jsonl"
+    full = tmp_path / "files.jsonl"
+    full.symlink_to("/dev/null")
+    files = Files(full)
+    full.unlink()
     full.symlink_to("/dev/full")
     with pytest.raises(OSError, match=re.escape(str(full))) as raised:
-        names.note(1)
+        files.add(files.news(journal), 1)
     assert raised.value.errno == errno.ENOSPC
-    full.unlink()
-    names.note(1)
-    assert [found.path.name for found in names.after(-1)] == ["segment-0.parquet"]
+    assert [found.path.name for found in files.news(journal)] == ["segment-0.parquet"]
 
 
 def test_on_a_full_disk_the_identity_that_can_not_be_written_is_named(tmp_path):
@@ -274,34 +272,17 @@ def test_on_a_full_disk_the_identity_that_can_not_be_written_is_named(tmp_path):
     assert raised.value.errno == errno.ENOSPC
 
 
-@pytest.mark.parametrize("sync", ["_sync", "_put"])
-def test_a_disk_that_fails_under_names_is_told_with_the_directory(tmp_path, monkeypatch, sync):
+def test_a_disk_that_fails_under_names_is_told_with_the_directory(tmp_path, monkeypatch):
     def fail(descriptor):
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match=re.escape(f"{tmp_path}'")):
-        _ledger._sync(tmp_path) if sync == "_sync" else _names._put(tmp_path / "list", ())
+        _ledger._sync(tmp_path)
 
 
 def test_an_entry_is_plain_json(tmp_path):
     committed(tmp_path, entry(0))
     (path,) = (tmp_path / "ledger").iterdir()
     assert json.loads(path.read_text())["seen"] == {"p": [[0, 9]]}
-
-
-def test_each_list_of_names_has_a_millisecond_of_its_own(tmp_path):
-    """The stream gives lists in the order of their times, and the tables count on that of their numbers."""
-    journal = tmp_path / "journal"
-    journal.mkdir()
-    for number in range(20):
-        (journal / f"segment-{number:02d}.parquet").write_bytes(b"x")
-    names = Names(tmp_path / "names", journal)
-    names.note(1)
-    (journal / "segment-99.parquet").write_bytes(b"x")
-    names.note(1)
-    lists = sorted((tmp_path / "names").glob("0*.jsonl"))
-    times = [path.stat().st_mtime_ns // 1_000_000 for path in lists]
-    assert len(times) == 21
-    assert times == sorted(set(times))

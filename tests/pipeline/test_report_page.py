@@ -145,7 +145,7 @@ def many_messages(count: int, fault_from: int) -> pa.Table:
         "entity": pa.array([f"queue-{number % 500}" for number in range(count)]),
         "message_id": pa.array([f"{number:0200d}" for number in range(count)]),
         "verdict": pa.array(["delivered"] * fault_from + ["lost"] * (count - fault_from)),
-        **dict.fromkeys(("called_at", "first_sent_at", "accepted_at"), at),
+        **dict.fromkeys(("called_at", "accepted_at"), at),
     }
     columns = [known.get(field.name, pa.nulls(count, field.type)) for field in schema]
     return pa.table(columns, schema=schema)

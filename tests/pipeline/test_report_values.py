@@ -6,15 +6,17 @@ import json
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from journal_by_hand import BACKLOG, PAIR
+from pairmq.model import ConfigurationError
 from pairmq.pipeline.reporting import _answers, report
 from pairmq.pipeline.reporting._answers import FAULTS, VERDICTS
 from pairmq.pipeline.transforms import FAULTS as RULED_FAULTS
 from pairmq.pipeline.transforms import Verdict
-from tables_by_hand import hour, instant, message, outage, process, side, write_tables
+from tables_by_hand import SCHEMAS, hour, instant, message, outage, process, side, write_tables
 
 
 @pytest.fixture
@@ -244,10 +246,22 @@ def test_a_short_outage_in_a_long_time_gets_a_closer_look(tmp_path):
     assert max(close["depth"]) == 60
 
 
-def test_tables_of_an_older_run_have_no_latencies_of_sends(outaged):
+def test_tables_of_an_older_run_are_to_be_made_again(outaged):
     path = outaged / "reconciliation" / "part-0.parquet"
-    pq.write_table(pq.read_table(path).drop_columns(["called_at"]), path)
-    assert set(report(outaged).content["latency"]) == {"backlog"}
+    pq.write_table(pq.read_table(path).drop_columns(["evidence"]), path)
+    with pytest.raises(ConfigurationError, match=r"no column evidence.*make it again"):
+        report(outaged)
+
+
+def test_a_message_without_evidence_was_accepted_by_the_primary(tmp_path):
+    schema = SCHEMAS["reconciliation"]
+    row = {"pair": PAIR, "entity": "orders", "message_id": "a", "verdict": "delivered", "accepted_at": instant(5)}
+    tables = write_tables(
+        tmp_path / "tables",
+        reconciliation=pa.Table.from_pylist([row], schema=schema),
+        processes=[process(last=9)],
+    )
+    assert sum(report(tables).content["series"]["overview"]["primary"]) == 1
 
 
 def test_an_empty_journal_has_a_report_too(tmp_path):

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from journal_by_hand import BACKLOG, PAIR, START
 from pairmq.pipeline.transforms import TABLES
+from pairmq.pipeline.transforms._fact import EVIDENCE, Table
 
 _TYPES = {
     "text": pa.string(),
@@ -23,7 +24,15 @@ _TYPES = {
     "instant": pa.timestamp("us"),
     "money": pa.decimal128(28, 4),
 }
-SCHEMAS = {table.name: pa.schema([(field.name, _TYPES[field.type]) for field in table.fields]) for table in TABLES}
+
+
+def _schema(table: Table) -> pa.Schema:
+    plain = [(each.name, _TYPES[each.type]) for each in table.fields if not each.usual]
+    apart = [(each.name, _TYPES[each.type]) for each in table.fields if each.usual]
+    return pa.schema([*plain, (EVIDENCE, pa.struct(apart))] if apart else plain)
+
+
+SCHEMAS = {table.name: _schema(table) for table in TABLES}
 
 
 def instant(second: float | None) -> datetime | None:
@@ -32,7 +41,7 @@ def instant(second: float | None) -> datetime | None:
 
 
 def message(name: str, verdict: str = "delivered", *, at: float, took: float = 0.01, **values: Any) -> dict[str, Any]:
-    """A row of `reconciliation`: accepted by the primary, unless it says otherwise."""
+    """A row of `reconciliation`: accepted by the primary, unless it says otherwise; always with evidence."""
     diverted, moved = values.pop("diverted_at", None), values.pop("moved_at", None)
     known = {
         "pair": PAIR,
@@ -171,6 +180,8 @@ def write_tables(
 
 
 def _table(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    apart = {field.name for field in schema.field(EVIDENCE).type} if EVIDENCE in schema.names else set()
     for row in rows:
-        assert set(row) <= set(schema.names), set(row) - set(schema.names)
-    return pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema=schema)
+        assert set(row) <= {*schema.names, *apart}, set(row) - {*schema.names, *apart}
+    nested = ({**row, EVIDENCE: {name: row.get(name) for name in apart}} for row in rows)
+    return pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in nested], schema=schema)

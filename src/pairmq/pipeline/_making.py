@@ -7,7 +7,7 @@ one query, in which what they share is done once, and are then put into folders 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import reduce
@@ -21,9 +21,9 @@ from pyspark.sql import functions as F
 
 from pairmq.pipeline._storage import Place, created, delete_folder, opened, parquet_files, writing
 from pairmq.pipeline.journal_io import spark_path, spark_target
-from pairmq.pipeline.session import Tag
+from pairmq.pipeline.session import Tag, for_few_rows
 from pairmq.pipeline.transforms import FACTS, Fact
-from pairmq.pipeline.transforms.facts import MESSAGES
+from pairmq.pipeline.transforms.facts import COUNTS, MESSAGES
 from pairmq.pipeline.transforms.steps import STEPS, Settings
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 3
 _REPEAT = 0.2  # s
 _SMALL = 200_000  # rows for which it does not pay to send them into parts
+_FEW = 250_000  # rows from which small tables are made without generated code
 _OF = "of"
 _WRITTEN = {
     # To compare each text with the least and the greatest so far takes longer than to write it, and serves no reader:
@@ -60,6 +61,7 @@ class Piece:
         group: those of one group are written by one query; None for one of its own.
         kept: Spark keeps it at hand, in memory or beside what it shuffles, and writes no file: for what is as large as
             the journal and only read by this call. To encode its columns takes longer than to make them.
+        small: what it is made of grows with time and faults, not with messages.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Piece:
     compression: str
     group: str | None = None
     kept: StorageLevel | None = None
+    small: bool = False
 
 
 def fact_pieces(rows: DataFrame, kept: StorageLevel | None = None) -> tuple[Piece, ...]:
@@ -81,7 +84,8 @@ def fact_pieces(rows: DataFrame, kept: StorageLevel | None = None) -> tuple[Piec
 
     def piece(fact: Fact) -> Piece:
         large = fact.name == MESSAGES.name
-        return Piece(fact.name, fact.schema, (), lambda _: fact.of(rows), "snappy", kept=kept if large else None)
+        group = "counts" if fact in COUNTS else None
+        return Piece(fact.name, fact.schema, (), lambda _: fact.of(rows), "snappy", group, kept if large else None)
 
     return tuple(map(piece, FACTS))
 
@@ -96,15 +100,16 @@ def table_pieces(settings: Settings) -> tuple[Piece, ...]:
             lambda frames, make=step.make: make(frames, settings),  # type: ignore[misc]  # mypy: bound
             "zstd" if step.is_table else "snappy",
             step.group,
+            small=step.small,
         )
         for step in STEPS
     )
 
 
-def read_written(spark: SparkSession, schema: StructType, folder: Place) -> DataFrame:
-    """Give what was written; small things as one partition, which nothing has to be sent to put together."""
+def read_written(spark: SparkSession, schema: StructType, folder: Place, most: int = _SMALL) -> DataFrame:
+    """Give what was written; as one partition, which nothing has to be sent to put together, if it has few rows."""
     frame = spark.read.schema(schema).parquet(spark_path(folder))
-    return frame.coalesce(1) if written_rows(folder) <= _SMALL else frame
+    return frame.coalesce(1) if written_rows(folder) <= most else frame
 
 
 def written_rows(folder: Place) -> int:
@@ -125,7 +130,7 @@ def write_pieces(
         spark: the session.
         pieces: in an order in which what each needs comes before it.
         given: what is there already, by name.
-        folder_of: the folder for a name.
+        folder_of: the folder for a name, of what is given, too, if it was written.
         progress: called with each piece's name before it is made, its number from 0, and the number of pieces.
 
     Raises:
@@ -139,6 +144,8 @@ def write_pieces(
     running: dict[Future[DataFrame | None], list[Piece]] = {}
     begun = 0
     work = _Work(spark)
+    plain = None
+    schemas = {fact.name: fact.schema for fact in FACTS} | {piece.name: piece.schema for piece in pieces}
     threads = ThreadPoolExecutor(_AT_ONCE, "pairmq-pipeline")
     try:
         while waiting or running:
@@ -150,7 +157,13 @@ def write_pieces(
                     progress(piece.name, begun, len(pieces))
                     begun += 1
                 waiting.remove(group)
-                running[threads.submit(work.write, group, dict(frames), folder_of)] = group
+                needs = {need for piece in group for need in piece.needs}
+                used = {need: frames[need] for need in needs}
+                if group[0].small and _few(map(folder_of, needs)):
+                    plain = plain or for_few_rows(spark)
+                    if plain is not None:
+                        used = {need: read_written(plain, schemas[need], folder_of(need), _FEW) for need in needs}
+                running[threads.submit(work.write, group, used, folder_of)] = group
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 group = running.pop(future)
                 kept = future.result()
@@ -164,6 +177,12 @@ def write_pieces(
         # Nothing is running, or a second signal means not to wait.
         threads.shutdown(wait=False)
     return frames
+
+
+def _few(folders: Iterable[Place]) -> bool:
+    """Whether there are few rows in some folders, all of which were written."""
+    found = [*folders]
+    return all(each.is_dir() for each in found) and sum(map(written_rows, found)) <= _FEW
 
 
 def _grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:
@@ -196,7 +215,7 @@ class _Work:
             if self._ending:
                 return None
             if first.kept is not None:
-                kept = made.localCheckpoint(storageLevel=first.kept)
+                kept = made.localCheckpoint(eager=False, storageLevel=first.kept)  # while it is first read
                 # Spark does not see that a partition by hash is the only one, and would send all of it around.
                 return kept.coalesce(1) if self._spark.conf.get("spark.sql.shuffle.partitions") == "1" else kept
             options = {"compression": first.compression, **_WRITTEN}

@@ -55,7 +55,7 @@ PATIENCE = 300.0
 
 _DAY = 86_400.0  # s
 _ROWS_A_PARTITION = 500_000  # so that what one task keeps of them stays within some hundred MiB
-_BRIEF = 250_000  # rows for which it does not pay to compile everything for speed
+_BRIEF = 1_000_000  # rows for which it does not pay to compile everything for speed
 _QUICK = 1_000_000  # rows whose messages the heap holds
 _NAMED = 20  # messages of each fault in the report
 _COUNTS = ("rows", "missing", "dropped", "misdated")  # of each process
@@ -229,21 +229,31 @@ def unfinished_of(parts: Iterable[OpenPart]) -> tuple[Unfinished, ...]:
 
 
 def make_tables(
-    spark: SparkSession, work: Place, facts: Mapping[str, DataFrame], settings: Settings, progress: Progress
+    spark: SparkSession,
+    work: Place,
+    facts: Mapping[str, DataFrame],
+    part: Place | None,
+    settings: Settings,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Write all tables into a work folder.
 
     Args:
         spark: the session.
         work: where; gets a folder for each table, and ``_`` with the name for what is in between.
-        facts: all of them by name; each is read several times, so that it pays to have it written down.
+        facts: all of them by name.
+        part: where they are written; None for those of an empty journal, which are not.
         settings: what else the tables depend on.
         progress: as for `run`.
 
     Returns:
         What a `Report` says of them: its fields by name.
     """
-    write_pieces(spark, table_pieces(settings), facts, lambda name: _folder(work, name), progress)
+
+    def folder_of(name: str) -> Place:
+        return part / name if part is not None and name in facts else _folder(work, name)
+
+    write_pieces(spark, table_pieces(settings), facts, folder_of, progress)
     return _told(work)
 
 
@@ -328,12 +338,16 @@ def _batches(work: Place, name: str, columns: Sequence[str]) -> Iterator[pa.Reco
 def _first_of(work: Place, verdicts: Sequence[str]) -> dict[str, list[tuple[str, str | None, str]]]:
     """The first few messages with each of some verdicts."""
     names = ("pair", "entity", "message_id")
-    instants = ("first_sent_at", "accepted_at")  # the latter where the former is left out
     first: dict[str, list[tuple[Any, ...]]] = {verdict: [] for verdict in verdicts}
-    for batch in _batches(work, transforms.RECONCILIATION.name, ["verdict", *instants, *names]):
+    for batch in _batches(
+        work, transforms.RECONCILIATION.name, ["verdict", "accepted_at", "evidence.first_sent_at", *names]
+    ):
         for verdict, earlier in first.items():
-            rows = batch.filter(pc.equal(batch["verdict"], verdict)).select([*instants, *names]).to_pylist()
-            found = ((row["first_sent_at"] or row["accepted_at"], *(row[name] for name in names)) for row in rows)
+            rows = batch.filter(pc.equal(batch["verdict"], verdict)).to_pylist()
+            found = (
+                ((row["evidence"] or {}).get("first_sent_at") or row["accepted_at"], *(row[name] for name in names))
+                for row in rows
+            )
             first[verdict] = heapq.nsmallest(_NAMED, (*earlier, *found), key=_sent_at)
     return {verdict: [row[1:] for row in rows] for verdict, rows in first.items()}
 

@@ -42,6 +42,8 @@ KEPT = "spark.pairmq.kept"
 Other sessions lack it: there they are written to files, which the loss of an executor does not take along.
 """
 
+_OURS = "spark.pairmq.ours"  # a setting that local sessions of ours have
+
 LARGE = {
     KEPT: "DISK_ONLY",
     # Java's own takes several times as long for what is kept.
@@ -84,9 +86,8 @@ ONE_COMPILER = {
 }
 """Settings of a local session for a run in which Java's second compiler would take longer than what it speeds up."""
 
-SMALL = {
+FEW_ROWS = {
     "spark.sql.shuffle.partitions": "1",
-    "spark.default.parallelism": "1",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # Without generated code it is a look-up in a cache for each value.
@@ -96,10 +97,13 @@ SMALL = {
     "spark.sql.optimizer.disableHints": "true",
     # Spark takes the size of a join for the product of both sides', and cuts anew what seems large by that.
     "spark.sql.sources.fileCompressionFactor": "1e-12",
-    **QUICK,
-    **ONE_COMPILER,
+    # To plan the rest anew after each stage takes longer than what it saves.
+    "spark.sql.adaptive.enabled": "false",
 }
-"""Settings of a local session for little data: to plan and compile for speed takes longer than the work."""
+"""Settings for queries of little data: to plan and compile for speed takes longer than the work."""
+
+SMALL = {**FEW_ROWS, "spark.default.parallelism": "1", **QUICK, **ONE_COMPILER}
+"""Settings of a local session for a small journal."""
 
 _LARGEST_HEAP = 3072  # MiB, so that all of the virtual machine stays below 4 GiB
 _SMALLEST_HEAP = 512  # MiB: Spark does not start with less than 450
@@ -150,6 +154,16 @@ def session(
         mine.stop()
 
 
+def for_few_rows(spark: SparkSession) -> SparkSession | None:
+    """Give a session beside a local one of ours, with `FEW_ROWS`; None beside others."""
+    if spark.conf.get(_OURS, None) is None:
+        return None
+    beside = spark.newSession()
+    for name, value in FEW_ROWS.items():
+        beside.conf.set(name, value)
+    return beside
+
+
 def local_settings(cores: int) -> dict[str, str]:
     """Return the settings of a local session.
 
@@ -160,6 +174,7 @@ def local_settings(cores: int) -> dict[str, str]:
         Names and values for ``SparkSession.builder.config``.
     """
     return {
+        _OURS: "true",
         "spark.app.name": "pairmq pipeline",
         "spark.master": f"local[{cores}]",
         "spark.driver.memory": f"{heap_of(usable_memory())}m",

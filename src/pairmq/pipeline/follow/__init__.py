@@ -1,4 +1,4 @@
-"""The pipeline as a stream: tables that are kept up to date while processes go on writing their journals."""
+"""Tables that are kept up to date while processes go on writing their journals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def follow(
         once: end when all that is there is in the tables.
         until_idle: end when nothing new has come for so many seconds.
         restart: forget what is kept, and read the whole journal again.
-        stop: ends it, when set, after the current batch.
+        stop: ends it, when set, after what it is reading.
         told: called after every refresh of the tables.
         progress: called with the rows read since the last refresh, and the current step.
 

@@ -2,9 +2,9 @@
 
 All happens one thing after another, so that it can die between any two of them:
 
-1. The files that are new or were changed are noted in a list. Spark's stream reads the lists, each once.
-2. The rows of these that were not taken before become facts, and are committed to the ledger.
-3. What is in the ledger is merged into one part, and the tables are made of it, and put in place.
+1. The rows of files that are new or were changed, of those that were not taken before, become facts, and are committed
+   to the ledger; then the files are noted.
+2. What is in the ledger is merged into one part, and the tables are made of it, and put in place.
 
 Whether a row was taken is known by its process and number, exactly and forever: a file that comes late, again or as a
 copy is never dropped for its time, and doubles nothing. The state says of which journal it is and by which rules it was
@@ -32,9 +32,9 @@ import pyarrow.parquet as pq
 from pairmq.model import ConfigurationError, Price
 from pairmq.pipeline import batch
 from pairmq.pipeline._storage import is_url, local, local_work_folder, writing
-from pairmq.pipeline.follow._intake import AT_ONCE, Intake, Taken, merge_facts, read_facts
+from pairmq.pipeline.follow._files import Files, Found
+from pairmq.pipeline.follow._intake import Intake, Taken, merge_facts, read_facts
 from pairmq.pipeline.follow._ledger import Ledger
-from pairmq.pipeline.follow._names import Found, Names, each_batch
 from pairmq.pipeline.follow._values import Refreshed, Stop
 from pairmq.pipeline.journal_io import BadSegment, OpenPart, open_parts
 from pairmq.pipeline.report import Report
@@ -104,19 +104,16 @@ class _Follower:
         self._journal = journal
         self._out = out
         self._work = work
-        self._checkpoint = state / "checkpoint"
         self._wishes = wishes
         self._stop = stop
         try:
-            self._names = Names(state / "names", journal)
+            self._files = Files(state / "files.jsonl")
             self._ledger = Ledger(state)
         except ValueError as error:
             raise unusable(state, f"is damaged: {error}") from None
-        given = _last_batch(self._checkpoint)
-        last = self._ledger.last
-        if given is not None and (last is None or last.batch is None or last.batch < given):
-            raise unusable(state, f"lacks batch {given}, which was committed")
-        self._intake = Intake(spark, self._ledger)
+        if self._files.commits > self._ledger.next_number:
+            raise unusable(state, f"lacks commit {self._ledger.next_number}, whose files were read")
+        self._intake = Intake(spark, self._ledger, self._files)
         self._report: Report | None = None
         self._refreshed_at = time.monotonic()
         self._commit = -1  # the last one in the tables
@@ -144,28 +141,22 @@ class _Follower:
 
     def _look(self, *, at_all: bool = False) -> None:
         """Take what is new, and make the tables anew if there was anything."""
-        self._intake.look_again(at_all=at_all)
         self._parts = open_parts(self._journal)  # first: what becomes a segment meanwhile is the one or the other
-        self._names.note(AT_ONCE)
-        each_batch(self._spark, self._names.folder, self._checkpoint, self._received)
-        self._names.tidy()
-        last = self._ledger.last
-        taken = last is not None and last.last != self._commit
+        lots = self._intake.look(self._journal, at_all=at_all)
+        while lots and not self._stop.asked:  # what is left then is taken at the next start
+            self._intake.take(lots.pop(0))
+            self._wishes.progress(self._intake.since.rows, "taken")
+            if lots and time.monotonic() - self._refreshed_at >= self._wishes.every:
+                self._refreshed([found for lot in lots for found in lot])  # there is more to come, and readers wait
+        taken = self._ledger.next_number - 1 != self._commit
         if self._report is None or taken or self._open_parts() != self._open:
-            self._refreshed()
+            self._refreshed([found for lot in lots for found in lot])
 
     def _open_parts(self) -> frozenset[tuple[str, float]]:
         """What the tables depend on of the parts: of one beyond the journal only that."""
         last = self._report.last_at if self._report is not None else None
         end = math.inf if last is None else last + self._wishes.patience
         return frozenset((part.process, min(part.changed_at, end)) for part in self._parts)
-
-    def _received(self, number: int, files: list[Found]) -> None:
-        # What is left when it is to end is noted, and taken at the next start.
-        self._intake.receive(number, files, now=not self._stop.asked)
-        self._wishes.progress(self._intake.since.rows, "taken")
-        if time.monotonic() - self._refreshed_at >= self._wishes.every:
-            self._refreshed(self._names.after(number))  # there is more to come, and readers wait
 
     def _refreshed(self, coming: Sequence[Found] = ()) -> Report:
         """Make the tables of all that was taken, and put them in place.
@@ -175,9 +166,8 @@ class _Follower:
         """
         began = time.monotonic()
         spark, wishes, ledger = self._spark, self._wishes, self._ledger
-        facts = read_facts(spark, self._merged())
-        last = ledger.last
-        waiting = last.waiting if last else ()
+        part = self._merged()
+        waiting = ledger.waiting
         bad = tuple(
             BadSegment(Path(each.path), each.problem, each.foreign) for each in waiting if each.problem is not None
         )
@@ -186,7 +176,8 @@ class _Follower:
         found = batch.make_tables(
             spark,
             work,
-            facts,
+            read_facts(spark, part),
+            part,
             batch.settings_of(patience=wishes.patience, prices=wishes.prices, bad=unread, parts=self._parts),
             lambda name, number, total: wishes.progress(
                 self._intake.since.rows, f"{number} of {total} tables; now {name}"
@@ -196,7 +187,7 @@ class _Follower:
             version=importlib.metadata.version("pairmq"),
             spark=spark.version,
             patience=wishes.patience,
-            segments=last.segments if last else 0,
+            segments=self._files.segments,
             bad=bad,
             unfinished=self._parts,
             seconds=time.monotonic() - began,
@@ -206,7 +197,6 @@ class _Follower:
         refreshed = Refreshed(
             report=report,
             commit=ledger.next_number - 1,
-            batch=last.batch if last else None,
             new_files=taken.files,
             new_rows=taken.rows,
             vanished=sum(each.problem is None for each in waiting),
@@ -242,17 +232,10 @@ def _check(*, patience: float, every: float, until_idle: float | None) -> None:
         raise ConfigurationError(f"until_idle is {until_idle!r}: it must be 0 seconds or more")
 
 
-def _last_batch(checkpoint: Path) -> int | None:
-    """The number of the last batch that Spark has committed: it is not repeated, nor is any before it."""
-    commits = checkpoint / "commits"
-    numbers = [int(path.name) for path in commits.iterdir() if path.name.isdecimal()] if commits.is_dir() else []
-    return max(numbers, default=None)
-
-
 STATE = "_follow"
 """The folder of the output directory that holds the state."""
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 """Raised with every change of what is kept: the facts' columns, how they are made of rows, the files of the ledger.
 
 Only this decides whether a state can be gone on with, so that an upgrade which changes none of these goes on. The tests

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,8 @@ from pyspark.sql import functions as F
 from pairmq.model.records import COLUMNS
 from pairmq.pipeline._making import Piece, fact_pieces, read_written, write_pieces
 from pairmq.pipeline._storage import Place, opened
+from pairmq.pipeline.follow._files import Files, Found
 from pairmq.pipeline.follow._ledger import Entry, Ledger, Ranges, Seen, Waiting, all_joined, joined, size, without
-from pairmq.pipeline.follow._names import Found
 from pairmq.pipeline.journal_io import FEW, Contents, Segment, damaged, look_at, spark_path
 from pairmq.pipeline.schema import rows_schema
 from pairmq.pipeline.transforms._fact import Fact
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 AT_ONCE = 256 << 20
-"""Bytes of segments in one batch: what is done again after a kill, some twenty million rows at most."""
-
-_LATER = "it is not read yet: the next start reads it"
+"""Bytes of segments in one commit: what is done again after a kill, some twenty million rows at most."""
 
 
 @dataclass(slots=True)
@@ -56,87 +54,68 @@ class Taken:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """Which batch of the stream a commit is of, or was the last one before it."""
-
-    batch: int | None = None
-    paths: tuple[str, ...] = ()
-
-
 class Intake:
     """Takes files.
 
     Args:
         spark: the session.
-        ledger: where it is kept.
+        ledger: where rows are kept.
+        files: where files are.
     """
 
-    def __init__(self, spark: SparkSession, ledger: Ledger) -> None:
+    def __init__(self, spark: SparkSession, ledger: Ledger, files: Files) -> None:
         self._spark = spark
         self._ledger = ledger
+        self._files = files
         self.since = Taken()
         """The rows read since this was last replaced."""
 
-    def receive(self, batch: int, files: Sequence[Found], *, now: bool = True) -> None:
-        """Take the files of a batch of the stream.
+    def look(self, journal: Path, *, at_all: bool = False) -> list[list[Found]]:
+        """Find what is to be taken, in lots of no more than `AT_ONCE` bytes, or of one file.
 
         Args:
-            batch: its number.
-            files: that it has.
-            now: otherwise they are only noted, for `look_again`.
+            journal: its directory.
+            at_all: also the files that could not be read and were not changed: the disk may have been what was wrong.
+        """
+        news = {str(each.path): each for each in self._files.news(journal)}
+        for each in self._ledger.waiting:
+            there = Path(each.path).exists()
+            if there != (each.problem is not None) or (at_all and there):
+                news.setdefault(each.path, Found(Path(each.path), *(_size(Path(each.path)))))
+        lots: list[list[Found]] = []
+        room = 0
+        for found in news.values():
+            if not lots or found.size > room:
+                lots.append([])
+                room = AT_ONCE
+            lots[-1].append(found)
+            room -= found.size
+        return lots
+
+    def take(self, files: Sequence[Found]) -> None:
+        """Take the rows of files.
 
         Raises:
             OSError: the ledger can't be written; nothing was taken.
             pyspark.errors.PySparkException: Spark failed, likewise.
         """
-        origin = _Origin(batch, tuple(str(each.path) for each in files))
-        last = self._ledger.last
-        if last is not None and (last.batch, last.paths) == (origin.batch, origin.paths):
-            return  # Spark died before it had noted that this batch was done
-        waited = set() if last is None else {each.path for each in last.waiting}
-        # What was read before and has been changed since counts as one file all the same.
-        counted = {each.path for each in files if each.again and str(each.path) not in waited}
-        if now:
-            self._take([each.path for each in files], counted, origin)
-        else:
-            self._commit(origin, waiting=[Waiting(name, _LATER) for name in origin.paths])
-
-    def look_again(self, at_once: int = AT_ONCE, *, at_all: bool = False) -> None:
-        """Read the files that were missing and are back, and record which are missing.
-
-        Args:
-            at_once: bytes of the files in one commit, though it has one file at least.
-            at_all: also those that could not be read and were not changed: the disk may have been what was wrong.
-        """
-        last = self._ledger.last
-        if last is None:
-            return
-        there = {each.path: Path(each.path).exists() for each in last.waiting}
-        paths = [
-            Path(each.path)
-            for each in last.waiting
-            if there[each.path] != (each.problem is not None) or (at_all and there[each.path])
-        ]
-        for lot in _lots(paths, at_once):
-            self._take(lot, set(), _Origin(last.batch, last.paths))
-
-    def _take(self, paths: Sequence[Path], counted: set[Path], origin: _Origin) -> None:
         began = time.monotonic()
-        contents, sifted, folder = self._written(look_at(path for path in paths if path.exists()))
-        told = {each.path: Waiting(str(each.path), each.problem, each.foreign) for each in contents.bad}
+        there = [each for each in files if each.path.exists()]
+        contents, sifted, folder = self._written(look_at(each.path for each in there))
         read = {each.path for each in contents.segments}
-        gone = {path: Waiting(str(path), None) for path in paths if not path.exists()}
-        waiting = [found for path in paths if (found := gone.get(path) or told.get(path)) is not None]
-        self._commit(
-            origin,
-            waiting=[each for each in waiting if Path(each.path) not in read],
-            looked_at=paths,
-            folder=folder,
-            sifted=sifted,
-            segments=len(read - counted),
-        )
-        self.since.files += len(paths)
+        waiting = {each.path: each for each in self._ledger.waiting}
+        for found in files:
+            waiting.pop(str(found.path), None)
+        waiting |= {str(each.path): Waiting(str(each.path), each.problem, each.foreign) for each in contents.bad}
+        waiting |= {str(each.path): Waiting(str(each.path), None) for each in files if each not in there}
+        number = self._ledger.next_number
+        still = tuple(each for _, each in sorted(waiting.items()))
+        if folder is not None or still != self._ledger.waiting:
+            name = None if folder is None else folder.name
+            self._ledger.commit(Entry(number, number, name, sifted.new, still))
+        noted = [replace(each, is_segment=each.path in read) for each in there]
+        self._files.add(noted, self._ledger.next_number)
+        self.since.files += len(files)
         self.since.rows += sifted.count
         self.since.seconds += time.monotonic() - began
 
@@ -157,47 +136,13 @@ class Intake:
             return self._written(contents.without(bad))
         return contents, sifted, folder
 
-    def _commit(
-        self,
-        origin: _Origin,
-        *,
-        waiting: Sequence[Waiting],
-        looked_at: Sequence[Path] = (),
-        folder: Path | None = None,
-        sifted: Sifted | None = None,
-        segments: int = 0,
-    ) -> None:
-        number, last = self._ledger.next_number, self._ledger.last
-        still = {each.path: each for each in last.waiting} if last else {}
-        for path in looked_at:
-            still.pop(str(path), None)
-        self._ledger.commit(
-            Entry(
-                first=number,
-                last=number,
-                facts=None if folder is None else folder.name,
-                seen={} if sifted is None else sifted.new,
-                segments=(last.segments if last else 0) + segments,
-                waiting=tuple((still | {each.path: each for each in waiting}).values()),
-                batch=origin.batch,
-                paths=origin.paths,
-            )
-        )
 
-
-def _lots(paths: Sequence[Path], at_once: int) -> Iterator[Sequence[Path]]:
-    """Cut a list of files: all that came while a follower was ending may be far too much for one commit."""
-    lot: list[Path] = []
-    room = at_once
-    for path in paths:
-        size = path.stat().st_size if path.exists() else 0
-        if lot and size > room:
-            yield lot
-            lot, room = [], at_once
-        lot.append(path)
-        room -= size
-    if lot:
-        yield lot
+def _size(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_ctime_ns
 
 
 _RANGES = types.StructType(

@@ -53,20 +53,14 @@ class Entry:
         last: the number of the last.
         facts: the name of the folder of its facts; None where no new row came.
         seen: the rows whose facts these are, of these commits alone.
-        segments: files read until now, from the first commit on.
         waiting: the files that could not be read as of the last commit.
-        batch: the number that Spark gave to the files of the last commit that came from it.
-        paths: these files.
     """
 
     first: int
     last: int
     facts: str | None
     seen: Seen = field(default_factory=dict)
-    segments: int = 0
     waiting: tuple[Waiting, ...] = ()
-    batch: int | None = None
-    paths: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -76,18 +70,8 @@ class Entry:
     def to_json(self) -> str:
         """The entry's document."""
         waiting = [[each.path, each.problem, each.foreign] for each in self.waiting]
-        return json.dumps(
-            {
-                "first": self.first,
-                "last": self.last,
-                "facts": self.facts,
-                "seen": self.seen,
-                "segments": self.segments,
-                "waiting": waiting,
-                "batch": self.batch,
-                "paths": self.paths,
-            }
-        )
+        known = {name: getattr(self, name) for name in ("first", "last", "facts", "seen")}
+        return json.dumps(known | {"waiting": waiting})
 
     @classmethod
     def from_json(cls, text: str) -> Entry:
@@ -96,7 +80,7 @@ class Entry:
         try:
             seen = {name: tuple((first, last) for first, last in ranges) for name, ranges in found.pop("seen").items()}
             waiting = tuple(_waiting(each) for each in found.pop("waiting"))
-            entry = cls(**found | {"seen": seen, "waiting": waiting, "paths": tuple(found["paths"])})
+            entry = cls(**found | {"seen": seen, "waiting": waiting})
         except (TypeError, KeyError, AttributeError):
             raise ValueError("it is not an entry of a ledger") from None
         for name, problem in entry._problems():
@@ -111,9 +95,6 @@ class Entry:
         yield "folder of facts", self.facts is not None and not _is_facts(self.facts)
         yield "rows", not all(_is_count(first) and _is_count(last) and first <= last for first, last in ranges)
         yield "rows", not all(joined(spans) == spans for spans in self.seen.values())
-        yield "number of segments", not _is_count(self.segments)
-        yield "number of the batch", self.batch is not None and not _is_count(self.batch)
-        yield "files", not all(isinstance(path, str) for path in self.paths)
 
 
 class Ledger:
@@ -140,9 +121,9 @@ class Ledger:
         self._sweep()
 
     @property
-    def last(self) -> Entry | None:
-        """The latest entry; None before the first commit."""
-        return self.chain[-1] if self.chain else None
+    def waiting(self) -> tuple[Waiting, ...]:
+        """The files that could not be read so far."""
+        return self.chain[-1].waiting if self.chain else ()
 
     @property
     def next_number(self) -> int:
@@ -180,8 +161,7 @@ class Ledger:
         """
         newest = self.chain[-1]
         facts = None if folder is None else folder.name
-        values = {name: getattr(newest, name) for name in ("segments", "waiting", "batch", "paths")}
-        entry = Entry(self.chain[0].first, newest.last, facts, dict(self.seen), **values)
+        entry = Entry(self.chain[0].first, newest.last, facts, dict(self.seen), newest.waiting)
         self._write(entry)
         self.chain = (entry,)
         self._sweep()

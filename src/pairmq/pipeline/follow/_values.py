@@ -18,7 +18,6 @@ class Refreshed:
     Args:
         report: what they say; its seconds are those of the refresh.
         commit: the number of the last commit in them.
-        batch: the number of the last batch of Spark's stream in them; None before the first.
         new_files: files that were looked at since the last refresh.
         new_rows: rows that were taken since then.
         vanished: files that were noted and are gone before they could be read.
@@ -28,7 +27,6 @@ class Refreshed:
 
     report: Report
     commit: int
-    batch: int | None
     new_files: int
     new_rows: int
     vanished: int
@@ -41,7 +39,6 @@ class Refreshed:
             "following": True,
             "follow": {
                 "commit": self.commit,
-                "batch": self.batch,
                 "new_files": self.new_files,
                 "new_rows": self.new_rows,
                 "vanished_files": self.vanished,
@@ -52,7 +49,7 @@ class Refreshed:
 
 
 class Stop:
-    """Whether a follower is to end after its current batch.
+    """Whether a follower is to end after what it is reading.
 
     The follower enters it once Spark has started and leaves it in the end, so that a kind of it may watch signals in
     between: Spark puts a handler of its own in place when it starts.

@@ -39,9 +39,10 @@ PHASES = ("before", "outage", "draining", "after")
 
 _OUTBOX = "x-pairmq-outbox"  # the end of its name (SPEC 12)
 _STAYS = ("backlog", "outbox")
-_INSTANTS = ("first_sent_at", "accepted_at", "diverted_at", "moved_at", "set_aside_at")
-_COUNTS = ("accepted_primary", "accepted_backlog", "refused", "unknown")
-_TEXTS = ("pair", "entity", "verdict", "backlog_queue", "sent_by")
+_APART = ("first_sent_at", "diverted_at", "moved_at", "set_aside_at")
+_INSTANTS = ("accepted_at", *_APART)
+_COUNTS = ("accepted_primary", "refused", "unknown")
+_TEXTS = ("pair", "entity", "verdict", "sent_by")
 
 
 def messages(tables: Directory, outages: Outages, overview: Grid | None, close_up: Grid | None) -> Messages:
@@ -53,9 +54,9 @@ def messages(tables: Directory, outages: Outages, overview: Grid | None, close_u
         overview: all of the time; None for an empty journal.
         close_up: a part of it.
     """
-    called = ("called_at",) if "called_at" in tables.columns("reconciliation") else ()
     scan = _Scan(outages, [grid for grid in (overview, close_up) if grid is not None])
-    wanted = ("message_id", *_TEXTS, *_INSTANTS, *_COUNTS, *called)
+    apart = (f"evidence.{name}" for name in (*_APART, *_COUNTS, "backlog_queue"))
+    wanted = ("message_id", *_TEXTS, "called_at", "accepted_at", *apart)
     for batch in tables.batches("reconciliation", wanted, repeated=_TEXTS):
         scan.take(batch)
     series = [each.series(tables) for each in scan.grids]
@@ -86,16 +87,17 @@ class _Scan:
         self._stays = Histogram(len(_STAYS))
 
     def take(self, batch: pa.RecordBatch) -> None:
-        # The table leaves out what is the same.
-        ended = pc.coalesce(batch.column("first_sent_at"), batch.column("accepted_at"))
-        batch = batch.set_column(batch.schema.get_field_index("first_sent_at"), "first_sent_at", ended)
+        # Without evidence it was sent once, and accepted by the primary; with it, there is a count.
+        sent = pc.coalesce(batch.column("first_sent_at"), batch.column("accepted_at"))
+        accepted = pc.fill_null(batch.column("accepted_primary"), 1)
+        for name, column in (("first_sent_at", sent), ("accepted_primary", accepted)):
+            batch = batch.set_column(batch.schema.get_field_index(name), name, column)
         at = {name: micros(batch.column(name)) for name in _INSTANTS}
         count = {name: numbers(batch.column(name)) for name in _COUNTS}
+        called = micros(batch.column("called_at"))
+        known = (called != NEVER) & (at["accepted_at"] != NEVER)
         latency = np.full(batch.num_rows, np.nan)
-        if "called_at" in batch.schema.names:
-            called = micros(batch.column("called_at"))
-            known = (called != NEVER) & (at["accepted_at"] != NEVER)
-            latency[known] = np.maximum(at["accepted_at"][known] - called[known], 0) / 1e6
+        latency[known] = np.maximum(at["accepted_at"][known] - called[known], 0) / 1e6
         for grid in self.grids:
             grid.take(at, count, latency)
         owners, keys = _keys(batch)

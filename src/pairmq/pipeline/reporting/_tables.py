@@ -69,23 +69,19 @@ class Directory:
             raise ConfigurationError(f"can't read {path}: {error.strerror or error}") from None
         self.run = _run_document(path, self._run / RUN_FILE)
 
-    def columns(self, table: str) -> frozenset[str]:
-        """The names of a table's columns; an older run's may lack some."""
-        names: set[str] = set()
-        with self._clear_errors(table):
-            for file in self._files(table):
-                names.update(pq.read_schema(opened(file)).names)
-        return frozenset(names)
-
     def batches(self, table: str, columns: Sequence[str], *, repeated: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Read some columns of a table."""
+        """Read some columns of a table; of one within another, as ``evidence.moves``, the latter name."""
+        names = [name.rpartition(".")[2] for name in columns]
         with self._clear_errors(table):
             for file in self._files(table):
                 with pq.ParquetFile(opened(file), read_dictionary=list(repeated)) as parquet:
-                    lacking = set(columns) - set(parquet.schema_arrow.names)
+                    lacking = set(columns) - {
+                        column.path for column in map(parquet.schema.column, range(len(parquet.schema)))
+                    }
                     if lacking:
                         raise KeyError(f"it has no column {min(lacking)}")
-                    yield from parquet.iter_batches(_BATCH, columns=list(columns))
+                    for batch in parquet.iter_batches(_BATCH, columns=list(columns)):
+                        yield pa.RecordBatch.from_arrays([_part(batch, name) for name in columns], names=names)
 
     def rows(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         """The same row by row, instants as seconds; for small tables, and large ones that are looked at once."""
@@ -111,6 +107,11 @@ class Directory:
         if not folder.is_dir():
             raise ConfigurationError(f"{self.path} lacks the table {table}: make it with 'pairmq pipeline run'")
         return parquet_files(folder)
+
+
+def _part(batch: pa.RecordBatch, name: str) -> pa.Array:
+    outer, _, inner = name.partition(".")
+    return pc.struct_field(batch.column(outer), inner) if inner else batch.column(outer)
 
 
 def micros(column: pa.Array) -> Counts:

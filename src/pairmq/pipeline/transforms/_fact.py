@@ -6,7 +6,7 @@ meanings beside them: its schema and its documents are made from these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, types
@@ -54,6 +54,10 @@ _TYPES: dict[str, types.DataType] = {
 }
 
 
+EVIDENCE = "evidence"
+"""The column that holds what few rows have; null in all others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """One column of a table.
@@ -62,8 +66,8 @@ class Field:
         name: the column's.
         type: one of ``text``, ``count``, ``number``, ``yes or no``, ``instant``, ``day``, ``money``.
         meaning: a line for the reference; durations are in seconds.
-        usual: the value that is left out, null standing for it, in SQL over the table's columns; empty where null means
-            what it says. To write a value of every row is much of what a large table costs.
+        usual: what holds of a row without evidence, in SQL over the table's columns; empty for a column that every row
+            has. To write a value of every row is much of what a large table costs.
     """
 
     name: str
@@ -72,9 +76,14 @@ class Field:
     usual: str = ""
 
     @property
+    def column(self) -> str:
+        """What to ask the table for."""
+        return f"{EVIDENCE}.{self.name}" if self.usual else self.name
+
+    @property
     def described(self) -> str:
-        """The meaning, and what null stands for."""
-        return f"{self.meaning}; null: `{self.usual}`" if self.usual else self.meaning
+        """The meaning, and what holds without evidence."""
+        return f"{self.meaning}; without: `{self.usual}`" if self.usual else self.meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,7 @@ class Table:
     Args:
         name: of the table, and of the directory that holds it.
         row: the meaning of one row.
-        fields: its columns in order.
+        fields: its columns in order; those with something usual are in one more column, `EVIDENCE`.
     """
 
     name: str
@@ -94,34 +103,50 @@ class Table:
     @property
     def schema(self) -> types.StructType:
         """The table's schema; every column may be null."""
-        return types.StructType([types.StructField(each.name, _TYPES[each.type], True) for each in self.fields])
+
+        def typed_as(fields: Sequence[Field]) -> types.StructType:
+            return types.StructType([types.StructField(each.name, _TYPES[each.type], True) for each in fields])
+
+        plain, apart = self._divided()
+        return typed_as(plain).add(EVIDENCE, typed_as(apart), True) if apart else typed_as(plain)
 
     def in_full(self, source: str) -> str:
-        """Give the query that fills in what is left out.
+        """Give the query that has a column of each field, also where there is no evidence.
 
         Args:
             source: what SQL calls the table as it was written.
         """
-        fields = self.fields
         columns = (
-            f"coalesce({each.name}, {each.usual}) AS {each.name}" if each.usual else each.name for each in fields
+            f"CASE WHEN {EVIDENCE} IS NULL THEN {each.usual} ELSE {each.column} END AS {each.name}"
+            if each.usual
+            else each.name
+            for each in self.fields
         )
         return f"SELECT {', '.join(columns)} FROM {source}"  # noqa: S608  # its own columns
 
-    def of(self, frame: DataFrame) -> DataFrame:
+    def of(self, frame: DataFrame, has_evidence: Column | None = None) -> DataFrame:
         """Give exactly the table's columns, in order and of their types.
 
         Args:
             frame: has all of them; instants are seconds since 1970 UTC.
+            has_evidence: which rows have any.
         """
-        return frame.select(*(self._cast(each, frame).alias(each.name) for each in self.fields))
+        plain, apart = self._divided()
+        columns = [_cast(each) for each in plain]
+        if has_evidence is not None:
+            evidence = F.struct(*map(_cast, apart)).cast(self.schema[EVIDENCE].dataType)
+            columns.append(F.when(has_evidence, evidence).alias(EVIDENCE))
+        return frame.select(*columns)
 
-    @staticmethod
-    def _cast(field: Field, frame: DataFrame) -> Column:
-        column = F.col(field.name)
-        if field.usual:
-            column = F.when(~column.eqNullSafe(F.expr(field.usual)), column)
-        if field.type == "instant":
-            # A cast would cut the last microsecond off, and `round` goes through decimal digits.
-            return F.timestamp_micros(F.rint(column * 1_000_000).cast("long"))
-        return column.cast(_TYPES[field.type])
+    def _divided(self) -> tuple[list[Field], list[Field]]:
+        return [each for each in self.fields if not each.usual], [each for each in self.fields if each.usual]
+
+
+def _cast(field: Field) -> Column:
+    column = F.col(field.name)
+    if field.type == "instant":
+        # A cast would cut the last microsecond off, and `round` goes through decimal digits.
+        column = F.timestamp_micros(F.rint(column * 1_000_000).cast("long"))
+    else:
+        column = column.cast(_TYPES[field.type])
+    return column.alias(field.name)

@@ -50,9 +50,7 @@ from pairmq.pipeline.transforms._fact import (
     typed,
 )
 from pairmq.pipeline.transforms._rows import (
-    EARLIEST,
     HOUR,
-    LATEST,
     MINUTE,
     bucket_of,
     dated,
@@ -222,9 +220,76 @@ def _broker_position() -> Column:
 DELIVERED = "delivered"
 """The outcome of a delivery, beside those of sends."""
 
-_KEYS: dict[str, dict[str, types.DataType]] = {
-    "minutes": {"process": TEXT, "minute": COUNT},
-    "traffic": {
+
+def _counting(
+    name: str,
+    keys: Mapping[str, types.DataType],
+    measures: Mapping[str, tuple[types.DataType, Callable[[str], Column]]],
+    of: Callable[[DataFrame], DataFrame],
+) -> Fact:
+    """A fact that counts: by keys, with measures of which each joins the values of rows, and of parts, alike."""
+    schema = schema_of({**keys, **{each: type_ for each, (type_, _) in measures.items()}})
+
+    def merged(facts: DataFrame) -> DataFrame:
+        joined = [join(each).alias(each) for each, (_, join) in measures.items()]
+        return typed(facts.groupBy(*keys).agg(*joined) if joined else facts.select(*keys).distinct(), schema)
+
+    return Fact(name, schema, lambda rows: merged(of(rows)), merged)
+
+
+def _minutes(rows: DataFrame) -> DataFrame:
+    sound = F.col("is_sound")
+    return rows.select("process", "seq", "at", "clock", dated().alias("is_sound")).select(
+        "process",
+        F.when(sound, start_of(MINUTE)).alias("minute"),
+        F.when(sound, 1).otherwise(0).alias("rows"),
+        F.when(sound, 0).otherwise(1).alias("misdated"),
+        *(F.when(sound, F.col("seq")).alias(name) for name in ("first_seq", "last_seq")),
+        *(F.when(sound, F.col("at")).alias(name) for name in ("first_at", "last_at")),
+        *(F.when(sound, F.col("clock")).alias(name) for name in ("clock_low", "clock_high")),
+    )
+
+
+MINUTES = _counting(
+    "minutes",
+    {"process": TEXT, "minute": COUNT},
+    {
+        "rows": (COUNT, F.sum),
+        "misdated": (COUNT, F.sum),
+        "first_seq": (COUNT, F.min),
+        "last_seq": (COUNT, F.max),
+        "first_at": (NUMBER, F.min),
+        "last_at": (NUMBER, F.max),
+        "clock_low": (NUMBER, F.min),
+        "clock_high": (NUMBER, F.max),
+    },
+    _minutes,
+)
+"""The rows of each process and minute, enough to find every gap; those whose instants can't be are counted without a
+minute."""
+
+
+def _traffic(rows: DataFrame) -> DataFrame:
+    sent = of_kind(SendCompleted)
+    accepted = F.col("outcome").isin(SendOutcome.PRIMARY.value, SendOutcome.BACKLOG.value)
+    ended = rows.filter(dated() & of_kind(SendCompleted, MessageDelivered))
+    return ended.withColumn("most", F.when(sent & accepted, F.col("elapsed"))).select(
+        "process",
+        "pair",
+        "entity",
+        "entity_kind",
+        start_of(HOUR).alias("hour"),
+        F.coalesce("outcome", F.lit(DELIVERED)).alias("outcome"),
+        F.coalesce(sent & _may_be_sampled(), F.lit(False)).alias("sampled"),
+        bucket_of(F.col("most")).alias("bucket"),
+        "most",
+        F.lit(1).alias("rows"),
+    )
+
+
+TRAFFIC = _counting(
+    "traffic",
+    {
         "process": TEXT,
         "pair": TEXT,
         "entity": TEXT,
@@ -233,76 +298,20 @@ _KEYS: dict[str, dict[str, types.DataType]] = {
         "outcome": TEXT,
         "sampled": FLAG,
         "bucket": COUNT,
-        "sender": TEXT,
     },
-    "sessions": {"session": TEXT},
-}
-"""By what the rows are counted, each in the same pass over the journal."""
-
-_MEASURES: dict[str, tuple[types.DataType, Callable[[str], Column]]] = {
-    "rows": (COUNT, F.sum),
-    "misdated": (COUNT, F.sum),
-    "first_seq": (COUNT, F.min),
-    "last_seq": (COUNT, F.max),
-    "first_at": (NUMBER, F.min),
-    "last_at": (NUMBER, F.max),
-    "most": (NUMBER, F.max),
-    "clock_low": (NUMBER, F.min),
-    "clock_high": (NUMBER, F.max),
-}
-_ALL_KEYS = {name: type_ for keys in _KEYS.values() for name, type_ in keys.items()}
-_COUNTS = schema_of({"of": TEXT, **_ALL_KEYS, **{name: type_ for name, (type_, _) in _MEASURES.items()}})
+    {"rows": (COUNT, F.sum), "most": (NUMBER, F.max)},
+    _traffic,
+)
+"""Sends by their outcome, and deliveries, by hour and bucket of the latency; ``most`` is the longest latency."""
 
 
-def _counted(rows: DataFrame) -> DataFrame:
-    """Count rows by all keys at once.
-
-    A row whose instant can't be does not count, but that it is there; what is not about a key is null there.
-    """
-    # Each in a column of its own, so that the kind is looked at once, and the instant.
-    flagged = rows.withColumn("what", F.expr(_WHAT)).withColumn("is_sound", F.col("what").isNotNull())
-    sound, sent, ended = F.col("is_sound"), F.col("what") == _IS_SENT, F.col("what") > 0
-    accepted = F.col("outcome").isin(SendOutcome.PRIMARY.value, SendOutcome.BACKLOG.value)
-    flagged = flagged.withColumn("latency", F.when(sent & accepted, F.col("elapsed")))
-    known = flagged.select(
-        "process",
-        F.when(sound, start_of(MINUTE)).alias("minute"),
-        *(F.when(ended, F.col(name)).alias(name) for name in ("pair", "entity", "entity_kind")),
-        F.when(ended, start_of(HOUR)).alias("hour"),
-        F.when(ended, F.coalesce("outcome", F.lit(DELIVERED))).alias("outcome"),
-        F.when(sent, F.coalesce(_may_be_sampled(), F.lit(False))).when(ended, F.lit(False)).alias("sampled"),
-        bucket_of(F.col("latency")).alias("bucket"),
-        F.when(sent, F.col("sender")).alias("sender"),
-        F.when(sent, F.col("session_id")).alias("session"),
-        F.when(sound, 1).otherwise(0).alias("rows"),
-        F.when(sound, 0).otherwise(1).alias("misdated"),
-        *(F.when(sound, F.col("seq")).alias(name) for name in ("first_seq", "last_seq")),
-        *(F.when(sound, F.col("at")).alias(name) for name in ("first_at", "last_at")),
-        F.col("latency").alias("most"),
-        *(F.when(sound, F.col("clock")).alias(name) for name in ("clock_low", "clock_high")),
-    )
-    # Only some engines give the keys beside the aggregates by themselves.
-    counted = known.groupingSets([[*keys] for keys in _KEYS.values()]).agg(
-        *(F.col(name).alias(f"by_{name}") for name in _ALL_KEYS),
-        *(joined(name).alias(name) for name, (_, joined) in _MEASURES.items()),
-        # Each set has a key of its own, and no set has those of two others.
-        F.when(F.grouping("minute") == 0, "minutes")
-        .when(F.grouping("hour") == 0, "traffic")
-        .otherwise("sessions")
-        .alias("of"),
-    )
-    for name, key in {"traffic": "hour", "sessions": "session"}.items():
-        counted = counted.filter((F.col("of") != name) | F.col(f"by_{key}").isNotNull())
-    names = {f"by_{name}": name for name in _ALL_KEYS}
-    return typed(counted.select("of", *(F.col(old).alias(new) for old, new in names.items()), *_MEASURES), _COUNTS)
+def _names(rows: DataFrame) -> DataFrame:
+    named = rows.filter(dated() & of_kind(SendCompleted) & F.coalesce("sender", "session_id").isNotNull())
+    return named.select("sender", F.col("session_id").alias("session"))
 
 
-_IS_SENT = 1
-_WHAT = f"""
-CASE WHEN at BETWEEN {EARLIEST} AND {LATEST} THEN CASE kind
-WHEN '{SendCompleted.__name__}' THEN {_IS_SENT} WHEN '{MessageDelivered.__name__}' THEN {_IS_SENT + 1} ELSE 0 END END
-"""
-"""Null for a row whose instant can't be; above 0 for the end of a send, or of a delivery."""
+NAMES = _counting("names", {"sender": TEXT, "session": TEXT}, {}, _names)
+"""The texts of senders and sessions."""
 
 
 def _may_be_sampled() -> Column:
@@ -315,41 +324,14 @@ def _may_be_sampled() -> Column:
     )
 
 
-def _counts_of_parts(facts: DataFrame) -> DataFrame:
-    measures = (joined(name).alias(name) for name, (_, joined) in _MEASURES.items())
-    return typed(facts.groupBy("of", *_ALL_KEYS).agg(*measures), _COUNTS)
+COUNTS = (MINUTES, TRAFFIC, NAMES)
+"""Small for a journal of any size, but for its sessions; each is counted of just the columns that it needs."""
 
 
-COUNTS = Fact("counts", _COUNTS, of=_counted, merged=_counts_of_parts)
-"""How many rows there are: small for a journal of any size, but for the sessions.
-
-Of each process and minute, enough to find every gap; its rows whose instants can't be are counted without a minute. Of
-the sends by their outcome, and of deliveries, by hour and bucket of the latency. And the texts of senders and sessions.
-"""
-
-
-def minutes(counts: DataFrame) -> DataFrame:
-    """The rows of each process and minute."""
-    measures = tuple(name for name in _MEASURES if name != "most")
-    return counts.filter(F.col("of") == "minutes").select("process", "minute", *measures)
-
-
-def traffic(counts: DataFrame) -> DataFrame:
-    """Sends and deliveries by hour, with the number of ``rows`` and ``most``, the longest latency."""
-    names = (name for name in _KEYS["traffic"] if name != "sender")
-    return counts.filter(F.col("of") == "traffic").select(*names, "rows", "most")
-
-
-def senders(counts: DataFrame) -> DataFrame:
-    """The texts of senders, as ``name``, by their ``key``."""
-    named = counts.filter(F.col("sender").isNotNull()).select("sender").distinct()
-    return named.select(key_of("sender").alias("key"), F.col("sender").alias("name"))
-
-
-def sessions(counts: DataFrame) -> DataFrame:
-    """The same of sessions."""
-    named = counts.filter(F.col("of") == "sessions")
-    return named.select(key_of("session").alias("key"), F.col("session").alias("name"))
+def text_of(names: DataFrame, column: str) -> DataFrame:
+    """The texts of senders, or sessions, as ``name``, by their ``key``."""
+    named = names.filter(F.col(column).isNotNull()).select(column).distinct()
+    return named.select(key_of(column).alias("key"), F.col(column).alias("name"))
 
 
 _RARE = (
@@ -427,7 +409,8 @@ def ordinary() -> Column:
 def _out_of_the_ordinary(rows: DataFrame) -> DataFrame:
     # Each subscription gets a copy: only here the second one in the same subscription shows.
     copy = completed() & F.col("subscription").isNotNull()
-    told = rows.filter(of_kind(*_RARE) | (of_kind(SendCompleted, MessageDelivered) & (~ordinary() | copy)))
+    # First what nearly every row is: to look for its kind among many takes longer.
+    told = rows.filter((~ordinary() | copy) & of_kind(*_RARE, SendCompleted, MessageDelivered))
     return told.select(*_NOTE_COLUMNS, F.get_json_object("options", "$.ordering").alias("ordering"))
 
 
@@ -450,4 +433,4 @@ def _of_dated(fact: Fact) -> Fact:
     return replace(fact, of=lambda rows: fact.of(rows.filter(dated())))
 
 
-FACTS: tuple[Fact, ...] = (_of_dated(NOTES), COUNTS, _of_dated(MESSAGES))
+FACTS: tuple[Fact, ...] = (_of_dated(NOTES), MINUTES, TRAFFIC, NAMES, _of_dated(MESSAGES))

@@ -11,10 +11,10 @@ from pyspark.sql import functions as F
 from pairmq.model.events import DestinationChanged, SyphonFailed
 from pairmq.pipeline.transforms._fact import COUNT, NUMBER, TEXT, Field, Table, schema_of, typed
 from pairmq.pipeline.transforms._rows import SLACK, of_kind, place
-from pairmq.pipeline.transforms.facts import MESSAGE, key_of, senders, sessions
+from pairmq.pipeline.transforms.facts import key_of, text_of
 
-DESIGNED, FAULT, UNPROVEN = "designed", "fault", "unproven"
-"""Allowed by the options; against them; or against them, unless explained by lost rows of the journal."""
+DESIGNED, FAULT = "designed", "fault"
+"""Allowed by the options, or against them."""
 
 LATE = schema_of(
     {
@@ -31,10 +31,12 @@ LATE = schema_of(
 ``late_by`` are the seconds from its receipt to the latest call of those ahead of it.
 """
 
-ARRIVAL = ("place", "message_key", "position", "accepted_at")
-"""The identity of a message."""
+_ORDERED = "place, coalesce(session, sender), CASE WHEN placed > 0 THEN 0L ELSE got_first_by END"
+"""Whose order counts is the session's, else the sender's. Without the broker's positions the order of two receivers'
+messages is unknown."""
 
-_RECEIVED_LANE = ("place", "order_key", "seen_by")
+_STRUCK = f"""exists(struck, each -> (each.entity = entity OR each.queue = route)
+AND each.at BETWEEN diverted_at - {SLACK}D AND last_moved_at + {SLACK}D)"""
 
 
 def late(messages: DataFrame, troubles: DataFrame, places: DataFrame, notes: DataFrame) -> DataFrame:
@@ -51,71 +53,40 @@ def late(messages: DataFrame, troubles: DataFrame, places: DataFrame, notes: Dat
         places: of `places`: where ``strict``, everything late is a fault.
         notes: of `NOTES`.
     """
-    stood = F.col("position").isNotNull() & (_placed() | (F.col("got_first_by") == F.col("got_first_by_other")))
     # A scheduled message is meant to be overtaken.
-    known = messages.filter(
-        stood & F.col("due_at").isNull() & F.col("accepted_at").isNotNull() & _order_key().isNotNull()
+    stood = messages.filter(
+        "position IS NOT NULL AND (placed > 0 OR got_first_by = got_first_by_other) AND due_at IS NULL "
+        "AND accepted_at IS NOT NULL AND coalesce(session, sender) IS NOT NULL"
+    ).selectExpr(
+        "place", "message_key", "message_id", "position", "accepted_at", "called_at", "accepted_primary > 0 AS home",
+        f"xxhash64({_ORDERED}) AS lane",
+    )  # fmt: skip
+    ways = troubles.filter("backlog_queue IS NOT NULL").selectExpr(
+        "place AS its_place", "message_key AS its_key", "message_id AS its_id", "backlog_queue", "diverted_at",
+        "last_moved_at", "moves_again",
+    )  # fmt: skip
+    met = "message_key = its_key AND place BETWEEN its_place AND its_place AND message_id BETWEEN its_id AND its_id"
+    known = stood.join(ways, F.expr(met), "left").withColumn(
+        "route", F.expr("CASE WHEN NOT home THEN backlog_queue END")
     )
-    ordered = known.select(*ARRIVAL, *_lane(), "called_at", (F.col("accepted_primary") > 0).alias("at_primary"))
-    behind = _overtaken(ordered, _RECEIVED_LANE)
-    # Few messages are diverted, so that this second look is cheap.
-    way = ("route", "diverted_at", "last_moved_at", "moves_again")
-    ways = troubles.filter(F.col("backlog_queue").isNotNull()).withColumnRenamed("backlog_queue", "route")
-    diverted = known.filter(F.col("accepted_primary") == 0).join(ways.select(*MESSAGE, *way), [*MESSAGE])
-    diverted = diverted.select(*ARRIVAL, *_lane(), "called_at", *way)
-    in_queue = _undisturbed(_overtaken(diverted, (*_RECEIVED_LANE, "route")), places, notes)
-    in_queue = in_queue.select(*ARRIVAL, F.lit(True).alias("in_queue"))
-    strict = F.broadcast(places.filter("strict").select("place", "strict"))
-    judged = behind.join(in_queue, [*ARRIVAL], "left").join(strict, "place", "left")
-    fault = F.col("at_primary") | F.col("in_queue") | F.col("strict")
-    by = F.col("latest_call") - F.col("accepted_at")
-    return typed(judged.withColumn("late", F.when(fault, FAULT).otherwise(DESIGNED)).withColumn("late_by", by), LATE)
+    # A diverted one is looked at once more, among those of its backlog queue.
+    few = known.withColumn("ahead", _latest_call_ahead("lane")).filter("ahead > accepted_at OR route IS NOT NULL")
+    behind = few.withColumn("ahead_in_queue", _latest_call_ahead("lane", "route")).filter("ahead > accepted_at")
+    # A pump that stops, for its destination or its queue, puts messages back behind others.
+    stops = notes.filter(of_kind(DestinationChanged, SyphonFailed)).groupBy("pair")
+    struck = stops.agg(F.collect_list(F.struct("entity", "queue", "at")).alias("struck"))
+    named = behind.join(F.broadcast(places.select("place", "pair", "entity", "strict")), "place", "left")
+    judged = named.join(F.broadcast(struck), "pair", "left")
+    undisturbed = f"moves_again = 0 AND last_moved_at IS NOT NULL AND NOT coalesce({_STRUCK}, false)"
+    fault = f"home OR strict OR (route IS NOT NULL AND ahead_in_queue > accepted_at AND {undisturbed})"
+    late = F.expr(f"CASE WHEN {fault} THEN '{FAULT}' ELSE '{DESIGNED}' END")
+    return typed(judged.withColumns({"late": late, "late_by": F.expr("ahead - accepted_at")}), LATE)
 
 
-def _order_key() -> Column:
-    """Whose order counts: the key of the session, else that of the sender."""
-    return F.coalesce("session", "sender")
-
-
-def _placed() -> Column:
-    return F.col("placed") > 0
-
-
-def _lane() -> tuple[Column, Column]:
-    # Without the broker's positions the order of two receivers' messages is unknown.
-    seen_by = F.when(_placed(), F.lit(0)).otherwise(F.col("got_first_by"))
-    return _order_key().alias("order_key"), seen_by.alias("seen_by")
-
-
-def _overtaken(known: DataFrame, lane: tuple[str, ...]) -> DataFrame:
-    """Those with a message ahead of them whose send was called after they had their receipt.
-
-    Messages at one position, such as those that a consumer got at once, are not ahead of each other.
-    """
+def _latest_call_ahead(*lane: str) -> Column:
+    """Messages at one position, such as those that a consumer got at once, are not ahead of each other."""
     ahead = Window.partitionBy(*lane).orderBy("position").rangeBetween(Window.unboundedPreceding, -1)
-    return known.withColumn("latest_call", F.max("called_at").over(ahead)).filter("latest_call > accepted_at")
-
-
-def _undisturbed(diverted: DataFrame, places: DataFrame, notes: DataFrame) -> DataFrame:
-    """Those moved without a failure: no pump stopped for its destination or queue, or received it twice.
-
-    A pump that stops puts messages back behind others.
-    """
-    failures = notes.filter(of_kind(DestinationChanged, SyphonFailed)).select(
-        F.col("pair").alias("of"),
-        F.col("entity").alias("destination"),
-        F.col("queue").alias("source"),
-        F.col("at").alias("struck_at"),
-    )
-    met = (
-        (F.col("of") == F.col("pair"))
-        & ((F.col("destination") == F.col("entity")) | (F.col("source") == F.col("route")))
-        & F.col("struck_at").between(F.col("diverted_at") - SLACK, F.col("last_moved_at") + SLACK)
-    )
-    named = diverted.filter("last_moved_at IS NOT NULL AND moves_again = 0").join(
-        F.broadcast(places.select("place", "pair", "entity")), "place"
-    )
-    return named.join(failures, met, "left_anti")
+    return F.max("called_at").over(ahead)
 
 
 ORDER = Table(
@@ -137,7 +108,7 @@ ORDER = Table(
 _LANE = ("place", "session", "sender")
 
 
-def order(reconciled: DataFrame, counted: DataFrame, places: DataFrame, counts: DataFrame) -> DataFrame:
+def order(reconciled: DataFrame, counted: DataFrame, places: DataFrame, names: DataFrame) -> DataFrame:
     """Count by session and sender what was late.
 
     Returns:
@@ -176,8 +147,8 @@ def order(reconciled: DataFrame, counted: DataFrame, places: DataFrame, counts: 
     )
     owner = F.when(F.col("session").isNull(), F.concat(F.lit("sender:"), "sender_name"))
     owner = owner.otherwise(F.concat(F.lit("session:"), "session_name"))
-    known = joined.join(_named(senders(counts), "sender"), "sender", "left")
-    known = known.join(_named(sessions(counts), "session"), "session", "left")
+    known = joined.join(_named(text_of(names, "sender"), "sender"), "sender", "left")
+    known = known.join(_named(text_of(names, "session"), "session"), "session", "left")
     told = known.join(F.broadcast(places.select("place", "pair", "entity")), "place")
     return ORDER.of(told.withColumn("order_key", owner))
 

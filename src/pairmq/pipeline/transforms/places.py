@@ -12,7 +12,7 @@ from pairmq.model import EntityKind
 from pairmq.model.events import Cause, JournalOpened, PairOpened, StateChanged
 from pairmq.pipeline.transforms._fact import COUNT, FLAG, NUMBER, TEXT, schema_of, typed
 from pairmq.pipeline.transforms._rows import MINUTE, SLACK, of_kind, place
-from pairmq.pipeline.transforms.facts import DELIVERED, about_messages, arrived_at, traffic
+from pairmq.pipeline.transforms.facts import DELIVERED, about_messages, arrived_at
 from pairmq.pipeline.transforms.processes import with_hole_before
 
 ARRIVALS = schema_of(
@@ -98,7 +98,7 @@ _NAMED = ("process", "pair", "entity", "entity_kind", "reads")
 
 def places(
     counted: DataFrame,
-    counts: DataFrame,
+    traffic: DataFrame,
     notes: DataFrame,
     spans: DataFrame,
     processes: DataFrame,
@@ -109,19 +109,16 @@ def places(
 
     Args:
         counted: of `arrivals`.
-        counts: of `COUNTS`.
+        traffic: of `TRAFFIC`.
         notes: of `NOTES`.
         spans: of `holes`.
         processes: the table.
         patience: seconds for which a syphon may hold a message that has left its queue.
     """
     told = notes.filter(about_messages() | F.col("entity").isNotNull()).withColumn("reads", F.lit(False))
-    named = (
-        traffic(counts)
-        .withColumn("reads", F.col("outcome") == DELIVERED)
-        .select(*_NAMED)
-        .unionByName(told.select(*_NAMED))
-        .join(F.broadcast(processes.select("process", "clock_error", "missing", "dropped")), "process", "left")
+    seen = traffic.withColumn("reads", F.col("outcome") == DELIVERED).select(*_NAMED).distinct()
+    named = seen.unionByName(told.select(*_NAMED).distinct()).join(
+        F.broadcast(processes.select("process", "clock_error", "missing", "dropped")), "process", "left"
     )
     topic = F.coalesce(F.col("entity_kind") == EntityKind.TOPIC.value, F.lit(False))
     known = named.groupBy("pair", "entity").agg(

@@ -6,8 +6,6 @@ rules in ``verdicts`` judge it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -31,18 +29,13 @@ from pairmq.pipeline.transforms.facts import (
     delivered,
     key_of,
     ordinary,
-    senders,
+    text_of,
 )
-from pairmq.pipeline.transforms.order import ARRIVAL, FAULT, UNPROVEN
 from pairmq.pipeline.transforms.places import minute_of
 from pairmq.pipeline.transforms.processes import with_hole_before
-from pairmq.pipeline.transforms.verdicts import (
-    clock_may_deceive,
-    move_may_be_missing,
-    reasons,
-    send_may_be_left_out,
-    verdict,
-)
+from pairmq.pipeline.transforms.verdicts import FLAGS, verdict
+
+_READ = "CASE WHEN delivered_at IS NULL THEN 0 ELSE 1 END"
 
 RECONCILIATION = Table(
     "reconciliation",
@@ -51,7 +44,6 @@ RECONCILIATION = Table(
         Field("pair", "text", "the pair's name"),
         Field("entity", "text", "where it belongs; null where a dead-lettered message's could not be read"),
         Field("message_id", "text", "its id"),
-        Field("message_key", "count", "the id's hash, as in the journal"),
         Field("verdict", "text", "what became of it"),
         Field(
             "late",
@@ -59,24 +51,30 @@ RECONCILIATION = Table(
             "`designed` or `fault` if it was delivered behind a message that was sent later; `unproven` for a fault "
             "where `hole`, or that a clock's error may explain",
         ),
-        Field("reason", "text", "why it was dead-lettered"),
+        Field("sender", "text", "the id of the sender object"),
+        Field("session_key", "count", "its session's hash: `xxhash64` of the session id, which the table `order` has"),
+        Field("time_to_live", "number", "seconds"),
+        Field("called_at", "instant", "the first call of a send that was accepted"),
+        Field("accepted_at", "instant", "its first receipt"),
+        Field("delivered_at", "instant", "a consumer first settled it"),
+        Field("sent_by", "text", "the process that sent it"),
+        Field("delivered_by", "text", "the process that consumed it"),
+        Field("reason", "text", "why it was dead-lettered", "NULL"),
         Field(
             "hole",
             "yes or no",
             "the journal has a hole where a row about it may have been, or a clock that was set hides when it arrived",
             "false",
         ),
-        Field("sender", "text", "the id of the sender object"),
-        Field("session_key", "count", "its session's hash: `xxhash64` of the session id, which the table `order` has"),
         Field(
             "backlog_queue",
             "text",
             "the backlog queue that accepted it, or the outbox that stored it: from then, `first_sent_at`, to "
             "`moved_at` it took until the primary had it",
+            "NULL",
         ),
-        Field("time_to_live", "number", "seconds"),
         Field("sends", "count", "sends of it that ended", "1"),
-        Field("accepted_primary", "count", "of these, accepted by the primary", "0"),
+        Field("accepted_primary", "count", "of these, accepted by the primary", "1"),
         Field("accepted_backlog", "count", "of these, accepted by a backlog queue", "0"),
         Field("refused", "count", "of these, refused", "0"),
         Field("unknown", "count", "of these, with an unknown outcome", "0"),
@@ -86,8 +84,8 @@ RECONCILIATION = Table(
         Field("moves_again", "count", "of these, after a syphon had received it before", "0"),
         Field("moves_unfinished", "count", "of these, without completing it in the backlog", "0"),
         Field("set_aside", "count", "times that a syphon dead-lettered it", "0"),
-        Field("deliveries", "count", "times that a consumer settled it in any way", "0"),
-        Field("completed", "count", "of these, completed", "0"),
+        Field("deliveries", "count", "times that a consumer settled it in any way", _READ),
+        Field("completed", "count", "of these, completed", _READ),
         Field("redelivered", "count", "of these, delivered before", "0"),
         Field("unconfirmed", "count", "completions that the broker did not confirm", "0"),
         Field(
@@ -95,24 +93,19 @@ RECONCILIATION = Table(
         ),
         Field("surplus", "count", "completions after the first; of a topic, in the same subscription", "0"),
         Field("reasons", "count", "second copies that the journal explains", "0"),
-        Field("called_at", "instant", "the first call of a send that was accepted"),
         Field("first_sent_at", "instant", "its first send ended", "accepted_at"),
-        Field("accepted_at", "instant", "its first receipt"),
-        Field("diverted_at", "instant", "its first receipt of a backlog queue"),
-        Field("moved_at", "instant", "a syphon first moved it to the primary"),
-        Field("set_aside_at", "instant", "a syphon first dead-lettered it"),
+        Field("diverted_at", "instant", "its first receipt of a backlog queue", "NULL"),
+        Field("moved_at", "instant", "a syphon first moved it to the primary", "NULL"),
+        Field("set_aside_at", "instant", "a syphon first dead-lettered it", "NULL"),
         Field(
             "home_at",
             "instant",
             "it last arrived at the primary: accepted there, or moved there; of a scheduled one, no earlier than it "
             "was due",
-            "CASE WHEN accepted_primary > 0 THEN accepted_at END",
+            "accepted_at",
         ),
-        Field("delivered_at", "instant", "a consumer first settled it"),
         Field("last_delivered_at", "instant", "a consumer last settled it", "delivered_at"),
-        Field("sent_by", "text", "the process that sent it"),
-        Field("moved_by", "text", "the process that moved or dead-lettered it"),
-        Field("delivered_by", "text", "the process that consumed it"),
+        Field("moved_by", "text", "the process that moved or dead-lettered it", "NULL"),
     ),
 )
 
@@ -140,133 +133,6 @@ OBSERVATION = Table(
 )
 
 
-def reconciliation(
-    messages: DataFrame,
-    notes: DataFrame,
-    counts: DataFrame,
-    *,
-    places: DataFrame,
-    troubles: DataFrame,
-    late: DataFrame,
-    blind: DataFrame,
-    processes: DataFrame,
-    patience: float,
-) -> DataFrame:
-    """Judge every message.
-
-    All but the messages are small in a journal of ordinary days, so that Spark sends them to where the messages are.
-
-    Args:
-        messages: of `MESSAGES`.
-        notes: of `NOTES`.
-        counts: of `COUNTS`.
-        places: of `places`.
-        troubles: of `troubles`.
-        late: of `late`.
-        blind: of `blind_minutes`.
-        processes: the table.
-        patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
-    """
-    # Each has a place. After an inner join Spark does not see that all rows are together, and sends them around.
-    gathered = messages.withColumn("home_at", arrived_at()).join(F.broadcast(places), "place", "left")
-    for found, identity in ((troubles, MESSAGE), (_surplus(notes), MESSAGE), (late, ARRIVAL)):
-        gathered = _with(gathered, found, identity)
-    never = {name: F.coalesce(name, F.lit(0)) for name in COUNTS}
-    in_queue = F.greatest(F.col("completed") - F.col("by_subscription") - 1, F.lit(0))
-    gathered = gathered.withColumns({**never, "surplus": F.coalesce("surplus", F.lit(0)) + in_queue})
-    sends = F.col("accepted_primary") + F.col("accepted_backlog") + F.col("refused") + F.col("unknown")
-    judged = (
-        _with_strays(gathered.withColumn("sends", sends), _strays(notes))
-        .withColumn("patience", F.lit(patience))
-        .withColumn("slack", F.lit(SLACK))
-        .withColumn("minute", minute_of())
-        .join(_sent_by(processes), "sent_by", "left")
-        .withColumn("doubt", _doubt())
-        .join(blind, ["place", "minute"], "left")
-        .withColumn("hole", _hole())
-        .withColumn("untold", F.col("hole") | send_may_be_left_out())
-        .withColumn("late", F.when((F.col("late") == FAULT) & _may_be_in_order(), UNPROVEN).otherwise(F.col("late")))
-        .withColumn("reasons", reasons())
-        .withColumn("verdict", verdict())
-        .withColumn("session_key", F.col("session"))
-    )
-    judged = judged.withColumn("sent_by", F.col("sent_by_name"))
-    names = processes.select(key_of("process").alias("key"), F.col("process").alias("name"))
-    for column, dictionary in (("sender", senders(counts)), ("delivered_by", names)):
-        texts = dictionary.select(F.col("key").alias(column), F.col("name").alias(f"{column}_name"))
-        judged = judged.join(texts, column, "left").withColumn(column, F.col(f"{column}_name"))
-    return RECONCILIATION.of(judged)
-
-
-def _sent_by(processes: DataFrame) -> DataFrame:
-    return processes.select(
-        key_of("process").alias("sent_by"),
-        F.col("process").alias("sent_by_name"),
-        F.col("clock_error").alias("sender_error"),
-    )
-
-
-def _doubt() -> Column:
-    """Seconds by which two instants may be wrong: one of this message, and one of any process that wrote of its place.
-
-    Of a message that was moved, or sent twice, it is not known whose clock dated its arrival.
-    """
-    several = F.col("sends") + F.col("moves") > 1
-    own = F.when(several, F.col("clock_error")).otherwise(F.coalesce("sender_error", F.lit(0.0)))
-    return own + F.col("clock_error")
-
-
-def _may_be_in_order() -> Column:
-    """Whether a fault of the order is unproven: by a hole, or as the instants of those concerned may be wrong."""
-    by_clock = (F.col("doubt") > 0) & ((F.col("late_by") <= F.col("doubt")) | (F.col("placed") == 0))
-    return F.col("hole") | F.coalesce(by_clock, F.lit(False))
-
-
-def _with(gathered: DataFrame, found: DataFrame, identity: Sequence[str]) -> DataFrame:
-    """Add what was found of few messages, looked up by the hash of the id alone.
-
-    Spark finds a number several times as fast as a row with a text in it. Only where the number is there the rest is
-    compared, in a way that Spark does not take for an equality and look up as well.
-    """
-    theirs = {name: f"found_{name}" for name in identity}
-    met = F.col("message_key") == F.col("found_message_key")
-    for name in identity:
-        if name != "message_key":
-            met &= F.col(name).between(F.col(theirs[name]), F.col(theirs[name]))
-    return gathered.join(found.withColumnsRenamed(theirs), met, "left").drop(*theirs.values())
-
-
-def _surplus(notes: DataFrame) -> DataFrame:
-    """Second completions in the same subscription."""
-    copies = notes.filter(about_messages() & completed() & F.col("subscription").isNotNull())
-    copies = copies.withColumn("place", place()).groupBy(*MESSAGE, "subscription").agg(F.count("*").alias("completed"))
-    second = copies.filter(F.col("completed") > 1)
-    return second.groupBy(*MESSAGE).agg(F.sum(F.col("completed") - 1).alias("surplus"))
-
-
-def _with_strays(gathered: DataFrame, strays: DataFrame) -> DataFrame:
-    """Enter what was dead-lettered with a destination that could not be read."""
-    known = _with(gathered, F.broadcast(strays), ("pair", "message_key", "message_id"))
-    owned = F.col("entity").isNotNull() & F.col("strays").isNotNull()
-    return known.withColumns(
-        {
-            "set_aside": F.col("set_aside") + F.when(owned, F.col("strays")).otherwise(0),
-            "reason": F.when(owned, F.coalesce("reason", "stray_reason")).otherwise(F.col("reason")),
-            "set_aside_at": F.when(owned, F.least("set_aside_at", "stray_at")).otherwise(F.col("set_aside_at")),
-        }
-    )
-
-
-def _hole() -> Column:
-    """Whether the row that explains a message's fate may have been in a hole of the journal."""
-    away, accepted = F.col("home_at").isNull(), F.col("accepted_at").isNotNull()
-    # What was accepted by a backlog queue and delivered was moved back somehow: a row of it is missing.
-    told = F.coalesce("untold", F.lit(False)) | (away & accepted)
-    unseen = F.coalesce("unseen", F.lit(False)) | clock_may_deceive()
-    waiting = F.when(away, move_may_be_missing()).otherwise(unseen)
-    return F.when(accepted & (F.col("deliveries") == 0), waiting).otherwise(told)
-
-
 COUNTS = (
     "accepted_backlog",
     "refused",
@@ -288,6 +154,118 @@ COUNTS = (
 _INSTANTS = ("diverted_at", "last_diverted_at", "moved_at", "last_moved_at", "set_aside_at", "remade_at", "remade_hole")
 _TEXTS = ("backlog_queue", "reason", "moved_by")
 _MOST_STRAYS = 100_000
+
+
+def _with(gathered: DataFrame, found: DataFrame, *identity: str) -> DataFrame:
+    """Look up what was found of few messages, by the hash of the id alone.
+
+    Spark finds a number several times as fast as a row with a text in it. Only where the number is there the rest is
+    compared, in a way that Spark does not take for an equality and look up as well.
+    """
+    theirs = {name: f"its_{name}" for name in ("message_key", *identity)}
+    same = " AND ".join(f"{name} BETWEEN its_{name} AND its_{name}" for name in identity)
+    met = F.expr(f"message_key = its_message_key AND {same}")
+    return gathered.join(found.withColumnsRenamed(theirs), met, "left").drop(*theirs.values())
+
+
+def _named(gathered: DataFrame, column: str, names: DataFrame, *others: str) -> DataFrame:
+    """Put a text in the place of its key, given the ``name`` of each ``key``."""
+    theirs = names.select(F.col("key").alias(column), F.col("name").alias(f"{column}_name"), *others)
+    return gathered.join(theirs, column, "left").withColumn(column, F.col(f"{column}_name"))
+
+
+def _second(notes: DataFrame) -> DataFrame:
+    """Completions of a topic's message in the same subscription, after the first."""
+    told = notes.filter(about_messages() & completed() & F.col("subscription").isNotNull())
+    copies = told.groupBy("pair", "entity", "message_key", "message_id", "subscription").agg(F.count("*").alias("n"))
+    second = copies.filter("n > 1").groupBy("pair", "entity", "message_key", "message_id")
+    return second.agg(F.expr("sum(n - 1)").alias("copies")).select(place().alias("place"), *MESSAGE[1:], "copies")
+
+
+def _strays(notes: DataFrame) -> DataFrame:
+    """What was dead-lettered with a destination that could not be read, where its id is known all the same.
+
+    A message that is missing would look lost. A backlog queue may be filled with broken messages by any client: there
+    is a bound.
+    """
+    told = notes.filter(of_kind(MessageDeadLettered) & F.expr("entity IS NULL AND message_id <> ''"))
+    return (
+        told.groupBy("pair", "message_key", "message_id")
+        .agg(
+            F.count("*").alias("strays"),
+            F.expr("min_by(reason, xxhash64(reason))").alias("stray_reason"),
+            F.min("at").alias("stray_at"),
+        )
+        .limit(_MOST_STRAYS)
+    )
+
+
+_SENDS = "accepted_primary + accepted_backlog + refused + unknown"
+_MET = {
+    "plain": "failures IS NULL AND strays IS NULL AND accepted_primary = 1 AND deliveries <= 1 "
+    "AND completed = deliveries AND due_at IS NULL",
+    "strays": "CASE WHEN entity IS NOT NULL THEN strays END",
+    "surplus": "coalesce(copies, 0) + greatest(completed - by_subscription - 1, 0)",
+    **{name: f"coalesce({name}, 0)" for name in COUNTS},
+}
+_GATHERED = {
+    "sends": _SENDS,
+    "set_aside": "set_aside + coalesce(strays, 0)",
+    "reason": "CASE WHEN strays IS NOT NULL THEN coalesce(reason, stray_reason) ELSE reason END",
+    "set_aside_at": "CASE WHEN strays IS NOT NULL THEN least(set_aside_at, stray_at) ELSE set_aside_at END",
+    # Two instants may be wrong: one of the message, and one of any process that wrote of its place. Of a message that
+    # was moved, or sent twice, it is not known whose clock dated its arrival.
+    "doubt": f"clock_error + CASE WHEN {_SENDS} + moves > 1 THEN clock_error ELSE coalesce(sender_error, 0D) END",
+}
+"""What the flags of the verdicts ask for; plain is what the journal has one send of, accepted by the primary, and one
+completion or none."""
+
+
+def reconciliation(
+    messages: DataFrame,
+    notes: DataFrame,
+    names: DataFrame,
+    *,
+    places: DataFrame,
+    troubles: DataFrame,
+    late: DataFrame,
+    blind: DataFrame,
+    processes: DataFrame,
+    patience: float,
+) -> DataFrame:
+    """Judge every message.
+
+    All but the messages are small in a journal of ordinary days, so that Spark sends them to where the messages are.
+
+    Args:
+        messages: of `MESSAGES`.
+        notes: of `NOTES`.
+        names: of `NAMES`.
+        places: of `places`.
+        troubles: of `troubles`.
+        late: of `late`.
+        blind: of `blind_minutes`.
+        processes: the table.
+        patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
+    """
+    own = {"minute": minute_of(), "home_at": arrived_at(), "session_key": F.col("session")}
+    known = messages.withColumns({**own, "patience": F.lit(patience), "slack": F.lit(SLACK)})
+    # Each has a place. After an inner join Spark does not see that all rows are together, and sends them around.
+    gathered = known.join(F.broadcast(places), "place", "left")
+    for found in (troubles, _second(notes)):
+        gathered = _with(gathered, found, "place", "message_id")
+    gathered = _with(gathered, late, "place", "position", "accepted_at")
+    gathered = _with(gathered, F.broadcast(_strays(notes)), "pair", "message_id")
+    programs = processes.select(
+        key_of("process").alias("key"), F.col("process").alias("name"), F.col("clock_error").alias("sender_error")
+    )
+    gathered = _named(gathered, "sent_by", programs, "sender_error")
+    gathered = _named(_named(gathered, "delivered_by", programs), "sender", text_of(names, "sender"))
+    judged = gathered.join(blind, ["place", "minute"], "left")
+    for flags in (_MET, _GATHERED, *FLAGS):
+        judged = judged.withColumns({name: F.expr(holds) for name, holds in flags.items()})
+    return RECONCILIATION.of(judged.withColumn("verdict", F.expr(verdict())), ~F.col("plain"))
+
 
 TROUBLES = schema_of(
     {
@@ -338,24 +316,6 @@ def troubles(notes: DataFrame, spans: DataFrame, *, patience: float) -> DataFram
         texts = words.select(key_of("word").alias(name), F.col("word").alias(f"{name}_word"))
         gathered = gathered.join(texts, name, "left").withColumn(name, F.col(f"{name}_word"))
     return typed(gathered, TROUBLES)
-
-
-def _strays(notes: DataFrame) -> DataFrame:
-    """Find what was dead-lettered with a destination that could not be read, where its id is known all the same.
-
-    A message that is missing would look lost. A backlog queue may be filled with broken messages by any client: there
-    is a bound.
-    """
-    found = (
-        notes.filter(of_kind(MessageDeadLettered) & F.col("entity").isNull() & (F.col("message_id") != ""))
-        .groupBy("pair", "message_key", "message_id")
-        .agg(
-            F.count("*").alias("strays"),
-            F.min_by("reason", key_of("reason")).alias("stray_reason"),
-            F.min("at").alias("stray_at"),
-        )
-    )
-    return found.limit(_MOST_STRAYS)
 
 
 def _conditions() -> dict[str, Column]:

@@ -16,7 +16,6 @@ from pairmq.model import Price
 from pairmq.pipeline.transforms._fact import Table
 from pairmq.pipeline.transforms.backlog import BACKLOG, ROTATION, SYPHON, backlog, rotation, syphon
 from pairmq.pipeline.transforms.episodes import EPISODES, episodes
-from pairmq.pipeline.transforms.facts import minutes, traffic
 from pairmq.pipeline.transforms.order import LATE, ORDER, late, order
 from pairmq.pipeline.transforms.places import ARRIVALS, BLIND, PLACES, arrivals, blind_minutes, places
 from pairmq.pipeline.transforms.processes import HOLES, PROCESSES, Unfinished, Unread, holes, processes
@@ -63,6 +62,7 @@ class Step:
         make: given what it needs by name; computes nothing yet.
         is_table: whether a run writes it for its readers.
         group: those of one group need nothing of each other, and are made by one query; None for one of its own.
+        small: what it is made of grows with time and faults, not with messages.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Step:
     make: Callable[[Frames, Settings], DataFrame]
     is_table: bool
     group: str | None
+    small: bool = True
 
 
 _Make = Callable[[Frames, Settings], DataFrame]
@@ -80,42 +81,29 @@ def _between(name: str, schema: StructType, needs: tuple[str, ...], make: _Make,
     return Step(name, schema, needs, make, is_table=False, group=group)
 
 
-def _table(table: Table, needs: tuple[str, ...], make: _Make, *, group: str | None = None) -> Step:
-    return Step(table.name, table.schema, needs, make, is_table=True, group=group)
+def _table(table: Table, needs: tuple[str, ...], make: _Make, *, group: str | None = None, small: bool = True) -> Step:
+    return Step(table.name, table.schema, needs, make, True, group, small)
 
 
 STEPS: tuple[Step, ...] = (
     _between(
         "holes",
         HOLES,
-        ("counts", "notes"),
-        lambda f, s: holes(
-            minutes(f["counts"]), f["notes"], patience=s.patience, unread=s.unread, unfinished=s.unfinished
-        ),
+        ("minutes", "notes"),
+        lambda f, s: holes(f["minutes"], f["notes"], patience=s.patience, unread=s.unread, unfinished=s.unfinished),
         group="first",
     ),
-    _between("arrivals", ARRIVALS, ("messages",), lambda f, s: arrivals(f["messages"]), group="first"),
+    # Beside what is counted of the rows: the messages are made when they are first read.
+    Step("arrivals", ARRIVALS, ("messages",), lambda f, s: arrivals(f["messages"]), False, "counts", small=False),
     _table(
         PROCESSES,
-        ("counts", "notes"),
-        lambda f, s: processes(minutes(f["counts"]), f["notes"], patience=s.patience),
+        ("minutes", "notes"),
+        lambda f, s: processes(f["minutes"], f["notes"], patience=s.patience),
         group="first",
     ),
-    _table(
-        AVAILABILITY,
-        ("counts", "notes"),
-        lambda f, s: availability(traffic(f["counts"]), sample_rates(f["notes"])),
-        group="first",
-    ),
-    _table(BACKLOG, ("notes", "counts"), lambda f, s: backlog(f["notes"], minutes(f["counts"])), group="first"),
+    _table(BACKLOG, ("notes", "minutes"), lambda f, s: backlog(f["notes"], f["minutes"]), group="first"),
     _table(SYPHON, ("notes",), lambda f, s: syphon(f["notes"]), group="first"),
-    _table(ROTATION, ("notes", "counts"), lambda f, s: rotation(f["notes"], minutes(f["counts"])), group="first"),
-    _table(
-        COST,
-        ("counts", "notes"),
-        lambda f, s: cost(traffic(f["counts"]), f["notes"], primary=s.primary, secondary=s.secondary),
-        group="first",
-    ),
+    _table(ROTATION, ("notes", "minutes"), lambda f, s: rotation(f["notes"], f["minutes"]), group="first"),
     _between(
         "blind",
         BLIND,
@@ -126,8 +114,8 @@ STEPS: tuple[Step, ...] = (
     _between(
         "places",
         PLACES,
-        ("arrivals", "counts", "notes", "holes", "processes"),
-        lambda f, s: places(f["arrivals"], f["counts"], f["notes"], f["holes"], f["processes"], patience=s.patience),
+        ("arrivals", "traffic", "notes", "holes", "processes"),
+        lambda f, s: places(f["arrivals"], f["traffic"], f["notes"], f["holes"], f["processes"], patience=s.patience),
         group="second",
     ),
     _between(
@@ -138,19 +126,22 @@ STEPS: tuple[Step, ...] = (
         group="second",
     ),
     _table(EPISODES, ("notes", "processes"), lambda f, s: episodes(f["notes"], f["processes"]), group="second"),
-    _between(
+    Step(
         "late",
         LATE,
         ("messages", "troubles", "places", "notes"),
         lambda f, s: late(f["messages"], f["troubles"], f["places"], f["notes"]),
+        False,
+        None,
+        small=False,
     ),
     _table(
         RECONCILIATION,
-        ("messages", "counts", "places", "troubles", "notes", "late", "blind", "processes"),
+        ("messages", "names", "places", "troubles", "notes", "late", "blind", "processes"),
         lambda f, s: reconciliation(
             f["messages"],
             f["notes"],
-            f["counts"],
+            f["names"],
             places=f["places"],
             troubles=f["troubles"],
             late=f["late"],
@@ -158,14 +149,31 @@ STEPS: tuple[Step, ...] = (
             processes=f["processes"],
             patience=s.patience,
         ),
+        small=False,
     ),
     _table(
         ORDER,
-        ("reconciliation", "arrivals", "places", "counts"),
-        lambda f, s: order(f["reconciliation"], f["arrivals"], f["places"], f["counts"]),
+        ("reconciliation", "arrivals", "places", "names"),
+        lambda f, s: order(f["reconciliation"], f["arrivals"], f["places"], f["names"]),
         group="last",
+        small=False,
     ),
-    _table(OBSERVATION, ("places",), lambda f, s: OBSERVATION.of(f["places"]), group="last"),
+    # Of traffic there are many rows: hours of each process, entity, outcome and bucket of latencies.
+    _table(
+        AVAILABILITY,
+        ("traffic", "notes"),
+        lambda f, s: availability(f["traffic"], sample_rates(f["notes"])),
+        group="last",
+        small=False,
+    ),
+    _table(
+        COST,
+        ("traffic", "notes"),
+        lambda f, s: cost(f["traffic"], f["notes"], primary=s.primary, secondary=s.secondary),
+        group="last",
+        small=False,
+    ),
+    _table(OBSERVATION, ("places",), lambda f, s: OBSERVATION.of(f["places"]), group="last", small=False),
 )
 
 __all__ = ["STEPS", "Frames", "Settings", "Step", "Unfinished", "Unread"]

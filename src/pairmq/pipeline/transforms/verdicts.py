@@ -13,11 +13,7 @@ journal can't lack the row that would explain it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 
 class Verdict(enum.StrEnum):
@@ -47,7 +43,6 @@ FAULTS = (Verdict.LOST, Verdict.PHANTOM, Verdict.DUPLICATED_UNEXPLAINED, Verdict
 """Verdicts that break one of PairMQ's promises."""
 
 
-_HASHES = 2.0**64
 _LANE = "/x-pairmq-lane/"  # in the name of each (SPEC 11.2)
 
 
@@ -58,252 +53,202 @@ class Rule:
     Args:
         verdict: given where the rule fits and none before it does.
         when: the rule in words, for the documents.
-        holds: the same as a column.
+        holds: the same in SQL.
     """
 
     verdict: Verdict
     when: str
-    holds: Callable[[], Column]
-
-
-def _c(name: str) -> Column:
-    return F.col(name)
-
-
-def _any(name: str) -> Column:
-    return F.col(name) > 0
-
-
-def _accepted() -> Column:
-    return _any("accepted_primary") | _any("accepted_backlog")
-
-
-def _seen() -> Column:
-    return _any("deliveries") | _any("dead_lettered")
-
-
-def _there() -> Column:
-    return _seen() | _any("moves")
-
-
-def _home() -> Column:
-    return _any("accepted_primary") | _any("moves")
-
-
-def _within_sight() -> Column:
-    """Whether a delivery would be in the journal: it is a queue's, and none before it was delivered unseen."""
-    return ~_c("of_topic") & F.coalesce(_c("home_at") + _c("doubt") >= _c("observed_from"), F.lit(False))
-
-
-def _overdue() -> Column:
-    return F.coalesce(_c("home_at") - _c("doubt") + _c("patience") < _c("observed_until"), F.lit(False))
-
-
-def clock_may_deceive() -> Column:
-    """Whether it looks overdue, but not if the clocks concerned are as wrong as they were seen to be."""
-    overdue = _c("home_at") + _c("doubt") + _c("patience") < _c("observed_until")
-    within_sight = _c("home_at") - _c("doubt") >= _c("observed_from")
-    expired = F.coalesce(_c("home_at") - _c("doubt") + _c("time_to_live") <= _c("journal_end"), F.lit(False))
-    return (_c("doubt") > 0) & _overdue() & ~F.coalesce(overdue & within_sight & ~expired, F.lit(False))
-
-
-def _left_unseen() -> Column:
-    """Whether the backlog queues were empty, or its queue made anew, after it was diverted, and the patience is over.
-
-    Brokers don't report what other syphons have locked: one may hold it, or have moved it without a row yet.
-    """
-    emptied = F.exists("emptied", lambda each: _emptied_after(each, -_c("doubt")))
-    return F.coalesce(emptied, F.lit(False)) | _remade_after(-_c("doubt"))
-
-
-def move_may_be_missing() -> Column:
-    """Whether it left the backlog unseen, and the row of that may have been in a hole of the journal."""
-
-    surely = _c("doubt")
-
-    def before_any_hole(each: Column) -> Column:
-        return _emptied_after(each, surely) & F.coalesce(each["hole"] < _c("last_diverted_at"), F.lit(True))
-
-    emptied = F.coalesce(F.exists("emptied", before_any_hole), F.lit(False))
-    remade = _remade_after(surely) & F.coalesce(_c("remade_hole") < _c("last_diverted_at"), F.lit(True))
-    return _left_unseen() & ~emptied & ~remade
-
-
-def _emptied_after(each: Column, margin: Column) -> Column:
-    after = each["since"] > _c("last_diverted_at") + _c("slack") + margin
-    return F.coalesce(after & _long_ago(each["drained_at"] + margin), F.lit(False))
-
-
-def _remade_after(margin: Column) -> Column:
-    after = _c("remade_at") > _c("last_diverted_at") + _c("slack") + margin
-    return F.coalesce(after & _long_ago(_c("remade_at") + margin), F.lit(False))
-
-
-def _long_ago(instant: Column) -> Column:
-    return instant + _c("patience") <= _c("journal_end")
-
-
-def send_may_be_left_out() -> Column:
-    """Whether a process that keeps a part of the healthy sends may have left out another send of the same id.
-
-    All processes leave out by the id's hash: those are kept that are less than their part of all hashes.
-    """
-    key, least = _c("message_key").cast("double"), _c("least_kept")
-    hashed = F.when(key < 0, key + _HASHES).otherwise(key)
-    # A number with a fraction has 53 bits, a hash 64.
-    return F.coalesce((least < 1) & (hashed >= least * _HASHES - 2.0**12), F.lit(False))
-
-
-def _in_lane() -> Column:
-    """Whether consumers may have had it without a syphon (SPEC 11.2)."""
-    return F.coalesce(_c("backlog_queue").contains(_LANE), F.lit(False))
-
-
-def _lived_out() -> Column:
-    return F.coalesce(_c("home_at") + _c("doubt") + _c("time_to_live") <= _c("journal_end"), F.lit(False))
+    holds: str
 
 
 RULES: tuple[Rule, ...] = (
     Rule(
         Verdict.PHANTOM,
         "no send of it was accepted or unknown, at least one was refused, and it was delivered or moved nevertheless",
-        lambda: ~_accepted() & ~_any("unknown") & _any("refused") & _there() & ~_c("untold"),
+        "NOT accepted AND unknown = 0 AND refused > 0 AND there AND NOT untold",
     ),
     Rule(
         Verdict.NOT_JOURNALLED,
         "the same, and the journal may lack another send of it: it has a hole then, or a process keeps only samples",
-        lambda: ~_accepted() & ~_any("unknown") & _any("refused") & _there(),
+        "NOT accepted AND unknown = 0 AND refused > 0 AND there",
     ),
     Rule(
         Verdict.REFUSED,
         "no send of it was accepted or unknown, at least one was refused",
-        lambda: ~_accepted() & ~_any("unknown") & _any("refused"),
+        "NOT accepted AND unknown = 0 AND refused > 0",
     ),
     Rule(
         Verdict.UNKNOWN_DELIVERED,
         "no send of it was accepted, one ended as unknown, or left only failed attempts; and it was delivered",
-        lambda: ~_accepted() & (_any("unknown") | _any("failures")) & _seen(),
+        "NOT accepted AND (unknown > 0 OR failures > 0) AND seen",
     ),
     Rule(
         Verdict.UNKNOWN,
         "the same, and no delivery is in the journal",
-        lambda: ~_accepted() & (_any("unknown") | _any("failures")),
+        "NOT accepted AND (unknown > 0 OR failures > 0)",
     ),
     Rule(
         Verdict.DEAD_LETTERED,
         "the journal has no send of it, and it was dead-lettered and not delivered",
-        lambda: ~_accepted() & (_any("set_aside") | _any("dead_lettered")) & ~_any("completed"),
+        "NOT accepted AND (set_aside > 0 OR dead_lettered > 0) AND completed = 0",
     ),
     Rule(
         Verdict.NOT_JOURNALLED,
         "the journal has no send of it: its sender keeps no journal or only samples, was killed, or began earlier",
-        lambda: ~_accepted(),
+        "NOT accepted",
     ),
     Rule(
         Verdict.DUPLICATED_UNPROVEN,
         "accepted, completed more often than there are reasons for second copies, and the journal may lack a reason",
-        lambda: (_c("surplus") > _c("reasons")) & _c("untold"),
+        "surplus > reasons AND untold",
     ),
     Rule(
         Verdict.DUPLICATED_UNEXPLAINED,
         "accepted, and completed more often than there are reasons for second copies",
-        lambda: _c("surplus") > _c("reasons"),
+        "surplus > reasons",
     ),
     Rule(
         Verdict.DUPLICATED,
         "accepted, and completed more than once, with a reason for every copy after the first",
-        lambda: _any("surplus"),
+        "surplus > 0",
     ),
     Rule(
         Verdict.OUT_OF_ORDER,
         "accepted and delivered, behind a message that was sent later, which the options don't allow for",
-        lambda: _any("deliveries") & (_c("late") == "fault"),
+        "deliveries > 0 AND late = 'fault'",
     ),
-    Rule(Verdict.DELIVERED, "accepted, and completed once", lambda: _any("completed")),
+    Rule(Verdict.DELIVERED, "accepted, and completed once", "completed > 0"),
     Rule(
         Verdict.DEAD_LETTERED,
         "accepted, and its consumer dead-lettered it, or it was read from a dead-letter queue",
-        lambda: _any("dead_lettered"),
+        "dead_lettered > 0",
     ),
-    Rule(Verdict.UNSETTLED, "accepted, and delivered but never completed", lambda: _any("deliveries")),
+    Rule(Verdict.UNSETTLED, "accepted, and delivered but never completed", "deliveries > 0"),
     Rule(
         Verdict.EXPIRED,
         "diverted, never moved, and dead-lettered by the syphon because its time to live had expired",
-        lambda: ~_home() & _any("set_aside") & (_c("reason") == "TTLExpiredException"),
+        "NOT home AND set_aside > 0 AND reason = 'TTLExpiredException'",
     ),
     Rule(
         Verdict.DEAD_LETTERED,
         "diverted, never moved, and dead-lettered by the syphon for another reason",
-        lambda: ~_home() & _any("set_aside"),
+        "NOT home AND set_aside > 0",
     ),
     Rule(
         Verdict.UNPROVEN,
         "diverted, never moved, its backlog queue was seen empty or recreated later, and the journal has a hole since, "
         "or a clock that was set may deceive",
-        lambda: ~_home() & _left_unseen() & _c("hole"),
+        "NOT home AND left_unseen AND hole",
     ),
     Rule(
         Verdict.UNPROVEN,
         "diverted to a lane, never moved, the lane was seen empty later, and the journal of the consumer that may have "
         "emptied it is missing, or shows no delivery of the queue",
-        lambda: ~_home() & _left_unseen() & _in_lane() & (_c("lacking") | ~_c("consumed")),
+        f"NOT home AND left_unseen AND backlog_queue LIKE '%{_LANE}%' AND (lacking OR NOT consumed)",
     ),
     Rule(
         Verdict.LOST,
         "diverted, never moved or dead-lettered, and its backlog queue was seen empty or recreated later",
-        lambda: ~_home() & _left_unseen(),
+        "NOT home AND left_unseen",
     ),
-    Rule(Verdict.DIVERTED, "diverted, and not yet moved", lambda: ~_home()),
+    Rule(Verdict.DIVERTED, "diverted, and not yet moved", "NOT home"),
     Rule(
         Verdict.UNPROVEN,
         "at the primary of a queue, and the journal of the consumer that would have had it is missing: its first rows, "
         "or, as far as those of the pair's other queues show, all of them",
-        lambda: ~_within_sight() & ~_c("of_topic") & (_c("absent") | (_c("lacking") & _c("hole"))),
+        "NOT within_sight AND NOT of_topic AND (absent OR (lacking AND hole))",
     ),
     Rule(
         Verdict.NOT_OBSERVED,
         "at the primary, and no delivery would be seen: a topic, or a queue whose consumers keep no journal, or kept "
         "none yet when it arrived",
-        lambda: ~_within_sight(),
+        "NOT within_sight",
     ),
     Rule(
         Verdict.EXPIRED,
         "at the primary, not delivered, and its time to live ran out before the journal ended",
-        _lived_out,
+        "home_at + doubt + time_to_live <= journal_end",
     ),
     Rule(
         Verdict.UNPROVEN,
         "at the primary, not delivered, overtaken as a lost one is, and the journal has a hole since, or a clock that "
         "was set may deceive",
-        lambda: _overdue() & _c("hole"),
+        "overdue AND hole",
     ),
     Rule(
         Verdict.LOST,
         "at the primary, not delivered, though messages that arrived later by more than the patience were",
-        _overdue,
+        "overdue",
     ),
-    Rule(Verdict.IN_FLIGHT, "at the primary, and not delivered yet", lambda: F.lit(True)),
+    Rule(Verdict.IN_FLIGHT, "at the primary, and not delivered yet", "true"),
 )
 """In this order; the last one fits everything."""
 
+_HASHES = 2.0**64
 
-def reasons() -> Column:
-    """How many second copies of a message the journal explains.
 
-    Each further send of the same id that was accepted, each send or attempt in doubt, each message that a syphon got
-    again or could not complete, and each delivery that the broker repeated or whose completion it did not confirm. A
-    syphon says that a write of its own was in doubt, but not how many were: all copies are explained then.
+def _gone(margin: str) -> str:
+    """Whether the backlog queues were empty, or its queue made anew, after it was diverted, and the patience is over.
+
+    Brokers don't report what other syphons have locked: one may hold it, or have moved it without a row yet.
     """
-    again = F.greatest(_c("accepted_primary") + _c("accepted_backlog") - 1, F.lit(0))
-    in_doubt = _c("unknown") + F.greatest(_c("doubts"), _c("marked"))
-    by_syphon = _c("moves_again") + _c("moves_unfinished")
-    counted = again + in_doubt + by_syphon + _c("redelivered") + _c("unconfirmed")
-    return F.greatest(counted, F.when(_any("moves_marked"), _c("surplus")))
+
+    def after(since: str, instant: str) -> str:
+        later = f"{since} > last_diverted_at + slack {margin} doubt"
+        return f"coalesce({later} AND {instant} {margin} doubt + patience <= journal_end, false)"
+
+    sure = margin == "+"  # no hole since, in which the row of its leaving may have been
+
+    def whole(hole: str) -> str:
+        return f" AND coalesce({hole} < last_diverted_at, true)" if sure else ""
+
+    emptied = f"exists(emptied, each -> {after('each.since', 'each.drained_at')}{whole('each.hole')})"
+    return f"(coalesce({emptied}, false) OR ({after('remade_at', 'remade_at')}{whole('remade_hole')}))"
 
 
-def verdict() -> Column:
-    """The verdict of the first rule that fits."""
-    chosen = F.when(RULES[0].holds(), RULES[0].verdict.value)
-    for rule in RULES[1:]:
-        chosen = chosen.when(rule.holds(), rule.verdict.value)
-    return chosen
+FLAGS: tuple[dict[str, str], ...] = (
+    {
+        "accepted": "accepted_primary > 0 OR accepted_backlog > 0",
+        "seen": "deliveries > 0 OR dead_lettered > 0",
+        "there": "deliveries > 0 OR dead_lettered > 0 OR moves > 0",
+        "home": "accepted_primary > 0 OR moves > 0",
+        # A delivery would be in the journal: it is a queue's, and none before it was delivered unseen.
+        "within_sight": "NOT of_topic AND coalesce(home_at + doubt >= observed_from, false)",
+        "overdue": "coalesce(home_at - doubt + patience < observed_until, false)",
+        # Not so, if the clocks concerned are as wrong as they were seen to be.
+        "surely_overdue": "coalesce(home_at + doubt + patience < observed_until AND home_at - doubt >= observed_from "
+        "AND NOT coalesce(home_at - doubt + time_to_live <= journal_end, false), false)",
+        "left_unseen": _gone("-"),
+        # All processes leave healthy sends out by the id's hash: those are kept that are less than their part of all
+        # hashes. So another send of the same id may have been. A number with a fraction has 53 bits, a hash 64.
+        "left_out": "coalesce(least_kept < 1 AND message_key + CASE WHEN message_key < 0 THEN "
+        f"{_HASHES}D ELSE 0D END >= least_kept * {_HASHES}D - 4096, false)",
+    },
+    {
+        # The row that explains its fate may have been in a hole of the journal. What was accepted by a backlog queue
+        # and delivered was moved back somehow: a row of it is missing.
+        "hole": "CASE WHEN accepted_at IS NULL OR deliveries > 0 "
+        "THEN coalesce(untold, false) OR (home_at IS NULL AND accepted_at IS NOT NULL) "
+        f"WHEN home_at IS NULL THEN left_unseen AND NOT {_gone('+')} "
+        "ELSE coalesce(unseen, false) OR (doubt > 0 AND overdue AND NOT surely_overdue) END",
+    },
+    {
+        "untold": "hole OR left_out",
+        "late": "CASE WHEN late = 'fault' AND (hole OR coalesce(doubt > 0 AND (late_by <= doubt OR placed = 0), false))"
+        " THEN 'unproven' ELSE late END",
+        # How many second copies the journal explains: each further send of the same id that was accepted, each send or
+        # attempt in doubt, each message that a syphon got again or could not complete, and each delivery that the
+        # broker repeated or whose completion it did not confirm. A syphon says that a write of its own was in doubt,
+        # but not how many were: all copies are explained then.
+        "reasons": "greatest(greatest(accepted_primary + accepted_backlog - 1, 0) + unknown + greatest(doubts, marked) "
+        "+ moves_again + moves_unfinished + redelivered + unconfirmed, CASE WHEN moves_marked > 0 THEN surplus END)",
+        "plain": "plain AND NOT hole",
+    },
+)
+"""What the rules ask for, in SQL; each part may name what those before it give."""
+
+
+def verdict() -> str:
+    """The verdict of the first rule that fits; for nearly every message two of them can be asked at once."""
+    rules = " ".join(f"WHEN {rule.holds} THEN '{rule.verdict}'" for rule in RULES)
+    return f"CASE WHEN plain AND completed = 1 AND late IS DISTINCT FROM 'fault' THEN '{Verdict.DELIVERED}' {rules} END"
