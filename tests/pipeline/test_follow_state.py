@@ -10,10 +10,22 @@ from pairmq.model.events import Cause, Side
 from pairmq.pipeline.follow._follow import STATE_VERSION
 from pairmq.pipeline.transforms import FACTS
 
-COLUMNS = {1: "0d8a1a3c71b3fda0", 2: "b88323d90346f3c6", 3: "322f7a49ff6047a5", 4: "322f7a49ff6047a5", 5: "2f45784f3e709067"}
+COLUMNS = {
+    1: "0d8a1a3c71b3fda0",
+    2: "b88323d90346f3c6",
+    3: "322f7a49ff6047a5",
+    4: "322f7a49ff6047a5",
+    5: "2f45784f3e709067",
+}
 """What the columns of all facts hash to in each version of the state. A new line goes with a new `STATE_VERSION`."""
 
-VALUES = {1: "965a10ba4468ff8c", 2: "f26a4026a624a9ae", 3: "984e066a1f9424f1", 4: "4593c05dc41df938", 5: "f5e6741a02e4e83e"}
+VALUES = {
+    1: "965a10ba4468ff8c",
+    2: "f26a4026a624a9ae",
+    3: "984e066a1f9424f1",
+    4: "4593c05dc41df938",
+    5: "f5e6741a02e4e83e",
+}
 """Likewise, what the facts of `a_journal` hash to, by which a changed rule is noticed. It has to stay as it is."""
 
 
