@@ -273,7 +273,7 @@ TESTED = (
     Mutant(
         "what thousands of cancellations cost is not allowed for",
         _LIMITS,
-        "        return running * self._cost if running > _AT_ONCE else 0.0\n",
+        "        return running * self._cost * _MARGIN if running > AT_ONCE else 0.0\n",
         "        return 0.0\n",
         tests=_LIMITS_TESTS,
     ),
