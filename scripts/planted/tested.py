@@ -519,6 +519,13 @@ TESTED = (
         tests=(_RABBIT_RECEIVING_A + "call_that_is_given_up_in_a_stall_takes_no_lock_of_other_calls",),
     ),
     Mutant(
+        "RabbitMQ: a channel to which nothing comes any more is kept",
+        _RABBIT_RECEIVING + "_receiver.py",
+        "                if channel.empty and loop.time() >= channel.heard_at + _QUIET:\n",
+        "                if False:\n",
+        tests=(_RABBIT_RECEIVING_A + "message_that_the_broker_lost_on_its_way_comes_on_another_channel",),
+    ),
+    Mutant(
         "RabbitMQ: a retired connection ends while others use it",
         "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_link.py",
         "        if session.users:\n",

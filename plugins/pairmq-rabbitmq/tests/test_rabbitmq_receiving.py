@@ -24,7 +24,7 @@ from pairmq.testing.conformance._broker import LockClock
 from pairmq.transport import Scope
 from pairmq_rabbitmq import _driver, _link
 from pairmq_rabbitmq._context import Context
-from pairmq_rabbitmq._receiving import RabbitReceiver, _delivery_channel, _settling, held_by_this_process
+from pairmq_rabbitmq._receiving import RabbitReceiver, _delivery_channel, _receiver, _settling, held_by_this_process
 from pairmq_rabbitmq._url import parse_rabbitmq_url
 from pairmq_rabbitmq.testing import RabbitServer
 
@@ -383,6 +383,44 @@ async def test_read_ahead_returns_ready_messages_when_not_waiting(
     assert await receiver.receive(5, 0) == []
     publish(server, "a")
     assert bodies(await there(receiver, 1, kind)) == ["a"]
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+async def test_a_message_that_the_broker_lost_on_its_way_comes_on_another_channel(
+    server: RabbitServer, receiver: RabbitReceiver, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    """As by a quorum queue whose leader hung: see `_receiver._QUIET`."""
+    monkeypatch.setattr(_receiver, "_QUIET", 0.5)
+    arrive, lost = _delivery_channel.DeliveryChannel.delivered, []
+
+    def delivered(channel: _delivery_channel.DeliveryChannel, *frames: Any) -> None:
+        if len(lost) < 2:
+            lost.append(frames)
+        else:
+            arrive(channel, *frames)
+
+    monkeypatch.setattr(_delivery_channel.DeliveryChannel, "delivered", delivered)
+    receiver.read_ahead(ahead)
+    publish(server, "1", "2", "3")
+    got: list[str] = []
+    while len(got) < 3:
+        found = await receiver.receive(2, WAIT)
+        assert found
+        got += bodies(found)
+        assert await receiver.complete_batch(found) == [None] * len(found)
+    assert sorted(got) == ["1", "2", "3"]
+    assert len(lost) == 2
+    assert ready(server) == 0
+
+
+async def test_a_quiet_channel_is_kept_while_a_message_is_locked_on_it(
+    server: RabbitServer, receiver: RabbitReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_receiver, "_QUIET", 0.0)
+    publish(server, "1")
+    [first] = await receiver.receive(1, WAIT)
+    assert await receiver.receive(1, 0.5) == []
+    await receiver.complete(first)
 
 
 async def test_an_end_of_the_wait_leaves_nothing_locked(server: RabbitServer, context: Context, kind: str) -> None:

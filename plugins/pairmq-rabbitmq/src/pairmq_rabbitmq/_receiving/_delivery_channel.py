@@ -127,6 +127,8 @@ class DeliveryChannel:
         self._raw = raw
         self._lock = lock
         self._loop = asyncio.get_running_loop()
+        self.heard_at = self._loop.time()
+        """When the last message arrived, or the channel was opened."""
         self._call = Calls(session)
         self._settling = Settling(raw, queue, self._call, share, self.lose)
         self._timer: asyncio.TimerHandle | None = None
@@ -303,7 +305,7 @@ class DeliveryChannel:
     def delivered(self, tag: int, redelivered: bool, header: bytes, body: bytes) -> None:
         if self.cause is not None:
             return
-        now = self._loop.time()
+        now = self.heard_at = self._loop.time()
         # No caller asked for it yet: it is released when half a lock is over.
         until = now + self._lock / 2
         locked = Locked(tag, redelivered, header, body, now, until)

@@ -30,6 +30,13 @@ from pairmq_rabbitmq._receiving._ordered_channel import GivenBack, is_for_one_co
 from pairmq_rabbitmq._receiving._settling import BUSY, GIVEN, SETTLING, Job, Locked, Share, Waits
 
 _CLOSE = 1.0  # s
+_QUIET = 30.0
+"""Seconds without a message after which a channel that holds none is replaced.
+
+When the leader of a quorum queue hangs and resumes, RabbitMQ may lose what it was sending: for the queue a channel then
+has messages, up to its whole window, that never arrived. It gets no other ones, and no consumer gets these, until it is
+closed. They are not among the ready ones either, so that the queue looks empty.
+"""
 
 _DeliveryDraft = draft_of(Delivery)
 
@@ -67,12 +74,15 @@ class RabbitReceiver(Receiver):
         async with self._turn:
             while True:
                 channel = await self._ready()
+                quiet_at = channel.heard_at + _QUIET if channel.empty else deadline
                 if not channel.reads_ahead or not channel.waiting:
-                    await self._fetch(channel, max_messages, deadline)
+                    await self._fetch(channel, max_messages, min(deadline, quiet_at))
                 found = await self._readable(channel, max_messages)
                 if channel.cause is not None and not isinstance(channel.cause, GivenBack):
                     raise await self._why(channel)
                 channel.give(found)
+                if channel.empty and loop.time() >= channel.heard_at + _QUIET:
+                    channel.discard()
                 if found or loop.time() >= deadline:
                     return deliveries_of(found, channel, self, self._dead)
 
