@@ -205,3 +205,15 @@ async def test_a_completion_is_tried_again_after_a_pump_began_anew_before_the_fi
     receiver.busy = False
     await asyncio.sleep(60)
     assert (machine.moved, len(machine)) == (2, 0)
+
+
+@in_virtual_time
+async def test_a_secondary_that_settles_nothing_is_reported_once_for_all_messages_of_an_attempt(world):
+    async with world(enable_syphon=True, attempt_timeout=5.0, backlog_queue_count=1) as w:
+        w.west.fail(Fault.DOWN, Operation.SETTLE)
+        leave(w.west, *bodies_of(90))
+        await asyncio.sleep(5)
+        failed = [event.error for event in w.of(SyphonFailed) if event.error.startswith("settle:")]
+        assert 0 < len(failed) <= 20
+        w.west.heal()
+        await came_home(w, *bodies_of(90))

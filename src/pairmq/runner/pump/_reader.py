@@ -290,8 +290,8 @@ class Settler:
         self._settled(*self._machine.completed(items, used, errors, took))
 
     def _settled(self, reports: Iterable[Report], failures: Iterable[TransportError]) -> None:
-        for error in failures:
-            self.failed(f"settle: {error}")
+        for text in dict.fromkeys(map(str, failures)):  # a hundred may have failed for one reason
+            self.failed(f"settle: {text}")
         self._report(reports)
         self._changed()
 
