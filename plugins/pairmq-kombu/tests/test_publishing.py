@@ -163,9 +163,9 @@ def test_the_secondary_may_be_behind_sentinels_or_a_cluster(
 def test_a_queue_that_is_new_in_an_outage_is_declared_by_a_later_publish(
     rabbit: RabbitServer, paired: kombu.Connection
 ) -> None:
-    rabbit.go_down()
+    rabbit.kill()
     publish(paired)
-    rabbit.come_up()
+    rabbit.start()
     until = time.monotonic() + 60
     while publish(paired).route is not Route.PRIMARY:
         assert time.monotonic() < until
