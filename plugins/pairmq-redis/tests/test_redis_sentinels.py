@@ -100,7 +100,7 @@ async def test_no_master_is_one_error_without_secrets(three: list[Sentinel]) -> 
 
 
 @pytest.mark.parametrize("epochs", [(0, 1, 0), (5, 6, 5)])
-async def test_a_sentinel_that_is_behind_leads_nobody_back_to_the_old_master(
+async def test_a_sentinel_that_is_behind_leads_no_call_back_to_the_old_master(
     three: list[Sentinel], epochs: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be up again, and takes writes that it loses when the sentinels make it a replica."""
@@ -132,7 +132,7 @@ async def test_sentinels_that_were_set_up_anew_are_believed(three: list[Sentinel
         assert await sentinels.master() == ("10.0.0.3", 6379)
 
 
-async def test_a_sentinel_that_does_not_tell_its_epoch_is_believed(three: list[Sentinel]) -> None:
+async def test_a_sentinel_that_reports_no_epoch_is_believed(three: list[Sentinel]) -> None:
     three[0].epoch = None
     async with asking([three[0].address]) as (sentinels, _):
         assert await sentinels.master() == ("10.0.0.1", 6379)

@@ -52,7 +52,7 @@ async def _in_a_later_turn(work: Coroutine[Any, Any, T]) -> T:
 
 
 def in_turns(end: Callable[[T], object], calls: Iterable[T]) -> None:
-    """End calls, of thousands a few in each turn of the loop: whoever waits for one goes on to the next attempt.
+    """End calls, of thousands a few in each turn of the loop: a caller that waits for one goes on to the next attempt.
 
     Args:
         end: called with each, the first few at once; a call may have ended by another way meanwhile.

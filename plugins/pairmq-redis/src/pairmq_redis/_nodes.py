@@ -166,7 +166,7 @@ class Sentinels:
             self._switched(master)
 
     async def _ask(self, address: Address) -> tuple[int, Address]:
-        """The config epoch, 0 where it can't be told, and the master's address."""
+        """The config epoch, 0 where it is not reported, and the master's address."""
         async with connected(self._make(address)) as connection:
             # The epoch first: what is asked later is not older.
             for what in ("MASTER", "GET-MASTER-ADDR-BY-NAME"):
