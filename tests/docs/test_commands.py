@@ -26,7 +26,7 @@ MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 PROGRAMS = {
     "bench": "benchmarks/run_all.py",
     "bench-one": "benchmarks/_measuring.py",
-    "chaos": "src/pairmq/testing/chaos/_command.py",
+    "chaos": "src/pairmq/testing/chaos/__main__.py",
     "model": "scripts/model.py",
     "mutants": "scripts/mutants.py",
 }
