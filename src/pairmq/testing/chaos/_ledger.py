@@ -34,7 +34,7 @@ _SESSIONS = CANARIES_OF_A_SENDER - 1
 def first_number(client: int, life: int) -> int:
     """The first number of a life of a client: no two lives ever send the same one."""
     if not 0 < life < _A_CLIENT // _A_LIFE:
-        raise ValueError(f"client {client} has lived {life} times: there are no numbers left")
+        raise ValueError(f"client {client} has lived {life} times: no number is left")
     return client * _A_CLIENT + life * _A_LIFE
 
 
