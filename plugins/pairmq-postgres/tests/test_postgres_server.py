@@ -16,8 +16,8 @@ from command_line import run
 from doc_blocks import blocks
 from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import QueueProperties, Transport
+from pairmq_postgres._connection import Blobs, Numbers, Texts
 from pairmq_postgres._errors import SchemaVersion
-from pairmq_postgres._pool import Blobs, Numbers, Texts
 from pairmq_postgres._receiver import PostgresReceiver
 from pairmq_postgres._schema import STEPS, VERSION, migrate, script
 from pairmq_postgres.testing import GRANTS, PostgresServer

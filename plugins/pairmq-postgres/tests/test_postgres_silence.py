@@ -15,7 +15,8 @@ from psycopg.waiting import WAIT_R
 from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing import in_virtual_time
 from pairmq.transport import Scope
-from pairmq_postgres._pool import Calls, Pool, Rows, Statement, _Connection
+from pairmq_postgres._connection import Connection, Hosts
+from pairmq_postgres._pool import Calls, Pool, Rows, Statement
 from pairmq_postgres._receiver import PostgresReceiver, PostgresSessionReceiver
 from pairmq_postgres._url import parse_url
 
@@ -42,7 +43,7 @@ async def test_waiting_for_an_answer_leaves_the_loop_alone():
     mine, servers = socket.socketpair()
     with mine, servers:
         connection = Mock(pgconn=Mock(socket=mine.fileno()))
-        waiting = asyncio.ensure_future(_Connection.wait(connection, answer()))
+        waiting = asyncio.ensure_future(Connection.wait(connection, answer()))
         for _ in range(20):
             await asyncio.sleep(0)
         await asyncio.sleep(0.01)
@@ -80,11 +81,11 @@ async def test_idle_connections_are_dropped_after_a_call_that_had_no_answer(monk
                 await asyncio.Event().wait()
             return Mock(description=None)
 
-    async def connect(self: Pool) -> Any:
+    async def connect(self: Hosts) -> Any:
         idle = TransactionStatus.IDLE
         return Connection(closed=False, info=Mock(host="h", port=1), pgconn=Mock(transaction_status=idle))
 
-    monkeypatch.setattr(Pool, "connect", connect)
+    monkeypatch.setattr(Hosts, "connect", connect)
     monkeypatch.setattr("pairmq_postgres._pool._has_news", lambda _: False)
     pool = Pool(URL)
     await asyncio.gather(*(pool.run([("SELECT 1", {})]) for _ in range(5)))

@@ -12,19 +12,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import select
-import struct
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection, waiting
-from psycopg.abc import AdaptContext
-from psycopg.adapt import Dumper
-from psycopg.pq import Format, TransactionStatus
+from psycopg.pq import TransactionStatus
 
 from pairmq.model import TransportError
 from pairmq.transport import Arrivals, Scope, nothing_sent, start_task
 from pairmq_postgres import _errors, _sql
+from pairmq_postgres._connection import Connection, Hosts
 from pairmq_postgres._errors import NotSent
 from pairmq_postgres._url import PostgresUrl
 
@@ -33,141 +30,7 @@ Statement = tuple[Any, Mapping[str, Any]]
 
 _NOTIFIED_WITHIN = 0.5  # s that a close waits for notifications of what was sent
 _SOON = 0.05  # s
-_AT_ONCE = 64  # reads of one answer, of some KiB each, without a turn for others
-_SHORT, _GATHERS = 4, 0.0005  # waits for more of an answer that begin at once, and s before later ones
-_EVENTS: dict[int, int] = {
-    waiting.WAIT_R: select.POLLIN,
-    waiting.WAIT_W: select.POLLOUT,
-    waiting.WAIT_RW: select.POLLIN | select.POLLOUT,
-}
 _SILENT = 1.0  # s without an answer after which a cancelled call makes the idle connections doubtful
-
-
-class Array:
-    """An array of one of the types below, ready to be sent: psycopg makes one value after the other, in Python.
-
-    Args:
-        values: none of them None.
-    """
-
-    __slots__ = ("values",)
-    oid: ClassVar[int]
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        self.values = values
-
-    def encoded(self) -> Sequence[bytes]:
-        """The values in PostgreSQL's binary format."""
-        return self.values
-
-
-class Texts(Array):
-    """``text[]``."""
-
-    oid = 25
-
-    def encoded(self) -> Sequence[bytes]:
-        return [value.encode() for value in self.values]
-
-
-class Blobs(Array):
-    """``bytea[]``."""
-
-    oid = 17
-
-
-class Numbers(Array):
-    """``bigint[]``."""
-
-    oid = 20
-
-    def encoded(self) -> Sequence[bytes]:
-        return list(map(_NUMBER.pack, self.values))
-
-
-_NUMBER, _LENGTH, _ARRAY = struct.Struct(">q"), struct.Struct(">i"), struct.Struct(">iiIii")
-_ARRAYS = {25: 1009, 17: 1001, 20: 1016}
-
-
-class _ArrayDumper(Dumper):
-    format = Format.BINARY
-
-    def __init__(self, cls: type, context: AdaptContext | None = None) -> None:
-        super().__init__(cls, context)
-        self.oid = _ARRAYS[cls.oid]  # type: ignore[attr-defined]
-
-    def dump(self, obj: Array) -> bytes:
-        values = obj.encoded()
-        if not values:
-            return _ARRAY.pack(0, 0, obj.oid, 0, 1)[:12]
-        parts = [_ARRAY.pack(1, 0, obj.oid, len(values), 1)]
-        length = _LENGTH.pack
-        for value in values:
-            parts += (length(len(value)), value)
-        return b"".join(parts)
-
-
-class _Connection(AsyncConnection[tuple[Any, ...]]):
-    # psycopg's own wakes at an interval, for Ctrl-C, and for each of the 8 KiB that a server sends at a time.
-    async def wait(self, gen: Any, *_: Any, **options: Any) -> Any:
-        if options.get("timeout") is not None:  # of `notifies`, which is not used so
-            return await super().wait(gen, **options)
-        try:
-            return await _answer(gen, self.pgconn.socket)
-        except asyncio.CancelledError:
-            self.pgconn.finish()
-            raise
-
-
-async def _answer(gen: Any, fileno: int) -> Any:
-    """Run one of psycopg's generators to its end; a long answer gathers for a moment before more of it is read."""
-    loop = asyncio.get_running_loop()
-    reads = waits = 0
-    try:
-        wanted = next(gen)
-        while True:
-            reads += 1
-            if reads % _AT_ONCE == 0:  # others have their turn
-                await asyncio.sleep(0)
-            ready = _ready_now(fileno, wanted)
-            if not ready:
-                waits += 1
-                if waits > _SHORT and wanted == waiting.WAIT_R:
-                    await asyncio.sleep(_GATHERS)
-                await _readiness(loop, fileno, wanted)
-                ready = _ready_now(fileno, wanted)
-            wanted = gen.send(ready)
-    except StopIteration as end:
-        return end.value
-
-
-def _ready_now(fileno: int, wanted: int) -> int:
-    """Which of what a generator waits for, to read or to write, is possible; an error is found by either."""
-    poll = select.poll()
-    poll.register(fileno, _EVENTS[wanted])
-    for _, events in poll.poll(0):
-        return wanted & (
-            (waiting.READY_R if events & ~select.POLLOUT else 0) | (waiting.READY_W if events & ~select.POLLIN else 0)
-        )
-    return 0
-
-
-async def _readiness(loop: asyncio.AbstractEventLoop, fileno: int, wanted: int) -> None:
-    found: asyncio.Future[None] = loop.create_future()
-
-    def ready() -> None:
-        if not found.done():
-            found.set_result(None)
-
-    if wanted & waiting.WAIT_R:
-        loop.add_reader(fileno, ready)
-    if wanted & waiting.WAIT_W:
-        loop.add_writer(fileno, ready)
-    try:
-        await found
-    finally:
-        loop.remove_reader(fileno)
-        loop.remove_writer(fileno)
 
 
 class Pool:
@@ -180,7 +43,8 @@ class Pool:
     def __init__(self, url: PostgresUrl) -> None:
         self.url = url
         self.arrivals = Arrivals()
-        self._idle: list[_Connection] = []
+        self._hosts = Hosts(url)
+        self._idle: list[Connection] = []
         self._era = 0  # how many times the server was found to be another one, or down
         self._place: tuple[str, int] | None = None
         self._turns = asyncio.Semaphore(url.pool_size)
@@ -215,11 +79,11 @@ class Pool:
             return [await _rows(cursor) for cursor in cursors]
 
     @contextlib.asynccontextmanager
-    async def _connection(self) -> AsyncIterator[_Connection]:
+    async def _connection(self) -> AsyncIterator[Connection]:
         async with self._turns:
             connection = self._idle_one()
             if connection is None:
-                connection = await self.connect()
+                connection = await self._hosts.connect()
                 place = (connection.info.host, connection.info.port)
                 if self._place not in (None, place):  # another one of the hosts takes writes now
                     self._distrust()
@@ -245,7 +109,7 @@ class Pool:
                 else:
                     self._idle.append(connection)
 
-    def _idle_one(self) -> _Connection | None:
+    def _idle_one(self) -> Connection | None:
         """Find an idle connection that the server has not ended meanwhile."""
         connection = self._idle.pop() if self._idle else None
         if connection is not None and _has_news(connection):
@@ -254,30 +118,13 @@ class Pool:
             return None
         return connection
 
-    async def connect(self) -> _Connection:
-        """Connect to the first host that takes writes.
-
-        Raises:
-            NotSent: none does.
-        """
-        try:
-            made = await _Connection.connect(
-                **self.url.parameters(),
-                autocommit=True,
-                prepare_threshold=0 if self.url.listen else None,
-            )
-        except (psycopg.Error, OSError) as error:
-            raise NotSent(error) from None
-        for kind in (Texts, Blobs, Numbers):
-            made.adapters.register_dumper(kind, _ArrayDumper)
-        return made
-
     def _distrust(self) -> None:
         """Drop what is idle, and later what is in use: it was connected to the same server."""
         self._era += 1
         self._drop_idle()
 
     def _drop_idle(self) -> None:
+        self._hosts.look_again()
         for connection in self._idle:
             connection.pgconn.finish()
         self._idle.clear()
@@ -322,7 +169,7 @@ class Pool:
     async def _listen(self) -> None:
         connection = None
         try:
-            connection = await self.connect()
+            connection = await self._hosts.connect()
             await connection.execute("LISTEN pairmq")
             self._heard.set()
             async for notification in connection.notifies():
@@ -422,14 +269,14 @@ class _Call:
             self.ended.set_result(error)
 
 
-def _has_news(connection: _Connection) -> bool:
+def _has_news(connection: Connection) -> bool:
     """Whether the server has sent anything over a connection that asked for nothing: its end, or changed settings."""
     poll = select.poll()
     poll.register(connection.pgconn.socket, select.POLLIN)
     return bool(poll.poll(0))
 
 
-async def _execute(connection: _Connection, statement: Statement) -> psycopg.AsyncCursor[tuple[Any, ...]]:
+async def _execute(connection: Connection, statement: Statement) -> psycopg.AsyncCursor[tuple[Any, ...]]:
     query, parameters = statement
     return await connection.cursor(binary=True).execute(query, parameters)
 

@@ -11,8 +11,9 @@ from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportE
 from pairmq.transport import Sender, encode_header
 from pairmq_postgres import _errors, _sql
 from pairmq_postgres._capabilities import MAX_MESSAGE_BYTES
+from pairmq_postgres._connection import Blobs, Texts
 from pairmq_postgres._errors import NoSuchEntity
-from pairmq_postgres._pool import Blobs, Calls, Texts
+from pairmq_postgres._pool import Calls
 
 _CHUNK_MESSAGES = 1000
 _CHUNK_BYTES = 8 * 1024 * 1024

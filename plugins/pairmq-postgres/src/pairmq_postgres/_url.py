@@ -70,11 +70,12 @@ class PostgresUrl:
     poll_interval: float = _POLL
     listen: bool = True
 
-    def parameters(self) -> dict[str, Any]:
-        """What libpq is given to connect."""
+    def parameters(self, only: tuple[str, int] | None = None) -> dict[str, Any]:
+        """What libpq is given to connect, to all hosts one after the other or to ``only`` one."""
+        hosts = self.hosts if only is None else (only,)
         found: dict[str, Any] = {
-            "host": ",".join(host for host, _ in self.hosts),
-            "port": ",".join(str(port) for _, port in self.hosts),
+            "host": ",".join(host for host, _ in hosts),
+            "port": ",".join(str(port) for _, port in hosts),
             "dbname": self.database,
             "connect_timeout": max(math.ceil(self.connect_timeout), 1),
             "application_name": "pairmq",

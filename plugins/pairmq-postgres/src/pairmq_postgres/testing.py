@@ -43,6 +43,8 @@ class PostgresServer(ServerProcess):
         settings: more of its settings, such as ``{"max_connections": "20"}``.
         port: TCP port; a free one when left out.
         role: the role of its `url`, which may do nothing but use the tables.
+        standby_of: a running server that this one follows from its first start on, with the same logins; it takes
+            writes after `promote`.
 
     Raises:
         FileNotFoundError: PostgreSQL is not installed; the text says how to install it.
@@ -52,15 +54,21 @@ class PostgresServer(ServerProcess):
     _taken = (*ServerProcess._taken, b"pre-existing shared memory block")
 
     def __init__(
-        self, *, settings: dict[str, str] | None = None, port: int | None = None, role: str = "messenger"
+        self,
+        *,
+        settings: dict[str, str] | None = None,
+        port: int | None = None,
+        role: str = "messenger",
+        standby_of: PostgresServer | None = None,
     ) -> None:
-        self._initdb, program = _program("initdb"), _program("postgres")
+        program = _program("postgres")
+        self._leader = standby_of
         self._home = Path(tempfile.mkdtemp(prefix="pairmq-postgres-"))
         self.port = port or free_port()
-        self.role = role
-        self.password = secrets.token_hex(8) + "/ä"
-        self._admin_password = secrets.token_hex(16)
-        self.url = self.url_of(role, self.password)
+        self.role: str = role if standby_of is None else standby_of.role
+        self.password: str = secrets.token_hex(8) + "/ä" if standby_of is None else standby_of.password
+        self._admin_password: str = secrets.token_hex(16) if standby_of is None else standby_of._admin_password
+        self.url = self.url_of(self.role, self.password)
         self._as_user = _as_user(self._home)
         command = [*self._as_user, program, "-D", str(self.data), "-k", "", "-h", "127.0.0.1"]
         for name, value in {"port": str(self.port), "fsync": "on", **(settings or {})}.items():
@@ -100,10 +108,12 @@ class PostgresServer(ServerProcess):
     def start(self) -> None:
         """Start it and wait until it is ready; the first time with a new database and its tables."""
         is_new = not self.data.exists()
-        if is_new:
+        if is_new and self._leader is not None:
+            self._copy(self._leader)
+        elif is_new:
             self._initialize()
         super().start()
-        if is_new:
+        if is_new and self._leader is None:
             self.query(f"CREATE DATABASE {_DATABASE}", database=_ADMIN)
             migrate(self.parameters())
             with psycopg.connect(**self.parameters(), autocommit=True) as connection:
@@ -116,12 +126,33 @@ class PostgresServer(ServerProcess):
         secret = self._home / "password"
         secret.write_text(self._admin_password)
         secret.chmod(0o644)  # within a directory that only the two users enter
-        command = [*self._as_user, self._initdb, "-D", str(self.data), "-U", _ADMIN, "-E", "UTF8", "--locale=C"]
-        command += ["-A", "scram-sha-256", f"--pwfile={secret}", "--no-sync"]
+        try:
+            self._make_data(
+                "initdb", "-U", _ADMIN, "-E", "UTF8", "--locale=C", "-A", "scram-sha-256", f"--pwfile={secret}"
+            )
+        finally:
+            secret.unlink()
+
+    def _copy(self, leader: PostgresServer) -> None:
+        to_leader = {**leader.parameters(_ADMIN), "application_name": self.name}
+        del to_leader["dbname"], to_leader["options"]
+        self._make_data("pg_basebackup", "-R", "-c", "fast", "-d", psycopg.conninfo.make_conninfo(**to_leader))
+
+    def _make_data(self, program: str, *arguments: str) -> None:
+        command = [*self._as_user, _program(program), "-D", str(self.data), "--no-sync", *arguments]
         done = subprocess.run(command, cwd=self._home, capture_output=True, text=True, check=False)  # noqa: S603
-        secret.unlink()
         if done.returncode:
-            raise ServerError(f"initdb ended with status {done.returncode}\n{done.stdout}{done.stderr}")
+            raise ServerError(f"{program} ended with status {done.returncode}\n{done.stdout}{done.stderr}")
+
+    def promote(self) -> None:
+        """Have a standby take writes, and wait until it does.
+
+        Raises:
+            psycopg.Error: it is none, or can't be asked.
+            ServerError: it did not within a minute.
+        """
+        if self.query("SELECT pg_promote(wait_seconds => 60)") != [(True,)]:
+            raise ServerError("PostgreSQL was not promoted within 60 s")
 
     def set_read_only(self, read_only: bool) -> None:
         """Take no writes of others than the superuser, as a standby does, or take them again; waits until it holds.

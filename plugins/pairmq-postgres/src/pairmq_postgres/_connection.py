@@ -1,0 +1,255 @@
+"""Connections, made to the one of several hosts that takes writes; arrays and long answers without detours."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import struct
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import psycopg
+from psycopg import AsyncConnection, waiting
+from psycopg.abc import AdaptContext
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+
+from pairmq.transport import start_task
+from pairmq_postgres._errors import NotSent
+from pairmq_postgres._url import PostgresUrl
+
+_AT_ONCE = 64  # reads of one answer, of some KiB each, without a turn for others
+_SHORT, _GATHERS = 4, 0.0005  # waits for more of an answer that begin at once, and s before later ones
+_EVENTS: dict[int, int] = {
+    waiting.WAIT_R: select.POLLIN,
+    waiting.WAIT_W: select.POLLOUT,
+    waiting.WAIT_RW: select.POLLIN | select.POLLOUT,
+}
+_OTHERS = 1.0  # s for which hosts may take longer to answer than the first one that takes writes
+# The timeline is one more after each promotion. `pg_control_checkpoint()` knows it only a while later.
+_HISTORY = """
+    SELECT system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint
+    FROM pg_control_system()
+"""
+
+
+class Array:
+    """An array of one of the types below, ready to be sent: psycopg makes one value after the other, in Python.
+
+    Args:
+        values: none of them None.
+    """
+
+    __slots__ = ("values",)
+    oid: ClassVar[int]
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = values
+
+    def encoded(self) -> Sequence[bytes]:
+        """The values in PostgreSQL's binary format."""
+        return self.values
+
+
+class Texts(Array):
+    """``text[]``."""
+
+    oid = 25
+
+    def encoded(self) -> Sequence[bytes]:
+        return [value.encode() for value in self.values]
+
+
+class Blobs(Array):
+    """``bytea[]``."""
+
+    oid = 17
+
+
+class Numbers(Array):
+    """``bigint[]``."""
+
+    oid = 20
+
+    def encoded(self) -> Sequence[bytes]:
+        return list(map(_NUMBER.pack, self.values))
+
+
+_NUMBER, _LENGTH, _ARRAY = struct.Struct(">q"), struct.Struct(">i"), struct.Struct(">iiIii")
+_ARRAYS = {25: 1009, 17: 1001, 20: 1016}
+
+
+class _ArrayDumper(Dumper):
+    format = Format.BINARY
+
+    def __init__(self, cls: type, context: AdaptContext | None = None) -> None:
+        super().__init__(cls, context)
+        self.oid = _ARRAYS[cls.oid]  # type: ignore[attr-defined]
+
+    def dump(self, obj: Array) -> bytes:
+        values = obj.encoded()
+        if not values:
+            return _ARRAY.pack(0, 0, obj.oid, 0, 1)[:12]
+        parts = [_ARRAY.pack(1, 0, obj.oid, len(values), 1)]
+        length = _LENGTH.pack
+        for value in values:
+            parts += (length(len(value)), value)
+        return b"".join(parts)
+
+
+class Connection(AsyncConnection[tuple[Any, ...]]):
+    # psycopg's own wakes at an interval, for Ctrl-C, and for each of the 8 KiB that a server sends at a time.
+    async def wait(self, gen: Any, *_: Any, **options: Any) -> Any:
+        if options.get("timeout") is not None:  # of `notifies`, which is not used so
+            return await super().wait(gen, **options)
+        try:
+            return await _answer(gen, self.pgconn.socket)
+        except asyncio.CancelledError:
+            self.pgconn.finish()
+            raise
+
+
+async def _answer(gen: Any, fileno: int) -> Any:
+    """Run one of psycopg's generators to its end; a long answer gathers for a moment before more of it is read."""
+    loop = asyncio.get_running_loop()
+    reads = waits = 0
+    try:
+        wanted = next(gen)
+        while True:
+            reads += 1
+            if reads % _AT_ONCE == 0:  # others have their turn
+                await asyncio.sleep(0)
+            ready = _ready_now(fileno, wanted)
+            if not ready:
+                waits += 1
+                if waits > _SHORT and wanted == waiting.WAIT_R:
+                    await asyncio.sleep(_GATHERS)
+                await _readiness(loop, fileno, wanted)
+                ready = _ready_now(fileno, wanted)
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
+def _ready_now(fileno: int, wanted: int) -> int:
+    """Which of what a generator waits for, to read or to write, is possible; an error is found by either."""
+    poll = select.poll()
+    poll.register(fileno, _EVENTS[wanted])
+    for _, events in poll.poll(0):
+        return wanted & (
+            (waiting.READY_R if events & ~select.POLLOUT else 0) | (waiting.READY_W if events & ~select.POLLIN else 0)
+        )
+    return 0
+
+
+async def _readiness(loop: asyncio.AbstractEventLoop, fileno: int, wanted: int) -> None:
+    found: asyncio.Future[None] = loop.create_future()
+
+    def ready() -> None:
+        if not found.done():
+            found.set_result(None)
+
+    if wanted & waiting.WAIT_R:
+        loop.add_reader(fileno, ready)
+    if wanted & waiting.WAIT_W:
+        loop.add_writer(fileno, ready)
+    try:
+        await found
+    finally:
+        loop.remove_reader(fileno)
+        loop.remove_writer(fileno)
+
+
+class Hosts:
+    """The hosts of one URL, of which one takes writes: after a failover another one than before.
+
+    Once connected, it stays with that host until `look_again`. Then it asks all of them side by side, so that one that
+    does not answer delays nothing for long. A primary that was replaced by a promotion and was started again by mistake
+    takes writes, too, which are lost once it is set up as a standby: it is passed over.
+
+    Args:
+        url: where to.
+    """
+
+    def __init__(self, url: PostgresUrl) -> None:
+        self._url = url
+        self._chosen: tuple[str, int] | None = None
+        self._latest: dict[int, int] = {}
+
+    def look_again(self) -> None:
+        """Ask all hosts at the next connection."""
+        self._chosen = None
+
+    async def connect(self) -> Connection:
+        """Connect to the host that takes writes.
+
+        Raises:
+            NotSent: none does.
+        """
+        try:
+            if len(self._url.hosts) == 1:
+                return await self._to(self._url.hosts[0])
+            if self._chosen is not None:
+                return await self._to(self._chosen)
+            self._chosen, connection = await self._find()
+        except (psycopg.Error, OSError) as error:
+            self.look_again()
+            raise NotSent(error) from None
+        return connection
+
+    async def _to(self, host: tuple[str, int]) -> Connection:
+        prepared = 0 if self._url.listen else None
+        made = await Connection.connect(**self._url.parameters(host), autocommit=True, prepare_threshold=prepared)
+        for kind in (Texts, Blobs, Numbers):
+            made.adapters.register_dumper(kind, _ArrayDumper)
+        return made
+
+    async def _find(self) -> tuple[tuple[str, int], Connection]:
+        tasks = {host: start_task(self._ask(host)) for host in self._url.hosts}
+        try:
+            pending, patience = set(tasks.values()), None
+            while pending:
+                done, pending = await asyncio.wait(pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
+                if any(task.exception() is None for task in done):
+                    patience = _OTHERS
+            ended = {host: task for host, task in tasks.items() if task.done()}
+            writable = {host: task.result() for host, task in ended.items() if task.exception() is None}
+            for answer in writable.values():
+                self._latest[answer.system] = max(self._latest.get(answer.system, 0), answer.timeline)
+            for host, answer in writable.items():
+                if answer.timeline == self._latest[answer.system]:
+                    del tasks[host]
+                    return host, answer.connection
+            for name, port in writable:
+                raise psycopg.OperationalError(
+                    f"{name}:{port} takes writes, but another server was promoted in its place and can't be reached: "
+                    "start that one, or set this one up as its standby"
+                )
+            raise next(task.exception() for task in reversed(ended.values()))  # type: ignore[misc]  # all failed
+        finally:
+            for task in tasks.values():
+                task.cancel()
+                task.add_done_callback(_discard)
+
+    async def _ask(self, host: tuple[str, int]) -> _Answer:
+        connection = await self._to(host)
+        try:
+            found = await (await connection.execute(_HISTORY)).fetchone()
+        except psycopg.errors.DatabaseError:  # a service that shows no such thing
+            found = None
+        return _Answer(connection, *(found or (0, 0)))
+
+
+class _Answer(NamedTuple):
+    """A host that takes writes, and the history of its data: whose it is, and how often another server took over."""
+
+    connection: Connection
+    system: int
+    timeline: int
+
+
+def _discard(ended: asyncio.Task[_Answer]) -> None:
+    if not ended.cancelled() and ended.exception() is None:
+        ended.result().connection.pgconn.finish()
