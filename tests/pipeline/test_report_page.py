@@ -18,7 +18,7 @@ import pytest
 from journal_by_hand import BACKLOG, PAIR, START
 from pairmq.pipeline.reporting import report
 from pairmq.pipeline.reporting._words import visible
-from tables_by_hand import SCHEMAS, hour, message, outage, process, side, write_tables
+from tables_by_hand import SCHEMAS, hour, message, outage, process, reads, side, write_tables
 
 HOSTILE = "</title></style><script>alert('x')</script><img src=//evil.example onerror=x()>\x00\x1b[31m\u202e{{7*7}}"
 SHORT = "<script>x()</script>"  # stands whole where long names are cut
@@ -65,6 +65,7 @@ def hostile(tmp_path_factory):
             | {"process": HOSTILE, "cause": HOSTILE, "failure_kind": HOSTILE, "open_because": HOSTILE}
         ],
         availability=[hour(primary=51, **names), hour(SHORT, primary=1)],
+        consumers=[reads(HOSTILE, primary=1, watched=9.0)],
         cost=[side(HOSTILE, sends=1)],
         processes=[process(HOSTILE, last=60, missing=1, ended="killed")],
         bad=[{"path": HOSTILE, "problem": f"amqp://user:{PASSWORD}@broker:5672 says {HOSTILE}"}],
@@ -166,6 +167,7 @@ def test_a_page_of_very_much_is_small_and_says_what_it_leaves_out(tmp_path):
         ],
         backlog=backlog,
         availability=[hour(f"queue-{number}", primary=40) for number in range(500)],
+        consumers=[reads(f"queue-{number}", primary=40, watched=1.0 * number) for number in range(500)],
         processes=[process(f"p{number}", last=60.0 * minutes, ended="killed") for number in range(1000)],
     )
     written = report(tables)
@@ -177,6 +179,7 @@ def test_a_page_of_very_much_is_small_and_says_what_it_leaves_out(tmp_path):
     assert "The longest 25 of 10 000" in text
     assert "The 8 entities that were out longest are drawn, of 500" in text
     assert "480 more are in the table availability" in text
+    assert "480 more are in the table consumers" in text
     assert max(written.content["series"]["overview"]["depth"]) == 976
 
 

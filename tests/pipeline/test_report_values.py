@@ -16,14 +16,15 @@ from pairmq.pipeline.reporting import _answers, report
 from pairmq.pipeline.reporting._answers import FAULTS, VERDICTS
 from pairmq.pipeline.transforms import FAULTS as RULED_FAULTS
 from pairmq.pipeline.transforms import Verdict
-from tables_by_hand import SCHEMAS, hour, instant, message, outage, process, side, write_tables
+from tables_by_hand import SCHEMAS, hour, instant, message, outage, process, reads, side, write_tables
 
 
 @pytest.fixture
 def outaged(tmp_path):
     """100 s of one queue, of which 20 were an outage: 70 sends home, 20 diverted, one of each other kind."""
-    rows = [message(f"m{at}", at=at) for at in range(40)]
-    rows += [message(f"m{at}", at=at, took=2.0, diverted_at=at, moved_at=65 + at / 10) for at in range(40, 60)]
+    rows = [message(f"m{at}", at=at, delivered_at=instant(at + 0.1)) for at in range(40)]
+    late = {"took": 2.0, "delivered_at": instant(61)}
+    rows += [message(f"m{at}", at=at, diverted_at=at, moved_at=65 + at / 10, **late) for at in range(40, 60)]
     rows += [message(f"m{at}", at=at, took=0.5) for at in range(70, 100)]
     rows += [
         message("gone", "lost", at=30.5),
@@ -35,6 +36,11 @@ def outaged(tmp_path):
         reconciliation=rows,
         episodes=[outage(at=40, over=42, up=60, ended=75, diverted=20, peak_backlog=20, time_to_divert=2.0)],
         availability=[hour(primary=71, backlog=20, refused=1, unknown=1)],
+        consumers=[
+            reads(at=0, primary=40, secondary=20, watched=80.0, unread=8.0, longest_unread=6.0),
+            reads(at=3600, primary=30, watched=20.0, unread=2.0, longest_unread=5.0),
+            reads("calm", watched=100.0),
+        ],
         backlog=[{"pair": PAIR, "queue": BACKLOG, "minute": instant(0), "depth": 20}],
         cost=[side("primary", sends=91, receives=70, pings=3, price="1.5"), side("secondary", sends=20, price="0.25")],
         order=[{"pair": PAIR, "entity": "orders", "order_key": "sender:s", "delivered": 90, "overtaken": 20}],
@@ -76,6 +82,27 @@ def test_availability_is_that_of_the_table(content):
     assert (told["attempted"], told["refused"], told["unknown"]) == (93, 1, 1)
     assert told["availability"] == pytest.approx(91 / 93)
     assert told["primary_availability"] == pytest.approx(71 / 93)
+
+
+def test_consumers_are_those_of_the_table_with_how_soon_messages_were_handled(content, outaged):
+    orders, calm = content["consumers"]
+    assert (orders["from_primary"], orders["from_secondary"]) == (70, 20)
+    assert (orders["watched"], orders["unread"], orders["longest_unread"]) == (100, 10, 6)
+    assert orders["availability"] == pytest.approx(0.9)
+    assert (orders["handled"]["messages"], orders["handled"]["longest"]) == (40, pytest.approx(0.1))
+    assert (orders["handled_diverted"]["messages"], orders["handled_diverted"]["longest"]) == (20, 21)
+    assert (calm["entity"], calm["availability"], calm["handled"], calm["handled_diverted"]) == ("calm", 1, None, None)
+    section = (outaged / "report.html").read_text().partition("<h2>How available each queue with continuity")[2]
+    assert "orders</th>" in section.partition("calm</th>")[0]
+    assert "90.0" in section.partition("calm</th>")[0]
+
+
+def test_without_continuity_there_is_nothing_about_consumers(tmp_path):
+    written = report(
+        write_tables(tmp_path / "tables", reconciliation=[message("a", at=1)], processes=[process(last=9)])
+    )
+    assert written.content["consumers"] == []
+    assert "with continuity" not in written.page.read_text()
 
 
 def test_the_outage_is_as_long_as_the_entity_was_out(content):
@@ -275,7 +302,12 @@ def test_the_reference_names_what_the_document_holds(content):
     section = text.partition("## The report\n")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`.*?) \| ", section, re.MULTILINE)
     assert [name for cell in cells for name in re.findall(r"`(\w+)`", cell)] == list(content)
-    for inner in (content["availability"], content["latency"]["before"], content["series"]["overview"]):
+    for inner in (
+        content["availability"],
+        content["consumers"][0],
+        content["latency"]["before"],
+        content["series"]["overview"],
+    ):
         assert {name for name in inner if f"`{name}`" not in section} == set()
     kinds = set(re.findall(r'Caveat\(\s*"([a-z-]+)"', (Path(_answers.__file__)).read_text()))
     kinds |= {"unproven", "unproven-copies", "unknown", "not-journalled"}

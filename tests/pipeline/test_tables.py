@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import re
 from decimal import Decimal
 
+import pyarrow.parquet as pq
 import pytest
 
+import duck
 from facts_by_hand import tables_of
 from journal_by_hand import (
     BACKLOG,
@@ -14,11 +17,14 @@ from journal_by_hand import (
     FAILED_OVER,
     FAILING,
     HEALTHY,
+    PAIR,
+    START,
     Journal,
     rows_of,
     second,
+    segment_table,
 )
-from pairmq.model import Price
+from pairmq.model import Entity, Price
 from pairmq.model.events import Cause, Side
 from pairmq.pipeline.transforms import FACTS, STEPS, TABLES, Settings, Unfinished, Unread
 
@@ -204,6 +210,74 @@ def test_processes_tell_how_they_ended_and_what_is_missing(spark):
     found = {row.process: row for row in told["processes"].collect()}
     assert (found["closed"].ended, found["closed"].rows, found["closed"].missing) == ("closed", 3, 2)
     assert (found["killed"].ended, found["killed"].dropped, found["killed"].host) == ("killed", 4, "here")
+
+
+CONTINUITY = '{"continuity": ["ord*"]}'
+
+
+def test_consumers_are_timed_while_none_of_them_reads_either_broker(spark):
+    one = Journal("one").opened(0).pair_opened(1, options=CONTINUITY)
+    one.delivered(10, "a").delivered(11, "b", entity=Entity("other")).receiver(100, Side.PRIMARY, opened=False)
+    one.delivered(150, "c", side=Side.SECONDARY).receiver(200, Side.SECONDARY, opened=False)
+    one.receiver(HOUR + 50, Side.SECONDARY, opened=True).closed(HOUR + 100)
+    # Beside it until 300, and reading all the time; what it lost last ends with it.
+    two = Journal("two").opened(0).delivered(20, "d").receiver(299, Side.SECONDARY, opened=False).closed(300)
+    found = {second(row.hour): row for row in tables_of(rows_of(spark, one, two))["consumers"].collect()}
+    first, later = found[0], found[HOUR]
+    assert {(row.pair, row.entity) for row in found.values()} == {(PAIR, "orders")}
+    assert [(row.from_primary, row.from_secondary) for row in (first, later)] == [(2, 1), (0, 0)]
+    assert [(row.watched, row.unread) for row in (first, later)] == [(HOUR, HOUR - 300), (100, 50)]
+    assert first.longest_unread == later.longest_unread == HOUR - 300 + 50
+    assert (first.availability, later.availability) == pytest.approx((300 / HOUR, 0.5))
+
+
+def test_a_queue_without_continuity_has_no_row_among_consumers(spark):
+    told = Journal().opened().pair_opened(1, options='{"continuity": ["or_ers", "%", "news"]}').delivered(2, "a")
+    assert tables_of(rows_of(spark, told.closed(3)))["consumers"].collect() == []
+
+
+def test_a_pair_that_ends_has_lost_no_broker_any_more(spark):
+    told = Journal().opened(0)
+    for at in (10, 110):
+        told.receiver(at, Side.PRIMARY, opened=False).receiver(at + 10, Side.SECONDARY, opened=False)
+        told.pair_ended(at + 30)
+    (row,) = tables_of(rows_of(spark, told.closed(200)))["consumers"].collect()
+    assert (row.watched, row.unread, row.longest_unread) == (200, 40, 20)
+
+
+def drawn(number: int) -> list[Journal]:
+    """Some programs that consume from a queue of a pair of their own, for an hour or two."""
+    draw, journals = random.Random(number), []
+    pair = f"pair {number}"
+    for name in range(draw.randint(1, 3)):
+        told = Journal(f"{number}-{name}", pair=pair)
+        at = draw.uniform(0, 2 * HOUR)
+        told.opened(at).pair_opened(at, options=draw.choice((CONTINUITY, '{"continuity": []}', "{}")))
+        for message in range(draw.randint(0, 20)):
+            at += draw.choice((0.0, 7.0, 300.0))
+            side = draw.choice((*Side,))
+            match draw.randrange(8):
+                case 0:
+                    told.pair_ended(at)
+                case 1 | 2:
+                    told.delivered(at, f"m{message}", side=draw.choice((None, None, side)))
+                case _:
+                    told.receiver(at, side, opened=draw.random() < 0.4)
+        journals.append(told.closed(at + draw.choice((0.0, 50.0))))
+    return journals
+
+
+def test_consumers_agree_with_another_engine(spark, tmp_path):
+    journals = [journal for number in range(150) for journal in drawn(number)]
+    pq.write_table(segment_table(*journals), tmp_path / "all.parquet")
+    with duck.opened([str(tmp_path / "all.parquet")], patience=PATIENCE) as connection:
+        theirs = [tuple(row.values()) for row in duck.asked(connection, duck.CONSUMERS, patience=PATIENCE)]
+    rows = tables_of(rows_of(spark, *journals))["consumers"].collect()
+    ours = [(row.pair, row.entity, second(row.hour) + START, *row[3:8]) for row in rows]
+    assert len(ours) > 200
+    assert sum(row[6] > 0 for row in ours) > 50
+    for mine, other in zip(sorted(ours), sorted(theirs), strict=True):
+        assert mine == (*other[:3], *(pytest.approx(value, abs=1e-5) for value in other[3:]))
 
 
 def test_order_is_counted_by_session_else_by_sender(spark):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pairmq import ConfigurationError, Entity, Message, PairClosed, TransportError
+from pairmq import ConfigurationError, Deduplicator, Entity, Message, PairClosed, TransportError
 from pairmq.core import lane_name
 from pairmq.model import Source
 from pairmq.model.events import MessageDeadLettered, MessageDelivered, ReceiverChanged, Side
@@ -136,6 +136,26 @@ async def test_a_delivery_of_the_lane_is_the_message_that_was_sent_and_is_settle
         (event,) = w.of(MessageDelivered)
         assert (event.entity, event.message_id, event.error) == (Entity("orders"), receipt.message_id, None)
         assert event.side is Side.SECONDARY
+
+
+@in_virtual_time
+async def test_a_deduplicator_handles_a_message_once_that_stands_on_both_sides(world):
+    async with world(continuity=("orders",)) as w:
+        w.east.fail(Fault.CONFIRM_LOST, Operation.SEND)
+        receipt = await w.pair.sender("orders").send(Message(b"1"))
+        w.east.heal()
+        assert receipt.maybe_duplicate
+        dedupe, handled = Deduplicator(), []
+        async with w.pair.receiver("orders") as receiver:
+            origins = set()
+            while w.east.messages("orders") or w.west.messages(LANE):
+                for delivery in await receiver.receive(wait=5):
+                    origins.add(delivery.origin)
+                    async with dedupe.once(delivery) as first:
+                        if first:
+                            handled.append(delivery.body)
+        assert handled == [b"1"]
+        assert origins == {*Side}
 
 
 @in_virtual_time

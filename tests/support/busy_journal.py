@@ -25,6 +25,10 @@ def busy_journals(seed: int, messages: int = 150) -> list[Journal]:
         journal.counted(60.0, Side.PRIMARY, sends=7, receives=3).counted(60.0, Side.SECONDARY, sends=1)
     for sender in senders:
         _outage(sender)
+    consumer.receiver(_OUTAGE[0] + 1, Side.PRIMARY, opened=False).receiver(_OUTAGE[1] + 2, Side.PRIMARY, opened=True)
+    consumer.receiver(_OUTAGE[0] + 9, Side.SECONDARY, opened=False).receiver(
+        _OUTAGE[0] + 19, Side.SECONDARY, opened=True
+    )
     for number in range(messages):
         _message(rng, rng.choice(senders), syphon, consumer, number)
     senders[0].dropped(1900.0, 4, since=1890.0)

@@ -17,14 +17,24 @@ _COUNTED = "OperationsCounted"
 _KINDS = (
     *_MESSAGES,
     *(_COUNTED, "StateChanged", "RotationChanged", "DestinationChanged", "SyphonFailed", "BacklogQueueChecked"),
-    *("PingCompleted", "PairOpened", "PairEnded", "JournalOpened", "EventsDropped", "JournalClosed", "Warned"),
+    *(
+        "PingCompleted",
+        "ReceiverChanged",
+        "PairOpened",
+        "PairEnded",
+        "JournalOpened",
+        "EventsDropped",
+        "JournalClosed",
+        "Warned",
+    ),
 )
 _OUTCOMES = ("accepted-primary", "accepted-backlog", "refused", "unknown")
 _PLAIN = """
   process, seq, pair, entity, message_id, message_key, backlog_queue, attempts, elapsed, maybe_duplicate, sender,
   session_id, time_to_live, scheduled_enqueue_at, queue, waited, redelivered, completed, maybe_applied, reason,
   dead_letter, delivery_count, subscription, received_at, previous, current, cause, lasted, in_use, side, sends,
-  receives, pings, host, pid, sample_healthy, "count", since, created, receiver, failure_kind, ok, clock, seconds
+  receives, pings, host, pid, sample_healthy, "count", since, created, receiver, failure_kind, ok, clock, seconds,
+  "open"
 """
 
 # As one number: brokers write ``17``, or ``1700000000000-3``.
@@ -35,7 +45,7 @@ _JOURNAL = f"""
 CREATE TEMP TABLE j AS SELECT {_PLAIN}, "at" AS ts, kind::kind AS kind, outcome::outcome AS outcome,
   settlement = 'completed' AS settled, settlement = 'dead-lettered' AS buried, error IS NOT NULL AS failed,
   entity_kind = 'topic' AS of_topic, hash(pair, entity) AS place, {_POSITION} AS position,
-  options ->> '$.ordering' AS ordering
+  options ->> '$.ordering' AS ordering, options -> '$.continuity' AS continuity
 FROM read_parquet(?, union_by_name = true) WHERE "at" BETWEEN 1577836800 AND 4102444800
 """
 _ONCE = "QUALIFY row_number() OVER (PARTITION BY process, seq) = 1"
@@ -340,6 +350,44 @@ SELECT pair, entity, floor(ts / 3600) * 3600 AS hour, count(*) AS attempted,
 FROM j WHERE kind = 'SendCompleted' GROUP BY ALL
 """
 
+CONSUMERS = """
+WITH named AS (SELECT pair, unnest(from_json(continuity, '["VARCHAR"]')) AS pattern FROM j WHERE kind = 'PairOpened'),
+r AS (SELECT * FROM j WHERE kind IN ('MessageDelivered', 'ReceiverChanged') AND EXISTS (FROM j o
+    WHERE o.pair = j.pair AND o.entity = j.entity AND (o.kind = 'ReceiverChanged' OR o.side = 'secondary'
+      AND o.kind = 'MessageDelivered' OR EXISTS (FROM named n WHERE n.pair = o.pair AND o.entity GLOB n.pattern)))),
+program AS (SELECT DISTINCT process, pair, entity, first_at, last_at FROM r JOIN p USING (process)),
+instant AS (SELECT DISTINCT pair, entity, unnest([first_at, last_at]) AS ts FROM program
+  UNION SELECT pair, entity, ts FROM r WHERE kind = 'ReceiverChanged'
+  UNION SELECT program.pair, program.entity, ts FROM program JOIN j USING (process, pair) WHERE kind = 'PairEnded'
+  -- No time lies in two hours.
+  UNION SELECT pair, entity, unnest(hours) * 3600 FROM (SELECT pair, entity,
+    range(ceil(min(first_at) / 3600)::BIGINT, ceil(max(last_at) / 3600)::BIGINT) AS hours FROM program GROUP BY ALL)),
+part AS (SELECT *, lead(ts) OVER (PARTITION BY pair, entity ORDER BY ts) AS until FROM instant),
+-- What each program has seen by then, of each broker since its pair last ended.
+seen AS (SELECT part.pair, part.entity, part.ts, part.until, program.process,
+    coalesce(arg_max(r."open", r.seq) FILTER (r.side = 'primary'), true)
+      OR coalesce(arg_max(r."open", r.seq) FILTER (r.side = 'secondary'), true) AS reads
+  FROM part JOIN program ON program.pair = part.pair AND program.entity = part.entity
+    AND first_at <= part.ts AND part.ts < last_at
+  LEFT JOIN r ON r.kind = 'ReceiverChanged' AND r.process = program.process AND r.pair = part.pair
+    AND r.entity = part.entity AND r.ts <= part.ts AND NOT EXISTS (FROM j e WHERE e.kind = 'PairEnded'
+      AND e.process = r.process AND e.pair = r.pair AND e.seq > r.seq AND e.ts <= part.ts)
+  GROUP BY ALL),
+time AS (SELECT pair, entity, ts, until, bool_or(reads) AS reads FROM seen GROUP BY ALL),
+run AS (SELECT *, sum(if(reads, NULL, until - ts)) OVER (PARTITION BY pair, entity, number) AS whole FROM (
+  SELECT *, count(*) FILTER (reads OR before IS DISTINCT FROM ts) OVER (PARTITION BY pair, entity ORDER BY ts) AS number
+  FROM (SELECT *, lag(until) OVER (PARTITION BY pair, entity ORDER BY ts) AS before FROM time))),
+counted AS (SELECT pair, entity, floor(ts / 3600) * 3600 AS hour,
+    count(*) FILTER (side IS DISTINCT FROM 'secondary') AS from_primary,
+    count(*) FILTER (side = 'secondary') AS from_secondary FROM r WHERE kind = 'MessageDelivered' GROUP BY ALL),
+timed AS (SELECT pair, entity, floor(ts / 3600) * 3600 AS hour, sum(until - ts) AS watched,
+    coalesce(sum(until - ts) FILTER (NOT reads), 0) AS unread,
+    coalesce(max(whole) FILTER (NOT reads), 0) AS longest_unread FROM run GROUP BY ALL)
+SELECT pair, entity, hour, coalesce(from_primary, 0) AS from_primary, coalesce(from_secondary, 0) AS from_secondary,
+  coalesce(watched, 0) AS watched, coalesce(unread, 0) AS unread, coalesce(longest_unread, 0) AS longest_unread
+FROM counted FULL JOIN timed USING (pair, entity, hour)
+"""
+
 BACKLOG = """
 WITH f AS (SELECT coalesce(backlog_queue, queue) AS queue, message_key,
         min(ts) FILTER (outcome = 'accepted-backlog') AS came,
@@ -370,9 +418,11 @@ c AS (SELECT side, floor(ts / 86400) * 86400 AS day, sends + receives + pings AS
       FROM j WHERE kind = 'OperationsCounted'),
 other AS (
   SELECT floor(ts / 86400) * 86400 AS day,
-    count(*) FILTER (kind IN ('MessageDelivered', 'MessageMoved', 'PingCompleted') OR outcome = 'accepted-primary'
+    count(*) FILTER (kind IN ('MessageMoved', 'PingCompleted') OR outcome = 'accepted-primary'
+      OR (kind = 'MessageDelivered' AND side IS DISTINCT FROM 'secondary')
       OR (kind = 'AttemptFailed' AND queue IS NULL)) AS at_primary,
     count(*) FILTER (kind IN ('MessageMoved', 'MessageDeadLettered') OR outcome = 'accepted-backlog'
+      OR (kind = 'MessageDelivered' AND side = 'secondary')
       OR (kind = 'AttemptFailed' AND queue IS NOT NULL)) AS at_secondary,
     count(*) FILTER (kind = 'MessageMoved') AS again
   FROM j ANTI JOIN counting USING (process) GROUP BY ALL),
@@ -409,7 +459,7 @@ SELECT process, rows, missing, first_at, last_at, host, pid, dropped, ended, sec
 """
 
 TABLES = (
-    *(VERDICTS, EPISODES, AVAILABILITY, BACKLOG, SYPHON),
+    *(VERDICTS, EPISODES, AVAILABILITY, CONSUMERS, BACKLOG, SYPHON),
     *(COST, ROTATION, ORDER, OBSERVATION, PROCESSES),
 )
 

@@ -21,6 +21,7 @@ from pairmq.model.events import (
     PairEnded,
     PairOpened,
     PingCompleted,
+    ReceiverChanged,
     RotationChanged,
     SendCompleted,
     SendOutcome,
@@ -156,6 +157,9 @@ class Journal:
         return self.add(
             MessageDelivered, at, message_id=message, settlement=Settlement(settlement), **{**known, **values}
         )
+
+    def receiver(self, at: float, side: Side, *, opened: bool, queue: Entity = QUEUE) -> Journal:
+        return self.add(ReceiverChanged, at, entity=queue, side=side, open=opened, error=None if opened else "down")
 
     def rotated(self, at: float, *, in_use: bool, left: int, queue: str = BACKLOG) -> Journal:
         return self.add(RotationChanged, at, queue=queue, in_use=in_use, left=left, error=None if in_use else "refused")

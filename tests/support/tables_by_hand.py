@@ -108,6 +108,14 @@ def hour(
     }
 
 
+def reads(
+    entity: str = "orders", *, at: float = 0.0, primary: int = 0, secondary: int = 0, **values: Any
+) -> dict[str, Any]:
+    """A row of `consumers`."""
+    known = {"pair": PAIR, "entity": entity, "hour": instant(at), "from_primary": primary, "from_secondary": secondary}
+    return {**known, **dict.fromkeys(("watched", "unread", "longest_unread"), 0.0), **values}
+
+
 def process(name: str = "sender", *, first: float = 0.0, last: float, **values: Any) -> dict[str, Any]:
     """A row of `processes`: one that ended in good order, unless it says otherwise."""
     known = {

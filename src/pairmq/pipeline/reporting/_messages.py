@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -39,13 +40,18 @@ PHASES = ("before", "outage", "draining", "after")
 
 _OUTBOX = "x-pairmq-outbox"  # the end of its name (SPEC 12)
 _STAYS = ("backlog", "outbox")
+MOST_CONTINUOUS = 1000
+"""Queues with continuity of which is found how soon messages were handled."""
+
 _APART = ("first_sent_at", "diverted_at", "moved_at", "set_aside_at")
-_INSTANTS = ("accepted_at", *_APART)
+_INSTANTS = ("accepted_at", "delivered_at", *_APART)
 _COUNTS = ("accepted_primary", "refused", "unknown")
 _TEXTS = ("pair", "entity", "verdict", "sent_by")
 
 
-def messages(tables: Directory, outages: Outages, overview: Grid | None, close_up: Grid | None) -> Messages:
+def messages(
+    tables: Directory, outages: Outages, overview: Grid | None, close_up: Grid | None, continuous: Iterable[Key] = ()
+) -> Messages:
     """Count the messages.
 
     Args:
@@ -53,10 +59,11 @@ def messages(tables: Directory, outages: Outages, overview: Grid | None, close_u
         outages: determine the phases.
         overview: all of the time; None for an empty journal.
         close_up: a part of it.
+        continuous: the queues with continuity.
     """
-    scan = _Scan(outages, [grid for grid in (overview, close_up) if grid is not None])
+    scan = _Scan(outages, [grid for grid in (overview, close_up) if grid is not None], continuous)
     apart = (f"evidence.{name}" for name in (*_APART, *_COUNTS, "backlog_queue"))
-    wanted = ("message_id", *_TEXTS, "called_at", "accepted_at", *apart)
+    wanted = ("message_id", *_TEXTS, "called_at", "accepted_at", "delivered_at", *apart)
     for batch in tables.batches("reconciliation", wanted, repeated=_TEXTS):
         scan.take(batch)
     series = [each.series(tables) for each in scan.grids]
@@ -69,6 +76,7 @@ def messages(tables: Directory, outages: Outages, overview: Grid | None, close_u
         verdicts=dict(verdicts),
         by_entity=dict(by_entity),
         faults={name: scan.faults[name] for name in FAULTS if name in scan.faults},
+        handled=scan.handled(),
         latencies=scan.latencies(),
         overview=series[0] if overview is not None else None,
         close_up=series[-1] if close_up is not None else None,
@@ -78,13 +86,15 @@ def messages(tables: Directory, outages: Outages, overview: Grid | None, close_u
 class _Scan:
     """What was seen so far."""
 
-    def __init__(self, outages: Outages, grids: Sequence[Grid]) -> None:
+    def __init__(self, outages: Outages, grids: Sequence[Grid], continuous: Iterable[Key]) -> None:
         self._outages = outages
         self.grids = [_GridScan(grid) for grid in grids]
         self.verdicts: Counter[tuple[Key, str]] = Counter()
         self.faults: dict[str, Sequence[Fault]] = {}
         self._phases = Histogram(len(PHASES))
         self._stays = Histogram(len(_STAYS))
+        self._continuous = {key: number for number, key in enumerate(islice(continuous, MOST_CONTINUOUS))}
+        self._handled = Histogram(2 * len(self._continuous))
 
     def take(self, batch: pa.RecordBatch) -> None:
         # Without evidence it was sent once, and accepted by the primary; with it, there is a count.
@@ -110,6 +120,7 @@ class _Scan:
         stayed = (since != NEVER) & (at["moved_at"] != NEVER)
         stays = np.maximum(at["moved_at"][stayed] - since[stayed], 0) / 1e6
         self._stays.add(outbox[stayed].astype(np.int64), stays)
+        self._count_handled(at, owners, keys)
         self._name_faults(batch)
 
     def latencies(self) -> dict[str, Latency]:
@@ -117,6 +128,20 @@ class _Scan:
         found = {name: latency_of(self._phases, row) for row, name in enumerate(PHASES)}
         found |= {name: latency_of(self._stays, row) for row, name in enumerate(_STAYS)}
         return {name: latency for name, latency in found.items() if latency is not None}
+
+    def handled(self) -> dict[Key, tuple[Latency | None, Latency | None]]:
+        """How soon messages were handled: those that the primary accepted at once, and those that were diverted."""
+        found = self._handled
+        return {
+            key: (latency_of(found, 2 * number), latency_of(found, 2 * number + 1))
+            for key, number in self._continuous.items()
+        }
+
+    def _count_handled(self, at: Mapping[str, Counts], owners: Counts, keys: Sequence[Key]) -> None:
+        numbers = np.array([self._continuous.get(key, -1) for key in keys], np.int64)[owners]
+        known = (numbers >= 0) & (at["accepted_at"] != NEVER) & (at["delivered_at"] != NEVER)
+        row = 2 * numbers[known] + (at["diverted_at"][known] != NEVER)
+        self._handled.add(row, np.maximum(at["delivered_at"][known] - at["accepted_at"][known], 0) / 1e6)
 
     def _count_verdicts(self, batch: pa.RecordBatch, owners: Counts, keys: Sequence[Key]) -> None:
         names, verdict = _dictionary(batch.column("verdict"))

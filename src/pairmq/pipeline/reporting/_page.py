@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import islice
 
 import jinja2
 import numpy as np
@@ -95,6 +96,8 @@ def page(told: Told, found: Answers, directory: Place) -> str:
         full_bar=percent(short) if short < 1 else "",
         availability_left_out=max(0, len(sending) - MOST_ENTITIES),
         worst_hour=_worst_hour(told),
+        consumers=[_consumed(told, key, several) for key in islice(told.consumers, MOST_ENTITIES)],
+        consumers_left_out=max(0, len(told.consumers) - MOST_ENTITIES),
         verdicts=_verdicts(told),
         outages=told.outages.worst,
         name=lambda key: name_of(key, several),
@@ -204,6 +207,26 @@ def _available(told: Told, key: Key, several: bool, full: float) -> Row:
             duration(spans.seconds_out) if spans and spans.seconds_out else "–",
         ),
         bar(_outcomes(sends)[full < 1 :], sends.attempted * full),
+    )
+
+
+def _consumed(told: Told, key: Key, several: bool) -> Row:
+    reads = told.consumers[key]
+    at_once, diverted = told.messages.handled.get(key, (None, None))
+    return Row(
+        (
+            name_of(key, several),
+            percent(reads.availability),
+            duration(reads.longest_unread) if reads.longest_unread else "–",
+            grouped(reads.from_primary),
+            grouped(reads.from_secondary),
+            *(duration(each.p50 if each else None) for each in (at_once, diverted)),
+            *(duration(each.p99 if each else None) for each in (at_once, diverted)),
+        ),
+        bar(
+            [("primary", reads.from_primary), ("backlog", reads.from_secondary)],
+            reads.from_primary + reads.from_secondary,
+        ),
     )
 
 

@@ -14,7 +14,16 @@ from pairmq.pipeline.reporting._answers import answers
 from pairmq.pipeline.reporting._messages import closer, grid_of, messages
 from pairmq.pipeline.reporting._page import page
 from pairmq.pipeline.reporting._summary import summary
-from pairmq.pipeline.reporting._tables import Directory, TableReplaced, availability, cost, order, outages, programs
+from pairmq.pipeline.reporting._tables import (
+    Directory,
+    TableReplaced,
+    availability,
+    consumers,
+    cost,
+    order,
+    outages,
+    programs,
+)
 from pairmq.pipeline.reporting._values import Span, Told
 
 PAGE, DOCUMENT = "report.html", "report.json"
@@ -75,15 +84,17 @@ def read(directory: Place) -> Told:
     out = outages(tables, wrote)
     overview = None if first is None or last is None else grid_of(Span(first, last))
     drained = [span for each in out.spans.values() for span in each.draining]
+    read_by = consumers(tables)
     close_up = None if overview is None else closer(overview, out.union, drained)
     return Told(
         run=tables.run,
         programs=wrote,
         outages=out,
         availability=availability(tables),
+        consumers=read_by,
         cost=cost(tables),
         order=order(tables),
-        messages=messages(tables, out, overview, close_up),
+        messages=messages(tables, out, overview, close_up, read_by),
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from pairmq.pipeline.reporting._answers import Answers, most_out
-from pairmq.pipeline.reporting._values import Key, Numbers, Operations, Outage, Sends, Series, Told
+from pairmq.pipeline.reporting._values import Key, Latency, Numbers, Operations, Outage, Reads, Sends, Series, Told
 from pairmq.pipeline.reporting._words import iso, visible
 
 SCHEMA = 1
@@ -61,13 +62,8 @@ def summary(told: Told, found: Answers) -> dict[str, Any]:
         },
         "entities": [_entity(told, key) for key in entities[:MOST_ENTITIES]],
         "entities_left_out": max(0, len(entities) - MOST_ENTITIES),
-        "latency": {
-            phase: {
-                "sends": each.sends,
-                **{name: _rounded(getattr(each, name)) for name in ("p50", "p95", "p99", "longest")},
-            }
-            for phase, each in told.messages.latencies.items()
-        },
+        "consumers": [_consumers(told, key, reads) for key, reads in islice(told.consumers.items(), MOST_ENTITIES)],
+        "latency": {phase: {"sends": each.sends, **_times(each)} for phase, each in told.messages.latencies.items()},
         "cost": {
             "source": told.cost.source,
             "priced": told.cost.priced,
@@ -110,6 +106,22 @@ def _entity(told: Told, key: Key) -> dict[str, Any]:
         "messages": dict(told.messages.by_entity.get(key, {})),
         **_sends(told.availability.entities.get(key, Sends())),
     }
+
+
+def _consumers(told: Told, key: Key, reads: Reads) -> dict[str, Any]:
+    handled = zip(("handled", "handled_diverted"), told.messages.handled.get(key, ()), strict=False)
+    return {
+        **_named(key),
+        "from_primary": reads.from_primary,
+        "from_secondary": reads.from_secondary,
+        **{name: _rounded(getattr(reads, name)) for name in ("watched", "unread", "longest_unread")},
+        "availability": reads.availability,
+        **{name: None if each is None else {"messages": each.sends, **_times(each)} for name, each in handled},
+    }
+
+
+def _times(latency: Latency) -> dict[str, float | None]:
+    return {name: _rounded(getattr(latency, name)) for name in ("p50", "p95", "p99", "longest")}
 
 
 def _outage(outage: Outage) -> dict[str, Any]:

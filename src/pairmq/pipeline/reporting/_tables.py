@@ -35,6 +35,7 @@ from pairmq.pipeline.reporting._values import (
     Outages,
     Program,
     Programs,
+    Reads,
     Sends,
     Span,
     Spans,
@@ -290,6 +291,18 @@ def availability(tables: Directory) -> Availability:
         for sums in (total, entities[Key(row["pair"], row["entity"])], hours[row["hour"]]):
             sums.add(sends)
     return Availability(total, dict(entities), dict(hours))
+
+
+def consumers(tables: Directory) -> dict[Key, Reads]:
+    """Read what consumers of queues with continuity read."""
+    found = defaultdict[Key, Reads](Reads)
+    names = ("from_primary", "from_secondary", "watched", "unread", "longest_unread")
+    for row in tables.rows("consumers", ("pair", "entity", *names)):
+        reads = found[Key(row["pair"], row["entity"])]
+        for name in names[:-1]:
+            setattr(reads, name, getattr(reads, name) + row[name])
+        reads.longest_unread = max(reads.longest_unread, row["longest_unread"])
+    return dict(sorted(found.items(), key=lambda each: (-each[1].unread, each[0])))
 
 
 def order(tables: Directory) -> Order:

@@ -151,6 +151,22 @@ class Availability:
 
 
 @dataclass(slots=True)
+class Reads:
+    """What the consumers of one queue with continuity read, of the table ``consumers``; times in seconds."""
+
+    from_primary: int = 0
+    from_secondary: int = 0
+    watched: float = 0.0
+    unread: float = 0.0
+    longest_unread: float = 0.0
+
+    @property
+    def availability(self) -> float | None:
+        """The part of the time in which they could read either broker; None if none is known to have run."""
+        return max(0.0, 1 - self.unread / self.watched) if self.watched else None
+
+
+@dataclass(slots=True)
 class Operations:
     """What was asked of one side."""
 
@@ -272,6 +288,8 @@ class Messages:
         verdicts: messages of each.
         by_entity: the same of each entity.
         faults: the first ones of each verdict that is a fault, oldest first.
+        handled: of queues with continuity, from the receipt of a message to its first settlement: of those that
+            the primary accepted at once, and of those that were diverted.
         latencies: by phase; without sends if the tables do not record when they were called. ``backlog`` is the time
             from divert to the move to the primary.
         overview: all of the time.
@@ -281,6 +299,7 @@ class Messages:
     verdicts: Mapping[str, int]
     by_entity: Mapping[Key, Mapping[str, int]]
     faults: Mapping[str, Sequence[Fault]]
+    handled: Mapping[Key, tuple[Latency | None, Latency | None]]
     latencies: Mapping[str, Latency]
     overview: Series | None
     close_up: Series | None
@@ -338,12 +357,14 @@ class Told:
 
     Args:
         run: the document ``run.json``.
+        consumers: of queues with continuity, those first that could not be read for longest.
     """
 
     run: Mapping[str, Any]
     programs: Programs
     outages: Outages
     availability: Availability
+    consumers: Mapping[Key, Reads]
     cost: Cost
     order: Order
     messages: Messages

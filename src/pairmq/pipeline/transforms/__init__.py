@@ -8,13 +8,14 @@ from pairmq.pipeline.transforms.order import ORDER
 from pairmq.pipeline.transforms.processes import PROCESSES
 from pairmq.pipeline.transforms.reconciliation import OBSERVATION, RECONCILIATION
 from pairmq.pipeline.transforms.steps import STEPS, Settings, Step, Unfinished, Unread
-from pairmq.pipeline.transforms.traffic import AVAILABILITY, COST
+from pairmq.pipeline.transforms.traffic import AVAILABILITY, CONSUMERS, COST
 from pairmq.pipeline.transforms.verdicts import FAULTS, RULES, Rule, Verdict
 
 TABLES: tuple[Table, ...] = (
     RECONCILIATION,
     EPISODES,
     AVAILABILITY,
+    CONSUMERS,
     BACKLOG,
     SYPHON,
     ROTATION,
@@ -28,6 +29,7 @@ TABLES: tuple[Table, ...] = (
 __all__ = [
     "AVAILABILITY",
     "BACKLOG",
+    "CONSUMERS",
     "COST",
     "EPISODES",
     "FACTS",

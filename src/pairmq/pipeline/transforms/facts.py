@@ -32,10 +32,12 @@ from pairmq.model.events import (
     PairEnded,
     PairOpened,
     PingCompleted,
+    ReceiverChanged,
     RotationChanged,
     SendCompleted,
     SendOutcome,
     Settlement,
+    Side,
     StateChanged,
     SyphonFailed,
 )
@@ -217,8 +219,8 @@ def _broker_position() -> Column:
     return F.when(text.contains("-"), pair).otherwise(text.try_cast("long"))
 
 
-DELIVERED = "delivered"
-"""The outcome of a delivery, beside those of sends."""
+DELIVERED, FROM_LANE = "delivered", "delivered from the secondary"
+"""The outcomes of deliveries, beside those of sends."""
 
 
 def _counting(
@@ -272,6 +274,7 @@ minute."""
 def _traffic(rows: DataFrame) -> DataFrame:
     sent = of_kind(SendCompleted)
     accepted = F.col("outcome").isin(SendOutcome.PRIMARY.value, SendOutcome.BACKLOG.value)
+    delivered = F.when(F.col("side") == Side.SECONDARY.value, FROM_LANE).otherwise(DELIVERED)
     ended = rows.filter(dated() & of_kind(SendCompleted, MessageDelivered))
     return ended.withColumn("most", F.when(sent & accepted, F.col("elapsed"))).select(
         "process",
@@ -279,7 +282,7 @@ def _traffic(rows: DataFrame) -> DataFrame:
         "entity",
         "entity_kind",
         start_of(HOUR).alias("hour"),
-        F.coalesce("outcome", F.lit(DELIVERED)).alias("outcome"),
+        F.coalesce("outcome", delivered).alias("outcome"),
         F.coalesce(sent & _may_be_sampled(), F.lit(False)).alias("sampled"),
         bucket_of(F.col("most")).alias("bucket"),
         "most",
@@ -347,6 +350,7 @@ _RARE = (
     PairEnded,
     PairOpened,
     PingCompleted,
+    ReceiverChanged,
     RotationChanged,
     StateChanged,
     SyphonFailed,
@@ -379,6 +383,7 @@ _NOTE_COLUMNS = (
     "lasted",
     "ok",
     "error",
+    "open",
     "reason",
     "dead_letter",
     "delivery_count",
@@ -411,18 +416,20 @@ def _out_of_the_ordinary(rows: DataFrame) -> DataFrame:
     copy = completed() & F.col("subscription").isNotNull()
     # First what nearly every row is: to look for its kind among many takes longer.
     told = rows.filter((~ordinary() | copy) & of_kind(*_RARE, SendCompleted, MessageDelivered))
-    return told.select(*_NOTE_COLUMNS, F.get_json_object("options", "$.ordering").alias("ordering"))
+    return told.select(*_NOTE_COLUMNS, *(F.get_json_object("options", f"$.{name}").alias(name) for name in _OPTIONS))
 
 
+_OPTIONS = ("ordering", "continuity")
 _ROW_TYPES = {field.name: field.dataType for field in rows_schema()}
 
 NOTES = Fact(
     "notes",
-    schema_of({**{name: _ROW_TYPES[name] for name in _NOTE_COLUMNS}, "ordering": TEXT}),
+    schema_of({**{name: _ROW_TYPES[name] for name in _NOTE_COLUMNS}, **dict.fromkeys(_OPTIONS, TEXT)}),
     of=_out_of_the_ordinary,
     merged=lambda facts: facts,
 )
-"""Rows of the journal, with the columns that any table needs of them, and ``ordering``, a pair's option.
+"""Rows of the journal, with the columns that any table needs of them, and of a pair's options ``ordering``
+and ``continuity``, the latter as JSON.
 
 Also all completions in subscriptions, and what processes counted themselves, once a minute.
 """

@@ -12,7 +12,7 @@ from pairmq.model import EntityKind
 from pairmq.model.events import Cause, JournalOpened, PairOpened, StateChanged
 from pairmq.pipeline.transforms._fact import COUNT, FLAG, NUMBER, TEXT, schema_of, typed
 from pairmq.pipeline.transforms._rows import MINUTE, SLACK, of_kind, place
-from pairmq.pipeline.transforms.facts import DELIVERED, about_messages, arrived_at
+from pairmq.pipeline.transforms.facts import DELIVERED, FROM_LANE, about_messages, arrived_at
 from pairmq.pipeline.transforms.processes import with_hole_before
 
 ARRIVALS = schema_of(
@@ -116,7 +116,7 @@ def places(
         patience: seconds for which a syphon may hold a message that has left its queue.
     """
     told = notes.filter(about_messages() | F.col("entity").isNotNull()).withColumn("reads", F.lit(False))
-    seen = traffic.withColumn("reads", F.col("outcome") == DELIVERED).select(*_NAMED).distinct()
+    seen = traffic.withColumn("reads", F.col("outcome").isin(DELIVERED, FROM_LANE)).select(*_NAMED).distinct()
     named = seen.unionByName(told.select(*_NAMED).distinct()).join(
         F.broadcast(processes.select("process", "clock_error", "missing", "dropped")), "process", "left"
     )

@@ -26,7 +26,15 @@ from pairmq.pipeline.transforms.reconciliation import (
     reconciliation,
     troubles,
 )
-from pairmq.pipeline.transforms.traffic import AVAILABILITY, COST, availability, cost, sample_rates
+from pairmq.pipeline.transforms.traffic import (
+    AVAILABILITY,
+    CONSUMERS,
+    COST,
+    availability,
+    consumers,
+    cost,
+    sample_rates,
+)
 
 Frames = Mapping[str, DataFrame]
 
@@ -163,6 +171,13 @@ STEPS: tuple[Step, ...] = (
         AVAILABILITY,
         ("traffic", "notes"),
         lambda f, s: availability(f["traffic"], sample_rates(f["notes"])),
+        group="last",
+        small=False,
+    ),
+    _table(
+        CONSUMERS,
+        ("traffic", "notes", "minutes"),
+        lambda f, s: consumers(f["traffic"], f["notes"], f["minutes"]),
         group="last",
         small=False,
     ),

@@ -1,6 +1,7 @@
-"""Two tables of all sends and receives: how sends ended, by entity and hour, and what was asked of each broker, by day.
+"""Three tables of all sends and receives: how sends ended and what consumers read, by hour; what brokers did, by day.
 
-``availability`` also says how long sends took; ``cost`` has the price of the operations (SPEC 7.9).
+``availability`` also says how long sends took, ``consumers`` for how long a queue with continuity could not be read
+(SPEC 11.3), and ``cost`` has the price of the operations (SPEC 7.9).
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from pairmq.model.events import (
     MessageDeadLettered,
     MessageMoved,
     OperationsCounted,
+    PairEnded,
+    PairOpened,
     PingCompleted,
+    ReceiverChanged,
     SendOutcome,
     Side,
 )
 from pairmq.pipeline.transforms._fact import Field, Table
-from pairmq.pipeline.transforms._rows import DAY, of_kind, percentiles, start_of
-from pairmq.pipeline.transforms.facts import DELIVERED, OPERATION_COUNTS
+from pairmq.pipeline.transforms._rows import DAY, HOUR, of_kind, percentiles, start_of
+from pairmq.pipeline.transforms.facts import DELIVERED, FROM_LANE, OPERATION_COUNTS
 
 
 def sample_rates(notes: DataFrame) -> DataFrame:
@@ -75,7 +79,7 @@ _OUTCOMES = {
 
 def availability(traffic: DataFrame, rates: DataFrame) -> DataFrame:
     """Count sends by entity and hour, given the `sample_rates`."""
-    sends = traffic.filter(F.col("outcome") != DELIVERED)
+    sends = traffic.filter(~F.col("outcome").isin(DELIVERED, FROM_LANE))
     counted = sends.join(F.broadcast(rates), "process", "left")
     counted = counted.withColumn("weight", F.col("rows") * weight())
     histogram = counted.groupBy(*_KEYS, "bucket").agg(
@@ -93,6 +97,120 @@ def availability(traffic: DataFrame, rates: DataFrame) -> DataFrame:
         .withColumn("share_diverted", F.col("accepted_backlog") / F.col("attempted"))
         .withColumn("availability", (F.col("accepted_primary") + F.col("accepted_backlog")) / F.col("attempted"))
         .withColumn("primary_availability", F.col("accepted_primary") / F.col("attempted"))
+    )
+
+
+CONSUMERS = Table(
+    "consumers",
+    "one hour of a queue with continuity (SPEC 11) in which a program that consumes from it ran",
+    (
+        Field("pair", "text", "the pair's name"),
+        Field("entity", "text", "the queue"),
+        Field("hour", "instant", "start of the hour"),
+        Field("from_primary", "count", "deliveries from the primary that were settled in any way"),
+        Field("from_secondary", "count", "the same from its lane on the secondary"),
+        Field("watched", "number", "seconds in which such a program ran"),
+        Field("unread", "number", "of these, seconds in which none of them could read either broker"),
+        Field("longest_unread", "number", "the longest such time that lies in the hour at least partly, in full"),
+        Field("availability", "number", "1 - `unread` / `watched`: what consumers could read of the time"),
+    ),
+)
+
+
+def consumers(traffic: DataFrame, notes: DataFrame, minutes: DataFrame) -> DataFrame:
+    """Compute what could be read of each queue with continuity.
+
+    A process reports a broker that its receivers can't read, and when one reads it again. It consumes from a queue if
+    it has a delivery of it or such a report, from its first row to its last.
+
+    Args:
+        traffic: of `facts.traffic`.
+        notes: of `NOTES`.
+        minutes: of `MINUTES`.
+    """
+    read = traffic.filter(F.col("outcome").isin(DELIVERED, FROM_LANE))
+    changed = notes.filter(of_kind(ReceiverChanged))
+    seen = read.select(*_PROGRAM, (F.col("outcome") == FROM_LANE).alias("told"))
+    seen = seen.unionByName(changed.select(*_PROGRAM, F.lit(True).alias("told")))
+    queues = _with_continuity(seen.groupBy("pair", "entity").agg(F.max("told").alias("told")), notes)
+    programs = seen.select(*_PROGRAM).distinct().join(queues, ["pair", "entity"], "left_semi")
+    counted = (
+        read.join(queues, ["pair", "entity"], "left_semi")
+        .groupBy(*_KEYS)
+        .agg(
+            *(
+                F.sum(F.when(F.col("outcome") == outcome, F.col("rows")).otherwise(0)).alias(name)
+                for name, outcome in (("from_primary", DELIVERED), ("from_secondary", FROM_LANE))
+            )
+        )
+    )
+    joined = counted.join(_unread(programs, changed, notes, minutes), [*_KEYS], "full")
+    filled = joined.fillna(0, ["from_primary", "from_secondary", "watched", "unread", "longest_unread"])
+    available = F.when(F.col("watched") > 0, 1 - F.col("unread") / F.col("watched"))
+    return CONSUMERS.of(filled.withColumn("availability", available))
+
+
+_PROGRAM = ("process", "pair", "entity")
+_LAST = 1 << 62
+
+
+def _with_continuity(queues: DataFrame, notes: DataFrame) -> DataFrame:
+    """Of some queues those that the option ``continuity`` names in any process, or of which the rows show it."""
+    named = notes.filter(of_kind(PairOpened)).select(
+        "pair", F.explode(F.from_json("continuity", "array<string>")).alias("pattern")
+    )
+    # As the patterns of LIKE, in which % and _ are what * and ? are in the option.
+    like = F.translate(F.regexp_replace("pattern", r"([%_\\])", r"\\$1"), "*?", "%_")
+    named = named.select(F.col("pair").alias("of"), like.alias("like")).distinct()
+    met = (F.col("pair") == F.col("of")) & F.like("entity", "like")
+    return queues.filter("told").unionByName(queues.join(named, met, "left_semi")).distinct().drop("told")
+
+
+def _unread(programs: DataFrame, changed: DataFrame, notes: DataFrame, minutes: DataFrame) -> DataFrame:
+    """For how long programs ran that consume from a queue, by hour, and for how long none of them could read it."""
+    lives = minutes.groupBy("process").agg(F.min("first_at").alias("first_at"), F.max("last_at").alias("last_at"))
+    ran = programs.join(lives, "process")
+    # With its pair or its process a receiver ends: what it had lost does not count on.
+    ended = notes.filter(of_kind(PairEnded)).select("process", "pair", "seq", "at").join(programs, ["process", "pair"])
+    ended = ended.unionByName(ran.select(*_PROGRAM, F.lit(_LAST).alias("seq"), F.col("last_at").alias("at")))
+    known = changed.select(*_PROGRAM, "seq", "at", "side", "open").unionByName(
+        ended.select(
+            *_PROGRAM, "seq", "at", F.explode(F.array(*(F.lit(side.value) for side in Side))).alias("side")
+        ).withColumn("open", F.lit(True))
+    )
+    in_turn = Window.partitionBy(*_PROGRAM).orderBy("seq", "side")
+    lost = [
+        ~F.coalesce(
+            F.last(F.when(F.col("side") == side.value, F.col("open")), ignorenulls=True).over(in_turn), F.lit(True)
+        )
+        for side in Side
+    ]
+    known = known.withColumn("blind", (lost[0] & lost[1]).cast("long"))
+    known = known.withColumn("blind", F.col("blind") - F.lag("blind", 1, 0).over(in_turn))
+    starts, ends = (
+        ran.select("pair", "entity", F.col(name).alias("at"), F.lit(0).alias("blind"), F.lit(by).alias("running"))
+        for name, by in (("first_at", 1), ("last_at", -1))
+    )
+    edges = known.select("pair", "entity", "at", "blind", F.lit(0).alias("running")).unionByName(starts)
+    at_once = Window.partitionBy("pair", "entity").orderBy("at")  # those of one instant together
+    times = edges.unionByName(ends).withColumns(
+        {
+            **{name: F.sum(name).over(at_once) for name in ("blind", "running")},
+            "ended": F.lead("at").over(at_once),
+        }
+    )
+    times = times.withColumn("none", F.expr("running > 0 AND blind >= running"))
+    times = times.withColumn("before", F.sum(F.when(F.col("none"), 0).otherwise(1)).over(at_once))
+    without = F.when(F.col("none"), F.col("ended") - F.col("at"))
+    times = times.withColumn("whole", F.sum(without).over(Window.partitionBy("pair", "entity", "before")))
+    hours = F.sequence(F.floor(F.col("at") / HOUR), F.floor(F.col("ended") / HOUR))
+    each = times.filter("running > 0 AND ended > at").withColumn("hour", F.explode(hours))
+    each = each.withColumn("hour", F.col("hour") * HOUR).filter(F.col("hour") < F.col("ended"))
+    within = F.least("ended", F.col("hour") + HOUR) - F.greatest("at", "hour")
+    return each.groupBy(*_KEYS).agg(
+        F.sum(within).alias("watched"),
+        F.sum(F.when(F.col("none"), within)).alias("unread"),
+        F.max(F.when(F.col("none"), F.col("whole"))).alias("longest_unread"),
     )
 
 
@@ -184,7 +302,7 @@ def _by_process(traffic: DataFrame, notes: DataFrame) -> DataFrame:
     """What each process counted, and what its rows let one guess, for both sides, by pair and day."""
     # A moved message is received and settled at the secondary and sent to the primary.
     home, diverted = F.col("outcome") == SendOutcome.PRIMARY.value, F.col("outcome") == SendOutcome.BACKLOG.value
-    delivered = F.col("outcome") == DELIVERED
+    delivered, from_lane = F.col("outcome") == DELIVERED, F.col("outcome") == FROM_LANE
     seen = traffic.join(F.broadcast(sample_rates(notes)), "process", "left").select(
         *_KEY[:2],
         (F.floor(F.col("hour") / DAY) * DAY).alias("day"),
@@ -195,6 +313,8 @@ def _by_process(traffic: DataFrame, notes: DataFrame) -> DataFrame:
                 (Side.PRIMARY, "receives"): F.when(delivered, F.col("rows")),
                 (Side.PRIMARY, "settlements"): F.when(delivered, F.col("rows")),
                 (Side.SECONDARY, "sends"): F.when(diverted, F.col("rows")),
+                (Side.SECONDARY, "receives"): F.when(from_lane, F.col("rows")),
+                (Side.SECONDARY, "settlements"): F.when(from_lane, F.col("rows")),
             }
         ),
     )
