@@ -12,8 +12,8 @@ from uuid import uuid4
 import pytest
 
 from outage_traffic import QUEUE, Hands, Traffic, traffic, until
-from pairmq import Entity, Receipt
-from pairmq.model import FailureKind, TransportError
+from pairmq import Entity, Message, Receipt
+from pairmq.model import FailureKind, Source, TransportError
 from pairmq.plugins import registry
 from pairmq_rabbitmq.testing import RabbitCluster, RabbitServer
 
@@ -132,6 +132,34 @@ async def test_a_stopped_leader_costs_no_failover_when_connected_to(
         await all_accepted(under, f"stopped leader, connected to {at}")
         # One that was down for the others may not come back by itself.
         await hands(leader.restart)
+
+
+@pytest.mark.parametrize("reads", ["what it asks for", "ahead", "ahead, and then no more"])
+async def test_what_is_locked_through_a_lost_node_is_redelivered(
+    cluster: RabbitCluster, hands: Hands, reads: str
+) -> None:
+    """The queue's leader is on another node, and does not requeue what a cancelled consumer of the lost one holds."""
+    queue = Entity(f"locked-{uuid4().hex}")
+    leader, node, _ = cluster.nodes
+    async with registry.transport(f"{node.url}?queue_type=quorum") as far:
+        await far.admin.create(queue)
+        await hands(cluster.move_leader, queue.path, leader)
+        await far.sender(queue).send_batch([Message(b"%d" % number) for number in range(30)])
+        receiver = far.receiver(Source(queue))
+        if reads != "what it asks for":
+            receiver.read_ahead(10)
+        taken = 0
+        while taken < 10:
+            taken += len(await receiver.receive(10 - taken, 60.0))
+        if reads == "ahead, and then no more":
+            receiver.read_ahead(0)
+            assert len(await receiver.receive(1, 0.0)) == 1
+        await hands(node.kill)
+    found: set[bytes] = set()
+    async with registry.transport(f"{leader.url}?queue_type=quorum") as near, asyncio.timeout(60.0):
+        receiver = near.receiver(Source(queue))
+        while len(found) < 30:
+            found.update(delivery.message.body for delivery in await receiver.receive(30, 60.0))
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,17 @@ class Cancelled(Exception):
     """The broker cancelled the consumer: the queue was deleted, or has failed or moved."""
 
 
+class _Standing:
+    """Consumers that stay, with a window together; what they get has tags ``behind`` this one."""
+
+    __slots__ = ("behind", "consumers", "window")
+
+    def __init__(self, behind: int) -> None:
+        self.behind = behind
+        self.consumers: list[str] = []
+        self.window = 0
+
+
 class DeliveryChannel:
     """A channel to read a queue, each of whose messages stays locked for so many seconds.
 
@@ -139,7 +150,7 @@ class DeliveryChannel:
         self._stopped = False
         self._news: asyncio.Future[None] | None = None
         self._ahead = 0  # window that was asked for
-        self._standing: tuple[str, int] | None = None  # the consumer that stays, and its window
+        self._standing: _Standing | None = None
         session.wire.lane.open(raw.number, self)
         # It is never removed: the driver calls it in a loop over this set, and its reader would end with a set that
         # changes meanwhile. The broker's Channel.Close would then get no answer, and the next channel with this number
@@ -279,7 +290,7 @@ class DeliveryChannel:
     @property
     def reads_ahead(self) -> bool:
         """Whether messages arrive without being asked for."""
-        return self._standing is not None and self._standing[1] == self._ahead
+        return self._standing is not None and self._standing.window == self._ahead
 
     def read_ahead(self, messages: int) -> None:
         """Allow this number of unsettled messages here, asked for or not; 0 for none that were not asked for."""
@@ -351,9 +362,9 @@ class DeliveryChannel:
 
     async def _fetch(self, count: int, deadline: float) -> None:
         try:
-            if self._standing is not None and not self.reads_ahead:
-                (tag, _), self._standing = self._standing, None
-                await self._call(self._raw.basic_cancel(tag))
+            if self._standing is not None and self._standing.window > self._ahead:
+                standing, self._standing = self._standing, None
+                await self._end(standing.consumers, standing.behind, standing.window)
             if self._ahead and count:
                 await self._read_on(deadline)
                 return
@@ -373,12 +384,23 @@ class DeliveryChannel:
     async def _read_on(self, deadline: float) -> None:
         """Let messages arrive from now on, and wait for the first."""
         if self._standing is None:
-            window = self._ahead
-            self._standing = (await self._consume(window), window)
+            self._standing = _Standing(self._settling.newest)
+        if more := self._ahead - self._standing.window:
+            self._standing.consumers.append(await self._consume(more))
+            self._standing.window += more
         if deadline <= self._loop.time():
             self._room = MAX_WINDOW
             await self._look()
         await self._first(deadline)
+
+    async def _end(self, consumers: Sequence[str], behind: int, window: int) -> None:
+        """End consumers that have a window together, and have got what has tags behind one."""
+        held = sum(1 for _ in itertools.takewhile(lambda tag: tag > behind, reversed(self._settling.unsettled)))
+        if held >= window:
+            self._settling.cancel_later(*consumers)
+            return
+        for consumer in consumers:
+            await self._call(self._raw.basic_cancel(consumer))
 
     async def _consume(self, window: int) -> str:
         """Open a consumer; returns its tag."""
@@ -392,7 +414,7 @@ class DeliveryChannel:
 
     async def _open(self, count: int, deadline: float) -> bool:
         """Let at most this number of messages arrive; returns whether all of them have."""
-        before = len(self.waiting)
+        before, behind = len(self.waiting), self._settling.newest
         tag = await self._consume(count)
         opened_at = self._loop.time()
         if not before:
@@ -406,7 +428,7 @@ class DeliveryChannel:
             # The reply comes after all that was sent.
             await self._call(self._raw.basic_cancel(tag))
             return False
-        await self._call(self._raw.basic_cancel(tag, nowait=True))
+        await self._end([tag], behind, count)
         return True
 
     @property

@@ -9,11 +9,17 @@ on it is requeued. The record ensures that none is ever written.
 
 RabbitMQ reports to its clients how many messages of a queue are ready, and not how many are delivered and unsettled:
 what this process holds is counted here.
+
+When a node is lost, the leader of a quorum queue that is on another one requeues what consumers of that node hold, but
+not what cancelled ones do (seen with 3.10: only processes of consumers that are up are looked at). That stays locked
+until another node leads the queue. So a consumer whose window is used up is not cancelled before something that it got
+is settled: in the same write, ahead of the settlement, as the broker would send it more after that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import enum
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -151,6 +157,10 @@ class Settling:
     ) -> None:
         self.unsettled: dict[int, Locked] = {}
         """Messages that no settlement was written for yet, by tag, in the order of the tags."""
+        self.newest = 0
+        """The last tag."""
+        self._used_up: list[tuple[str, ...]] = []  # consumers that are still to be cancelled
+        self._used_up_by: list[int] = []  # of each of these groups the last tag; each has those behind the one before
         self._raw = raw
         self._queue = queue
         self._call = calls
@@ -164,7 +174,13 @@ class Settling:
     def add(self, locked: Locked) -> None:
         """Add a message that was received; tags only grow."""
         self.unsettled[locked.tag] = locked
+        self.newest = locked.tag
         self._share.count += 1
+
+    def cancel_later(self, *consumers: str) -> None:
+        """Cancel consumers whose windows are used up, and who got the newest messages, when one of these is settled."""
+        self._used_up.append(consumers)
+        self._used_up_by.append(self.newest)
 
     def settle(self, messages: Sequence[Locked], *, requeue: bool) -> Job:
         """Begin to settle messages; it continues whether or not a caller waits."""
@@ -220,8 +236,9 @@ class Settling:
             self._task = None
 
     async def _settle(self, jobs: list[Job]) -> None:
+        cancelled = self._cancelled(jobs) if self._used_up else []
         frames = self._frames(jobs)
-        payload = ChannelFrame.marshall(self._raw.number, frames)
+        payload = ChannelFrame.marshall(self._raw.number, [*cancelled, *frames])
         if self._raw.is_closed or self._raw.connection.channels.get(self._raw.number) is not self._raw:
             # Another channel may have the number by now.
             raise ConnectionAbortedError("the broker closed the channel")
@@ -237,6 +254,18 @@ class Settling:
             # The broker's channel buffers the others until then, and loses them if it is closed before.
             await asyncio.sleep(_LOG_WRITE)
             await self.ask()
+
+    def _cancelled(self, jobs: list[Job]) -> list[Basic.Cancel]:
+        """Cancel the consumers who got what is settled now."""
+        by = self._used_up_by
+        groups = {bisect.bisect_left(by, locked.tag) for job in jobs for locked in job.messages} - {len(by)}
+        consumers: list[str] = []
+        for group in sorted(groups, reverse=True):
+            consumers += self._used_up.pop(group)
+            del by[group]
+        for consumer in consumers:
+            self._raw.consumers.pop(consumer, None)  # with nowait there is no answer for the driver
+        return [Basic.Cancel(consumer_tag=consumer, nowait=True) for consumer in consumers]
 
     def _frames(self, jobs: list[Job]) -> list[Basic.Ack | Basic.Reject]:
         """Express settlements in few frames: one completes all up to it, if all of them are to be completed."""
