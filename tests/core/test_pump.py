@@ -393,7 +393,7 @@ def flowing(pump: Pump, share: float, rounds: int = 20) -> None:
 
 
 @pytest.mark.parametrize(
-    ("round_trip", "batch", "ahead"), [(0.001, 2, 10), (0.02, 2, 10), (0.1, 4, 20), (0.3, 16, 80), (2.9, 16, 80)]
+    ("round_trip", "batch", "ahead"), [(0.001, 2, 10), (0.02, 2, 10), (0.1, 8, 40), (0.3, 16, 80), (2.9, 16, 80)]
 )
 def test_more_is_on_its_way_to_a_distant_broker(round_trip: float, batch: int, ahead: int):
     pump = Pump(syphon_batch=2)

@@ -14,6 +14,7 @@ import pytest
 from pairmq import ConfigurationError, Message, Pair, Route
 from pairmq import testing as simulated
 from pairmq.core import Diversion, Pace, PairOptions, divert
+from pairmq.memory import StateReceiver
 from pairmq.model import Entity, EntityState, FailureKind, FailureReason, TransportError
 from pairmq.model.events import DestinationChanged, MessageDeadLettered, MessageMoved
 from pairmq.runner import Clock, Emitter, TimeLimits
@@ -392,7 +393,7 @@ async def test_two_syphons_on_one_pair_lose_and_double_nothing(world):
 
 
 @in_virtual_time
-@pytest.mark.parametrize(("delay", "least", "bound"), [(0.05, 10, 60), (2, 60, 480)])
+@pytest.mark.parametrize(("delay", "least", "bound"), [(0.02, 10, 60), (0.05, 10, 120), (2, 60, 480)])
 async def test_more_is_received_while_messages_are_on_their_way_and_more_to_a_distant_broker(
     world, delay, least, bound
 ):
@@ -405,6 +406,24 @@ async def test_more_is_received_while_messages_are_on_their_way_and_more_to_a_di
             await asyncio.sleep(min(delay, 0.1))
         assert least < most <= bound
         assert w.home() == [b"%d" % n for n in range(1000)]
+
+
+@in_virtual_time
+@pytest.mark.parametrize(("round_trip", "at_once"), [(0.1, 200), (0.3, 400)])
+async def test_a_drain_over_a_distance_is_as_fast_as_a_loop_that_moves_many_at_a_time(
+    world, monkeypatch, round_trip, at_once
+):
+    """Such a loop needs three round trips for them: it receives, sends and completes. Each message takes no time."""
+    monkeypatch.setattr(simulated.SimulatedReceiver, "complete_batch", StateReceiver.complete_batch)
+    east, west = (SimulatedBroker(name, latency=round_trip) for name in ("east", "west"))
+    async with world(east=east, west=west, enable_syphon=True, syphon_batch=10, attempt_timeout=15) as w:
+        leave(w, *(envelope(b"%d" % n) for n in range(2400)))
+        while not w.home():
+            await asyncio.sleep(0.01)
+        began_at = asyncio.get_running_loop().time()
+        await drained(w)
+        assert asyncio.get_running_loop().time() - began_at <= 2400 / at_once * 3 * round_trip / 0.9
+        assert w.home() == [b"%d" % n for n in range(2400)]
 
 
 @in_virtual_time

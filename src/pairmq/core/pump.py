@@ -49,16 +49,14 @@ _REMEMBERED: Final = 10_000  # messages that were delivered and may be redeliver
 
 _AHEAD: Final = 5  # batches locked at most while messages are small, so that neither broker waits for the other
 _SMALL: Final = 1 << 13  # bytes of a body, on a batch's average
-_NEAR: Final = (
-    0.1  # s that a send and a completion may take together before more than `_AHEAD` batches are on their way
-)
+_NEAR: Final = 0.05  # s: of a send and a completion together, from which on more than `_AHEAD` batches are on their way
 _FARTHEST: Final = 8  # times as much at most
 _SETTLES_DOWN: Final = 0.25  # share by which a longer operation counts: a slow one may be a chance
 _OF_A_LOCK: Final = 0.1  # that they may take together: what is on its way should not have to be renewed
 _BATCHES_AN_OPERATION: Final = 2  # at most: when it is cut off, the outcome of all of them is unknown
 _OPERATION_BYTES: Final = 1 << 20  # of bodies, from which on an operation takes no further message; as a send's
-_DOUBLES, _GROWS = 0.25, 0.5
-"""Shares of the time limit below which the next operation may carry twice as many messages, or one more."""
+_QUADRUPLES, _DOUBLES, _GROWS = 0.05, 0.25, 0.5
+"""Shares of the time limit below which the next operation may carry four or two times as many messages, or one more."""
 
 _BATCHES_HELD: Final = 10
 _MOST_HELD: Final = 1000
@@ -345,12 +343,14 @@ def adapted(most: int, tried: int, errors: Sequence[TransportError | None], took
         return max(1, tried // 2)
     if tried < most or took >= _GROWS or not done:  # it does not show that more would fit
         return most
+    if took < _QUADRUPLES:
+        return min(ceiling, most * 4)
     return min(ceiling, most * 2 if took < _DOUBLES else most + 1)
 
 
 def _least(of_late: float, seconds: float) -> float:
     """The least that operations take, which is a broker's distance: it falls at once, and rises slowly."""
-    return min(seconds, of_late + (seconds - of_late) * _SETTLES_DOWN)
+    return min(seconds, of_late + (seconds - of_late) * _SETTLES_DOWN) if of_late else seconds
 
 
 def _is_delivering(item: Item) -> bool:
@@ -395,8 +395,9 @@ class PumpMachine:
         self._ordered_batches = ordered_batches
         self._counts_time = options.ttl_policy != "restore"
         self._limited = rate is not None
+        self._fills = False  # the last receive has shown that many small messages are there
         self._reads_ahead = False
-        self._sent_in = self._completed_in = 0.0  # s: the least of late
+        self._sent_in = self._completed_in = 0.0  # s: the least of late; 0 before the first one
         self._flows = False  # the last send was confirmed
         self._primary_was_unavailable = False
         self._renewals_took = 0.0  # s for the last renewals that were begun side by side
@@ -487,7 +488,7 @@ class PumpMachine:
         if held >= self._options.syphon_batch and not (primary_answers and self._holds_more(now)):
             if primary_answers is None and self._holds_more(now):
                 return Room.ASK
-            self._reads_ahead = False
+            self._fills = self._reads_ahead = False
             return Room.NONE if self.ordered else Room.POSTPONE
         moving = len(self._locked) - (held if self.ordered else 0)  # it holds beside what moves
         return Room.SOON if moving >= max(self.batch, self.ahead) else Room.ENOUGH
@@ -577,19 +578,19 @@ class PumpMachine:
                 settle.append(self._dead(item, poison))
             else:
                 group.append(item)
-        self._read_ahead(len(deliveries), size)
+        goes_on = len(deliveries) >= self._batch or (self._reads_ahead and len(deliveries) > 0)
+        self._fills = goes_on and size <= _SMALL * len(deliveries)
+        self._read_ahead()
         lines = [self._line_up(entity, items) for entity, items in groups.items() if items]
         return settle, [line for line in lines if line is not None]
 
-    def _read_ahead(self, count: int, size: int) -> None:
+    def _read_ahead(self) -> None:
         """Let several batches be locked while more than one is there, is small, and flows.
 
         What is read ahead and can't go on is released, and redelivered: that must not happen again and again because
         one destination is unavailable while others flow (SPEC 7.3).
         """
-        goes_on = count >= self._batch or (self._reads_ahead and count > 0)
-        flows = self._flows and self._gates.all_deliver
-        self._reads_ahead = goes_on and flows and not self._limited and size <= _SMALL * count
+        self._reads_ahead = self._fills and self._flows and self._gates.all_deliver and not self._limited
 
     def _lock(self, item: Item) -> None:
         self._locked[item] = None
@@ -777,6 +778,8 @@ class PumpMachine:
         self._flows = failure is None
         if delivered:
             self._gates.delivered(gate)
+        if not self._reads_ahead:
+            self._read_ahead()  # the first confirmation is enough, not only that of what is received next
         if failure is not None and doubtful:
             # A primary that takes messages and does not confirm it gets one copy a trial, not a whole batch.
             gate.most = 1
