@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from journal_by_hand import BACKLOG, PAIR, START
+from journal_by_hand import PAIR, START
 from pairmq.pipeline.reporting import report
 from pairmq.pipeline.reporting._words import visible
 from tables_by_hand import SCHEMAS, hour, message, outage, process, reads, side, write_tables
@@ -154,10 +154,6 @@ def many_messages(count: int, fault_from: int) -> pa.Table:
 
 def test_a_page_of_very_much_is_small_and_says_what_it_leaves_out(tmp_path):
     minutes = 1_000_000
-    at = pa.array(((START // 60 + np.arange(minutes)) * 60e6).astype("int64")).cast(pa.timestamp("us"))
-    schema = SCHEMAS["backlog"]
-    values = {"minute": at, "depth": pa.array(np.arange(minutes) % 977), "queue": pa.array([BACKLOG] * minutes)}
-    backlog = pa.table([values.get(field.name, pa.nulls(minutes, field.type)) for field in schema], schema=schema)
     tables = write_tables(
         tmp_path / "tables",
         reconciliation=many_messages(20_000, 10_000),
@@ -165,7 +161,6 @@ def test_a_page_of_very_much_is_small_and_says_what_it_leaves_out(tmp_path):
             outage(f"queue-{number % 500}", at=number * 6000, over=number * 6000 + 10, up=number * 6000 + 60 + number)
             for number in range(10_000)
         ],
-        backlog=backlog,
         availability=[hour(f"queue-{number}", primary=40) for number in range(500)],
         consumers=[reads(f"queue-{number}", primary=40, watched=1.0 * number) for number in range(500)],
         processes=[process(f"p{number}", last=60.0 * minutes, ended="killed") for number in range(1000)],
@@ -180,7 +175,6 @@ def test_a_page_of_very_much_is_small_and_says_what_it_leaves_out(tmp_path):
     assert "The 8 entities that were out longest are drawn, of 500" in text
     assert "480 more are in the table availability" in text
     assert "480 more are in the table consumers" in text
-    assert max(written.content["series"]["overview"]["depth"]) == 976
 
 
 # In a real browser: the program is installed by scripts/system-packages.sh.

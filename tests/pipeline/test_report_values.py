@@ -245,17 +245,14 @@ def test_an_entity_that_fails_again_was_draining_until_then(tmp_path):
     assert list(content["latency"]) == ["draining"]
 
 
-def test_long_slots_take_the_depth_of_the_table_of_minutes(tmp_path):
+def test_long_slots_have_the_depth_of_a_backlog_that_came_and_went_within(tmp_path):
     day = 86_400.0
-    minutes = [
-        {"pair": PAIR, "queue": queue, "minute": instant(day + 60 * number), "depth": depth}
-        for number, depth in enumerate((3, 8, 2))
-        for queue in ("q0", "q1")
-    ]
-    tables = write_tables(tmp_path / "tables", backlog=minutes, processes=[process(last=30 * day)])
-    depth = report(tables).content["series"]["overview"]["depth"]
-    assert max(depth) == 16
-    assert sum(1 for each in depth if each) == 1
+    rows = [message(f"m{at}", at=day + at, diverted_at=day + at, moved_at=day + 300 + at) for at in range(60)]
+    tables = write_tables(tmp_path / "tables", reconciliation=rows, processes=[process(last=30 * day)])
+    series = report(tables).content["series"]["overview"]
+    assert series["slot_seconds"] > 3600
+    assert max(series["depth"]) == 60
+    assert sum(1 for each in series["depth"] if each) == 1
 
 
 def test_a_short_outage_in_a_long_time_gets_a_closer_look(tmp_path):

@@ -1,8 +1,7 @@
 """Reads the table of all messages once, of any size, into counts by slot, by entity and by phase.
 
-A slot is a part of the time that a plot shows. The depth of the backlog in each comes from the messages, or where slots
-are long, from the table of minutes. Percentiles come from histograms, which take the same memory for any number of
-durations.
+A slot is a part of the time that a plot shows. Percentiles come from histograms, which take the same memory for any
+number of durations.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def messages(
     wanted = ("message_id", *_TEXTS, "called_at", "accepted_at", "delivered_at", *apart)
     for batch in tables.batches("reconciliation", wanted, repeated=_TEXTS):
         scan.take(batch)
-    series = [each.series(tables) for each in scan.grids]
+    series = [each.series() for each in scan.grids]
     by_entity: dict[Key, dict[str, int]] = defaultdict(dict)
     verdicts: Counter[str] = Counter()
     for (key, verdict), count in scan.verdicts.items():
@@ -211,11 +210,8 @@ class _GridScan:
         left = np.where(at["moved_at"] != NEVER, at["moved_at"], at["set_aside_at"])
         self._depth.add(diverted, np.where(diverted == NEVER, NEVER, left))
 
-    def series(self, tables: Directory) -> Series:
+    def series(self) -> Series:
         quantiles = self._latency.quantiles((0.5, 0.99))
-        if self._grid.width >= MINUTE:
-            # Peaks within a slot are seen minute by minute.
-            self._depth.take_minutes(tables)
         return Series(
             grid=self._grid,
             **{name: self._counts[name] for name in ("primary", "backlog", "refused", "unknown", "moved")},
@@ -271,8 +267,7 @@ def _oldest_first(fault: Fault) -> tuple[bool, float, str]:
     return fault.first_sent_at is None, fault.first_sent_at or 0.0, fault.message_id
 
 
-_FINER = 16  # parts of a slot at whose ends the messages are counted: a peak within a slot is seen nearly as high
-_MOST_MINUTES = 20_000_000
+_FINER = 1024  # parts of a slot at whose ends the messages are counted: a peak within a slot is seen nearly as high
 
 
 class Depth:
@@ -281,7 +276,6 @@ class Depth:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._change = np.zeros(grid.slots * _FINER + 1, np.int64)
-        self._minutes: Counts | None = None
 
     def add(self, came: Counts, left: Counts) -> None:
         """Count messages: when each came, and when it left, in microseconds."""
@@ -289,27 +283,8 @@ class Depth:
         self._change += self._changes(came[there])
         self._change -= self._changes(left[there & (left != NEVER)])
 
-    def take_minutes(self, tables: Directory) -> None:
-        """Take the table ``backlog`` instead: the sum of all queues at the end of each minute."""
-        first = int(self._grid.began // MINUTE)
-        many = int(-(-self._grid.ended // MINUTE)) - first
-        if many > _MOST_MINUTES:
-            return
-        depths = np.zeros(max(many, 1))
-        for batch in tables.batches("backlog", ("minute", "depth")):
-            minute = micros(batch.column("minute")) // 60_000_000 - first
-            inside = (minute >= 0) & (minute < many)
-            np.add.at(depths, minute[inside], numbers(batch.column("depth"))[inside])
-        began, width = round(self._grid.began), round(self._grid.width)
-        slot = np.clip(((np.arange(len(depths)) + first) * round(MINUTE) - began) // width, 0, self._grid.slots - 1)
-        most = np.zeros(self._grid.slots)
-        np.maximum.at(most, slot, depths)
-        self._minutes = most.astype(np.int64)
-
     def most(self) -> Counts:
         """The most messages in each slot."""
-        if self._minutes is not None:
-            return self._minutes
         depth = self._change[:-1].cumsum().reshape(self._grid.slots, _FINER)
         found: Counts = np.maximum(depth.max(axis=1), 0)
         return found
@@ -328,8 +303,6 @@ _WIDTHS = (
     *(60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400),
 )
 _CLOSE_ENOUGH = 10  # slots of the overview that the longest outage covers: more show it well
-
-MINUTE = 60.0
 
 
 def grid_of(span: Span) -> Grid:

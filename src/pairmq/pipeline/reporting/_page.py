@@ -18,7 +18,7 @@ from pairmq.pipeline.reporting._answers import VERDICTS, Answers, meaning_of, mo
 from pairmq.pipeline.reporting._plots import MOST_ROWS, course, drawn_wider, name_of
 from pairmq.pipeline.reporting._svg import bar, reach, scale_of
 from pairmq.pipeline.reporting._values import Fault, Key, Sends, Series, Spans, Told
-from pairmq.pipeline.reporting._words import clock, date, duration, grouped, moment, percent, period, plural, visible
+from pairmq.pipeline.reporting._words import clock, date, duration, grouped, moment, percent, period, visible
 
 MOST_ENTITIES = 20
 """Entities in the table of availability."""
@@ -26,7 +26,6 @@ MOST_ENTITIES = 20
 FIRST_FAULTS = 10
 """Messages of each fault at the head."""
 
-_ZOOM_BELOW = 0.1  # where the primary took more than the rest of this everywhere, only what it did not take is drawn
 _TABLE_ROWS = 30  # of the table that says what a plot says
 
 
@@ -75,7 +74,6 @@ def page(told: Told, found: Answers, directory: Place) -> str:
     entities = most_out(told)
     several = len({key.pair for key in entities}) > 1
     sending = [key for key in entities if key in told.availability.entities]
-    short = _full_bar([told.availability.entities[key] for key in sending[:MOST_ENTITIES]])
     first, last = told.programs.first_at, told.programs.last_at
     return environment.get_template(
         "page.html.j2"
@@ -92,10 +90,8 @@ def page(told: Told, found: Answers, directory: Place) -> str:
         plots=_plots(told, entities, several),
         left_out=max(0, len(entities) - MOST_ROWS),
         latency=_latency(told),
-        availability=[_available(told, key, several, short) for key in sending[:MOST_ENTITIES]],
-        full_bar=percent(short) if short < 1 else "",
+        availability=[_available(told, key, several) for key in sending[:MOST_ENTITIES]],
         availability_left_out=max(0, len(sending) - MOST_ENTITIES),
-        worst_hour=_worst_hour(told),
         consumers=[_consumed(told, key, several) for key in islice(told.consumers, MOST_ENTITIES)],
         consumers_left_out=max(0, len(told.consumers) - MOST_ENTITIES),
         verdicts=_verdicts(told),
@@ -187,13 +183,7 @@ def _latency(told: Told) -> Sequence[Row]:
     ]
 
 
-def _full_bar(sends: Sequence[Sends]) -> float:
-    """The share of sends that a bar of full width represents: 1, unless smaller ones would be invisible."""
-    most = max((1 - (each.primary_availability or 0.0) for each in sends if each.attempted), default=0.0)
-    return 1.0 if most == 0 or most > _ZOOM_BELOW else most
-
-
-def _available(told: Told, key: Key, several: bool, full: float) -> Row:
+def _available(told: Told, key: Key, several: bool) -> Row:
     sends = told.availability.entities[key]
     spans = told.outages.spans.get(key)
     return Row(
@@ -206,7 +196,7 @@ def _available(told: Told, key: Key, several: bool, full: float) -> Row:
             grouped(sends.refused + sends.unknown),
             duration(spans.seconds_out) if spans and spans.seconds_out else "–",
         ),
-        bar(_outcomes(sends)[full < 1 :], sends.attempted * full),
+        bar(_outcomes(sends), sends.attempted),
     )
 
 
@@ -236,19 +226,6 @@ def _outcomes(sends: Sends) -> Sequence[tuple[str, float]]:
         ("backlog", sends.backlog),
         ("unknown", sends.unknown),
         ("refused", sends.refused),
-    )
-
-
-def _worst_hour(told: Told) -> str:
-    """The hour in which the primary alone would have taken least, where there are hours to choose from."""
-    hours = {at: each for at, each in told.availability.hours.items() if each.attempted}
-    if len(hours) < 2 or not told.outages.count:
-        return ""
-    at, worst = min(hours.items(), key=lambda item: (item[1].primary_availability or 0.0, item[0]))
-    return (
-        f"The worst hour began on {moment(at)} UTC: the primary alone would have taken "
-        f"{percent(worst.primary_availability)} of {plural(worst.attempted, 'send')}; "
-        f"{percent(worst.availability)} were accepted."
     )
 
 

@@ -206,7 +206,7 @@ def outages(tables: Directory, wrote: Programs) -> Outages:
         *("failure_kind", "time_to_divert", "downtime", "time_to_recover", "drain_time", "diverted", "refused"),
         *("unknown", "peak_backlog"),
     )
-    count = still_open = peak = 0
+    count = still_open = 0
     worst: list[tuple[float, int, Outage]] = []
     spans: dict[Key, tuple[list[Span], list[Span], list[Span]]] = defaultdict(lambda: ([], [], []))
     starts: dict[tuple[str, Key], list[float]] = defaultdict(list)
@@ -215,7 +215,6 @@ def outages(tables: Directory, wrote: Programs) -> Outages:
         outage = _outage(row, wrote)
         count += 1
         still_open += outage.open_because in _OPEN
-        peak = max(peak, outage.peak_backlog)
         heapq.heappush(worst, (outage.out, -count, outage))
         if len(worst) > MOST_OUTAGES:
             heapq.heappop(worst)
@@ -243,7 +242,6 @@ def outages(tables: Directory, wrote: Programs) -> Outages:
         worst=tuple(outage for *_, outage in sorted(worst, key=lambda each: (-each[0], -each[1]))),
         spans=merged,
         union=union(chain.from_iterable(each.out for each in merged.values())),
-        peak=peak,
     )
 
 
@@ -285,12 +283,12 @@ def _states(outage: Outage) -> tuple[Span | None, Span | None, Span | None]:
 def availability(tables: Directory) -> Availability:
     """Read how sends ended."""
     outcomes = ("accepted_primary", "accepted_backlog", "refused", "unknown")
-    total, entities, hours = Sends(), defaultdict[Key, Sends](Sends), defaultdict[float, Sends](Sends)
-    for row in tables.rows("availability", ("pair", "entity", "hour", "attempted", *outcomes)):
+    total, entities = Sends(), defaultdict[Key, Sends](Sends)
+    for row in tables.rows("availability", ("pair", "entity", "attempted", *outcomes)):
         sends = Sends(*(row[name] or 0.0 for name in ("attempted", *outcomes)))
-        for sums in (total, entities[Key(row["pair"], row["entity"])], hours[row["hour"]]):
+        for sums in (total, entities[Key(row["pair"], row["entity"])]):
             sums.add(sends)
-    return Availability(total, dict(entities), dict(hours))
+    return Availability(total, dict(entities))
 
 
 def consumers(tables: Directory) -> dict[Key, Reads]:
@@ -317,17 +315,13 @@ def order(tables: Directory) -> Order:
 def cost(tables: Directory) -> Cost:
     """Read what was asked of the brokers."""
     sides: dict[str, Operations] = {}
-    days: dict[float, Counter[str]] = defaultdict(Counter)
     sources = set()
-    for row in tables.rows("cost", ("side", "day", "source", "sends", "receives", "pings", "operations", "price")):
+    for row in tables.rows("cost", ("side", "source", "sends", "receives", "pings", "price")):
         side = sides.setdefault(row["side"], Operations())
         side.sends += row["sends"] or 0
         side.receives += row["receives"] or 0
         side.pings += row["pings"] or 0
         side.price += row["price"] or Decimal()
-        days[row["day"]][row["side"]] += row["operations"] or 0
         sources.add(row["source"])
     source = "mixed" if len(sources) > 1 else next(iter(sources), None)
-    return Cost(
-        sides, {day: dict(each) for day, each in sorted(days.items())}, source, any(s.price for s in sides.values())
-    )
+    return Cost(sides, source, any(side.price for side in sides.values()))

@@ -98,7 +98,6 @@ class Outages:
         worst: the longest ones, listed individually.
         spans: by entity.
         union: when any entity was out.
-        peak: the most messages of one entity in the backlog.
     """
 
     count: int
@@ -106,7 +105,6 @@ class Outages:
     worst: Sequence[Outage]
     spans: Mapping[Key, Spans]
     union: Sequence[Span]
-    peak: int
 
 
 @dataclass(slots=True)
@@ -142,12 +140,10 @@ class Availability:
     Args:
         total: of all entities.
         entities: of each.
-        hours: of each hour that has sends, by its start.
     """
 
     total: Sends
     entities: Mapping[Key, Sends]
-    hours: Mapping[float, Sends]
 
 
 @dataclass(slots=True)
@@ -187,13 +183,11 @@ class Cost:
 
     Args:
         sides: by ``primary`` and ``secondary``.
-        days: operations of both sides by the start of the day.
         source: ``counted``, ``estimated`` or ``mixed``; None without operations.
         priced: whether there was a price list.
     """
 
     sides: Mapping[str, Operations]
-    days: Mapping[float, Mapping[str, int]]
     source: str | None
     priced: bool
 
