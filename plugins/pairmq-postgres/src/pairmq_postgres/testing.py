@@ -144,6 +144,16 @@ class PostgresServer(ServerProcess):
         if done.returncode:
             raise ServerError(f"{program} ended with status {done.returncode}\n{done.stdout}{done.stderr}")
 
+    def follow(self, leader: PostgresServer) -> None:
+        """Forget all data, and become a standby of a running server that has the same logins at the next start.
+
+        Args:
+            leader: that server.
+        """
+        self.kill()
+        shutil.rmtree(self.data, ignore_errors=True)
+        self._leader = leader
+
     def promote(self) -> None:
         """Have a standby take writes, and wait until it does.
 

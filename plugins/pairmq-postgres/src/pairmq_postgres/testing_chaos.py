@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, LiteralString
 
 import psycopg
@@ -101,7 +102,7 @@ class PostgresChaos(ServerBroker):
 
     def count(self, queue: str) -> int:
         """The rows of the queue, scheduled and locked ones too."""
-        return int(self._run(_COUNT, queue).fetchall()[0][0])
+        return _count(self._server, queue)
 
     def _drop(self) -> None:
         self._run(_DROP, self._server.role)
@@ -115,6 +116,92 @@ class PostgresChaos(ServerBroker):
     def _run(self, statement: LiteralString | sql.Composed, *values: str) -> psycopg.Cursor[Any]:
         with psycopg.connect(**self._server.parameters(), autocommit=True) as connection:
             return connection.execute(statement, values or None)
+
+
+class StandbyChaos(ServerBroker):
+    """Two PostgreSQL servers, of which one takes writes and waits at each commit for the other, its standby.
+
+    Its faults strike the one that takes writes, but for ``kill-standby``: no commit is confirmed meanwhile.
+    ``take-over``: it is killed, the standby is promoted, and what was killed becomes the standby at the end.
+    """
+
+    faults: ClassVar[tuple[FaultKind, ...]] = (
+        KILL,
+        PAUSE,
+        FaultKind("kill-standby", 0.2, 4.0),
+        FaultKind("take-over", 0.5, 5.0),
+    )
+
+    def __init__(self) -> None:
+        self._writer = PostgresServer()
+        self._standby = PostgresServer(standby_of=self._writer)
+        hosts = f"{_HOST}:{self._writer.port},{_HOST}:{self._standby.port}"
+        self._url = self._writer.url.replace(f"{_HOST}:{self._writer.port}", hosts)
+        self._addresses = ((_HOST, self._writer.port), (_HOST, self._standby.port))
+        super().__init__(self._writer)
+
+    @property
+    def url(self) -> str:
+        """The address with both."""
+        return self._url
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The first one's."""
+        return self._addresses[0]
+
+    @property
+    def addresses(self) -> Sequence[tuple[str, int]]:
+        """Both."""
+        return self._addresses
+
+    def start(self) -> None:
+        """Start both."""
+        self._writer.start()
+        self._standby.start()
+        self._set_synchronous("*")
+
+    def apply(self, fault: str) -> None:
+        """Begin one of `faults`."""
+        match fault:
+            case "kill-standby":
+                self._standby.kill()
+            case "take-over":
+                self._writer.kill()
+                self._standby.promote()
+                self._writer, self._standby = self._standby, self._writer
+                self._process = self._writer
+                self._set_synchronous("")
+                self._standby.follow(self._writer)
+            case _:
+                super().apply(fault)
+
+    def cure(self, fault: str) -> None:
+        """End it."""
+        super().cure(fault)
+        self.start()
+
+    def count(self, queue: str) -> int:
+        """The rows of the queue, scheduled and locked ones too."""
+        return _count(self._writer, queue)
+
+    def close(self) -> None:
+        """End both."""
+        self._standby.close()
+        super().close()
+
+    def _set_synchronous(self, names: LiteralString) -> None:
+        self._writer.query(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'", "SELECT pg_reload_conf()")
+
+
+def _count(server: PostgresServer, queue: str) -> int:
+    with psycopg.connect(**server.parameters(), autocommit=True) as connection:
+        return int(connection.execute(_COUNT, (queue,)).fetchall()[0][0])
+
+
+def standby() -> StandbyChaos:
+    """Make a server with its standby, the variant ``postgres:standby``."""
+    return StandbyChaos()
 
 
 def chaos_broker() -> PostgresChaos:
