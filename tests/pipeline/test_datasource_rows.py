@@ -16,7 +16,7 @@ from pyspark.sql import types as t
 
 from pairmq.core import Diversion, divert
 from pairmq.model import ConfigurationError, Delivery, Entity, Message, property_json
-from pairmq.pipeline.datasource._rows import SCHEMA, Place, RowReader, RowRefused, derived_id, to_batch
+from pairmq.pipeline.datasource._rows import SCHEMA, Place, RowReader, RowRefused, to_batch
 
 PLACE = Place("primary", "orders", "orders")
 BACKLOG = Place("secondary", "east/x-servicebus-transfer/0", "east/x-servicebus-transfer/0", backlog=True)
@@ -71,8 +71,8 @@ FULL = Message(
 )
 
 
-def reader(**options) -> RowReader:
-    return RowReader.of(SCHEMA, **options)
+def reader() -> RowReader:
+    return RowReader.of(SCHEMA)
 
 
 def there_and_back(message: Message) -> Message:
@@ -142,11 +142,11 @@ def test_a_message_of_a_backlog_queue_that_nobody_diverted_is_shown_with_the_rea
 # What a writer takes.
 
 
-def frame(schema: str | t.StructType, *rows: tuple, **options):
+def frame(schema: str | t.StructType, *rows: tuple):
     if isinstance(schema, str):
         schema = t.StructType([t.StructField(*_field(part)) for part in schema.split(", ")])
     columns = [pa.array(values) for values in zip(*rows, strict=True)]
-    return list(RowReader.of(schema, **options).messages(pa.RecordBatch.from_arrays(columns, schema.fieldNames())))
+    return list(RowReader.of(schema).messages(pa.RecordBatch.from_arrays(columns, schema.fieldNames())))
 
 
 def _field(part: str) -> tuple[str, t.DataType]:
@@ -201,8 +201,6 @@ def test_a_property_that_is_not_json_is_refused_with_its_name_and_without_its_va
     with pytest.raises(RowRefused, match="application property 'tenant' is not JSON") as caught:
         list(RowReader.of(schema).messages(batch))
     assert "secret-name" not in str(caught.value)
-    [message] = RowReader.of(schema, text_properties=True).messages(batch)
-    assert message.application_properties == {"tenant": "secret-name"}
 
 
 @pytest.mark.parametrize(
@@ -224,48 +222,3 @@ def test_columns_that_do_not_fit_are_refused_before_anything_is_sent(schema, pro
 
 def test_columns_that_reading_adds_are_left_alone_by_a_writer():
     assert set(reader().columns) == set(Message.__slots__)
-
-
-# Ids that are made of columns.
-
-
-def test_a_row_has_the_same_derived_id_each_time_and_in_every_version():
-    rows = frame("order string, line int, body string", ("A-1", 7, "x"), id_from=("order", "line"), id_prefix="o-")
-    assert [message.message_id for message in rows] == ["o-4e65c36752020315ec497ac0280c869a"]
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ((("a", "b"), ("ab", "c")), (("a", "b"), ("a", "bc"))),
-        ((("a",), (1,)), (("a",), ("1",))),
-        ((("a",), (None,)), (("a",), ("",))),
-        ((("a",), (True,)), (("a",), (1,))),
-        ((("a",), ("x",)), (("b",), ("x",))),
-    ],
-)
-def test_rows_that_differ_have_different_ids(one, other):
-    assert derived_id("", *one) != derived_id("", *other)
-
-
-def test_an_instant_gives_one_id_in_whatever_time_zone_it_comes():
-    at = datetime(2026, 5, 1, 12, tzinfo=UTC)
-    assert derived_id("", ["at"], [at]) == derived_id("", ["at"], [at.astimezone(timezone(timedelta(hours=5)))])
-
-
-def test_a_row_whose_key_is_null_is_refused():
-    with pytest.raises(RowRefused, match="null in order"):
-        frame("order string, body string", ("A", "x"), (None, "x"), id_from=("order",))
-
-
-@pytest.mark.parametrize(
-    ("schema", "id_from", "problem"),
-    [
-        ("message_id string, body string", ("body",), "omit one"),
-        ("body string", ("order",), "no such column"),
-        ("price double, body string", ("price",), "price, which is double"),
-    ],
-)
-def test_columns_that_no_id_can_be_made_of_are_refused(schema, id_from, problem):
-    with pytest.raises(ConfigurationError, match=problem):
-        frame(schema, id_from=id_from)

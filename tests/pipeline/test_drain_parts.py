@@ -18,7 +18,7 @@ from pairmq.pipeline.drain import Drain, Ending, Plan, Report, _task, make_plan
 from pairmq.pipeline.drain._counts import Depth, Journalled, count_journalled
 from pairmq.pipeline.drain._handover import Handover, Job, Outcome, Worker
 from pairmq.pipeline.drain._spark import check_session, most_at_once, run_job
-from pairmq.pipeline.drain._task import EVERY, Counts, FromBroker, FromDriver, Left, Task, drain_queue
+from pairmq.pipeline.drain._task import EVERY, Task, Watch, drain_queue
 from pairmq.pipeline.session import local_settings
 from pairmq.runner import backlog_properties
 from pairmq.testing import Fault, in_virtual_time, simulated_pair
@@ -194,16 +194,11 @@ def test_attempts_are_known_even_if_they_never_end():
 
 def test_on_a_full_disk_the_file_that_can_not_be_handed_over_is_named():
     with Handover(None) as handover:
-        worker = Worker(str(handover.directory))
-        for name, write in (
-            (".counted", lambda: handover.tell([])),
-            ("attempts/3-0", lambda: worker.begin(3, 0, "first")),
-        ):
-            full = handover.directory / name
-            full.symlink_to("/dev/full")
-            with pytest.raises(OSError, match=re.escape(str(full))) as raised:
-                write()
-            assert raised.value.errno == errno.ENOSPC
+        full = handover.directory / "attempts" / "3-0"
+        full.symlink_to("/dev/full")
+        with pytest.raises(OSError, match=re.escape(str(full))) as raised:
+            Worker(str(handover.directory)).begin(3, 0, "first")
+        assert raised.value.errno == errno.ENOSPC
 
 
 def test_what_can_not_be_recovered_of_a_task_is_not_counted_as_nothing(tmp_path):
@@ -247,130 +242,61 @@ async def test_an_observer_that_the_settings_file_names_watches_each_task(tmp_pa
     assert {"PairOpened", "BacklogQueueChecked", "PairEnded"} <= set(seen)
 
 
-class Told:
-    """Counts as they are told; the last one again and again."""
-
-    def __init__(self, *pending: int | None) -> None:
-        self.told = list(pending)
-
-    async def next(self) -> Left:
-        pending = self.told.pop(0) if len(self.told) > 1 else self.told[0]
-        return Left(pending, "throttled" if pending is None else None)
-
-
-class Idle:
-    """A pair that moves nothing."""
+class Broker:
+    """A secondary of which only counts are asked, the last one again and again; and a pair that moves nothing."""
 
     moved = outbox_moved = 0
 
+    def __init__(self, *pending: int | None) -> None:
+        self.admin = self.secondary = self
+        self.told = list(pending)
+        self.asked_at: list[float] = []
 
-def ending_of(counts: Counts, job: Job, monkeypatch) -> Ending:
-    monkeypatch.setattr(_task, "_LOOK", 0.001)
-    watch = _task._Watch(Idle(), job, Worker(None))  # type: ignore[arg-type]
+    async def counts(self, source: Source) -> QueueCounts:
+        self.asked_at.append(asyncio.get_running_loop().time())
+        pending = self.told.pop(0) if len(self.told) > 1 else self.told[0]
+        if pending is None:
+            raise TransportError("throttled", FailureKind.BUSY)
+        return QueueCounts(active=pending)
 
-    async def ending() -> Ending:
-        async with asyncio.timeout(30):
-            return await watch.until_end(counts)
 
-    return asyncio.run(ending())
+async def ending_of(broker: Broker, job: Job) -> tuple[Ending, str | None]:
+    watch = Watch(broker, job, Worker(None))  # type: ignore[arg-type]
+    return await watch.until_end(Source(Entity("b"))), watch.problem
 
 
 @pytest.mark.parametrize(
     "pending", [range(5, 10**6), [5, None] * 10**5], ids=["senders divert", "counts fail at times"]
 )
-def test_patience_ends_although_the_count_changes_while_nothing_is_moved(job, monkeypatch, pending):
-    assert ending_of(Told(*pending), replace(job, patience=0.2), monkeypatch) is Ending.STALLED
-
-
-def test_a_count_that_falls_is_progress_whoever_moves(job, monkeypatch):
-    steps = 200
-    assert ending_of(Told(*range(steps, -1, -1)), replace(job, patience=0.1), monkeypatch) is Ending.DRAINED
-
-
-# Counts.
-
-
-def depths(*pending: int | None) -> list[Depth]:
-    return [
-        Depth(None, "throttled") if each is None else Depth(QueueCounts(active=each, dead_letter=1)) for each in pending
-    ]
-
-
-class Broker:
-    """A secondary of which only counts are asked."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.admin = self
-        self.error: TransportError | None = None
-
-    async def counts(self, source: Source) -> QueueCounts:
-        self.asked += 1
-        if self.error is not None:
-            raise self.error
-        return QueueCounts(active=4)
-
-
-def from_driver(handover: Handover, index: int, broker: Broker) -> FromDriver:
-    own = FromBroker(broker, Entity("b"), 5.0)  # type: ignore[arg-type]
-    return FromDriver(Worker(str(handover.directory)), index, own)
-
-
-async def test_a_task_hears_each_count_of_the_driver_once(tmp_path):
-    with Handover(None) as handover:
-        counts = from_driver(handover, 1, Broker())
-        heard = [await counts.next()]
-        for told in ((7, 5), (7, None), (0, 2)):
-            handover.tell(depths(*told))
-            heard += [await counts.next(), await counts.next()]
-    assert heard == [None, Left(5), None, Left(None, "throttled"), None, Left(2), None]
-
-
-async def test_what_was_counted_before_a_task_began_tells_it_nothing(tmp_path):
-    with Handover(None) as handover:
-        handover.tell(depths(0))
-        counts = from_driver(handover, 0, Broker())
-        assert await counts.next() is None
-        handover.tell(depths(3))
-        assert await counts.next() == Left(3)
-
-
-async def test_where_the_driver_counts_nothing_the_task_asks_for_itself():
-    broker = Broker()
-    with Handover(None) as handover:
-        counts = from_driver(handover, 0, broker)
-        handover.tell(depths(0))
-        assert [await counts.next(), await counts.next()] == [Left(4), None]
-        broker.error = TransportError("throttled", FailureKind.BUSY)
-        handover.tell(depths(0))
-        assert await counts.next() == Left(None, "throttled")
-    assert broker.asked == 2
+@in_virtual_time
+async def test_patience_ends_although_the_count_changes_while_nothing_is_moved(job, pending):
+    assert (await ending_of(Broker(*pending), replace(job, patience=60.0)))[0] is Ending.STALLED
 
 
 @in_virtual_time
-async def test_a_queue_is_not_drained_while_its_task_holds_messages_that_the_driver_can_not_see(job):
-    """RabbitMQ tells nobody what other processes hold: a driver sees none of a batch that waits for the primary."""
+async def test_a_count_that_falls_is_progress_whoever_moves(job):
+    assert await ending_of(Broker(*range(200, -1, -1)), replace(job, patience=60.0)) == (Ending.DRAINED, None)
+
+
+@in_virtual_time
+async def test_a_broker_is_asked_no_more_often_than_every_so_often(job):
+    broker = Broker(4, None)
+    assert await ending_of(broker, replace(job, patience=60.0)) == (Ending.STALLED, "throttled")
+    assert 10 < len(broker.asked_at) <= 60 / EVERY + 1
+
+
+@in_virtual_time
+async def test_a_queue_is_not_drained_while_its_task_holds_messages(job):
+    """They are sent, or wait for the primary, and are completed later."""
     async with simulated_pair(backlog_queue_count=1) as it:
-        queue = it.pair.backlog_queues[0]
         it.primary.fail(Fault.DOWN)
         await it.pair.sender("orders").send_batch([Message(b"x") for _ in range(40)])
-        watch = _task._Watch(it.pair, replace(job, patience=3600.0), Worker(None))
-        with Handover(None) as handover:
-
-            async def drive() -> None:
-                while True:
-                    counts = await it.pair.secondary.admin.counts(Source(queue))
-                    handover.tell([Depth(replace(counts, locked=0))])
-                    await asyncio.sleep(EVERY)
-
-            driving = asyncio.create_task(drive())
-            own = FromBroker(it.pair.secondary, queue, 5.0)
-            ending = asyncio.create_task(watch.until_end(FromDriver(Worker(str(handover.directory)), 0, own)))
-            await asyncio.sleep(60.0)
-            assert not ending.done()
-            it.primary.heal()
-            assert await ending is Ending.DRAINED
-            driving.cancel()
+        watch = Watch(it.pair, replace(job, patience=3600.0), Worker(None))
+        ending = asyncio.create_task(watch.until_end(Source(it.pair.backlog_queues[0])))
+        await asyncio.sleep(60.0)
+        assert not ending.done()
+        it.primary.heal()
+        assert await ending is Ending.DRAINED
         assert not it.backlog()
         assert len(it.primary.messages("orders")) == 40
 
@@ -416,18 +342,6 @@ async def test_a_quick_0_ends_no_drain_before_it_has_begun(monkeypatch):
     assert [depth.exists for depth in drain.before] == [True, False]
     # What does not exist is not made by a look.
     assert secondary.asked_for == [(drain._plan.queues[0], backlog_properties(PairOptions()))]
-
-
-async def test_a_broker_is_asked_no_more_often_than_every_so_often(monkeypatch):
-    now = 100.0
-    monkeypatch.setattr(_task.time, "monotonic", lambda: now)
-    broker = Broker()
-    counts = FromBroker(broker, Entity("b"), 5.0)  # type: ignore[arg-type]
-    assert [await counts.next() for _ in range(9)] == [Left(4)] + 8 * [None]
-    now += EVERY
-    broker.error = TransportError("throttled", FailureKind.BUSY)
-    assert [await counts.next() for _ in range(9)] == [Left(None, "throttled")] + 8 * [None]
-    assert broker.asked == 2
 
 
 def test_our_own_session_starts_dead_workers_again_and_never_two_for_one_queue():

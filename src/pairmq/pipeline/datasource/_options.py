@@ -30,15 +30,7 @@ BROWSE: Final = _BROKERS | _SOURCE | {"backlog", "limit"}
 """Options of ``spark.read``."""
 STREAM: Final = _BROKERS | _SOURCE | {"spool", "spool_wait", "max_rows", "receive_wait"}
 """Options of ``spark.readStream``."""
-WRITE: Final = _BROKERS | {
-    "entity",
-    "kind",
-    "journal",
-    "message_id_from",
-    "message_id_prefix",
-    "properties",
-    "window",
-}
+WRITE: Final = _BROKERS | {"entity", "kind", "journal", "window"}
 """Options of ``df.write`` and ``writeStream``."""
 
 
@@ -145,10 +137,6 @@ class Options:
         if not least <= seconds <= most:
             raise _bad(name, text, f"from {least:g} s to {most:g} s")
         return seconds
-
-    def names(self, name: str) -> tuple[str, ...]:
-        """Names that are separated by commas."""
-        return tuple(part.strip() for part in (self.text(name) or "").split(",") if part.strip())
 
     def brokers(self) -> Brokers:
         """How to find the brokers."""

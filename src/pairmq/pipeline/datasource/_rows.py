@@ -1,15 +1,9 @@
-"""A message as a row and back: one schema for browsing, for streams and for writing.
-
-A message's id can be made of its row's own values, so that a row that is sent again has the id that it had.
-"""
+"""A message as a row and back: one schema for browsing, for streams and for writing."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
@@ -130,43 +124,26 @@ class RowReader:
 
     Args:
         columns: those that go into messages.
-        id_from: the columns that message ids are made of; empty where there is a column ``message_id``.
-        id_prefix: what such an id begins with.
-        text_properties: values of application properties are strings as they stand, not JSON.
     """
 
     columns: tuple[str, ...]
-    id_from: tuple[str, ...] = ()
-    id_prefix: str = ""
-    text_properties: bool = False
 
     @classmethod
-    def of(
-        cls, schema: t.StructType, *, id_from: tuple[str, ...] = (), id_prefix: str = "", text_properties: bool = False
-    ) -> RowReader:
+    def of(cls, schema: t.StructType) -> RowReader:
         """Look a data frame's schema over.
 
         Raises:
             ConfigurationError: a column is missing, unknown or of a wrong type; says what to do.
         """
         found = {field.name: field.dataType for field in schema.fields}
-        for name in id_from:
-            if name not in found:
-                raise ConfigurationError(f"message_id_from names {name}, but there is no such column")
-            if not isinstance(found[name], KEY_TYPES):
-                raise ConfigurationError(
-                    f"message_id_from names {name}, which is {found[name].simpleString()}: which can't be an id"
-                )
-        if id_from and "message_id" in found:
-            raise ConfigurationError("there is a column message_id and an option message_id_from: omit one")
-        if not id_from and "message_id" not in found:
+        if "message_id" not in found:
             raise ConfigurationError(
-                "there is no column message_id: a retried task must send its messages under the same ids. "
-                "Add the column, or name the columns that make a row unique in the option message_id_from"
+                "there is no column message_id: a retried task must send its messages under the same ids. Make one of "
+                "the columns that make a row unique, such as sha2(to_json(struct(...)), 256)"
             )
         if "body" not in found:
             raise ConfigurationError("there is no column body: it holds the payload, binary or string")
-        unknown = sorted(found.keys() - _SENT.keys() - _FOUND.keys() - set(id_from))
+        unknown = sorted(found.keys() - _SENT.keys() - _FOUND.keys())
         if unknown:
             raise ConfigurationError(
                 f"unknown column {', '.join(unknown)}: known are {', '.join(_SENT)}; drop it, or put it into body"
@@ -174,7 +151,7 @@ class RowReader:
         for name, type_ in found.items():
             if name in _SENT:
                 _check_type(name, type_)
-        return cls(tuple(name for name in _SENT if name in found), id_from, id_prefix, text_properties)
+        return cls(tuple(name for name in _SENT if name in found))
 
     def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
         """Make a message of each row.
@@ -183,17 +160,8 @@ class RowReader:
             RowRefused: a row breaks a rule; those before it have been given.
         """
         columns = {name: batch.column(name).to_pylist() for name in self.columns}
-        keys = [batch.column(name).to_pylist() for name in self.id_from]
         for index in range(batch.num_rows):
-            values: dict[str, Any] = {name: column[index] for name, column in columns.items()}
-            if self.id_from:
-                key = [column[index] for column in keys]
-                if all(part is None for part in key):
-                    raise RowRefused(
-                        f"a row has null in {', '.join(self.id_from)}: which can't be part of a message id"
-                    )
-                values["message_id"] = derived_id(self.id_prefix, self.id_from, key)
-            yield self._message(values)
+            yield self._message({name: column[index] for name, column in columns.items()})
 
     def _message(self, values: dict[str, Any]) -> Message:
         message_id, body, properties = values["message_id"], values["body"], values.get("application_properties")
@@ -205,8 +173,7 @@ class RowReader:
             values["body"] = body.encode()
         try:
             if properties is not None:
-                take = _as_text if self.text_properties else _from_json
-                values["application_properties"] = {name: take(name, text) for name, text in properties}
+                values["application_properties"] = {name: _from_json(name, text) for name, text in properties}
             else:
                 values.pop("application_properties", None)
             return Message(**values)
@@ -226,10 +193,6 @@ def _check_type(name: str, type_: t.DataType) -> None:
         raise ConfigurationError(f"column {name} is {type_.simpleString()}: it must be {wanted}")
 
 
-def _as_text(name: str, text: str | None) -> str | None:
-    return text
-
-
 def _from_json(name: str, text: str | None) -> object:
     if text is None:
         return None
@@ -237,64 +200,5 @@ def _from_json(name: str, text: str | None) -> object:
         return property_json.decode(text)
     except ValueError as error:
         raise ValueError(
-            f"application property {name!r} is not JSON ({error}): write a string with its quotes, "
-            "or set the option properties to text"
+            f"application property {name!r} is not JSON ({error}): write a string with its quotes"
         ) from None
-
-
-KEY_TYPES: Final = (
-    t.BinaryType,
-    t.BooleanType,
-    t.ByteType,
-    t.DateType,
-    t.DecimalType,
-    t.IntegerType,
-    t.LongType,
-    t.ShortType,
-    t.StringType,
-    t.TimestampType,
-)
-"""Types of columns that an id may be made of; not floating point, as a sum in another order would be another id."""
-
-_DIGITS = 32  # 128 bits: two rows of a trillion share an id with a chance of one in 10**15
-
-
-def derived_id(prefix: str, names: Sequence[str], values: Sequence[object]) -> str:
-    """Make a message id of the values that make a row unique.
-
-    Args:
-        prefix: what it begins with.
-        names: the columns' names; other columns with the same values give another id.
-        values: one each, of `KEY_TYPES`' Python types or None.
-
-    Returns:
-        The prefix and 32 hexadecimal digits of a SHA-256; the same in every process and version.
-    """
-    digest = hashlib.sha256()
-    for name, value in zip(names, values, strict=True):
-        for part in (name.encode(), *_parts(value)):
-            # Lengths, so that ("ab", "c") and ("a", "bc") are not the same.
-            digest.update(b"%d:" % len(part))
-            digest.update(part)
-    return prefix + digest.hexdigest()[:_DIGITS]
-
-
-def _parts(value: object) -> tuple[bytes, bytes]:
-    """The value's kind, so that 1 and "1" are not the same, and what it holds."""
-    if value is None:
-        return b"null", b""
-    if isinstance(value, bytes):
-        return b"bytes", value
-    if isinstance(value, str):
-        return b"text", value.encode()
-    if isinstance(value, bool):
-        return b"bool", str(value).encode()
-    if isinstance(value, int):
-        return b"int", str(value).encode()
-    if isinstance(value, Decimal):
-        return b"decimal", format(value, "f").encode()
-    if isinstance(value, datetime):
-        return b"instant", value.astimezone(UTC).isoformat(timespec="microseconds").encode()
-    if isinstance(value, date):
-        return b"date", value.isoformat().encode()
-    raise TypeError(f"an id can't be made of a {type(value).__name__}")

@@ -75,12 +75,7 @@ class Destination:
         settings = brokers.settings()
         if settings.options.is_backlog_queue(path):
             raise ConfigurationError(f"{path} is a backlog queue: name the destination entity")
-        rows = RowReader.of(
-            schema,
-            id_from=options.names("message_id_from"),
-            id_prefix=options.text("message_id_prefix") or "",
-            text_properties=options.choice("properties", "json", "text") == "text",
-        )
+        rows = RowReader.of(schema)
         return cls(brokers, entity, rows, options.count("window", _WINDOW, _MOST_WINDOW))
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Sent:

@@ -2,7 +2,7 @@
 
 A job and its outcome go through Spark: values that hold no secret, as Spark may show or log them. The rest is in a
 private directory that the driver shares with workers on the same machine: the URLs that were given to the driver alone;
-its request to stop; what it counted; and who began to work, so that those who died are known. Only this user can read
+its request to stop; and who began to work, so that those who died are known. Only this user can read
 it, and it ends with the drain.
 """
 
@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any, Self
 
 from pairmq.core import PairOptions
 from pairmq.pipeline._storage import writing
-from pairmq.pipeline.drain._counts import Depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ class Outcome:
         return cls(**{**values, "ending": Ending(values["ending"])})
 
 
-_SETTINGS, _STOP, _ATTEMPTS, _COUNTED = "settings", "stop", "attempts", "counted"
+_SETTINGS, _STOP, _ATTEMPTS = "settings", "stop", "attempts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +118,6 @@ class Attempt:
     journal: str
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """What the driver counted last.
-
-    Args:
-        turn: the number of this count.
-        pending: for each queue the messages still to be moved, None where it could not be asked.
-        problems: for each queue why it could not be asked.
-    """
-
-    turn: int
-    pending: tuple[int | None, ...]
-    problems: tuple[str | None, ...]
-
-
 class Handover:
     """The driver's side; a context manager.
 
@@ -144,20 +128,10 @@ class Handover:
     def __init__(self, urls: tuple[str, str] | None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="pairmq-drain-"))  # made with mode 0700
         (self.directory / _ATTEMPTS).mkdir()
-        self._turn = 0
         if urls is not None:
             path = self.directory / _SETTINGS
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 json.dump(urls, file)
-
-    def tell(self, depths: Sequence[Depth]) -> None:
-        """Publish the queues' counts to the tasks."""
-        counted = Counted(self._turn, tuple(depth.pending for depth in depths), tuple(depth.error for depth in depths))
-        self._turn += 1
-        written = self.directory / f".{_COUNTED}"
-        with writing(written):
-            written.write_text(json.dumps(asdict(counted)), "utf-8")
-        written.replace(self.directory / _COUNTED)
 
     def stop(self) -> None:
         """Ask all tasks to end; those that begin later end at once, and need no URLs."""
@@ -195,20 +169,6 @@ class Worker:
         assert self._directory is not None  # noqa: S101  # a driver that is out of reach hands nothing over
         primary, secondary = json.loads((self._directory / _SETTINGS).read_text())
         return str(primary), str(secondary)
-
-    @property
-    def is_near(self) -> bool:
-        """Whether the driver is reachable."""
-        return self._directory is not None
-
-    def counted(self) -> Counted | None:
-        """What the driver counted last; None before the first time."""
-        assert self._directory is not None  # noqa: S101  # an unreachable driver publishes nothing
-        try:
-            found = json.loads((self._directory / _COUNTED).read_text("utf-8"))
-        except OSError:
-            return None
-        return Counted(found["turn"], tuple(found["pending"]), tuple(found["problems"]))
 
     def stopped(self) -> bool:
         """Whether the driver asks for the end, or has gone with all it had."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pairmq.pipeline.drain._handover import Ending
@@ -82,31 +82,4 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "emptied": self.emptied,
-            "before": self.before,
-            "left": self.left,
-            "moved": self.moved,
-            "gone": self.gone,
-            "counted_from": self.counted_from,
-            "moved_again": self.moved_again,
-            "dead_lettered": self.dead_lettered,
-            "workers_lost": self.workers_lost,
-            "shut": dict(self.shut),
-            "problem": self.problem,
-            "elsewhere": list(self.elsewhere),
-            "unread": self.unread,
-            "stopped": self.stopped,
-            "seconds": round(self.seconds, 3),
-            "queues": [
-                {
-                    "queue": queue.queue,
-                    "before": queue.before,
-                    "left": queue.left,
-                    "ending": queue.ending,
-                    "attempts": queue.attempts,
-                    "problem": queue.problem,
-                }
-                for queue in self.queues
-            ],
-        }
+        return {"emptied": self.emptied, **asdict(self), "seconds": round(self.seconds, 3)}

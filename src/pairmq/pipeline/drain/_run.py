@@ -102,7 +102,7 @@ class Drain:
             tag = Tag(spark, "pairmq-drain")
             work = asyncio.create_task(asyncio.to_thread(run_job, spark, job, indexes, tag))
             try:
-                await self._attend(work, stop, tell, handover)
+                await self._attend(work, stop, tell)
             finally:
                 if not work.done():
                     handover.stop()
@@ -126,17 +126,14 @@ class Drain:
         """The report of a drain that found nothing to do."""
         return self._report(self.before, {}, {}, None, None, False)
 
-    async def _attend(
-        self, work: asyncio.Task[list[Outcome]], stop: asyncio.Event, tell: Tell, handover: Handover
-    ) -> None:
-        """Report progress to the user and the tasks, until it ends or is stopped."""
+    async def _attend(self, work: asyncio.Task[list[Outcome]], stop: asyncio.Event, tell: Tell) -> None:
+        """Report progress to the user, until it ends or is stopped."""
         stopping = asyncio.create_task(stop.wait())
         limit = self._plan.settings.options.attempt_timeout
         try:
             async with self._plan.secondary_transport() as secondary:
                 while not work.done() and not stop.is_set():
                     depths = await count(secondary, self._plan.queues, limit)
-                    handover.tell(depths)
                     tell(total([depth.pending for depth in depths]))
                     await asyncio.wait((work, stopping), timeout=EVERY, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -4,10 +4,8 @@ The work is the pair's own syphon and nothing else: it sends, has that confirmed
 a task may be killed at any point, and may run beside another copy or any other syphon: the broker's locks
 decide who has a message, and one that was sent and not yet completed is redelivered.
 
-What a queue still holds is counted by the driver, where it is on the same machine; else by the task. A count is an
-operation of the broker's management, which some brokers throttle. So the driver counts for all tasks, which is what it
-shows to people anyway, and a task asks by itself only on another machine, or where the driver reports that nothing is
-left: a broker that does not count what others have locked reports to each process what that one has locked itself.
+A task counts what its queue still holds only while it moves nothing: a count is an operation of the broker's
+management, which some brokers throttle.
 """
 
 from __future__ import annotations
@@ -17,18 +15,19 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from pairmq.model import ConfigurationError, Entity, PairMQError, Source, TransportError
+from pairmq.model import ConfigurationError, PairMQError, Source, TransportError
 from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, PairEnded, SyphonFailed
 from pairmq.pair import Pair, load_settings
 from pairmq.pipeline.drain._handover import Ending, Job, Outcome, Worker
 from pairmq.plugins import registry
-from pairmq.transport import Transport
 
 if TYPE_CHECKING:
     from pairmq.observe.journal import Journal
+
+EVERY = 2.0
+"""Seconds from one count of a queue to the next."""
 
 _LOOK = 0.25  # s between two looks for a reason to end
 _JOURNAL_CLOSE = 10.0  # s
@@ -85,13 +84,10 @@ async def drain_queue(job: Job, index: int, attempt: int = 0) -> Outcome:
                 journal=journal,
                 syphon_queues=(index,),
             )
-            watch = _Watch(pair, job, worker)
+            watch = Watch(pair, job, worker)
             pair.subscribe(watch.on_event)
             async with pair:
-                queue, limit = pair.backlog_queues[index], job.options.attempt_timeout
-                own = FromBroker(pair.secondary, queue, limit)
-                counts = FromDriver(worker, index, own) if worker.is_near else own
-                ending = await watch.until_end(counts)
+                ending = await watch.until_end(Source(pair.backlog_queues[index]))
             return Outcome(index, ending, attempt, watch.shut, watch.problem)
     except ConfigurationError as error:
         return Outcome(index, Ending.MISCONFIGURED, attempt, problem=str(error))
@@ -103,8 +99,8 @@ async def drain_queue(job: Job, index: int, attempt: int = 0) -> Outcome:
         return Outcome(index, Ending.FAILED, attempt, problem=error.strerror or type(error).__name__)
 
 
-class _Watch:
-    """Looks at a pair at work, and finds out when it is to end."""
+class Watch:
+    """Looks at a pair at work on one queue, and finds out when it is to end."""
 
     def __init__(self, pair: Pair, job: Job, worker: Worker) -> None:
         self.shut: dict[str, str] = {}
@@ -129,19 +125,27 @@ class _Watch:
             self._faulted = True
             self.problem = event.fault
 
-    async def until_end(self, counts: Counts) -> Ending:
+    async def until_end(self, queue: Source) -> Ending:
         """Wait until the queue is empty, or until there is a reason to leave it."""
-        pending: int | None = None
         seen_empty = 0
         lowest: int | None = None
         settled = (0, 0)
-        progress_at = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        progress_at = clock()
+        counted_at = progress_at - EVERY
         while not self._faulted:
-            left = await counts.next()
-            if left is not None:
-                pending, self.problem = left.pending, left.problem or self.problem
+            now, before = clock(), settled
+            settled = (self._pair.moved - self._pair.outbox_moved, self._dead_lettered)
+            if settled != before:
+                progress_at, seen_empty = now, 0
+            elif now - counted_at >= EVERY:
+                counted_at, pending = now, await self._count(queue)
                 # A broker that does not count locked messages may be delivering one to this very process.
                 seen_empty = seen_empty + 1 if pending == 0 else 0
+                # A count that grows, as senders divert, or is sometimes unavailable, is not progress; one that falls is
+                # the work of another syphon. A queue that can't be asked is not empty.
+                if pending is not None and (lowest is None or pending < lowest):
+                    lowest, progress_at = pending, now
             if seen_empty == 2:
                 self.problem = None
                 return Ending.DRAINED
@@ -149,19 +153,22 @@ class _Watch:
                 return Ending.STOPPED
             if self._job.ends_at is not None and time.time() >= self._job.ends_at:
                 return Ending.OUT_OF_TIME
-            now, before = time.monotonic(), settled
-            settled = (self._pair.moved - self._pair.outbox_moved, self._dead_lettered)
-            # A count that grows, as senders divert, or is sometimes unavailable, is not progress; one that falls is the
-            # work of another syphon. A queue that can't be asked is not empty.
-            falls = pending is not None and (lowest is None or pending < lowest)
-            if falls:
-                lowest = pending
-            if falls or settled != before:
-                progress_at = now
-            elif now - progress_at >= self._job.patience:
+            if now - progress_at >= self._job.patience:
                 return Ending.STALLED
             await asyncio.sleep(_LOOK)
         return Ending.FAILED
+
+    async def _count(self, queue: Source) -> int | None:
+        """Messages still to be moved; None when the broker can't be asked.
+
+        The pair's own transport has asked for the queue: that makes RabbitMQ's 0 a certain one.
+        """
+        try:
+            async with asyncio.timeout(self._job.options.attempt_timeout):
+                return (await self._pair.secondary.admin.counts(queue)).pending
+        except (TransportError, TimeoutError) as error:
+            self.problem = str(error) or "the secondary does not respond"
+            return None
 
 
 def _urls(job: Job, worker: Worker) -> tuple[str, str]:
@@ -195,83 +202,3 @@ async def _kept(directory: str | None) -> AsyncIterator[Journal | None]:
         yield journal
     finally:
         await asyncio.to_thread(journal.close, _JOURNAL_CLOSE)
-
-
-EVERY = 2.0
-"""Seconds from one count of a queue to the next."""
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """One count.
-
-    Args:
-        pending: messages still to be moved; None when the broker could not be asked.
-        problem: why not.
-    """
-
-    pending: int | None
-    problem: str | None = None
-
-
-class Counts(Protocol):
-    """Where counts of one queue come from."""
-
-    async def next(self) -> Left | None:
-        """Return a new count; None until there is one."""
-
-
-class FromDriver:
-    """Counts that the driver makes for all tasks; where it counts nothing, the task's own."""
-
-    def __init__(self, worker: Worker, index: int, own: FromBroker) -> None:
-        self._worker = worker
-        self._index = index
-        self._own = own
-        # What was counted before this task began may have been in a dead worker's hands then, and not in the queue.
-        told = worker.counted()
-        self._turn = -1 if told is None else told.turn
-
-    async def next(self) -> Left | None:
-        """As `Counts`."""
-        told = self._worker.counted()
-        if told is None or told.turn == self._turn:
-            return None
-        self._turn = told.turn
-        pending = told.pending[self._index]
-        return await self._own.count() if pending == 0 else Left(pending, told.problems[self._index])
-
-
-class FromBroker:
-    """Counts that the task asks for.
-
-    The transport should be the pair's own, which has asked for the queue: that makes RabbitMQ's 0 a certain one.
-
-    Args:
-        secondary: whose queue it is.
-        queue: which one.
-        time_limit: seconds for one count.
-    """
-
-    def __init__(self, secondary: Transport, queue: Entity, time_limit: float) -> None:
-        self._secondary = secondary
-        self._queue = queue
-        self._time_limit = time_limit
-        self._due = time.monotonic()
-
-    async def next(self) -> Left | None:
-        """As `Counts`."""
-        if time.monotonic() < self._due:
-            return None
-        try:
-            return await self.count()
-        finally:
-            self._due = time.monotonic() + EVERY
-
-    async def count(self) -> Left:
-        """Query now; an unavailable broker is part of the result."""
-        try:
-            async with asyncio.timeout(self._time_limit):
-                return Left((await self._secondary.admin.counts(Source(self._queue))).pending)
-        except (TransportError, TimeoutError) as error:
-            return Left(None, str(error) or "the secondary does not respond")
