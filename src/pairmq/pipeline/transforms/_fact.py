@@ -124,16 +124,19 @@ class Table:
         )
         return f"SELECT {', '.join(columns)} FROM {source}"  # noqa: S608  # its own columns
 
-    def of(self, frame: DataFrame, has_evidence: Column | None = None) -> DataFrame:
+    def of(self, frame: DataFrame, has_evidence: Column | None = None, *, usual: bool = False) -> DataFrame:
         """Give exactly the table's columns, in order and of their types.
 
         Args:
             frame: has all of them; instants are seconds since 1970 UTC.
             has_evidence: which rows have any.
+            usual: no row has any; those columns may be missing.
         """
         plain, apart = self._divided()
         columns = [_cast(each) for each in plain]
-        if has_evidence is not None:
+        if usual:
+            columns.append(F.lit(None).cast(self.schema[EVIDENCE].dataType).alias(EVIDENCE))
+        elif has_evidence is not None:
             evidence = F.struct(*map(_cast, apart)).cast(self.schema[EVIDENCE].dataType)
             columns.append(F.when(has_evidence, evidence).alias(EVIDENCE))
         return frame.select(*columns)

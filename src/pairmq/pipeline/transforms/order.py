@@ -53,25 +53,23 @@ def late(messages: DataFrame, troubles: DataFrame, places: DataFrame, notes: Dat
         places: of `places`: where ``strict``, everything late is a fault.
         notes: of `NOTES`.
     """
-    # A scheduled message is meant to be overtaken.
+    # A scheduled message is meant to be overtaken. All of these are sorted: numbers alone.
     stood = messages.filter(
         "position IS NOT NULL AND (placed > 0 OR got_first_by = got_first_by_other) AND due_at IS NULL "
         "AND accepted_at IS NOT NULL AND coalesce(session, sender) IS NOT NULL"
     ).selectExpr(
-        "place", "message_key", "message_id", "position", "accepted_at", "called_at", "accepted_primary > 0 AS home",
+        "place", "message_key", "position", "accepted_at", "called_at", "accepted_primary > 0 AS home",
         f"xxhash64({_ORDERED}) AS lane",
     )  # fmt: skip
+    # A diverted one is looked at once more, among those of its backlog queue.
+    few = stood.withColumn("ahead", _latest_call_ahead("lane")).filter("ahead > accepted_at OR NOT home")
     ways = troubles.filter("backlog_queue IS NOT NULL").selectExpr(
-        "place AS its_place", "message_key AS its_key", "message_id AS its_id", "backlog_queue", "diverted_at",
-        "last_moved_at", "moves_again",
+        "place", "message_key", "backlog_queue", "diverted_at", "last_moved_at", "moves_again"
     )  # fmt: skip
-    met = "message_key = its_key AND place BETWEEN its_place AND its_place AND message_id BETWEEN its_id AND its_id"
-    known = stood.join(ways, F.expr(met), "left").withColumn(
+    known = few.join(ways, ["place", "message_key"], "left").withColumn(
         "route", F.expr("CASE WHEN NOT home THEN backlog_queue END")
     )
-    # A diverted one is looked at once more, among those of its backlog queue.
-    few = known.withColumn("ahead", _latest_call_ahead("lane")).filter("ahead > accepted_at OR route IS NOT NULL")
-    behind = few.withColumn("ahead_in_queue", _latest_call_ahead("lane", "route")).filter("ahead > accepted_at")
+    behind = known.withColumn("ahead_in_queue", _latest_call_ahead("lane", "route")).filter("ahead > accepted_at")
     # A pump that stops, for its destination or its queue, puts messages back behind others.
     stops = notes.filter(of_kind(DestinationChanged, SyphonFailed)).groupBy("pair")
     struck = stops.agg(F.collect_list(F.struct("entity", "queue", "at")).alias("struck"))

@@ -6,6 +6,8 @@ rules in ``verdicts`` judge it.
 
 from __future__ import annotations
 
+from functools import reduce
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -33,7 +35,7 @@ from pairmq.pipeline.transforms.facts import (
 )
 from pairmq.pipeline.transforms.places import minute_of
 from pairmq.pipeline.transforms.processes import with_hole_before
-from pairmq.pipeline.transforms.verdicts import FLAGS, verdict
+from pairmq.pipeline.transforms.verdicts import FLAGS, Verdict, verdict
 
 _READ = "CASE WHEN delivered_at IS NULL THEN 0 ELSE 1 END"
 
@@ -221,6 +223,10 @@ _GATHERED = {
 completion or none."""
 
 
+_USUAL = "accepted_primary = 1 AND deliveries = 1 AND completed = 1 AND due_at IS NULL"
+"""What nearly every message is, and delivered by the rules, if nothing else is known of it and no hole near."""
+
+
 def reconciliation(
     messages: DataFrame,
     notes: DataFrame,
@@ -232,10 +238,12 @@ def reconciliation(
     blind: DataFrame,
     processes: DataFrame,
     patience: float,
+    divided: bool = True,
 ) -> DataFrame:
     """Judge every message.
 
-    All but the messages are small in a journal of ordinary days, so that Spark sends them to where the messages are.
+    Nearly all are plain, and known to be delivered before any rule is asked; only the others meet all that is known.
+    Everything but the messages is small in a journal of ordinary days, so that Spark sends it to where these are.
 
     Args:
         messages: of `MESSAGES`.
@@ -247,24 +255,51 @@ def reconciliation(
         blind: of `blind_minutes`.
         processes: the table.
         patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
+        divided: whether plain messages are told apart; if not, the rules judge all of them, with the same result.
     """
     own = {"minute": minute_of(), "home_at": arrived_at(), "session_key": F.col("session")}
-    known = messages.withColumns({**own, "patience": F.lit(patience), "slack": F.lit(SLACK)})
-    # Each has a place. After an inner join Spark does not see that all rows are together, and sends them around.
-    gathered = known.join(F.broadcast(places), "place", "left")
-    for found in (troubles, _second(notes)):
-        gathered = _with(gathered, found, "place", "message_id")
-    gathered = _with(gathered, late, "place", "position", "accepted_at")
-    gathered = _with(gathered, F.broadcast(_strays(notes)), "pair", "message_id")
+    known = messages.withColumns(own)
     programs = processes.select(
         key_of("process").alias("key"), F.col("process").alias("name"), F.col("clock_error").alias("sender_error")
     )
-    gathered = _named(gathered, "sent_by", programs, "sender_error")
-    gathered = _named(_named(gathered, "delivered_by", programs), "sender", text_of(names, "sender"))
-    judged = gathered.join(blind, ["place", "minute"], "left")
+    senders = text_of(names, "sender")
+
+    def named(gathered: DataFrame) -> DataFrame:
+        gathered = _named(gathered, "sent_by", programs, "sender_error")
+        return _named(_named(gathered, "delivered_by", programs), "sender", senders)
+
+    second, strays = _second(notes), _strays(notes)
+    rest, usual = known, None
+    if divided:
+        # By the hash alone: one more that shares it is judged by the rules, too.
+        apart = reduce(DataFrame.union, (each.select("message_key") for each in (troubles, second, late, strays)))
+        marked = (
+            known.withColumn("usual", F.expr(f"coalesce({_USUAL}, false)"))
+            .join(apart.distinct().withColumn("apart", F.lit(True)), "message_key", "left")
+            .join(blind.select("place", "minute", F.lit(True).alias("unsure")), ["place", "minute"], "left")
+        )
+        plain = F.expr("usual AND apart IS NULL AND unsure IS NULL")
+        usual = (
+            marked.filter(plain)
+            .drop("usual", "apart", "unsure")
+            .join(F.broadcast(places.select("place", "pair", "entity")), "place", "left")
+        )
+        rest = marked.filter(~plain).drop("usual", "apart", "unsure")
+    # Each has a place. After an inner join Spark does not see that all rows are together, and sends them around.
+    gathered = rest.withColumns({"patience": F.lit(patience), "slack": F.lit(SLACK)})
+    gathered = gathered.join(F.broadcast(places), "place", "left")
+    for found in (troubles, second):
+        gathered = _with(gathered, found, "place", "message_id")
+    gathered = _with(gathered, late, "place", "position", "accepted_at")
+    gathered = _with(gathered, F.broadcast(strays), "pair", "message_id")
+    judged = named(gathered).join(blind, ["place", "minute"], "left")
     for flags in (_MET, _GATHERED, *FLAGS):
         judged = judged.withColumns({name: F.expr(holds) for name, holds in flags.items()})
-    return RECONCILIATION.of(judged.withColumn("verdict", F.expr(verdict())), ~F.col("plain"))
+    told = RECONCILIATION.of(judged.withColumn("verdict", F.expr(verdict())), ~F.col("plain"))
+    if usual is None:
+        return told
+    delivered = named(usual).withColumns({"verdict": F.lit(Verdict.DELIVERED.value), "late": F.lit(None)})
+    return RECONCILIATION.of(delivered, usual=True).unionByName(told)
 
 
 TROUBLES = schema_of(
