@@ -315,6 +315,9 @@ def heap_of(memory: int | None) -> int:
     return _LARGEST_HEAP if memory is None else max(_SMALLEST_HEAP, min(_LARGEST_HEAP, memory // 2**21))
 
 
+_WHERE = ("callSite.short", "callSite.long")
+
+
 class Tag:
     """Tags jobs, to distinguish them from others of the session, which may be the caller's.
 
@@ -326,8 +329,9 @@ class Tag:
     def __init__(self, spark: SparkSession, name: str) -> None:
         self._text = f"{name}-{secrets.token_hex(4)}"
         self._cancel: Callable[[str], object]
-        if hasattr(spark, "_jsparkSession"):
-            context = spark.sparkContext
+        self._context = spark.sparkContext if hasattr(spark, "_jsparkSession") else None
+        if self._context is not None:
+            context = self._context
             self._add, self._remove, self._cancel = context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
         else:
             self._add, self._remove, self._cancel = spark.addTag, spark.removeTag, spark.interruptTag
@@ -336,10 +340,18 @@ class Tag:
     def marked(self) -> Iterator[None]:
         """Mark what this thread begins meanwhile."""
         self._add(self._text)
+        # Spark would look through the stack for where each of its data sets was made, a tenth of what planning takes.
+        before = {name: self._context.getLocalProperty(name) for name in _WHERE} if self._context is not None else {}
+        self._say_where(dict.fromkeys(before, self._text))
         try:
             yield
         finally:
+            self._say_where(before)
             self._remove(self._text)
+
+    def _say_where(self, texts: Mapping[str, str | None]) -> None:
+        for name, text in texts.items():
+            self._context.setLocalProperty(name, text)  # type: ignore[union-attr,arg-type]  # None removes it
 
     def interrupt(self) -> None:
         """End the marked jobs that have begun."""
