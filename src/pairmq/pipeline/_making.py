@@ -7,7 +7,8 @@ one query, in which what they share is done once, and are then put into folders 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import reduce
@@ -23,7 +24,15 @@ from pairmq.pipeline._storage import Place, created, delete_folder, opened, parq
 from pairmq.pipeline.journal_io import spark_path, spark_target
 from pairmq.pipeline.session import Tag, for_few_rows
 from pairmq.pipeline.transforms import FACTS, Fact
-from pairmq.pipeline.transforms.facts import COUNTS, MESSAGES
+from pairmq.pipeline.transforms.facts import (
+    MESSAGES,
+    SMALL,
+    Digest,
+    digest_of_parts,
+    digests_of_file,
+    small_of,
+    write_small,
+)
 from pairmq.pipeline.transforms.steps import STEPS, Settings
 
 if TYPE_CHECKING:
@@ -36,6 +45,7 @@ _REPEAT = 0.2  # s
 _SMALL = 200_000  # rows for which it does not pay to send them into parts
 _FEW = 250_000  # rows from which small tables are made without generated code
 _OF = "of"
+_FILE = "part-00000.parquet"
 _WRITTEN = {
     # To compare each text with the least and the greatest so far takes longer than to write it, and serves no reader:
     # rows are in the order of a hash, so that each part of a file has nearly all values.
@@ -62,6 +72,7 @@ class Piece:
         kept: Spark keeps it at hand, in memory or beside what it shuffles, and writes no file: for what is as large as
             the journal and only read by this call. To encode its columns takes longer than to make them.
         small: what it is made of grows with time and faults, not with messages.
+        count: for small facts, instead of ``make``: gives the facts of each part of the rows.
     """
 
     name: str
@@ -72,20 +83,35 @@ class Piece:
     group: str | None = None
     kept: StorageLevel | None = None
     small: bool = False
+    count: Callable[[Place], Iterator[Digest]] | None = None
 
 
-def fact_pieces(rows: DataFrame, kept: StorageLevel | None = None) -> tuple[Piece, ...]:
+def fact_pieces(
+    rows: DataFrame, kept: StorageLevel | None = None, files: Sequence[Place] | None = None
+) -> tuple[Piece, ...]:
     """What makes the facts of some rows.
 
     Args:
         rows: of the journal.
         kept: how Spark keeps the messages at hand; None to write them.
+        files: where this process can read the same rows, each once; if it can't, Spark reads them for the small facts.
     """
 
+    def count(folder: Place) -> Iterator[Digest]:
+        if files is not None:
+            yield from itertools.chain.from_iterable(digests_of_file(opened(path)) for path in files)
+            return
+        small_of(rows).write.mode("overwrite").parquet(spark_target(folder))
+        for path in parquet_files(folder):
+            with pq.ParquetFile(opened(path)) as file:
+                for group in range(file.num_row_groups):
+                    yield digest_of_parts(file.read_row_group(group))
+        delete_folder(folder)
+
     def piece(fact: Fact) -> Piece:
-        large = fact.name == MESSAGES.name
-        group = "counts" if fact in COUNTS else None
-        return Piece(fact.name, fact.schema, (), lambda _: fact.of(rows), "snappy", group, kept if large else None)
+        if fact is MESSAGES:
+            return Piece(fact.name, fact.schema, (), lambda _: fact.of(rows), "snappy", None, kept)
+        return Piece(fact.name, fact.schema, (), lambda _: fact.of(rows), "snappy", "counts", count=count)
 
     return tuple(map(piece, FACTS))
 
@@ -210,6 +236,10 @@ class _Work:
         """Make some pieces by one query, and give the one that is kept."""
         first, alone = group[0], len(group) == 1
         folder = folder_of(first.name) if alone else folder_of(f"_{first.name}")
+        if first.count is not None:
+            with self._tag.marked():
+                self._write_small(first.count(folder_of(f"_{first.name}")), folder_of)
+            return None
         with self._tag.marked():
             made = first.make(frames) if alone else _united(group, frames)
             if self._ending:
@@ -227,6 +257,16 @@ class _Work:
             _divide(folder, group, folder_of)
             delete_folder(folder)
         return None
+
+    def _write_small(self, digests: Iterator[Digest], folder_of: Callable[[str], Place]) -> None:
+        with contextlib.ExitStack() as stack:
+            files = {}
+            for small in SMALL:
+                place = folder_of(small.name)
+                place.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(writing(str(place)))
+                files[small.name] = stack.enter_context(created(place / _FILE))
+            write_small(itertools.takewhile(lambda _: not self._ending, digests), files)
 
     def end(self, running: Collection[Future[DataFrame | None]]) -> None:
         """Stop what is being made, and return when all of it has ended.
@@ -266,7 +306,7 @@ def _divide(folder: Place, group: Sequence[Piece], folder_of: Callable[[str], Pl
             place = folder_of(piece.name)
             place.mkdir(parents=True, exist_ok=True)
             schema = pa.schema(pq.read_schema(opened(paths[0])).field(piece.name).type.fields)
-            file = stack.enter_context(created(place / "part-00000.parquet"))
+            file = stack.enter_context(created(place / _FILE))
             writers[piece.name] = stack.enter_context(pq.ParquetWriter(file, schema, compression=piece.compression))
         for path in paths:
             with pq.ParquetFile(opened(path)) as file:

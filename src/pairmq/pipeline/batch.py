@@ -34,7 +34,17 @@ from pairmq.pipeline._storage import (
     reached,
     work_folder,
 )
-from pairmq.pipeline.journal_io import FEW, BadSegment, Contents, OpenPart, damaged, look_over, read_rows, spark_target
+from pairmq.pipeline.journal_io import (
+    FEW,
+    BadSegment,
+    Contents,
+    OpenPart,
+    damaged,
+    look_over,
+    read_rows,
+    single_files,
+    spark_target,
+)
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.session import KEPT, LARGE, ONE_COMPILER, QUICK, SMALL, session, usable_cores
 from pairmq.pipeline.transforms._rows import SLACK
@@ -125,7 +135,7 @@ def run(
         tell = progress or (lambda *_: None)
         try:
             found = _made(mine, work, contents, settings, tell)
-        except _SPARK_ERRORS:
+        except (*_SPARK_ERRORS, OSError, pa.ArrowException):
             # Footers may be sound where pages are not: only now is it worth reading everything to see which.
             bad = damaged(contents)
             if not bad:
@@ -281,7 +291,8 @@ def _made(
     known = replace(settings, unread=unread_of(contents.bad), unfinished=unfinished_of(contents.parts))
     level = spark.conf.get(KEPT, None)
     kept = None if level is None else getattr(StorageLevel, level)
-    pieces = (*fact_pieces(read_rows(spark, contents, work / "_rows"), kept), *table_pieces(known))
+    rows = read_rows(spark, contents, work / "_rows")
+    pieces = (*fact_pieces(rows, kept, single_files(contents, work / "_rows")), *table_pieces(known))
     write_pieces(spark, pieces, {}, lambda name: _folder(work, name), progress)
     return _told(work)
 

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from pairmq.model import ConfigurationError
 from pairmq.model.records import COLUMNS, SCHEMA_VERSION
-from pairmq.pipeline._storage import HadoopPath, Place, opened
+from pairmq.pipeline._storage import HadoopPath, Place, opened, parquet_files
 from pairmq.pipeline.schema import rows_schema, schema_problem
 
 if TYPE_CHECKING:
@@ -199,6 +199,13 @@ def read_rows(spark: SparkSession, contents: Contents, compared: Place | None = 
         return spark.createDataFrame([], schema)
     rows = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
     return rows.coalesce(1) if sum(segment.rows for segment in contents.segments) <= FEW else rows
+
+
+def single_files(contents: Contents, compared: Place) -> list[Path] | None:
+    """Give local files with the same rows as `read_rows` gave, or None if some are elsewhere."""
+    apart, overlapping = _by_overlap(contents.segments)
+    found = [*apart, *(parquet_files(compared) if overlapping else ())]
+    return [path for path in found if isinstance(path, Path)] if all(isinstance(path, Path) for path in found) else None
 
 
 def spark_path(path: Place) -> str:

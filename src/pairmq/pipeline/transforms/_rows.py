@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
@@ -76,6 +78,14 @@ def bucket_of(value: Column) -> Column:
     """The number of a value's bucket; null for null."""
     # Without the condition the greater one of null and the least value would be the latter.
     return F.when(value.isNotNull(), F.ceil(F.log(F.greatest(value, F.lit(_LEAST))) / F.lit(_STEP)))
+
+
+def buckets_of(values: pa.Array) -> pa.Array:
+    """The same of Arrow's values."""
+    known = values.to_numpy(zero_copy_only=False)
+    with np.errstate(invalid="ignore"):
+        found = np.nan_to_num(np.ceil(np.log(np.maximum(known, _LEAST)) / _STEP), posinf=2.0**62)
+    return pa.array(found.astype(np.int64), mask=values.is_null().to_numpy(zero_copy_only=False))
 
 
 def percentiles(histogram: DataFrame, keys: Sequence[str], prefix: str, sums: Sequence[str]) -> DataFrame:

@@ -12,9 +12,16 @@ is moved back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, types
 from pyspark.sql import functions as F
 
@@ -52,13 +59,14 @@ from pairmq.pipeline.transforms._fact import (
     typed,
 )
 from pairmq.pipeline.transforms._rows import (
+    EARLIEST,
     HOUR,
+    LATEST,
     MINUTE,
-    bucket_of,
+    buckets_of,
     dated,
     of_kind,
     place,
-    start_of,
 )
 
 MESSAGE = ("place", "message_key", "message_id")
@@ -222,48 +230,156 @@ def _broker_position() -> Column:
 DELIVERED, FROM_LANE = "delivered", "delivered from the secondary"
 """The outcomes of deliveries, beside those of sends."""
 
-
-def _counting(
-    name: str,
-    keys: Mapping[str, types.DataType],
-    measures: Mapping[str, tuple[types.DataType, Callable[[str], Column]]],
-    of: Callable[[DataFrame], DataFrame],
-) -> Fact:
-    """A fact that counts: by keys, with measures of which each joins the values of rows, and of parts, alike."""
-    schema = schema_of({**keys, **{each: type_ for each, (type_, _) in measures.items()}})
-
-    def merged(facts: DataFrame) -> DataFrame:
-        joined = [join(each).alias(each) for each, (_, join) in measures.items()]
-        return typed(facts.groupBy(*keys).agg(*joined) if joined else facts.select(*keys).distinct(), schema)
-
-    return Fact(name, schema, lambda rows: merged(of(rows)), merged)
+_ARROW: dict[types.DataType, Any] = {TEXT: pa.string(), COUNT: pa.int64(), NUMBER: pa.float64(), FLAG: pa.bool_()}
 
 
-def _minutes(rows: DataFrame) -> DataFrame:
-    sound = F.col("is_sound")
-    return rows.select("process", "seq", "at", "clock", dated().alias("is_sound")).select(
-        "process",
-        F.when(sound, start_of(MINUTE)).alias("minute"),
-        F.when(sound, 1).otherwise(0).alias("rows"),
-        F.when(sound, 0).otherwise(1).alias("misdated"),
-        *(F.when(sound, F.col("seq")).alias(name) for name in ("first_seq", "last_seq")),
-        *(F.when(sound, F.col("at")).alias(name) for name in ("first_at", "last_at")),
-        *(F.when(sound, F.col("clock")).alias(name) for name in ("clock_low", "clock_high")),
+def arrow_schema(schema: types.StructType) -> pa.Schema:
+    """A fact's schema as Arrow has it."""
+    return pa.schema([(field.name, _ARROW[field.dataType]) for field in schema])
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """A fact that is small for a journal of any size, but for its sessions: Arrow counts it, rows of one part at once.
+
+    Args:
+        name: of the fact.
+        schema: its columns.
+        measures: of these, what is not a key: ``sum``, ``min`` or ``max``, by which the values of rows, and of parts,
+            are put together.
+        of: the keys and measures of each row that counts.
+        distinct: whether rows of the same keys are one.
+    """
+
+    name: str
+    schema: types.StructType
+    measures: Mapping[str, str]
+    of: Callable[[_Rows], pa.Table]
+    distinct: bool = True
+
+    def joined(self, parts: pa.Table) -> pa.Table:
+        """What parts, or rows, are together."""
+        if not self.distinct:
+            return parts.cast(arrow_schema(self.schema))
+        keys = [name for name in self.schema.names if name not in self.measures]
+        grouped = parts.group_by(keys, use_threads=False).aggregate([*self.measures.items()])
+        names = {f"{name}_{how}": name for name, how in self.measures.items()}
+        schema = arrow_schema(self.schema)
+        return (
+            grouped.rename_columns([names.get(each, each) for each in grouped.column_names])
+            .select(schema.names)
+            .cast(schema)
+        )
+
+    @property
+    def fact(self) -> Fact:
+        """The same for Spark."""
+
+        def of(rows: DataFrame) -> DataFrame:
+            told = small_of(rows).filter(F.col(OF) == self.name)
+            return merged(told.select(f"{self.name}.*"))
+
+        def merged(facts: DataFrame) -> DataFrame:
+            if not self.distinct:
+                return facts
+            keys = [name for name in self.schema.names if name not in self.measures]
+            joined = [getattr(F, how)(name).alias(name) for name, how in self.measures.items()]
+            return typed(facts.groupBy(*keys).agg(*joined) if joined else facts.distinct(), self.schema)
+
+        return Fact(self.name, self.schema, of, merged)
+
+
+class _Rows:
+    """Some rows of the journal, and questions about them; none is answered by null.
+
+    Args:
+        table: has `READ` as its columns, texts that repeat as dictionaries.
+    """
+
+    def __init__(self, table: pa.RecordBatch) -> None:
+        self.table = table
+        at = self["at"]
+        self.dated = _yes(pc.and_(pc.greater_equal(at, EARLIEST), pc.less_equal(at, LATEST)))
+        self.sent = self.is_in("kind", SendCompleted.__name__)
+        self.read = self.is_in("kind", MessageDelivered.__name__)
+        primary = self.is_in("outcome", SendOutcome.PRIMARY.value)
+        self.accepted = pc.and_(self.sent, self.is_in("outcome", SendOutcome.PRIMARY.value, SendOutcome.BACKLOG.value))
+        unmarked = _no(self["maybe_duplicate"])
+        # The row may also represent others, as its process samples the healthy sends.
+        self.sampled = _all(
+            self.sent, primary, self.is_in("state", "healthy"), _yes(pc.equal(self["attempts"], 1)), unmarked
+        )
+        done = _all(self.read, _no(self["dead_letter"]), self.is_in("settlement", Settlement.COMPLETED.value))
+        self.copy = pc.and_(done, pc.is_valid(self["subscription"]))
+        at_once = pc.and_(_yes(pc.less_equal(self["delivery_count"], 1)), pc.is_null(self["error"]))
+        self.ordinary = pc.or_(_all(self.sent, primary, unmarked), pc.and_(done, at_once))
+
+    def __getitem__(self, name: str) -> pa.Array:
+        return self.table.column(name)
+
+    def is_in(self, name: str, *texts: str) -> pa.Array:
+        """Which rows have one of some texts in a column."""
+        column = self[name]
+        if not pa.types.is_dictionary(column.type):
+            return pc.is_in(column, pa.array(texts))
+        return _yes(pc.is_in(column.dictionary, pa.array(texts)).take(column.indices))
+
+    def start_of(self, seconds: int) -> pa.Array:
+        """The start of the hour or minute that each row is in; of a wrong clock's, nothing that means anything."""
+        return pc.cast(
+            pc.multiply(pc.floor(pc.divide(self["at"], float(seconds))), float(seconds)), "int64", safe=False
+        )
+
+
+def _yes(flags: pa.Array) -> pa.Array:
+    return pc.fill_null(flags, False)
+
+
+def _no(flags: pa.Array) -> pa.Array:
+    return _yes(pc.invert(flags))
+
+
+def _all(*flags: pa.Array) -> pa.Array:
+    return reduce(pc.and_, flags)
+
+
+def _minutes(rows: _Rows) -> pa.Table:
+    sound = rows.dated
+
+    def where_sound(column: pa.Array) -> pa.Array:
+        return pc.if_else(sound, column, pa.scalar(None, column.type))
+
+    return pa.table(
+        {
+            "process": rows["process"],
+            "minute": where_sound(rows.start_of(MINUTE)),
+            "rows": pc.cast(sound, "int64"),
+            "misdated": pc.cast(pc.invert(sound), "int64"),
+            **{name: where_sound(rows["seq"]) for name in ("first_seq", "last_seq")},
+            **{name: where_sound(rows["at"]) for name in ("first_at", "last_at")},
+            **{name: where_sound(rows["clock"]) for name in ("clock_low", "clock_high")},
+        }
     )
 
 
-MINUTES = _counting(
+MINUTES = Small(
     "minutes",
-    {"process": TEXT, "minute": COUNT},
+    schema_of(
+        {
+            "process": TEXT,
+            **dict.fromkeys(("minute", "rows", "misdated", "first_seq", "last_seq"), COUNT),
+            **dict.fromkeys(("first_at", "last_at", "clock_low", "clock_high"), NUMBER),
+        }
+    ),
     {
-        "rows": (COUNT, F.sum),
-        "misdated": (COUNT, F.sum),
-        "first_seq": (COUNT, F.min),
-        "last_seq": (COUNT, F.max),
-        "first_at": (NUMBER, F.min),
-        "last_at": (NUMBER, F.max),
-        "clock_low": (NUMBER, F.min),
-        "clock_high": (NUMBER, F.max),
+        "rows": "sum",
+        "misdated": "sum",
+        "first_seq": "min",
+        "last_seq": "max",
+        "first_at": "min",
+        "last_at": "max",
+        "clock_low": "min",
+        "clock_high": "max",
     },
     _minutes,
 )
@@ -271,64 +387,52 @@ MINUTES = _counting(
 minute."""
 
 
-def _traffic(rows: DataFrame) -> DataFrame:
-    sent = of_kind(SendCompleted)
-    accepted = F.col("outcome").isin(SendOutcome.PRIMARY.value, SendOutcome.BACKLOG.value)
-    delivered = F.when(F.col("side") == Side.SECONDARY.value, FROM_LANE).otherwise(DELIVERED)
-    ended = rows.filter(dated() & of_kind(SendCompleted, MessageDelivered))
-    return ended.withColumn("most", F.when(sent & accepted, F.col("elapsed"))).select(
-        "process",
-        "pair",
-        "entity",
-        "entity_kind",
-        start_of(HOUR).alias("hour"),
-        F.coalesce("outcome", delivered).alias("outcome"),
-        F.coalesce(sent & _may_be_sampled(), F.lit(False)).alias("sampled"),
-        bucket_of(F.col("most")).alias("bucket"),
-        "most",
-        F.lit(1).alias("rows"),
+def _traffic(rows: _Rows) -> pa.Table:
+    most = pc.if_else(rows.accepted, rows["elapsed"], None)
+    named = {name: rows[name] for name in ("process", "pair", "entity", "entity_kind")}
+    outcome = rows["outcome"]
+    if pa.types.is_dictionary(outcome.type):
+        outcome = outcome.dictionary_decode()
+    told = pa.table(
+        {
+            **named,
+            "hour": rows.start_of(HOUR),
+            "outcome": pc.coalesce(outcome, pc.if_else(rows.is_in("side", Side.SECONDARY.value), FROM_LANE, DELIVERED)),
+            "sampled": rows.sampled,
+            "bucket": buckets_of(most),
+            "rows": pc.cast(rows.dated, "int64"),
+            "most": most,
+        }
     )
+    return told.filter(pc.and_(rows.dated, pc.or_(rows.sent, rows.read)))
 
 
-TRAFFIC = _counting(
+TRAFFIC = Small(
     "traffic",
-    {
-        "process": TEXT,
-        "pair": TEXT,
-        "entity": TEXT,
-        "entity_kind": TEXT,
-        "hour": COUNT,
-        "outcome": TEXT,
-        "sampled": FLAG,
-        "bucket": COUNT,
-    },
-    {"rows": (COUNT, F.sum), "most": (NUMBER, F.max)},
+    schema_of(
+        {
+            **dict.fromkeys(("process", "pair", "entity", "entity_kind"), TEXT),
+            "hour": COUNT,
+            "outcome": TEXT,
+            "sampled": FLAG,
+            **dict.fromkeys(("bucket", "rows"), COUNT),
+            "most": NUMBER,
+        }
+    ),
+    {"rows": "sum", "most": "max"},
     _traffic,
 )
 """Sends by their outcome, and deliveries, by hour and bucket of the latency; ``most`` is the longest latency."""
 
 
-def _names(rows: DataFrame) -> DataFrame:
-    named = rows.filter(dated() & of_kind(SendCompleted) & F.coalesce("sender", "session_id").isNotNull())
-    return named.select("sender", F.col("session_id").alias("session"))
+def _names(rows: _Rows) -> pa.Table:
+    named = pc.or_(pc.is_valid(rows["sender"]), pc.is_valid(rows["session_id"]))
+    which = _all(rows.dated, rows.sent, named)
+    return pa.table({"sender": rows["sender"], "session": rows["session_id"]}).filter(which)
 
 
-NAMES = _counting("names", {"sender": TEXT, "session": TEXT}, {}, _names)
+NAMES = Small("names", schema_of({"sender": TEXT, "session": TEXT}), {}, _names)
 """The texts of senders and sessions."""
-
-
-def _may_be_sampled() -> Column:
-    """Whether a send's row also represents others, as its process samples the healthy ones."""
-    return (
-        (F.col("outcome") == SendOutcome.PRIMARY.value)
-        & (F.col("state") == "healthy")
-        & (F.col("attempts") == 1)
-        & ~F.col("maybe_duplicate")
-    )
-
-
-COUNTS = (MINUTES, TRAFFIC, NAMES)
-"""Small for a journal of any size, but for its sessions; each is counted of just the columns that it needs."""
 
 
 def text_of(names: DataFrame, column: str) -> DataFrame:
@@ -411,22 +515,40 @@ def ordinary() -> Column:
     return F.coalesce(F.when(of_kind(SendCompleted), sent).otherwise(read), F.lit(False))
 
 
-def _out_of_the_ordinary(rows: DataFrame) -> DataFrame:
+def _out_of_the_ordinary(rows: _Rows) -> pa.Table:
     # Each subscription gets a copy: only here the second one in the same subscription shows.
-    copy = completed() & F.col("subscription").isNotNull()
-    # First what nearly every row is: to look for its kind among many takes longer.
-    told = rows.filter((~ordinary() | copy) & of_kind(*_RARE, SendCompleted, MessageDelivered))
-    return told.select(*_NOTE_COLUMNS, *(F.get_json_object("options", f"$.{name}").alias(name) for name in _OPTIONS))
+    told = pc.or_(pc.invert(rows.ordinary), rows.copy)
+    known = rows.is_in("kind", *(kind.__name__ for kind in (*_RARE, SendCompleted, MessageDelivered)))
+    few = rows.table.filter(_all(rows.dated, told, known))
+    options = [_options(text.as_py()) for text in few.column("options").cast(pa.binary())]
+    asked = {name: pa.array([each.get(name) for each in options], pa.string()) for name in _OPTIONS}
+    return pa.table({**{name: few.column(name) for name in _NOTE_COLUMNS}, **asked})
+
+
+def _options(text: bytes | None) -> dict[str, str | None]:
+    """Those of a pair's options that tables need, as texts; nothing if they can't be read."""
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    known = {name: found.get(name) for name in _OPTIONS} if isinstance(found, dict) else {}
+    return {
+        name: each if isinstance(each, str | None) else json.dumps(each, ensure_ascii=False, separators=(",", ":"))
+        for name, each in known.items()
+    }
 
 
 _OPTIONS = ("ordering", "continuity")
 _ROW_TYPES = {field.name: field.dataType for field in rows_schema()}
 
-NOTES = Fact(
+NOTES = Small(
     "notes",
     schema_of({**{name: _ROW_TYPES[name] for name in _NOTE_COLUMNS}, **dict.fromkeys(_OPTIONS, TEXT)}),
-    of=_out_of_the_ordinary,
-    merged=lambda facts: facts,
+    {},
+    _out_of_the_ordinary,
+    distinct=False,
 )
 """Rows of the journal, with the columns that any table needs of them, and of a pair's options ``ordering``
 and ``continuity``, the latter as JSON.
@@ -434,10 +556,154 @@ and ``continuity``, the latter as JSON.
 Also all completions in subscriptions, and what processes counted themselves, once a minute.
 """
 
+SMALL = (NOTES, MINUTES, TRAFFIC, NAMES)
+
+Digest = Mapping[str, pa.Table]
+"""The small facts of some rows by their names."""
+
+OF = "of"
+"""The column that says of which fact a row of `small_of` is; the fact's own are in one of its name."""
+
+READ = tuple(
+    dict.fromkeys((*_NOTE_COLUMNS, "clock", "state", "attempts", "elapsed", "options", "sender", "session_id"))
+)
+"""The columns of the journal that small facts are made of."""
+
+_ARROW_READ = pa.schema([(name, _ARROW[_ROW_TYPES[name]]) for name in READ])
+_SINGLE = ("message_id", "options")  # texts that repeat too rarely for a dictionary
+_REPEATED = [each.name for each in _ARROW_READ if pa.types.is_string(each.type) and each.name not in _SINGLE]
+_AT_ONCE = 1 << 17  # rows
+
+
+def digests_of_file(file: Any) -> Iterator[Digest]:
+    """The small facts of a segment, part by part.
+
+    Args:
+        file: what Arrow opens to read it.
+    """
+    with pq.ParquetFile(file, read_dictionary=_REPEATED) as opened:
+        for number in range(opened.num_row_groups):
+            group = opened.metadata.row_group(number)
+            # Most columns have values only in rows of few kinds: these are not looked at where there are none.
+            told = {
+                group.column(column).path_in_schema
+                for column in range(group.num_columns)
+                if _has_values(group.column(column), opened.schema.column(column).physical_type)
+            }
+            names = [name for name in READ if name in told]
+            for batch in opened.iter_batches(_AT_ONCE, row_groups=[number], columns=names):
+                columns = [
+                    _of_type(batch.column(each.name), each.type) if each.name in told
+                    else pa.nulls(batch.num_rows, each.type)
+                    for each in _ARROW_READ
+                ]  # fmt: skip
+                yield digest(pa.RecordBatch.from_arrays(columns, [*READ]))
+
+
+def _has_values(chunk: pq.ColumnChunkMetaData, type_: str) -> bool:
+    # Arrow ends the whole process when it is asked for the statistics of a chunk of another type than the column's.
+    known = chunk.statistics if chunk.physical_type == type_ else None
+    return known is None or known.null_count != chunk.num_values
+
+
+def _of_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        wanted = pa.dictionary(column.type.index_type, wanted)
+    return column if column.type == wanted else column.cast(wanted)
+
+
+def write_small(digests: Iterable[Digest], files: Mapping[str, Any]) -> None:
+    """Write what the small facts of all parts are together.
+
+    Args:
+        digests: of each part.
+        files: what Arrow writes each fact to.
+    """
+    counted: dict[str, list[pa.Table]] = {small.name: [] for small in SMALL}
+    with contextlib.ExitStack() as stack:
+        writers = {
+            small.name: stack.enter_context(pq.ParquetWriter(files[small.name], arrow_schema(small.schema)))
+            for small in SMALL
+        }
+        for parts in digests:
+            for small in SMALL:
+                if not small.measures:  # there may be as many as there are sessions, and twice is as good as once
+                    writers[small.name].write_table(parts[small.name])
+                    continue
+                waiting = counted[small.name]
+                waiting.append(parts[small.name])
+                if sum(each.num_rows for each in waiting) > _MANY:
+                    waiting[:] = [small.joined(pa.concat_tables(waiting))]
+        for small in SMALL:
+            if counted[small.name]:
+                writers[small.name].write_table(small.joined(pa.concat_tables(counted[small.name])))
+
+
+_MANY = 1 << 20  # rows of what is counted that wait to be put together
+
+
+def digest(rows: pa.RecordBatch) -> Digest:
+    """The small facts of some rows, which have the columns `READ`."""
+    asked = _Rows(rows)
+    return {small.name: small.joined(small.of(asked)) for small in SMALL}
+
+
+def small_of(rows: DataFrame) -> DataFrame:
+    """The small facts of each part of some rows, in one pass: each in a struct, and in `OF` which one it is."""
+    schema = types.StructType([types.StructField(OF, TEXT)])
+    for small in SMALL:
+        schema = schema.add(small.name, small.schema)
+    return rows.select(*READ).mapInArrow(_digests, schema)
+
+
+def _digests(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    kinds = pa.struct([pa.field(small.name, pa.struct([*arrow_schema(small.schema)])) for small in SMALL])
+    for rows in _gathered(batches):
+        for name, table in digest(rows).items():
+            for batch in table.to_batches():
+                columns = [
+                    pa.array(batch.to_struct_array()) if each.name == name else pa.nulls(batch.num_rows, each.type)
+                    for each in kinds
+                ]
+                of = pa.array([name] * batch.num_rows, pa.string())
+                yield pa.RecordBatch.from_arrays([of, *columns], [OF, *(each.name for each in kinds)])
+
+
+def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Put together what comes in small parts: what is counted of many rows at once is less."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(each.num_rows for each in waiting) >= _AT_ONCE:
+            yield _one(waiting)
+            waiting = []
+    if waiting:
+        yield _one(waiting)
+
+
+def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    def column(name: str) -> pa.Array:
+        found = pa.chunked_array([batch.column(name) for batch in batches]).combine_chunks()
+        return found.dictionary_encode() if name in _REPEATED else found
+
+    return pa.RecordBatch.from_arrays([column(name) for name in READ], [*READ])
+
+
+def digest_of_parts(rows: pa.Table) -> Digest:
+    """What was written of `small_of`, as it was given."""
+    found = {}
+    for small in SMALL:
+        own = rows.filter(pc.equal(rows.column(OF), small.name)).column(small.name)
+        schema = arrow_schema(small.schema)
+        batches = [pa.RecordBatch.from_struct_array(chunk).cast(schema) for chunk in own.chunks if len(chunk)]
+        found[small.name] = pa.Table.from_batches(batches, schema)
+    return found
+
 
 def _of_dated(fact: Fact) -> Fact:
     """The same without the rows of a wrong clock: one would stretch the journal by years."""
     return replace(fact, of=lambda rows: fact.of(rows.filter(dated())))
 
 
-FACTS: tuple[Fact, ...] = (_of_dated(NOTES), MINUTES, TRAFFIC, NAMES, _of_dated(MESSAGES))
+MESSAGES = _of_dated(MESSAGES)
+FACTS: tuple[Fact, ...] = (*(small.fact for small in SMALL), MESSAGES)

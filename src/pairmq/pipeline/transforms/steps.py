@@ -101,8 +101,8 @@ STEPS: tuple[Step, ...] = (
         lambda f, s: holes(f["minutes"], f["notes"], patience=s.patience, unread=s.unread, unfinished=s.unfinished),
         group="first",
     ),
-    # Beside what is counted of the rows: the messages are made when they are first read.
-    Step("arrivals", ARRIVALS, ("messages",), lambda f, s: arrivals(f["messages"]), False, "counts", small=False),
+    # The messages are made when they are first read.
+    Step("arrivals", ARRIVALS, ("messages",), lambda f, s: arrivals(f["messages"]), False, None, small=False),
     _table(
         PROCESSES,
         ("minutes", "notes"),
