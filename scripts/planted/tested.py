@@ -69,9 +69,16 @@ TESTED = (
     Mutant(
         "the deadline of a throttled send counts against the primary",
         "src/pairmq/core/send.py",
+        "        return (self._throttled or self._remainder) and not self._fair and FailureReason.TIMEOUT in reasons\n",
+        "        return self._remainder and not self._fair and FailureReason.TIMEOUT in reasons\n",
+        tests=("tests/core/test_send.py",),
+    ),
+    Mutant(
+        "a time-out of the last moments of a send counts against the primary",
+        "src/pairmq/core/send.py",
+        "        return (self._throttled or self._remainder) and not self._fair and FailureReason.TIMEOUT in reasons\n",
         "        return self._throttled and not self._fair and FailureReason.TIMEOUT in reasons\n",
-        "        return False\n",
-        tests=("tests/runner/test_sends.py",),
+        tests=("tests/core/test_send.py",),
     ),
     # Time limits.
     Mutant(

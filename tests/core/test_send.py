@@ -283,6 +283,32 @@ def test_a_failure_is_evidence_about_the_entity():
     assert judged([DOWN]) == (False, DOWN, [Fate.AGAIN])
 
 
+@pytest.mark.parametrize(("timeout", "later", "counts"), [(2.0, 0.0, True), (2.0, 1.5, False), (60.0, 50.0, True)])
+def test_a_time_out_with_little_of_a_sends_time_left_is_no_evidence(timeout, later, counts):
+    sending = Sending(timeout=timeout)
+    sending.start()
+    if later:
+        sending.primary(DOWN)
+        assert route_of(sending.resume(later)) is Route.PRIMARY
+    assert (sending.machine.primary_ended([LATE]).evidence is LATE) is counts
+
+
+def test_a_time_out_of_a_throttled_send_is_no_evidence():
+    sending = Sending(timeout=0.5)
+    sending.rules.to_primary.answered(0.3)  # so that it gets more than half
+    sending.start()
+    sending.primary(BUSY)
+    assert sending.machine.primary_ended([LATE]).evidence is None
+
+
+def test_a_lost_connection_is_evidence_however_little_time_is_left():
+    sending = Sending(timeout=2.0)
+    sending.start()
+    sending.primary(DOWN)
+    assert route_of(sending.resume(1.5)) is Route.PRIMARY
+    assert sending.machine.primary_ended([DOWN]).evidence is DOWN
+
+
 def test_the_worst_failure_of_a_batch_is_the_evidence():
     assert judged([BUSY, TRANSIENT, DOWN]).evidence is DOWN
 

@@ -589,3 +589,22 @@ async def test_an_entity_that_recovers_while_its_ping_waits_is_not_pinged(world)
         await fail_over(w, [w.pair.sender(f"orders-{number}") for number in range(40)])
         await asyncio.sleep(4)
         assert len(w.of(PingCompleted)) >= 40
+
+
+@in_virtual_time
+async def test_sends_that_waited_for_a_distant_primary_do_not_undo_its_recovery(world):
+    async with world(failover_interval=0, ping_primary_interval=1.0, send_timeout=2.0) as w:
+        w.east.fail(Fault.DOWN)
+        w.west.fail(Fault.DOWN)
+        sender = w.pair.sender("orders")
+        sends, states = [], []
+        for turn in range(200):
+            sends.append(asyncio.create_task(sender.send(Message(b"1"))))
+            await asyncio.sleep(0.1)
+            if turn == 50:
+                w.east.heal()
+                w.east.latency = 0.35
+            states.append(w.pair.state("orders"))
+        await asyncio.gather(*sends, return_exceptions=True)
+        recovered = states.index(EntityState.HEALTHY, 50)
+        assert set(states[recovered:]) == {EntityState.HEALTHY}

@@ -320,6 +320,7 @@ class SendMachine:
         "_entity",
         "_fair",
         "_key",
+        "_remainder",
         "_retry",
         "_route",
         "_rules",
@@ -350,7 +351,7 @@ class SendMachine:
         self._key = key
         self._closed: str | None = None
         self._retry = self._transient = 0
-        self._waited = self._waits = self._fair = self._throttled = False
+        self._waited = self._waits = self._fair = self._remainder = self._throttled = False
         self._route = Route.PRIMARY
         self._worst: FailureKind | None = None
         self.pending = jobs
@@ -442,9 +443,13 @@ class SendMachine:
         return PrimaryOutcome(accepted, evidence, fates)
 
     def _hurried(self, results: Sequence[TransportError | None]) -> bool:
-        """Whether a throttled send's own deadline cut an attempt short: it responds, and this proves nothing."""
+        """Whether the send's own deadline cut an attempt short, and proves nothing.
+
+        A throttled primary responds. And after a wait or other attempts little time may be left: where many sends wait
+        for a distant primary to recover, the first of them would undo each recovery.
+        """
         reasons = {failure.reason for failure in results if failure is not None}
-        return self._throttled and not self._fair and FailureReason.TIMEOUT in reasons
+        return (self._throttled or self._remainder) and not self._fair and FailureReason.TIMEOUT in reasons
 
     @staticmethod
     def _fate_at_primary(failure: TransportError | None) -> Fate:
@@ -549,7 +554,9 @@ class SendMachine:
         else:
             self._route = Route.BACKLOG
             until = rules.until(now, self._deadline, rules.to_backlog)
-        self._fair = until - now > min(rules.attempt_timeout, FAIR_TRIAL) - 0.001
+        given, whole = until - now, self._deadline - self._started
+        self._fair = given > min(rules.attempt_timeout, FAIR_TRIAL) - 0.001
+        self._remainder = given < whole / 2 - 0.001  # less than a first attempt gets
         return Attempt(self._route, route.epoch, self.pending, until)
 
     def _pause(self, now: float, lead: float, *, queue: bool, nowhere: bool = False) -> Wait:
