@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from datetime import UTC, datetime
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
+from pairmq.transport import AT_ONCE
 from pairmq_rabbitmq import _header
 from pairmq_rabbitmq._lane import Lane
 from pairmq_rabbitmq._publish import Batch, Lost, Nacked, Parcel, Pending, PublishChannel, Returned, publish_method
@@ -311,6 +313,20 @@ async def test_unidentified_return_ends_the_waits_of_a_retired_channel() -> None
     assert (model.session.forsaken, model.unused) == (1, 0)
     model.channel.returned(b"no header")
     assert (model.session.forsaken, model.unused) == (0, 1)
+
+
+async def test_publishes_of_a_lost_channel_end_over_many_turns_of_the_loop() -> None:
+    """Each of their sends goes on with its next attempt in that turn."""
+    model, most = Model(), 1000
+    for _ in range(most):
+        await model.publish(1)
+    ended = [0]
+    model.channel._lost(ConnectionResetError())
+    while ended[-1] < most:
+        ended.append(sum(found is Lost for found in model.answers().values()))
+        await asyncio.sleep(0)
+    assert max(later - before for before, later in pairwise(ended)) <= AT_ONCE
+    assert (model.channel.usable, model.channel.idle) == (False, True)
 
 
 def test_the_size_of_a_frame_of_another_protocol_is_not_waited_for() -> None:

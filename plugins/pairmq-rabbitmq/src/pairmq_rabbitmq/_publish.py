@@ -23,6 +23,7 @@ from aiormq.exceptions import AMQPChannelError
 from pamqp import commands
 
 from pairmq.model import TransportError
+from pairmq.transport import in_turns
 from pairmq_rabbitmq import _header
 from pairmq_rabbitmq._driver import any_name, close_channel
 from pairmq_rabbitmq._errors import Unsent
@@ -327,8 +328,11 @@ class PublishChannel:
         """Ignore further answers to what is in flight."""
         answer = Lost(cause, alone)
         flights, self._flights = self._flights, deque()
-        for flight in flights:
-            self._answer_up_to(flight, flight.last, answer)
+        in_turns(lambda flight: self._end(flight, answer), flights)
+        self._settled()
+
+    def _end(self, flight: _Flight, answer: Answer) -> None:
+        self._answer_up_to(flight, flight.last, answer)
         self._settled()
 
     def _unused(self) -> None:
