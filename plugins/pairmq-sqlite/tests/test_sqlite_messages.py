@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pairmq import Pair, PairOptions
+from pairmq import Message, Pair, PairOptions
 from pairmq.model import Entity, EntityKind, FailureReason, Source, TransportError
 from pairmq.model.events import Event, MessageDeadLettered, MessageDelivered, Settlement
+from pairmq.plugins import registry
 from pairmq.transport import QueueCounts, QueueProperties
 from pairmq_sqlite import _receiver, _store
 from pairmq_sqlite._database import Database
@@ -18,6 +21,10 @@ from pairmq_sqlite.testing import FileLock
 
 PATIENCE = 100.0
 SHORT = 0.2
+UNREADABLE = """
+    INSERT INTO message (shelf, enqueued_at, free_at, header, body) SELECT shelf.id, 0, 0, ?, ''
+    FROM shelf JOIN entity ON shelf.entity = entity.id WHERE path = ? AND NOT dead_letter
+"""
 
 
 async def until(condition) -> None:
@@ -54,19 +61,15 @@ async def test_what_another_program_wrote_is_dead_lettered_and_what_is_behind_it
 
 
 async def test_a_pair_reports_what_its_receivers_dead_letter_themselves(path, tmp_path):
-    insert = """
-        INSERT INTO message (shelf, enqueued_at, free_at, header, body) SELECT shelf.id, 0, 0, ?, ''
-        FROM shelf JOIN entity ON shelf.entity = entity.id WHERE path = ? AND NOT dead_letter
-    """
     found: list[Event] = []
     options = PairOptions(enable_syphon=True, backlog_queue_count=1)
     async with Pair.connect(f"sqlite://{path}", f"sqlite://{tmp_path / 'west'}", options=options) as pair:
         await pair.primary.admin.create(Entity("orders"))
         (backlog,) = pair.backlog_queues
         pair.subscribe(lambda e: found.append(e) if isinstance(e, MessageDeadLettered | MessageDelivered) else None)
-        write(tmp_path / "west", insert, "{", backlog.path)
+        write(tmp_path / "west", UNREADABLE, "{", backlog.path)
         await until(lambda: asyncio.sleep(0, found))
-        write(path, insert, "{", "orders")
+        write(path, UNREADABLE, "{", "orders")
         assert await pair.receiver("orders").receive(wait=0) == []
         moved, consumed = found
         assert isinstance(moved, MessageDeadLettered)
@@ -77,6 +80,39 @@ async def test_a_pair_reports_what_its_receivers_dead_letter_themselves(path, tm
         assert (consumed.reason, consumed.error) == ("malformed", None)
         for admin, queue in ((pair.primary.admin, Entity("orders")), (pair.secondary.admin, backlog)):
             assert (await admin.counts(Source(queue))).dead_letter == 1
+
+
+async def test_what_a_receiver_of_a_lane_dead_letters_itself_is_reported(path, tmp_path):
+    options = PairOptions(backlog_queue_count=1, continuity=("orders",))
+    found: list[MessageDeadLettered] = []
+    async with Pair.connect(f"sqlite://{path}", f"sqlite://{tmp_path / 'west'}", options=options) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        pair.subscribe(lambda event: found.append(event) if isinstance(event, MessageDeadLettered) else None)
+        receiver = pair.receiver("orders")
+        assert await receiver.receive(wait=0) == []
+        (lane,) = [each for each in await pair.secondary.admin.list_entities() if "/x-pairmq-lane/" in each.path]
+        write(tmp_path / "west", UNREADABLE, "{", lane.path)
+
+        async def reported() -> bool:
+            return await receiver.receive(wait=0.02) == [] and bool(found)
+
+        await until(reported)
+        assert [(each.queue, each.entity, each.reason) for each in found] == [(lane.path, "orders", "malformed")]
+        assert (await pair.secondary.admin.counts(Source(lane))).dead_letter == 1
+
+
+def test_pairmq_receive_warns_of_what_it_dead_letters_itself(path, tmp_path):
+    async def fill() -> None:
+        async with registry.transport(f"sqlite://{path}") as transport:
+            await transport.admin.create(Entity("orders"))
+            await transport.sender(Entity("orders")).send(Message(b"1"))
+
+    asyncio.run(fill())
+    write(path, UNREADABLE, "{", "orders")
+    command = [sys.executable, "-m", "pairmq.cli", "receive", "-e", "orders", "--idle", "50ms", "--primary"]
+    ended = subprocess.run([*command, f"sqlite://{path}"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "1\n")
+    assert "can't be read and is dead-lettered" in ended.stderr
 
 
 async def test_expired_messages_count_as_dead_before_anybody_has_met_them(transport, queue, message):
