@@ -109,9 +109,9 @@ class Sending:
         """All messages fit both brokers."""
         return self.machine.checked((), self.now) if isinstance(step, Check) else step
 
-    def resume(self, seconds: float = 0.0, lead: float = 0.0) -> Step:
+    def resume(self, seconds: float = 0.0, lead: float = 0.0, *, changed: bool = False) -> Step:
         self.now += seconds
-        return self.past_checks(self.machine.resume(self.now, lead))
+        return self.past_checks(self.machine.resume(self.now, lead, changed=changed))
 
     def primary(self, *results: TransportError | None, seen: EntityState | None = None) -> Step:
         """The attempt at the primary has these results, and the entity's machine moved."""
@@ -229,14 +229,23 @@ def test_a_send_gives_up_when_its_last_wait_ends_a_tick_early():
     assert sending.resume(1.0 - 1e-9) == Done(PrimaryUnavailable, "the deadline passed")
 
 
-def test_a_send_gives_up_early_when_very_many_limits_are_reached_together():
+def test_a_send_waits_for_its_deadline_when_it_takes_all_of_its_time_to_end_what_runs():
     sending = Sending(timeout=4.0)
     sending.start()
     sending.primary(DOWN)
-    assert isinstance(sending.resume(3.5, lead=0.6), Done)
+    assert sending.resume(3.5, lead=0.6) == Wait(sending.deadline, last=True)
+    assert sending.resume(0.4) == Done(PrimaryUnavailable, "the deadline passed")
 
 
-def test_a_send_gives_up_early_by_half_of_its_time_at_most():
+def test_a_change_lets_a_send_go_on_that_waits_for_its_deadline():
+    sending = Sending(timeout=4.0)
+    sending.start()
+    sending.primary(DOWN)
+    sending.resume(3.5, lead=0.6)
+    assert route_of(sending.resume(0.1, lead=0.6, changed=True)) is Route.PRIMARY
+
+
+def test_a_send_begins_attempts_for_half_of_its_time_at_least():
     sending = Sending(timeout=4.0)
     sending.start()
     sending.primary(DOWN)
@@ -382,7 +391,7 @@ def test_waits_grow_up_to_two_seconds():
 def test_a_wait_ends_at_the_deadline():
     sending = Sending(timeout=0.03)
     sending.start()
-    assert sending.primary(BUSY) == Wait(100.03)
+    assert sending.primary(BUSY) == Wait(100.03, last=True)
 
 
 def test_the_backlog_is_tried_at_once_when_the_entity_has_failed_over():
@@ -633,7 +642,7 @@ def test_a_wait_ends_when_the_pair_is_closed():
     sending = Sending()
     sending.start()
     sending.machine.close(100.02, "the pair closed")
-    assert sending.primary(DOWN) == Wait(100.02)
+    assert sending.primary(DOWN) == Wait(100.02, last=True)
 
 
 def test_what_a_closing_pair_gives_up_is_reported():

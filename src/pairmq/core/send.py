@@ -180,12 +180,14 @@ class Wait(NamedTuple):
     """Wait for a change of the entity, until ``until`` at most.
 
     ``queue``: a backlog queue that comes back into use ends the wait as well; ``nowhere``: neither broker can be tried,
-    so that the primary's next ping should not wait either.
+    so that the primary's next ping should not wait either; ``last``: the send ends with it unless there is a change;
+    of thousands some end early, so that all are in time.
     """
 
     until: float
     queue: bool = False
     nowhere: bool = False
+    last: bool = False
 
 
 class Done(NamedTuple):
@@ -320,6 +322,7 @@ class SendMachine:
         "_entity",
         "_fair",
         "_key",
+        "_last",
         "_remainder",
         "_retry",
         "_route",
@@ -351,7 +354,7 @@ class SendMachine:
         self._key = key
         self._closed: str | None = None
         self._retry = self._transient = 0
-        self._waited = self._waits = self._fair = self._remainder = self._throttled = False
+        self._waited = self._waits = self._fair = self._last = self._remainder = self._throttled = False
         self._route = Route.PRIMARY
         self._worst: FailureKind | None = None
         self.pending = jobs
@@ -370,15 +373,21 @@ class SendMachine:
             return self._round(now, 0.0) if self.pending else DONE
         return attempt
 
-    def resume(self, now: float, lead: float = 0.0) -> Step:
+    def resume(self, now: float, lead: float = 0.0, *, changed: bool = False) -> Step:
         """Go on after an attempt, of which the outcome was reported, or after a wait.
 
         Args:
             now: the present instant.
-            lead: seconds by which operations are cancelled early, as very many of them run.
+            lead: seconds that it takes to end all that runs, which may be very much: with less time than that left the
+                send begins no other attempt, unless there is a change.
+            changed: whether a change ended the wait.
         """
         if not self.pending:
             return DONE
+        if self._last:
+            if not changed:
+                return self._out_of_time()
+            self._last, lead = False, 0.0
         worst, self._worst = self._worst, None
         if worst is None:
             return self._round(now, lead)
@@ -521,15 +530,21 @@ class SendMachine:
 
     def _round(self, now: float, lead: float) -> Step:
         enabled = self._primary_enabled()
+        if now >= self._deadline - _TICK:
+            return self._out_of_time()
         if now >= self._ends(lead) - _TICK:
-            no_queue = self._waited and not enabled
-            return self.give_up(f"{_NO_QUEUE} until the deadline" if no_queue else "the deadline passed")
+            self._last = True
+            return Wait(self._deadline, queue=not enabled, last=True)
         only = None if self._key is None else self._key.queue
         self._waits = not enabled and not self._rules.usable(now, only, self.lane)
         return Check(self.pending, self._waits and not self._waited)
 
+    def _out_of_time(self) -> Done:
+        no_queue = self._waited and not self._primary_enabled()
+        return self.give_up(f"{_NO_QUEUE} until the deadline" if no_queue else "the deadline passed")
+
     def _ends(self, lead: float) -> float:
-        """When to give up; early by half of its time at most: both brokers are to have an attempt."""
+        """When to begin no other attempt; early by half of its time at most: both brokers are to have one."""
         return self._deadline - min(lead, (self._deadline - self._started) / 2)
 
     def _go(self, now: float) -> Step:
@@ -563,7 +578,10 @@ class SendMachine:
         """Wait before the next attempt, longer each time."""
         wait = _BACKOFF.wait(self._retry, self._rules.chance())
         self._retry += 1
-        return Wait(min(now + wait, self._ends(lead)), queue, nowhere)
+        if now + wait < self._ends(lead):
+            return Wait(now + wait, queue, nowhere)
+        self._last = True
+        return Wait(self._deadline, queue, nowhere, last=True)
 
     def _go_on_with(
         self, results: Sequence[TransportError | None], fates: Sequence[Fate], worst: FailureKind | None

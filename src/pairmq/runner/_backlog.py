@@ -14,7 +14,7 @@ from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, Fa
 from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
-from pairmq.runner._limits import TimeLimits, remembered
+from pairmq.runner._limits import TimeLimits, Waiter, remembered
 from pairmq.transport import QueueProperties, Sender, Transport, start_task
 
 _PROPERTIES = QueueProperties(
@@ -74,7 +74,7 @@ class BacklogQueues:
         self.rotation = Rotation(len(self.entities), options.backlog_retry_interval)
         self.last_failure: TransportError | None = None
         """Of any queue, until all of them are in use again."""
-        self.waiting: set[asyncio.Future[None]] = set()
+        self.waiting: set[Waiter] = set()
         """Set when a queue comes back into use; sends that wait for one put theirs in."""
         self._properties = backlog_properties(options)
         self._transport = transport

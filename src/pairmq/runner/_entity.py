@@ -33,7 +33,7 @@ from pairmq.model import Entity, EntityState, FailureKind, FailureReason, Transp
 from pairmq.model.events import Cause, PingCompleted, StateChanged, Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
-from pairmq.runner._limits import TimeLimits, remembered
+from pairmq.runner._limits import TimeLimits, Waiter, remembered
 from pairmq.transport import Sender, start_task
 
 _UP = frozenset((EntityState.HEALTHY, EntityState.DRAINING))
@@ -110,7 +110,7 @@ class EntityRunner:
         self._has_turn = False  # among the pings of all entities
         self._ping_task: asyncio.Task[None] | None = None
         self._pings = True
-        self._waiters: set[asyncio.Future[None]] | None = None  # most entities never have any
+        self._waiters: set[Waiter] | None = None  # most entities never have any
         self._closed = False
 
     @property
@@ -175,14 +175,15 @@ class EntityRunner:
             self._carry_out(effects)
 
     async def wait_for_change(
-        self, until: float, limits: TimeLimits, besides: set[asyncio.Future[None]] | None = None
-    ) -> None:
-        """Return at the entity's next change, or at ``until``.
+        self, until: float, limits: TimeLimits, besides: set[Waiter] | None = None, *, last: bool = False
+    ) -> bool:
+        """Return whether there was a change of the entity until ``until``, at its instant.
 
         Args:
             until: instant of the loop's clock.
             limits: ends the wait: thousands may end at one instant.
             besides: whose futures are set at another change that ends the wait.
+            last: whether the wait may end a little early, where thousands end together.
         """
         waiter = self._loop.create_future()
         waiters = self._waiters = self._waiters or set()
@@ -190,7 +191,7 @@ class EntityRunner:
         if besides is not None:
             besides.add(waiter)
         try:
-            await limits.wait(waiter, until)
+            return await limits.wait(waiter, until, exact=not last) is not None
         finally:
             waiters.discard(waiter)
             if besides is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import itertools
 import math
+import operator
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
@@ -20,7 +22,12 @@ _COST = 0.0005  # s at most that one of them counts for: a loop that stands stil
 _TURN = 0.01  # s that those of one turn may take, as measured
 _MARGIN = 1.1  # later ones cost more than those that were measured
 _FORGOTTEN = 60.0  # s after which that measure says nothing about the present load any more
+_PLANNED = 0.02  # s that a plan is good for at least
+_SHARE = 30.0  # and this many times what it took to make, so that planning takes a small share of the time
 
+
+Waiter: TypeAlias = "asyncio.Future[bool | None]"
+"""Of a send that waits for a change: True when it came."""
 
 _Entry: TypeAlias = "tuple[float, int, Limit | _Wait[Any]]"
 
@@ -34,17 +41,21 @@ class TimeLimits:
     `asyncio.wait_for` on Python 3.11 can swallow a cancellation, and the send would hang (SPEC 3.1).
 
     Thousands of limits may be reached at one instant, when a broker stops responding. A few are in each turn of the
-    loop, so that it is not blocked, and the first ones earlier by what all of them cost (`lead`), so that the last ones
-    are in time.
+    loop, so that it is not blocked, and the first ones early, so that the last ones are in time: as early as the sum of
+    what those before each limit cost demands. Limits that are further apart than that are kept to the instant.
     """
 
     def __init__(self) -> None:
-        self._limits: list[_Entry] = []  # a heap of operations by their limits; they are cancelled `lead` earlier
-        self._exact: list[_Entry] = []  # a heap by instants without a lead: waits, and what was cancelled once
+        self._limits: list[_Entry] = []  # a heap by limits that may be reached early
+        self._exact: list[_Entry] = []  # a heap by instants that are kept: pauses, and what was cancelled once
         self._number = 0  # makes equal instants first come, first served
         self._ended = 0  # of those in the heaps
         self._cost = 0.0  # s that each of many cancelled operations takes, as measured
         self._measured_at = 0.0
+        self._begins_at = math.inf  # as last planned: from when on operations are cancelled early,
+        self._together = -math.inf  # up to this limit
+        self._planned = 0  # of how many that was
+        self._plan_again_at = 0.0
         self._last_turn: tuple[float, int] | None = None  # of an unfinished row of turns: its instant, and operations
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for = math.inf
@@ -53,16 +64,46 @@ class TimeLimits:
 
     @property
     def lead(self) -> float:
-        """Seconds before their limits at which operations are cancelled; 0 unless thousands of them run.
+        """Seconds that it takes to end all that runs; 0 unless that is very many.
 
-        What begins with less time than this ends late.
+        A send with less time left than this begins no other attempt: it would end late.
         """
-        if not self._cost:
-            return 0.0
-        if asyncio.get_running_loop().time() - self._measured_at > _FORGOTTEN:
-            self._cost = 0.0  # else one slow minute would end sends early for the rest of the pair's life
         running = len(self._limits) + len(self._exact) - self._ended
         return running * self._cost * _MARGIN if running > AT_ONCE else 0.0
+
+    @property
+    def behind(self) -> float:
+        """Seconds by which the ends of thousands are late now, because the processor can't keep up."""
+        if not self._cost or len(self._limits) <= AT_ONCE:
+            return 0.0
+        return asyncio.get_running_loop().time() - max(self._limits[0][0], self._begins_at)
+
+    def _look_at(self, first: float) -> float:
+        """When to look at the operation with the earliest limit: at that limit, unless thousands are due with it."""
+        if not self._cost:
+            return first
+        now = asyncio.get_running_loop().time()
+        if now - self._measured_at > _FORGOTTEN:
+            self._cost = 0.0  # else one slow minute would end sends early for the rest of the pair's life
+            self._together = -math.inf
+        elif now >= self._plan_again_at:
+            self._plan(now)
+        elif first > self._together or self._number - self._planned > _MANY:
+            return min(first, self._plan_again_at)
+        return min(first, self._begins_at) if first <= self._together else first
+
+    def _plan(self, now: float) -> None:
+        """See when to begin, so that each of those that run ends in time although those before it take theirs."""
+        limits = sorted(entry[0] for heap in (self._limits, self._exact) for entry in heap if entry[2].running)
+        self._together = -math.inf
+        if len(limits) > AT_ONCE:
+            each = self._cost * _MARGIN
+            begins = list(map(operator.sub, limits, itertools.count(each, each)))
+            self._begins_at = min(begins)
+            self._together = limits[begins.index(self._begins_at)]
+        self._planned = self._number
+        took = asyncio.get_running_loop().time() - now
+        self._plan_again_at = now + max(_PLANNED, _SHARE * took)
 
     async def run(self, operation: Awaitable[T], limit_at: float) -> T:
         """Await one operation at a broker until it ends or its limit is reached.
@@ -88,10 +129,13 @@ class TimeLimits:
         finally:
             del failure  # its trace has this frame
 
-    async def wait(self, future: asyncio.Future[T | None], until: float) -> T | None:
-        """Wait for the result of a future; at the instant ``until`` of the loop's clock the result is None."""
+    async def wait(self, future: asyncio.Future[T | None], until: float, *, exact: bool = True) -> T | None:
+        """Wait for the result of a future; at the instant ``until`` of the loop's clock the result is None.
+
+        Unless it is to be ``exact``, that may be earlier where thousands of limits are reached together.
+        """
         if not future.done():
-            wait = _Wait(self, future, until)
+            wait = _Wait(self, future, until, exact=exact)
             try:
                 return await future
             finally:
@@ -99,7 +143,7 @@ class TimeLimits:
         return future.result()
 
     @staticmethod
-    def wake(waiters: Iterable[asyncio.Future[None]]) -> None:
+    def wake(waiters: Iterable[Waiter]) -> None:
         """Let those who wait go on."""
         in_turns(_wake, tuple(waiters))
 
@@ -109,6 +153,7 @@ class TimeLimits:
         for heap in (self._limits, self._exact):
             heap[:] = [entry if entry[2].reached else (min(entry[0], instant), *entry[1:]) for entry in heap]
         self._tidy()
+        self._plan_again_at = 0.0
         self._arm()
 
     def _timeout(self, *, maybe_applied: bool) -> TransportError:
@@ -149,7 +194,7 @@ class TimeLimits:
 
     def _due(self) -> tuple[float, float]:
         """When the first entry of each heap is due."""
-        early = self._limits[0][0] - self.lead if self._limits else math.inf
+        early = self._look_at(self._limits[0][0]) if self._limits else math.inf
         return early, self._exact[0][0] if self._exact else math.inf
 
     def _reach(self) -> None:
@@ -157,23 +202,36 @@ class TimeLimits:
         now = max(self._armed_for, asyncio.get_running_loop().time())
         self._measure(now)
         self._timeouts = {}
-        reached, most = 0, min(AT_ONCE, int(_TURN / self._cost)) if self._cost else AT_ONCE
+        pauses, reached, most = False, 0, min(AT_ONCE, int(_TURN / self._cost)) if self._cost else AT_ONCE
+        limits, exact = self._limits, self._exact
         while reached < most:
-            early, exact = self._due()
-            if min(early, exact) > now:
+            early = limits[0][0] if limits else math.inf
+            if early <= self._together:
+                early = min(early, self._begins_at)
+            if exact and exact[0][0] <= early:
+                if exact[0][0] > now:
+                    break
+                _, number, limit = heapq.heappop(exact)
+                pauses = True
+            elif early > now:
                 break
-            at, number, limit = heapq.heappop(self._limits if early < exact else self._exact)
+            else:
+                at, number, limit = heapq.heappop(limits)
+                half = min(at, (at + limit.began_at) / 2)
+                if half > now and limit.running:
+                    # It has half of its time at least; and what is behind it need not wait for that.
+                    heapq.heappush(exact, (half, number, limit))
+                    continue
             if not limit.running:
                 self._ended -= 1
-            elif early < exact and (half := min(at, (at + limit.began_at) / 2)) > now:
-                # It has half of its time at least; and what is behind it need not wait for that.
-                heapq.heappush(self._exact, (half, number, limit))
-            else:
-                reached += 1
-                if limit.reach():
-                    heapq.heappush(self._exact, (now + _AGAIN, number, limit))
+                continue
+            reached += 1
+            if limit.reach():
+                heapq.heappush(exact, (now + _AGAIN, number, limit))
+        self._begins_at += reached * self._cost * _MARGIN
         self._arm()
-        self._last_turn = (now, reached) if reached == most and self._armed_for <= now else None
+        goes_on = reached == most and self._armed_for <= now and not pauses  # which end cheaply: they say nothing
+        self._last_turn = (now, reached) if goes_on else None
 
     def _measure(self, now: float) -> None:
         """See what the last turn has cost, where this one follows it."""
@@ -255,13 +313,13 @@ class _Wait(Generic[T]):
 
     __slots__ = ("_future", "_limits", "began_at", "reached", "running")
 
-    def __init__(self, limits: TimeLimits, future: asyncio.Future[T | None], at: float) -> None:
+    def __init__(self, limits: TimeLimits, future: asyncio.Future[T | None], at: float, *, exact: bool) -> None:
         self._limits = limits
         self._future = future
-        self.began_at = at
+        self.began_at = -math.inf  # it may end at any time
         self.running = True
         self.reached = 0
-        limits._begin(self, at, exact=True)
+        limits._begin(self, at, exact=exact)
 
     def reach(self) -> bool:
         """Let the one who waits go on."""
@@ -277,9 +335,9 @@ class _Wait(Generic[T]):
             self._limits._ended += 1
 
 
-def _wake(waiter: asyncio.Future[None]) -> None:
+def _wake(waiter: Waiter) -> None:
     if not waiter.done():
-        waiter.set_result(None)
+        waiter.set_result(True)
 
 
 async def settled_within(seconds: float, close: Callable[[], Awaitable[None]]) -> TransportError | None:

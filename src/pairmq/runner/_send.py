@@ -551,11 +551,14 @@ class SendProcedure:
                     attempts.judge(state, send, step, await attempts.primary(state, step), started)
                 step = self._resumed(send)
             elif isinstance(step, Wait):
+                if step.last and self._limits.behind > 0.8 * (deadline - now()):  # it would only make others late
+                    step = self._resumed(send)
+                    continue
                 if step.nowhere:
                     state.runner.want_ping()
                 also = self._backlog.waiting if step.queue else None
-                await state.runner.wait_for_change(step.until, self._limits, also)
-                step = self._resumed(send)
+                changed = await state.runner.wait_for_change(step.until, self._limits, also, last=step.last)
+                step = self._resumed(send, changed=changed)
             elif isinstance(step, Check):
                 step = send.checked(attempts.refuse_unfit(state, step), now(), self._limits.lead)
             else:
@@ -566,8 +569,8 @@ class SendProcedure:
             self._backlog.try_soon()
         self._give_up(state, send, step)
 
-    def _resumed(self, send: SendMachine) -> Step:
-        return self._up_to_date(send).resume(self._clock.now(), self._limits.lead)
+    def _resumed(self, send: SendMachine, *, changed: bool = False) -> Step:
+        return self._up_to_date(send).resume(self._clock.now(), self._limits.lead, changed=changed)
 
     def _give_up(self, state: SenderState, send: SendMachine, done: Done) -> None:
         """End what is left, with every failure that led here."""

@@ -139,7 +139,7 @@ class Sending:
         while self._woken:
             number, step = self._woken.pop(0)
             if self.steps.get(number) is step:
-                self._go_on(number, self.sends[number].resume(self.now))
+                self._go_on(number, self.sends[number].resume(self.now, changed=True))
         out, self._out = tuple(self._out), []
         return out
 
