@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -100,20 +101,42 @@ def run(
         raise BadUsage("--format is for runs without --follow")
     if once and until_idle is not None:
         raise BadUsage("--once and --until-idle exclude each other")
-    if follow:
-        return _run_following(
+    charged = _by_side(prices)
+    if not follow:
+        with Progress("made", "tables") as progress:
+            report = run_pipeline(
+                journal,
+                out,
+                cores=cores,
+                prices=charged,
+                patience=patience,
+                format=format,
+                progress=lambda name, number, total: progress.update(number, text=f"of {total}; now {name}"),
+            )
+        if json:
+            put_json(report.to_dict(), indent=1)
+        else:
+            _show(report, out)
+        return 1 if report.lost else 0
+    stop, teller = _Signals(), _Teller(json=json)
+    with Progress("took", "rows") as progress:
+        report = follow_journal(
             journal,
             out,
-            patience=patience,
-            prices=prices,
             cores=cores,
-            json=json,
+            prices=charged,
+            patience=patience,
             every=60.0 if every is None else every,
             once=once,
             until_idle=until_idle,
             restart=restart,
+            stop=stop,
+            told=teller.tell,
+            progress=lambda rows, text: progress.update(rows, text=text),
         )
-    return _run_once(journal, out, patience=patience, prices=prices, cores=cores, json=json, format=format)
+    if report.lost:
+        return 1
+    return 128 + signal.SIGINT if stop.first == signal.SIGINT else 0
 
 
 _MOST_BAD = 20  # files that are named on the screen; run.json names all
@@ -123,31 +146,15 @@ def _by_side(path: str | None) -> dict[str, Price] | None:
     return None if path is None else dict(zip(("primary", "secondary"), read_prices(path), strict=True))
 
 
-def _run_once(
-    journal: str, out: str, *, patience: float, prices: str | None, cores: int | None, json: bool, format: str | None
-) -> int:
-    """Make the tables; the exit status. Raises as `pairmq.pipeline.run`, and `BadUsage` for the price list."""
-    charged = _by_side(prices)
-    with Progress("made", "tables") as progress:
-
-        def tell(name: str, number: int, total: int) -> None:
-            progress.update(number, text=f"of {total}; now {name}")
-
-        report = run_pipeline(
-            journal, out, cores=cores, prices=charged, patience=patience, format=format, progress=tell
-        )
-    if json:
-        put_json(report.to_dict(), indent=1)
-    else:
-        _show(report, out)
-    return 1 if report.lost else 0
+def _name_bad(bad: Sequence[BadSegment]) -> None:
+    for each in bad[:_MOST_BAD]:
+        warn(f"{each.path} is not read: {each.problem}")
+    if len(bad) > _MOST_BAD:
+        warn(f"and {grouped(len(bad) - _MOST_BAD)} more, which run.json names")
 
 
 def _show(report: Report, out: str) -> None:
-    for bad in report.bad[:_MOST_BAD]:
-        warn(f"{bad.path} is not read: {bad.problem}")
-    if len(report.bad) > _MOST_BAD:
-        warn(f"and {grouped(len(report.bad) - _MOST_BAD)} more, which run.json names")
+    _name_bad(report.bad)
     if report.missing or report.dropped:
         warn(
             f"the journal lacks {plural(report.missing, 'row')}, and its processes dropped "
@@ -202,47 +209,10 @@ def _conclude(report: Report, out: str) -> None:
 _FOLLOWING_STYLES = {"lost": FAIL, "faults": WARN, "good": OK}
 
 
-def _run_following(
-    journal: str,
-    out: str,
-    *,
-    patience: float,
-    prices: str | None,
-    cores: int | None,
-    json: bool,
-    every: float,
-    once: bool,
-    until_idle: float | None,
-    restart: bool,
-) -> int:
-    """Keep the tables up to date; the exit status. Raises as `pairmq.pipeline.follow`, and `BadUsage` for prices."""
-    charged = _by_side(prices)
-    stop, teller = _Signals(), _Teller(out, json=json)
-    with Progress("took", "rows") as progress:
-        report = follow_journal(
-            journal,
-            out,
-            cores=cores,
-            prices=charged,
-            patience=patience,
-            every=every,
-            once=once,
-            until_idle=until_idle,
-            restart=restart,
-            stop=stop,
-            told=teller.tell,
-            progress=lambda rows, text: progress.update(rows, text=text),
-        )
-    if report.lost:
-        return 1
-    return 128 + signal.SIGINT if stop.first == signal.SIGINT else 0
-
-
 class _Teller:
     """Prints a line for every refresh."""
 
-    def __init__(self, out: str, *, json: bool) -> None:
-        self._out = out
+    def __init__(self, *, json: bool) -> None:
         self._json = json
         self._bad: set[BadSegment] = set()
 
@@ -251,11 +221,7 @@ class _Teller:
             put_json(refreshed.to_dict())
             return
         report = refreshed.report
-        fresh = [bad for bad in report.bad if bad not in self._bad]
-        for bad in fresh[:_MOST_BAD]:
-            warn(f"{bad.path} is not read: {bad.problem}")
-        if len(fresh) > _MOST_BAD:
-            warn(f"and {grouped(len(fresh) - _MOST_BAD)} more, which run.json names")
+        _name_bad([bad for bad in report.bad if bad not in self._bad])
         self._bad = set(report.bad)
         parts = [
             f"{grouped(refreshed.new_rows)} new of {plural(report.rows, 'row')}",

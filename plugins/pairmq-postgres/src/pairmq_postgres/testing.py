@@ -158,7 +158,7 @@ class PostgresServer(ServerProcess):
         """Have a standby take writes, and wait until it does.
 
         Raises:
-            psycopg.Error: it is none, or can't be asked.
+            psycopg.Error: it is no standby, or can't be asked.
             ServerError: it did not within a minute.
         """
         if self.query("SELECT pg_promote(wait_seconds => 60)") != [(True,)]:

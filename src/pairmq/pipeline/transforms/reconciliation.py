@@ -255,7 +255,7 @@ def reconciliation(
         blind: of `blind_minutes`.
         processes: the table.
         patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
-        divided: whether plain messages are told apart; if not, the rules judge all of them, with the same result.
+        divided: whether plain messages are judged apart; if not, the rules judge all of them, with the same result.
     """
     own = {"minute": minute_of(), "home_at": arrived_at(), "session_key": F.col("session")}
     known = messages.withColumns(own)
