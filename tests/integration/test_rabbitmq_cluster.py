@@ -15,6 +15,7 @@ from outage_traffic import QUEUE, Hands, Traffic, traffic, until
 from pairmq import Entity, Message, Receipt
 from pairmq.model import FailureKind, Source, TransportError
 from pairmq.plugins import registry
+from pairmq.testing import TcpProxy
 from pairmq_rabbitmq.testing import RabbitCluster, RabbitServer
 
 pytestmark = pytest.mark.real_server
@@ -96,6 +97,39 @@ async def test_a_leader_that_moves_costs_nothing(cluster: RabbitCluster, hands: 
             await under.hit(partial(cluster.move_leader, QUEUE, node))
             await under.some()
         await all_accepted(under, "moved leader")
+
+
+@pytest.mark.long  # each node boots once more
+async def test_all_nodes_killed_at_once_are_an_outage_like_that_of_one_server(
+    cluster: RabbitCluster, hands: Hands
+) -> None:
+    url = f"{cluster.url}?queue_type=quorum&connect_timeout=30"
+    async with traffic(url, f"memory://{uuid4().hex}", hands) as under:
+        for node in cluster.nodes:
+            await hands(node.settle)
+        await under.hit(*(partial(node.kill, settle=False) for node in cluster.nodes))
+        await under.failover()
+        await under.outage()
+        await under.heal(cluster.start)
+        await under.recovery()
+        await under.steady()
+        await under.stop()
+        await under.drained()
+        found = await under.taken()
+        under.report("all nodes killed", found)
+        under.check_doubts()
+        under.check_books(found)
+
+
+async def test_nodes_that_are_black_holes_are_passed_by(cluster: RabbitCluster, hands: Hands) -> None:
+    """Two nodes accept connections and never say a word."""
+    with TcpProxy("127.0.0.1", cluster.nodes[0].port) as one, TcpProxy("127.0.0.1", cluster.nodes[1].port) as other:
+        one.silence()
+        other.silence()
+        holes = f"127.0.0.1:{one.port},127.0.0.1:{other.port}"
+        url = f"amqp://guest:guest@{holes},127.0.0.1:{cluster.nodes[2].port}/?queue_type=quorum&connect_timeout=30"
+        async with traffic(url, f"memory://{uuid4().hex}", hands, timeouts=(120.0,), **PATIENT) as under:
+            await all_accepted(under, "two black holes")
 
 
 async def test_a_classic_queue_fails_over_while_its_node_is_down(cluster: RabbitCluster, hands: Hands) -> None:

@@ -108,6 +108,29 @@ async def test_a_sentinel_that_hangs_is_not_waited_for(sentinels: RedisSentinels
         await under.check_all_accepted("one sentinel of three")
 
 
+async def test_a_master_lost_with_the_quorum_of_its_sentinels_is_an_outage_that_ends(
+    sentinels: RedisSentinels, hands: Hands
+) -> None:
+    """No replica is promoted by one sentinel of three: everything is diverted until the others are back."""
+    async with traffic(f"{sentinels.url}?connect_timeout=30", f"memory://{uuid4().hex}", hands) as under:
+        master = sentinels.master
+        await replicated(under, master)
+        await under.hit(*(each.kill for each in sentinels.sentinels[:2]), master.kill)
+        under.flow()
+        await under.failover()
+        await under.outage()
+        assert not [each for each in sentinels.servers if each.running and each.role == "master"]
+        await under.heal(sentinels.start)
+        await under.recovery()
+        await under.steady()
+        await under.stop()
+        await under.drained()
+        found = await under.taken()
+        under.report("the quorum of sentinels lost", found)
+        under.check_doubts()
+        under.check_books(found)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets processes have any address of 127.0.0.0/8")
 @pytest.mark.parametrize(
     "guard", ["wait_replicas=2", "min-replicas-to-write", pytest.param("none", marks=pytest.mark.long)]
