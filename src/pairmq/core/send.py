@@ -587,6 +587,7 @@ class SendMachine:
         self, results: Sequence[TransportError | None], fates: Sequence[Fate], worst: FailureKind | None
     ) -> None:
         self._worst = worst
+        self._fair = self._remainder = False  # of the attempt that has ended
         left = []
         for job, failure, fate in zip(self.pending, results, fates, strict=True):
             if failure is not None:
