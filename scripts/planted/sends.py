@@ -235,9 +235,9 @@ SENDS = (
     Mutant(
         "of very many time limits that are reached together some are forgotten",
         "src/pairmq/runner/_limits.py",
-        "        self._arm()\n        self._last_turn = (now",
+        "        self._arm()\n        goes_on = reached",
         "        self._limits = [entry for entry in self._limits if entry[0] - self.lead > now]\n"
-        "        self._arm()\n        self._last_turn = (now",
+        "        self._arm()\n        goes_on = reached",
     ),
     Mutant(
         "a client stays connected to a broker whose role has moved",
