@@ -140,8 +140,8 @@ TESTED = (
     Mutant(
         "an operation that goes on after its limit is cancelled only once",
         _LIMITS,
-        "                    heapq.heappush(self._exact, (now + _AGAIN, number, limit))\n",
-        "                    pass\n",
+        "                heapq.heappush(exact, (now + _AGAIN, number, limit))\n",
+        "                pass\n",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
