@@ -28,7 +28,7 @@ def servers() -> Iterator[tuple[PostgresServer, PostgresServer, str]]:
 
 
 def replace(first: PostgresServer, second: PostgresServer) -> None:
-    """Kill a server, have its standby take over, and start it again as nobody should: it takes writes."""
+    """Kill a server, have its standby take over, and start it again by mistake: it takes writes, too."""
     first.kill()
     second.promote()
     first.start()
