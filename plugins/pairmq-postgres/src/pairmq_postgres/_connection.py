@@ -237,7 +237,7 @@ class Hosts:
         connection = await self._to(host)
         try:
             found = await (await connection.execute(_HISTORY)).fetchone()
-        except psycopg.errors.DatabaseError:  # a service that shows no such thing
+        except (psycopg.ProgrammingError, psycopg.NotSupportedError):  # a service that shows no such thing
             found = None
         return _Answer(connection, *(found or (0, 0)))
 
