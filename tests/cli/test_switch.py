@@ -45,7 +45,7 @@ with Pair.connect(sys.argv[1], sys.argv[2], control_interval=0.2, backlog_queue_
     while os.getppid() == parent:
         state = pair.state("orders")
         if state != last:
-            print(os.getpid(), state.value, time.monotonic(), flush=True)
+            os.write(1, f"{os.getpid()} {state.value} {time.monotonic()}\\n".encode())  # whole, also unbuffered
             last = state
         time.sleep(0.05)
 """
