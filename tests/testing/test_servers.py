@@ -168,3 +168,19 @@ def test_ctrl_c_in_a_terminal_does_not_reach_a_server(tmp_path):
     with sleeper(tmp_path / "server") as server:
         # A terminal tells the whole process group in its foreground.
         assert os.getpgid(server.pid) != os.getpgid(0)
+
+
+def test_a_fork_of_a_test_process_ends_none_of_its_servers():
+    program = """
+import os, sys
+from pairmq.testing.servers import ServerProcess
+
+with ServerProcess([sys.executable, "-c", "import time; time.sleep(120)"], ready=lambda: True) as server:
+    if (child := os.fork()) == 0:
+        sys.exit()  # leaves the block, and runs what is registered for the end of a process
+    os.waitpid(child, 0)
+    print(server.running, server.directory.exists())
+print(server.directory.exists())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "False"]

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -111,6 +112,32 @@ def accepts_connections(host: str, port: int) -> bool:
     return False
 
 
+class OwnDirectory:
+    """A temporary directory of a server, removed by the process that made it, at its end at the latest.
+
+    A fork of that process, which runs the same handlers at its own end, leaves it alone.
+
+    Args:
+        prefix: of its name.
+
+    Attributes:
+        path: where it is.
+    """
+
+    def __init__(self, prefix: str = "pairmq-") -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        self._remove = weakref.finalize(self, _remove, self.path, os.getpid())
+
+    def remove(self) -> None:
+        """Remove it with all that is in it; idempotent, and without effect in a fork."""
+        self._remove()
+
+
+def _remove(path: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 class ServerProcess:
     """A server as a child process, to be killed, paused and started again.
 
@@ -141,8 +168,11 @@ class ServerProcess:
     ) -> None:
         self._command = list(command)
         self._ready = ready
-        self._temporary = tempfile.TemporaryDirectory(prefix="pairmq-") if directory is None else None
-        self.directory = directory or Path(self._temporary.name if self._temporary else ".")
+        self._temporary = None
+        if directory is None:
+            self._temporary = OwnDirectory()
+            directory = self._temporary.path
+        self.directory = directory
         self._environment = dict(environment or {})
         self._start_timeout = start_timeout
         self.name = name or Path(self._command[0]).name
@@ -272,7 +302,7 @@ class ServerProcess:
         """End it and remove its temporary directory; idempotent."""
         self.kill()
         if self._temporary is not None:
-            self._temporary.cleanup()
+            self._temporary.remove()
 
     def log_tail(self, lines: int = 30) -> str:
         """The end of what it wrote to standard output and error.

@@ -9,7 +9,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from urllib.parse import quote
 import psycopg
 
 from pairmq.testing.conformance import Server, ServerHarness
-from pairmq.testing.servers import ServerError, ServerProcess, free_port
+from pairmq.testing.servers import OwnDirectory, ServerError, ServerProcess, free_port
 from pairmq_postgres._schema import migrate
 
 _ADMIN = "postgres"
@@ -63,7 +62,8 @@ class PostgresServer(ServerProcess):
     ) -> None:
         program = _program("postgres")
         self._leader = standby_of
-        self._home = Path(tempfile.mkdtemp(prefix="pairmq-postgres-"))
+        self._own = OwnDirectory("pairmq-postgres-")
+        self._home = self._own.path
         self.port = port or free_port()
         self.role: str = role if standby_of is None else standby_of.role
         self.password: str = secrets.token_hex(8) + "/ä" if standby_of is None else standby_of.password
@@ -206,8 +206,8 @@ class PostgresServer(ServerProcess):
 
     def close(self) -> None:
         """End it and remove its data; idempotent."""
-        self.kill()
-        shutil.rmtree(self._home, ignore_errors=True)
+        super().close()
+        self._own.remove()
 
     def _signal_all(self, how: signal.Signals) -> None:
         if self.running:

@@ -10,10 +10,12 @@ import http.client
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -166,18 +168,19 @@ class ServerProcess(Control):
         self.port = 0
         self.tls_port: int | None = None
         self.admin_tls_port: int | None = None
-        self._directory = tempfile.TemporaryDirectory(prefix="servicebus-local-")
-        self._log = Path(self._directory.name) / "server.log"
+        directory = Path(tempfile.mkdtemp(prefix="servicebus-local-"))
+        self._remove = weakref.finalize(self, _remove, directory, os.getpid())  # also at the end of the process
+        self._log = directory / "server.log"
         self._options = list(options)
         for name, values in (("--queue", queues), ("--topic", topics)):
             self._options += [word for value in values for word in (name, value)]
         if durable:
-            self._options += ["--data", str(Path(self._directory.name) / "data")]
+            self._options += ["--data", str(directory / "data")]
         self.ca_file: Path | None = None
         if tls:
             from servicebus_local.certificates import make_certificate
 
-            own = make_certificate(Path(self._directory.name) / "tls", "localhost", _HOST)
+            own = make_certificate(directory / "tls", "localhost", _HOST)
             self._options += ["--cert", str(own.tls.certificate), "--key-file", str(own.tls.key)]
             self.ca_file = own.ca_file
         self._process: subprocess.Popen[str] | None = None
@@ -238,7 +241,7 @@ class ServerProcess(Control):
     def close(self) -> None:
         """Kill it and remove its files."""
         self.kill()
-        self._directory.cleanup()
+        self._remove()
 
     def log_tail(self, lines: int = 30) -> str:
         """The end of what it wrote to standard error."""
@@ -274,3 +277,9 @@ class ServerProcess(Control):
             f"Endpoint=sb://{_HOST}:{port};SharedAccessKeyName={self.key_name};"
             f"SharedAccessKey={self.key};UseDevelopmentEmulator=true"
         )
+
+
+def _remove(directory: Path, owner: int) -> None:
+    """Remove it, unless by a fork of its owner, whose end is not the owner's."""
+    if os.getpid() == owner:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
@@ -83,3 +85,21 @@ def test_a_server_ends_with_the_process_that_started_it() -> None:
             break
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_fork_of_a_test_process_ends_none_of_its_servers(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from servicebus_local.testing import ServerProcess
+
+with ServerProcess(queues=["orders"]) as server:
+    if (child := os.fork()) == 0:
+        sys.exit()  # leaves the block, and runs what is registered for the end of a process
+    os.waitpid(child, 0)
+    print(sorted(server.queues()), len(os.listdir(os.environ["TMPDIR"])))
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["['orders']", "1"]
+    assert not list(tmp_path.iterdir())

@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,14 @@ from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import quote
 
-from pairmq.testing.servers import ServerError, ServerProcess, accepts_connections, free_port, start_together
+from pairmq.testing.servers import (
+    OwnDirectory,
+    ServerError,
+    ServerProcess,
+    accepts_connections,
+    free_port,
+    start_together,
+)
 from pairmq_rabbitmq.testing._links import Detour
 from pairmq_rabbitmq.testing._node import (
     HOST,
@@ -368,8 +374,8 @@ class RabbitCluster:
         divisible: bool = False,
     ) -> None:
         _, epmd, _ = _programs()
-        self._directory = tempfile.TemporaryDirectory(prefix="pairmq-")
-        self._epmd = PortMapper(epmd, free_port(), Path(self._directory.name))
+        self._directory = OwnDirectory()
+        self._epmd = PortMapper(epmd, free_port(), self._directory.path)
         cookie = secrets.token_hex(20)
         names = [f"pairmq{number}@localhost" for number in (1, 2, 3)]
         lines = [
@@ -498,7 +504,7 @@ class RabbitCluster:
         for detour in self._detours:
             detour.close()
         self._epmd.close()
-        self._directory.cleanup()
+        self._directory.remove()
 
     def __enter__(self) -> Self:
         self.start()
