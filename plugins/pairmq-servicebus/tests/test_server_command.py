@@ -11,7 +11,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import pairmq_servicebus.server
-import servicebus_local
 from command_line import run
 
 
@@ -61,9 +60,3 @@ def test_the_server_announces_a_url_for_pairmq(tls: bool) -> None:
         if tls
         else {"emulator": ["true"], "admin": [f"http://127.0.0.1:{announced['admin_port']}"]}
     )
-
-
-@pytest.mark.parametrize("name", servicebus_local.__all__)
-def test_a_name_that_moved_is_deprecated_here(name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"import {name} from servicebus_local"):
-        assert getattr(pairmq_servicebus.server, name) is getattr(servicebus_local, name)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -16,6 +16,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 
 from pairmq.plugins import LocalServer
 from pairmq.testing.servers import ServerError, accepts_connections
+from pairmq_servicebus.plugin import _local_server
 from pairmq_servicebus.testing import ServiceBusServer
 
 pytestmark = [
@@ -190,9 +191,10 @@ def test_one_that_can_t_start_says_why() -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match=r"pip install 'pairmq-servicebus\[server\]'"):
-        ServiceBusServer()
+    monkeypatch.setitem(sys.modules, "servicebus_local", None)
+    monkeypatch.delitem(sys.modules, "pairmq_servicebus.testing")
+    with pytest.raises(FileNotFoundError, match=r"needs servicebus_local: pip install 'pairmq-servicebus\[server\]'"):
+        _local_server()
 
 
 def test_a_directory_of_one_s_own_stays(tmp_path: Path) -> None:

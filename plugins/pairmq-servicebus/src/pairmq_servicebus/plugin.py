@@ -29,6 +29,8 @@ def _transport(url: str) -> Transport:
 
 
 def _local_server() -> LocalServer:
-    from pairmq_servicebus.testing import ServiceBusServer  # only for who asks for a server
-
+    try:
+        from pairmq_servicebus.testing import ServiceBusServer  # only for who asks for a server
+    except ModuleNotFoundError as error:
+        raise FileNotFoundError(str(error)) from None
     return ServiceBusServer()

@@ -1,11 +1,7 @@
-"""``pairmq servicebus-server``: the local server of the distribution ``servicebus-local``, with a URL for PairMQ.
-
-The server's public names are still found here in this release; import them from `servicebus_local`.
-"""
+"""``pairmq servicebus-server``: the local server of the distribution ``servicebus-local``, with a URL for PairMQ."""
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
@@ -18,8 +14,6 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "PAIRMQ_SERVICEBUS_KEY"
 """The environment variable that holds the key: arguments can be read by other users of a machine."""
-
-_MOVED = ("Addresses", "LocalServer", "ServerSettings", "TlsFiles")
 
 app = typer.Typer(name="servicebus-server", pretty_exceptions_enable=False, add_completion=False)
 
@@ -57,12 +51,3 @@ def _announcement() -> type[Announcement]:
             return [first, second, f"for PairMQ: {self.url}", *rest]
 
     return WithUrl
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MOVED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"import {name} from servicebus_local", DeprecationWarning, stacklevel=2)
-    import servicebus_local
-
-    return getattr(servicebus_local, name)

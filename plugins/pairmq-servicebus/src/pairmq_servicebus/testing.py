@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,15 +13,21 @@ from urllib.parse import quote, urlencode
 from pairmq.testing.conformance import Server, ServerHarness
 from pairmq.testing.servers import ServerError, ServerProcess, free_port
 
+try:
+    from servicebus_local import testing as local
+    from servicebus_local.certificates import make_certificate
+    from servicebus_local.command import KEY_VARIABLE
+    from servicebus_local.settings import connection_string
+except ModuleNotFoundError as error:
+    text = f"the local server needs {error.name}: pip install 'pairmq-servicebus[server]'"
+    raise ModuleNotFoundError(text, name=error.name) from None
+
 _HOST = "127.0.0.1"
-_KEY_NAME = "RootManageSharedAccessKey"
-# Named here too, since importing the server is what this process is spared.
-_KEY_VARIABLE = "SERVICEBUS_LOCAL_KEY"
 # Generous: it starts beside other servers and their clients.
 _START_TIMEOUT = 60.0  # s
 
 
-class ServiceBusServer(ServerProcess):
+class ServiceBusServer(local.Control, ServerProcess):
     """A process of ``python -m servicebus_local`` that keeps its ports, and its data over `kill` and `restart`.
 
     What asks it for something raises `ServerError` if it does not run, or refuses: the text says why.
@@ -32,16 +37,10 @@ class ServiceBusServer(ServerProcess):
         tls: listen with TLS too, under a certificate of an authority of its own, and say so in `url`.
         queues: names of queues that shall be there.
         topics: likewise topics: ``NAME`` or ``NAME:SUBSCRIPTION,SUBSCRIPTION``.
-        config: a settings file in the shape of the emulator's ``Config.json``.
-        premium: take messages of 100 MB.
         key: the shared access key; a random one when left out.
         port: TCP port of AMQP without TLS; a free one when left out.
-        admin_port: TCP port of the administration over HTTP; a free one when left out.
         directory: where it keeps data and log; a temporary one, removed at the end, when left out.
         options: more of its command line.
-
-    Raises:
-        FileNotFoundError: the extra ``server`` is not installed; the text says how to get it.
     """
 
     def __init__(
@@ -51,49 +50,42 @@ class ServiceBusServer(ServerProcess):
         tls: bool = False,
         queues: Sequence[str] = (),
         topics: Sequence[str] = (),
-        config: Path | None = None,
-        premium: bool = False,
         key: str | None = None,
         port: int | None = None,
-        admin_port: int | None = None,
         directory: Path | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        if importlib.util.find_spec("servicebus_local") is None:
-            raise FileNotFoundError("the local server needs servicebus-local: pip install 'pairmq-servicebus[server]'")
-        self.key_name = _KEY_NAME
-        self.key = key or base64.b64encode(secrets.token_bytes(32)).decode()
-        self.port = port or free_port(_HOST)
-        self.admin_port = admin_port or _another_port(self.port)
-        self.tls_port = _another_port(self.port, self.admin_port) if tls else None
-        self.admin_tls_port = _another_port(self.port, self.admin_port, self.tls_port) if tls else None
-        # The command is filled in below, when the directory is known.
-        command: list[str] = [sys.executable, "-m", "servicebus_local"]
-        super().__init__(
-            command,
+        ports = [port] if port else []
+        while len(ports) < (4 if tls else 2):
+            ports = list(dict.fromkeys((*ports, free_port(_HOST))))
+        local.Control.__init__(self, ports[1], key or base64.b64encode(secrets.token_bytes(32)).decode())
+        self.port = ports[0]
+        self.tls_port: int | None = ports[2] if tls else None
+        self.admin_tls_port: int | None = ports[3] if tls else None
+        ServerProcess.__init__(
+            self,
+            [sys.executable, "-m", "servicebus_local"],
             ready=self._is_written,
             directory=directory,
-            environment={_KEY_VARIABLE: self.key},
+            environment={KEY_VARIABLE: self.key},
             start_timeout=_START_TIMEOUT,
             name="servicebus-local",
         )
-        self.ca_file = self.directory / "tls" / "ca.pem" if tls else None
-        self._ready_file = self.directory / "ready.json"
+        here = self.directory.resolve()
+        self.ca_file: Path | None = None
+        self._ready_file = here / "ready.json"
         arguments = ["--host", _HOST, "--port", str(self.port), "--admin-port", str(self.admin_port)]
-        arguments += ["--allow-control", "--ready-file", str(self._ready_file.resolve())]
+        arguments += ["--allow-control", "--ready-file", str(self._ready_file)]
         if tls:
+            # Made here and not by the server, so that clients can go on with it after a restart.
+            own = make_certificate(here / "tls", "localhost", _HOST)
+            self.ca_file = own.ca_file
             arguments += ["--tls-port", str(self.tls_port), "--admin-tls-port", str(self.admin_tls_port)]
-            arguments += self._make_certificate()
+            arguments += ["--cert", str(own.tls.certificate), "--key-file", str(own.tls.key)]
         if durable:
-            arguments += ["--data", str((self.directory / "data").resolve())]
-        for name in queues:
-            arguments += ["--queue", name]
-        for name in topics:
-            arguments += ["--topic", name]
-        if config is not None:
-            arguments += ["--config", str(config.resolve())]
-        if premium:
-            arguments.append("--premium")
+            arguments += ["--data", str(here / "data")]
+        for option, names in (("--queue", queues), ("--topic", topics)):
+            arguments += [word for name in names for word in (option, name)]
         self._command += [*arguments, *options]
 
     @property
@@ -109,60 +101,28 @@ class ServiceBusServer(ServerProcess):
     @property
     def connection_string(self) -> str:
         """For clients of AMQP without TLS, in the form of the development emulator."""
-        return self._connection_string(self.port)
+        return connection_string(_HOST, self.port, self.key_name, self.key)
 
     @property
     def admin_connection_string(self) -> str:
         """For clients of the administration; they call HTTPS whatever it says."""
-        return self._connection_string(self.admin_tls_port or self.admin_port)
-
-    def fault(self, rule: Mapping[str, Any]) -> None:
-        """Make the server do something wrong from now on, besides what it does wrong already.
-
-        Args:
-            rule: the fields of `servicebus_local.faults.FaultRule`.
-        """
-        self._control("POST", "faults", [dict(rule)])
-
-    def heal(self) -> None:
-        """End all faults."""
-        self._control("DELETE", "faults")
-
-    def drop_connections(self) -> int:
-        """Reset all connections of AMQP clients.
-
-        Returns:
-            How many there were.
-        """
-        return int(self._control("POST", "connections/drop")["dropped"])
-
-    def operations(self) -> dict[str, int]:
-        """Count what was asked of the server since its start, by kind, as the service bills it."""
-        return {str(name): int(count) for name, count in self._control("GET", "operations").items()}
-
-    def queues(self) -> dict[str, dict[str, int]]:
-        """Give each queue's path with its counts: ``active`` (those that somebody has locked included), ``scheduled``,
-        ``deferred``, ``dead_letter``.
-        """
-        return self._control("GET", "queues")
+        return connection_string(_HOST, self.admin_tls_port or self.admin_port, self.key_name, self.key)
 
     def count(self, queue: str) -> int:
         """Count the messages that wait in a queue, or are locked; 0 where there is no such queue."""
         return int(self.queues().get(queue, {}).get("active", 0))
 
-    def create_queue(self, queue: str) -> None:
-        """Make a queue with the service's defaults."""
-        self._control("PUT", f"queues/{quote(queue)}")
+    def call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        """Make one request of the control endpoint; see `servicebus_local.testing.Control.call`.
 
-    def delete_queue(self, queue: str) -> None:
-        """Delete a queue with all that it holds."""
-        self._control("DELETE", f"queues/{quote(queue)}")
-
-    def clear(self) -> None:
-        """Delete all queues and topics."""
-        self._control("DELETE", "entities")
-
-    # ------------------------------------------------------------------ inside
+        Raises:
+            ServerError: the server does not run, or refuses; the text says why.
+        """
+        self._running_process()
+        try:
+            return super().call(method, path, body)
+        except local.ServerError as error:
+            raise ServerError(f"{self.name}: {error}") from None
 
     def _launch(self) -> None:
         self._ready_file.unlink(missing_ok=True)
@@ -171,28 +131,6 @@ class ServiceBusServer(ServerProcess):
     def _is_written(self) -> bool:
         # It appears whole, once every port listens.
         return self._ready_file.exists()
-
-    def _make_certificate(self) -> list[str]:
-        # Made here and not by the server, so that clients can go on with it after a restart.
-        from servicebus_local.certificates import make_certificate
-
-        own = make_certificate(self.directory / "tls", "localhost", _HOST)
-        return ["--cert", str(own.tls.certificate.resolve()), "--key-file", str(own.tls.key.resolve())]
-
-    def _connection_string(self, port: int) -> str:
-        return (
-            f"Endpoint=sb://{_HOST}:{port};SharedAccessKeyName={self.key_name};"
-            f"SharedAccessKey={self.key};UseDevelopmentEmulator=true"
-        )
-
-    def _control(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        from servicebus_local import testing
-
-        self._running_process()
-        try:
-            return testing.Control(self.admin_port, self.key, self.key_name).call(method, path, body)
-        except testing.ServerError as error:
-            raise ServerError(f"{self.name}: {error}") from None
 
 
 class ServiceBusHarness(ServerHarness):
@@ -229,9 +167,3 @@ class ServiceBusHarness(ServerHarness):
     async def _send_fault(self, rule: Mapping[str, Any]) -> bool:
         await self.by_hand(lambda: self._bus.fault({"at": "send", "entity": "*", **rule}))
         return True
-
-
-def _another_port(*taken: int | None) -> int:
-    while (port := free_port(_HOST)) in taken:
-        pass
-    return port

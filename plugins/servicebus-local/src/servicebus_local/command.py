@@ -26,6 +26,7 @@ from servicebus_local.settings import (
     ServerSettings,
     SettingsError,
     TlsFiles,
+    connection_string,
     is_loopback,
 )
 
@@ -373,12 +374,12 @@ class Announcement:
     @property
     def connection_string(self) -> str:
         """For clients of AMQP without TLS, in the form of the development emulator."""
-        return self._connection_string(self.port)
+        return connection_string(self.name, self.port, self.key_name, self.key)
 
     @property
     def admin_connection_string(self) -> str:
         """For clients of the administration without TLS."""
-        return self._connection_string(self.admin_port)
+        return connection_string(self.name, self.admin_port, self.key_name, self.key)
 
     def as_json(self) -> dict[str, Any]:
         """All of it, for programs; a port that the server doesn't have is null."""
@@ -418,9 +419,3 @@ class Announcement:
         if self.host in _EVERYWHERE:
             return "localhost"
         return f"[{self.host}]" if ":" in self.host else self.host
-
-    def _connection_string(self, port: int) -> str:
-        return (
-            f"Endpoint=sb://{self.name}:{port};"
-            f"SharedAccessKeyName={self.key_name};SharedAccessKey={self.key};UseDevelopmentEmulator=true"
-        )

@@ -117,3 +117,10 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def connection_string(host: str, port: int, key_name: str, key: str) -> str:
+    """What a client connects with to a port without TLS, in the form of the development emulator."""
+    return (
+        f"Endpoint=sb://{host}:{port};SharedAccessKeyName={key_name};SharedAccessKey={key};UseDevelopmentEmulator=true"
+    )

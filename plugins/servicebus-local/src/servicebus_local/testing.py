@@ -23,7 +23,7 @@ from typing import Any, Self
 from urllib.parse import quote, quote_plus
 
 from servicebus_local.command import KEY_VARIABLE
-from servicebus_local.settings import DEFAULT_KEY_NAME
+from servicebus_local.settings import DEFAULT_KEY_NAME, connection_string
 
 _HOST = "127.0.0.1"
 _TOKEN_SECONDS = 300
@@ -188,12 +188,12 @@ class ServerProcess(Control):
     @property
     def connection_string(self) -> str:
         """For clients without TLS, in the form of the development emulator."""
-        return self._connection_string(self.port)
+        return connection_string(_HOST, self.port, self.key_name, self.key)
 
     @property
     def admin_connection_string(self) -> str:
         """For administration clients. ``azure-servicebus`` calls HTTPS whatever it says, so it needs `tls`."""
-        return self._connection_string(self.admin_tls_port or self.admin_port)
+        return connection_string(_HOST, self.admin_tls_port or self.admin_port, self.key_name, self.key)
 
     def start(self) -> None:
         """Start it, and return when clients can connect; without effect while it runs.
@@ -271,12 +271,6 @@ class ServerProcess(Control):
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
-
-    def _connection_string(self, port: int) -> str:
-        return (
-            f"Endpoint=sb://{_HOST}:{port};SharedAccessKeyName={self.key_name};"
-            f"SharedAccessKey={self.key};UseDevelopmentEmulator=true"
-        )
 
 
 def _remove(directory: Path, owner: int) -> None:
