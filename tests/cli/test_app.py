@@ -78,7 +78,8 @@ def test_ctrl_c_stays_ignored_where_the_program_was_started_so() -> None:
 def test_a_command_imports_no_other() -> None:
     code = """
 import sys
-from pairmq.cli._app import COMMANDS, run
+from pairmq.cli._app import run
+from pairmq.cli._extensions import COMMANDS
 run(["cost", "--json"])
 print(*sorted({f"pairmq.cli._{name}" for name in COMMANDS} & set(sys.modules)))
 """

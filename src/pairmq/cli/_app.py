@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import importlib
 import importlib.metadata
 import logging
 import sys
@@ -15,10 +14,10 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 import typer
 from typer import Option
 from typer.core import TyperCommand
-from typer.main import get_command, get_group
+from typer.main import get_command
 
 from pairmq.cli._common import examples
-from pairmq.cli._extensions import ExtensibleGroup, Unmade, show_no_values
+from pairmq.cli._extensions import Commands, show_no_values
 from pairmq.cli._output import complain, open_closed_streams, say, silence_stdout, stdout_written, warn
 from pairmq.cli._values import BadUsage, CommandFailed, OutputClosed, file_problem, without_secrets
 from pairmq.model import ConfigurationError, PairMQError
@@ -27,52 +26,9 @@ _BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# In the order of the help; each is in a module of its name: a function and its `EPILOG`, or a Typer `group`.
-COMMANDS = (
-    "demo",
-    "send",
-    "receive",
-    "syphon",
-    "status",
-    "dashboard",
-    "ping",
-    "doctor",
-    "plugins",
-    "cost",
-    "simulate",
-    "conformance",
-    "switch",
-    "backlog",
-    "entity",
-    "journal",
-    "pipeline",
-)
-
-
-class _Group(ExtensibleGroup):
-    """PairMQ's commands, of which only the called one is imported."""
-
-    def __init__(self, **named: Any) -> None:
-        super().__init__(**named)
-        self.commands = Unmade(COMMANDS, self._made)
-
-    def _made(self, name: str) -> Any:
-        place = "entity" if name == "ping" else name
-        module, application = importlib.import_module(f"pairmq.cli._{place}"), typer.Typer()
-        if hasattr(module, name):
-            application.command(epilog=module.EPILOG)(getattr(module, name))
-        else:
-            application.add_typer(module.group, name=name)
-        command: Any = get_group(application).commands[name]
-        # For the names of its option --help.
-        parent = self.context_class(self, info_name=self.name, **self.context_settings)
-        show_no_values(command, command.context_class(command, info_name=name, parent=parent))
-        return command
-
-
 app = typer.Typer(
     name="pairmq",
-    cls=_Group,
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

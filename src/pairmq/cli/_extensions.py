@@ -1,4 +1,4 @@
-"""Subcommands that other distributions bring: the entry points of the group ``pairmq.commands``.
+"""The subcommands: PairMQ's own, and those that other distributions bring by the entry points ``pairmq.commands``.
 
 An entry point's name is the subcommand, its value a Typer application or a function. It is imported when the subcommand
 is called or its help is shown, never else: ``pairmq --help`` lists it by the distribution that it comes from.
@@ -6,14 +6,16 @@ is called or its help is shown, never else: ``pairmq --help`` lists it by the di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import EntryPoint, distributions
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as command_of
+from typer.main import get_group
 
 from pairmq.cli._values import CommandFailed
 
@@ -69,52 +71,40 @@ def installed(taken: Iterable[str] = ()) -> tuple[Extension, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
-class Unmade(MutableMapping[str, Any]):
-    """Commands by their names, each made when it is first asked for."""
-
-    def __init__(self, names: Iterable[str], make: Callable[[str], Any]) -> None:
-        self._made: dict[str, Any] = dict.fromkeys(names)
-        self._make = make
-
-    def __getitem__(self, name: str) -> Any:
-        if self._made[name] is None:
-            self._made[name] = self._make(name)
-        return self._made[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._made[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._made
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
+# In the order of the help; each is in a module of its name: a function and its `EPILOG`, or a Typer `group`.
+COMMANDS = (
+    "demo",
+    "send",
+    "receive",
+    "syphon",
+    "status",
+    "dashboard",
+    "ping",
+    "doctor",
+    "plugins",
+    "cost",
+    "simulate",
+    "conformance",
+    "switch",
+    "backlog",
+    "entity",
+    "journal",
+    "pipeline",
+)
 
 
-class ExtensibleGroup(TyperGroup):
-    """PairMQ's commands, and after them those that other distributions bring."""
-
-    _extensions: dict[str, Extension] | None = None
-
-    def make_context(self, *arguments: Any, **named: Any) -> Any:
-        """Begin a command line; what was installed when the one before began counts no more."""
-        self._extensions = None
-        return super().make_context(*arguments, **named)
+class Commands(TyperGroup):
+    """PairMQ's commands, and after them those that other distributions bring; only the called one is imported."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*self.commands, *self._found()]
+        return [*COMMANDS, *extensions(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Give a subcommand; one of another distribution as what lists and completes it, without an import."""
-        own = super().get_command(ctx, cmd_name)
-        extension = self._found().get(cmd_name) if own is None else None
-        return own if extension is None else _Listed(extension)
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            self.commands[cmd_name] = _own(cmd_name, ctx)
+        extension = extensions(ctx).get(cmd_name)
+        return _Listed(extension) if extension is not None else super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the subcommand that is called, and import it where need be."""
@@ -129,15 +119,25 @@ class ExtensibleGroup(TyperGroup):
                     raise
         return name, command, rest
 
-    @property
-    def extensions(self) -> tuple[Extension, ...]:
-        """The subcommands of other distributions, none of them imported."""
-        return tuple(self._found().values())
 
-    def _found(self) -> dict[str, Extension]:
-        if self._extensions is None:
-            self._extensions = {extension.name: extension for extension in installed(self.commands)}
-        return self._extensions
+def _own(name: str, context: Any) -> Any:
+    module, application = import_module(f"pairmq.cli._{'entity' if name == 'ping' else name}"), typer.Typer()
+    if hasattr(module, name):
+        application.command(epilog=module.EPILOG)(getattr(module, name))
+    else:
+        application.add_typer(module.group, name=name)
+    command: Any = get_group(application).commands[name]
+    # For the names of its option --help.
+    show_no_values(command, command.context_class(command, info_name=name, parent=context))
+    return command
+
+
+def extensions(context: Any) -> dict[str, Extension]:
+    """The subcommands of other distributions by name, none of them imported; looked for once in a command line."""
+    found: dict[str, Extension] | None = context.meta.get(GROUP)
+    if found is None:
+        found = context.meta[GROUP] = {extension.name: extension for extension in installed(COMMANDS)}
+    return found
 
 
 class _Listed(TyperCommand):
@@ -162,8 +162,5 @@ def show_no_values(command: Any, context: Any) -> None:
         takes_none = getattr(option, "is_flag", False) or getattr(option, "count", False)
         if takes_none and option.metavar is None:
             option.metavar = ""
-    commands = getattr(command, "commands", {})
-    if isinstance(commands, Unmade):
-        return  # what makes them does this
-    for name, below in commands.items():
+    for name, below in getattr(command, "commands", {}).items():
         show_no_values(below, below.context_class(below, info_name=name, parent=context))

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pairmq.cli._common import Json, examples
-from pairmq.cli._extensions import ExtensibleGroup, Extension
+from pairmq.cli._extensions import Extension, extensions
 from pairmq.cli._output import FAIL, cells, complain, put_json, stdout_console
 from pairmq.cli._values import CommandFailed
 from pairmq.plugins import PluginInfo, registry
@@ -27,11 +27,7 @@ def plugins(ctx: typer.Context, json: Json = False) -> int:
     """
     found = registry.check()
     conflicts = registry.conflicts()
-    group = ctx.find_root().command
-    commands = [
-        (extension, _problem(extension))
-        for extension in (group.extensions if isinstance(group, ExtensibleGroup) else ())
-    ]
+    commands = [(extension, _problem(extension)) for extension in extensions(ctx).values()]
     if json:
         put_json(
             {
