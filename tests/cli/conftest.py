@@ -130,7 +130,7 @@ class Program:
         """Wait for the end of the process."""
         status = self.process.wait(seconds)
         for thread in self._threads:
-            thread.join(30)
+            thread.join(60)
         return Ended(status, self.out.decode(errors="replace"), self.err.decode(errors="replace"))
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Program:
             self.process.kill()
         self.process.wait()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(60)
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):

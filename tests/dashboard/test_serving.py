@@ -72,13 +72,13 @@ async def test_serve_ends_when_it_is_cancelled(pair):
     task = asyncio.create_task(serve(pair, port=0))
     await asyncio.sleep(0)
     task.cancel()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         with pytest.raises(asyncio.CancelledError):
             await task
 
 
 async def test_a_connection_that_says_nothing_does_not_hold_up_the_end(pair):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async with serving(pair, port=0) as address:
             port = int(address.url.rstrip("/").rpartition(":")[2])
             _, writer = await asyncio.open_connection("127.0.0.1", port)

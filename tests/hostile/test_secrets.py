@@ -164,7 +164,7 @@ async def use(primary: str, secondary: str, heard: Everything) -> None:
         enable_syphon=True,
     )
     try:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             async with Pair.connect(primary=primary, secondary=secondary, options=options) as pair:
                 pair.subscribe(heard.says)
                 sender = pair.sender("orders")

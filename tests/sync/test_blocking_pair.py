@@ -206,7 +206,7 @@ def test_a_slow_source_does_not_hold_up_what_was_read(pair):
 
     def source():
         yield Message(b"first")
-        assert sent.wait(20)  # only if the first one is sent although the second one has not come
+        assert sent.wait(60)  # only if the first one is sent although the second one has not come
         yield Message(b"second")
 
     assert len(list(pair.sender("orders").send_stream(source()))) == 2
@@ -267,11 +267,11 @@ def test_events_are_iterated_until_the_pair_ends(pair):
 
     watcher = threading.Thread(target=watch, args=(pair.events(),))
     watcher.start()
-    assert begun.wait(20)
+    assert begun.wait(60)
     pair.sender("orders").send(Message(b"seen"))
     pair.hold("orders")
     pair.close()
-    watcher.join(20)
+    watcher.join(60)
     assert not watcher.is_alive()
     kinds = [type(event) for event in seen]
     assert SendCompleted in kinds
@@ -356,7 +356,7 @@ def test_closing_ends_a_receive_of_another_thread(pair):
     threading.Thread(target=read, daemon=True).start()
     time.sleep(0.2)  # most likely it waits now; if it does not, the test is only weaker
     pair.close()
-    assert ended.wait(20)
+    assert ended.wait(60)
 
 
 def test_readiness_can_be_asked_for(servers, pair):

@@ -55,7 +55,7 @@ class EchoServer:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in self.threads:
-            thread.join(30)
+            thread.join(60)
 
 
 @pytest.fixture

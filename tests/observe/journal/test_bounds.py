@@ -76,7 +76,7 @@ def test_a_full_buffer_lets_the_next_event_wait_for_room(journal, disk, tmp_path
     waiting.join(0.2)
     assert waiting.is_alive(), "it did not wait"
     disk.works.set()
-    waiting.join(30)
+    waiting.join(60)
     assert not waiting.is_alive(), "it waits although there is room"
     assert one.close(30)
     assert texts(tmp_path) == [str(number) for number in range(count + 1)]
