@@ -22,8 +22,8 @@ ORDER = (
     Mutant(
         "a session's message takes any backlog queue",
         "src/pairmq/runner/_send.py",
-        "        index, trial = backlog.choose(state.queue, None if key is None else key.queue, send.lane)",
-        "        index, trial = backlog.choose(None, None)",
+        "        only = None if key is None else key.queue\n",
+        "        only = None\n",
         ordering="session",
     ),
     Mutant(

@@ -184,7 +184,7 @@ SENDS = (
     Mutant(
         "a send that waits for both brokers learns of the primary by the next planned ping only",
         "src/pairmq/runner/_send.py",
-        "                if step.nowhere:\n                    state.runner.want_ping()\n",
+        "                    if step.nowhere:\n                        state.runner.want_ping()\n",
         "",
         tests=("tests/runner/test_backlog.py",),
     ),

@@ -8,7 +8,7 @@ import pytest
 
 import pairmq.testing
 from pairmq.model import SendRefused
-from pairmq.runner._send import Attempts
+from pairmq.runner._send import SendProcedure
 from pairmq.testing.simulator import FAULT_KINDS, Settings, Verdict, campaign, scenario_of, simulate
 from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS
 
@@ -94,7 +94,7 @@ def test_a_bug_that_raises_is_a_verdict(monkeypatch):
     async def broken(self, *arguments):
         raise AssertionError("a bug")
 
-    monkeypatch.setattr(Attempts, "backlog", broken)
+    monkeypatch.setattr(SendProcedure, "_at_backlog", broken)
     report = next(r for r in (simulate(Settings(seed=s, hours=0.2)) for s in range(10)) if not r.ok)
     assert report.violations[0].verdict is Verdict.CRASH
     assert "AssertionError: a bug" in report.text()
@@ -104,7 +104,7 @@ def test_a_bug_that_hangs_is_a_verdict(monkeypatch):
     async def hanging(self, *arguments):
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(Attempts, "backlog", hanging)
+    monkeypatch.setattr(SendProcedure, "_at_backlog", hanging)
     report = next(r for r in (simulate(Settings(seed=s, hours=0.2)) for s in range(10)) if not r.ok)
     assert {Verdict.DEADLINE, Verdict.CLOSE, Verdict.STATE} & set(report.verdicts())
 

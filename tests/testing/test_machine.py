@@ -16,7 +16,7 @@ from pairmq.model.events import MessageMoved, SendOutcome
 from pairmq.pair import PairSender
 from pairmq.runner._job import Results
 from pairmq.runner._limits import Limit
-from pairmq.runner._send import Attempts
+from pairmq.runner._send import SendProcedure
 from pairmq.runner.pump import Pump
 from pairmq.testing import TEST_OPTIONS, Fault, in_virtual_time, simulated_pair
 from pairmq.testing import strategies as pst
@@ -180,12 +180,12 @@ def test_naive_code_is_found(shop: type[Shop], told: str):
 
 @pytest.mark.search
 def test_a_failed_attempt_that_counts_as_accepted_is_found(monkeypatch: pytest.MonkeyPatch):
-    attempt = Attempts._attempt
+    attempt = SendProcedure._attempt
 
     async def hopeful(self: Any, *arguments: Any) -> Any:
         return [None] * len(await attempt(self, *arguments))
 
-    monkeypatch.setattr(Attempts, "_attempt", hopeful)
+    monkeypatch.setattr(SendProcedure, "_attempt", hopeful)
     assert "is lost: it was accepted by" in broken_promise()
 
 

@@ -257,19 +257,6 @@ class BacklogQueues:
 
     # Sends without a queue in use: each is a trial, or waits for one (SPEC 5.5).
 
-    def choose(self, kept: int | None, only: int | None, lane: int | None = None) -> tuple[int | None, bool]:
-        """Choose the queue of one attempt.
-
-        Args:
-            kept: the sender's queue so far.
-            only: the only queue that it may use, None for any.
-            lane: of its entity, None without one.
-
-        Returns:
-            A queue, None when the send has to wait; and whether it is a trial, to be ended by `end_trial`.
-        """
-        return self.rotation.attempt(self._clock.now(), self._clock.chance(), kept, only, lane)
-
     def end_trial(self, index: int, works: bool | None) -> None:
         """A send has tried a queue that is out; None when it ended without an answer of the queue."""
         if self.rotation.end_trial(index, self._clock.now(), self._clock.chance(), works=works):

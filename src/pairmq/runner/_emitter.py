@@ -74,12 +74,12 @@ class Emitter:
 
     def __call__(self, kind: type[Event], /, **values: Any) -> None:
         """Make an event of now and hand it out."""
-        if self._wanted(kind):
+        if self._sinks:
             self.hand_out(kind(at=self._clock.wall(), pair=self.pair, **values))
 
     def of_message(self, message: Message, kind: type[Event], /, **values: Any) -> None:
         """The same for what became of a message that is at hand, for those too who follow messages."""
-        if self._wanted(kind):
+        if self._sinks:
             self.hand_out(kind(at=self._clock.wall(), pair=self.pair, **values), message)
 
     def hand_out(self, event: Event, message: Message | None = None) -> None:
@@ -91,18 +91,16 @@ class Emitter:
         try:
             while self._waiting:
                 event, message = self._waiting.popleft()
-                for sink in self._wanted(type(event)):
+                sinks = self._message_sinks if type(event) in _PER_MESSAGE else self._sinks
+                for sink in sinks:
                     try:
                         sink(event)
                     except FAILURES:
                         self.report(sink)
-                if message is not None and self._followers:
+                if message is not None and sinks:
                     self._follow(event, message)
         finally:
             self._handing_out = False
-
-    def _wanted(self, kind: type[Event]) -> tuple[Sink, ...]:
-        return self._message_sinks if kind in _PER_MESSAGE else self._sinks
 
     def _follow(self, event: Event, message: Message) -> None:
         for follower in self._followers:

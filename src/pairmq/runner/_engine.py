@@ -43,7 +43,7 @@ from pairmq.runner._counted import CountedTransport, Operations, OperationsRepor
 from pairmq.runner._drain import DrainWatch
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import EntityRunner
-from pairmq.runner._job import SenderState
+from pairmq.runner._job import MessageLimits, SenderState
 from pairmq.runner._known import KnownEntities
 from pairmq.runner._limits import TimeLimits, settled_within
 from pairmq.runner._outbox import Outbox
@@ -112,10 +112,11 @@ class Engine:
         self.backlog = BacklogQueues(
             secondary, primary.endpoint.name, options, clock, emit, self._limits, self._lane_in_use
         )
-        self.sends = SendProcedure(primary, secondary, self.backlog, options, clock, emit, self._limits)
+        sizes = MessageLimits(*self._ends, clock, emit)
+        self.sends = SendProcedure(secondary, self.backlog, sizes, options, clock, emit, self._limits)
         store = self._ends[1]
         self.outbox = (
-            Outbox(store, primary, secondary, options, clock, emit, self._limits)
+            Outbox(store, primary, secondary, sizes, options, clock, emit, self._limits)
             if isinstance(store, Transactional)
             else None
         )
@@ -375,7 +376,8 @@ class Engine:
 
         Without this a call from a second loop, whose connections belong to the first, fails as a broker would.
         """
-        self.check_open()
+        if self._closing is not None:
+            self.check_open()
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError(
                 "the pair was opened in another event loop: use it there, open one in each loop,"

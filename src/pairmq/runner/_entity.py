@@ -149,8 +149,8 @@ class EntityRunner:
         self._handle(PrimaryAbandoned(epoch))
 
     def divert_ended(self) -> None:
-        """A diverted attempt ended."""
-        self._handle(DIVERT_ENDED)
+        """A diverted attempt ended: that is only counted."""
+        self.machine.handle(DIVERT_ENDED, self._loop.time())
 
     # Inputs of others.
 

@@ -92,8 +92,7 @@ class Results:
         with_id = message if message.message_id is not None else message.with_id(self._clock.new_id())
         job = Job(with_id, state.called)
         state.called += 1
-        taken = reserved_properties(message)
-        if taken:
+        if message.application_properties and (taken := reserved_properties(message)):
             text = f"application properties {', '.join(taken)} belong to PairMQ's envelope: rename them"
             self.refuse(state, job, ReservedPropertyError, text)
         return job

@@ -80,8 +80,6 @@ class TimeLimits:
 
     def _look_at(self, first: float) -> float:
         """When to look at the operation with the earliest limit: at that limit, unless thousands are due with it."""
-        if not self._cost:
-            return first
         now = asyncio.get_running_loop().time()
         if now - self._measured_at > _FORGOTTEN:
             self._cost = 0.0  # else one slow minute would end sends early for the rest of the pair's life
@@ -188,19 +186,18 @@ class TimeLimits:
                 self._ended -= 1
         if self._timer is not None:
             self._timer.cancel()
-        self._armed_for = min(self._due())
+        early = self._limits[0][0] if self._limits else math.inf
+        if self._limits and self._cost:
+            early = self._look_at(early)
+        self._armed_for = min(early, self._exact[0][0] if self._exact else math.inf)
         runs = self._armed_for < math.inf
         self._timer = asyncio.get_running_loop().call_at(self._armed_for, self._reach) if runs else None
-
-    def _due(self) -> tuple[float, float]:
-        """When the first entry of each heap is due."""
-        early = self._look_at(self._limits[0][0]) if self._limits else math.inf
-        return early, self._exact[0][0] if self._exact else math.inf
 
     def _reach(self) -> None:
         # A loop may call a timer up to one tick of its clock early.
         now = max(self._armed_for, asyncio.get_running_loop().time())
-        self._measure(now)
+        if self._last_turn is not None:
+            self._measure(now, *self._last_turn)
         self._timeouts = {}
         pauses, reached, most = False, 0, min(AT_ONCE, int(_TURN / self._cost)) if self._cost else AT_ONCE
         limits, exact = self._limits, self._exact
@@ -233,13 +230,11 @@ class TimeLimits:
         goes_on = reached == most and self._armed_for <= now and not pauses  # which end cheaply: they say nothing
         self._last_turn = (now, reached) if goes_on else None
 
-    def _measure(self, now: float) -> None:
-        """See what the last turn has cost, where this one follows it."""
-        if self._last_turn is not None:
-            began, reached = self._last_turn
-            cost = min((now - began) / reached, _COST)
-            self._cost = cost if not self._cost else 0.9 * self._cost + 0.1 * cost
-            self._measured_at = now
+    def _measure(self, now: float, began: float, reached: int) -> None:
+        """See what the last turn has cost, which this one follows."""
+        cost = min((now - began) / reached, _COST)
+        self._cost = cost if not self._cost else 0.9 * self._cost + 0.1 * cost
+        self._measured_at = now
 
 
 class Limit:

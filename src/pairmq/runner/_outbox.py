@@ -58,6 +58,7 @@ class Outbox:
         store: the secondary, which stores through connections of callers.
         primary: where messages belong.
         secondary: the same as ``store``, to be asked for the queue.
+        sizes: the pair's.
         options: the pair's.
         clock: time and chance.
         emit: takes events.
@@ -69,6 +70,7 @@ class Outbox:
         store: Transactional,
         primary: Transport,
         secondary: Transport,
+        sizes: MessageLimits,
         options: PairOptions,
         clock: Clock,
         emit: Emitter,
@@ -87,7 +89,7 @@ class Outbox:
         self._emit = emit
         self._limits = limits
         self._results = Results(clock, emit)
-        self._sizes = MessageLimits(primary, secondary, clock, emit)
+        self._sizes = sizes
         self._database: object = None
         self._made = False
         self._numbering = threading.Lock()

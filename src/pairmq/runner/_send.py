@@ -1,8 +1,8 @@
 """One send, from the call to its receipt: every attempt at either broker, inside one deadline (SPEC 3).
 
 `Admission` bounds how many sends of a pair are in flight. The `SendProcedure` drives the machine of each send
-(`pairmq.core.send`), which decides where it goes, for how long, and what comes of it. `Attempts` make one operation at
-either broker and carry out what the machine says of its results.
+(`pairmq.core.send`), which decides where it goes, for how long, and what comes of it; makes one operation at either
+broker after the other, and carries out what the machine says of their results.
 
 A batch is sent by the same steps as a single message: its messages share a route and an operation, and those that
 failed go round again. Each message ends in exactly one way: a receipt, a refusal, or *unknown*.
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Sequence
+from typing import Final
 
 from pairmq.core import Diversion, Job, PairOptions, SendMachine, SendRules, divert
 from pairmq.core.order import KeyRoute
@@ -24,10 +24,10 @@ from pairmq.core.send import (
     Done,
     Fate,
     RoundTrip,
-    Step,
     Wait,
 )
 from pairmq.model import (
+    Entity,
     FailureKind,
     FailureReason,
     Message,
@@ -153,252 +153,26 @@ class Admission:
         self._let_in()
 
 
-class Attempts:
-    """Attempts of all sends of a pair."""
-
-    def __init__(
-        self,
-        backlog: BacklogQueues,
-        rules: SendRules,
-        clock: Clock,
-        limits: TimeLimits,
-        results: Results,
-        sizes: MessageLimits,
-    ) -> None:
-        self._backlog = backlog
-        self._to_primary = rules.to_primary
-        self._to_backlog = rules.to_backlog
-        self._clock = clock
-        self._limits = limits
-        self._results = results
-        self._sizes = sizes
-
-    def refuse_unfit(self, state: SenderState, check: Check) -> list[Job]:
-        """Refuse what the primary can never hold, and what is to wait for the backlog in vain (SPEC 3.8)."""
-        unfit = []
-        for job in check.jobs:
-            problem = self._unfit_for_primary(state, job)
-            if problem is None and check.waiting:
-                problem = self._sizes.of_backlog(self._backlog.entities[0], self._envelope(state, job))
-            if problem is not None:
-                self._results.reject(state, job, problem)
-                unfit.append(job)
-        return unfit
-
-    def _unfit_for_primary(self, state: SenderState, job: Job) -> TransportError | None:
-        """Ask once for each message: it may be large."""
-        if job.fits:
-            return None
-        problem = self._sizes.of_primary(state.runner.entity, job.message)
-        job.fits = problem is None
-        return problem
-
-    async def primary(self, state: SenderState, attempt: Attempt) -> Sequence[TransportError | None]:
-        """One attempt at the primary: what came of each message; `TAKEN` of one that was confirmed."""
-        jobs = attempt.jobs
-        results: Sequence[TransportError | None] | None = None
-        try:
-            if len(jobs) == 1:  # as in `_attempt`, but without a coroutine of its own: every healthy send pays for it
-                jobs[0].attempts += 1
-                with Limit(self._limits, attempt.until) as limited:
-                    await state.primary.send(jobs[0].message)
-                    self._to_primary.answered(self._clock.now() - limited.began_at)
-                results = TAKEN if limited.failure is None else (self._failed(self._to_primary, limited),)
-            else:
-                messages = [job.message for job in jobs]
-                found = await self._attempt(self._to_primary, state.primary, jobs, messages, attempt.until)
-                if len(found) != len(jobs):
-                    raise ValueError(f"the primary gave {len(found)} results for {len(jobs)} messages")
-                results = found
-            return results
-        finally:
-            if results is None:  # cancelled, or without a meaning
-                state.runner.abandoned(attempt.epoch)
-
-    def taken(self, state: SenderState, attempt: Attempt, started: float) -> None:
-        """As `judge`, of one message that was confirmed: every healthy send in few words."""
-        state.runner.accepted(attempt.epoch)
-        self._results.accept(state, attempt.jobs[0], started, None)
-        self._sizes.look(state.runner.entity, attempt.jobs[0].message)
-
-    def judge(
-        self,
-        state: SenderState,
-        send: SendMachine,
-        attempt: Attempt,
-        results: Sequence[TransportError | None],
-        started: float,
-    ) -> None:
-        """Carry out what the results of an attempt at the primary mean."""
-        runner = state.runner
-        outcome, late = send.primary_ended(results), False
-        if outcome.accepted:
-            runner.accepted(attempt.epoch)
-        elif outcome.evidence is None:
-            runner.abandoned(attempt.epoch)
-        else:
-            late = runner.failed(attempt.epoch, outcome.evidence)
-        for job, failure, fate in zip(attempt.jobs, results, outcome.fates, strict=True):
-            if failure is None:
-                self._results.accept(state, job, started, None)
-                self._sizes.look(runner.entity, job.message)
-            else:
-                refused = fate is Fate.REFUSED
-                self._results.fail_attempt(state, job, failure, queue=None, late=late, final=refused)
-
-    async def backlog(
-        self, state: SenderState, send: SendMachine, attempt: Attempt, started: float, key: KeyRoute | None
-    ) -> None:
-        """One attempt at the sender's or key's backlog queue; messages that were accepted or refused get their result.
-
-        With no queue in use it is the trial of one; none is made while others try them all.
-        """
-        backlog = self._backlog
-        index, trial = backlog.choose(state.queue, None if key is None else key.queue, send.lane)
-        if index is None:
-            send.no_queue()
-            self._divert_ended(state, key, maybe_there=False)
-            return
-        at_lane = index == send.lane
-        if key is None and not at_lane:
-            state.queue = index
-        results: Sequence[TransportError | None] = ()
-        outcome: BacklogOutcome | None = None
-        began_at: float | None = None
-        try:
-            jobs, envelopes = self._fitting(state, send, index)
-            unfit = None
-            if jobs and key is not None:
-                unfit = await self._problem(backlog.check(index), attempt.until)
-            if unfit is not None:
-                results = [unfit] * len(jobs)
-            elif jobs:
-                began_at = self._clock.now()
-                results = await self._attempt(self._to_backlog, backlog.sender(index), jobs, envelopes, attempt.until)
-                if any(failure and failure.reason is FailureReason.NOT_FOUND for failure in results):
-                    results = await self._at_queue_made_again(index, jobs, envelopes, results, began_at, attempt.until)
-            outcome = send.backlog_ended(results)
-        finally:
-            # One that was cut off may have been stored.
-            self._divert_ended(state, key, maybe_there=began_at is not None if outcome is None else outcome.maybe_there)
-            if trial:
-                backlog.end_trial(index, None if outcome is None else outcome.works)
-        queue = backlog.queue(index).path
-        for job, failure, fate in zip(jobs, results, outcome.fates, strict=True):
-            if failure is None:
-                self._results.accept(state, job, started, queue)
-                continue
-            self._results.fail_attempt(state, job, failure, queue=queue, late=False, final=fate is Fate.REFUSED)
-            if fate is Fate.ELSEWHERE and at_lane:
-                send.lane = None
-            elif fate is Fate.ELSEWHERE:
-                state.queue = None
-            elif fate is Fate.LEAVE:
-                backlog.take_out(index, failure)
-
-    def _fitting(self, state: SenderState, send: SendMachine, index: int) -> tuple[list[Job], list[Message]]:
-        """The messages that a backlog queue can hold, and their envelopes; the others are refused."""
-        unfit, envelopes = [], []
-        for job in send.pending:
-            state.sequence += 1
-            envelope = self._envelope(state, job)
-            problem = self._unfit_for_primary(state, job)
-            problem = problem or self._sizes.of_backlog(self._backlog.queue(index), envelope)
-            if problem is None:
-                envelopes.append(envelope)
-            else:
-                self._results.reject(state, job, problem)
-                unfit.append(job)
-        send.drop(unfit)
-        return send.pending, envelopes
-
-    async def _at_queue_made_again(
-        self,
-        index: int,
-        jobs: list[Job],
-        envelopes: list[Message],
-        failures: Sequence[TransportError | None],
-        began_at: float,
-        limit: float,
-    ) -> Sequence[TransportError | None]:
-        """A second operation at a backlog queue, with what found no queue."""
-        missing = [at for at, failure in enumerate(failures) if failure and failure.reason is FailureReason.NOT_FOUND]
-        if await self._problem(self._backlog.make_again(index, began_at), limit) is not None:
-            return failures
-        parts = [jobs[at] for at in missing], [envelopes[at] for at in missing]
-        second = await self._attempt(self._to_backlog, self._backlog.sender(index), *parts, limit)
-        found = dict(zip(missing, second, strict=True))
-        return [found.get(at, failure) for at, failure in enumerate(failures)]
-
-    def _divert_ended(self, state: SenderState, key: KeyRoute | None, *, maybe_there: bool) -> None:
-        if key is not None:
-            key.divert_ended(self._clock.now(), maybe_there=maybe_there)
-        state.runner.divert_ended()
-
-    @staticmethod
-    async def _problem(looking: Awaitable[None], limit: float) -> TransportError | None:
-        """Why a backlog queue is not as it must be, as far as that can be found out; None when it is."""
-        try:
-            async with asyncio.timeout_at(limit):
-                await looking
-        except TransportError as error:
-            return error
-        except TimeoutError:
-            return TransportError("no answer within the time limit", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
-        return None
-
-    async def _attempt(
-        self, trip: RoundTrip, sender: Sender, jobs: Sequence[Job], messages: list[Message], limit: float
-    ) -> Sequence[TransportError | None]:
-        """One operation at a broker, until ``limit`` at most."""
-        for job in jobs:
-            job.attempts += 1
-        with Limit(self._limits, limit) as limited:
-            if len(messages) == 1:
-                await sender.send(messages[0])
-                trip.answered(self._clock.now() - limited.began_at)
-                return TAKEN
-            return await sender.send_batch(messages)
-        return [self._failed(trip, limited)] * len(messages)
-
-    def _failed(self, trip: RoundTrip, limited: Limit) -> TransportError:
-        """The failure of an attempt, to be kept by its send.
-
-        With its trace it would keep all frames that it went through, and thousands of those make the garbage collector
-        stop the loop for long. What caused it has its own.
-        """
-        failure = limited.take_failure().with_traceback(None)
-        if failure.reason is FailureReason.TIMEOUT:
-            trip.cut_off(self._clock.now() - limited.began_at)
-        return failure
-
-    def _envelope(self, state: SenderState, job: Job) -> Message:
-        at = self._clock.instant()
-        return divert(job.message, Diversion(state.runner.entity, at, state.sender_id, state.sequence, job.unknown))
-
-
 class SendProcedure:
     """Sends for all senders of a pair."""
 
     def __init__(
         self,
-        primary: Transport,
         secondary: Transport,
         backlog: BacklogQueues,
+        sizes: MessageLimits,
         options: PairOptions,
         clock: Clock,
         emit: Emitter,
         limits: TimeLimits,
     ) -> None:
         self._backlog = backlog
-        self._options = options
         self._clock = clock
         self._limits = limits
         self._admission = Admission(options.max_pending_sends, limits)
         self._results = Results(clock, emit)
-        sizes = MessageLimits(primary, secondary, clock, emit)
+        self._sizes = sizes
         self._rules = SendRules(options, backlog.rotation, clock.chance)
-        self._attempts = Attempts(backlog, self._rules, clock, limits, self._results, sizes)
         self._orders = None if options.ordering == "none" else Orders(secondary, backlog, options, clock, limits)
         self._ends_at: float | None = None
         self._fault: BaseException | None = None
@@ -429,9 +203,7 @@ class SendProcedure:
         """Return when no send is in flight, or after ``seconds``."""
         await self._admission.wait_empty(seconds)
 
-    def send(
-        self, state: SenderState, messages: Sequence[Message], timeout: float
-    ) -> Coroutine[Any, Any, list[Receipt | SendError]]:
+    async def send(self, state: SenderState, messages: Sequence[Message], timeout: float) -> list[Receipt | SendError]:
         """Send one message or several inside one deadline, of a pair that the caller has just seen open.
 
         Args:
@@ -440,10 +212,10 @@ class SendProcedure:
             timeout: seconds for everything.
 
         Returns:
-            To be awaited at once: one result a message, in order.
+            One result a message, in order.
 
         Raises:
-            PairClosed, PairFaulted: awaited, the pair ended before a message was given to a broker.
+            PairClosed, PairFaulted: the pair ended before a message was given to a broker.
             TypeError, ValueError: no message, or a timeout of 0 or less.
 
         Cancellation leaves the outcome of those without a result unknown; the machine counts the attempt as given up.
@@ -451,16 +223,14 @@ class SendProcedure:
         if not timeout > 0:
             raise ValueError(f"timeout is {timeout!r}: it must be more than 0 seconds")
         started = self._clock.now()
-        jobs = [self._results.begin(state, message) for message in messages]
-        return self._carry_out(state, jobs, started, started + timeout)
-
-    async def _carry_out(
-        self, state: SenderState, jobs: list[Job], started: float, deadline: float
-    ) -> list[Receipt | SendError]:
-        """Give each job its result."""
-        pending = jobs
-        if len(jobs) != 1 or jobs[0].result is not None:
-            pending = [job for job in jobs if job.result is None]
+        deadline = started + timeout
+        jobs: list[Job] = []
+        pending: list[Job] = []
+        for message in messages:
+            job = self._results.begin(state, message)
+            jobs.append(job)
+            if job.result is None:
+                pending.append(job)
         places: Sequence[Place] = () if self._orders is None else self._orders.line_up(state, pending)
         entered = not pending or self._admission.try_enter(len(pending))
         try:
@@ -483,8 +253,6 @@ class SendProcedure:
             self._results.report(state, jobs, started)
         return [job.result for job in jobs if job.result is not None]
 
-    # Driving the machine of a send.
-
     async def _go_in_order(self, state: SenderState, places: Sequence[Place], started: float, deadline: float) -> None:
         """Those of one key one after another, different keys side by side."""
         if len(places) <= 1:
@@ -501,23 +269,14 @@ class SendProcedure:
 
     async def _go_along(self, state: SenderState, place: Place, started: float, deadline: float) -> None:
         if not await place.come(deadline, self._limits):
-            send = self._machine(state, place.jobs, started, deadline, place.route)
+            send = SendMachine(self._rules, state.runner, place.jobs, started, deadline, place.route, state.lane)
             why = "earlier sends of its session or sender were under way until the deadline"
-            self._give_up(state, send, send.give_up(why))
+            self._give_up(state, send, self._up_to_date(send).give_up(why))
             return
         for job in place.jobs:
             await self._go_round(state, [job], started, deadline, place.route)
 
-    def _machine(
-        self, state: SenderState, jobs: list[Job], started: float, deadline: float, key: KeyRoute | None
-    ) -> SendMachine:
-        return self._up_to_date(SendMachine(self._rules, state.runner, jobs, started, deadline, key, state.lane))
-
-    def _up_to_date(self, send: SendMachine) -> SendMachine:
-        """Let the machine of a send know whether the pair closes."""
-        if self._ends_at is not None:
-            send.close(self._ends_at, "the pair closed" if self._fault is None else f"the pair faulted: {self._fault}")
-        return send
+    # Driving the machine of a send.
 
     async def _go_round(
         self, state: SenderState, jobs: list[Job], started: float, deadline: float, key: KeyRoute | None = None
@@ -527,62 +286,82 @@ class SendProcedure:
         All in one coroutine, which keeps nothing of an attempt that has ended: the garbage collector goes through what
         thousands of sends in flight keep.
         """
+        now = self._clock.now
         first: Attempt | None = None
+        results: Sequence[TransportError | None] = ()
         if self._ends_at is None:
-            first = self._rules.at_once(state.runner, jobs, self._clock.now(), deadline, key)
-        if first is None:
-            send = self._machine(state, jobs, started, deadline, key)
-            step = send.start(self._clock.now())
-        else:
-            results = await self._attempts.primary(state, first)
-            if results is TAKEN:
-                self._attempts.taken(state, first, started)
+            first = self._rules.at_once(state.runner, jobs, now(), deadline, key)
+        if first is not None:
+            results = await self._at_primary(state, first)
+            if results is TAKEN:  # every healthy send ends here
+                state.runner.accepted(first.epoch)
+                self._results.accept(state, jobs[0], started, None)
+                self._sizes.look(state.runner.entity, jobs[0].message)
                 return
-            send = self._machine(state, jobs, started, deadline, key)
-            self._attempts.judge(state, send, first, results, started)
-            step = self._resumed(send)
-            del first, results
-        attempts, now = self._attempts, self._clock.now
+        send = self._up_to_date(SendMachine(self._rules, state.runner, jobs, started, deadline, key, state.lane))
+        if first is None:
+            step = send.start(now())
+        else:
+            self._judge(state, send, first, results, started)
+            step = self._up_to_date(send).resume(now(), self._limits.lead)
+        del first, results
         while not isinstance(step, Done):
             if isinstance(step, Attempt):
                 if step.route is Route.BACKLOG:
-                    await attempts.backlog(state, send, step, started, key)
+                    await self._at_backlog(state, send, step, started, key)
                 else:
-                    attempts.judge(state, send, step, await attempts.primary(state, step), started)
-                step = self._resumed(send)
+                    self._judge(state, send, step, await self._at_primary(state, step), started)
+                step = self._up_to_date(send).resume(now(), self._limits.lead)
             elif isinstance(step, Wait):
-                if step.last and self._limits.behind > 0.8 * (deadline - now()):  # it would only make others late
-                    step = self._resumed(send)
-                    continue
-                if step.nowhere:
-                    state.runner.want_ping()
-                also = self._backlog.waiting if step.queue else None
-                changed = await state.runner.wait_for_change(step.until, self._limits, also, last=step.last)
-                step = self._resumed(send, changed=changed)
+                changed = False
+                # Of a last wait that would only make others late nothing is left.
+                if not step.last or self._limits.behind <= 0.8 * (deadline - now()):
+                    if step.nowhere:
+                        state.runner.want_ping()
+                    also = self._backlog.waiting if step.queue else None
+                    changed = await state.runner.wait_for_change(step.until, self._limits, also, last=step.last)
+                step = self._up_to_date(send).resume(now(), self._limits.lead, changed=changed)
             elif isinstance(step, Check):
-                step = send.checked(attempts.refuse_unfit(state, step), now(), self._limits.lead)
+                step = send.checked(self._refuse_unfit(state, step), now(), self._limits.lead)
             else:
                 look = None if self._orders is None else await self._orders.look(step)
                 step = self._up_to_date(send).looked(look, now(), self._limits.lead)
         if step.nowhere:
             state.runner.want_ping()
             self._backlog.try_soon()
-        self._give_up(state, send, step)
+        if step.refusal is not None:
+            self._give_up(state, send, step)
 
-    def _resumed(self, send: SendMachine, *, changed: bool = False) -> Step:
-        return self._up_to_date(send).resume(self._clock.now(), self._limits.lead, changed=changed)
+    def _up_to_date(self, send: SendMachine) -> SendMachine:
+        """Let the machine of a send know whether the pair closes."""
+        if self._ends_at is not None:
+            send.close(self._ends_at, "the pair closed" if self._fault is None else f"the pair faulted: {self._fault}")
+        return send
+
+    def _refuse_unfit(self, state: SenderState, check: Check) -> list[Job]:
+        """Refuse what the primary can never hold, and what is to wait for the backlog in vain (SPEC 3.8)."""
+        unfit = []
+        for job in check.jobs:
+            problem = None
+            if not job.fits:  # asked once for each message: it may be large
+                problem = self._sizes.of_primary(state.runner.entity, job.message)
+                job.fits = problem is None
+            if problem is None and check.waiting:
+                problem = self._sizes.of_backlog(self._backlog.entities[0], self._envelope(state, job))
+            if problem is not None:
+                self._results.reject(state, job, problem)
+                unfit.append(job)
+        return unfit
 
     def _give_up(self, state: SenderState, send: SendMachine, done: Done) -> None:
         """End what is left, with every failure that led here."""
-        if done.refusal is None:
-            return
         for job in send.pending:
             known = besides(state.runner.last_failure, job.causes)
             extra = besides(self._backlog.last_failure, job.causes) if done.diverting else None
             job.causes = tuple(cause for cause in (known, *job.causes, extra, self._fault) if cause is not None)
             last = f": {job.causes[-1]}" if job.causes and self._fault is None else ""
             self._given_back += self._ends_at is not None and job.unknown
-            self._results.refuse(state, job, done.refusal, f"{done.why}{last}")
+            self._results.refuse(state, job, done.refusal or SendRefused, f"{done.why}{last}")
 
     def _refuse_if_ended(self, state: SenderState, pending: Sequence[Job]) -> None:
         if self._ends_at is None:
@@ -592,3 +371,190 @@ class SendProcedure:
         if self._fault is not None:
             raise PairFaulted(f"the pair has faulted: {self._fault}") from self._fault
         raise PairClosed("the pair is closed: it takes no more sends")
+
+    # One attempt at the primary.
+
+    async def _at_primary(self, state: SenderState, attempt: Attempt) -> Sequence[TransportError | None]:
+        """One attempt at the primary: what came of each message; `TAKEN` of one that was confirmed."""
+        jobs = attempt.jobs
+        results: Sequence[TransportError | None] | None = None
+        try:
+            if len(jobs) == 1:  # as in `_attempt`, but without a coroutine of its own: every healthy send pays for it
+                jobs[0].attempts += 1
+                with Limit(self._limits, attempt.until) as limited:
+                    await state.primary.send(jobs[0].message)
+                    self._rules.to_primary.answered(self._clock.now() - limited.began_at)
+                results = TAKEN if limited.failure is None else (self._failed(self._rules.to_primary, limited),)
+            else:
+                messages = [job.message for job in jobs]
+                found = await self._attempt(self._rules.to_primary, state.primary, jobs, messages, attempt.until)
+                if len(found) != len(jobs):
+                    raise ValueError(f"the primary gave {len(found)} results for {len(jobs)} messages")
+                results = found
+            return results
+        finally:
+            if results is None:  # cancelled, or without a meaning
+                state.runner.abandoned(attempt.epoch)
+
+    def _judge(
+        self,
+        state: SenderState,
+        send: SendMachine,
+        attempt: Attempt,
+        results: Sequence[TransportError | None],
+        started: float,
+    ) -> None:
+        """Carry out what the results of an attempt at the primary mean."""
+        runner = state.runner
+        outcome, late = send.primary_ended(results), False
+        if outcome.accepted:
+            runner.accepted(attempt.epoch)
+        elif outcome.evidence is None:
+            runner.abandoned(attempt.epoch)
+        else:
+            late = runner.failed(attempt.epoch, outcome.evidence)
+        for job, failure, fate in zip(attempt.jobs, results, outcome.fates, strict=True):
+            if failure is None:
+                self._results.accept(state, job, started, None)
+                self._sizes.look(runner.entity, job.message)
+            else:
+                refused = fate is Fate.REFUSED
+                self._results.fail_attempt(state, job, failure, queue=None, late=late, final=refused)
+
+    # One attempt at a backlog queue.
+
+    async def _at_backlog(
+        self, state: SenderState, send: SendMachine, attempt: Attempt, started: float, key: KeyRoute | None
+    ) -> None:
+        """One attempt at the sender's or key's backlog queue; messages that were accepted or refused get their result.
+
+        With no queue in use it is the trial of one; none is made while others try them all.
+        """
+        backlog, clock = self._backlog, self._clock
+        only = None if key is None else key.queue
+        index, trial = backlog.rotation.attempt(clock.now(), clock.chance(), state.queue, only, send.lane)
+        if index is None:
+            send.no_queue()
+            self._divert_ended(state, key, maybe_there=False)
+            return
+        queue, at_lane = backlog.queue(index), index == send.lane
+        if key is None and not at_lane:
+            state.queue = index
+        results: Sequence[TransportError | None] = ()
+        outcome: BacklogOutcome | None = None
+        began_at: float | None = None
+        try:
+            jobs, envelopes = self._fitting(state, send, queue)
+            unfit = None
+            if jobs and key is not None:
+                unfit = await self._problem(backlog.check(index), attempt.until)
+            if unfit is not None:
+                results = [unfit] * len(jobs)
+            elif jobs:
+                began_at = clock.now()
+                sender = backlog.sender(index)
+                results = await self._attempt(self._rules.to_backlog, sender, jobs, envelopes, attempt.until)
+                if results is not TAKEN and any(map(_is_missing, results)):
+                    results = await self._at_queue_made_again(index, jobs, envelopes, results, began_at, attempt.until)
+            outcome = send.backlog_ended(results)
+        finally:
+            # One that was cut off may have been stored.
+            self._divert_ended(state, key, maybe_there=began_at is not None if outcome is None else outcome.maybe_there)
+            if trial:
+                backlog.end_trial(index, None if outcome is None else outcome.works)
+        for job, failure, fate in zip(jobs, results, outcome.fates, strict=True):
+            if failure is None:
+                self._results.accept(state, job, started, queue.path)
+                continue
+            self._results.fail_attempt(state, job, failure, queue=queue.path, late=False, final=fate is Fate.REFUSED)
+            if fate is Fate.ELSEWHERE and at_lane:
+                send.lane = None
+            elif fate is Fate.ELSEWHERE:
+                state.queue = None
+            elif fate is Fate.LEAVE:
+                backlog.take_out(index, failure)
+
+    def _fitting(self, state: SenderState, send: SendMachine, queue: Entity) -> tuple[list[Job], list[Message]]:
+        """The messages that a backlog queue can hold, and their envelopes; the others are refused."""
+        unfit, envelopes = [], []
+        for job in send.pending:
+            state.sequence += 1
+            envelope = self._envelope(state, job)
+            problem = self._sizes.of_backlog(queue, envelope)
+            if problem is None:
+                envelopes.append(envelope)
+            else:
+                self._results.reject(state, job, problem)
+                unfit.append(job)
+        send.drop(unfit)
+        return send.pending, envelopes
+
+    def _envelope(self, state: SenderState, job: Job) -> Message:
+        at = self._clock.instant()
+        return divert(job.message, Diversion(state.runner.entity, at, state.sender_id, state.sequence, job.unknown))
+
+    async def _at_queue_made_again(
+        self,
+        index: int,
+        jobs: list[Job],
+        envelopes: list[Message],
+        failures: Sequence[TransportError | None],
+        began_at: float,
+        limit: float,
+    ) -> Sequence[TransportError | None]:
+        """A second operation at a backlog queue, with what found no queue."""
+        missing = [at for at, failure in enumerate(failures) if _is_missing(failure)]
+        if await self._problem(self._backlog.make_again(index, began_at), limit) is not None:
+            return failures
+        parts = [jobs[at] for at in missing], [envelopes[at] for at in missing]
+        second = await self._attempt(self._rules.to_backlog, self._backlog.sender(index), *parts, limit)
+        found = dict(zip(missing, second, strict=True))
+        return [found.get(at, failure) for at, failure in enumerate(failures)]
+
+    def _divert_ended(self, state: SenderState, key: KeyRoute | None, *, maybe_there: bool) -> None:
+        if key is not None:
+            key.divert_ended(self._clock.now(), maybe_there=maybe_there)
+        state.runner.divert_ended()
+
+    @staticmethod
+    async def _problem(looking: Awaitable[None], limit: float) -> TransportError | None:
+        """Why a backlog queue is not as it must be, as far as that can be found out; None when it is."""
+        try:
+            async with asyncio.timeout_at(limit):
+                await looking
+        except TransportError as error:
+            return error
+        except TimeoutError:
+            return TransportError("no answer within the time limit", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
+        return None
+
+    # One operation at either broker.
+
+    async def _attempt(
+        self, trip: RoundTrip, sender: Sender, jobs: Sequence[Job], messages: list[Message], limit: float
+    ) -> Sequence[TransportError | None]:
+        """One operation at a broker, until ``limit`` at most."""
+        for job in jobs:
+            job.attempts += 1
+        with Limit(self._limits, limit) as limited:
+            if len(messages) == 1:
+                await sender.send(messages[0])
+                trip.answered(self._clock.now() - limited.began_at)
+                return TAKEN
+            return await sender.send_batch(messages)
+        return [self._failed(trip, limited)] * len(messages)
+
+    def _failed(self, trip: RoundTrip, limited: Limit) -> TransportError:
+        """The failure of an attempt, to be kept by its send.
+
+        With its trace it would keep all frames that it went through, and thousands of those make the garbage collector
+        stop the loop for long. What caused it has its own.
+        """
+        failure = limited.take_failure().with_traceback(None)
+        if failure.reason is FailureReason.TIMEOUT:
+            trip.cut_off(self._clock.now() - limited.began_at)
+        return failure
+
+
+def _is_missing(failure: TransportError | None) -> bool:
+    return failure is not None and failure.reason is FailureReason.NOT_FOUND
