@@ -3,17 +3,11 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from pairmq.cli import _dashboard
-from pairmq.cli._signals import Stop
-from pairmq.model.events import Event, PairEnded, PairOpened
-from pairmq.plugins import ObserverRecord, hookimpl, registry
 from pairmq_redis.testing import RedisServer
 
 MARK = {"x-pairmq-dashboard": "1"}
@@ -82,7 +76,7 @@ def test_nothing_is_made_at_the_brokers(program, cli, servers) -> None:
 
 @pytest.mark.real_server
 def test_with_a_syphon_it_moves_messages_back_and_shows_how_far_it_is(program, backlog) -> None:
-    page = program("dashboard", "--syphon", "--port", "0", *backlog)
+    page = program("syphon", "--dashboard", "0", *backlog)
     page.wait_for(b"#token=")
     url, token = address_in(page.err)
 
@@ -118,12 +112,11 @@ def test_the_syphon_as_a_service_shows_itself(program, backlog, tmp_path) -> Non
 def test_a_port_that_is_taken_names_the_option(cli, brokers) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        for command in (("dashboard", "--port", port), ("dashboard", "--syphon", "--port", port)):
-            ended = cli(*command, *brokers)
-            assert ended.status == 2
-            assert ended.error_lines == [
-                f"error: --port: port {port} of 127.0.0.1 is in use: choose another one, or 0 for any free port"
-            ]
+        ended = cli("dashboard", "--port", port, *brokers)
+        assert ended.status == 2
+        assert ended.error_lines == [
+            f"error: --port: port {port} of 127.0.0.1 is in use: choose another one, or 0 for any free port"
+        ]
         ended = cli("syphon", "--dashboard", port, *brokers)
         assert (ended.status, "error: --dashboard: port" in ended.err) == (2, True)
 
@@ -153,48 +146,6 @@ def test_an_invalid_token_is_refused_and_not_repeated(cli, brokers, tmp_path, mo
         )
         ended = cli("syphon", "--dashboard", "0", "--dashboard-token-file", str(tmp_path / name), *brokers)
         assert (ended.status, ended.err.startswith("error: --dashboard-token-file: ")) == (2, True)
-
-
-@pytest.mark.parametrize("option", [("--max-rate", "5"), ("--journal", "somewhere"), ("--allow", "x")])
-def test_an_option_of_the_syphon_without_one_is_refused(cli, brokers, option) -> None:
-    ended = cli("dashboard", "--port", "0", *option, *brokers)
-    assert (ended.status, "--syphon" in ended.err) == (2, True)
-
-
-def test_with_a_syphon_the_observers_that_the_settings_file_names_watch(
-    cli, brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Event] = []
-
-    class Audit:
-        def on_event(self, event: Event) -> None:
-            seen.append(event)
-
-        async def close(self) -> None:
-            pass
-
-    class Plugin:
-        @hookimpl
-        def pairmq_observers(self) -> Iterator[ObserverRecord]:
-            yield ObserverRecord(name="audit", factory=Audit)
-
-    serve = _dashboard._serve_syphon
-
-    async def stopped_at_once(*arguments: Any, **options: Any) -> int:
-        next(each for each in arguments if isinstance(each, Stop)).request(signal.SIGTERM)
-        return await serve(*arguments, **options)
-
-    monkeypatch.setattr(_dashboard, "_serve_syphon", stopped_at_once)
-    settings = tmp_path / "pair.toml"
-    settings.write_text("[pair]\nobservers = ['audit']\n")
-    plugin = Plugin()
-    registry.register(plugin, name="audit")
-    try:
-        ended = cli("dashboard", "--syphon", "--port", "0", "--config", str(settings), *brokers)
-    finally:
-        registry.unregister(plugin)
-    assert ended.status == 0
-    assert {type(event) for event in seen} >= {PairOpened, PairEnded}
 
 
 @pytest.mark.real_server  # a program

@@ -381,28 +381,15 @@ def test_failed_lines_that_can_not_be_kept_are_not_said_to_be(cli, brokers) -> N
 
 
 @pytest.mark.usefixtures("orders")
-def test_a_line_that_is_too_long_is_refused_and_those_after_it_are_sent(
+def test_a_line_that_is_too_long_ends_the_run_and_is_named(
     cli, brokers, primary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_lines, "MAX_LINE", 300_000)  # more than one block
     monkeypatch.setattr(_lines, "_BLOCK", 100_000)
-    failed, receipts = tmp_path / "failed", tmp_path / "receipts"
-    data = b"\n".join((b"a", b"x" * 300_001, b"b", b"y" * 300_000, b"z" * 900_000))
-    named = ["--failed", str(failed), "--receipts", str(receipts), "--id-prefix", "run7"]
-    ended = cli("send", "-e", "orders", *named, *brokers, stdin=data)
+    file = tmp_path / "in"
+    file.write_bytes(b"\n".join((b"a", b"y" * 300_000, b"x" * 300_001, b"b")))
+    ended = cli("send", "-e", "orders", "-i", str(file), *brokers)
     assert ended.status == 1
-    records = [json.loads(line) for line in receipts.read_text().splitlines()]
-    assert [(record["line"], record["accepted"]) for record in records] == [
-        (1, True),
-        (2, False),
-        (3, True),
-        (4, True),
-        (5, False),
-    ]
-    assert records[1]["message_id"] == "run7-2"
-    assert "it has 300001 bytes: a line may have" in records[1]["text"]
-    assert failed.read_bytes() == b""
-    assert "in no file, and can't be sent unchanged: line 2, 5" in ended.err
-    received = cli("receive", "-e", "orders", "--idle", "50ms", "--json", *primary)
-    ids = [json.loads(line)["message_id"] for line in received.out.splitlines()]
-    assert sorted(ids) == ["run7-1", "run7-3", "run7-4"]
+    assert "line 2 was the last one read; go on from line 3" in ended.err
+    assert ended.error_lines == [f"error: can't read {file}: its next line is longer than 0 MiB"]
+    assert cli("receive", "-e", "orders", "--idle", "50ms", *primary).out == f"a\n{'y' * 300_000}\n"

@@ -1,11 +1,10 @@
-"""``pairmq dashboard``: a page that shows both brokers, the backlog, and a syphon if it is to run one.
+"""``pairmq dashboard``: a page that shows both brokers and the backlog.
 
 Where a dashboard is served, with which token, and what is printed of it is the same for ``pairmq syphon --dashboard``.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import logging
 import os
@@ -20,22 +19,19 @@ from typer import Option
 
 from pairmq.cli._common import (
     BACKLOG,
-    SYPHON,
     Json,
     Kind,
     PairArguments,
     entity_of,
     examples,
-    pair_of,
     transports_of,
     with_pair,
 )
 from pairmq.cli._output import note, put_json, warn
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import BadUsage, CommandFailed, file_problem, plural, printable
+from pairmq.cli._values import BadUsage, file_problem, printable
 from pairmq.model import ConfigurationError, Entity, EntityKind
-from pairmq.model.events import Event, PairEnded
-from pairmq.pair import Pair, Settings
+from pairmq.pair import Pair
 
 if TYPE_CHECKING:
     from pairmq.dashboard import Address, Brokers
@@ -43,14 +39,13 @@ if TYPE_CHECKING:
 EPILOG = examples(
     "pairmq dashboard --config pair.toml",
     "pairmq dashboard --entity orders --port 0",
-    "pairmq dashboard --syphon --host 10.0.0.5 --token-file /etc/pairmq/token",
+    "pairmq dashboard --host 10.0.0.5 --token-file /etc/pairmq/token",
 )
 
 
-@with_pair(SYPHON)
+@with_pair(BACKLOG)
 def dashboard(
     pair: PairArguments,
-    syphon: Annotated[bool, Option("--syphon", help="Drain the backlog too, as 'pairmq syphon' does.")] = False,
     entity: Annotated[
         list[str] | None, Option("--entity", "-e", metavar="NAME", help="Probe and show it; repeatable.")
     ] = None,
@@ -76,18 +71,12 @@ def dashboard(
 ) -> int:
     """Serve a page that shows both brokers, the backlog, and the progress of a drain.
 
-    It moves no messages unless --syphon is given. Exit status: 0 after SIGTERM, 130 after SIGINT, 1 when the syphon's
-    pair faulted.
+    It moves no messages: 'pairmq syphon --dashboard' does. Exit status: 0 after SIGTERM, 130 after SIGINT.
     """
     check_dashboard()
     from pairmq.dashboard import Brokers
 
-    if not syphon and (
-        pair.journal or any(pair.options[name] is not None for name in pair.options if name not in BACKLOG)
-    ):
-        raise BadUsage("options of the syphon, and --journal, need --syphon: without it nothing is moved")
-
-    settings = pair.settings(**({"enable_syphon": True} if syphon else {}))
+    settings = pair.settings()
     place = Serving(
         host,
         port,
@@ -101,50 +90,14 @@ def dashboard(
 
     async def run(stop: Stop) -> int:
         async with AsyncExitStack() as stack:
-            if syphon:
-                made = pair_of(settings)
-                return await _serve_syphon(made, place, stack, stop, json=json)
-            return await _serve_brokers(await _brokers(settings, stack), place, stack, stop, json=json)
-
-    async def _brokers(settings: Settings, stack: AsyncExitStack) -> Brokers:
-        primary, secondary = transports_of(settings)
-        for transport in (primary, secondary):
-            await stack.enter_async_context(transport)
-        return Brokers(primary, secondary, settings.options)
+            primary, secondary = transports_of(settings)
+            for transport in (primary, secondary):
+                await stack.enter_async_context(transport)
+            place.tell(*await place.begin(stack, Brokers(primary, secondary, settings.options)), json=json)
+            await stop.wait()
+        return 0 if stop.signal == signal.SIGTERM else stop.exit_status
 
     return run_async(run, graceful=True)
-
-
-async def _serve_brokers(of: Brokers, place: Serving, stack: AsyncExitStack, stop: Stop, *, json: bool) -> int:
-    place.tell(*await place.begin(stack, of), json=json)
-    await stop.wait()
-    return _status(stop)
-
-
-async def _serve_syphon(pair: Pair, place: Serving, stack: AsyncExitStack, stop: Stop, *, json: bool) -> int:
-    ended = asyncio.Event()
-    faults: list[str] = []
-
-    def on_event(event: Event) -> None:
-        if isinstance(event, PairEnded) and event.fault is not None:
-            faults.append(event.fault)
-            ended.set()
-
-    stack.push_async_callback(pair.close)
-    pair.subscribe(on_event, per_message=False)
-    place.tell(*await place.begin(stack, pair), json=json)
-    async with pair:
-        await stop.or_result(ended.wait())
-        if stop.asked:
-            note(f"{stop.name}: finishing messages in flight")
-    if faults:
-        raise CommandFailed(f"the pair has faulted: {faults[0]}")
-    note(f"moved {plural(pair.moved, 'message')}")
-    return _status(stop)
-
-
-def _status(stop: Stop) -> int:
-    return 0 if stop.signal == signal.SIGTERM else stop.exit_status
 
 
 VARIABLE = "PAIRMQ_DASHBOARD_TOKEN"

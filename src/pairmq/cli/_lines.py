@@ -10,25 +10,12 @@ import stat
 import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from typing import Self
 
 from pairmq.cli._output import is_closed
 from pairmq.cli._values import BadUsage, CommandFailed, file_problem
 
 MAX_LINE = 64 * 1024 * 1024
 """Longest line in bytes: more than any broker takes, so that a file without line ends can't fill the memory."""
-
-
-class LongLine(bytes):
-    """Stands, empty, for a line that was too long to be kept."""
-
-    length: int
-
-    def __new__(cls, length: int) -> Self:
-        made = super().__new__(cls)
-        made.length = length
-        return made
-
 
 _BLOCK = 256 * 1024
 _AHEAD = 4  # blocks read and not yet taken
@@ -65,7 +52,7 @@ class LineSource:
         self._blocks.put_nowait(None)
 
     async def blocks(self) -> AsyncGenerator[list[bytes], None]:
-        """Some lines at a time, as they come; a `LongLine` for one that is longer than `MAX_LINE`."""
+        """Some lines at a time, as they come. Raises `CommandFailed`, for one that is longer than `MAX_LINE` too."""
         loop = asyncio.get_running_loop()
         thread = threading.Thread(target=self._read, args=(loop,), name=f"reader of {self.name}", daemon=True)
         thread.start()
@@ -95,27 +82,24 @@ class LineSource:
             except OSError as error:
                 failed = CommandFailed(f"can't read {file_problem(self.name, error)}")
                 loop.call_soon_threadsafe(self._blocks.put_nowait, failed)
+            except CommandFailed as error:
+                loop.call_soon_threadsafe(self._blocks.put_nowait, error)
 
     def _split(self) -> Iterator[list[bytes]]:
-        parts: list[bytes] = []  # of a line that has not ended yet; none is kept of one that is too long
+        parts: list[bytes] = []  # of a line that has not ended yet
         length = 0
         while block := os.read(self._descriptor, _BLOCK):
-            lines = block.split(self._separator)
-            rest = lines.pop()
-            if lines:
-                lines[0] = self._joined([*parts, lines[0]], length + len(lines[0]))
-                parts, length = [], 0
-                yield lines
-            length += len(rest)
+            first, *more = block.split(self._separator)
+            parts.append(first)
+            length += len(first)
             if length > MAX_LINE:
-                parts = []
-            elif rest:
-                parts.append(rest)
+                raise CommandFailed(f"can't read {self.name}: its next line is longer than {MAX_LINE >> 20} MiB")
+            if more:
+                *lines, rest = more
+                yield [b"".join(parts), *lines]
+                parts, length = [rest], len(rest)
         if length:
-            yield [self._joined(parts, length)]
-
-    def _joined(self, parts: list[bytes], length: int) -> bytes:
-        return LongLine(length) if length > MAX_LINE else b"".join(parts)
+            yield [b"".join(parts)]
 
 
 def file_identity(status: os.stat_result) -> tuple[int, int] | None:

@@ -28,7 +28,7 @@ from pairmq.cli._common import (
     with_pair,
     within,
 )
-from pairmq.cli._lines import MAX_LINE, LineSource, LongLine, file_identity
+from pairmq.cli._lines import LineSource, file_identity
 from pairmq.cli._output import SLOW, Progress, complain, mention, note, stdout_written, told_when_slow, warn
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import (
@@ -271,7 +271,7 @@ class Outputs:
 
     def keep(self, number: int, line: bytes, result: Receipt | SendError) -> None:
         """Put one line's result into the files, and the line itself if it was not accepted."""
-        if self._failed is not None and isinstance(result, SendError) and not isinstance(line, LongLine):
+        if self._failed is not None and isinstance(result, SendError):
             self._failed.write(line + self._separator)
         if self._receipts is not None:
             self._receipts.write(_document(number, result).encode())
@@ -366,7 +366,6 @@ class SendJob:
         self._named = 0  # failing lines reported, or only counted
         self._read_bytes = 0
         self._ended = False
-        self._too_long: list[int] = []
         self._last_result = 0.0
         self._why: str | None = None  # sends were diverted
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -439,7 +438,6 @@ class SendJob:
             # Closed here and now: what is counted when this is left must not be read any further.
             async with contextlib.aclosing(results):
                 async for result in results:
-                    self._refuse_long_lines()
                     number, line = self._waiting.popleft()
                     self._waiting_bytes -= len(line)
                     self._room.set()
@@ -452,7 +450,6 @@ class SendJob:
                         position=self._read_bytes - self._waiting_bytes,
                         text=self._progress_text(),
                     )
-                self._refuse_long_lines()
         except (PairClosed, PairFaulted) as error:
             # The stream raises them after the results of all that a broker may have been given.
             self._give_up(SendRefused, f"not sent: {error}")
@@ -474,13 +471,11 @@ class SendJob:
                     if stop.asked or not await self._may_go(stop):
                         return
                     self._read += 1
-                    self._read_bytes += (line.length if isinstance(line, LongLine) else len(line)) + 1
+                    self._read_bytes += len(line) + 1
                     if not self._waiting:
                         self._last_result = asyncio.get_running_loop().time()
                     self._waiting.append((self._read, line))
                     self._waiting_bytes += len(line)
-                    if isinstance(line, LongLine):
-                        continue  # it gets its result in its turn
                     yield self._template.message(self._read, line)
 
     async def _may_go(self, stop: Stop) -> bool:
@@ -492,11 +487,6 @@ class SendJob:
         self._free_at = starts_at + 1 / self._max_rate
         # Timers are not finer than a millisecond: at high rates some go at once, and then some wait.
         return starts_at - now < 0.001 or not await stop.wait(starts_at - now)
-
-    def _refuse_long_lines(self) -> None:
-        """Give the lines that were too long to be read their results, as far as it is their turn."""
-        while self._waiting and isinstance(self._waiting[0][1], LongLine):
-            self._report_result(*self._given_up_first(SendRefused, ""))
 
     async def _report_waiting(self, progress: Progress) -> None:
         """Say what is waited for when no result comes: a broker that does not answer holds up all of them."""
@@ -575,22 +565,16 @@ class SendJob:
                 note("further failing lines are counted, not shown")
 
     def _give_up(self, kind: type[SendError], why: str) -> None:
+        """Make all lines without a result failures, and keep them before any is reported."""
         results: list[tuple[int, SendError]] = []
         while self._waiting:
-            results.append(self._given_up_first(kind, why))
+            number, line = self._waiting.popleft()
+            self._waiting_bytes -= len(line)
+            result = kind(why, entity=self._entity.path, message_id=self._template.id_of(number))
+            self._keep(number, line, result)
+            results.append((number, result))
         for number, result in results:
             self._report_result(number, result)
-
-    def _given_up_first(self, kind: type[SendError], why: str) -> tuple[int, SendError]:
-        """Make the first line without a result a failure, and keep it."""
-        number, line = self._waiting.popleft()
-        self._waiting_bytes -= len(line)
-        if isinstance(line, LongLine):
-            self._too_long.append(number)
-            kind, why = SendRefused, f"it has {line.length} bytes: a line may have {MAX_LINE >> 20} MiB"
-        result = kind(why, entity=self._entity.path, message_id=self._template.id_of(number))
-        self._keep(number, line, result)
-        return number, result
 
     def _progress_text(self) -> str:
         counts = self._counts
@@ -615,12 +599,8 @@ class SendJob:
             note(f"  maybe duplicated    {grouped(counts['duplicates']):>9}   compare message ids downstream")
         failures = counts["refused"] + counts["unknown"]
         kept = self._outputs.kept
-        short = failures - len(self._too_long)
-        if short and kept is not None:
-            note(f"the {plural(short, 'line')} not accepted: {printable(kept)}")
-        if self._too_long:
-            named = ", ".join(map(str, self._too_long[:_NAMED]))
-            note(f"longer than {MAX_LINE >> 20} MiB, in no file, and can't be sent unchanged: line {named}")
+        if failures and kept is not None:
+            note(f"the {plural(failures, 'line')} not accepted: {printable(kept)}")
         if failures and self._template.id_prefix is not None:
             note(self._hint_on_ids(kept))
         if stop.asked:
