@@ -301,25 +301,15 @@ def look_at(counts: dict[int, QueueCounts | None]) -> Look:
     return Look(well, well, (), Depths(tuple(queues)), AGREED)
 
 
-def shown_on(height: int, seen: Look) -> list[str]:
-    console = Console(width=80, height=height, file=io.StringIO())
-    console.print(_watched(seen, height))
-    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-
-
-def test_a_watched_status_fits_the_screen_with_the_fullest_queues_and_a_clock() -> None:
-    seen = look_at({index: QueueCounts(active=100 + index) for index in range(30)} | {3: None})
-    lines = shown_on(24, seen)
-    assert len(lines) <= 24
+def test_a_watched_status_has_a_clock_and_the_warnings_before_what_a_low_screen_cuts_off() -> None:
+    console = Console(width=80, file=io.StringIO())
+    console.print(_watched(look_at({index: QueueCounts(active=100 + index) for index in range(30)} | {3: None})))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert re.fullmatch(r"at [0-9]{2}:[0-9]{2}:[0-9]{2}", lines[0].strip())
     numbered = [match[1] for line in lines if (match := re.match(r" +([0-9]+) +(?:missing|[0-9]+) ", line))]
-    assert numbered[:3] == ["3", "29", "28"]
-    assert any("not shown: they hold less" in line for line in lines)
-
-
-def test_a_watched_status_shows_all_queues_where_there_is_room() -> None:
-    lines = shown_on(90, look_at({5: QueueCounts(active=1)}))
-    assert not any("hold less" in line for line in lines)
+    assert numbered == [str(index) for index in range(30)]
+    warned = next(number for number, line in enumerate(lines) if "1 backlog queue to be created" in line)
+    assert warned < next(number for number, line in enumerate(lines) if line.split()[:1] == ["all"])
 
 
 def test_missing_queues_are_explained(cli, brokers) -> None:

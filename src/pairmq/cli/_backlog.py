@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
@@ -216,45 +215,35 @@ def agreement_as_json(agreement: Agreement) -> dict[str, Any]:
     }
 
 
-def depths_table(depths: Depths, *, most: int | None = None) -> RenderableType:
-    """The queues as a table, with their sum; of many, only those that are not empty, or are missing.
-
-    With room for ``most`` rows only, those in trouble come first, then the fullest; otherwise they are in order.
-    """
+def depths_table(depths: Depths) -> RenderableType:
+    """The queues as a table, with their sum first; of many, only those that are not empty, or are missing."""
     listing = table(("queue", "right"), *((name, "right") for name in ("active", "locked", "scheduled", "dead-letter")))
     sums = [0, 0, 0, 0]
     hidden = 0
-    rows: list[tuple[float, Sequence[object], str | None]] = []
+    rows: list[tuple[Sequence[object], str | None]] = []
     for index, depth in enumerate(depths.queues):
         counts = depth.counts
         if counts is None:
-            rows.append((math.inf, (index, "missing" if depth.missing else "?", "", "", ""), FAIL))
+            rows.append(((index, "missing" if depth.missing else "?", "", "", ""), FAIL))
             continue
         values = [counts.active, counts.locked, counts.scheduled, counts.dead_letter]
         sums = [sum(pair) for pair in zip(sums, values, strict=True)]
-        if (len(depths.queues) > _ALL_SHOWN or (most is not None and most < len(depths.queues))) and not any(values):
+        if len(depths.queues) > _ALL_SHOWN and not any(values):
             hidden += 1
-            continue
-        rows.append((sum(values), (index, *map(grouped, values)), None))
-    less = 0
-    if most is not None:
-        rows.sort(key=lambda row: -row[0])
-        less, rows = max(0, len(rows) - most), rows[:most]
-    # The sum comes first: a terminal that is too low for all queues cuts the last ones off.
+        else:
+            rows.append(((index, *map(grouped, values)), None))
     listing.add_row(
         *cells(("all", *(map(grouped, sums) if depths.error is None else "????")), "bold"), end_section=True
     )
-    for _, row, style in rows:
+    for row, style in rows:
         listing.add_row(*cells(row, style))
-    parts: list[RenderableType] = [Text(f"backlog queues {printable(depths.name)}"), listing]
+    parts: list[RenderableType] = [Text(f"backlog queues {printable(depths.name)}")]
     missing = sum(depth.missing for depth in depths.queues)
     if missing:
         parts.append(Text(f"{plural(missing, 'queue')} to be created: {MISSING}", FAIL))
-    if less:
-        parts.append(Text(f"{plural(less, 'queue')} not shown: they hold less"))
     if hidden:
         parts.append(Text(f"{plural(hidden, 'queue')} not shown: empty"))
-    return Group(*parts)
+    return Group(*parts, listing)
 
 
 def depths_as_json(depths: Depths) -> dict[str, Any]:

@@ -46,7 +46,6 @@ from pairmq.runner import Agreement, find_agreement
 from pairmq.transport import QueueCounts, Transport
 
 _AGREED = 60.0  # s for which what is known of other processes is shown again
-_NARROW = 72  # characters of a remark that fit one line of the narrowest usual screen
 
 EPILOG = examples(
     "pairmq status --config pair.toml",
@@ -117,9 +116,9 @@ async def _watch(once: Callable[[], Awaitable[Look]], stop: Stop, interval: floa
             if json:
                 put_json({"at": round(time.time(), 3), **_as_json(seen)})
             elif live is not None:
-                live.update(_watched(seen, console.height), refresh=True)
+                live.update(_watched(seen), refresh=True)
             else:
-                console.print(_watched(seen, None))
+                console.print(_watched(seen))
             await stop.wait(interval)
     finally:
         if live is not None:
@@ -127,18 +126,13 @@ async def _watch(once: Callable[[], Awaitable[Look]], stop: Stop, interval: floa
     return stop.exit_status
 
 
-def _watched(seen: Look, height: int | None) -> RenderableType:
-    """The picture with the time of the look; what a screen of some height has no room for is what matters least."""
-    clock = Text(f"at {datetime.now().astimezone():%H:%M:%S}", "bold")
-    if height is None:
-        return Group(clock, _picture(seen))
-    # Clock, both brokers, the queues' title, head, sum and the lines about what is not shown.
-    others = 16 + (len(seen.entities) + 3 if seen.entities else 0)
-    others += sum(1 + len(text) // _NARROW for text in _remarks(seen))
-    return Group(clock, _picture(seen, queues=max(3, height - others)))
+def _watched(seen: Look) -> RenderableType:
+    """The picture with the time of the look."""
+    return Group(Text(f"at {datetime.now().astimezone():%H:%M:%S}", "bold"), _picture(seen))
 
 
-def _picture(seen: Look, *, queues: int | None = None) -> RenderableType:
+def _picture(seen: Look) -> RenderableType:
+    """The queues come last: a terminal that is too low for all of it cuts them off."""
     brokers = table("broker", "url", "answer")
     for name, broker in (("primary", seen.primary), ("secondary", seen.secondary)):
         answer = broker.answer if broker.error is None else f"none: {broker.error}"
@@ -156,18 +150,15 @@ def _picture(seen: Look, *, queues: int | None = None) -> RenderableType:
                 *cells((one.entity,)), *cells((verdict,), OK if one.error is None else FAIL), *cells(numbers)
             )
         parts += [entities, Text("")]
-    parts.append(depths_table(seen.backlog, most=queues))
     error = seen.backlog.error
     if error is not None and seen.secondary.error is None:
         parts.append(Text(printable(error), FAIL))
     if seen.outbox is not None:
         parts.append(outbox_text(seen.outbox))
-    parts += [Text(printable(text), WARN) for text in _remarks(seen)]
-    return Group(*parts)
-
-
-def _remarks(seen: Look) -> list[str]:
-    return [] if seen.secondary.error is not None else [*agreement_lines(seen.agreement), *_missing(seen)]
+    if seen.secondary.error is None:
+        remarks = (*agreement_lines(seen.agreement), *_missing(seen))
+        parts += [Text(printable(text), WARN) for text in remarks]
+    return Group(*parts, depths_table(seen.backlog))
 
 
 def _missing(seen: Look) -> list[str]:
