@@ -31,17 +31,7 @@ from servicebus_local.amqp import (
     encode_message,
     split_message,
 )
-from servicebus_local.broker import (
-    CORRELATION_FIELDS,
-    BrokerError,
-    CorrelationFilter,
-    FalseFilter,
-    Rule,
-    SessionLock,
-    Source,
-    SqlFilter,
-    TrueFilter,
-)
+from servicebus_local.broker import BrokerError, SessionLock, Source
 from servicebus_local.faults import FaultPoint, FaultRule
 from servicebus_local.front import _messages
 from servicebus_local.front._endpoint import Endpoint, Owner, done, path_of, status_of
@@ -234,26 +224,6 @@ class Management:
             return _NO_CONTENT, None
         return _OK, {"skip": Int(skip + len(found)), "sessions-ids": Array(found, str)}
 
-    # Rules of a subscription.
-
-    def _add_rule(self) -> Answer:
-        topic, name = subscription_of(self._path)
-        self._broker.add_rule(topic, name, rule_of(self._body))
-        return _OK, None
-
-    def _remove_rule(self) -> Answer:
-        topic, name = subscription_of(self._path)
-        self._broker.remove_rule(topic, name, str(self._body.get("rule-name")))
-        return _OK, None
-
-    def _enumerate_rules(self) -> Answer:
-        topic, name = subscription_of(self._path)
-        skip, top = self._number("skip"), self._number("top")
-        found = self._broker.rules(topic, name)[skip : skip + top]
-        if not found:
-            return _NO_CONTENT, None
-        return _OK, {"rules": [{"rule-description": described(rule)} for rule in found]}
-
     _operations: ClassVar[dict[str, Callable[[Management], Answer]]] = {
         "schedule-message": _schedule,
         "cancel-scheduled-message": _cancel,
@@ -265,9 +235,6 @@ class Management:
         "get-session-state": _get_state,
         "set-session-state": _set_state,
         "get-message-sessions": _list_sessions,
-        "add-rule": _add_rule,
-        "remove-rule": _remove_rule,
-        "enumerate-rules": _enumerate_rules,
     }
 
     # Arguments.
@@ -337,66 +304,6 @@ def _uuid(token: object) -> UUID:
 
 def _longs(numbers: Iterable[int]) -> Array:
     return Array([Long(number) for number in numbers], Long)
-
-
-def subscription_of(path: str) -> tuple[str, str]:
-    """Take a subscription's path apart: topic and name."""
-    topic, separator, name = path.rpartition("/")
-    topic, inner, word = topic.rpartition("/")
-    if not separator or not inner or word.lower() != "subscriptions":
-        raise BrokerError("amqp:not-allowed", f"{path} is no subscription: it has no rules")
-    return topic, name
-
-
-def rule_of(body: dict[str, Any]) -> Rule:
-    """Read the rule that shall be added."""
-    name, wanted = body.get("rule-name"), body.get("rule-description")
-    if not isinstance(name, str) or not isinstance(wanted, dict):
-        raise BrokerError("com.microsoft:argument-error", "add-rule needs rule-name and rule-description")
-    description = {str(key): value for key, value in wanted.items()}
-    action = description.get("sql-rule-action")
-    expression = (
-        {str(key): value for key, value in action.items()}.get("expression") if isinstance(action, dict) else None
-    )
-    return Rule(name, _filter(description), expression)
-
-
-def _filter(description: dict[str, Any]) -> TrueFilter | FalseFilter | SqlFilter | CorrelationFilter:
-    if isinstance(description.get("sql-filter"), dict):
-        values = {str(key): value for key, value in description["sql-filter"].items()}
-        return SqlFilter(str(values.get("expression", "")))
-    if isinstance(description.get("correlation-filter"), dict):
-        values = {str(key): value for key, value in description["correlation-filter"].items()}
-        properties = values.get("properties") or {}
-        given = {name: values.get(name.replace("_", "-")) for name in CORRELATION_FIELDS}
-        return CorrelationFilter(**given, properties={str(key): value for key, value in properties.items()})
-    if "true-filter" in description:
-        return TrueFilter()
-    if "false-filter" in description:
-        return FalseFilter()
-    raise BrokerError("com.microsoft:argument-error", "rule-description holds no filter that is known here")
-
-
-def described(rule: Rule) -> Described:
-    """The rule as ``enumerate-rules`` shows it."""
-    action = Described(Symbol("com.microsoft:empty-rule-action:list"), [])
-    if rule.action is not None:
-        action = Described(Symbol("com.microsoft:sql-rule-action:list"), [rule.action, None])
-    created = Timestamp(int(rule.created_at * 1000))
-    return Described(
-        Symbol("com.microsoft:rule-description:list"), [_described_filter(rule), action, rule.name, created]
-    )
-
-
-def _described_filter(rule: Rule) -> Described:
-    found = rule.filter
-    if isinstance(found, SqlFilter):
-        return Described(Symbol("com.microsoft:sql-filter:list"), [found.expression, None])
-    if isinstance(found, CorrelationFilter):
-        fields = [getattr(found, name) for name in CORRELATION_FIELDS]
-        return Described(Symbol("com.microsoft:correlation-filter:list"), [*fields, dict(found.properties)])
-    name = "true-filter" if isinstance(found, TrueFilter) else "false-filter"
-    return Described(Symbol(f"com.microsoft:{name}:list"), [])
 
 
 _CREDIT = 100
