@@ -258,12 +258,12 @@ def _broker(side: str, transport: Transport, seen: BrokerLook) -> Finding:
 def _capabilities(side: str, transport: Transport) -> Finding:
     capabilities = transport.capabilities
     missing = [name.replace("_", "-") for name in _WANTED if not getattr(capabilities, name)]
-    subject = f"{side} can"
+    subject = f"{side} capabilities"
     if missing:
         consequence = (
             "its messages are lost when its process ends" if "durable" in missing else "see the transport's docs"
         )
-        return _warn(subject, f"not: {', '.join(missing)}", consequence)
+        return _warn(subject, f"lacks: {', '.join(missing)}", consequence)
     return _ok(subject, "all that a pair uses")
 
 
