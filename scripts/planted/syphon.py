@@ -8,9 +8,9 @@ SYPHON = (
     Mutant(
         "the syphon completes before it sends",
         "src/pairmq/runner/pump/_pump.py",
-        "        results, took = await receiver.each(self._send_to_primary(",
-        "        await receiver.complete([item.delivery for item in items])\n"
-        "        results, took = await receiver.each(self._send_to_primary(",
+        "        results, took = await reader.each(self._send_to_primary(",
+        "        await reader.complete([item.delivery for item in items])\n"
+        "        results, took = await reader.each(self._send_to_primary(",
     ),
     Mutant(
         "a backlog queue that can't be reached counts as empty",
@@ -122,7 +122,7 @@ SYPHON = (
         "        if sent.failure is not None:\n",
         "        for item, result in zip(items, results, strict=True):\n"
         "            if result is not None and item.poison is None:\n"
-        "                await receiver._receiver.abandon(item.delivery)\n"
+        "                await reader._receiver.abandon(item.delivery)\n"
         "        if sent.failure is not None:\n",
     ),
     Mutant(
@@ -212,7 +212,7 @@ SYPHON = (
     Mutant(
         "a postponed message is forgotten",
         "src/pairmq/runner/pump/_pump.py",
-        "            results, _ = await reader.receiver.each(self._tail.send_batch(copies), len(copies))\n",
+        "            results, _ = await reader.each(self._tail.send_batch(copies), len(copies))\n",
         "            results = [None] * len(copies)\n",
     ),
     Mutant(

@@ -208,7 +208,7 @@ TESTED = (
     Mutant(
         "the first locks are not renewed in time",
         _READER,
-        "        await self.receiver.asked.wait()\n",
+        "        await self._asked.wait()\n",
         "",
         tests=_IN_DOUBT_TESTS,
     ),

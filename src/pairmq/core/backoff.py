@@ -26,7 +26,6 @@ class Backoff:
         """Return the seconds to wait before a retry.
 
         Args:
-            retry: its number, from 0.
             chance: a random number in [0, 1).
         """
         # A large exponent would overflow long after the cap is reached.

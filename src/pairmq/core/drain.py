@@ -19,9 +19,6 @@ class EmptyWatch:
 
     A queue counts from the beginning of the check that saw it empty: what arrived during the check may have been
     missed. A queue that could not be reached, or that held a message, does not count until it is seen empty again.
-
-    Args:
-        count: how many queues there are.
     """
 
     __slots__ = ("_since",)

@@ -43,9 +43,7 @@ class Diversion(NamedTuple):
     """What the envelope adds to a message.
 
     Args:
-        entity: where the message belongs.
         diverted_at: when it was diverted; knows its time zone.
-        sender_id: the id of the sender object that diverted it.
         sequence: that sender's running number of it.
         maybe_duplicate: the primary may hold a copy already.
     """
@@ -70,7 +68,6 @@ def divert(message: Message, diversion: Diversion) -> Message:
 
     Args:
         message: has none of the `ALIASES`.
-        diversion: what to keep beside it.
 
     Returns:
         The message with session id, time-to-live, schedule and priority cleared and kept under their aliases.
@@ -192,8 +189,6 @@ def elapsed_time_to_live(message: Message, diversion: Diversion, now: datetime) 
     """Return what is left of a message's time-to-live when its time in the backlog counts (``ttl_policy="elapse"``).
 
     Args:
-        message: restored.
-        diversion: of the same message.
         now: the present instant.
 
     Returns:

@@ -276,8 +276,6 @@ def from_lane(message: Message, entity: Entity, options: PairOptions, instant: d
 
     Args:
         message: as received; nothing in it is trusted.
-        entity: the lane's queue.
-        options: the pair's.
         instant: now, by the wall clock.
 
     Returns:

@@ -167,7 +167,6 @@ class EntityMachine:
         """Take one fact and decide.
 
         Args:
-            input: what happened.
             now: when; never earlier than in the call before.
 
         Returns:

@@ -174,11 +174,7 @@ class PairOptions:
             raise _bad("continuity", self.continuity, f"at most {_LONGEST_CONTINUITY} characters together: use * and ?")
 
     def backlog_queue_names(self, primary_name: str) -> tuple[str, ...]:
-        """Name the backlog queues of a primary, in order of their index (SPEC 5.1).
-
-        Args:
-            primary_name: the primary endpoint's name.
-        """
+        """Name the backlog queues of a primary, in order of their index (SPEC 5.1)."""
         template = self.backlog_name_template
         return tuple(backlog_queue_name(template, primary_name, index) for index in range(self.backlog_queue_count))
 
@@ -227,9 +223,6 @@ def backlog_queue_name(template: str, primary_name: str, number: int, *, index: 
 
     Args:
         template: ``backlog_name_template``.
-        primary_name: the primary endpoint's name.
-        number: the queue's index.
-        index: replaces the index.
     """
     return template.replace("{primary}", primary_name).replace("{index}", str(number) if index is None else index)
 
@@ -238,10 +231,6 @@ def lane_name(primary_name: str, path: str) -> str:
     """Name the lane of a queue (SPEC 11.2); `lane_path` is the inverse.
 
     Every broker can have the name, also one that ignores case: other letters are escaped.
-
-    Args:
-        primary_name: the primary endpoint's name.
-        path: of the queue on the primary.
     """
     escaped = _LANE_LETTERS.sub(lambda found: "".join(f"~{byte:02x}" for byte in found[0].encode()), path)
     return f"{primary_name}{_LANES}{escaped}"

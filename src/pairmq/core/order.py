@@ -22,10 +22,8 @@ def backlog_queue_of(entity: Entity, session: str | None, sender_id: str, count:
     """Choose the backlog queue of a key: the same one in every process and version (SPEC 8.2).
 
     Args:
-        entity: where the messages belong.
         session: their session id; None where the sender is the key.
         sender_id: the sender's, for those without a session.
-        count: how many backlog queues there are.
 
     Returns:
         The queue's index.
@@ -174,7 +172,6 @@ class Key:
 
     Args:
         facts: whether it is clean.
-        queue: index of its backlog queue.
         now: the instant of its making.
 
     ``lined_up`` counts the messages of all calls that have a place in its line.
@@ -211,12 +208,7 @@ class LookAt(NamedTuple):
 
 
 class KeyRoute:
-    """Where the sends of one place in a key's line go (SPEC 8.3).
-
-    Args:
-        key: theirs.
-        view: how the key's queue drains.
-    """
+    """Where the sends of one place in a key's line go (SPEC 8.3)."""
 
     __slots__ = ("_key", "_view", "_wait")
 
@@ -240,7 +232,6 @@ class KeyRoute:
 
         Args:
             now: the present instant.
-            deadline: the send's.
             enabled: whether the primary takes sends.
         """
         if not enabled:

@@ -361,7 +361,6 @@ class PumpMachine:
     """Decides for one backlog queue what is received, sent, put back, settled and given up.
 
     Args:
-        options: the pair's.
         gates: the destinations' gates, shared by all pumps of a syphon.
         is_system: whether an entity is internal to the primary.
         ordered_batches: the primary's senders can send several messages of a session in order.
@@ -533,7 +532,6 @@ class PumpMachine:
         """Put deliveries in the lines of their destinations.
 
         Args:
-            deliveries: of one receive.
             now: when they came.
             instant: the same by the wall clock.
 
@@ -737,8 +735,6 @@ class PumpMachine:
         """Take what the primary answered.
 
         Args:
-            gate: of the destination.
-            items: that were sent.
             results: one entry each, None for confirmed.
             took: share of its time limit that the operation took.
             now: when it answered.
@@ -986,7 +982,6 @@ class PumpMachine:
         """Take what came of one operation that completes; see `settled`.
 
         Args:
-            items: that it was for.
             used: their deliveries when it began.
             errors: one entry each, None for done.
             took: share of its time limit that it took.

@@ -69,14 +69,7 @@ class Configuration:
 
     @classmethod
     def of(cls, name: str, identity: Sequence[str], scope: str, options: PairOptions) -> Configuration:
-        """The configuration of this process.
-
-        Args:
-            name: of the primary's endpoint.
-            identity: likewise.
-            scope: likewise.
-            options: the pair's.
-        """
+        """The configuration of this process."""
         whole = tuple(plain(part) for part in (*identity, *((scope,) if scope else ())))
         template, queues = options.backlog_name_template, options.backlog_queue_count
         return cls(name, whole, template, queues, options.ordering, options.continuity)
@@ -252,12 +245,7 @@ class Record:
 
 
 def conflict_text(own: Configuration, other: Configuration) -> str:
-    """Say that another primary has this one's name or backlog queues, and what to do.
-
-    Args:
-        own: of this process.
-        other: found in the record.
-    """
+    """Say that another primary has this one's name or backlog queues, and what to do."""
     if own.name == other.name:
         what, change = f"name {own.name!r}", "give one of them another name in its URL (?name=…)"
     else:

@@ -91,7 +91,6 @@ class Rotation:
         """Take a queue that failed out of use, for all senders, and plan its retry.
 
         Args:
-            index: which queue.
             now: when it failed.
             chance: a random number in [0, 1) that spreads the probing sends.
             soon: its retry is due at once.
@@ -147,7 +146,6 @@ class Rotation:
         Args:
             now: the present instant.
             chance: a random number in [0, 1).
-            kept: the sender's queue so far.
             only: the only queue that the send may use, None for any.
             lane: of the send's queue: before any other (SPEC 11.2).
 

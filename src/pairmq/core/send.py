@@ -258,8 +258,6 @@ class SendRules:
     """What all sends of a pair share.
 
     Args:
-        options: the pair's.
-        rotation: the backlog queues in use.
         chance: gives a random number in [0, 1).
     """
 
@@ -307,8 +305,6 @@ class SendMachine:
     """Decides for one send, from its beginning or from the attempt on that `SendRules.at_once` began.
 
     Args:
-        rules: the pair's.
-        entity: routes its attempts.
         jobs: its messages without a result.
         started: when it began.
         deadline: when it ends at the latest.

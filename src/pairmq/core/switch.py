@@ -53,12 +53,8 @@ class Decision:
     Args:
         number: larger than that of every decision that its author knew.
         id: unique; decides between two of one number.
-        action: what to do.
-        entities: with which entities.
         syphon: of a hold: syphons deliver nothing to them either.
         at: when, in seconds since 1970 by the author's clock.
-        host: the author's machine.
-        pid: the author's process.
     """
 
     number: int
@@ -149,8 +145,6 @@ class Order:
     """What a process has to do with one entity.
 
     Args:
-        entity: which one.
-        action: what to do.
         syphon: of a hold: its syphon delivers nothing to the entity either.
     """
 
@@ -197,8 +191,6 @@ class ProcessReport:
 
     Args:
         process: its identity, unique on all machines.
-        host: its machine.
-        pid: its number there.
         number: of its reports; the last one counts.
         at: when, in seconds since 1970 by its own clock.
         started_at: when it opened the pair, likewise.
@@ -248,7 +240,6 @@ class Fleet:
         """Take the messages of the reports' queue; what is old or can't be read is passed over.
 
         Args:
-            bodies: of the messages.
             now: seconds since 1970.
         """
         for body in bodies:
@@ -274,7 +265,6 @@ def is_old_report(body: bytes, now: float) -> bool:
     """Whether a message of the reports' queue can be removed: it is of no use to any process.
 
     Args:
-        body: the message's.
         now: seconds since 1970.
     """
     try:
@@ -302,13 +292,7 @@ class SwitchReport:
 
     @classmethod
     def of(cls, decision: Decision, decisions: Decisions, fleet: Fleet) -> Self:
-        """Judge what was read.
-
-        Args:
-            decision: which one.
-            decisions: as they were read last.
-            fleet: likewise.
-        """
+        """Judge what was read."""
         later = decisions.in_force()
         overruled = tuple(
             (entity, later[entity])
@@ -347,9 +331,6 @@ class SwitchStatus:
 
 def switch_queues(name: str) -> tuple[Entity, Entity] | None:
     """The queues of the decisions and of the reports.
-
-    Args:
-        name: the primary's.
 
     Returns:
         None where the primary's name is so long that no queue can have these names.

@@ -275,7 +275,7 @@ class PairReceiver:
             "receiver": reader,
             "side": side,
         }
-        emit.of_message(delivery.message, MessageDelivered, **values)
+        emit(MessageDelivered, delivery.message, **values)
         for sink in self._sinks:
             sink(MessageDelivered(at=self._clock.wall(), pair=emit.pair, **values))
 

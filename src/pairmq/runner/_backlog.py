@@ -42,11 +42,6 @@ class BacklogQueues:
 
     Args:
         transport: the secondary.
-        primary_name: for the queues' names.
-        options: the pair's.
-        clock: time and chance.
-        emit: takes events.
-        limits: bounds every operation.
         on_lane: called with a lane that comes into use after `prepare`.
     """
 
@@ -242,7 +237,6 @@ class BacklogQueues:
         """Make a queue that a send found missing (SPEC 5.5); any number of sends share one attempt.
 
         Args:
-            index: which queue.
             began_at: when the send began that found it missing.
 
         Raises:

@@ -22,10 +22,6 @@ class DrainWatch:
 
     Args:
         secondary: the transport of the backlog queues.
-        backlog: the backlog queues.
-        runners: gives the present entities.
-        clock: time.
-        limits: bounds every operation.
         time_limit: seconds of one count.
         known: finds out whether other processes use further queues, False while it can't; None where these are all.
     """

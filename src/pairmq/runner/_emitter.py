@@ -28,12 +28,7 @@ Follower = Callable[[Event, Message], None]
 
 
 class Emitter:
-    """Makes events and gives each to every sink.
-
-    Args:
-        pair: the pair's name, for every event.
-        clock: time.
-    """
+    """Makes events and gives each to every sink."""
 
     def __init__(self, pair: str, clock: Clock) -> None:
         self.pair = pair
@@ -51,9 +46,7 @@ class Emitter:
         """Give ``sink`` every event from now on, or all but those of single messages.
 
         Args:
-            sink: takes events.
-            per_message: also those of single messages.
-            follower: takes what `of_message` hands out, with its message, besides ``sink``.
+            follower: takes each event that has its message, with that, besides ``sink``.
         """
         if follower is not None:
             self._followers = (*self._followers, follower)
@@ -72,13 +65,8 @@ class Emitter:
         """Whether ``sink`` gets events of single messages."""
         return sink in self._message_sinks
 
-    def __call__(self, kind: type[Event], /, **values: Any) -> None:
-        """Make an event of now and hand it out."""
-        if self._sinks:
-            self.hand_out(kind(at=self._clock.wall(), pair=self.pair, **values))
-
-    def of_message(self, message: Message, kind: type[Event], /, **values: Any) -> None:
-        """The same for what became of a message that is at hand, for those too who follow messages."""
+    def __call__(self, kind: type[Event], message: Message | None = None, /, **values: Any) -> None:
+        """Make an event of now and hand it out: one of what became of a message with that, where it is at hand."""
         if self._sinks:
             self.hand_out(kind(at=self._clock.wall(), pair=self.pair, **values), message)
 
@@ -98,16 +86,13 @@ class Emitter:
                     except FAILURES:
                         self.report(sink)
                 if message is not None and sinks:
-                    self._follow(event, message)
+                    for follower in self._followers:
+                        try:
+                            follower(event, message)
+                        except FAILURES:
+                            self.report(follower)
         finally:
             self._handing_out = False
-
-    def _follow(self, event: Event, message: Message) -> None:
-        for follower in self._followers:
-            try:
-                follower(event, message)
-            except FAILURES:
-                self.report(follower)
 
     def report(self, sink: object) -> None:
         """Say, where it is caught, that an observer fails: once for each, as a log must not be filled in an outage."""

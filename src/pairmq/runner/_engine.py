@@ -79,11 +79,7 @@ class Engine:
     """Runs one pair. Make and start it inside a running loop.
 
     Args:
-        primary: the transport to the primary.
         secondary: the transport to the secondary.
-        options: the pair's.
-        clock: time and chance.
-        emit: takes events.
         syphon_queues: indexes of the backlog queues that are prepared and that the syphon empties; all when left out.
     """
 
@@ -314,8 +310,6 @@ class Engine:
         """Carry out ``mark_healthy``, ``force_failover`` or ``hold`` (SPEC 4.7).
 
         Args:
-            entity: which one.
-            word: what to do.
             syphon: of a hold: this process's syphon delivers nothing to the entity either.
 
         Raises:

@@ -46,10 +46,6 @@ class EntityRunner:
     can run (SPEC 4.6).
 
     Args:
-        entity: whose machine it is.
-        machine: fresh.
-        clock: time and chance.
-        emit: takes events.
         probe: finds out whether the entity accepts writes.
         pace: of pings and probes of all entities of a pair.
         on_change: called with each change, after the sends that wait were woken.

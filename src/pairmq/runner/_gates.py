@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 from pairmq.core import Gate, Gates, Pace
@@ -24,8 +25,6 @@ class GateKeeper:
     Args:
         probe: finds out whether a destination accepts writes, within a time limit of its own.
         longest_wait: seconds between probes at most.
-        clock: time and chance.
-        emit: takes events.
         pace: of all probes of a pair.
         dropped: called with a destination whose gate was dropped, so that nothing else is kept for it either.
     """
@@ -147,23 +146,18 @@ class RateLimit:
     """Spreads messages evenly in time; shared by all pumps of a syphon.
 
     Args:
-        per_second: messages a second at most; None for no limit.
+        per_second: messages a second at most.
     """
 
-    def __init__(self, per_second: float | None) -> None:
+    def __init__(self, per_second: float) -> None:
         self._per_second = per_second
         self._free_at = 0.0
 
-    async def take(self, messages: int, stopping: asyncio.Event) -> bool:
-        """Wait until that many more messages may go; False when ``stopping`` came first."""
-        if self._per_second is None:
-            return not stopping.is_set()
+    async def take(self, messages: int, stopping: asyncio.Event) -> None:
+        """Wait until that many more messages may go, or until ``stopping``."""
         now = asyncio.get_running_loop().time()
         starts_at = max(now, self._free_at)
         self._free_at = starts_at + messages / self._per_second
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(starts_at):
                 await stopping.wait()
-        except TimeoutError:
-            return True
-        return False

@@ -52,8 +52,6 @@ class SenderState:
     """What belongs to one sender object.
 
     Args:
-        runner: its entity's.
-        primary: the transport's sender to the entity.
         sender_id: is in the envelope of each message that it diverts.
 
         lane: index of the entity's lane among the backlog queues, if it has one.

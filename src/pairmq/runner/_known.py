@@ -38,8 +38,6 @@ class KnownEntities:
 
     Args:
         transport: the primary's, makes a sender where none is spare, and closes all of them when it is closed.
-        make: makes the runner of an entity.
-        clock: time.
         time_limit: seconds that closing a sender may take.
     """
 

@@ -245,7 +245,6 @@ class Limit:
     how often the task was cancelled.
 
     Args:
-        limits: where it counts.
         at: instant of the loop's clock.
     """
 
@@ -340,7 +339,6 @@ async def settled_within(seconds: float, close: Callable[[], Awaitable[None]]) -
 
     Args:
         seconds: after which it is cut off.
-        close: of a sender, a receiver or a transport.
 
     Returns:
         How it failed all the same: by an error, by cancelling itself, or by lasting too long; None when it did not.

@@ -73,10 +73,6 @@ class Orders:
 
     Args:
         secondary: where the backlog queues are.
-        backlog: the backlog queues.
-        options: the pair's.
-        clock: time.
-        limits: bounds every operation.
     """
 
     def __init__(

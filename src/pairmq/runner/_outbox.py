@@ -56,12 +56,7 @@ class Outbox:
 
     Args:
         store: the secondary, which stores through connections of callers.
-        primary: where messages belong.
         secondary: the same as ``store``, to be asked for the queue.
-        sizes: the pair's.
-        options: the pair's.
-        clock: time and chance.
-        emit: takes events.
         limits: bounds every operation on the secondary's own connections.
     """
 
@@ -174,8 +169,6 @@ class Outbox:
 
         Args:
             sending: from `draft`, if that is ready, or `begin`.
-            connection: the caller's.
-            last: it was begun anew.
             blocking: the caller has no event loop.
 
         Returns:

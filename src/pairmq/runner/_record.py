@@ -70,7 +70,6 @@ class Stray:
     """A queue that holds messages and that this pair does not drain.
 
     Args:
-        queue: which one.
         pending: messages in it.
         reason: why it is not drained, and what to do.
         certain: the messages are this primary's; else they may be another one's.
@@ -90,8 +89,6 @@ class Agreement:
     """What can be seen on the secondary of the processes of a pair.
 
     Args:
-        own: this process's configuration.
-        record: what they have written.
         found: backlog queues of this primary beyond the process's own options; the syphon drains them.
         strays: queues that hold messages which no process that agrees with this one moves.
         conflict: why the pair can't be used: another primary has its name or its queues.
@@ -122,9 +119,7 @@ async def find_agreement(
     """Look for what other processes of a pair have left on the secondary; makes and changes nothing.
 
     Args:
-        primary: the primary's endpoint.
         secondary: where the backlog is.
-        options: this process's.
         time_limit: seconds for each operation.
         everywhere: look also for backlog queues of other names, which takes a list of all the secondary's queues.
 
@@ -161,9 +156,7 @@ async def write_anew(primary: Endpoint, secondary: Transport, options: PairOptio
     theirs again at their next look.
 
     Args:
-        primary: the primary's endpoint.
         secondary: where the record is.
-        options: this process's.
         time_limit: seconds for each operation.
 
     Raises:
@@ -180,12 +173,7 @@ class RecordKeeper:
     """Writes this process's configuration, and compares it with those of the others at pairing and now and then.
 
     Args:
-        primary: the primary's endpoint.
         secondary: where the record is.
-        options: the pair's.
-        clock: time and chance.
-        emit: takes events.
-        limits: bounds every operation.
         agreed: called when a first look has ended: it is known what others use, or that it can't be.
         found: takes backlog queues that others use, again and again.
         lost: called when the secondary has lost what was there: its backlog queues are probably missing too.
@@ -401,7 +389,6 @@ class Looker:
 
     Args:
         transport: the secondary.
-        limited: bounds one operation.
     """
 
     def __init__(self, transport: Transport, limited: _Limited) -> None:
@@ -475,7 +462,6 @@ class Looker:
         """Remove what is unwanted of the oldest messages of one of the record's queues.
 
         Args:
-            place: the queue.
             unwanted: decides by the body.
             most: messages that are looked at.
         """

@@ -207,7 +207,6 @@ class SendProcedure:
         """Send one message or several inside one deadline, of a pair that the caller has just seen open.
 
         Args:
-            state: the sender's.
             messages: with or without ids.
             timeout: seconds for everything.
 

@@ -49,12 +49,7 @@ class SwitchFollower:
     """One process's side: looks at the decisions, carries out new ones, and reports which it follows.
 
     Args:
-        primary: the primary's endpoint.
-        options: the pair's.
-        clock: time.
-        emit: takes events.
         looker: asks the secondary.
-        obey: carries out what an operator has decided.
     """
 
     def __init__(
@@ -206,8 +201,6 @@ class SwitchWriter:
         """Write a decision.
 
         Args:
-            action: what to do.
-            entities: with which entities.
             syphon: of a hold: syphons deliver nothing to them either.
 
         Raises:

@@ -23,13 +23,8 @@ class Syphon:
     """All pumps of a pair in this process.
 
     Args:
-        primary: where messages belong.
         secondary: where they wait.
         backlog: the queues to empty.
-        options: the pair's.
-        clock: time and chance.
-        emit: takes events.
-        pace: of pings and probes.
         queues: indexes of the queues to empty; all when left out.
         outbox: of the pair, if the secondary can have one.
     """
@@ -59,7 +54,7 @@ class Syphon:
         self.gates = gates = GateKeeper(
             self._probe, options.ping_primary_interval, clock, emit, pace, self._close_sender
         )
-        rate = RateLimit(options.syphon_max_rate)
+        rate = None if options.syphon_max_rate is None else RateLimit(options.syphon_max_rate)
         self._context = context = PumpContext(
             primary, secondary, self._sender, self._forget, gates, rate, options, clock, emit
         )

@@ -23,7 +23,7 @@ from pairmq.core import (
     Room,
     lane_path,
 )
-from pairmq.model import Delivery, Entity, FailureReason, Message, Source, TransportError
+from pairmq.model import Entity, FailureReason, Message, Source, TransportError
 from pairmq.model.events import SyphonFailed, Warned
 from pairmq.runner._limits import end, first, pause
 from pairmq.runner.pump._reader import BacklogReader, PumpContext
@@ -39,7 +39,6 @@ class Pump:
     """The pump of one backlog queue.
 
     Args:
-        queue: the backlog queue.
         tail: the secondary's sender to it.
         missing: called when the queue itself does not exist any more, so that it is made again.
         context: what all pumps share.
@@ -64,7 +63,7 @@ class Pump:
         self._lane = LaneWatch(context.options.lane_patience)
         self._reader = BacklogReader(queue, context, self._machine, self._changed)
         if self._lane_entity is not None:
-            self._reader.receiver.wait = 0.0  # a poll under way would take messages from consumers
+            self._reader.wait = 0.0  # a poll under way would take messages from consumers
         self._stopping = asyncio.Event()
         self._moved_on = asyncio.Event()
         self._received = asyncio.Event()
@@ -95,7 +94,7 @@ class Pump:
         """Receive nothing more, finish what is on its way within ``grace`` seconds, release the rest (SPEC 9.1)."""
         self._stopping.set()
         ends_at = self._clock.now() + grace
-        self._reader.receiver.end_by(ends_at)
+        self._reader.end_by(ends_at)
         if self._task is not None:
             await end([self._task], grace)
         await end(tuple(self._lines.values()), max(0.0, ends_at - self._clock.now()))
@@ -103,7 +102,7 @@ class Pump:
 
     def _changed(self) -> None:
         if self._machine.broken:
-            self._reader.receiver.cut_poll()
+            self._reader.cut_poll()
         self._moved_on.set()
 
     async def _run(self) -> None:
@@ -116,9 +115,12 @@ class Pump:
                 if self._stopping.is_set() or self._lets_go:
                     continue
                 held = len(self._machine)
-                deliveries = await self._reader.receiver.receive()
-                if deliveries:
-                    self._move(deliveries)
+                deliveries = await self._reader.receive()
+                if deliveries:  # into the lines of their destinations, or settled
+                    settle, begun = self._machine.received(deliveries, self._clock.now(), self._clock.instant())
+                    self._received.set()
+                    self._reader.settler.settle_soon(settle)
+                    self._start(begun)
                 if self._lane_entity is not None:
                     self._lane.received(len(deliveries), held, self._clock.now())
                 retry = 0
@@ -155,7 +157,7 @@ class Pump:
             if step is LaneStep.LET_GO:
                 await self._begin_anew()
             elif step is LaneStep.LOOK:
-                counts = await self._reader.receiver.limited(self._context.secondary.admin.counts(Source(self.queue)))
+                counts = await self._reader.limited(self._context.secondary.admin.counts(Source(self.queue)))
                 lane.seen(counts.pending, self._clock.now())
             elif step is LaneStep.ASK:
                 answers = await self._primary_answers()
@@ -191,16 +193,9 @@ class Pump:
         text = str(error) or type(error).__name__
         self._context.emit(SyphonFailed, queue=self.queue.path, error=text, retry_after=retry_after)
 
-    def _move(self, deliveries: Sequence[Delivery]) -> None:
-        """Put deliveries in the lines of their destinations, or settle them."""
-        settle, begun = self._machine.received(deliveries, self._clock.now(), self._clock.instant())
-        self._received.set()
-        self._reader.settler.settle_soon(settle)
-        self._start(begun)
-
     def _start(self, lines: Iterable[DestinationLine]) -> None:
         for line in lines:
-            task = self._lines[line] = start_task(self._deliver(line), name=f"deliver {line.gate.entity}")
+            task = self._lines[line] = start_task(self._deliver(line), name=f"deliver {line.gate.entity.path}")
             task.add_done_callback(partial(self._left, line))
             self._context.gates.drop_idle()
 
@@ -225,7 +220,7 @@ class Pump:
                 self._moved_on.clear()
                 await first((self._stopping.wait(), self._moved_on.wait()))
                 continue
-            self._reader.receiver.read_ahead(0)
+            self._reader.read_ahead(0)
             gates.any_opened.clear()
             if room is Room.NONE or not await self._postpone():
                 # Else the whole primary is unavailable, or the secondary, and no other destination could be served.
@@ -235,7 +230,7 @@ class Pump:
 
     async def _primary_answers(self) -> bool:
         try:
-            await self._reader.receiver.limited(self._context.primary.admin.check())
+            await self._reader.limited(self._context.primary.admin.check())
         except TransportError:
             return False
         return True
@@ -255,7 +250,7 @@ class Pump:
         copies = machine.copies(items, self._clock.instant() if schedules else None)
         results: Sequence[TransportError | None] = ()
         if copies:
-            results, _ = await reader.receiver.each(self._tail.send_batch(copies), len(copies))
+            results, _ = await reader.each(self._tail.send_batch(copies), len(copies))
         settle, begun = machine.copied(line, items, results, self._clock.now())
         if begun is not None:
             self._start([begun])
@@ -298,19 +293,21 @@ class Pump:
 
     async def _send(self, gate: Gate, items: Sequence[Item]) -> None:
         """Send items in one operation, and settle what was stored, or is not to be sent."""
-        context, machine, receiver = self._context, self._machine, self._reader.receiver
-        if not await context.rate.take(len(items), self._stopping) or not gate.is_open:
+        context, machine, reader = self._context, self._machine, self._reader
+        if context.rate is not None:
+            await context.rate.take(len(items), self._stopping)
+        if self._stopping.is_set() or not gate.is_open:
             return  # it was shut, or is held, while these waited for their turn
         settle = items
         while settle:
             # Where order is kept a dead-letter has taken a while, and with it the others' time.
-            items, settle = machine.screened(await self._reader.fresh(items), self._clock.instant())
+            items, settle = machine.screened(await reader.fresh(items), self._clock.instant())
             if not await self._settle(settle):
                 return
         if not items:
             return
         messages = machine.outgoing(items, self._clock.instant())
-        results, took = await receiver.each(self._send_to_primary(gate.entity, messages), len(items))
+        results, took = await reader.each(self._send_to_primary(gate.entity, messages), len(items))
         sent = machine.sent(gate, items, results, took, self._clock.now())
         if sent.doubtful:
             self._report_doubt(gate, sent.doubtful)

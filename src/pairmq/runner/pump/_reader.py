@@ -1,7 +1,7 @@
 """The secondary's side of a pump: receiving from its backlog queue, keeping the locks, and settling.
 
-The `QueueReceiver` receives and bounds each operation in time, the `Settler` completes and dead-letters until the
-broker has confirmed it (ADR 7), and the `BacklogReader` renews locks, and starts and ends all.
+The `BacklogReader` receives, bounds each operation in time, and renews locks; its `Settler` completes and dead-letters
+until the broker has confirmed it (ADR 7).
 """
 
 from __future__ import annotations
@@ -32,15 +32,10 @@ class PumpContext:
     """What all pumps of a syphon share.
 
     Args:
-        primary: where messages belong.
         secondary: where they wait.
         sender: gives the primary's sender to an entity; never the pair's own, so that none can loop (SPEC 7.2).
         forget: drops what is kept for a destination that does not exist; paths in a backlog queue are untrusted input.
-        gates: the destinations' gates.
-        rate: of the syphon.
-        options: the pair's.
-        clock: time and chance.
-        emit: takes events.
+        rate: of the syphon, if it has a limit.
     """
 
     primary: Transport
@@ -48,30 +43,39 @@ class PumpContext:
     sender: Callable[[Entity], Sender]
     forget: Callable[[Entity], None]
     gates: GateKeeper
-    rate: RateLimit
+    rate: RateLimit | None
     options: PairOptions
     clock: Clock
     emit: Emitter
 
 
-class QueueReceiver:
-    """Bounds each operation on one backlog queue in time, through one receiver after another."""
+class BacklogReader:
+    """Receives from one backlog queue, by one receiver after another, renews the locks, and settles what was received.
 
-    def __init__(self, queue: Entity, context: PumpContext, machine: PumpMachine) -> None:
+    ``changed`` is called whenever fewer messages may be locked, or more that can't be settled.
+    """
+
+    def __init__(self, queue: Entity, context: PumpContext, machine: PumpMachine, changed: Callable[[], None]) -> None:
         self.queue = queue
-        self.asked = asyncio.Event()
-        """The queue was asked for its properties."""
         self.wait = context.options.syphon_receive_wait
         """Seconds of a long poll."""
+        self.settler = Settler(self, machine, context, changed)
         self._machine = machine
         self._secondary = context.secondary
         self._options = context.options
         self._clock = context.clock
         self._emit = context.emit
+        self._changed = changed
+        self._asked = asyncio.Event()  # the queue, for its properties
         self._receiver: Receiver | None = None
+        self._renewals: asyncio.Task[None] | None = None
         self._ending = False
         self._polls = TimeLimits()
         self._limits = TimeLimits()
+
+    def start(self) -> None:
+        """Begin to renew locks."""
+        self._renewals = start_task(self._renew_locks(), name=f"locks {self.queue}")
 
     def end_by(self, instant: float) -> None:
         """End the long poll under way now, and let no other operation last longer than ``instant``."""
@@ -80,7 +84,7 @@ class QueueReceiver:
         self._limits.end_by(instant)
 
     def cut_poll(self) -> None:
-        """End the long poll under way, and let none begin until `detach`."""
+        """End the long poll under way, and let none begin until `reset`."""
         if self._receiver is not None or self._ending:
             self._polls.end_by(self._clock.now())
 
@@ -96,7 +100,6 @@ class QueueReceiver:
 
         Args:
             operation: gives the entries; when it fails as a whole, that is what came of each.
-            count: messages.
         """
         began_at, limit = self._clock.now(), self._machine.time_limit
         try:
@@ -114,13 +117,13 @@ class QueueReceiver:
         """One long poll; before the first one of each receiver the queue is asked for its properties.
 
         Raises:
-            TransportError: the queue can't be asked or read, or order was lost with a lock: then `BacklogReader.reset`.
+            TransportError: the queue can't be asked or read, or order was lost with a lock: then `reset`.
         """
         machine = self._machine
         if self._receiver is None:
             properties = await self.limited(self._secondary.admin.properties(self.queue))
             machine.opened(properties.lock_duration, ordered=properties.single_consumer)
-            self.asked.set()
+            self._asked.set()
             self._receiver = self._secondary.receiver(Source(self.queue))
             self._receiver.on_dead_lettered = self._dead_lettered
         if machine.broken:
@@ -136,9 +139,9 @@ class QueueReceiver:
     def _dead_lettered(self, delivery: Delivery) -> None:
         """The transport could not decode a message, and has dead-lettered it (SPEC 7.4)."""
         self._machine.dead_lettered += 1
-        self._emit.of_message(
-            delivery.message,
+        self._emit(
             MessageDeadLettered,
+            delivery.message,
             queue=self.queue.path,
             entity=None,
             message_id=delivery.message.message_id,
@@ -167,42 +170,100 @@ class QueueReceiver:
             return error
         return None
 
-    async def renew(self, delivery: Delivery) -> Delivery:
-        """Renew a delivery's lock.
+    async def fresh(self, items: Sequence[Item]) -> list[Item]:
+        """Those whose locks outlast one more operation, renewed if need be; the others are redelivered (SPEC 7.6)."""
+        machine = self._machine
+        stale: Sequence[Item] = machine.stale(items, self._clock.now())
+        if stale:
+            missed: list[Item] = []
+            while stale:
+                at_once = machine.renewals_at_once(len(stale))
+                missed += await self._renew(stale[:at_once])
+                stale = stale[at_once:]
+            for item in missed:
+                machine.miss(item)
+            self._changed()
+        return [item for item in items if not item.lost]
 
-        Raises:
-            TransportError: it was not renewed, or not surely.
-        """
-        if self._receiver is None:
-            raise _gone()
-        return await self.limited(self._receiver.renew_lock(delivery))
+    async def _renew_locks(self) -> None:
+        # The first lock may be shorter than any wait that is chosen before the queue was asked.
+        await self._asked.wait()
+        while True:
+            now = self._clock.now()
+            # A look at all again after each round: while they are renewed, more come.
+            due = self._machine.to_renew(now)
+            if due:
+                await self._renew(due)
+            else:
+                await asyncio.sleep(self._machine.renewal_due_in(now))
 
-    def detach(self) -> Receiver | None:
-        """Give up the receiver: nothing of what it gave is settled any more. The next `receive` makes another one."""
+    async def _renew(self, items: Sequence[Item]) -> list[Item]:
+        """Renew locks side by side; gives the items without a good one."""
+        began_at = self._clock.now()
+        renewed = await asyncio.gather(*map(self._renew_one, items))
+        self._machine.renewals_took(self._clock.now() - began_at)
+        return [item for item, good in zip(items, renewed, strict=True) if not good]
+
+    async def _renew_one(self, item: Item) -> bool:
+        if not self._machine.is_held(item):
+            return False
+        began_at, used = self._clock.now(), item.delivery
+        self._machine.renewing(item, began_at)
+        try:
+            if self._receiver is None:
+                raise _gone()
+            outcome: Delivery | TransportError = await self.limited(self._receiver.renew_lock(used))
+        except TransportError as error:
+            outcome = error
+        good = self._machine.renewed(item, used, outcome, began_at)
+        if not good:
+            self._changed()
+        return good
+
+    async def close(self, grace: float) -> None:
+        """Try for ``grace`` seconds to settle what is done, and release the rest."""
+        await self.settler.finish(self._clock.now() + grace)
+        if self._renewals is not None:
+            self._renewals.cancel()
+            await asyncio.wait((self._renewals,), timeout=1)
+        await self.reset()
+
+    async def reset(self) -> None:
+        """Begin anew after an error: what is locked is lost to this pump, and will be redelivered."""
         receiver, self._receiver = self._receiver, None
         if not self._ending:
             self._polls = TimeLimits()
-        return receiver
+        await self.settler.stop_retries()
+        self._machine.release()
+        if receiver is not None:
+            # A driver that cancels itself here would end the pump, with the backlog stranded.
+            failed = await settled_within(_CLOSE_TIMEOUT, receiver.close)
+            if failed is not None:
+                self.settler.failed(f"close: {failed}")  # the broker releases what was locked when the locks end
+        await self.settler.give_up()
 
 
 def _gone() -> TransportError:
     return TransportError("the receiver was closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
 
 
+def _order_lost() -> TransportError:
+    return TransportError("a lock was lost, and order with it", FailureKind.UNAVAILABLE, FailureReason.LOCK_LOST)
+
+
 class Settler:
     """Settles items, each of which stays locked until the broker has confirmed it, or until the lock is lost.
 
     Args:
-        receiver: of the queue.
         machine: decides what comes of it.
         context: what all pumps share.
         changed: called whenever something was settled, or failed to be.
     """
 
     def __init__(
-        self, receiver: QueueReceiver, machine: PumpMachine, context: PumpContext, changed: Callable[[], None]
+        self, reader: BacklogReader, machine: PumpMachine, context: PumpContext, changed: Callable[[], None]
     ) -> None:
-        self._receiver = receiver
+        self._reader = reader
         self._machine = machine
         self._clock = context.clock
         self._emit = context.emit
@@ -214,7 +275,7 @@ class Settler:
     def settle_soon(self, items: Sequence[Item]) -> None:
         """Settle items, in the background from the first attempt on."""
         if items:
-            task = start_task(self.settle(items), name=f"settle {self._receiver.queue}")
+            task = start_task(self.settle(items), name=f"settle {self._reader.queue.path}")
             self._settlings[task] = None
             task.add_done_callback(self._settled_soon)
 
@@ -227,7 +288,7 @@ class Settler:
         """Settle items; one attempt now, and more in the background for what fails in passing."""
         await self._try(items)
         if self._machine.unsettled and self._retries is None:
-            self._retries = start_task(self._retry(), name=f"settle {self._receiver.queue}")
+            self._retries = start_task(self._retry(), name=f"settle {self._reader.queue.path}")
 
     async def finish(self, ends_at: float) -> None:
         """Go on settling until an instant of the loop's clock, or until all is settled."""
@@ -281,12 +342,12 @@ class Settler:
         for start in range(0, len(dead), DEAD_LETTERS_AT_ONCE):
             part, why = zip(*dead[start : start + DEAD_LETTERS_AT_ONCE], strict=True)
             used = [item.delivery for item in part]
-            outcomes = await asyncio.gather(*map(self._receiver.dead_letter, used, why))
+            outcomes = await asyncio.gather(*map(self._reader.dead_letter, used, why))
             self._settled(*machine.settled(part, used, outcomes))
 
     async def _complete(self, items: Sequence[Item]) -> None:
         used = [item.delivery for item in items]
-        errors, took = await self._receiver.complete(used)
+        errors, took = await self._reader.complete(used)
         self._settled(*self._machine.completed(items, used, errors, took))
 
     def _settled(self, reports: Iterable[Report], failures: Iterable[TransportError]) -> None:
@@ -296,13 +357,13 @@ class Settler:
         self._changed()
 
     def _report(self, reports: Iterable[Report]) -> None:
-        queue = self._receiver.queue.path
+        queue = self._reader.queue.path
         for item, completed in reports:
             message, diversion = item.message, item.diversion
             if item.poison is not None:
-                self._emit.of_message(
-                    message,
+                self._emit(
                     MessageDeadLettered,
+                    message,
                     queue=queue,
                     entity=None if diversion is None else diversion.entity.path,
                     message_id=message.message_id,
@@ -311,9 +372,9 @@ class Settler:
                 )
             elif diversion is not None and self._emit.active:
                 waited = (self._clock.instant() - diversion.diverted_at).total_seconds()
-                self._emit.of_message(
-                    message,
+                self._emit(
                     MessageMoved,
+                    message,
                     queue=queue,
                     entity=diversion.entity,
                     message_id=message.message_id or "",
@@ -325,95 +386,4 @@ class Settler:
 
     def failed(self, error: str) -> None:
         """Report an error that is no reason to end."""
-        self._emit(SyphonFailed, queue=self._receiver.queue.path, error=error, retry_after=0.0)
-
-
-class BacklogReader:
-    """Receives from one backlog queue, renews the locks on what was received, and settles it.
-
-    ``changed`` is called whenever fewer messages may be locked, or more that can't be settled.
-    """
-
-    def __init__(self, queue: Entity, context: PumpContext, machine: PumpMachine, changed: Callable[[], None]) -> None:
-        self.receiver = QueueReceiver(queue, context, machine)
-        self.settler = Settler(self.receiver, machine, context, changed)
-        self._machine = machine
-        self._clock = context.clock
-        self._changed = changed
-        self._renewals: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to renew locks."""
-        self._renewals = start_task(self._renew_locks(), name=f"locks {self.receiver.queue}")
-
-    async def fresh(self, items: Sequence[Item]) -> list[Item]:
-        """Those whose locks outlast one more operation, renewed if need be; the others are redelivered (SPEC 7.6)."""
-        machine = self._machine
-        stale: Sequence[Item] = machine.stale(items, self._clock.now())
-        if stale:
-            missed: list[Item] = []
-            while stale:
-                at_once = machine.renewals_at_once(len(stale))
-                missed += await self._renew(stale[:at_once])
-                stale = stale[at_once:]
-            for item in missed:
-                machine.miss(item)
-            self._changed()
-        return [item for item in items if not item.lost]
-
-    async def _renew_locks(self) -> None:
-        # The first lock may be shorter than any wait that is chosen before the queue was asked.
-        await self.receiver.asked.wait()
-        while True:
-            now = self._clock.now()
-            # A look at all again after each round: while they are renewed, more come.
-            due = self._machine.to_renew(now)
-            if due:
-                await self._renew(due)
-            else:
-                await asyncio.sleep(self._machine.renewal_due_in(now))
-
-    async def _renew(self, items: Sequence[Item]) -> list[Item]:
-        """Renew locks side by side; gives the items without a good one."""
-        began_at = self._clock.now()
-        renewed = await asyncio.gather(*map(self._renew_one, items))
-        self._machine.renewals_took(self._clock.now() - began_at)
-        return [item for item, good in zip(items, renewed, strict=True) if not good]
-
-    async def _renew_one(self, item: Item) -> bool:
-        if not self._machine.is_held(item):
-            return False
-        began_at, used = self._clock.now(), item.delivery
-        self._machine.renewing(item, began_at)
-        try:
-            outcome: Delivery | TransportError = await self.receiver.renew(used)
-        except TransportError as error:
-            outcome = error
-        good = self._machine.renewed(item, used, outcome, began_at)
-        if not good:
-            self._changed()
-        return good
-
-    async def close(self, grace: float) -> None:
-        """Try for ``grace`` seconds to settle what is done, and release the rest."""
-        await self.settler.finish(self._clock.now() + grace)
-        if self._renewals is not None:
-            self._renewals.cancel()
-            await asyncio.wait((self._renewals,), timeout=1)
-        await self.reset()
-
-    async def reset(self) -> None:
-        """Begin anew after an error: what is locked is lost to this pump, and will be redelivered."""
-        receiver = self.receiver.detach()
-        await self.settler.stop_retries()
-        self._machine.release()
-        if receiver is not None:
-            # A driver that cancels itself here would end the pump, with the backlog stranded.
-            failed = await settled_within(_CLOSE_TIMEOUT, receiver.close)
-            if failed is not None:
-                self.settler.failed(f"close: {failed}")  # the broker releases what was locked when the locks end
-        await self.settler.give_up()
-
-
-def _order_lost() -> TransportError:
-    return TransportError("a lock was lost, and order with it", FailureKind.UNAVAILABLE, FailureReason.LOCK_LOST)
+        self._emit(SyphonFailed, queue=self._reader.queue.path, error=error, retry_after=0.0)
