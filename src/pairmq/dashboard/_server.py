@@ -25,12 +25,7 @@ _LAST = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a dashboard is served.
-
-    Args:
-        url: of the page.
-        token: lets operators in.
-    """
+    """Where a dashboard is served."""
 
     url: str
     token: str = field(repr=False)

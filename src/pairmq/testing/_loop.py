@@ -69,9 +69,6 @@ def virtual_wall() -> float:
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end in virtual time.
 
-    Args:
-        main: what to run.
-
     Returns:
         What it returns.
 

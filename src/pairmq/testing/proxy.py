@@ -55,10 +55,6 @@ class TcpProxy:
 
     Each fault lasts until `restore` or until another one takes its place. A connection that the broker does not
     take is accepted and then reset. A context manager.
-
-    Args:
-        host: the broker's host.
-        port: the broker's TCP port.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -250,10 +246,6 @@ class TcpProxy:
 
     def redirect(self, host: str, port: int) -> None:
         """Connect new clients to another server, and keep the open connections, as a failover behind one address does.
-
-        Args:
-            host: the other server's host.
-            port: its TCP port.
 
         Raises:
             OSError: the host is unknown; nothing has changed.

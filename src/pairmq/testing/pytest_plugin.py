@@ -124,9 +124,6 @@ class VirtualTime:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end. Tasks that it leaves go on in the next call, and are cancelled after the test.
 
-        Args:
-            coroutine: of the test.
-
         Returns:
             What it returns.
 

@@ -56,9 +56,6 @@ def free_port(host: str = "127.0.0.1") -> int:
 
     On Linux it is kept for this process, so that of several that start servers side by side none is given the port of
     another one's server that is still starting, or was killed to be started again. A process keeps its last 256.
-
-    Args:
-        host: the address to look at.
     """
     # The kernel gives outgoing connections ports from the ephemeral range: one from there could be taken while a
     # server boots or is down, and a client that calls a dead port of that range can even be connected to itself.
@@ -101,12 +98,7 @@ def _first_ephemeral_port() -> int:
 
 
 def accepts_connections(host: str, port: int) -> bool:
-    """Return whether something listens there: the simplest readiness check.
-
-    Args:
-        host: the address.
-        port: the TCP port.
-    """
+    """Return whether something listens there: the simplest readiness check."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=0.5):
         return True
     return False
@@ -116,9 +108,6 @@ class OwnDirectory:
     """A temporary directory of a server, removed by the process that made it, at its end at the latest.
 
     A fork of that process, which runs the same handlers at its own end, leaves it alone.
-
-    Args:
-        prefix: of its name.
 
     Attributes:
         path: where it is.
@@ -305,11 +294,7 @@ class ServerProcess:
             self._temporary.remove()
 
     def log_tail(self, lines: int = 30) -> str:
-        """The end of what it wrote to standard output and error.
-
-        Args:
-            lines: how many lines.
-        """
+        """The end of what it wrote to standard output and error."""
         with contextlib.suppress(OSError):
             text = self._log_path.read_text(errors="replace")
             return "\n".join(text.splitlines()[-lines:])
@@ -362,9 +347,6 @@ def start_together(*servers: ServerProcess) -> None:
     """Start several servers at the same time and wait until all are ready; those that run are left alone.
 
     All processes are started by the calling thread, which therefore has to live as long as they shall.
-
-    Args:
-        servers: the servers, of any kind.
 
     Raises:
         ServerError: one of them ended, or was not ready in time; then none of those that were started here is left.

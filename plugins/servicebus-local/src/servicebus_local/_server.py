@@ -35,14 +35,7 @@ _SCALAR_TYPES = (Byte, Char, Float, Int, Long, Short, Symbol, Timestamp, UByte, 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a server listens: the requested ports, or free ones; None for one that it does not have.
-
-    Args:
-        port: of AMQP.
-        admin_port: of the administration over HTTP.
-        tls_port: of AMQP over TLS.
-        admin_tls_port: of the administration over HTTPS.
-    """
+    """Where a server listens: the requested ports, or free ones; None for one that it does not have."""
 
     port: int  # of AMQP
     admin_port: int  # of the administration over HTTP
@@ -52,9 +45,6 @@ class Addresses:
 
 class LocalServer:
     """A Service Bus namespace on this machine.
-
-    Args:
-        settings: where it listens, which clients it accepts and what it keeps.
 
     Raises:
         StoreError: what it kept can't be read.

@@ -68,10 +68,7 @@ class Control:
         self.key_name = key_name
 
     def fault(self, rule: Mapping[str, Any]) -> None:
-        """Inject a fault, in addition to those in force.
-
-        Args:
-            rule: the fields of `servicebus_local.faults.FaultRule`.
+        """Inject a fault, in addition to those in force; its fields are those of `servicebus_local.faults.FaultRule`.
 
         Raises:
             ServerError: no answer, or an invalid rule; the text names the field.
@@ -108,15 +105,7 @@ class Control:
         self.call("DELETE", "entities")
 
     def call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        """Make one request.
-
-        Args:
-            method: of HTTP.
-            path: below ``/$control/``.
-            body: sent as JSON.
-
-        Returns:
-            The answer.
+        """Make one request for a path below ``/$control/`` and return the answer; bodies are JSON.
 
         Raises:
             ServerError: no answer, or another status than 200.

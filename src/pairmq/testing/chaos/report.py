@@ -158,12 +158,7 @@ class ChaosReport:
         return not self.violations
 
     def text(self, *, most: int = 10, timeline: bool = False) -> str:
-        """Everything for a person.
-
-        Args:
-            most: violations that are shown.
-            timeline: show what was done and when, too.
-        """
+        """Everything for a person."""
         plan, counts = self.plan, self.counts
         drained = "never healed" if self.drained_after is None else f"drained {self.drained_after:.1f} s after healing"
         lines = [

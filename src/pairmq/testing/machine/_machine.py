@@ -129,11 +129,7 @@ class FailoverMachine(RuleBasedStateMachine):
         """
 
     def identity(self, message: Message) -> Hashable:
-        """Return what identifies a message to the code under test, for `promise`; here the body.
-
-        Args:
-            message: as it is stored on the primary.
-        """
+        """Return what identifies a message to the code under test, for `promise`; here the body."""
         return message.body
 
     def promise(self, entity: str | Entity, identity: Hashable) -> None:
@@ -141,10 +137,6 @@ class FailoverMachine(RuleBasedStateMachine):
 
         At the end at least one message of that `identity` must have come to the primary's entity, and all of them under
         one message id.
-
-        Args:
-            entity: where it must arrive.
-            identity: from `identity`.
         """
         self._world.ledger.promises.append(Promise(self.now, entity_named(entity), identity))
 

@@ -80,11 +80,7 @@ class Report:
         return Counter(violation.verdict for violation in self.violations)
 
     def text(self, *, most: int = 10) -> str:
-        """Everything that a person needs to find the cause: seed, options, verdicts, the message's story, the trace.
-
-        Args:
-            most: violations that are shown.
-        """
+        """Everything that a person needs to find the cause: seed, options, verdicts, the message's story, the trace."""
         scenario, setup = self.scenario, self.scenario.setup
         if self.ok:
             text = f"seed {scenario.seed}: no violation in {self.hours:.2f} h, {self.counts.messages} messages"

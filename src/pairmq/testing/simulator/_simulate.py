@@ -29,9 +29,6 @@ def simulate(settings: Settings) -> Report:
 
     The same settings give the same report in every process, and with ``trace`` the same trace, byte by byte.
 
-    Args:
-        settings: seed, hours, mode and faults.
-
     Returns:
         What was found; a failed simulation is a report with violations, never an exception.
     """
@@ -40,10 +37,6 @@ def simulate(settings: Settings) -> Report:
 
 def replay(scenario: Scenario, *, trace: bool = False) -> Report:
     """Simulate a scenario.
-
-    Args:
-        scenario: made by `scenario_of`, read from a file, or by hand.
-        trace: keep the whole trace in the report.
 
     Returns:
         As `simulate`.

@@ -17,12 +17,7 @@ _FOUND: Final = b"\x77\0"
 
 
 class Detour(socketserver.ThreadingTCPServer):
-    """A node's own epmd: it passes on what the cluster's says, but names proxies as the ports of the other nodes.
-
-    Args:
-        epmd: the cluster's.
-        node: whose it is, without the host.
-    """
+    """A node's own epmd: it passes on what the cluster's says, but names proxies as the ports of the other nodes."""
 
     daemon_threads = True
 
@@ -40,12 +35,7 @@ class Detour(socketserver.ThreadingTCPServer):
         return int(self.server_address[1])
 
     def lead_to(self, node: str, port: int) -> None:
-        """Put a proxy before another node.
-
-        Args:
-            node: its name, without the host.
-            port: on which it listens for the others.
-        """
+        """Put a proxy before another node."""
         self.proxies[node] = TcpProxy(HOST, port)
         self.proxies[node].start()
 

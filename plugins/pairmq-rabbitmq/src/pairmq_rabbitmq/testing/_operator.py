@@ -28,17 +28,7 @@ class Operator(Evaluator):
         read: str = ".*",
         tags: Sequence[str] = (),
     ) -> None:
-        """Create a user.
-
-        Args:
-            name: the user's.
-            password: the user's.
-            vhost: where it gets permissions; nowhere with None.
-            configure: expression for the names that it may declare and delete.
-            write: expression for the names that it may publish to.
-            read: expression for the names that it may read from.
-            tags: such as ``("administrator",)``.
-        """
+        """Create a user, with permissions in one virtual host as `set_permissions` gives them; nowhere with None."""
         words = ", ".join(f"binary_to_atom({binary(tag)})" for tag in tags)
         self.erl(
             f"ok = rabbit_auth_backend_internal:add_user({binary(name)}, {binary(password)}, {_ACTOR}),"
@@ -48,12 +38,7 @@ class Operator(Evaluator):
             self.set_permissions(name, vhost=vhost, configure=configure, write=write, read=read)
 
     def change_password(self, name: str, password: str) -> None:
-        """Change a user's password; open connections stay.
-
-        Args:
-            name: the user's.
-            password: the new one.
-        """
+        """Change a user's password; open connections stay."""
         self.erl(f"ok = rabbit_auth_backend_internal:change_password({binary(name)}, {binary(password)}, {_ACTOR})")
 
     def set_permissions(
@@ -61,49 +46,26 @@ class Operator(Evaluator):
     ) -> None:
         """Set a user's permissions; open channels use the previous ones for a while.
 
-        Args:
-            name: the user's.
-            vhost: where.
-            configure: expression for the names that it may declare and delete; nothing with ``""``.
-            write: expression for the names that it may publish to.
-            read: expression for the names that it may read from.
+        They are expressions for the names that it may declare and delete, publish to and read from; ``""`` is for none.
         """
         arguments = ", ".join(binary(text) for text in (name, vhost, configure, write, read))
         self.erl(f"ok = rabbit_auth_backend_internal:set_permissions({arguments}, {_ACTOR})")
 
     def delete_user(self, name: str) -> None:
-        """Delete a user, whose connections are closed.
-
-        Args:
-            name: the user's.
-        """
+        """Delete a user, whose connections are closed."""
         self.erl(f"ok = rabbit_auth_backend_internal:delete_user({binary(name)}, {_ACTOR})")
 
     def add_vhost(self, name: str, *, user: str = "guest") -> None:
-        """Create a virtual host.
-
-        Args:
-            name: the virtual host's.
-            user: who may do everything in it.
-        """
+        """Create a virtual host in which one user may do everything."""
         self.erl(f"false = rabbit_vhost:exists({binary(name)}), rabbit_vhost:add({binary(name)}, {_ACTOR})")
         self.set_permissions(user, vhost=name)
 
     def delete_vhost(self, name: str) -> None:
-        """Delete a virtual host and everything in it; its connections are closed.
-
-        Args:
-            name: the virtual host's.
-        """
+        """Delete a virtual host and everything in it; its connections are closed."""
         self.erl(f"ok = rabbit_vhost:delete({binary(name)}, {_ACTOR})")
 
     def delete_queue(self, name: str, *, vhost: str = DEFAULT_VHOST) -> None:
-        """Delete a queue with its messages.
-
-        Args:
-            name: the queue's.
-            vhost: where.
-        """
+        """Delete a queue with its messages."""
         self.erl(
             f"{{ok, Queue}} = rabbit_amqqueue:lookup(rabbit_misc:r({binary(vhost)}, queue, {binary(name)})),"
             f" {{ok, _}} = rabbit_amqqueue:delete(Queue, false, false, {_ACTOR})"
@@ -133,11 +95,7 @@ class Operator(Evaluator):
         )
 
     def queues(self, vhost: str = DEFAULT_VHOST) -> dict[str, tuple[int, int]]:
-        """Count the messages, asking each queue now: name to (ready, delivered and not acknowledged).
-
-        Args:
-            vhost: where.
-        """
+        """Count the messages, asking each queue now: name to (ready, delivered and not acknowledged)."""
         found = self._json(
             f"true = rabbit_vhost:exists({binary(vhost)}),"
             " [begin [R, U] = case amqqueue:get_type(Q) of"
@@ -200,11 +158,7 @@ class Faults(Evaluator):
         self.erl("rabbit_maintenance:resume_all_client_listeners()")
 
     def drop_clients(self, reason: str = "dropped by a test") -> None:
-        """Close all connections in order, as an operator does (reply code 320); new ones are accepted.
-
-        Args:
-            reason: what is reported to the clients.
-        """
+        """Close all connections in order, as an operator does (reply code 320); new ones are accepted."""
         self.erl(f"rabbit_networking:close_all_connections({string(reason)})")
 
     def _set_watermark(self, value: str, check: str) -> None:

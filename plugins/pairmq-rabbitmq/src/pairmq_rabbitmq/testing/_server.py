@@ -197,13 +197,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
         write_files(self.directory, self._ports, tls, plugins, config)
 
     def url_for(self, user: str = "guest", password: str = "guest", vhost: str = DEFAULT_VHOST) -> str:  # noqa: S107
-        """Return the address for a client.
-
-        Args:
-            user: who connects.
-            password: that user's.
-            vhost: virtual host; the default one ends the address with a bare slash.
-        """
+        """Return the address for a client."""
         path = "" if vhost == DEFAULT_VHOST else quote(vhost, safe="")
         return f"amqp://{quote(user, safe='')}:{quote(password, safe='')}@{HOST}:{self.port}/{path}"
 
@@ -279,11 +273,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
             self._epmd.kill()
 
     def log_tail(self, lines: int = 100) -> str:
-        """The end of what it logged: warnings and worse.
-
-        Args:
-            lines: how many lines; Erlang writes some forty about the end of the server below the reason for it.
-        """
+        """The end of what it logged: warnings and worse."""
         return super().log_tail(lines)
 
     def reset(self) -> None:
@@ -462,10 +452,7 @@ class RabbitCluster:
             return 0
 
     def leader_of(self, queue: str) -> RabbitServer | None:
-        """The node that leads a quorum queue, or holds a classic one; None where that one does not run.
-
-        Args:
-            queue: in the default virtual host.
+        """The node that leads a queue of the default virtual host, or holds a classic one; None where it is down.
 
         Raises:
             ServerError: no node answers, or the queue does not exist.
@@ -477,11 +464,7 @@ class RabbitCluster:
         return next((node for node in self.nodes if node.node == name and node.running), None)
 
     def move_leader(self, queue: str, to: RabbitServer) -> None:
-        """Have another node lead a quorum queue, as ``rabbitmq-queues rebalance`` does.
-
-        Args:
-            queue: in the default virtual host.
-            to: one of the nodes.
+        """Have another node lead a quorum queue of the default virtual host, as ``rabbitmq-queues rebalance`` does.
 
         Raises:
             ServerError: it can't.
@@ -525,9 +508,6 @@ class RabbitPool:
 
         The same servers each time, so two callers must not use them at once. They end with the thread that called
         this (see `pairmq.testing.servers`), so call it in the main thread.
-
-        Args:
-            count: how many.
 
         Raises:
             FileNotFoundError: rabbitmq-server is not installed.

@@ -278,11 +278,7 @@ class Connection:
         return data
 
     def close(self, error: AmqpError | None = None) -> None:
-        """Close the connection and wait for the peer's answer; it gets ten seconds for that.
-
-        Args:
-            error: why, if not in peace.
-        """
+        """Close the connection and wait for the peer's answer; it gets ten seconds for that."""
         if self.closed or self._awaits == "close":
             return
         if self._awaits != "frames":

@@ -43,10 +43,6 @@ _SURROGATES = range(0xD800, 0xE000)
 def decode_value(buffer: Buffer, offset: int = 0) -> tuple[Any, int]:
     """Read one value.
 
-    Args:
-        buffer: the bytes that hold it.
-        offset: where its constructor is, in bytes from the start.
-
     Returns:
         The value, and the offset behind it.
 

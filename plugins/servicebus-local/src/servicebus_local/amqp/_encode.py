@@ -47,10 +47,6 @@ def encode_value(value: Any) -> bytes:
 def encode_into(out: bytearray, value: Any) -> None:
     """Append the bytes of one value to a buffer; like `encode_value`.
 
-    Args:
-        out: what to append to.
-        value: what to write.
-
     Raises:
         TypeError: AMQP has no such type.
         ValueError: the value does not fit its type.

@@ -60,22 +60,14 @@ class Delivery:
         self.user_data: Any = None
 
     def settle(self, outcome: Outcome | None) -> None:
-        """Settle it with an outcome; does nothing if it is settled already or its link is gone.
-
-        Args:
-            outcome: what became of it.
-        """
+        """Settle it with an outcome; does nothing if it is settled already or its link is gone."""
         if self.settled:
             return
         self.settled = True
         self.link.session.dispose(self, True, outcome)
 
     def update(self, outcome: Outcome | None) -> None:
-        """Tell the peer about an outcome without settling.
-
-        Args:
-            outcome: what became of it.
-        """
+        """Tell the peer about an outcome without settling."""
         if not self.settled:
             self.link.session.dispose(self, False, outcome)
 
@@ -165,9 +157,6 @@ class Link:
     def reject(self, error: AmqpError) -> None:
         """Answer the peer's attach with an error (part 2, section 2.6.3); does nothing if the link is gone by now.
 
-        Args:
-            error: why.
-
         Raises:
             ValueError: it has been accepted already.
         """
@@ -200,9 +189,6 @@ class Link:
 
     def grant(self, credit: int) -> None:
         """Allow a sending peer so many deliveries from now on, in place of what it was allowed before.
-
-        Args:
-            credit: how many deliveries.
 
         Raises:
             ValueError: the peer does not send on this link, the link is not accepted yet, or the number is negative.

@@ -99,9 +99,6 @@ _PROPERTY_LIST = _fields.Composite(
 def split_message(payload: bytes) -> Sections:
     """Take an encoded message apart.
 
-    Args:
-        payload: the message, as its transfer carried it.
-
     Returns:
         Its sections.
 
@@ -167,9 +164,6 @@ def split_message(payload: bytes) -> Sections:
 
 def split_batch(payload: bytes) -> list[bytes]:
     """Give the messages of a batch (message format `BATCH_FORMAT`).
-
-    Args:
-        payload: the message around them.
 
     Returns:
         The encoded messages, in order.
