@@ -254,13 +254,4 @@ def test_a_plan_strikes_what_there_is(plan: tuple[Any, ...]):
         assert fault.entity in ({"", *paths} if fault.broker != "secondary" else {"", *queues})
 
 
-@PATIENT
-@given(pst.simulator_settings(max_hours=0.02, mode="liveness", faults=["hang", "slow"], faults_per_hour=9))
-def test_simulator_settings_are_as_asked_for(chosen: Settings):
-    assert 0.001 <= chosen.hours <= 0.02
-    assert chosen.mode == "liveness"
-    assert set(chosen.faults) <= {"hang", "slow"}
-    assert chosen.faults_per_hour == 9
-
-
 # -------------------------------------------------------------------------------------------------------- the package

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from pairmq.pair import load_settings
 from pairmq.runner import Clock
 from pairmq.testing import SimulatedBroker, run_virtual, simulate, virtual_wall
 from pairmq.testing import strategies as pst
-from pairmq.testing.simulator import Scenario, replay
+from pairmq.testing.simulator import FAULT_KINDS, Scenario, replay, scenario_of
 from pairmq.testing.simulator import Settings as SimulatorSettings
 from patient_examples import examples
 
@@ -27,6 +27,19 @@ EXAMPLES = examples(15)
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 """For a busy machine: how long an example takes says nothing here."""
+
+SEEDS = st.integers(0, 2**31 - 1)
+KINDS = st.lists(st.sampled_from(sorted(FAULT_KINDS)), unique=True).map(tuple)
+MODES = st.sampled_from(["safety", "liveness"])
+HOURS = st.integers(1, 50).map(lambda thousandths: thousandths / 1000)
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, hours: st.SearchStrategy[float] = HOURS) -> Scenario:
+    """Who there is and who sends what from a seed, and a plan of faults that shrinks by itself."""
+    quiet = scenario_of(SimulatorSettings(seed=draw(SEEDS), hours=draw(hours), mode=draw(MODES), faults=()))
+    return replace(quiet, faults=draw(pst.fault_plans(quiet.setup, seconds=quiet.seconds)))
+
 
 diversions = st.builds(
     Diversion,
@@ -101,21 +114,21 @@ def toml_of(value: Any) -> str:
 
 
 @settings(PATIENT, max_examples=EXAMPLES)
-@given(pst.scenarios())
+@given(scenarios())
 def test_any_plan_of_faults_is_survived(scenario: Scenario):
     report = replay(scenario)
     assert report.ok, report.text()
 
 
 @settings(PATIENT, max_examples=EXAMPLES)
-@given(pst.simulator_settings(faults_per_hour=400))
+@given(st.builds(SimulatorSettings, seed=SEEDS, hours=HOURS, mode=MODES, faults=KINDS, faults_per_hour=st.just(400.0)))
 def test_any_short_simulation_is_survived(chosen: SimulatorSettings):
     report = simulate(chosen)
     assert report.ok, report.text()
 
 
 @settings(PATIENT, max_examples=5)
-@given(pst.scenarios(max_hours=0.01))
+@given(scenarios(st.just(0.01)))
 def test_a_drawn_scenario_goes_through_json_unchanged(scenario: Scenario):
     assert Scenario.from_json(scenario.to_json()) == scenario
 

@@ -14,7 +14,7 @@ other module of the test kit but `pairmq.testing.machine` does.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -41,8 +41,7 @@ from pairmq.model import (
     PropertyValue,
 )
 from pairmq.testing.history import PRIMARY, SECONDARY
-from pairmq.testing.simulator import FAULT_KINDS, Fault, Scenario, Settings, Setup, scenario_of
-from pairmq.testing.simulator._scenario import Mode
+from pairmq.testing.simulator import FAULT_KINDS, Fault, Setup
 
 __all__ = [
     "entities",
@@ -56,8 +55,6 @@ __all__ = [
     "options",
     "property_names",
     "property_values",
-    "scenarios",
-    "simulator_settings",
 ]
 
 T = TypeVar("T")
@@ -453,39 +450,6 @@ _DELAYING = frozenset(("slow", "late"))
 _SEEDS = st.integers(0, 2**31 - 1)
 
 
-def simulator_settings(
-    *,
-    max_hours: float = 0.05,
-    mode: Mode | None = None,
-    faults: Collection[str] = FAULT_KINDS,
-    faults_per_hour: float = 60.0,
-) -> st.SearchStrategy[Settings]:
-    """Settings of short simulations; a virtual hour takes about half a second.
-
-        @given(simulator_settings(mode="liveness"))
-        def test_everything_drains_in_the_end(settings):
-            report = simulate(settings)
-            assert report.ok, report.text()
-
-    Args:
-        max_hours: of virtual time with faults, 0.001 (3.6 s) at least.
-        mode: ``"safety"`` or ``"liveness"``; either when left out.
-        faults: the kinds of which some are drawn, of `pairmq.testing.simulator.FAULT_KINDS`.
-        faults_per_hour: as in `pairmq.testing.simulator.Settings`.
-    """
-    modes: tuple[Mode, ...] = ("safety", "liveness") if mode is None else (mode,)
-    kinds = sorted(faults)
-    chosen = st.lists(st.sampled_from(kinds), unique=True, max_size=len(kinds)) if kinds else st.just([])
-    return st.builds(
-        Settings,
-        seed=_SEEDS,
-        hours=st.integers(1, max(1, round(max_hours * 1000))).map(lambda thousandths: thousandths / 1000),
-        mode=st.sampled_from(modes),
-        faults=chosen.map(tuple),
-        faults_per_hour=st.just(faults_per_hour),
-    )
-
-
 def fault_plans(
     setup: Setup, *, seconds: float, kinds: Collection[str] = FAULT_KINDS, max_size: int = 6
 ) -> st.SearchStrategy[tuple[Fault, ...]]:
@@ -506,35 +470,6 @@ def fault_plans(
     """
     faults = st.sampled_from(sorted(kinds)).flatmap(lambda kind: _faults(kind, setup, seconds))
     return st.lists(faults, max_size=max_size if kinds else 0).map(lambda plan: tuple(sorted(plan, key=_instant)))
-
-
-def scenarios(
-    *,
-    max_hours: float = 0.05,
-    mode: Mode | None = None,
-    kinds: Collection[str] = FAULT_KINDS,
-    max_faults: int = 6,
-) -> st.SearchStrategy[Scenario]:
-    """Whole scenarios: who there is and who sends what from a seed, and a plan of faults that shrinks by itself.
-
-        @given(scenarios())
-        def test_any_scenario_is_survived(scenario):
-            report = replay(scenario)
-            assert report.ok, report.text()
-
-    Args:
-        max_hours: of virtual time.
-        mode: as in `simulator_settings`.
-        kinds: of faults.
-        max_faults: faults at most.
-    """
-    quiet = simulator_settings(max_hours=max_hours, mode=mode, faults=()).map(scenario_of)
-    return quiet.flatmap(lambda scenario: _with_faults(scenario, kinds, max_faults))
-
-
-def _with_faults(scenario: Scenario, kinds: Collection[str], most: int) -> st.SearchStrategy[Scenario]:
-    plans = fault_plans(scenario.setup, seconds=scenario.seconds, kinds=kinds, max_size=most)
-    return plans.map(lambda plan: replace(scenario, faults=plan))
 
 
 def _instant(fault: Fault) -> float:
