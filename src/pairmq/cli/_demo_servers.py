@@ -5,15 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
-
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.live import Live
-from rich.spinner import Spinner
-from rich.text import Text
 
 from pairmq.cli._output import note, stderr_console
 from pairmq.cli._signals import Stop
@@ -21,7 +15,6 @@ from pairmq.cli._values import BadUsage, CommandFailed, printable
 from pairmq.plugins import LocalServer, registry
 
 _POLL = 0.05  # s
-_FRAMES = 8  # a second
 _LOG_LINES = 20
 _BROUGHT_BY = {
     "postgres": "pairmq-postgres",
@@ -159,26 +152,10 @@ def _shield() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 
-class _Waiting:
-    """A line that says for how long something has been going on; drawn anew at each refresh."""
-
-    def __init__(self, text: str) -> None:
-        self._spinner = Spinner("dots", style="cyan")
-        self._text = text
-        self._began = time.monotonic()
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        self._spinner.update(text=Text(f"{self._text}… {time.monotonic() - self._began:.0f} s"))
-        yield self._spinner
-
-
-@contextlib.contextmanager
-def _shown(text: str) -> Iterator[None]:
+def _shown(text: str) -> contextlib.AbstractContextManager[object]:
     """Show a line while something lasts on a terminal; print it elsewhere."""
     console = stderr_console()
-    if not console.is_terminal or console.is_dumb_terminal:
-        note(f"{text}…")
-        yield
-        return
-    with Live(_Waiting(text), console=console, refresh_per_second=_FRAMES, transient=True):
-        yield
+    if console.is_terminal and not console.is_dumb_terminal:
+        return console.status(f"{text}…")
+    note(f"{text}…")
+    return contextlib.nullcontext()

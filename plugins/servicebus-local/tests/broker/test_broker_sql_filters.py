@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from servicebus_local.broker import BrokerError, Stored
 from servicebus_local.broker._sql import parse_action, parse_condition
-from servicebus_local.broker._sql_values import EvaluationError, Scope, is_like, like_pattern
+from servicebus_local.broker._sql_values import EvaluationError, Scope, is_like
 
 MESSAGE = Stored(
     b"",
@@ -187,7 +187,7 @@ def test_any_row_of_tokens_is_read_or_refused(words):
     test_any_text_is_read_or_refused.hypothesis.inner_test(" ".join(words))
 
 
-@given(st.text("ab", max_size=8), st.text("ab%_", max_size=6))
+@given(st.text("ab*[", max_size=8), st.text("ab*[%_", max_size=6))
 def test_like_matches_what_its_definition_does(text, pattern):
     def matches(text: str, pattern: str) -> bool:
         if not pattern:
@@ -196,7 +196,7 @@ def test_like_matches_what_its_definition_does(text, pattern):
             return any(matches(text[at:], pattern[1:]) for at in range(len(text) + 1))
         return bool(text) and pattern[0] in ("_", text[0]) and matches(text[1:], pattern[1:])
 
-    assert is_like(text, like_pattern(pattern, None)) is matches(text, pattern)
+    assert is_like(text, pattern, None) is matches(text, pattern)
 
 
 def test_an_action_is_read_into_assignments():

@@ -31,7 +31,6 @@ from servicebus_local.broker._sql_values import (
     compare,
     compute,
     is_like,
-    like_pattern,
 )
 
 MAX_DEPTH = 32
@@ -195,7 +194,7 @@ class _Parser:
                 return None
             if sign is not None and not (isinstance(sign, str) and len(sign) == 1):
                 raise EvaluationError("ESCAPE wants one character")
-            return is_like(text, like_pattern(wanted, sign))
+            return is_like(text, wanted, sign)
 
         return like
 

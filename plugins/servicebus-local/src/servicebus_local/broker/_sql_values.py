@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from typing import Any
 from uuid import UUID
 
@@ -32,6 +33,7 @@ class Scope:
 Expression = Callable[[Scope], object]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WILDCARDS = {"%": "*", "_": "?"}
 
 
 def _utc(seconds: float | None) -> datetime | None:
@@ -135,38 +137,14 @@ def _arithmetic(sign: str, left: float, right: float) -> float:
     return quotient if sign == "/" else left - right * quotient
 
 
-_ANY = object()
-_ONE = object()
-
-
-def like_pattern(pattern: str, escape: str | None) -> list[object]:
-    """The pattern of LIKE taken apart; what is not a character is a wildcard."""
-    parts: list[object] = []
+def is_like(text: str, pattern: str, escape: str | None) -> bool:
+    """Whether a text fits a pattern of LIKE."""
+    glob: list[str] = []
     characters = iter(pattern)
     for each in characters:
-        if escape is not None and each == escape:
-            parts.append(next(characters, each))
-        elif each == "%":
-            parts.append(_ANY)
+        if each != escape and each in _WILDCARDS:
+            glob.append(_WILDCARDS[each])
         else:
-            parts.append(_ONE if each == "_" else each)
-    return parts
-
-
-def is_like(text: str, parts: list[object]) -> bool:
-    """Whether a text fits a pattern, in time that is at most text times pattern."""
-    at = part = 0
-    back_part, back_at = -1, 0
-    while at < len(text):
-        if part < len(parts) and parts[part] is _ANY:
-            back_part, back_at = part, at
-            part += 1
-        elif part < len(parts) and (parts[part] is _ONE or parts[part] == text[at]):
-            part += 1
-            at += 1
-        elif back_part >= 0:
-            back_at += 1
-            part, at = back_part + 1, back_at
-        else:
-            return False
-    return all(each is _ANY for each in parts[part:])
+            literal = next(characters, each) if each == escape else each
+            glob.append(f"[{literal}]" if literal in "*?[" else literal)
+    return fnmatchcase(text, "".join(glob))
