@@ -182,11 +182,11 @@ VIRTUAL = """
 
     import pytest
     from pairmq import Message, Route
-    from pairmq.testing import Fault, in_virtual_time
+    from pairmq.testing import Fault, in_virtual_time, simulated_pair
 
     def test_run(virtual_time):
         async def scene():
-            async with virtual_time.simulated_pair(failover_interval=600) as it:
+            async with simulated_pair(failover_interval=600) as it:
                 it.primary.fail(Fault.DOWN)
                 receipt = await it.pair.sender("orders").send(Message(b"1"), timeout=3600)
                 assert receipt.route is Route.BACKLOG
@@ -197,7 +197,7 @@ VIRTUAL = """
 
     @in_virtual_time
     async def test_decorated(virtual_time):
-        async with virtual_time.simulated_pair(entities=["prices"]) as it:
+        async with simulated_pair(entities=["prices"]) as it:
             it.primary.fail(Fault.DOWN)
             await it.pair.sender("prices").send(Message(b"1"))
             it.primary.heal()
@@ -214,8 +214,10 @@ def test_virtual_time_works_in_either_mode_of_pytest_asyncio(run, mode: str):
 def test_the_error_for_an_async_test_in_real_time_names_virtual_time(run):
     result = run(
         """
+        from pairmq.testing import simulated_pair
+
         async def test_pair(virtual_time):
-            async with virtual_time.simulated_pair():
+            async with simulated_pair():
                 pass
 
         async def test_run(virtual_time):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -25,9 +25,9 @@ from pairmq.model import Entity
 from pairmq.pair import Pair
 from pairmq.testing._loop import VirtualTimeLoop
 from pairmq.testing._memory import MemoryBroker
-from pairmq.testing._simulated import SimulatedPair, entity_named, simulated_pair
+from pairmq.testing._simulated import entity_named
 
-__all__ = ["QUICK_OPTIONS", "MemoryBroker", "MemoryBrokers", "SimulatedPair", "VirtualTime", "memory_pair"]
+__all__ = ["QUICK_OPTIONS", "MemoryBroker", "MemoryBrokers", "VirtualTime", "memory_pair"]
 
 T = TypeVar("T")
 
@@ -114,8 +114,8 @@ class VirtualTime:
     """Runs coroutines in virtual time, all of one test in one loop; the fixture ``virtual_time``.
 
     Everything that waits for timers and other tasks goes on as fast as the processor can. What waits for a real socket,
-    a thread or ``time.sleep`` does not: pair simulated brokers here (`simulated_pair`). Brokers at ``memory://`` take
-    part too, but their own clock is real: a lock, a time-to-live or a schedule that they keep lasts real seconds.
+    a thread or ``time.sleep`` does not: use `pairmq.testing.simulated_pair` here. Brokers at ``memory://`` take part
+    too, but their own clock is real: a lock, a time-to-live or a schedule that they keep lasts real seconds.
     """
 
     def __init__(self) -> None:
@@ -138,22 +138,6 @@ class VirtualTime:
                 "or keep it 'async def' and decorate it with pairmq.testing.in_virtual_time"
             )
         return self._runner.run(coroutine)
-
-    def simulated_pair(
-        self, options: PairOptions | None = None, *, entities: Iterable[str | Entity] = ("orders",), **changes: Any
-    ) -> AbstractAsyncContextManager[SimulatedPair]:
-        """Open a pair of two simulated brokers; use it with ``async with`` in what `run` runs.
-
-        Args:
-            options: all of them; `pairmq.testing.TEST_OPTIONS` when left out.
-            entities: made on the primary.
-            changes: single options by name.
-
-        Raises:
-            RuntimeError: the running loop's time is real.
-            ConfigurationError: an option is wrong.
-        """
-        return simulated_pair(options, entities=entities, **changes)
 
     @property
     def now(self) -> float:
