@@ -32,7 +32,7 @@ from core_search import HAZARDS, WORLDS, Check, Hazard, Trouble, Verdict, World
 from core_search import MEANING as VERDICT_MEANING
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-FOUND = DOCS / "explanation" / "correctness.json"
+FOUND = DOCS / "explanation" / "model.json"
 """What the searches of scripts/model.py found: they take longer than writing may; a test compares the two."""
 
 AWAY = (Health.DOWN, Health.HELD)
@@ -353,7 +353,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "reference/options.md": {"options": option_table},
     "reference/journal.md": {"columns": columns, "kinds": kinds},
-    "explanation/correctness.md": {"worlds": worlds, "hazards": hazards, "stories": stories},
+    "explanation/model.md": {"worlds": worlds, "hazards": hazards, "stories": stories},
 }
 
 

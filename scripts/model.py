@@ -4,7 +4,7 @@
     python scripts/model.py                writes a table
     python scripts/model.py --hazard 7     tells the stories of one hazard
     python scripts/model.py --check        compares what was found with what is kept, as `make test-all` does
-    python scripts/model.py --write        keeps what was found for docs/explanation/correctness.md, if all is well
+    python scripts/model.py --write        keeps what was found for docs/explanation/model.md, if all is well
 
 Exit status: 0 when each planted hazard was found and each world is clean, and --check found no difference; 1 when not.
 """
@@ -35,7 +35,7 @@ from core_search import (
     system,
 )
 
-FOUND = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "correctness.json"
+FOUND = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "model.json"
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--hazard", type=int, choices=[hazard.number for hazard in HAZARDS], metavar="N", help="a story"
     )
     parser.add_argument("--json", action="store_true", help="what was found, on stdout as JSON")
-    parser.add_argument("--write", action="store_true", help="keep it in docs/explanation/correctness.json")
-    parser.add_argument("--check", action="store_true", help="compare it with docs/explanation/correctness.json")
+    parser.add_argument("--write", action="store_true", help="keep it in docs/explanation/model.json")
+    parser.add_argument("--check", action="store_true", help="compare it with docs/explanation/model.json")
     options = parser.parse_args(arguments)
     if options.hazard is not None:
         if options.json or options.write or options.check:

@@ -20,7 +20,7 @@ from pairmq.core.send import Job
 from pairmq.model import Delivery, FailureReason
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = json.loads((ROOT / "docs" / "explanation" / "correctness.json").read_text(encoding="utf-8"))
+KEPT = json.loads((ROOT / "docs" / "explanation" / "model.json").read_text(encoding="utf-8"))
 FEWEST_STATES = 4_000
 # What has more states, with the real rules or a planted hazard, is searched by `scripts/model.py --check`, in
 # `make test-all`.
