@@ -419,6 +419,7 @@ def test_one_operation_to_a_distant_broker_carries_more():
 
 def test_one_receive_from_a_distant_broker_takes_more_while_the_window_has_room():
     pump = Pump(syphon_batch=2)
+    flowing(pump, 0.0, rounds=1)
     assert pump.machine.receives == 2
     flowing(pump, 0.03)
     assert pump.machine.receives == 32
@@ -439,6 +440,65 @@ def test_no_more_is_received_than_fits_in_the_window():
     assert pump.machine.room(0.0) is Room.ENOUGH
     pump.receive(envelope(1), envelope(2))
     assert pump.machine.room(0.0) is Room.SOON
+
+
+MIB = 1 << 20
+
+
+def test_while_nothing_is_known_of_the_size_of_messages_one_is_received():
+    pump = Pump()
+    assert pump.machine.receives == 1
+    pump.receive(envelope(1))
+    assert pump.machine.receives == 100
+    pump.receive()
+    assert pump.machine.receives == 1
+
+
+@pytest.mark.parametrize(("size", "receives"), [(100 << 10, 100), (MIB, 16), (5 * MIB, 3), (100 * MIB, 1), (0, 100)])
+def test_no_more_is_received_at_once_than_16_mib_of_messages_like_the_last_ones(size, receives):
+    pump = Pump()
+    pump.receive(envelope(1, body=bytes(size)))
+    assert pump.machine.receives == receives
+
+
+def test_a_receive_that_failed_is_followed_by_smaller_ones_until_more_may_fit():
+    pump = Pump(syphon_batch=9)
+    pump.receive(envelope(1))
+    asked = []
+    for _ in range(5):
+        asked.append(pump.machine.receives)
+        pump.machine.receive_ended(asked[-1], None, 20.0)
+    for got, seconds in [(1, 9.0), (1, 2.0), (1, 2.0), (2, 3.0), (3, 0.1)]:
+        pump.machine.receive_ended(asked[-1], got, seconds)
+        asked.append(pump.machine.receives)
+    assert asked == [9, 4, 2, 1, 1, 1, 2, 2, 3, 9]
+
+
+def test_no_more_than_16_mib_are_on_their_way():
+    pump = Pump()
+    settle = pump.receive(*(envelope(n, body=bytes(4 * MIB)) for n in range(3)))
+    assert pump.machine.room(0.0) is Room.ENOUGH
+    pump.receive(envelope(3, body=bytes(4 * MIB)), first=4)
+    assert (settle, pump.machine.room(0.0)) == ([], Room.SOON)
+    pump.settle(pump.send(None).settle)
+    assert pump.machine.room(0.0) is Room.ENOUGH
+
+
+@pytest.mark.parametrize(("ordered", "room"), [(False, Room.POSTPONE), (True, Room.NONE)])
+def test_no_more_than_16_mib_are_held_for_a_destination_that_is_unavailable(ordered, room):
+    pump = Pump(ordered=ordered)
+    pump.receive(*(envelope(n, body=bytes(6 * MIB)) for n in range(2)))
+    pump.gates.shut(pump.lines[ORDERS].gate)
+    assert pump.machine.room(0.0) is Room.ENOUGH
+    pump.receive(envelope(2, body=bytes(6 * MIB)), first=3)
+    assert pump.machine.room(0.0) is room
+
+
+def test_what_was_released_makes_room():
+    pump = Pump()
+    pump.receive(envelope(1, body=bytes(20 * MIB)))
+    pump.machine.release()
+    assert pump.machine.room(0.0) is Room.ENOUGH
 
 
 def test_a_full_batch_that_waits_is_postponed():
@@ -632,6 +692,14 @@ def test_a_lock_is_renewed_after_a_third_of_it():
     pump.machine.renewing(item, 110.0)
     assert pump.machine.renewed(item, item.delivery, item.delivery, 110.0)
     assert (item.locked_until, pump.machine.to_renew(119.0)) == (140.0, [])
+
+
+def test_as_many_are_renewed_at_once_as_all_locks_need_and_not_only_those_that_are_due():
+    pump = Pump(lock=30.0)
+    pump.receive(*map(envelope, range(80)))
+    pump.receive(*map(envelope, range(80, 150)), now=9.0, first=81)
+    pump.machine.renewals_took(5.0)  # half of a third of a lock
+    assert len(pump.machine.to_renew(11.0)) == 75
 
 
 def test_a_lock_that_lasts_as_long_as_the_connection_is_not_renewed():

@@ -15,7 +15,7 @@ from pairmq import ConfigurationError, Message, Pair, Route
 from pairmq import testing as simulated
 from pairmq.core import Diversion, Pace, PairOptions, divert
 from pairmq.memory import StateReceiver
-from pairmq.model import Entity, EntityState, FailureKind, FailureReason, TransportError
+from pairmq.model import Delivery, Entity, EntityState, FailureKind, FailureReason, TransportError
 from pairmq.model.events import DestinationChanged, MessageDeadLettered, MessageMoved
 from pairmq.runner import Clock, Emitter, TimeLimits
 from pairmq.runner._backlog import BacklogQueues
@@ -439,6 +439,40 @@ async def test_no_more_than_two_batches_of_large_messages_are_locked(world):
 
 
 @in_virtual_time
+@pytest.mark.parametrize("fault", [Fault.DOWN, Fault.SLOW])
+async def test_large_messages_are_locked_by_their_size(world, fault):
+    mib = 1 << 20
+    async with world(enable_syphon=True, attempt_timeout=10) as w:
+        w.east.fail(fault, Operation.SEND, **({"delay": 2} if fault is Fault.SLOW else {}))
+        leave(w, *(envelope(bytes(mib - 10_000), message_id=str(n)) for n in range(90)))
+        most = 0
+        for _ in range(100):
+            most = max(most, w.pair._opened.syphon.locked)
+            await asyncio.sleep(0.1)
+        w.east.heal()
+        await drained(w)
+        assert 16 < most <= 2 * 16
+        assert len(w.home()) == 90
+
+
+@in_virtual_time
+async def test_a_receive_that_carries_too_much_for_its_time_limit_carries_less_the_next_time(world, monkeypatch):
+    receive = simulated.SimulatedReceiver.receive
+
+    async def small_ones(self: Receiver, most: int, wait: float) -> list[Delivery]:
+        if most > 3:
+            await asyncio.sleep(10)
+            raise TransportError("no answer", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
+        return await receive(self, most, wait)
+
+    monkeypatch.setattr(simulated.SimulatedReceiver, "receive", small_ones)
+    async with world(enable_syphon=True) as w:
+        leave(w, *(envelope(b"%d" % n) for n in range(20)))
+        await drained(w)
+        assert w.home() == [b"%d" % n for n in range(20)]
+
+
+@in_virtual_time
 async def test_an_unavailable_destination_holds_up_no_other(world):
     async with world(enable_syphon=True, syphon_batch=10) as w:
         w.east.fail(Fault.DOWN, entities=["orders"])
@@ -490,11 +524,13 @@ async def test_a_long_outage_spends_no_delivery_count_and_loses_no_lock(world):
 @in_virtual_time
 async def test_a_hung_primary_costs_the_syphon_no_copies_it_does_not_explain(world):
     async with world(enable_syphon=True) as w:
-        leave(w, *(envelope(b"%d" % n) for n in range(20)))
+        leave(w, envelope(b"first"))
+        await drained(w)
+        leave(w, *(envelope(b"%d" % n) for n in range(20)))  # which are received at once
         w.east.fail(Fault.CONFIRM_LOST, Operation.SEND, times=1)
         await drained(w)
-        assert set(w.home()) == {b"%d" % n for n in range(20)}
-        assert all(event.maybe_duplicate for event in w.of(MessageMoved))
+        assert set(w.home()) == {b"first", *(b"%d" % n for n in range(20))}
+        assert all(event.maybe_duplicate for event in w.of(MessageMoved)[1:])
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ Rules.
    next one goes; nothing goes to the tail, but several batches are held; and when a lock is lost all that waits is
    released, once what is being sent has its answer, and what is stored was completed: under another lock it would be
    sent twice.
-5. An operation that hits its time limit reports the outcome of none of its messages: the next one carries fewer.
+5. An operation that hits its time limit reports the outcome of none of its messages: the next one carries fewer. No
+   more than 16 MiB are on their way, or held for a destination: one message is received while nothing is known of their
+   size, then as many as the size of the last ones allows, and fewer after a receive that failed.
 6. A settlement that failed in passing is tried again, and each is reported once, however it ends.
 7. Each attempt whose confirmation is lost may leave a copy in the primary. So a message in doubt waits, from the
    fourth one on twice as long after each, and others pass it where order allows that (ADR 12).
@@ -58,11 +60,12 @@ _OPERATION_BYTES: Final = 1 << 20  # of bodies, from which on an operation takes
 _QUADRUPLES, _DOUBLES, _GROWS = 0.05, 0.25, 0.5
 """Shares of the time limit below which the next operation may carry four or two times as many messages, or one more."""
 
+_MOST_RECEIVED: Final = 1 << 20  # no limit
 _BATCHES_HELD: Final = 10
 _MOST_HELD: Final = 1000
 """Messages under locks of a minute, and fewer in proportion under shorter ones: each lock costs a renewal in time."""
 _BYTES_HELD: Final = 16 << 20
-"""Of bodies, as each of many backlog queues may hold as much."""
+"""Of bodies, as each of many backlog queues may hold as much; what the next message adds comes on top."""
 
 _FIRST_COMPLETED: Final = 100  # deliveries completed in one operation, until that has shown to fit
 MOST_COMPLETED: Final = 1000
@@ -394,6 +397,9 @@ class PumpMachine:
         self._ordered_batches = ordered_batches
         self._counts_time = options.ttl_policy != "restore"
         self._limited = rate is not None
+        self._fits = 1  # messages of the next receive, if they are as large as the last ones; 1 if none is known
+        self._carries = _MOST_RECEIVED  # messages of the next receive, after one that failed
+        self._bytes = 0  # of the bodies of what is locked
         self._fills = False  # the last receive has shown that many small messages are there
         self._reads_ahead = False
         self._sent_in = self._completed_in = 0.0  # s: the least of late; 0 before the first one
@@ -455,8 +461,9 @@ class PumpMachine:
         One receive takes a round trip, and there is one at a time.
         """
         batch = self.batch
-        room = self.ahead + batch - len(self._locked)
-        return batch if batch == self._batch else max(batch, min(batch * _BATCHES_AN_OPERATION, room))
+        if batch > self._batch:
+            batch = max(batch, min(batch * _BATCHES_AN_OPERATION, self.ahead + batch - len(self._locked)))
+        return min(batch, self._fits, self._carries)
 
     @property
     def ahead(self) -> int:
@@ -483,14 +490,20 @@ class PumpMachine:
             now: the instant.
             primary_answers: what came of `Room.ASK`: if it does not, no other destination could be served either.
         """
-        held = sum(len(self._waiting(line, now)) for line in self._lines.values()) + len(self._unsettled)
-        if held >= self._options.syphon_batch and not (primary_answers and self._holds_more(now)):
+        waiting = [self._waiting(line, now) for line in self._lines.values()]
+        held = sum(map(len, waiting)) + len(self._unsettled)
+        held_bytes = sum(len(item.message.body) for items in (*waiting, self._unsettled) for item in items)
+        full = held >= self._options.syphon_batch or held_bytes >= _BYTES_HELD
+        if full and not (primary_answers and self._holds_more(now)):
             if primary_answers is None and self._holds_more(now):
                 return Room.ASK
             self._fills = self._reads_ahead = False
             return Room.NONE if self.ordered else Room.POSTPONE
-        moving = len(self._locked) - (held if self.ordered else 0)  # it holds beside what moves
-        return Room.SOON if moving >= max(self.batch, self.ahead) else Room.ENOUGH
+        moving, moving_bytes = len(self._locked), self._bytes
+        if self.ordered:  # it holds beside what moves
+            moving, moving_bytes = moving - held, moving_bytes - held_bytes
+        much = moving >= max(self.batch, self.ahead) or (moving_bytes >= _BYTES_HELD and not self._reads_ahead)
+        return Room.SOON if much else Room.ENOUGH
 
     @property
     def stuck(self) -> bool:
@@ -578,9 +591,24 @@ class PumpMachine:
                 group.append(item)
         goes_on = len(deliveries) >= self._batch or (self._reads_ahead and len(deliveries) > 0)
         self._fills = goes_on and size <= _SMALL * len(deliveries)
+        self._fits = max(1, min(_MOST_RECEIVED, _BYTES_HELD * len(deliveries) // max(size, 1)))
         self._read_ahead()
         lines = [self._line_up(entity, items) for entity, items in groups.items() if items]
         return settle, [line for line in lines if line is not None]
+
+    def receive_ended(self, asked: int, got: int | None, seconds: float) -> None:
+        """See how many a receive can carry (rule 5).
+
+        Args:
+            asked: messages that it was to carry at most.
+            got: messages that it did carry; None when it failed.
+            seconds: that it took.
+        """
+        if got is None:
+            self._carries = max(1, asked // 2)
+        elif got >= self._carries:
+            took = seconds / self.time_limit
+            self._carries = adapted(self._carries, got, [None] * got, took, _MOST_RECEIVED)
 
     def _read_ahead(self) -> None:
         """Let several batches be locked while more than one is there, is small, and flows.
@@ -592,6 +620,7 @@ class PumpMachine:
 
     def _lock(self, item: Item) -> None:
         self._locked[item] = None
+        self._bytes += len(item.message.body)
         if item.delivery.sequence_number:
             self._places[item.delivery.sequence_number] = item
 
@@ -875,7 +904,7 @@ class PumpMachine:
         """Return those whose locks are to be renewed now, side by side: those that end soonest."""
         due = [item for item in self._locked if item.renew_at < now + _SOON]
         due.sort(key=lambda item: item.locked_until)
-        return due[: self.renewals_at_once(len(due))]
+        return due[: self.renewals_at_once(len(self._locked))]  # the others are due within the same third of a lock
 
     def renewal_due_in(self, now: float) -> float:
         """Seconds until `to_renew` is to be asked again."""
@@ -940,7 +969,9 @@ class PumpMachine:
             self._let_go(item)
 
     def _let_go(self, item: Item) -> None:
-        self._locked.pop(item, None)
+        if item in self._locked:
+            del self._locked[item]
+            self._bytes -= len(item.message.body)
         place = item.delivery.sequence_number
         if self._places.get(place) is item:
             del self._places[place]

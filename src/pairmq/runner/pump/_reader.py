@@ -128,10 +128,16 @@ class BacklogReader:
             self._receiver.on_dead_lettered = self._dead_lettered
         if machine.broken:
             raise _order_lost()
-        limit = self._clock.now() + self.wait + self._options.attempt_timeout
+        began_at = self._clock.now()
+        limit = began_at + self.wait + self._options.attempt_timeout
         most = machine.receives
         self._receiver.read_ahead(machine.ahead)
-        deliveries = await self._polls.run(self._receiver.receive(most, self.wait), limit)
+        try:
+            deliveries = await self._polls.run(self._receiver.receive(most, self.wait), limit)
+        except TransportError:
+            machine.receive_ended(most, None, self._clock.now() - began_at)
+            raise
+        machine.receive_ended(most, len(deliveries), self._clock.now() - began_at)
         if machine.broken:
             raise _order_lost()  # what came may stand behind what was lost
         return deliveries
