@@ -142,7 +142,8 @@ async def test_an_earlier_versions_file_is_brought_up_and_keeps_what_it_holds(pa
 
 
 async def test_an_empty_file_is_made_into_one_of_ours(path, transport):
-    path.touch(mode=0o640)
+    path.touch()
+    path.chmod(0o640)
     assert await transport.admin.create(QUEUE)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
