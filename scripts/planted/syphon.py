@@ -160,7 +160,7 @@ SYPHON = (
     Mutant(
         "a syphon holds messages of a lane while their destination is unavailable",
         "src/pairmq/runner/pump/_pump.py",
-        "        return self._lane_entity is not None and self._machine.stuck",
+        "        return self._lane_entity is not None and self.machine.stuck",
         "        return False",
         tests=("tests/runner/test_lanes.py",),
     ),

@@ -606,8 +606,8 @@ TESTED = (
     Mutant(
         "a policy on a backlog queue that was made this moment is not reported",
         "src/pairmq/runner/_backlog.py",
-        "        try:\n            actual = await self._limited(admin.properties(queue))\n",
-        "        try:\n            actual = None if created else await self._limited(admin.properties(queue))\n",
+        "        try:\n            actual = await self._limits.run(admin.properties(queue))\n",
+        "        try:\n            actual = None if created else await self._limits.run(admin.properties(queue))\n",
         tests=("tests/runner/test_backlog.py",),
     ),
     Mutant(

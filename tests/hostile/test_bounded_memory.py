@@ -78,7 +78,7 @@ async def one_by_one(pair: Pair, number: int) -> list[Exception]:
             except CALM as error:
                 outcomes[type(error)] += 1
             assert loop.time() - began < 5.5
-            assert pair._engine.in_flight <= MOST_PENDING
+            assert pair.in_flight <= MOST_PENDING
             await asyncio.sleep(0.001)
 
     await asyncio.gather(*(work() for _ in range(min(TASKS, number))))
@@ -144,7 +144,7 @@ async def test_memory_does_not_grow_with_the_number_of_sends(attempt: Attempt, f
         assert len(gc.get_objects()) - objects < max(200, ATTEMPTS // 500)
         assert sys.getallocatedblocks() - blocks < max(500, ATTEMPTS // 200)
         assert all(isinstance(kind, CALM) for kind in kinds)
-        assert pair._engine.in_flight == 0
+        assert pair.in_flight == 0
         east.heal()
         west.heal()
         pair.mark_healthy("orders")
@@ -174,7 +174,7 @@ async def test_a_send_that_fails_for_hours_keeps_few_of_its_failures() -> None:
     async with away(Fault.BUSY, send_timeout=7200) as (pair, *_):
         with pytest.raises(SendRefused) as caught:
             await pair.sender("orders").send(Message(b"x"))
-        assert pair._engine.in_flight == 0
+        assert pair.in_flight == 0
         assert 2 <= len(caught.value.causes) <= 12
 
 
@@ -197,7 +197,7 @@ async def test_dead_ports_bound_what_waits_and_all_works_when_they_are_served_ag
 
         async def work(number: int) -> None:
             for each in range(10):
-                assert pair._engine.in_flight <= 50
+                assert pair.in_flight <= 50
                 try:
                     await sender.send(Message(b"x", message_id=f"{number}-{each}"))
                 except SendRefused as error:
@@ -205,7 +205,7 @@ async def test_dead_ports_bound_what_waits_and_all_works_when_they_are_served_ag
 
         await asyncio.gather(*(work(number) for number in range(300)))
         assert outcomes.total() == 3000
-        assert pair._engine.in_flight == 0
+        assert pair.in_flight == 0
         with RedisServer(port=ports[0], appendfsync="no") as primary, RedisServer(port=ports[1], appendfsync="no"):
             async with registry.transport(primary.url) as setup:
                 await setup.admin.create(Entity("orders"))

@@ -169,7 +169,7 @@ def second_syphon(w, **options) -> Syphon:
     emit.add(w.events.append)
     chosen = PairOptions(backlog_queue_count=3, **options)
     primary, secondary = w.east.transport(), w.west.transport()
-    backlog = BacklogQueues(secondary, "east", chosen, clock, emit, TimeLimits())
+    backlog = BacklogQueues(secondary, "east", chosen, clock, emit, TimeLimits(chosen.attempt_timeout))
     return Syphon(primary, secondary, backlog, chosen, clock, emit, Pace(1000, 1000))
 
 

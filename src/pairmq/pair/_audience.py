@@ -1,16 +1,16 @@
-"""The receivers of a pair's events: observers, the log, and event streams (SPEC 10.1)."""
+"""The receivers of a pair's events: observers, the log, and event streams, bounded in memory (SPEC 10.1)."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
 from weakref import WeakSet
 
-from pairmq.model.events import Event
+from pairmq.model.events import Event, PairEnded, Warned
 from pairmq.observe import LogObserver
-from pairmq.pair._events import EventStream
 from pairmq.pair._tracing import SendTracing
 from pairmq.plugins import Observer, TracingObserver
 from pairmq.runner import FAILURES, Clock, Emitter
@@ -18,6 +18,7 @@ from pairmq.runner import FAILURES, Clock, Emitter
 _log = logging.getLogger("pairmq")
 
 _CLOSING = 2.0  # s for an observer to write out what it holds: as long as a transport may take to close
+_CAPACITY = 10_000  # events that wait for a stream's reader
 
 
 class Audience:
@@ -100,3 +101,68 @@ async def _close(observer: Observer) -> None:
             await observer.close()
     except FAILURES:  # only its own timeout cancels it: closing a pair is shielded from its callers
         _log.exception("an observer failed to close: %r", observer)
+
+
+class EventStream(AsyncIterator[Event]):
+    """Yields events as they happen, and ends with the pair.
+
+    A reader that is slower than the events misses the oldest; a `Warned` event in their place says how many.
+
+    Args:
+        left: called when its reader has closed it. The producer holds the stream weakly, so that one that is dropped
+            without being closed is collected.
+        waited_for: holds it while a reader waits, as the reader's task may have no other reference.
+        capacity: events that wait for the reader, at most.
+    """
+
+    def __init__(
+        self,
+        left: Callable[[EventStream], None],
+        waited_for: dict[object, EventStream],
+        capacity: int = _CAPACITY,
+    ) -> None:
+        self._left = left
+        self._waited_for = waited_for
+        self._events: deque[Event] = deque()
+        self._capacity = capacity
+        self._missed = 0
+        self._ended = False
+        self._arrived = asyncio.Event()
+
+    def put(self, event: Event) -> None:
+        """Take one event."""
+        if len(self._events) >= self._capacity:
+            self._events.popleft()
+            self._missed += 1
+        self._events.append(event)
+        self._ended = self._ended or isinstance(event, PairEnded)
+        self._arrived.set()
+
+    def end(self) -> None:
+        """Let the reader end once it has read the queued events."""
+        self._ended = True
+        self._arrived.set()
+
+    async def aclose(self) -> None:
+        """Take no more events, drop the queued ones, and end a waiting reader. Idempotent."""
+        self._events.clear()
+        self.end()
+        self._left(self)
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if self._ended:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            wait = object()
+            self._waited_for[wait] = self
+            try:
+                await self._arrived.wait()
+            finally:
+                del self._waited_for[wait]
+        if self._missed:
+            missed, self._missed = self._missed, 0
+            first = self._events[0]
+            text = f"{missed} events were missed: read faster, or use an observer"
+            return Warned(at=first.at, pair=first.pair, subject="events", text=text)
+        return self._events.popleft()

@@ -71,7 +71,7 @@ class Deduplicator:
         self._window = window
         self._lease = lease
         self._scope = scope
-        self._limits = TimeLimits()
+        self._limits = TimeLimits(_STORE_TIMEOUT)
 
     @asynccontextmanager
     async def once(self, delivery: PairDelivery) -> AsyncIterator[bool]:
@@ -222,7 +222,7 @@ class Deduplicator:
 
     async def _asked(self, operation: Awaitable[T]) -> T:
         try:
-            return await self._limits.run(operation, asyncio.get_running_loop().time() + _STORE_TIMEOUT)
+            return await self._limits.run(operation)
         except TransportError as error:
             # A timeout does not name its server, and a consumer has two brokers besides its store.
             text = f"{self._store!r}: {error}"

@@ -563,7 +563,7 @@ class Pair:
     @property
     def in_flight(self) -> int:
         """Sends in flight now."""
-        return self._opened.in_flight
+        return self._opened.sends.in_flight
 
     def __repr__(self) -> str:
         return f"Pair(primary={self._primary.endpoint.url!r}, secondary={self._secondary.endpoint.url!r})"

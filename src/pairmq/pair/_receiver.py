@@ -105,7 +105,7 @@ class PairDelivery:
     async def renew_lock(self) -> None:
         """Extend the lock to its full duration from now. Raises as `complete`."""
         with _lock_errors():
-            self._delivery = await self._giver._limited(self._receiver.renew_lock(self._delivery))
+            self._delivery = await self._giver._limits.run(self._receiver.renew_lock(self._delivery))
 
     async def _settle(self, operation: Awaitable[None], settlement: Settlement, reason: str | None = None) -> None:
         error: str | None = "cancelled"
@@ -116,7 +116,7 @@ class PairDelivery:
             self._settlement = settlement
         try:
             with _lock_errors():
-                await self._giver._limited(operation)
+                await self._giver._limits.run(operation)
             self._settled = True
             error = None
         except LockLost as failure:
@@ -161,7 +161,7 @@ class PairReceiver:
         self._receiver = transport.receiver(source)
         self._receiver.on_dead_lettered = self._dead_lettered
         self._id = clock.new_id()
-        self._limits = TimeLimits()
+        self._limits = TimeLimits(engine.options.attempt_timeout)
         self._turn = asyncio.Lock()
         self._asked_at = 0.0
         self._ready: deque[PairDelivery] = deque()
@@ -278,9 +278,6 @@ class PairReceiver:
         emit(MessageDelivered, delivery.message, **values)
         for sink in self._sinks:
             sink(MessageDelivered(at=self._clock.wall(), pair=emit.pair, **values))
-
-    async def _limited(self, operation: Awaitable[T]) -> T:
-        return await self._limits.run(operation, self._clock.now() + self._engine.options.attempt_timeout)
 
     def __aiter__(self) -> AsyncIterator[PairDelivery]:
         return self

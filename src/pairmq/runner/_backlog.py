@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -296,17 +296,17 @@ class BacklogQueues:
     async def _make_ready(self, index: int) -> None:
         """Connect for sends now: with the first diverted one it would be part of the outage."""
         with contextlib.suppress(TransportError):
-            await self._limited(self.sender(index).make_ready())
+            await self._limits.run(self.sender(index).make_ready())
 
     async def _ensure(self, index: int) -> None:
         """Make the queue, and say where it differs from what is asked for (SPEC 5.3), a new one by a policy."""
         queue = self.queue(index)
         admin = self._transport.admin
-        created = await self._limited(admin.create(queue, self._properties))
+        created = await self._limits.run(admin.create(queue, self._properties))
         differences: tuple[str, ...] = ()
         actual = None
         try:
-            actual = await self._limited(admin.properties(queue))
+            actual = await self._limits.run(admin.properties(queue))
         except TransportError:
             if not created:
                 raise
@@ -357,7 +357,7 @@ class BacklogQueues:
         async with turns:
             try:
                 await self._ensure(index)
-                await self._limited(self._transport.admin.probe(self.queue(index)))
+                await self._limits.run(self._transport.admin.probe(self.queue(index)))
             except TransportError as error:
                 if not self.rotation.takes(index):  # else a send has found out meanwhile that it works
                     self.last_failure = remembered(error)
@@ -372,9 +372,6 @@ class BacklogQueues:
         left = len(self.rotation.in_use)
         self._emit(RotationChanged, queue=self.queue(index).path, in_use=True, left=left)
         TimeLimits.wake(self.waiting)
-
-    async def _limited(self, operation: Awaitable[T]) -> T:
-        return await self._limits.run(operation, self._clock.now() + self._options.attempt_timeout)
 
 
 async def _settled(

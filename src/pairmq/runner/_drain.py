@@ -22,7 +22,6 @@ class DrainWatch:
 
     Args:
         secondary: the transport of the backlog queues.
-        time_limit: seconds of one count.
         known: finds out whether other processes use further queues, False while it can't; None where these are all.
     """
 
@@ -33,7 +32,6 @@ class DrainWatch:
         runners: Callable[[], Iterable[EntityRunner]],
         clock: Clock,
         limits: TimeLimits,
-        time_limit: float,
         known: Callable[[], Awaitable[bool]] | None,
     ) -> None:
         self._secondary = secondary
@@ -41,7 +39,6 @@ class DrainWatch:
         self._runners = runners
         self._clock = clock
         self._limits = limits
-        self._time_limit = time_limit
         self._known = known
         self._queues = backlog.entities
         self._empty = EmptyWatch(len(self._queues))
@@ -92,7 +89,7 @@ class DrainWatch:
             return 0
         counting = self._secondary.admin.counts(Source(self._backlog.queue(index)))
         try:
-            return (await self._limits.run(counting, self._clock.now() + self._time_limit)).pending
+            return (await self._limits.run(counting)).pending
         except TransportError:
             return None
 
@@ -107,7 +104,7 @@ class DrainWatch:
         for index, queue in enumerate(queues):
             began_at = self._clock.now()
             try:
-                counts = await self._limits.run(admin.counts(Source(queue)), began_at + self._time_limit)
+                counts = await self._limits.run(admin.counts(Source(queue)))
             except TransportError as error:
                 if error.reason is FailureReason.NOT_FOUND and queue in self._backlog.others:
                     continue  # not this process's to make: its pump ends

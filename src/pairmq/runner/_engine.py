@@ -96,13 +96,14 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         sides = {side: Operations() for side in Side}
         self._ends = primary, secondary
-        self._primary = primary = CountedTransport(primary, sides[Side.PRIMARY])
-        self._secondary = secondary = CountedTransport(secondary, sides[Side.SECONDARY])
+        # What is asked of the two is counted.
+        self.primary = primary = CountedTransport(primary, sides[Side.PRIMARY])
+        self.secondary = secondary = CountedTransport(secondary, sides[Side.SECONDARY])
         self._operations = OperationsReport(sides, clock, emit)
         self._operations_task: asyncio.Task[None] | None = None
         self._clock = clock
-        self._emit = emit
-        self._limits = TimeLimits()
+        self.emit = emit
+        self._limits = TimeLimits(options.attempt_timeout)
         self._pings = Pace(_PINGS, _PINGS_AT_ONCE)
         self._known = KnownEntities(primary, self._new_runner, clock, _TRANSPORT_CLOSE)
         self.backlog = BacklogQueues(
@@ -132,11 +133,8 @@ class Engine:
             conflict=self._faulted,
         )
         self._record_task: asyncio.Task[None] | None = None
-
-        def limited(operation: Awaitable[T], /) -> Awaitable[T]:
-            return self._limits.run(operation, clock.now() + options.attempt_timeout)
-
-        self._follower = SwitchFollower(primary.endpoint, options, clock, emit, Looker(secondary, limited), self._obey)
+        looker = Looker(secondary, self._limits)
+        self._follower = SwitchFollower(primary.endpoint, options, clock, emit, looker, self._obey)
         self._follower_task: asyncio.Task[None] | None = None
         self._drain: DrainWatch | None = None
         self._drain_task: asyncio.Task[None] | None = None
@@ -146,7 +144,8 @@ class Engine:
         self._endings: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._opened = False
-        self._fault: BaseException | None = None
+        self.fault: BaseException | None = None
+        """Why the pair has faulted; None while it has not."""
 
     async def start(self) -> None:
         """Make the backlog queues, look at the pair's record, and start the syphon if this process hosts it.
@@ -157,22 +156,22 @@ class Engine:
         """
         if self.options.enable_syphon:
             self.syphon = Syphon(
-                self._primary,
-                self._secondary,
+                self.primary,
+                self.secondary,
                 self.backlog,
                 self.options,
                 self._clock,
-                self._emit,
+                self.emit,
                 self._pings,
                 self._syphon_queues,
                 self.outbox,
             )
         await self._prepare()
         self._opened = True
-        self._emit(
+        self.emit(
             PairOpened,
-            primary=self._primary.endpoint.url,
-            secondary=self._secondary.endpoint.url,
+            primary=self.primary.endpoint.url,
+            secondary=self.secondary.endpoint.url,
             version=version(),
             options=json.dumps(asdict(self.options)),
         )
@@ -182,12 +181,11 @@ class Engine:
         if self._record_task is None or self._record.agreed:
             self.syphon.start()  # else once it is known whose backlog queues these are
         self._drain = DrainWatch(
-            self._secondary,
+            self.secondary,
             self.backlog,
             self._known.runners,
             self._clock,
             self._limits,
-            self.options.attempt_timeout,
             None if self._record_task is None else self._record.refresh,
         )
         self._drain_task = start_task(self._drain.run(), name="drain watch")
@@ -237,36 +235,11 @@ class Engine:
         else:
             self.syphon.add(queue)
 
-    @property
-    def secondary(self) -> Transport:
-        """The transport to the secondary; what is asked of it through this one is counted."""
-        return self._secondary
-
     def _lane_in_use(self, lane: Entity) -> None:
         """A queue that a pattern of ``continuity`` names is used for the first time (SPEC 11.2)."""
         self._record.lane(lane)
         if self.syphon is not None and self._closing is None:
             self.syphon.add_lane(lane)
-
-    @property
-    def primary(self) -> Transport:
-        """The transport to the primary; what is asked of it through this one is counted."""
-        return self._primary
-
-    @property
-    def emit(self) -> Emitter:
-        """Takes the pair's events."""
-        return self._emit
-
-    @property
-    def fault(self) -> BaseException | None:
-        """Why the pair has faulted; None while it has not."""
-        return self._fault
-
-    @property
-    def in_flight(self) -> int:
-        """Messages in flight now."""
-        return self.sends.in_flight
 
     def states(self) -> Mapping[Entity, EntityState]:
         """The states of all entities that are known: see `KnownEntities`."""
@@ -290,7 +263,7 @@ class Engine:
         """What a new outbox object of an entity needs. Raises as `runner`; `ConfigurationError` without an outbox."""
         if self.outbox is None:
             raise ConfigurationError(
-                f"{self._secondary.endpoint} can't store messages in transactions of yours: an outbox needs a database "
+                f"{self.secondary.endpoint} can't store messages in transactions of yours: an outbox needs a database "
                 "as the secondary, postgresql:// or sqlite://"
             )
         return self.outbox, SenderState(self.runner(entity), self.outbox.tail, self._clock.new_id())
@@ -342,7 +315,7 @@ class Engine:
         self, action: SwitchAction | str, entities: Sequence[Entity], *, syphon: bool, timeout: float | None
     ) -> SwitchReport:
         """Write an operator's decision, follow it here, and wait for the other processes; see `SwitchWriter`."""
-        writer = SwitchWriter(self._primary.endpoint, self._secondary, self.options.attempt_timeout, self._clock)
+        writer = SwitchWriter(self.primary.endpoint, self.secondary, self.options.attempt_timeout, self._clock)
         decision = await writer.write(action, entities, syphon=syphon)
         with contextlib.suppress(TransportError):  # it has been written: what waits finds out
             await self._follower.look_and_report()
@@ -353,15 +326,15 @@ class Engine:
         if self._record_task is not None:
             await self._record.refresh(everything=True)
         found = await find_agreement(
-            self._primary.endpoint, self._secondary, self.options, time_limit, everywhere=everywhere
+            self.primary.endpoint, self.secondary, self.options, time_limit, everywhere=everywhere
         )
         # What only looks needs less permission than what keeps the record.
         return found if found.unread is not None else replace(found, unread=self._record.unread)
 
     def check_open(self) -> None:
         """Raise `PairFaulted` or `PairClosed` when the pair has ended."""
-        if self._fault is not None:
-            raise PairFaulted(f"the pair has faulted: {self._fault}") from self._fault
+        if self.fault is not None:
+            raise PairFaulted(f"the pair has faulted: {self.fault}") from self.fault
         if self._closing is not None:
             raise PairClosed("the pair is closed")
 
@@ -391,7 +364,7 @@ class Engine:
         if self._linked_faults is not None:
             self._linked_faults.forget()
         grace = self.options.close_grace
-        self.sends.end_by(self._clock.now() + grace, self._fault)
+        self.sends.end_by(self._clock.now() + grace, self.fault)
         for runner in self._known.runners():
             runner.stop_pings()
             runner.wake()  # sends that wait between two attempts learn their new deadline
@@ -402,17 +375,17 @@ class Engine:
                 task.cancel()
         stop_syphon = [self.syphon.stop(grace)] if self.syphon is not None else []
         # One second over the grace: what was interrupted at its end still has to give its results back.
-        leave = [self._follower.leave()] if self._fault is None else []
+        leave = [self._follower.leave()] if self.fault is None else []
         await _bounded(grace + 4, self.sends.wait_idle(grace + 1), *stop_syphon, *leave)
         await _bounded(2.5, self.sends.close(), *(runner.close() for runner in self._known.runners()))
         partner = [self._linked_faults.wait()] if self._linked_faults is not None else []
         outbox = [self.outbox.close()] if self.outbox is not None else []
         await _bounded(_TRANSPORT_CLOSE, self.backlog.close(), *outbox, self._known.close(), *self._endings, *partner)
-        await _bounded(_TRANSPORT_CLOSE, self._primary.close(), self._secondary.close())
+        await _bounded(_TRANSPORT_CLOSE, self.primary.close(), self.secondary.close())
         self._operations.report()
         if self._opened:  # a count of the open pairs must not drop by one that never was
-            fault = None if self._fault is None else str(self._fault)
-            self._emit(PairEnded, fault=fault, unknown=self.sends.given_back)
+            fault = None if self.fault is None else str(self.fault)
+            self.emit(PairEnded, fault=fault, unknown=self.sends.given_back)
 
     def _new_runner(self, entity: Entity) -> EntityRunner:
         tracks = self.options.enable_syphon
@@ -420,8 +393,8 @@ class Engine:
         machine = EntityMachine(self.options, self._clock.now(), tracks_backlog=tracks, drained=self._known.forgot)
         if self._drain is not None and machine.backlog is Backlog.DIRTY:
             self._drain.wake()
-        probe = self._primary.admin.probe
-        return EntityRunner(entity, machine, self._clock, self._emit, probe, self._pings, self._entity_changed)
+        probe = self.primary.admin.probe
+        return EntityRunner(entity, machine, self._clock, self.emit, probe, self._pings, self._entity_changed)
 
     def _entity_changed(self, runner: EntityRunner, change: Changed) -> None:
         self._known.keep(runner)
@@ -431,7 +404,7 @@ class Engine:
             self.syphon.gates.recovered(runner.entity)
 
     def _faulted(self, cause: BaseException) -> None:
-        self._fault = cause
+        self.fault = cause
         self.sends.end_by(self._clock.now(), cause)
         if self._closing is None:
             self._closing = start_task(self._close(), name="pair fault")

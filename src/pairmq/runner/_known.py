@@ -49,12 +49,11 @@ class KnownEntities:
         self._transport = transport
         self._make = make
         self._clock = clock
-        self._time_limit = time_limit
         self._runners: WeakValueDictionary[Entity, EntityRunner] = WeakValueDictionary()
         self._line: deque[EntityRunner] = deque()
         self._unwanted: deque[Sender] = deque()
         self._closers: set[asyncio.Task[None]] = set()
-        self._limits = TimeLimits()
+        self._limits = TimeLimits(time_limit)
         self._loop = asyncio.get_running_loop()
 
     def runners(self) -> Iterable[EntityRunner]:
@@ -131,5 +130,5 @@ class KnownEntities:
         while self._unwanted:
             closing = self._unwanted.popleft().close()
             with contextlib.suppress(TransportError):  # it promised not to fail
-                await self._limits.run(closing, self._clock.now() + self._time_limit)
+                await self._limits.run(closing)
             await asyncio.sleep(0)  # closing may take no turn of the loop, and there may be many

@@ -43,9 +43,13 @@ class TimeLimits:
     Thousands of limits may be reached at one instant, when a broker stops responding. A few are in each turn of the
     loop, so that it is not blocked, and the first ones early, so that the last ones are in time: as early as the sum of
     what those before each limit cost demands. Limits that are further apart than that are kept to the instant.
+
+    Args:
+        each: seconds that an operation may take for which `run` is given no other limit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, each: float = math.inf) -> None:
+        self._each = each
         self._limits: list[_Entry] = []  # a heap by limits that may be reached early
         self._exact: list[_Entry] = []  # a heap by instants that are kept: pauses, and what was cancelled once
         self._number = 0  # makes equal instants first come, first served
@@ -103,12 +107,12 @@ class TimeLimits:
         took = asyncio.get_running_loop().time() - now
         self._plan_again_at = now + max(_PLANNED, _SHARE * took)
 
-    async def run(self, operation: Awaitable[T], limit_at: float) -> T:
+    async def run(self, operation: Awaitable[T], limit_at: float | None = None) -> T:
         """Await one operation at a broker until it ends or its limit is reached.
 
         Args:
             operation: a call of a transport.
-            limit_at: instant of the loop's clock.
+            limit_at: instant of the loop's clock; None for the limit of each.
 
         Returns:
             What the operation returns.
@@ -119,6 +123,8 @@ class TimeLimits:
                 it most likely tells of a connection, and taking it for a refusal would lose what failover can still
                 save.
         """
+        if limit_at is None:
+            limit_at = asyncio.get_running_loop().time() + self._each
         with Limit(self, limit_at) as limit:
             return await operation
         failure = limit.take_failure()
@@ -349,7 +355,7 @@ async def settled_within(seconds: float, close: Callable[[], Awaitable[None]]) -
     if task is None:  # a loop was dropped with its tasks, and the collector ends this one: nothing can be awaited
         return None
     try:
-        await TimeLimits().run(close(), asyncio.get_running_loop().time() + seconds)
+        await TimeLimits(seconds).run(close())
     except TransportError as error:
         return error
     return None

@@ -81,9 +81,7 @@ class Orders:
         self._options = options
         self._clock = clock
         self._sessions: OrderedDict[tuple[Entity, str], KeyLine] = OrderedDict()
-        self._watches = [
-            _QueueWatch(secondary.admin, entity, options.attempt_timeout, clock, limits) for entity in backlog.entities
-        ]
+        self._watches = [_QueueWatch(secondary.admin, entity, clock, limits) for entity in backlog.entities]
         self._views = [DrainView() for _ in backlog.entities]
 
     def line_up(self, state: SenderState, jobs: Sequence[Job]) -> list[Place]:
@@ -139,10 +137,9 @@ class Orders:
 class _QueueWatch:
     """Looks at one backlog queue while callers ask; one look serves all that asked before it began."""
 
-    def __init__(self, admin: Admin, queue: Entity, time_limit: float, clock: Clock, limits: TimeLimits) -> None:
+    def __init__(self, admin: Admin, queue: Entity, clock: Clock, limits: TimeLimits) -> None:
         self._admin = admin
         self._queue = queue
-        self._time_limit = time_limit
         self._clock = clock
         self._limits = limits
         self._asked: list[asyncio.Future[Look | None]] = []
@@ -170,7 +167,7 @@ class _QueueWatch:
     async def _look(self) -> Look | None:
         began_at = self._clock.now()
         try:
-            found = await self._limits.run(self._admin.positions(self._queue), began_at + self._time_limit)
+            found = await self._limits.run(self._admin.positions(self._queue))
         except TransportError:
             return None
         return Look(began_at, found.oldest, found.newest)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
 from pairmq.core import OUTBOX_QUEUE, Diversion, Job, PairOptions, divert
@@ -79,7 +79,6 @@ class Outbox:
         self._store = store
         self._admin = secondary.admin
         self._properties = backlog_properties(options)
-        self._time_limit = options.attempt_timeout
         self._clock = clock
         self._emit = emit
         self._limits = limits
@@ -98,8 +97,8 @@ class Outbox:
         """
         if self._made:
             return
-        created = await self._limited(self._admin.create(self.queue, self._properties))
-        actual = await self._limited(self._admin.properties(self.queue))
+        created = await self._limits.run(self._admin.create(self.queue, self._properties))
+        actual = await self._limits.run(self._admin.properties(self.queue))
         if self._properties.single_consumer and not actual.single_consumer:
             raise TransportError(
                 f"existing outbox queue {self.queue.path} can be read by several consumers at once, and"
@@ -159,7 +158,7 @@ class Outbox:
         if anew or not sending.ready:
             try:
                 await self.ensure()
-                self._database = await self._limited(self._store.database())
+                self._database = await self._limits.run(self._store.database())
             except TransportError as error:
                 self._refuse(sending, error)
         return sending._replace(database=self._database)
@@ -227,6 +226,3 @@ class Outbox:
         refused = [job for job in sending.jobs if isinstance(job.result, SendError)]
         self._results.report(sending.state, refused, sending.started)
         return next((job.result for job in refused if isinstance(job.result, SendError)), None)
-
-    async def _limited(self, operation: Awaitable[T]) -> T:
-        return await self._limits.run(operation, self._clock.now() + self._time_limit)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from pairmq.core import (
     LANE_QUEUE,
@@ -57,12 +57,6 @@ _BEHIND_A_GAP = "queues of lower indexes are missing: set backlog_queue_count ab
 _MOST = OPTION_RANGES["backlog_queue_count"][1]
 
 T = TypeVar("T")
-
-
-class _Limited(Protocol):
-    """Awaits one operation at the secondary, bounded in time."""
-
-    def __call__(self, operation: Awaitable[T], /) -> Awaitable[T]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +121,7 @@ async def find_agreement(
         What was found; a broker that can't be asked is part of it.
     """
     own = configuration_of(primary, options)
-    looker = looker_of(secondary, time_limit)
+    looker = Looker(secondary, TimeLimits(time_limit))
     try:
         record = await looker.read(own)
         conflict = record.conflict(own)
@@ -163,7 +157,7 @@ async def write_anew(primary: Endpoint, secondary: Transport, options: PairOptio
         TransportError: the secondary could not be asked, or refuses; the record may be empty then.
     """
     own = configuration_of(primary, options)
-    looker = looker_of(secondary, time_limit)
+    looker = Looker(secondary, TimeLimits(time_limit))
     for place in own.places:
         await looker.clear(place)
     await looker.write(own)
@@ -204,11 +198,7 @@ class RecordKeeper:
         self._transport = secondary
         self._clock = clock
         self._emit = emit
-
-        def limited(operation: Awaitable[T], /) -> Awaitable[T]:
-            return limits.run(operation, clock.now() + options.attempt_timeout)
-
-        self._looker = Looker(secondary, limited)
+        self._looker = Looker(secondary, limits)
         self._agreed = agreed
         self._found = found
         self._lost = lost
@@ -391,9 +381,9 @@ class Looker:
         transport: the secondary.
     """
 
-    def __init__(self, transport: Transport, limited: _Limited) -> None:
+    def __init__(self, transport: Transport, limits: TimeLimits) -> None:
         self._transport = transport
-        self._limited = limited
+        self._limits = limits
 
     async def read(self, own: Configuration) -> Record:
         """Read the record; an empty one if it does not exist.
@@ -414,7 +404,7 @@ class Looker:
         """
         made = False
         for place in own.places:
-            made = await self._limited(self._transport.admin.create(place, RECORD_PROPERTIES)) or made
+            made = await self._limits.run(self._transport.admin.create(place, RECORD_PROPERTIES)) or made
             await self.add(place, own.message())
         return made
 
@@ -422,18 +412,18 @@ class Looker:
         """Add a message to a queue of the record, which must exist."""
         sender = self._transport.sender(place)
         try:
-            await self._limited(sender.send(message))
+            await self._limits.run(sender.send(message))
         finally:
             await settled_within(_CLOSE, sender.close)
 
     async def make(self, queue: Entity, properties: QueueProperties) -> None:
         """Ask for a queue, as pairing does."""
-        await self._limited(self._transport.admin.create(queue, properties))
+        await self._limits.run(self._transport.admin.create(queue, properties))
 
     async def clear(self, place: Entity) -> None:
         """Remove all that one of the record's queues holds."""
         try:
-            await self._limited(self._transport.admin.purge(Source(place)))
+            await self._limits.run(self._transport.admin.purge(Source(place)))
         except TransportError as error:
             if error.reason is not FailureReason.NOT_FOUND:
                 raise
@@ -443,13 +433,13 @@ class Looker:
         source = Source(place)
         try:
             if self._transport.capabilities.peek:
-                shown = await self._limited(self._transport.admin.peek(source, most))
+                shown = await self._limits.run(self._transport.admin.peek(source, most))
                 return [delivery.message.body for delivery in shown]
             receiver = self._transport.receiver(source)
             try:
-                found = await self._limited(receiver.receive(most, 0))
+                found = await self._limits.run(receiver.receive(most, 0))
                 for delivery in found:
-                    await self._limited(receiver.abandon(delivery))
+                    await self._limits.run(receiver.abandon(delivery))
             finally:
                 await settled_within(_CLOSE, receiver.close)
             return [delivery.message.body for delivery in found]
@@ -467,9 +457,9 @@ class Looker:
         """
         receiver = self._transport.receiver(Source(place))
         try:
-            for delivery in await self._limited(receiver.receive(most, 0)):
+            for delivery in await self._limits.run(receiver.receive(most, 0)):
                 settle = receiver.complete if unwanted(delivery.message.body) else receiver.abandon
-                await self._limited(settle(delivery))
+                await self._limits.run(settle(delivery))
         finally:
             await settled_within(_CLOSE, receiver.close)
 
@@ -479,9 +469,9 @@ class Looker:
             receiver = self._transport.receiver(Source(place))
             try:
                 kept: set[bytes] = set()
-                for delivery in await self._limited(receiver.receive(MAX_ENTRIES, 0)):
+                for delivery in await self._limits.run(receiver.receive(MAX_ENTRIES, 0)):
                     if delivery.message.body in kept:
-                        await self._limited(receiver.complete(delivery))
+                        await self._limits.run(receiver.complete(delivery))
                     kept.add(delivery.message.body)
             finally:
                 await settled_within(_CLOSE, receiver.close)
@@ -499,7 +489,7 @@ class Looker:
         if not (own.continuity or record.lanes or any(each.continuity for each in record.configurations)):
             return []
         try:
-            listed = await self._limited(self._transport.admin.list_entities(f"{own.name}/{LANE_QUEUE}/"))
+            listed = await self._limits.run(self._transport.admin.list_entities(f"{own.name}/{LANE_QUEUE}/"))
         except TransportError as error:
             if error.kind is FailureKind.REFUSED:
                 return []
@@ -555,7 +545,7 @@ class Looker:
         """
         strays: list[Stray] = []
         owners: dict[str, tuple[str, bool] | None] = {}
-        for queue in await self._limited(self._transport.admin.list_entities("")):
+        for queue in await self._limits.run(self._transport.admin.list_entities("")):
             name = options.primary_of_backlog_queue(queue.path)
             if name is None or queue.path in known:
                 continue
@@ -585,7 +575,7 @@ class Looker:
     async def _pending(self, queue: Entity) -> int | None:
         """How many messages a queue holds; None when it does not exist."""
         try:
-            return (await self._limited(self._transport.admin.counts(Source(queue)))).pending
+            return (await self._limits.run(self._transport.admin.counts(Source(queue)))).pending
         except TransportError as error:
             if error.reason is FailureReason.NOT_FOUND:
                 return None
@@ -600,13 +590,3 @@ def _undrained(own: Configuration, record: Record) -> tuple[str, ...]:
         if each.identity == own.identity and each.template != own.template and "{primary}" not in each.template
         for name in each.queue_names()
     )
-
-
-def looker_of(secondary: Transport, time_limit: float) -> Looker:
-    """Make what asks a secondary, for a caller that has no engine."""
-    limits = TimeLimits()
-
-    def limited(operation: Awaitable[T], /) -> Awaitable[T]:
-        return limits.run(operation, asyncio.get_running_loop().time() + time_limit)
-
-    return Looker(secondary, limited)

@@ -176,17 +176,13 @@ class SendProcedure:
         self._orders = None if options.ordering == "none" else Orders(secondary, backlog, options, clock, limits)
         self._ends_at: float | None = None
         self._fault: BaseException | None = None
-        self._given_back = 0
+        self.given_back = 0
+        """Sends that ended as unknown because the pair closed."""
 
     @property
     def in_flight(self) -> int:
         """Messages in flight now."""
         return self._admission.in_flight
-
-    @property
-    def given_back(self) -> int:
-        """Sends that ended as unknown because the pair closed."""
-        return self._given_back
 
     async def close(self) -> None:
         """Stop what works beside the sends."""
@@ -359,7 +355,7 @@ class SendProcedure:
             extra = besides(self._backlog.last_failure, job.causes) if done.diverting else None
             job.causes = tuple(cause for cause in (known, *job.causes, extra, self._fault) if cause is not None)
             last = f": {job.causes[-1]}" if job.causes and self._fault is None else ""
-            self._given_back += self._ends_at is not None and job.unknown
+            self.given_back += self._ends_at is not None and job.unknown
             self._results.refuse(state, job, done.refusal or SendRefused, f"{done.why}{last}")
 
     def _refuse_if_ended(self, state: SenderState, pending: Sequence[Job]) -> None:

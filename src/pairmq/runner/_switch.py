@@ -31,8 +31,8 @@ from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason,
 from pairmq.model.events import Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
-from pairmq.runner._limits import settled_within
-from pairmq.runner._record import RECORD_PROPERTIES, Looker, looker_of
+from pairmq.runner._limits import TimeLimits, settled_within
+from pairmq.runner._record import RECORD_PROPERTIES, Looker
 from pairmq.transport import Endpoint, Transport
 
 _FIRST_REPORT = 1.0  # s after which a process reports: one that ends sooner is not waited for
@@ -193,7 +193,7 @@ class SwitchWriter:
             raise ConfigurationError("the primary's name is too long for a record on the secondary: give it a ?name=")
         self._decisions, self._reports = places
         self._transport = secondary
-        self._looker = looker_of(secondary, time_limit)
+        self._looker = Looker(secondary, TimeLimits(time_limit))
         self._clock = clock or Clock()
         self._fleet = Fleet()
 

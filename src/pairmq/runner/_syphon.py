@@ -42,9 +42,7 @@ class Syphon:
         outbox: Outbox | None = None,
     ) -> None:
         self._primary = primary
-        self._options = options
-        self._clock = clock
-        self._limits = TimeLimits()
+        self._limits = TimeLimits(options.ping_timeout)
         self._senders: dict[Entity, Sender] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._secondary = secondary
@@ -74,22 +72,22 @@ class Syphon:
     @property
     def moved(self) -> int:
         """Messages moved to the primary so far, those of the outbox included."""
-        return self._moved + sum(pump.moved for pump in self.pumps)
+        return self._moved + sum(pump.machine.moved for pump in self.pumps)
 
     @property
     def outbox_moved(self) -> int:
         """Of `moved`, those of the outbox."""
-        return 0 if self._outbox is None else self._outbox.moved
+        return 0 if self._outbox is None else self._outbox.machine.moved
 
     @property
     def dead_lettered(self) -> int:
         """Messages dead-lettered so far."""
-        return self._dead_lettered + sum(pump.dead_lettered for pump in self.pumps)
+        return self._dead_lettered + sum(pump.machine.dead_lettered for pump in self.pumps)
 
     @property
     def locked(self) -> int:
         """Messages received and not yet settled."""
-        return sum(pump.locked for pump in self.pumps)
+        return sum(len(pump.machine) for pump in self.pumps)
 
     def start(self) -> None:
         """Start all pumps, once."""
@@ -131,8 +129,8 @@ class Syphon:
             return
         self._backlog.others = tuple(each for each in self._backlog.others if each != queue)
         self.pumps = tuple(each for each in self.pumps if each is not pump)
-        self._moved += pump.moved
-        self._dead_lettered += pump.dead_lettered
+        self._moved += pump.machine.moved
+        self._dead_lettered += pump.machine.dead_lettered
 
         async def end() -> None:
             await pump.stop(0.0)
@@ -167,5 +165,4 @@ class Syphon:
         task.add_done_callback(self._closing.discard)
 
     async def _probe(self, entity: Entity) -> None:
-        limit = self._clock.now() + self._options.ping_timeout
-        await self._limits.run(self._primary.admin.probe(entity), limit)
+        await self._limits.run(self._primary.admin.probe(entity))

@@ -52,7 +52,7 @@ class Pump:
         self._missing = missing
         self._context = context
         self._clock = context.clock
-        self._machine = PumpMachine(
+        self.machine = PumpMachine(
             context.options,
             context.gates.gates,
             context.primary.admin.is_system_entity,
@@ -61,7 +61,7 @@ class Pump:
         path = lane_path(queue.path)
         self._lane_entity = None if path is None else Entity(path)
         self._lane = LaneWatch(context.options.lane_patience)
-        self._reader = BacklogReader(queue, context, self._machine, self._changed)
+        self._reader = BacklogReader(queue, context, self.machine, self._changed)
         if self._lane_entity is not None:
             self._reader.wait = 0.0  # a poll under way would take messages from consumers
         self._stopping = asyncio.Event()
@@ -69,21 +69,6 @@ class Pump:
         self._received = asyncio.Event()
         self._lines: dict[DestinationLine, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def moved(self) -> int:
-        """Messages moved back to the primary so far."""
-        return self._machine.moved
-
-    @property
-    def dead_lettered(self) -> int:
-        """Messages dead-lettered so far."""
-        return self._machine.dead_lettered
-
-    @property
-    def locked(self) -> int:
-        """Messages received and not yet settled."""
-        return len(self._machine)
 
     def start(self) -> None:
         """Begin to pump."""
@@ -101,7 +86,7 @@ class Pump:
         await self._reader.close(max(0.0, ends_at - self._clock.now()))
 
     def _changed(self) -> None:
-        if self._machine.broken:
+        if self.machine.broken:
             self._reader.cut_poll()
         self._moved_on.set()
 
@@ -114,10 +99,10 @@ class Pump:
                 await self._make_room()
                 if self._stopping.is_set() or self._lets_go:
                     continue
-                held = len(self._machine)
+                held = len(self.machine)
                 deliveries = await self._reader.receive()
                 if deliveries:  # into the lines of their destinations, or settled
-                    settle, begun = self._machine.received(deliveries, self._clock.now(), self._clock.instant())
+                    settle, begun = self.machine.received(deliveries, self._clock.now(), self._clock.instant())
                     self._received.set()
                     self._reader.settler.settle_soon(settle)
                     self._start(begun)
@@ -141,11 +126,11 @@ class Pump:
     @property
     def _lets_go(self) -> bool:
         """Whether messages of a lane are locked here that can't be delivered: a consumer may have them."""
-        return self._lane_entity is not None and self._machine.stuck
+        return self._lane_entity is not None and self.machine.stuck
 
     async def _leave_to_consumers(self, entity: Entity) -> None:
         """Return when the syphon is to read the lane: its consumers do not, and the primary takes messages."""
-        lane, machine = self._lane, self._machine
+        lane, machine = self._lane, self.machine
         answers: bool | None = None
         self._moved_on.clear()
         while not self._stopping.is_set():
@@ -171,9 +156,9 @@ class Pump:
 
     async def _begin_anew(self) -> None:
         """Let go of everything that is locked: after an error of the queue nothing of it can be settled."""
-        orderly = self._machine.broken or self._lets_go
+        orderly = self.machine.broken or self._lets_go
         self._lane.let_go()
-        self._machine.drop_lines()
+        self.machine.drop_lines()
         sending = [task for line, task in self._lines.items() if line.taken]
         for line, task in self._lines.items():
             if not line.taken:
@@ -201,14 +186,14 @@ class Pump:
 
     def _left(self, line: DestinationLine, _: object) -> None:
         self._lines.pop(line, None)
-        self._machine.left(line)
+        self.machine.left(line)
 
     # Room: there has to be some for more to be received.
 
     async def _make_room(self) -> None:
         """Wait, or postpone, while too much is held or unsettled, or enough is on its way."""
         retry = 0
-        machine, gates = self._machine, self._context.gates
+        machine, gates = self.machine, self._context.gates
         while not self._stopping.is_set() and not machine.broken and not self._lets_go:
             room = machine.room(self._clock.now())
             if room is Room.ASK:
@@ -237,7 +222,7 @@ class Pump:
 
     async def _postpone(self) -> bool:
         """Put what waits in the fullest line that can't go on at the tail of the queue; returns whether any was."""
-        machine, reader = self._machine, self._reader
+        machine, reader = self.machine, self._reader
         line = machine.fullest(self._clock.now())
         if line is None or not machine.primary_seen(line, answers=await self._primary_answers()):
             return False
@@ -265,7 +250,7 @@ class Pump:
 
     async def _deliver(self, line: DestinationLine) -> None:
         """Send what is in a line, in order, whenever its gate is open."""
-        machine = self._machine
+        machine = self.machine
         retry = 0
         while not self._stopping.is_set() and (step := machine.next(line, self._clock.now())) is not Next.END:
             if step is Next.WAIT:
@@ -293,7 +278,7 @@ class Pump:
 
     async def _send(self, gate: Gate, items: Sequence[Item]) -> None:
         """Send items in one operation, and settle what was stored, or is not to be sent."""
-        context, machine, reader = self._context, self._machine, self._reader
+        context, machine, reader = self._context, self.machine, self._reader
         if context.rate is not None:
             await context.rate.take(len(items), self._stopping)
         if self._stopping.is_set() or not gate.is_open:
@@ -330,13 +315,13 @@ class Pump:
         """One operation at the primary; one entry each, None for confirmed."""
         sender = self._context.sender(entity)
         if len(messages) > 1:
-            return await (sender.send_in_order if self._machine.in_order else sender.send_batch)(messages)
+            return await (sender.send_in_order if self.machine.in_order else sender.send_batch)(messages)
         await sender.send(messages[0])
         return (None,)
 
     async def _settle(self, items: Sequence[Item]) -> bool:
         """Settle items, and wait where what is behind them may not go on before; returns whether it may."""
-        machine = self._machine
+        machine = self.machine
         if not machine.waits_for(items):
             self._reader.settler.settle_soon(items)
             return True
