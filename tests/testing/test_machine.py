@@ -226,10 +226,10 @@ def test_a_field_that_is_lost_by_the_syphon_is_found(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.search
 def test_a_syphon_that_moves_nothing_is_found(monkeypatch: pytest.MonkeyPatch):
-    def idle(self: Any, deliveries: Any) -> None:
+    def idle(self: Any, lines: Any) -> None:
         """Leave them where they are."""
 
-    monkeypatch.setattr(Pump, "_move", idle)
+    monkeypatch.setattr(Pump, "_start", idle)
     assert "still holds" in broken_promise()
 
 
