@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -297,15 +298,15 @@ def _end(until_eof: bool) -> asyncio.Future[int]:
 
 
 def _entities(queues: list[str], topics: list[str], config: Path | None) -> Callable[[Broker], None] | None:
-    from servicebus_local.entities import EntityError, entities, read_config
+    from servicebus_local.entities import EntityError, entities, make_all, read_config
 
     try:
-        plan = entities(queues, topics)
+        steps = entities(queues, topics)
         if config is not None:
-            plan = plan.and_also(read_config(_readable(config)))
+            steps += read_config(_readable(config))
     except EntityError as error:
         raise BadUsage(str(error)) from None
-    return plan.make if plan else None
+    return partial(make_all, steps) if steps else None
 
 
 def _readable(path: Path) -> Path:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,66 +23,36 @@ from servicebus_local.descriptions import CORRELATION, Description, PropertyErro
 _MAX_FILE_BYTES = 4 * 1024 * 1024
 _EXISTS = "com.microsoft:entity-already-exists"
 
-_QUEUE, _TOPIC, _SUBSCRIPTION = QueueDescription(), TopicDescription(), SubscriptionDescription()
+Step = Callable[[Broker], object]
+"""Makes one entity, unless it is there; raises `BrokerError`."""
 
 
 class EntityError(ValueError):
     """An entity can't be named or set up like that."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Subscription:
-    name: str
-    description: SubscriptionDescription = _SUBSCRIPTION
-    rules: tuple[Rule, ...] = ()
+def make_all(steps: Iterable[Step], broker: Broker) -> None:
+    """Make entities; raises `EntityError`, which names the entity, if the broker refuses one."""
+    try:
+        for step in steps:
+            step(broker)
+    except BrokerError as error:
+        raise EntityError(error.description) from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Topic:
-    name: str
-    description: TopicDescription = _TOPIC
-    subscriptions: tuple[_Subscription, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Queue:
-    name: str
-    description: QueueDescription = _QUEUE
-
-
-@dataclass(frozen=True, slots=True)
-class EntityPlan:
-    """Entities to be made; empty ones are false."""
-
-    queues: tuple[_Queue, ...] = ()
-    topics: tuple[_Topic, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.queues or self.topics)
-
-    def and_also(self, other: EntityPlan) -> EntityPlan:
-        """Both plans; the other's entities come second."""
-        return EntityPlan(self.queues + other.queues, self.topics + other.topics)
-
-    def make(self, broker: Broker) -> None:
-        """Create what does not exist; raises `EntityError`, which names the entity, if the broker refuses one."""
-        try:
-            for queue in self.queues:
-                _unless_there(partial(broker.create_queue, queue.name, queue.description))
-            for topic in self.topics:
-                _unless_there(partial(broker.create_topic, topic.name, topic.description))
-                for subscription in topic.subscriptions:
-                    _make_subscription(broker, topic.name, subscription)
-        except BrokerError as error:
-            raise EntityError(error.description) from None
-
-
-def entities(queues: Iterable[str], topics: Iterable[str]) -> EntityPlan:
+def entities(queues: Iterable[str], topics: Iterable[str]) -> list[Step]:
     """Read a command line's queues, and topics: ``NAME`` or ``NAME:SUBSCRIPTION,SUBSCRIPTION``."""
-    return EntityPlan(tuple(_Queue(_named(name, "a queue")) for name in queues), tuple(_topic(text) for text in topics))
+    steps = [_queue(_named(name, "a queue"), QueueDescription()) for name in queues]
+    for text in topics:
+        name, separator, subscriptions = text.partition(":")
+        topic = _named(name, "a topic")
+        steps.append(_topic(topic, TopicDescription()))
+        for one in subscriptions.split(",") if separator else ():
+            steps.append(_subscription(topic, _named(one, "a subscription"), SubscriptionDescription()))
+    return steps
 
 
-def read_config(path: Path) -> EntityPlan:
+def read_config(path: Path) -> list[Step]:
     """Read a settings file in the shape of ``Config.json`` of the emulator (Service Bus documentation: "Test locally
     by using the Azure Service Bus emulator").
     """
@@ -96,37 +65,37 @@ def read_config(path: Path) -> EntityPlan:
             raise
         raise EntityError(f"{path} can't be read: {error}") from None
     try:
-        return _plan(content)
+        return _steps(content)
     except EntityError as error:
         raise EntityError(f"{path}: {error}") from None
 
 
-def _unless_there(make: Callable[[], object]) -> None:
+def _queue(name: str, description: QueueDescription) -> Step:
+    return lambda broker: _made(partial(broker.create_queue, name, description))
+
+
+def _topic(name: str, description: TopicDescription) -> Step:
+    return lambda broker: _made(partial(broker.create_topic, name, description))
+
+
+def _subscription(topic: str, name: str, description: SubscriptionDescription, rules: Sequence[Rule] = ()) -> Step:
+    def make(broker: Broker) -> None:
+        if _made(partial(broker.create_subscription, topic, name, description, rules[0] if rules else None)):
+            for rule in rules[1:]:
+                broker.add_rule(topic, name, rule)
+
+    return make
+
+
+def _made(make: Callable[[], object]) -> bool:
+    """Whether it was not there yet."""
     try:
         make()
     except BrokerError as error:
         if error.condition != _EXISTS:
             raise
-
-
-def _make_subscription(broker: Broker, topic: str, subscription: _Subscription) -> None:
-    first = subscription.rules[0] if subscription.rules else None
-    try:
-        broker.create_subscription(topic, subscription.name, subscription.description, first)
-    except BrokerError as error:
-        if error.condition != _EXISTS:
-            raise
-        return
-    for rule in subscription.rules[1:]:
-        broker.add_rule(topic, subscription.name, rule)
-
-
-def _topic(text: str) -> _Topic:
-    name, separator, subscriptions = text.partition(":")
-    names = subscriptions.split(",") if separator else []
-    return _Topic(
-        _named(name, "a topic"), subscriptions=tuple(_Subscription(_named(one, "a subscription")) for one in names)
-    )
+        return False
+    return True
 
 
 def _named(text: str, what: str) -> str:
@@ -139,31 +108,21 @@ def _named(text: str, what: str) -> str:
 # ------------------------------------------------------------------------------------------------- the settings file
 
 
-def _plan(content: object) -> EntityPlan:
-    plan = EntityPlan()
+def _steps(content: object) -> list[Step]:
+    steps: list[Step] = []
     config = _object(_object(content, "the file").get("UserConfig"), "UserConfig")
     for namespace in _objects(config, "Namespaces", "UserConfig"):
         where = f"namespace {namespace.get('Name', '?')!s}"
-        queues = tuple(
-            _Queue(_name(entry, where), _described(QueueDescription(), entry))
-            for entry in _objects(namespace, "Queues", where)
-        )
-        topics = tuple(
-            _Topic(
-                _name(entry, where),
-                _described(TopicDescription(), entry),
-                tuple(_subscription(one) for one in _objects(entry, "Subscriptions", str(entry.get("Name")))),
-            )
-            for entry in _objects(namespace, "Topics", where)
-        )
-        plan = plan.and_also(EntityPlan(queues, topics))
-    return plan
-
-
-def _subscription(entry: Mapping[str, object]) -> _Subscription:
-    name = _name(entry, "a topic")
-    rules = tuple(_rule(one, name) for one in _objects(entry, "Rules", name))
-    return _Subscription(name, _described(SubscriptionDescription(), entry), rules)
+        for entry in _objects(namespace, "Queues", where):
+            steps.append(_queue(_name(entry, where), _described(QueueDescription(), entry)))
+        for entry in _objects(namespace, "Topics", where):
+            topic = _name(entry, where)
+            steps.append(_topic(topic, _described(TopicDescription(), entry)))
+            for one in _objects(entry, "Subscriptions", topic):
+                name = _name(one, f"topic {topic}")
+                rules = [_rule(each, name) for each in _objects(one, "Rules", name)]
+                steps.append(_subscription(topic, name, _described(SubscriptionDescription(), one), rules))
+    return steps
 
 
 def _rule(entry: Mapping[str, object], where: str) -> Rule:
