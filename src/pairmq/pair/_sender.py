@@ -11,7 +11,7 @@ from typing import Self
 
 from pairmq.model import Entity, Message, PairClosed, PairFaulted, Receipt, SendError, SendRefused
 from pairmq.pair._arguments import count, seconds
-from pairmq.pair._tracing import SendTracing
+from pairmq.pair._tracing import Send, SendTracing
 from pairmq.runner import FAILURES, Engine, SenderState
 from pairmq.transport import start_task
 
@@ -34,7 +34,9 @@ class PairSender:
         self._entity = entity
         self._state = state
         self._timeout = timeout
-        self._tracing = tracing
+        self._carry_out: Send = partial(engine.sends.send, state)
+        if tracing is not None:
+            self._carry_out = partial(tracing.run, entity, self._carry_out)
         self._closed = False
         self._in_flight = 0
 
@@ -73,10 +75,7 @@ class PairSender:
         limit = self._timeout if timeout is None else seconds("timeout", timeout)
         self._in_flight += 1
         try:
-            if self._tracing is None:
-                result = (await self._engine.sends.send(self._state, (message,), limit))[0]
-            else:
-                result = (await self._send_traced(self._tracing, (message,), limit))[0]
+            result = (await self._carry_out((message,), limit))[0]
         finally:
             self._leave()
         if isinstance(result, Receipt):
@@ -204,14 +203,12 @@ class PairSender:
         self._in_flight += 1
         try:
             self._engine.check_here()
-            if self._tracing is None:
-                return await self._engine.sends.send(self._state, chunk, limit)
-            return await self._send_traced(self._tracing, chunk, limit)
+            return await self._carry_out(chunk, limit)
         except (PairClosed, PairFaulted) as error:
             # The pair ended between two chunks: the earlier results must not be lost with it.
             if raising:
                 raise
-            return self._ended(chunk, error)
+            return _ended(self._entity, chunk, error)
         finally:
             self._leave()
 
@@ -219,19 +216,8 @@ class PairSender:
         try:
             self._check_open()  # its link may have been closed since the chunk was read
         except (PairClosed, PairFaulted) as error:
-            return self._ended(chunk, error)
+            return _ended(self._entity, chunk, error)
         return await self._send_chunk(chunk, timeout, raising=False)
-
-    def _ended(self, chunk: Sequence[Message], error: Exception) -> list[Receipt | SendError]:
-        return [_ended(self._entity, message, error) for message in chunk]
-
-    async def _send_traced(
-        self, tracing: SendTracing, messages: Sequence[Message], limit: float
-    ) -> list[Receipt | SendError]:
-        async def operation(messages: list[Message]) -> list[Receipt | SendError]:
-            return await self._engine.sends.send(self._state, messages, limit)
-
-        return await tracing.run(self._entity, messages, operation)
 
 
 class _Stream:
@@ -304,9 +290,13 @@ class _Stream:
         self._freed.set()
 
 
-def _ended(entity: Entity, message: Message, error: Exception) -> SendError:
-    text = f"message {message.message_id} to {entity}: not sent: {error}"
-    return SendRefused(text, entity=entity.path, message_id=message.message_id, causes=(error,))
+def _ended(entity: Entity, chunk: Sequence[Message], error: Exception) -> list[Receipt | SendError]:
+    """The results of messages that were not sent as their pair, or sender, had ended."""
+    results: list[Receipt | SendError] = []
+    for message in chunk:
+        text = f"message {message.message_id} to {entity}: not sent: {error}"
+        results.append(SendRefused(text, entity=entity.path, message_id=message.message_id, causes=(error,)))
+    return results
 
 
 def _size(message: Message) -> int:

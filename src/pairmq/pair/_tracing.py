@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeAlias
 
 from pairmq.model import Entity, Message, Receipt, SendError
 from pairmq.plugins import SendTrace, TracingObserver
 from pairmq.runner import FAILURES, Emitter
 
 Results: TypeAlias = list[Receipt | SendError]
+Send: TypeAlias = Callable[[Sequence[Message], float], Coroutine[Any, Any, Results]]
+"""Sends messages, within so many seconds."""
+
 _Trace: TypeAlias = tuple[TracingObserver, SendTrace]
 
 
@@ -25,15 +28,13 @@ class SendTracing:
         self._observers = tuple(observers)
         self._emit = emit
 
-    async def run(
-        self, entity: Entity, messages: Sequence[Message], operation: Callable[[list[Message]], Awaitable[Results]]
-    ) -> Results:
-        """Send messages, as the observers want them to be sent; returns and raises what ``operation`` does."""
+    async def run(self, entity: Entity, send: Send, messages: Sequence[Message], limit: float) -> Results:
+        """Send messages, as the observers want them to be sent; returns and raises what ``send`` does."""
         if not all(isinstance(message, Message) for message in messages):
-            return await operation(list(messages))  # which says what is wrong with that
+            return await send(messages, limit)  # which says what is wrong with that
         traces, messages = self._begin(entity, messages)
         try:
-            results = await operation(list(messages))
+            results = await send(messages, limit)
         except BaseException as error:
             self._end(traces, error)
             raise
