@@ -56,12 +56,7 @@ class Operation(enum.Flag):
 
 
 class StateBroker:
-    """A broker's state, and those who wait until it changes.
-
-    Args:
-        name: in its endpoint.
-        state: what it holds at first.
-    """
+    """A broker's state, and those who wait until it changes."""
 
     def __init__(self, name: str, state: State) -> None:
         self.name = name

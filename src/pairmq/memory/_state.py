@@ -25,7 +25,6 @@ class Lock:
     """A peek-lock: the token of one delivery.
 
     Args:
-        stored: the message.
         holder: who may settle it.
         until: when it ends; infinite for one that its session's lock ends.
         session: the session that was locked, if any.

@@ -24,11 +24,6 @@ _CAPACITY = 10_000  # events that wait for a stream's reader
 class Audience:
     """Forwards a pair's events to its observers, the log and event streams.
 
-    Args:
-        name: the pair's, for every event.
-        clock: timestamps the events.
-        observers: the pair's; closed with it.
-
     Raises:
         TypeError: an observer lacks a method, or its ``on_event`` is a coroutine function.
     """

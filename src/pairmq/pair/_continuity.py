@@ -76,16 +76,7 @@ class LaneDelivery(PairDelivery):
 
 
 class _Side:
-    """One broker's part of a receiver: polls while a call waits, and reads on after it was lost.
-
-    Args:
-        owner: the receiver.
-        name: which broker.
-        state: what is known of it.
-        transport: of it.
-        source: what is read there.
-        receiver: of the transport.
-    """
+    """One broker's part of a receiver: polls while a call waits, and reads on after it was lost."""
 
     def __init__(
         self,

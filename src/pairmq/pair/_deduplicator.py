@@ -184,12 +184,7 @@ class Deduplicator:
         return self._claims
 
     async def _claimed(self, delivery: PairDelivery, *, patient: bool = False) -> _Held | None:
-        """The claim of a message that is to be handled; None for a copy.
-
-        Args:
-            delivery: whose message.
-            patient: wait while the store is unavailable.
-        """
+        """The claim of a message that is to be handled; None for a copy."""
         # One token for all attempts: a claim whose response was lost is still ours.
         held = _Held(self, self._key(delivery), uuid.uuid4().hex)
         retry = 0

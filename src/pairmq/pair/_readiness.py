@@ -79,9 +79,6 @@ async def find_readiness(engine: Engine, pair: str, entities: Sequence[Entity], 
     """Ask both sides about all entities at the same time.
 
     Args:
-        engine: the open pair's.
-        pair: its name.
-        entities: which ones.
         timeout: seconds for each side.
 
     Returns:

@@ -180,7 +180,6 @@ def check_distinct(primary: Transport, secondary: Transport) -> None:
     """Reject a pair of one broker with itself.
 
     Args:
-        primary: where messages go while it works.
         secondary: where they wait when it does not.
 
     Raises:
@@ -196,7 +195,6 @@ def check_available(options: PairOptions, secondary: Transport) -> None:
     """Reject options that the secondary can't support.
 
     Args:
-        options: the pair's.
         secondary: where the backlog queues are.
 
     Raises:
@@ -213,11 +211,6 @@ def check_available(options: PairOptions, secondary: Transport) -> None:
 
 def check_destination(entity: Entity, options: PairOptions, primary: Transport) -> None:
     """Reject entities to which no syphon with these options delivers.
-
-    Args:
-        entity: of the primary.
-        options: the pair's.
-        primary: knows its own system entities.
 
     Raises:
         ConfigurationError: what is diverted would be accepted and then dead-lettered (SPEC 5.8), as the entity is not
@@ -244,10 +237,6 @@ def check_destination(entity: Entity, options: PairOptions, primary: Transport) 
 def check_continuity(entity: Entity, options: PairOptions) -> None:
     """Reject topics among what ``continuity`` names.
 
-    Args:
-        entity: to be sent to, or read.
-        options: the pair's.
-
     Raises:
         ConfigurationError: a message that one subscription's consumer read from a lane would be missing from the other
             subscriptions, or doubled in them (SPEC 11.6).
@@ -264,7 +253,6 @@ def check_syphon_queues(queues: Collection[int] | None, options: PairOptions) ->
 
     Args:
         queues: their indexes; None for all.
-        options: the pair's.
 
     Raises:
         ConfigurationError: there is no syphon, no queue, or an index is out of range.

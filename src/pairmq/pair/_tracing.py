@@ -21,7 +21,6 @@ class SendTracing:
 
     Args:
         observers: of one pair; at least one.
-        emit: the pair's; says that one of them fails.
     """
 
     def __init__(self, observers: Sequence[TracingObserver], emit: Emitter) -> None:
