@@ -33,6 +33,16 @@ TIERS = ("first", "search", "servers", "spark", "long")
 SERVERS = {"redis-server", "rabbitmq-server", "epmd", "initdb", "pgbouncer", "java", "spark-submit"}
 SERVERS |= {"chromium", "google-chrome"}
 
+# What a shell may hold for other programs, or for PairMQ itself, decides nothing here: how output looks, where brokers
+# are, how servers are started, which proxy leads out. Variables of the tests themselves stay.
+_OTHERS = re.compile(
+    r"PAIRMQ_(?!TEST_|SAIL_)|(?:PG|RABBITMQ_|REDIS|OTEL_|SPARK_|PYSPARK_|CELERY_|DJANGO_|AZURE_)"
+    r"|(?:FORCE_COLOR|CLICOLOR|CLICOLOR_FORCE|NO_COLOR|COLUMNS|LINES)$",
+)
+for _name in filter(_OTHERS.match, tuple(os.environ)):
+    del os.environ[_name]
+os.environ["no_proxy"] = os.environ["NO_PROXY"] = "localhost,127.0.0.1,::1"
+
 _sessions: list[pytest.Session] = []  # of this process
 _alone: list[str] = []  # the test that runs now, where it may start none of these programs
 
