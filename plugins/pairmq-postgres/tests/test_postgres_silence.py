@@ -16,6 +16,7 @@ from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportEr
 from pairmq.testing import in_virtual_time
 from pairmq.transport import Scope
 from pairmq_postgres._connection import Connection, Hosts
+from pairmq_postgres._errors import NotSent, failure
 from pairmq_postgres._pool import Calls, Pool, Rows, Statement
 from pairmq_postgres._receiver import PostgresReceiver, PostgresSessionReceiver
 from pairmq_postgres._url import parse_url
@@ -96,3 +97,34 @@ async def test_idle_connections_are_dropped_after_a_call_that_had_no_answer(monk
         async with asyncio.timeout(patience):
             await pool.run([("SELECT 1", {})])
     assert [not one.pgconn.finish.called for one in idle[:4]] == [kept] * 4
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_of_a_name_with_several_addresses_the_first_one_that_answers_is_tried_first(monkeypatch, several):
+    """psycopg waits for each in turn: a dead one cost each connection five seconds."""
+    tried: list[tuple[str, str | None]] = []
+
+    async def resolve(host: str, port: int, **_: Any) -> list[Any]:
+        addresses = ("127.0.0.2", "127.0.0.1") if several else ("127.0.0.1",)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    async def connect(*, host: str, hostaddr: str | None = None, **_: Any) -> Mock:
+        tried.append((host, hostaddr))
+        return Mock()
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    monkeypatch.setattr(Connection, "connect", connect)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        await Hosts(parse_url(f"postgresql://queues.test:{server.getsockname()[1]}/queues")).connect()
+    assert tried == [("queues.test,queues.test", "127.0.0.1,127.0.0.2") if several else ("queues.test", None)]
+
+
+async def test_a_name_of_which_no_address_answers_is_unavailable_and_nothing_was_sent(monkeypatch):
+    async def refused(host: str, port: int) -> None:
+        raise ConnectionRefusedError(host)
+
+    monkeypatch.setattr("pairmq_postgres._connection.dial", refused)
+    with pytest.raises(NotSent) as failed:
+        await Hosts(parse_url("postgresql://queues.test/queues")).connect()
+    error = failure(failed.value, "send to orders")
+    assert (error.kind, error.maybe_applied) == (FailureKind.UNAVAILABLE, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+import socket
 import struct
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -14,7 +15,7 @@ from psycopg.abc import AdaptContext
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
-from pairmq.transport import start_task
+from pairmq.transport import dial, start_task
 from pairmq_postgres._errors import NotSent
 from pairmq_postgres._url import PostgresUrl
 
@@ -199,10 +200,23 @@ class Hosts:
 
     async def _to(self, host: tuple[str, int]) -> Connection:
         prepared = 0 if self._url.listen else None
-        made = await Connection.connect(**self._url.parameters(host), autocommit=True, prepare_threshold=prepared)
+        where = self._url.parameters(host) | await self._addresses(host)
+        made = await Connection.connect(**where, autocommit=True, prepare_threshold=prepared)
         for kind in (Texts, Blobs, Numbers):
             made.adapters.register_dumper(kind, _ArrayDumper)
         return made
+
+    async def _addresses(self, host: tuple[str, int]) -> dict[str, str]:
+        """The addresses of a name that has several, first the one that answers: psycopg waits for each in turn."""
+        async with asyncio.timeout(self._url.connect_timeout):
+            connection = await dial(*host)
+        if connection is None:
+            return {}
+        answers = connection.getpeername()[0]
+        connection.close()
+        found = await asyncio.get_running_loop().getaddrinfo(*host, type=socket.SOCK_STREAM)
+        every = list(dict.fromkeys((answers, *(address[0] for *_, address in found))))
+        return {"host": ",".join([host[0]] * len(every)), "hostaddr": ",".join(map(str, every))}
 
     async def _find(self) -> tuple[tuple[str, int], Connection]:
         tasks = {host: start_task(self._ask(host)) for host in self._url.hosts}
