@@ -177,8 +177,8 @@ def test_a_bad_file_under_another_name_may_have_held_anything_of_the_journal(spa
 def test_a_directory_whose_name_reads_like_a_pattern_takes_tables(spark, tmp_path):
     out = tmp_path / "tables[1] {a,b} *?"
     piece = _making.Piece("ids", StructType([StructField("id", LongType())]), (), lambda _: spark.range(3), "snappy")
-    frames = _making.write_pieces(spark, [piece], {}, lambda name: out / name, lambda *_: None)
-    assert (frames["ids"].count(), os.listdir(tmp_path)) == (3, [out.name])
+    _making.write_pieces(spark, [piece], {}, lambda name: out / name, lambda *_: None)
+    assert (_making.read_written(spark, piece.schema, out / "ids").count(), os.listdir(tmp_path)) == (3, [out.name])
 
 
 def test_pieces_of_a_group_have_folders_of_their_own(spark, tmp_path):
@@ -191,7 +191,8 @@ def test_pieces_of_a_group_have_folders_of_their_own(spark, tmp_path):
             "at", at, (), lambda _: spark.range(2).selectExpr("timestamp_micros(id) AS at", "id"), "zstd", "group"
         ),
     ]
-    frames = _making.write_pieces(spark, group, {}, lambda name: tmp_path / name, lambda *_: None)
+    _making.write_pieces(spark, group, {}, lambda name: tmp_path / name, lambda *_: None)
+    frames = {piece.name: _making.read_written(spark, piece.schema, tmp_path / piece.name) for piece in group}
     assert {name: frame.count() for name, frame in frames.items()} == {"none": 0, "ids": 3, "at": 2}
     assert {path.name: pq.read_table(path).column_names for path in tmp_path.iterdir()} == {
         "none": ["id"],

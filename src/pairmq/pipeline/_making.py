@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from pairmq.pipeline._storage import Place, created, delete_folder, opened, parquet_files, writing
 from pairmq.pipeline.journal_io import spark_path, spark_target
@@ -149,8 +148,8 @@ def write_pieces(
     given: Mapping[str, DataFrame],
     folder_of: Callable[[str], Place],
     progress: Progress,
-) -> dict[str, DataFrame]:
-    """Write pieces, and give them as they are read back, beside what was given.
+) -> None:
+    """Write pieces.
 
     Args:
         spark: the session.
@@ -165,17 +164,27 @@ def write_pieces(
     Interrupted, as by Ctrl-C, it stops what is being made, and returns once that has ended; interrupted a second time,
     at once.
     """
-    frames = dict(given)
+    there, frames = set(given), dict(given)
     waiting = _grouped(pieces)
     running: dict[Future[DataFrame | None], list[Piece]] = {}
     begun = 0
     work = _Work(spark)
-    plain = None
+    plain, plain_frames = None, dict[str, DataFrame]()
     schemas = {fact.name: fact.schema for fact in FACTS} | {piece.name: piece.schema for piece in pieces}
+
+    def read(
+        needs: Iterable[str], session: SparkSession, known: dict[str, DataFrame], most: int
+    ) -> dict[str, DataFrame]:
+        """Only what is needed, and once: to look a file up and read its schema takes as long as many a query."""
+        for name in needs:
+            if name not in known:
+                known[name] = read_written(session, schemas[name], folder_of(name), most)
+        return {name: known[name] for name in needs}
+
     threads = ThreadPoolExecutor(_AT_ONCE, "pairmq-pipeline")
     try:
         while waiting or running:
-            ready = [group for group in waiting if all(need in frames for piece in group for need in piece.needs)]
+            ready = [group for group in waiting if all(there.issuperset(piece.needs) for piece in group)]
             if not ready and not running:
                 raise AssertionError(f"no step makes what {waiting[0][0].name} needs")
             for group in ready[: _AT_ONCE - len(running)]:
@@ -184,25 +193,24 @@ def write_pieces(
                     begun += 1
                 waiting.remove(group)
                 needs = {need for piece in group for need in piece.needs}
-                used = {need: frames[need] for need in needs}
+                used = None
                 if group[0].small and _few(map(folder_of, needs)):
                     plain = plain or for_few_rows(spark)
-                    if plain is not None:
-                        used = {need: read_written(plain, schemas[need], folder_of(need), _FEW) for need in needs}
+                    used = None if plain is None else read(needs, plain, plain_frames, _FEW)
+                used = used or read(needs, spark, frames, _SMALL)
                 running[threads.submit(work.write, group, used, folder_of)] = group
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 group = running.pop(future)
                 kept = future.result()
-                for piece in group:
-                    written = read_written(spark, piece.schema, folder_of(piece.name)) if kept is None else kept
-                    frames[piece.name] = written
+                if kept is not None:
+                    frames[group[0].name] = kept
+                there.update(piece.name for piece in group)
     except BaseException:
         work.end(running)
         raise
     finally:
         # Nothing is running, or a second signal means not to wait.
         threads.shutdown(wait=False)
-    return frames
 
 
 def _few(folders: Iterable[Place]) -> bool:
@@ -290,9 +298,10 @@ def _united(group: Sequence[Piece], frames: Mapping[str, DataFrame]) -> DataFram
     """All rows of some pieces, each in a column of its piece's name."""
 
     def marked(piece: Piece) -> DataFrame:
-        columns = (F.struct(*piece.schema.names) if each is piece else F.lit(None).cast(each.schema) for each in group)
-        named = (column.alias(each.name) for column, each in zip(columns, group, strict=True))
-        return piece.make(frames).select(F.lit(piece.name).alias(_OF), *named)
+        own = f"struct({', '.join(piece.schema.names)})"
+        columns = (own if each is piece else f"CAST(NULL AS {each.schema.simpleString()})" for each in group)
+        named = (f"{column} AS {each.name}" for column, each in zip(columns, group, strict=True))
+        return piece.make(frames).selectExpr(f"'{piece.name}' AS {_OF}", *named)
 
     return reduce(DataFrame.union, map(marked, group))
 

@@ -70,7 +70,27 @@ _JAVA = " ".join(
     )
 )
 
+_PLAIN_PLANS = {
+    # Filters that follow from others save no work here, and to look for them takes a tenth of what planning takes.
+    "spark.sql.constraintPropagation.enabled": "false",
+    # These look through each plan again and again, and find nothing in ours.
+    "spark.sql.optimizer.excludedRules": ",".join(
+        f"org.apache.spark.sql.{name}"
+        for name in (
+            "execution.datasources.SchemaPruning",
+            "execution.datasources.PushVariantIntoScan",
+            "catalyst.optimizer.InjectRuntimeFilter",
+            "catalyst.optimizer.SimplifyBinaryComparison",
+            "catalyst.optimizer.UnwrapCastInBinaryComparison",
+            "catalyst.optimizer.GenerateOptimization",
+            "catalyst.optimizer.OptimizeOneRowRelationSubquery",
+            "catalyst.optimizer.RemoveRedundantAliases",
+        )
+    ),
+}
+
 QUICK = {
+    **_PLAIN_PLANS,
     KEPT: "MEMORY_AND_DISK_DESER",
     # Each sort and each aggregation begins with a page, of 32 MiB by Spark's own choice, and most of them are small.
     "spark.buffer.pageSize": "2m",
@@ -87,6 +107,7 @@ ONE_COMPILER = {
 """Settings of a local session for a run in which Java's second compiler would take longer than what it speeds up."""
 
 FEW_ROWS = {
+    **_PLAIN_PLANS,
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, types
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, types
 
 TEXT, COUNT, NUMBER, FLAG = types.StringType(), types.LongType(), types.DoubleType(), types.BooleanType()
 
@@ -39,8 +38,11 @@ def schema_of(columns: Mapping[str, types.DataType]) -> types.StructType:
 
 
 def typed(frame: DataFrame, schema: types.StructType) -> DataFrame:
-    """Exactly a schema's columns."""
-    return frame.select(*(F.col(each.name).cast(each.dataType).alias(each.name) for each in schema))
+    """Exactly a schema's columns.
+
+    In SQL, as all that is said of many columns: from Python each part of an expression takes several calls of Java.
+    """
+    return frame.selectExpr(*(f"CAST({each.name} AS {each.dataType.simpleString()}) AS {each.name}" for each in schema))
 
 
 _TYPES: dict[str, types.DataType] = {
@@ -124,32 +126,28 @@ class Table:
         )
         return f"SELECT {', '.join(columns)} FROM {source}"  # noqa: S608  # its own columns
 
-    def of(self, frame: DataFrame, has_evidence: Column | None = None, *, usual: bool = False) -> DataFrame:
+    def of(self, frame: DataFrame, has_evidence: str = "", *, usual: bool = False) -> DataFrame:
         """Give exactly the table's columns, in order and of their types.
 
         Args:
             frame: has all of them; instants are seconds since 1970 UTC.
-            has_evidence: which rows have any.
+            has_evidence: which rows have any, in SQL.
             usual: no row has any; those columns may be missing.
         """
         plain, apart = self._divided()
         columns = [_cast(each) for each in plain]
-        if usual:
-            columns.append(F.lit(None).cast(self.schema[EVIDENCE].dataType).alias(EVIDENCE))
-        elif has_evidence is not None:
-            evidence = F.struct(*map(_cast, apart)).cast(self.schema[EVIDENCE].dataType)
-            columns.append(F.when(has_evidence, evidence).alias(EVIDENCE))
-        return frame.select(*columns)
+        if apart and (usual or has_evidence):
+            type_ = self.schema[EVIDENCE].dataType.simpleString()
+            evidence = "NULL" if usual else f"struct({', '.join(map(_cast, apart))})"
+            columns.append(f"CAST(CASE WHEN {has_evidence or 'true'} THEN {evidence} END AS {type_}) AS {EVIDENCE}")
+        return frame.selectExpr(*columns)
 
     def _divided(self) -> tuple[list[Field], list[Field]]:
         return [each for each in self.fields if not each.usual], [each for each in self.fields if each.usual]
 
 
-def _cast(field: Field) -> Column:
-    column = F.col(field.name)
+def _cast(field: Field) -> str:
     if field.type == "instant":
         # A cast would cut the last microsecond off, and `round` goes through decimal digits.
-        column = F.timestamp_micros(F.rint(column * 1_000_000).cast("long"))
-    else:
-        column = column.cast(_TYPES[field.type])
-    return column.alias(field.name)
+        return f"timestamp_micros(CAST(rint({field.name} * 1000000) AS bigint)) AS {field.name}"
+    return f"CAST({field.name} AS {_TYPES[field.type].simpleString()}) AS {field.name}"

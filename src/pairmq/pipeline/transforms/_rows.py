@@ -34,12 +34,12 @@ def dated() -> Column:
 
 def of_kind(*kinds: type[Event]) -> Column:
     """Whether a row is an event of one of these kinds."""
-    return F.col("kind").isin([kind.__name__ for kind in kinds])
+    return F.expr(f"kind IN ({', '.join(repr(kind.__name__) for kind in kinds)})")
 
 
 def ended_as(outcome: SendOutcome) -> Column:
     """Whether a row is a send that ended so."""
-    return of_kind(SendCompleted) & (F.col("outcome") == outcome.value)
+    return F.expr(f"kind = '{SendCompleted.__name__}' AND outcome = '{outcome.value}'")
 
 
 def how_many(condition: Column) -> Column:
@@ -59,12 +59,12 @@ def last_at(condition: Column) -> Column:
 
 def start_of(seconds: int) -> Column:
     """The start of the hour, minute or day that a row is in, as seconds since 1970 UTC."""
-    return F.floor(F.col("at") / seconds) * seconds
+    return F.expr(f"floor(at / {seconds}) * {seconds}")
 
 
 def place() -> Column:
     """A number for the entity of a pair that a row is about."""
-    return F.xxhash64("pair", "entity")
+    return F.expr("xxhash64(pair, entity)")
 
 
 _STEP = math.log(1.02)

@@ -78,17 +78,17 @@ _SENT, _HOME, _DIVERTED, _MOVED, _READ, _FIRST, _COMPLETED, _SUBSCRIBED, _PLACED
 def about_messages() -> Column:
     """Whether a row is about a message that has an id."""
     known = of_kind(SendCompleted, AttemptFailed, MessageMoved, MessageDeadLettered, MessageDelivered)
-    return known & F.col("message_id").isNotNull() & (F.col("message_id") != "")
+    return known & F.expr("message_id IS NOT NULL AND message_id != ''")
 
 
 def delivered() -> Column:
     """Whether a row is a delivery from the queue itself."""
-    return of_kind(MessageDelivered) & ~F.col("dead_letter")
+    return F.expr(f"kind = '{MessageDelivered.__name__}' AND NOT dead_letter")
 
 
 def completed() -> Column:
     """Whether a row is a delivery that its consumer completed."""
-    return delivered() & (F.col("settlement") == Settlement.COMPLETED.value)
+    return delivered() & F.expr(f"settlement = '{Settlement.COMPLETED.value}'")
 
 
 _BITS = f"""
@@ -137,7 +137,7 @@ def _slim(rows: DataFrame) -> DataFrame:
 
 
 def _is(*flags: int) -> Column:
-    return F.col("bits").bitwiseAND(sum(flags)) != 0
+    return F.expr(f"bits & {sum(flags)} != 0")
 
 
 _Measure = tuple[types.DataType, Callable[[Column], Column], Callable[[], Column]]
@@ -211,12 +211,12 @@ def arrived_at() -> Column:
 
     A scheduled one is there before, but invisible.
     """
-    return F.when(F.col("home_at").isNotNull(), F.greatest("home_at", "due_at"))
+    return F.expr("CASE WHEN home_at IS NOT NULL THEN greatest(home_at, due_at) END")
 
 
 def key_of(column: str) -> Column:
     """A number for a text that repeats; null for null."""
-    return F.when(F.col(column).isNotNull(), F.xxhash64(column))
+    return F.expr(f"CASE WHEN {column} IS NOT NULL THEN xxhash64({column}) END")
 
 
 def _broker_position() -> Column:

@@ -295,7 +295,7 @@ def reconciliation(
     judged = named(gathered).join(blind, ["place", "minute"], "left")
     for flags in (_MET, _GATHERED, *FLAGS):
         judged = judged.withColumns({name: F.expr(holds) for name, holds in flags.items()})
-    told = RECONCILIATION.of(judged.withColumn("verdict", F.expr(verdict())), ~F.col("plain"))
+    told = RECONCILIATION.of(judged.withColumn("verdict", F.expr(verdict())), "NOT plain")
     if usual is None:
         return told
     delivered = named(usual).withColumns({"verdict": F.lit(Verdict.DELIVERED.value), "late": F.lit(None)})

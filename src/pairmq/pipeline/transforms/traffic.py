@@ -27,7 +27,7 @@ from pairmq.model.events import (
     Side,
 )
 from pairmq.pipeline.transforms._fact import Field, Table
-from pairmq.pipeline.transforms._rows import DAY, HOUR, of_kind, percentiles, start_of
+from pairmq.pipeline.transforms._rows import DAY, HOUR, of_kind, percentiles
 from pairmq.pipeline.transforms.facts import DELIVERED, FROM_LANE, OPERATION_COUNTS
 
 
@@ -272,10 +272,7 @@ def cost(
     # A process either counts, in all of its life, or does not.
     counts = F.max("reports").over(Window.partitionBy("process", "pair")) > 0
     by_process = by_process.withColumn("counts", counts)
-    sides = F.explode(F.array(*(_side(side) for side in Side)))
-    each = by_process.select("pair", "day", "counts", sides.alias("side_counts")).select(
-        "pair", "day", "counts", "side_counts.*"
-    )
+    each = by_process.selectExpr("pair", "day", "counts", f"inline(array({', '.join(map(_side, Side))}))")
     source = (
         F.when(F.min("counts"), "counted").when(~F.max("counts"), "estimated").otherwise("mixed")  # of all processes
     )
@@ -301,37 +298,37 @@ def _by_side(values: Mapping[Side, Decimal], type_: str) -> Column:
 def _by_process(traffic: DataFrame, notes: DataFrame) -> DataFrame:
     """What each process counted, and what its rows let one guess, for both sides, by pair and day."""
     # A moved message is received and settled at the secondary and sent to the primary.
-    home, diverted = F.col("outcome") == SendOutcome.PRIMARY.value, F.col("outcome") == SendOutcome.BACKLOG.value
-    delivered, from_lane = F.col("outcome") == DELIVERED, F.col("outcome") == FROM_LANE
-    seen = traffic.join(F.broadcast(sample_rates(notes)), "process", "left").select(
+    home, diverted = f"outcome = '{SendOutcome.PRIMARY.value}'", f"outcome = '{SendOutcome.BACKLOG.value}'"
+    delivered, from_lane = f"outcome = '{DELIVERED}'", f"outcome = '{FROM_LANE}'"
+    seen = traffic.join(F.broadcast(sample_rates(notes)), "process", "left").withColumn("weight", weight())
+    seen = seen.selectExpr(
         *_KEY[:2],
-        (F.floor(F.col("hour") / DAY) * DAY).alias("day"),
-        *_counts(),
+        f"floor(hour / {DAY}) * {DAY} AS day",
+        *(f"CAST(NULL AS bigint) AS {name}" for name in ("reports", *_COLUMNS)),
         *_guesses(
             {
-                (Side.PRIMARY, "sends"): F.when(home, F.col("rows") * weight()),
-                (Side.PRIMARY, "receives"): F.when(delivered, F.col("rows")),
-                (Side.PRIMARY, "settlements"): F.when(delivered, F.col("rows")),
-                (Side.SECONDARY, "sends"): F.when(diverted, F.col("rows")),
-                (Side.SECONDARY, "receives"): F.when(from_lane, F.col("rows")),
-                (Side.SECONDARY, "settlements"): F.when(from_lane, F.col("rows")),
+                (Side.PRIMARY, "sends"): f"{home} THEN rows * weight",
+                (Side.PRIMARY, "receives"): f"{delivered} THEN rows",
+                (Side.PRIMARY, "settlements"): f"{delivered} THEN rows",
+                (Side.SECONDARY, "sends"): f"{diverted} THEN rows",
+                (Side.SECONDARY, "receives"): f"{from_lane} THEN rows",
+                (Side.SECONDARY, "settlements"): f"{from_lane} THEN rows",
             }
         ),
     )
-    failed, pinged = of_kind(AttemptFailed), of_kind(PingCompleted)
-    moved, aside = of_kind(MessageMoved), of_kind(MessageDeadLettered)
-    counted = of_kind(OperationsCounted)
-    told = notes.filter(counted | failed | pinged | moved | aside).select(
+    kinds = (OperationsCounted, AttemptFailed, PingCompleted, MessageMoved, MessageDeadLettered)
+    counted, failed, pinged, moved, aside = (f"kind = '{kind.__name__}'" for kind in kinds)
+    told = notes.filter(of_kind(*kinds)).selectExpr(
         *_KEY[:2],
-        start_of(DAY).alias("day"),
+        f"floor(at / {DAY}) * {DAY} AS day",
         *_counts(counted),
         *_guesses(
             {
-                (Side.PRIMARY, "sends"): F.when(moved | (failed & F.col("queue").isNull()), 1),
-                (Side.PRIMARY, "pings"): F.when(pinged, 1),
-                (Side.SECONDARY, "sends"): F.when(failed & F.col("queue").isNotNull(), 1),
-                (Side.SECONDARY, "receives"): F.when(moved | aside, 1),
-                (Side.SECONDARY, "settlements"): F.when(moved | aside, 1),
+                (Side.PRIMARY, "sends"): f"{moved} OR ({failed} AND queue IS NULL) THEN 1",
+                (Side.PRIMARY, "pings"): f"{pinged} THEN 1",
+                (Side.SECONDARY, "sends"): f"{failed} AND queue IS NOT NULL THEN 1",
+                (Side.SECONDARY, "receives"): f"{moved} OR {aside} THEN 1",
+                (Side.SECONDARY, "settlements"): f"{moved} OR {aside} THEN 1",
             }
         ),
     )
@@ -339,41 +336,35 @@ def _by_process(traffic: DataFrame, notes: DataFrame) -> DataFrame:
         seen.unionByName(told)
         .groupBy(*_KEY)
         .agg(
-            F.coalesce(F.sum("reports"), F.lit(0)).alias("reports"),
-            *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _COLUMNS),
-            *(F.round(F.coalesce(F.sum(name), F.lit(0))).alias(name) for name in map(_guess, _COLUMNS)),
+            *(F.expr(f"coalesce(sum({name}), 0L) AS {name}") for name in ("reports", *_COLUMNS)),
+            *(F.expr(f"round(coalesce(sum({name}), 0D)) AS {name}") for name in map(_guess, _COLUMNS)),
         )
     )
 
 
-def _guesses(values: Mapping[tuple[Side, str], Column]) -> list[Column]:
+def _guesses(values: Mapping[tuple[Side, str], str]) -> list[str]:
     known = {f"{side.value}_{name}": value for (side, name), value in values.items()}
-    return [known.get(name, F.lit(None)).cast("double").alias(_guess(name)) for name in _COLUMNS]
+    cases = (f"CASE WHEN {known[name]} END" if name in known else "NULL" for name in _COLUMNS)
+    return [f"CAST({case} AS double) AS {_guess(name)}" for name, case in zip(_COLUMNS, cases, strict=True)]
 
 
-def _counts(told: Column | None = None) -> list[Column]:
+def _counts(told: str) -> list[str]:
     """What a process counted itself, in the rows that tell it."""
-    values = {"reports": F.lit(1)}
+    values = {"reports": "THEN 1"}
     for side in Side:
-        each = {f"{side.value}_{name}": F.when(F.col("side") == side.value, F.col(name)) for name in OPERATION_COUNTS}
-        values |= each
-    return [
-        (F.lit(None) if told is None else F.when(told, value)).cast("long").alias(name)
-        for name, value in values.items()
-    ]
+        values |= {f"{side.value}_{name}": f"AND side = '{side.value}' THEN {name}" for name in OPERATION_COUNTS}
+    return [f"CAST(CASE WHEN {told} {value} END AS bigint) AS {name}" for name, value in values.items()]
 
 
 def _guess(column: str) -> str:
     return f"guessed_{column}"
 
 
-def _side(side: Side) -> Column:
+def _side(side: Side) -> str:
     """One side's counts, from whichever source holds for the process."""
     counts = (
-        F.when(F.col("counts"), F.col(f"{side.value}_{name}"))
-        .otherwise(F.col(_guess(f"{side.value}_{name}")))
-        .cast("long")
-        .alias(name)
+        f"CAST(CASE WHEN counts THEN {column} ELSE {_guess(column)} END AS bigint) AS {name}"
         for name in OPERATION_COUNTS
+        for column in (f"{side.value}_{name}",)
     )
-    return F.struct(F.lit(side.value).alias("side"), *counts)
+    return f"struct('{side.value}' AS side, {', '.join(counts)})"
