@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 import json
 import os
@@ -13,6 +14,7 @@ from pairmq import Entity, Message
 from pairmq import sync as blocking
 from pairmq.cli import _doctor, _syphon
 from pairmq.cli._backlog import Depths
+from pairmq.plugins import registry
 from pairmq.testing.servers import free_port
 
 
@@ -327,3 +329,20 @@ def test_backlog_refuses_an_outbox_that_can_not_be(cli, brokers, tmp_path) -> No
         "backlog", "requeue", "--outbox", "--index", "1", *brokers[:2], "--secondary", f"sqlite://{tmp_path}/s.db"
     )
     assert (ended.status, "there is one outbox" in ended.err) == (2, True)
+
+
+def test_the_backlog_is_not_said_to_be_empty_where_a_newer_release_may_have_other_queues(cli, tmp_path) -> None:
+    urls = f"sqlite://{tmp_path}/east.db?name=east", f"sqlite://{tmp_path}/west.db"
+    pair = ["--primary", urls[0], "--secondary", urls[1]]
+    assert cli("entity", "create", "orders", *pair[:2]).status == 0
+
+    async def write() -> None:
+        record = Entity("east/x-pairmq-record")
+        async with registry.transport(urls[1]) as west:
+            await west.admin.create(record)
+            await west.sender(record).send(Message(b'{"pairmq_record": 2}'))
+
+    asyncio.run(write())
+    ended = cli("syphon", "--until-empty", *pair)
+    assert (ended.status, "the backlog is empty" in ended.err) == (1, False), ended
+    assert "warning: a message of the record has format 2" in ended.err.split("moved 0 messages")[1]

@@ -57,6 +57,7 @@ class SyphonProgress:
     failing: float | None = None  # seconds since the first of them; None without any
     shut: tuple[str, ...] = ()  # destinations that accept nothing
     stranded: dict[str, int] = field(default_factory=dict)  # messages by queue that this pair does not drain
+    unread: bool = False  # what other processes wrote into the pair's record: which queues there are is not known
     elsewhere: tuple[str, ...] = ()  # what a person should know of those
 
     @property
@@ -84,6 +85,7 @@ class SyphonProgress:
             failing=max(lasted, default=None),
             shut=tuple(sorted({name for part in parts for name in part.shut})),
             stranded={name: n for part in parts for name, n in part.stranded.items()},
+            unread=any(part.unread for part in parts),
             elsewhere=tuple(dict.fromkeys(text for part in parts for text in part.elsewhere)),
         )
 
@@ -173,7 +175,7 @@ class SyphonEnd:
             return 0  # how a service is stopped
         if stop.asked:
             return stop.exit_status
-        return 1 if self.progress.dead_lettered or self.progress.stranded else 0
+        return 1 if self.progress.dead_lettered or self.progress.stranded or self.progress.unread else 0
 
 
 class _Process:
@@ -362,7 +364,8 @@ def syphon(
     Runs until a signal. Several syphons of one pair are safe, and each drains all queues unless --queues says which;
     --processes starts several here and reports them as one. Exit status: 0 after SIGTERM, 130 after SIGINT, 1 when the
     pair faulted; with --until-empty 0 when all queues are empty, 1 when a message had to be dead-lettered, or when
-    messages are left in backlog queues that this pair does not drain, which are named.
+    messages are left in backlog queues that this pair does not drain, which are named, or may be, as the record of the
+    pair can't be read.
     """
     settings = pair.settings(enable_syphon=True)
     share = _indexes(queues, settings.options.backlog_queue_count)
@@ -706,12 +709,13 @@ class SyphonJob:
             failing=time.monotonic() - self._failures.since if self._failures.since is not None else None,
             shut=tuple(sorted(self._shut)),
             stranded={stray.queue.path: stray.pending for stray in self._stranded},
+            unread=bool(self._unreadable),
             elsewhere=self._elsewhere(),
         )
 
     def _elsewhere(self) -> tuple[str, ...]:
         unread = None if self._agreement is None else self._agreement.unread
-        return (*map(str, self._stranded), *(() if unread is None else (unread,)))
+        return (*map(str, self._stranded), *self._unreadable, *(() if unread is None else (unread,)))
 
     def _waits(self) -> bool:
         """Whether nothing moves although nothing of this syphon's own keeps it from moving: others hold it."""
@@ -726,6 +730,10 @@ class SyphonJob:
             return end.report(stop, self._until_empty, json=self._json)
         self._put(end)
         return 0
+
+    @property
+    def _unreadable(self) -> tuple[str, ...]:
+        return () if self._agreement is None else self._agreement.record.problems
 
     @property
     def _stranded(self) -> tuple[Stray, ...]:

@@ -54,6 +54,7 @@ _PATIENCE, _HIDDEN = 0.2, 3  # s, times: a broker that shows messages by fetchin
 RECORD_PROPERTIES = QueueProperties(max_delivery_count=2**31 - 1)
 """Of the record's queues: looking may count as a delivery."""
 _BEHIND_A_GAP = "queues of lower indexes are missing: set backlog_queue_count above its index"
+_A_LANE = "it is a lane that no process is known to use: name its queue in 'continuity'"
 _MOST = OPTION_RANGES["backlog_queue_count"][1]
 
 T = TypeVar("T")
@@ -555,6 +556,8 @@ class Looker:
             if name not in owners:
                 owners[name] = (_BEHIND_A_GAP, True) if name == own.name else await self._owner(own, name)
             owner = owners[name]
+            if name == own.name and lane_path(queue.path) is not None:
+                owner = (_A_LANE, True)
             if owner is not None:
                 strays.append(Stray(queue, pending, *owner))
         return strays

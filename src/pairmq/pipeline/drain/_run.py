@@ -75,6 +75,7 @@ class Drain:
         self._unread = agreement.unread
         self._elsewhere = (
             *map(str, agreement.strays),
+            *agreement.record.problems,
             *(f"{queue} has another template: 'pairmq syphon' drains it" for queue, depth in counts if depth.pending),
         )
 
