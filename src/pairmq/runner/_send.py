@@ -219,13 +219,15 @@ class SendProcedure:
             raise ValueError(f"timeout is {timeout!r}: it must be more than 0 seconds")
         started = self._clock.now()
         deadline = started + timeout
+        # Thousands may be in flight, and the garbage collector goes through what each keeps: one list for one message,
+        # no comprehension that closes over names, and not the arguments.
         jobs: list[Job] = []
-        pending: list[Job] = []
         for message in messages:
-            job = self._results.begin(state, message)
-            jobs.append(job)
-            if job.result is None:
-                pending.append(job)
+            jobs.append(self._results.begin(state, message))
+        del messages
+        pending = jobs
+        if len(jobs) != 1 or jobs[0].result is not None:
+            pending = [job for job in jobs if job.result is None]
         places: Sequence[Place] = () if self._orders is None else self._orders.line_up(state, pending)
         entered = not pending or self._admission.try_enter(len(pending))
         try:
@@ -281,11 +283,10 @@ class SendProcedure:
         All in one coroutine, which keeps nothing of an attempt that has ended: the garbage collector goes through what
         thousands of sends in flight keep.
         """
-        now = self._clock.now
         first: Attempt | None = None
         results: Sequence[TransportError | None] = ()
         if self._ends_at is None:
-            first = self._rules.at_once(state.runner, jobs, now(), deadline, key)
+            first = self._rules.at_once(state.runner, jobs, self._clock.now(), deadline, key)
         if first is not None:
             results = await self._at_primary(state, first)
             if results is TAKEN:  # every healthy send ends here
@@ -295,10 +296,10 @@ class SendProcedure:
                 return
         send = self._up_to_date(SendMachine(self._rules, state.runner, jobs, started, deadline, key, state.lane))
         if first is None:
-            step = send.start(now())
+            step = send.start(self._clock.now())
         else:
             self._judge(state, send, first, results, started)
-            step = self._up_to_date(send).resume(now(), self._limits.lead)
+            step = self._up_to_date(send).resume(self._clock.now(), self._limits.lead)
         del first, results
         while not isinstance(step, Done):
             if isinstance(step, Attempt):
@@ -306,21 +307,21 @@ class SendProcedure:
                     await self._at_backlog(state, send, step, started, key)
                 else:
                     self._judge(state, send, step, await self._at_primary(state, step), started)
-                step = self._up_to_date(send).resume(now(), self._limits.lead)
+                step = self._up_to_date(send).resume(self._clock.now(), self._limits.lead)
             elif isinstance(step, Wait):
                 changed = False
                 # Of a last wait that would only make others late nothing is left.
-                if not step.last or self._limits.behind <= 0.8 * (deadline - now()):
+                if not step.last or self._limits.behind <= 0.8 * (deadline - self._clock.now()):
                     if step.nowhere:
                         state.runner.want_ping()
                     also = self._backlog.waiting if step.queue else None
                     changed = await state.runner.wait_for_change(step.until, self._limits, also, last=step.last)
-                step = self._up_to_date(send).resume(now(), self._limits.lead, changed=changed)
+                step = self._up_to_date(send).resume(self._clock.now(), self._limits.lead, changed=changed)
             elif isinstance(step, Check):
-                step = send.checked(self._refuse_unfit(state, step), now(), self._limits.lead)
+                step = send.checked(self._refuse_unfit(state, step), self._clock.now(), self._limits.lead)
             else:
                 look = None if self._orders is None else await self._orders.look(step)
-                step = self._up_to_date(send).looked(look, now(), self._limits.lead)
+                step = self._up_to_date(send).looked(look, self._clock.now(), self._limits.lead)
         if step.nowhere:
             state.runner.want_ping()
             self._backlog.try_soon()
