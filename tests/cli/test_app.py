@@ -141,7 +141,7 @@ _NO_BROKER = [
 
 
 def _program(arguments: str, redirection: str) -> subprocess.CompletedProcess[str]:
-    code = f"{sys.executable} -m pairmq.cli {arguments} {redirection}"
+    code = f"{shlex.quote(sys.executable)} -m pairmq.cli {arguments} {redirection}"
     return subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False, timeout=100)
 
 

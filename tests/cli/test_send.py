@@ -304,6 +304,14 @@ def test_what_an_earlier_run_left_is_kept_until_the_pair_is_open(
 
 
 @pytest.mark.usefixtures("orders")
+def test_receipts_go_to_stdout_while_progress_is_drawn_on_a_terminal(cli, brokers, monkeypatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # stderr counts as a terminal
+    ended = cli("send", "-e", "orders", "--json", *brokers, stdin=b"a\nb\n")
+    assert [json.loads(line)["line"] for line in ended.out.splitlines()] == [1, 2]
+    assert "\x1b[" in ended.err  # it was drawn
+
+
+@pytest.mark.usefixtures("orders")
 def test_the_rest_of_a_file_gets_the_ids_of_its_own_lines(cli, brokers, primary) -> None:
     arguments = ["send", "-e", "orders", "--id-prefix", "run7", "--json", *brokers]
     assert cli(*arguments, stdin=b"a\nb\n").status == 0

@@ -191,6 +191,18 @@ class Speed:
         return (count - first) / (now - began) if now > began else 0.0
 
 
+def line_on_stderr() -> Live | None:
+    """What is drawn anew at the lower end of a terminal; None where stderr is not one.
+
+    What is written to stdout goes there: only where that is a terminal, too, it is drawn above by rich, on stderr.
+    """
+    console = stderr_console()
+    if not console.is_terminal:
+        return None
+    shared = sys.stdout is not None and sys.stdout.isatty()
+    return Live(console=console, transient=True, auto_refresh=False, redirect_stdout=shared)
+
+
 class Progress:
     """The line on a terminal that shows how far a command is: ``sent 1 200 lines, 400/s``."""
 
@@ -200,8 +212,7 @@ class Progress:
         self._total = total
         self._speed = Speed()
         self._next = 0.0
-        console = stderr_console()
-        self._live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
+        self._live = line_on_stderr()
 
     def update(self, count: int, *, position: int = 0, text: str = "") -> None:
         """Show progress; cheap to call for each message."""

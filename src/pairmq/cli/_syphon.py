@@ -18,14 +18,13 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Annotated, Any
 
-from rich.live import Live
 from rich.text import Text
 from typer import BadParameter, Option
 
 from pairmq.cli._backlog import Depths, count_queues
 from pairmq.cli._common import SYPHON, PairArguments, examples, failed_at, pair_of, transport_of, with_pair, within
 from pairmq.cli._dashboard import Serving, address_of, check_dashboard
-from pairmq.cli._output import Speed, note, put_json, stderr_console, warn
+from pairmq.cli._output import Speed, line_on_stderr, note, put_json, warn
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import CommandFailed, Duration, grouped, plural, printable, rate, short_duration
 from pairmq.model import Entity, PairMQError, TransportError
@@ -233,8 +232,7 @@ class SyphonProcesses:
             self._shares[0] = None
         self._settings = self._limited(settings, count)
         self._processes: list[_Process] = []
-        console = stderr_console()
-        self._live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
+        self._live = line_on_stderr()
 
     @staticmethod
     def _limited(settings: Settings, count: int) -> Settings:
@@ -533,9 +531,7 @@ class SyphonJob:
         self._fault: str | None = None
         self._failures = Failures()
         self._answered_at = -math.inf  # the last count began that all queues answered
-        console = stderr_console()
-        drawn = console.is_terminal and put is None
-        self._live = Live(console=console, transient=True, auto_refresh=False) if drawn else None
+        self._live = line_on_stderr() if put is None else None
 
     async def run(self, stop: Stop) -> int:
         """Move messages until a signal, or until nothing is left; returns the exit status."""
