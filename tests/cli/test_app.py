@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys

@@ -1,5 +1,6 @@
 import base64
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -219,7 +220,7 @@ def test_a_second_ctrl_c_ends_at_once(program, servers) -> None:
 def test_a_reader_that_leaves_ends_it_quietly(servers) -> None:
     first, second = servers
     command = (
-        f"yes | {sys.executable} -m pairmq.cli send -e q --create --json "
+        f"yes | {shlex.quote(sys.executable)} -m pairmq.cli send -e q --create --json "
         f"--primary {first.url} --secondary {second.url} | head -n 1; echo ${{PIPESTATUS[1]}}"
     )
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=100)
