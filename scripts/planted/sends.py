@@ -284,7 +284,8 @@ SENDS = (
     Mutant(
         "a failure in the middle of a batch is taken for success",
         "src/pairmq/runner/_send.py",
-        "        return failures\n",
-        "        return [None] * len(failures) if None in failures else failures\n",
+        "            return await sender.send_batch(messages)",
+        "            failures = await sender.send_batch(messages)\n"
+        "            return [None] * len(failures) if None in failures else failures",
     ),
 )
