@@ -71,9 +71,9 @@ _JAVA = " ".join(
 )
 
 _PLAIN_PLANS = {
-    # Filters that follow from others save no work here, and to look for them takes a tenth of what planning takes.
+    # Filters that follow from others save no work here, and to look for them is a twentieth of the time of all rules.
     "spark.sql.constraintPropagation.enabled": "false",
-    # These look through each plan again and again, and find nothing in ours.
+    # These look through each plan again and again, another tenth, and find next to nothing in ours.
     "spark.sql.optimizer.excludedRules": ",".join(
         f"org.apache.spark.sql.{name}"
         for name in (
