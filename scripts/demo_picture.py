@@ -24,7 +24,7 @@ LIMIT = 60.0  # s until then, on a busy machine
 def screen() -> str:
     """What the terminal shows, with its colours."""
     tmux = ["tmux", "-L", "pairmq-picture"]
-    program = f"{sys.executable} -m pairmq.cli demo --seed 7; sleep 30"
+    program = f"{sys.executable} -m pairmq demo --seed 7; sleep 30"
     subprocess.run([*tmux, "new-session", "-d", "-x", str(WIDTH), "-y", str(HEIGHT), program], check=True, cwd=ROOT)
     try:
         end = time.monotonic() + LIMIT

@@ -119,7 +119,7 @@ class Tier:
         shutil.rmtree(self._cache, ignore_errors=True)
         (RESULTS / f"{self._name}.flaky").unlink(missing_ok=True)
         if self._name == "simulated":
-            simulate = [sys.executable, "-m", "pairmq.cli", "simulate"]
+            simulate = [sys.executable, "-m", "pairmq", "simulate"]
             hours = ([*simulate, "--ordering", each, "--seeds", f"0..{many - 1}"] for each, many in HOURS.items())
             # With the worlds that are too large for the first tier; it is one process, which would be the last to run.
             model = [sys.executable, str(ROOT / "scripts" / "model.py"), "--check"]

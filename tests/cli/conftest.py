@@ -89,7 +89,7 @@ class Program:
 
     def __init__(self, *arguments: str, stdin: int | None = subprocess.PIPE) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pairmq.cli", *arguments],
+            [sys.executable, "-m", "pairmq", *arguments],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -142,7 +142,7 @@ _NO_BROKER = [
 
 
 def _program(arguments: str, redirection: str) -> subprocess.CompletedProcess[str]:
-    code = f"{shlex.quote(sys.executable)} -m pairmq.cli {arguments} {redirection}"
+    code = f"{shlex.quote(sys.executable)} -m pairmq {arguments} {redirection}"
     return subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False, timeout=100)
 
 
@@ -150,7 +150,7 @@ def _program(arguments: str, redirection: str) -> subprocess.CompletedProcess[st
 def test_it_stops_quietly_with_141_when_its_output_is_not_read(arguments: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "pairmq.cli", *arguments.split()]
+    command = [sys.executable, "-m", "pairmq", *arguments.split()]
     try:
         ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False, timeout=100)
     finally:

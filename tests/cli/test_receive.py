@@ -152,7 +152,7 @@ def test_a_reader_that_leaves_loses_no_message(cli, servers) -> None:
     lines = b"".join(b"%d\n" % number for number in range(3000))
     assert cli("send", "-e", "orders", "--create", *pair, stdin=lines).status == 0
     command = (
-        f"{shlex.quote(sys.executable)} -m pairmq.cli receive -e orders --idle 1 --prefetch 100 --primary {first.url} "
+        f"{shlex.quote(sys.executable)} -m pairmq receive -e orders --idle 1 --prefetch 100 --primary {first.url} "
         "| (read line; exec true); echo ${PIPESTATUS[0]}"
     )
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=100)

@@ -220,7 +220,7 @@ def test_a_second_ctrl_c_ends_at_once(program, servers) -> None:
 def test_a_reader_that_leaves_ends_it_quietly(servers) -> None:
     first, second = servers
     command = (
-        f"yes | {shlex.quote(sys.executable)} -m pairmq.cli send -e q --create --json "
+        f"yes | {shlex.quote(sys.executable)} -m pairmq send -e q --create --json "
         f"--primary {first.url} --secondary {second.url} | head -n 1; echo ${{PIPESTATUS[1]}}"
     )
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=100)
@@ -372,7 +372,7 @@ def test_a_stopped_run_under_an_id_prefix_reports_the_number_to_go_on_with(progr
 )
 def test_a_full_disk_is_one_error_after_the_summary(brokers, arguments: list[str], to: str, says: str) -> None:
     with Path(to).open("wb") as out:
-        command = [sys.executable, "-m", "pairmq.cli", "send", "-e", "q", "--create", *arguments, *brokers]
+        command = [sys.executable, "-m", "pairmq", "send", "-e", "q", "--create", *arguments, *brokers]
         ended = subprocess.run(command, input=b"a\n" * 3000, stdout=out, stderr=subprocess.PIPE, check=False)
     lines = ended.stderr.decode().splitlines()
     assert ended.returncode == 1

@@ -253,7 +253,7 @@ def test_ctrl_c_leaves_the_decision_in_force_and_reports_it(files) -> None:
     with processes(1, files) as fleet:
         reported(files, 1)
         freeze(fleet.pids[0], files)
-        command = [sys.executable, "-m", "pairmq.cli", "switch", "hold", "orders", "--timeout", "100s"]
+        command = [sys.executable, "-m", "pairmq", "switch", "hold", "orders", "--timeout", "100s"]
         options = ["--primary", files[0], "--secondary", files[1]]
         with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as running:
             assert running.stderr is not None

@@ -34,7 +34,7 @@ SHORT = [
 
 
 def pairmq(*arguments: str, **more) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-m", "pairmq.cli", *arguments], **more)
+    return subprocess.Popen([sys.executable, "-m", "pairmq", *arguments], **more)
 
 
 def count_lines(path: Path) -> int:

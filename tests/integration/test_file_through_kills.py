@@ -148,7 +148,7 @@ def test_nothing_is_lost_when_the_primary_is_killed_twice_and_the_syphon_once(
     (tmp_path / "in.txt").write_text("".join(f"order {n} für Käufer {n * 7919 % 1000}\n" for n in range(LINES)))
     receipts, doubts = tmp_path / "receipts.jsonl", tmp_path / "doubts.txt"
     send = start(
-        *("-m", "pairmq.cli", "send", "--entity=orders", "--create", "--input", "-"),
+        *("-m", "pairmq", "send", "--entity=orders", "--create", "--input", "-"),
         *("--id-prefix=line", "--receipts", str(receipts), *urls, *SHORT),
         log=tmp_path / "send.log",
         stdin=subprocess.PIPE,

@@ -121,7 +121,7 @@ async def until_asked(ask: Callable[[], Awaitable[int]], enough: Callable[[int],
 
 @asynccontextmanager
 async def syphon(primary: str, secondary: str, log: Path) -> AsyncIterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "pairmq.cli", "syphon", "--primary", primary, "--secondary", secondary]
+    command = [sys.executable, "-m", "pairmq", "syphon", "--primary", primary, "--secondary", secondary]
     command += ["--backlog-queues", "2", "--backlog-name-template", "backlog/{index}", "--ordering", "session"]
     command += ["--attempt-timeout", "1s", "--ping-interval", "300ms"]
     with log.open("ab") as stderr:

@@ -139,7 +139,7 @@ def test_ctrl_c_ends_the_program_cleanly_and_no_password_is_in_any_log(servers, 
     )
     program = subprocess.Popen(
         [
-            *(sys.executable, "-m", "pairmq.cli", "-vv", "pipeline", "drain", "--json", "--journal", str(journal)),
+            *(sys.executable, "-m", "pairmq", "-vv", "pipeline", "drain", "--json", "--journal", str(journal)),
             *("--primary", east, "--secondary", west, "--backlog-queues", "2", "--max-rate", "40"),
         ],
         env={**os.environ, "SPARK_CONF_DIR": str(conf), "TMPDIR": str(temporary)},

@@ -74,7 +74,7 @@ class Follower:
         environment = os.environ | {"SPARK_CONF_DIR": str(folder / "conf"), "SPARK_LOCAL_DIRS": str(folder / "local")}
         with self.said.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "pairmq.cli", "pipeline", "run", "--follow", *arguments, *options],
+                [sys.executable, "-m", "pairmq", "pipeline", "run", "--follow", *arguments, *options],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,

@@ -262,7 +262,7 @@ def test_processes_end_with_the_one_that_is_killed(in_folder):
 
 def begun(folder: Path, jobs: int) -> subprocess.Popen[str]:
     """A simulation of very many hours, some of which are done."""
-    command = [sys.executable, "-m", "pairmq.cli", "simulate", "--seeds", "0..9999", "--hours", "0.05"]
+    command = [sys.executable, "-m", "pairmq", "simulate", "--seeds", "0..9999", "--hours", "0.05"]
     command += ["--jobs", str(jobs), "--state", "done.jsonl"]
     program = subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -44,7 +44,7 @@ def test_a_missing_server_is_an_error_that_names_the_extra(
 @pytest.mark.real_server
 @pytest.mark.parametrize("tls", [False, True])
 def test_the_server_announces_a_url_for_pairmq(tls: bool) -> None:
-    command = [sys.executable, "-m", "pairmq.cli", "servicebus-server", "--json", "--port", "0", "--admin-port", "0"]
+    command = [sys.executable, "-m", "pairmq", "servicebus-server", "--json", "--port", "0", "--admin-port", "0"]
     with subprocess.Popen(
         [*command, *(["--self-signed"] if tls else [])], stdout=subprocess.PIPE, text=True
     ) as process:

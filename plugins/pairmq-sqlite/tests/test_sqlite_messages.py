@@ -109,7 +109,7 @@ def test_pairmq_receive_warns_of_what_it_dead_letters_itself(path, tmp_path):
 
     asyncio.run(fill())
     write(path, UNREADABLE, "{", "orders")
-    command = [sys.executable, "-m", "pairmq.cli", "receive", "-e", "orders", "--idle", "50ms", "--primary"]
+    command = [sys.executable, "-m", "pairmq", "receive", "-e", "orders", "--idle", "50ms", "--primary"]
     ended = subprocess.run([*command, f"sqlite://{path}"], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "1\n")
     assert "can't be read and is dead-lettered" in ended.stderr

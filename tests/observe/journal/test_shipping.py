@@ -203,7 +203,7 @@ def test_killed_shipments_lose_and_double_nothing(directory: Path, tmp_path: Pat
     for number in range(120):
         shutil.copyfile(source, source.with_name(f"segment-copy-{number:06d}.parquet"))
     store = tmp_path / "store"
-    command = [sys.executable, "-m", "pairmq.cli", "journal", "ship", str(directory), f"file://{store}", "--delete"]
+    command = [sys.executable, "-m", "pairmq", "journal", "ship", str(directory), f"file://{store}", "--delete"]
     everything = {path.name: path.stat().st_size for path in segments(directory)}
     kills = 0
     while segments(directory):
