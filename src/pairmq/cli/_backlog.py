@@ -195,7 +195,7 @@ def agreement_lines(agreement: Agreement) -> list[str]:
     """Problems with other processes of a pair, the worst first; empty if they agree."""
     worst = [] if agreement.conflict is None else [agreement.conflict]
     last = [] if agreement.unread is None else [agreement.unread]
-    return [*worst, *map(str, agreement.strays), *agreement.differences, *last]
+    return [*worst, *map(str, agreement.stranded), *agreement.differences, *last]
 
 
 def agreement_as_json(agreement: Agreement) -> dict[str, Any]:

@@ -325,7 +325,7 @@ def _agreement(agreement: Agreement) -> Iterator[Finding]:
     if agreement.conflict is not None:
         yield _fail(subject, agreement.conflict, "no program can open the pair")
         return
-    for stray in agreement.strays:
+    for stray in agreement.stranded:
         yield (_fail if stray.certain else _warn)("stranded messages", str(stray))
     for text in agreement.differences:
         yield _warn(subject, text)

@@ -127,7 +127,7 @@ class View:
             return None
         conflict = () if agreement.conflict is None else (agreement.conflict,)
         return {
-            "stranded": [shown(text) for text in (*conflict, *map(str, agreement.strays))],
+            "stranded": [shown(text) for text in (*conflict, *map(str, agreement.stranded))],
             "differences": [shown(text) for text in agreement.differences],
             "unread": None if agreement.unread is None else shown(agreement.unread),
         }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from pairmq.core import (
@@ -68,15 +68,29 @@ class Stray:
         pending: messages in it.
         reason: why it is not drained, and what to do.
         certain: the messages are this primary's; else they may be another one's.
+        others: queues that are meant besides, where one stands for all that have the same reason.
     """
 
     queue: Entity
     pending: int
     reason: str
     certain: bool = True
+    others: int = 0
 
     def __str__(self) -> str:
-        return f"{self.queue.path} holds {self.pending} message{'' if self.pending == 1 else 's'}: {self.reason}"
+        more = f" and {self.others} more queue{'' if self.others == 1 else 's'} hold" if self.others else " holds"
+        return f"{self.queue.path}{more} {self.pending} message{'' if self.pending == 1 else 's'}: {self.reason}"
+
+
+def by_reason(strays: Iterable[Stray]) -> list[Stray]:
+    """One for each reason, with the sum: ten queues of one name would be ten times the same sentence."""
+    merged: dict[tuple[str, bool], Stray] = {}
+    for stray in strays:
+        first = merged.setdefault((stray.reason, stray.certain), stray)
+        if first is not stray:
+            pending, others = first.pending + stray.pending, first.others + 1
+            merged[stray.reason, stray.certain] = replace(first, pending=pending, others=others)
+    return list(merged.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +110,11 @@ class Agreement:
     strays: tuple[Stray, ...] = ()
     conflict: str | None = None
     unread: str | None = None
+
+    @property
+    def stranded(self) -> list[Stray]:
+        """What to say of the strays: one for each reason."""
+        return by_reason(self.strays)
 
     @property
     def differences(self) -> tuple[str, ...]:
@@ -357,9 +376,9 @@ class RecordKeeper:
             await self._find(queue)
         for queue in await looker.lanes(own, record):
             await self._find(queue)
-        for stray in await looker.former(own, self._former):
-            self._warn(str(stray))
-        for stray in await looker.holding(_undrained(own, record), "this process has another backlog_name_template"):
+        strays = await looker.former(own, self._former)
+        strays += await looker.holding(_undrained(own, record), "this process has another backlog_name_template")
+        for stray in by_reason(strays):
             self._warn(str(stray))
 
     async def _find(self, queue: Entity) -> None:

@@ -74,7 +74,7 @@ class Drain:
             counts = zip(others, await count(secondary, others, options.attempt_timeout), strict=True)
         self._unread = agreement.unread
         self._elsewhere = (
-            *map(str, agreement.strays),
+            *map(str, agreement.stranded),
             *agreement.record.problems,
             *(f"{queue} has another template: 'pairmq syphon' drains it" for queue, depth in counts if depth.pending),
         )
