@@ -7,6 +7,7 @@ import contextlib
 import random
 import time
 from collections.abc import Collection
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from broker_tests import until
 from command_line import run
 from doc_blocks import blocks
-from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
+from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import QueueProperties, Transport
 from pairmq_postgres._connection import Blobs, Numbers, Texts
 from pairmq_postgres._errors import SchemaVersion
@@ -50,6 +51,25 @@ async def test_wrong_password_is_refused_and_not_repeated(server, connect):
     error = await refused(connect(server.url_of("messenger", "wrong-secret")))
     assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
     assert "wrong-secret" not in f"{error!r} {error.__cause__!r} {error.__context__!r}"
+
+
+async def test_a_unix_socket_reaches_the_server_and_finds_it_again(connect):
+    settings = {"fsync": "off", "unix_socket_directories": ".", "listen_addresses": "127.0.0.1"}
+    with PostgresServer(settings=settings) as own:
+        login = own.url.split("@")[0]
+        transport = connect(f"{login}@/queues", host=quote(str(own.data)), port=own.port)
+        await transport.admin.create(ORDERS)
+        sender = transport.sender(ORDERS)
+        await sender.send(Message(b"before"))
+        own.restart()
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                with contextlib.suppress(TransportError):
+                    await sender.send(Message(b"after"))
+                    break
+        receiver = transport.receiver(Source(ORDERS))
+        assert {each.message.body for each in await receiver.receive(10, 5.0)} == {b"before", b"after"}
+        await transport.close()
 
 
 async def test_role_without_rights_is_refused(server, connect):

@@ -37,6 +37,18 @@ def test_servers_of_a_cluster_are_one_broker_in_any_order():
     assert one.endpoint.name == other.endpoint.name
 
 
+def test_a_unix_socket_is_named_as_libpq_has_it():
+    read = parse_url(f"postgresql://{LOGIN}@/q?host=/run/Data%20base/&port=5433")
+    assert read.hosts == (("/run/Data base", 5433),)
+    assert (read.username, read.password) == ("app", PASSWORD)
+    assert (read.parameters()["host"], read.parameters()["port"]) == ("/run/Data base", "5433")
+    assert read.parameters()["sslmode"] == "prefer"
+    assert read.endpoint.url == "postgresql:///q?host=/run/Data%20base&port=5433"
+    again = parse_url(read.endpoint.url)
+    assert again.endpoint == read.endpoint
+    assert parse_url("postgresql:///q?host=/run").endpoint.name != parse_url("postgresql:///q?host=/tmp").endpoint.name
+
+
 def test_login_that_looks_like_the_hosts_is_kept():
     read = parse_url("postgresql://a,b:a,b@a,b/q")
     assert (read.username, read.password, len(read.hosts)) == ("a,b", "a,b", 2)
@@ -81,6 +93,11 @@ def test_pgbouncer_is_given_no_settings():
         (f"postgresql://{LOGIN}@a/q?pool_size=0", "pool_size"),
         (f"postgresql://{LOGIN}@a/q?target_session_attrs=any", "unknown option"),
         ("postgresql://app:se/cr@et?@a/q", "write '@' as %40"),
+        (f"postgresql://{LOGIN}@a/q?host=/run", "give one of them"),
+        (f"postgresql://{LOGIN}@/q?host=a", "not the absolute path"),
+        (f"postgresql://{LOGIN}@/q?host=/run,/tmp", "not the absolute path"),
+        (f"postgresql://{LOGIN}@/q?host=/run&port=0", "port"),
+        (f"postgresql://{LOGIN}@a/q?port=5433", "write the port behind the host"),
     ],
 )
 def test_bad_url_is_explained_without_its_password(url, part):

@@ -17,7 +17,7 @@ from psycopg.pq import Format
 
 from pairmq.transport import dial, start_task
 from pairmq_postgres._errors import NotSent
-from pairmq_postgres._url import PostgresUrl
+from pairmq_postgres._url import PostgresUrl, is_directory
 
 _AT_ONCE = 64  # reads of one answer, of some KiB each, without a turn for others
 _SHORT, _GATHERS = 4, 0.0005  # waits for more of an answer that begin at once, and s before later ones
@@ -200,7 +200,9 @@ class Hosts:
 
     async def _to(self, host: tuple[str, int]) -> Connection:
         prepared = 0 if self._url.listen else None
-        where = self._url.parameters(host) | await self._addresses(host)
+        where = self._url.parameters(host)
+        if not is_directory(host[0]):
+            where |= await self._addresses(host)
         made = await Connection.connect(**where, autocommit=True, prepare_threshold=prepared)
         for kind in (Texts, Blobs, Numbers):
             made.adapters.register_dumper(kind, _ArrayDumper)

@@ -29,7 +29,11 @@ DEFAULT_PORT = 5432
 
 _FORM = "postgresql://user:password@host:5432/database"
 _TLS_FILES = ("sslcert", "sslkey", "sslrootcert")
-_OPTIONS = ("connect_timeout", "listen", "poll_interval", "pool_size", "sslmode", *_TLS_FILES, *ENDPOINT_OPTIONS)
+_OPTIONS = (
+    *("connect_timeout", "host", "listen", "poll_interval", "pool_size", "port", "sslmode"),
+    *_TLS_FILES,
+    *ENDPOINT_OPTIONS,
+)
 _MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
 _POLL, _POLL_ALONE = 5.0, 1.0
 """Seconds between two polls, as a net below notifications, and without any. A syphon has some eleven receivers."""
@@ -51,7 +55,7 @@ class PostgresUrl:
 
     Args:
         endpoint: what PairMQ shows of it.
-        hosts: each with its port; asked in turn for one that takes writes.
+        hosts: each with its port; asked in turn for one that takes writes. Or the directory of a server's Unix socket.
         connect_timeout: seconds for connecting to one host and logging in.
         pool_size: connections at most, besides the one that listens.
         poll_interval: seconds after which a waiting receiver looks again, whether or not it was notified.
@@ -101,17 +105,19 @@ class PostgresUrl:
 def parse_url(url: str) -> PostgresUrl:
     """Read ``postgresql://[user[:password]@]host[:port][,host[:port]…]/database[?options]``.
 
+    Or, for a Unix socket, ``postgresql://[user[:password]@]/database?host=/directory``, as libpq has it.
+
     Raises:
         ConfigurationError: it can't work; the text says which part and why, without secrets.
     """
     read = BrokerUrl(url, _FORM, *SCHEMES, several=True)
     if "@" in read.parts.path:  # what precedes it may be the end of a password
         raise ConfigurationError(f"{read.where} holds '@' behind its host: write '@' as %40, '/' as %2F")
-    hosts = read.hosts(DEFAULT_PORT)
+    options = read.options(*_OPTIONS)
+    hosts = _hosts(read, options)
     database = _name(read, read.parts.path[1:], "database")
     if not database or "/" in read.parts.path[1:]:
         raise ConfigurationError(f"{read.where} does not name one database: write it as {_FORM}, '/' in it as %2F")
-    options = read.options(*_OPTIONS)
     listen = options.choice("listen", "true", "false") != "false"
     return PostgresUrl(
         endpoint=chosen_endpoint(_endpoint(hosts, database), options, read.where),
@@ -127,13 +133,39 @@ def parse_url(url: str) -> PostgresUrl:
     )
 
 
+def _hosts(read: BrokerUrl, options: UrlOptions) -> tuple[tuple[str, int], ...]:
+    directory = options.get("host")
+    if not directory:
+        if options.get("port"):
+            raise ConfigurationError(f"{read.where} has the option port without host: write the port behind the host")
+        return read.hosts(DEFAULT_PORT)
+    if read.parts.netloc.rpartition("@")[2]:
+        raise ConfigurationError(f"{read.where} names a host and has the option host: give one of them")
+    if not is_directory(directory) or "," in directory:
+        raise ConfigurationError(
+            f"the option host of {read.where} is not the absolute path of a socket's directory: write a name or "
+            f"address before the database, {_FORM}"
+        )
+    port = int(options.number("port", DEFAULT_PORT, 1, 65535, whole=True))
+    return ((directory.rstrip("/") or "/", port),)
+
+
+def is_directory(host: str) -> bool:
+    """Whether a host is the directory of a Unix socket."""
+    return host.startswith("/")
+
+
+def _is_local(host: str) -> bool:
+    return is_directory(host) or is_local_address(host)
+
+
 def _name(read: BrokerUrl, text: str | None, what: str) -> str:
     return read.decoded(text, what, most_bytes=_MOST_BYTES)
 
 
 def _tls(options: UrlOptions, hosts: tuple[tuple[str, int], ...]) -> tuple[tuple[str, str], ...]:
     """Check certificates and host names, unless the URL says otherwise or all hosts are this machine."""
-    mode = options.get("sslmode") or ("prefer" if all(is_local_address(host) for host, _ in hosts) else "verify-full")
+    mode = options.get("sslmode") or ("prefer" if all(_is_local(host) for host, _ in hosts) else "verify-full")
     if mode not in _MODES:
         raise ConfigurationError(f"{options.where}'s option sslmode is unknown: known are {', '.join(_MODES)}")
     if options.get("sslkey") and not options.get("sslcert"):
@@ -149,9 +181,13 @@ def _endpoint(hosts: tuple[tuple[str, int], ...], database: str) -> Endpoint:
     # In any order they are the same servers.
     places = sorted(("127.0.0.1" if host in LOOPBACK else host, str(port)) for host, port in hosts)
     identity = ("postgresql", ",".join(host for host, _ in places), ",".join(port for _, port in places), database)
-    written = ",".join(f"{bracketed(host)}:{port}" for host, port in hosts)
-    url = f"postgresql://{written}/{quote(database, safe='')}"
-    local = all(is_local_address(host) for host, _ in hosts)
+    path = f"/{quote(database, safe='')}"
+    if is_directory(hosts[0][0]):
+        ((directory, number),) = hosts
+        url = f"postgresql://{path}?host={quote(directory)}" + (f"&port={number}" if number != DEFAULT_PORT else "")
+    else:
+        url = "postgresql://" + ",".join(f"{bracketed(host)}:{port}" for host, port in hosts) + path
+    local = all(_is_local(host) for host, _ in hosts)
     place = "-".join(port for _, port in places) if local else "-".join("-".join(each) for each in places)
     # Names of databases may hold dashes and digits, so that two brokers could be read in one way.
     found = endpoint_with_default_name(identity, url, f"{place}-{database}", unique=False, local=local)
