@@ -135,6 +135,11 @@ class Registry:
         scheme, separator, _ = url.partition("://")
         scheme = scheme.lower()
         if not separator or not _SCHEME.fullmatch(scheme):
+            if url.lower().startswith("endpoint=sb://"):  # what the Azure portal shows, key included
+                raise ConfigurationError(
+                    "a connection string of Azure Service Bus is not a URL: put it into a variable of the environment, "
+                    "and write sb://?connection-string-env=NAME"
+                )
             raise ConfigurationError(
                 "the broker URL has no scheme: write it as scheme://…, e.g. redis://127.0.0.1:6379/0"
             )
