@@ -549,7 +549,9 @@ def test_the_error_for_a_plugin_that_is_not_installed_says_how_to_install_it(ins
 
 def test_a_connection_string_of_azure_is_recognised_and_not_repeated():
     with pytest.raises(ConfigurationError, match=r"write sb://\?connection-string-env=NAME") as caught:
-        empty().transport_record("Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=n;SharedAccessKey=secret=")
+        empty().transport_record(
+            "Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=n;SharedAccessKey=secret="
+        )
     assert "secret" not in str(caught.value)
 
 
