@@ -21,7 +21,8 @@ from pairmq import Deduplicator, Entity, Message, Pair, PairOptions, SendRefused
 from pairmq import sync as blocking
 from pairmq.model import TransportError
 from pairmq.plugins import registry
-from pairmq_postgres import PostgresInbox
+from pairmq.transport import encode_header
+from pairmq_postgres import PostgresInbox, _outbox, _sender
 from pairmq_postgres.testing import PostgresServer
 
 pytestmark = pytest.mark.real_server
@@ -94,6 +95,24 @@ async def test_outbox_sends_what_was_committed_in_a_block_of_psycopg(pair: Pair,
                         raise KeyError
     assert database.items() == ["kept"]
     assert await arrived(pair, 1) == [b"kept"]
+
+
+async def test_outbox_encodes_a_message_once(pair: Pair, server, monkeypatch: pytest.MonkeyPatch):
+    outbox = pair.outbox("orders")
+    encoded: list[Message] = []
+
+    def counted(message: Message) -> str:
+        encoded.append(message)
+        return encode_header(message)
+
+    async with await psycopg.AsyncConnection.connect(server.url) as connection:
+        await outbox.send(Message(b"first"), connection=connection)
+        for module in (_sender, _outbox):
+            monkeypatch.setattr(module, "encode_header", counted)
+        await outbox.send(Message(b"second"), connection=connection)
+        monkeypatch.undo()
+    assert len([message for message in encoded if message.body == b"second"]) == 1
+    assert sorted(await arrived(pair, 2)) == [b"first", b"second"]
 
 
 DJANGO = """

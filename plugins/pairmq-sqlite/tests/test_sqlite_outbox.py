@@ -7,9 +7,11 @@ import contextlib
 import sqlite3
 import subprocess
 import sys
+import threading
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiosqlite
 import pytest
@@ -106,6 +108,29 @@ def test_outbox_leaves_no_transaction_open_when_it_refuses(blocking_pair: blocki
         with pytest.raises(SendRefused):
             blocking_pair.outbox("orders").send(Message(b"1"), connection=connection)
         assert not connection.in_transaction
+
+
+def test_blocking_outbox_does_not_wake_the_loop_when_no_observer_wants_its_sends(
+    blocking_pair: blocking.Pair, path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls: list[object] = []
+    here = threading.get_ident()
+    outbox = blocking_pair.outbox("orders")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        outbox.send(Message(b"0"), connection=connection)
+        connection.commit()
+        wake = asyncio.BaseEventLoop.call_soon_threadsafe
+
+        def counted(loop: asyncio.BaseEventLoop, action: Callable[..., object], *arguments: object, **options: Any):
+            if threading.get_ident() == here:
+                calls.append(action)
+            return wake(loop, action, *arguments, **options)
+
+        monkeypatch.setattr(asyncio.BaseEventLoop, "call_soon_threadsafe", counted)
+        outbox.send(Message(b"1"), connection=connection)
+        monkeypatch.undo()
+        connection.rollback()
+    assert calls == []
 
 
 def through_sqlalchemy(path: Path):

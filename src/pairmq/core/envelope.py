@@ -78,9 +78,12 @@ def divert(message: Message, diversion: Diversion) -> Message:
     taken = reserved_properties(message)
     if taken:
         raise ValueError(f"the message has {', '.join(taken)} as application properties, which the envelope needs")
+    diverted_at = diversion.diverted_at
+    if diverted_at.tzinfo is not UTC:
+        diverted_at = diverted_at.astimezone(UTC)
     added: dict[str, PropertyValue] = {
         PATH: diversion.entity.path,
-        DIVERTED_AT: diversion.diverted_at.astimezone(UTC).isoformat(timespec="microseconds"),
+        DIVERTED_AT: diverted_at.isoformat(timespec="microseconds"),
         SENDER: diversion.sender_id,
         SEQUENCE: str(diversion.sequence),
     }

@@ -89,6 +89,11 @@ class Outbox:
         self._numbering = threading.Lock()
         self._making: asyncio.Task[None] | None = None
 
+    @property
+    def is_observed(self) -> bool:
+        """Whether `report` has anyone to report to."""
+        return self._emit.active
+
     async def ensure(self) -> None:
         """Make the queue if it does not exist.
 

@@ -79,7 +79,8 @@ class PairOutbox:
         except TransportError as error:
             run(_failed(outbox, sending, error))
         receipts = outbox.stored(sending)
-        soon(outbox.report, sending)
+        if outbox.is_observed:  # to wake the loop's thread for nothing would cost more than the rest
+            soon(outbox.report, sending)
         return receipts
 
     def __repr__(self) -> str:

@@ -657,16 +657,17 @@ class Transport(ABC):
             TransportError: kind refused, as `Sender.send` would raise it in every state of the broker.
         """
         capabilities = self.capabilities
-        for field, kept in (
-            ("time_to_live", capabilities.time_to_live),
-            ("scheduled_enqueue_at", capabilities.scheduling),
-        ):
-            if not kept and getattr(message, field) is not None:
-                raise TransportError(
-                    f"send to {entity}: {self._endpoint} does not support {field}: send the message without it",
-                    FailureKind.REFUSED,
-                    FailureReason.NOT_SUPPORTED,
-                )
+        lacks = None
+        if message.time_to_live is not None and not capabilities.time_to_live:
+            lacks = "time_to_live"
+        elif message.scheduled_enqueue_at is not None and not capabilities.scheduling:
+            lacks = "scheduled_enqueue_at"
+        if lacks is not None:
+            raise TransportError(
+                f"send to {entity}: {self._endpoint} does not support {lacks}: send the message without it",
+                FailureKind.REFUSED,
+                FailureReason.NOT_SUPPORTED,
+            )
         most = capabilities.max_message_bytes
         if most is not None and (size := self.measure(message)) > most:
             raise TransportError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,7 @@ from pairmq.model import Entity, Message
 from pairmq.transport import Inbox, OtherDatabase, encode_header, raise_failure, unusable
 from pairmq_postgres import _errors, _sql
 from pairmq_postgres._errors import NoSuchEntity
-from pairmq_postgres._pool import Rows
+from pairmq_postgres._sender import Headers
 
 _CHUNK_BYTES = 8 * 1024 * 1024
 _UNFIT: dict[int, str] = {
@@ -30,10 +31,12 @@ class CallersTransactions:
     """Stores messages through connections of callers; see `pairmq.transport.Transactional.store`.
 
     Args:
+        headers: of messages that were measured.
         notify: the commit wakes receivers.
     """
 
-    def __init__(self, *, notify: bool) -> None:
+    def __init__(self, headers: Headers, *, notify: bool) -> None:
+        self._headers = headers
         self._notify = notify
         self._known: WeakSet[Any] = WeakSet()  # each leads to one server for its life
 
@@ -43,19 +46,21 @@ class CallersTransactions:
         doing = f"store in {queue}"
         try:
             if connection not in self._known:
-                if (await _run(connection, _sql.DATABASE, {}))[0] != database:
+                cursor = await _run(connection, _sql.DATABASE, {})
+                found = cursor.fetchone()
+                if (await found if inspect.isawaitable(found) else found) != database:
                     raise OtherDatabase
                 self._known.add(connection)
             place = {"path": queue.path, "kind": queue.kind.value, "notify": self._notify}
-            for chunk in _chunks(messages):
+            for chunk in (messages,) if len(messages) == 1 else _chunks(messages):
                 if len(chunk) == 1:
-                    one = {**place, "header": encode_header(chunk[0]), "body": chunk[0].body}
+                    one = {**place, "header": self._headers.of(chunk[0]), "body": chunk[0].body}
                     stored = await _run(connection, _sql.STORE_ONE, one)
                 else:
                     headers = [encode_header(message) for message in chunk]
                     many = {**place, "headers": headers, "bodies": [message.body for message in chunk]}
                     stored = await _run(connection, _sql.STORE, many)
-                if not stored:
+                if not stored.rowcount:
                     raise NoSuchEntity
         except psycopg.errors.ReadOnlySqlTransaction as error:
             raise unusable(_READS) from error
@@ -72,7 +77,8 @@ class PostgresInbox(Inbox):
     async def claim(self, key: str, window: float, connection: Any) -> bool:
         _check(connection)
         try:
-            return bool(await _run(connection, _sql.CLAIM, {"key": key, "window": timedelta(seconds=window)}))
+            found = await _run(connection, _sql.CLAIM, {"key": key, "window": timedelta(seconds=window)})
+            return bool(found.rowcount)
         except psycopg.errors.ReadOnlySqlTransaction as error:
             raise unusable(_READS) from error
         except psycopg.Error as error:
@@ -96,14 +102,12 @@ def _check(connection: Any) -> None:
         raise unusable("it commits each statement by itself: begin a transaction first")
 
 
-async def _run(connection: Any, statement: Any, parameters: dict[str, Any]) -> Rows:
-    # Cursors of the driver's own kind: the caller's may put parameters into the text, or make anything of a row.
+async def _run(connection: Any, statement: Any, parameters: dict[str, Any]) -> Any:
+    # Cursors of the driver's own kind: the caller's may put parameters into the text, or make anything of a row. Such a
+    # cursor has all of its answer, and nothing on the server that would have to be closed.
     if isinstance(connection, psycopg.Connection):
-        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-            return cursor.execute(statement, parameters, binary=True).fetchall()
-    async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as waiting:
-        await waiting.execute(statement, parameters, binary=True)
-        return await waiting.fetchall()
+        return psycopg.Cursor(connection, row_factory=tuple_row).execute(statement, parameters, binary=True)
+    return await psycopg.AsyncCursor(connection, row_factory=tuple_row).execute(statement, parameters, binary=True)
 
 
 def _chunks(messages: Sequence[Message]) -> list[list[Message]]:

@@ -22,24 +22,45 @@ _Row = tuple[Message, str, int]
 """A message, its header, and the bytes of both."""
 
 
+class Headers:
+    """Encodes headers; of the message that was measured last, which nearly always is stored next, only once."""
+
+    def __init__(self) -> None:
+        self._measured: tuple[Message, str] | None = None
+
+    def measure(self, message: Message) -> int:
+        """The bytes that a message has with its header."""
+        header = encode_header(message)
+        self._measured = message, header
+        return len(header) + len(message.body)
+
+    def of(self, message: Message) -> str:
+        """The header of a message that is about to be stored."""
+        measured, self._measured = self._measured, None
+        return measured[1] if measured is not None and measured[0] is message else encode_header(message)
+
+
 class PostgresSender(Sender):
     """Sends to one queue or topic.
 
     Args:
         calls: this sender's.
+        headers: of messages that were measured.
         entity: where to.
         with_sessions: the entities that are known to require session ids.
     """
 
-    def __init__(self, calls: Calls, entity: Entity, with_sessions: set[Entity]) -> None:
+    def __init__(self, calls: Calls, headers: Headers, entity: Entity, with_sessions: set[Entity]) -> None:
         self._calls = calls
+        self._headers = headers
         self.scope = calls.scope
         self._entity = entity
         self._with_sessions = with_sessions
         self._doing = f"send to {entity}"
 
     async def send(self, message: Message) -> None:
-        (failed,) = await self._store([_row(message)])
+        header = self._headers.of(message)
+        (failed,) = await self._store([(message, header, len(header) + len(message.body))])
         if failed is not None:
             raise failed
 

@@ -15,7 +15,6 @@ from pairmq.transport import (
     SessionReceiver,
     Transactional,
     Transport,
-    encode_header,
     start_task,
 )
 from pairmq_postgres import _sql
@@ -24,7 +23,7 @@ from pairmq_postgres._capabilities import CAPABILITIES
 from pairmq_postgres._outbox import CallersTransactions
 from pairmq_postgres._pool import Calls, Pool
 from pairmq_postgres._receiver import LeftLocks, PostgresReceiver, PostgresSessionReceiver
-from pairmq_postgres._sender import PostgresSender, lacks_session
+from pairmq_postgres._sender import Headers, PostgresSender, lacks_session
 from pairmq_postgres._url import parse_url
 
 _RELEASE_WITHIN = 1.0
@@ -46,7 +45,8 @@ class PostgresTransport(Transport, Transactional):
         super().__init__(parsed.endpoint)
         self._pool = Pool(parsed)
         self._admin = PostgresAdmin(self._calls(""))
-        self._callers = CallersTransactions(notify=parsed.listen)
+        self._headers = Headers()
+        self._callers = CallersTransactions(self._headers, notify=parsed.listen)
         self._left: dict[Source, LeftLocks] = {}
         self._receivers: set[PostgresReceiver] = set()
         self._with_sessions: set[Entity] = set()
@@ -61,7 +61,7 @@ class PostgresTransport(Transport, Transactional):
         return self._admin
 
     def sender(self, entity: Entity) -> Sender:
-        return PostgresSender(self._calls(f"send to {entity}"), entity, self._with_sessions)
+        return PostgresSender(self._calls(f"send to {entity}"), self._headers, entity, self._with_sessions)
 
     def receiver(self, source: Source) -> Receiver:
         return PostgresReceiver(self._calls(f"receive from {source}"), source, self._left, self._receivers)
@@ -80,7 +80,7 @@ class PostgresTransport(Transport, Transactional):
         return receiver if accepted else None
 
     def measure(self, message: Message) -> int:
-        return len(encode_header(message)) + len(message.body)
+        return self._headers.measure(message)
 
     def check_message(self, entity: Entity, message: Message) -> None:
         super().check_message(entity, message)
