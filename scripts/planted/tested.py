@@ -6,6 +6,7 @@ from planted.mutant import Mutant
 
 _LIMITS = "src/pairmq/runner/_limits.py"
 _LIMITS_TESTS = ("tests/runner/test_limits.py",)
+_LINE_TESTS = ("tests/runner/test_line.py",)
 _READER = "src/pairmq/runner/pump/_reader.py"
 _CORE = "src/pairmq/core/pump.py"
 _CORE_TESTS = ("tests/core/test_pump.py",)
@@ -280,7 +281,7 @@ TESTED = (
     Mutant(
         "what thousands of cancellations cost is not allowed for",
         _LIMITS,
-        "        return running * self._cost * _MARGIN if running > AT_ONCE else 0.0\n",
+        "        return self._takes(self._running) if sum(self._running) > AT_ONCE else 0.0\n",
         "        return 0.0\n",
         tests=_LIMITS_TESTS,
     ),
@@ -616,5 +617,26 @@ TESTED = (
         '                if type(written) is not list or len(written) != 2 or written[0] != "str":\n',
         '                if len(written) == 2 and written[0] != "str":\n',
         tests=("tests/transport/test_header.py",),
+    ),
+    Mutant(
+        "a send that is cancelled in line takes its turn with it",
+        "src/pairmq/runner/_entity.py",
+        "        elif turn.done() and not turn.cancelled() and turn.result():\n            self.next_turn()\n",
+        "",
+        tests=_LINE_TESTS,
+    ),
+    Mutant(
+        "a diverted send that is accepted leaves the others in line",
+        "src/pairmq/runner/_send.py",
+        "            outcome = send.backlog_ended(results)\n            if is_answer(results):\n",
+        "            outcome = send.backlog_ended(results)\n            if False:\n",
+        tests=_LINE_TESTS,
+    ),
+    Mutant(
+        "a send in line keeps the others behind it when it ends",
+        "src/pairmq/runner/_entity.py",
+        "        self.sends -= 1\n        if self.line:\n",
+        "        self.sends -= 1\n        if False:\n",
+        tests=_LINE_TESTS,
     ),
 )

@@ -23,6 +23,7 @@ from pairmq.core import (
 from pairmq.core.order import Key, KeyRoute, LookAt
 from pairmq.core.send import (
     FAIR_TRIAL,
+    TRIALS_AT_ONCE,
     Attempt,
     Check,
     Done,
@@ -33,6 +34,7 @@ from pairmq.core.send import (
     SendRules,
     Step,
     Wait,
+    is_answer,
     worst_kind,
 )
 from pairmq.model import (
@@ -184,6 +186,53 @@ def test_nothing_is_sent_at_once_when_there_is_no_message():
 def test_nothing_is_sent_at_once_when_the_deadline_has_passed():
     sending = Sending()
     assert sending.rules.at_once(sending.entity, sending.jobs, 160.0, 160.0) is None
+
+
+# Whether it waits in line for others.
+
+
+class Crowd(Entity):
+    """An entity with sends in flight that no broker has answered for a while."""
+
+    def __init__(self, sends: int, silent_since: float | None) -> None:
+        super().__init__()
+        self.sends = sends
+        self.silent_since = silent_since
+
+
+@pytest.mark.parametrize(
+    ("sends", "silent_since", "waits"),
+    [
+        (TRIALS_AT_ONCE, 99.8, True),
+        (TRIALS_AT_ONCE - 1, 99.8, False),  # too few to find out when a broker answers
+        (TRIALS_AT_ONCE, 99.95, False),  # they may just have begun
+        (TRIALS_AT_ONCE, None, False),  # answered
+    ],
+)
+def test_a_send_waits_in_line_behind_enough_others_that_have_no_answer(sends, silent_since, waits):
+    assert Sending().rules.waits_in_line(Crowd(sends, silent_since), 100.0) is waits
+
+
+@pytest.mark.parametrize("side", ["to_primary", "to_backlog"])
+def test_no_send_waits_in_line_for_answers_that_a_distant_broker_can_not_have_given_yet(side):
+    rules = Sending().rules
+    getattr(rules, side).answered(0.5)
+    assert not rules.waits_in_line(Crowd(TRIALS_AT_ONCE, 99.0), 100.0)
+    assert rules.waits_in_line(Crowd(TRIALS_AT_ONCE, 95.0), 100.0)
+
+
+def test_no_send_waits_in_line_when_failures_are_raised():
+    rules = Sending(while_failing="raise").rules
+    assert not rules.waits_in_line(Crowd(TRIALS_AT_ONCE, 90.0), 100.0)
+
+
+@pytest.mark.parametrize("result", [None, BUSY, TRANSIENT, MISSING])
+def test_what_a_broker_returned_is_an_answer(result):
+    assert is_answer((DOWN, result))
+
+
+def test_a_failure_to_reach_a_broker_is_no_answer():
+    assert not is_answer((DOWN, LATE))
 
 
 # For how long.

@@ -13,6 +13,7 @@ Rules.
 3. A transient failure is retried `TRANSIENT_RETRIES` times in a row; after that it counts as unavailable.
 4. Where one broker is unavailable the other one is tried at once; what can only be tried again waits, longer each time.
 5. Routing is one step: the entity's machine registers the attempt in the call that returns it (SPEC 4.6).
+6. While no broker answers, `TRIALS_AT_ONCE` sends of an entity find out when one does again; further ones wait in line.
 
 A machine does nothing by itself. Give it each fact with its instant, and do what the step says; instants are seconds of
 one monotonic clock::
@@ -62,6 +63,10 @@ from pairmq.model import (
 FAIR_TRIAL: Final = 1.0
 """Seconds that an operation at a broker must have had for its time-out to count against the broker."""
 
+TRIALS_AT_ONCE: Final = 100
+"""Sends of an entity that may be in flight without an answer of any broker; further ones would find out no more."""
+
+_PATIENCE: Final = 0.1  # s without an answer at least after which that counts: with thousands begun it may just be due
 _LAST_STRETCH: Final = 0.1  # s: with less than this left an attempt gets all of it instead of half
 _BACKOFF: Final = Backoff(first=0.05, factor=2.0, cap=2.0)
 _TICK: Final = 1e-6
@@ -104,8 +109,12 @@ class RoundTrip:
     @property
     def needed(self) -> float:
         """Seconds that an operation must have to be answered, as far as is known; `FAIR_TRIAL` at most."""
-        answered = self._mean + max(4 * self._spread, self._mean / 2)
-        return min(max(answered, self._cut_off), FAIR_TRIAL)
+        return min(max(self.usual, self._cut_off), FAIR_TRIAL)
+
+    @property
+    def usual(self) -> float:
+        """Seconds within which nearly all answers came lately; 0 before the first."""
+        return self._mean + max(4 * self._spread, self._mean / 2)
 
     def answered(self, seconds: float) -> None:
         """An operation with one message was confirmed."""
@@ -254,6 +263,17 @@ class Router(Protocol):
         """Register one attempt at the backlog, whatever the state (SPEC 8.3)."""
 
 
+class Destination(Router, Protocol):
+    """An entity with the sends to it.
+
+    ``sends``: how many are in flight, those in line left out; ``silent_since``: when the first of them began since the
+    last answer of a broker.
+    """
+
+    sends: int
+    silent_since: float | None
+
+
 class SendRules:
     """What all sends of a pair share.
 
@@ -292,6 +312,17 @@ class SendRules:
         if key is not None and key.way(now, deadline, enabled=True) is not Way.ROUTE:
             return None
         return Attempt(_PRIMARY, entity.route().epoch, jobs, self.until(now, deadline, self.to_primary))
+
+    def waits_in_line(self, entity: Destination, now: float) -> bool:
+        """Whether a send must wait until another one to the entity has ended, or a broker has answered.
+
+        Thousands of attempts at brokers that don't respond would use up the processor that is needed to end them all by
+        their deadlines. None of them would be accepted, and each would have an unknown outcome.
+        """
+        if entity.sends < TRIALS_AT_ONCE or entity.silent_since is None or self.raises:
+            return False
+        silent = now - entity.silent_since
+        return silent > _PATIENCE and silent > 2 * max(self.to_primary.usual, self.to_backlog.usual)
 
     def usable(self, now: float, only: int | None, lane: int | None = None) -> bool:
         """Whether a send has a backlog queue to attempt now: one in use, or the trial of one that is out (SPEC 5.5)."""
@@ -595,6 +626,11 @@ class SendMachine:
 
     def _primary_enabled(self) -> bool:
         return self._entity.seen is not EntityState.FAILED_OVER
+
+
+def is_answer(results: Sequence[TransportError | None]) -> bool:
+    """Whether a broker has answered an attempt, by accepting, refusing or throttling any of its messages."""
+    return any(failure is None or failure.kind is not FailureKind.UNAVAILABLE for failure in results)
 
 
 def worst_kind(failures: Sequence[TransportError | None]) -> FailureKind | None:

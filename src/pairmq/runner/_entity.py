@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
 from pairmq.core import (
@@ -70,9 +71,12 @@ class EntityRunner:
         "entity",
         "kept",
         "last_failure",
+        "line",
         "machine",
         "recent",
         "seen",
+        "sends",
+        "silent_since",
         "spare",
     )
 
@@ -92,6 +96,10 @@ class EntityRunner:
         """Of the primary, until the entity is up again and it takes a message."""
         self.seen = machine.state
         """The state as it was last announced: `state`, without the work, for the report of every send."""
+        self.sends = 0
+        self.silent_since: float | None = None
+        self.line: OrderedDict[Waiter, None] | None = None  # most entities never have one
+        """Sends in flight, since when none was answered, and those that wait in line: see `core.send.Destination`."""
         self.kept = self.recent = False
         self.spare: list[Sender] = []
         """Of the primary, that no sender object has: these three are for `KnownEntities`."""
@@ -131,6 +139,9 @@ class EntityRunner:
         effects = self.machine.handle(PrimaryAccepted(epoch), self._loop.time())
         if effects:
             self._carry_out(effects)
+        self.silent_since = None
+        if self.line:
+            self.answered()
         if self.last_failure is not None and self.seen in _UP:
             self.last_failure = None
 
@@ -147,6 +158,50 @@ class EntityRunner:
     def divert_ended(self) -> None:
         """A diverted attempt ended: that is only counted."""
         self.machine.handle(DIVERT_ENDED, self._loop.time())
+
+    # The sends in flight, and the line of those that wait while no broker answers.
+
+    def begin(self, now: float) -> None:
+        """A send begins that need not wait in line."""
+        self.sends += 1
+        if self.silent_since is None:
+            self.silent_since = now
+
+    def end(self) -> None:
+        """It has ended."""
+        self.sends -= 1
+        if self.line:
+            self.next_turn()
+
+    def stand_in_line(self) -> Waiter:
+        """What is set when a send that waits in line may look again."""
+        turn: Waiter = self._loop.create_future()
+        if self.line is None:
+            self.line = OrderedDict()
+        self.line[turn] = None
+        return turn
+
+    def leave_line(self, turn: Waiter) -> None:
+        """A send gives up waiting: if it could have gone on, the next one does."""
+        if self.line is not None and turn in self.line:
+            del self.line[turn]
+        elif turn.done() and not turn.cancelled() and turn.result():
+            self.next_turn()
+
+    def next_turn(self) -> None:
+        """Let the first in line go on."""
+        while self.line:
+            turn, _ = self.line.popitem(last=False)
+            if not turn.done():
+                turn.set_result(True)
+                return
+
+    def answered(self) -> None:
+        """A broker has answered a send, or is known to work: all in line go on."""
+        self.silent_since = None
+        if self.line:
+            line, self.line = self.line, None
+            TimeLimits.wake(line)
 
     # Inputs of others.
 
@@ -256,6 +311,8 @@ class EntityRunner:
                 "make it (pairmq entity create), then pairmq backlog requeue",
             )
         self.wake()
+        if change.current in _UP:
+            self.answered()
         self._on_change(self, change)
 
     def _arm(self) -> None:

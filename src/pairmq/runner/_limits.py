@@ -23,8 +23,11 @@ _TURN = 0.01  # s that those of one turn may take, as measured
 _MARGIN = 1.1  # later ones cost more than those that were measured
 _FORGOTTEN = 60.0  # s after which that measure says nothing about the present load any more
 _PLANNED = 0.02  # s that a plan is good for at least
+
 _SHARE = 30.0  # and this many times what it took to make, so that planning takes a small share of the time
 
+
+_UNKNOWN = [0.0, 0.0]
 
 Waiter: TypeAlias = "asyncio.Future[bool | None]"
 """Of a send that waits for a change: True when it came."""
@@ -54,13 +57,14 @@ class TimeLimits:
         self._exact: list[_Entry] = []  # a heap by instants that are kept: pauses, and what was cancelled once
         self._number = 0  # makes equal instants first come, first served
         self._ended = 0  # of those in the heaps
-        self._cost = 0.0  # s that each of many cancelled operations takes, as measured
+        self._running = [0, 0]  # operations, and waits
+        self._costs = [0.0, 0.0]  # s that the end of each takes where many end, as measured; 0 before
         self._measured_at = 0.0
         self._begins_at = math.inf  # as last planned: from when on operations are cancelled early,
         self._together = -math.inf  # up to this limit
         self._planned = 0  # of how many that was
         self._plan_again_at = 0.0
-        self._last_turn: tuple[float, int] | None = None  # of an unfinished row of turns: its instant, and operations
+        self._last_turn: tuple[float, list[int]] | None = None  # of an unfinished row of turns: its instant, what ended
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for = math.inf
         self._ends_at = math.inf
@@ -72,21 +76,32 @@ class TimeLimits:
 
         A send with less time left than this begins no other attempt: it would end late.
         """
-        running = len(self._limits) + len(self._exact) - self._ended
-        return running * self._cost * _MARGIN if running > AT_ONCE else 0.0
+        return self._takes(self._running) if sum(self._running) > AT_ONCE else 0.0
 
     @property
     def behind(self) -> float:
         """Seconds by which the ends of thousands are late now, because the processor can't keep up."""
-        if not self._cost or len(self._limits) <= AT_ONCE:
+        if not self._measured or len(self._limits) <= AT_ONCE:
             return 0.0
         return asyncio.get_running_loop().time() - max(self._limits[0][0], self._begins_at)
+
+    @property
+    def _measured(self) -> bool:
+        return self._costs != _UNKNOWN
+
+    def _cost(self, kind: int) -> float:
+        """Seconds that one end takes; before any of its kind was measured, what one of the other kind does."""
+        return self._costs[kind] or self._costs[1 - kind]
+
+    def _takes(self, counts: Sequence[int]) -> float:
+        """Seconds to end so many of each kind."""
+        return (counts[0] * self._cost(0) + counts[1] * self._cost(1)) * _MARGIN
 
     def _look_at(self, first: float) -> float:
         """When to look at the operation with the earliest limit: at that limit, unless thousands are due with it."""
         now = asyncio.get_running_loop().time()
         if now - self._measured_at > _FORGOTTEN:
-            self._cost = 0.0  # else one slow minute would end sends early for the rest of the pair's life
+            self._costs = [0.0, 0.0]  # else one slow minute would end sends early for the rest of the pair's life
             self._together = -math.inf
         elif now >= self._plan_again_at:
             self._plan(now)
@@ -96,11 +111,13 @@ class TimeLimits:
 
     def _plan(self, now: float) -> None:
         """See when to begin, so that each of those that run ends in time although those before it take theirs."""
-        limits = sorted(entry[0] for heap in (self._limits, self._exact) for entry in heap if entry[2].running)
+        entries = sorted(entry for heap in (self._limits, self._exact) for entry in heap if entry[2].running)
         self._together = -math.inf
-        if len(limits) > AT_ONCE:
-            each = self._cost * _MARGIN
-            begins = list(map(operator.sub, limits, itertools.count(each, each)))
+        if len(entries) > AT_ONCE:
+            each = (self._cost(0) * _MARGIN, self._cost(1) * _MARGIN)
+            limits = [at for at, _, _ in entries]
+            takes = itertools.accumulate(each[limit.kind] for _, _, limit in entries)
+            begins = list(map(operator.sub, limits, takes))
             self._begins_at = min(begins)
             self._together = limits[begins.index(self._begins_at)]
         self._planned = self._number
@@ -133,13 +150,16 @@ class TimeLimits:
         finally:
             del failure  # its trace has this frame
 
-    async def wait(self, future: asyncio.Future[T | None], until: float, *, exact: bool = True) -> T | None:
+    async def wait(
+        self, future: asyncio.Future[T | None], until: float, *, exact: bool = True, began_at: float = -math.inf
+    ) -> T | None:
         """Wait for the result of a future; at the instant ``until`` of the loop's clock the result is None.
 
-        Unless it is to be ``exact``, that may be earlier where thousands of limits are reached together.
+        Unless it is to be ``exact``, that may be earlier where thousands of limits are reached together, but not before
+        half of the time since ``began_at``.
         """
         if not future.done():
-            wait = _Wait(self, future, until, exact=exact)
+            wait = _Wait(self, future, until, exact=exact, began_at=began_at)
             try:
                 return await future
             finally:
@@ -172,10 +192,11 @@ class TimeLimits:
     def _begin(self, limit: Limit | _Wait[Any], at: float, *, exact: bool = False) -> None:
         at = min(at, self._ends_at)
         self._number += 1
+        self._running[limit.kind] += 1
         if self._ended > _MANY and 2 * self._ended > len(self._limits) + len(self._exact):
             self._tidy()
         heapq.heappush(self._exact if exact else self._limits, (at, self._number, limit))
-        if at < self._armed_for or (self._cost and not self._number % _MANY):  # as more of them run, `lead` grows
+        if at < self._armed_for or (not self._number % _MANY and self._measured):  # as more of them run, `lead` grows
             self._arm()
 
     def _tidy(self) -> None:
@@ -193,7 +214,7 @@ class TimeLimits:
         if self._timer is not None:
             self._timer.cancel()
         early = self._limits[0][0] if self._limits else math.inf
-        if self._limits and self._cost:
+        if self._limits and self._measured:
             early = self._look_at(early)
         self._armed_for = min(early, self._exact[0][0] if self._exact else math.inf)
         runs = self._armed_for < math.inf
@@ -205,7 +226,8 @@ class TimeLimits:
         if self._last_turn is not None:
             self._measure(now, *self._last_turn)
         self._timeouts = {}
-        pauses, reached, most = False, 0, min(AT_ONCE, int(_TURN / self._cost)) if self._cost else AT_ONCE
+        pauses, reached, ended = False, 0, [0, 0]
+        most = min(AT_ONCE, int(_TURN / max(self._costs))) if self._measured else AT_ONCE
         limits, exact = self._limits, self._exact
         while reached < most:
             early = limits[0][0] if limits else math.inf
@@ -229,17 +251,22 @@ class TimeLimits:
                 self._ended -= 1
                 continue
             reached += 1
+            ended[limit.kind] += 1
             if limit.reach():
                 heapq.heappush(exact, (now + _AGAIN, number, limit))
-        self._begins_at += reached * self._cost * _MARGIN
+        self._begins_at += self._takes(ended)
         self._arm()
         goes_on = reached == most and self._armed_for <= now and not pauses  # which end cheaply: they say nothing
-        self._last_turn = (now, reached) if goes_on else None
+        self._last_turn = (now, ended) if goes_on else None
 
-    def _measure(self, now: float, began: float, reached: int) -> None:
+    def _measure(self, now: float, began: float, ended: list[int]) -> None:
         """See what the last turn has cost, which this one follows."""
-        cost = min((now - began) / reached, _COST)
-        self._cost = cost if not self._cost else 0.9 * self._cost + 0.1 * cost
+        expected = self._takes(ended) / _MARGIN if self._measured else float(sum(ended))
+        for kind, count in enumerate(ended):
+            if count:
+                cost = min((self._cost(kind) or 1.0) * (now - began) / expected, _COST)
+                known = self._costs[kind]
+                self._costs[kind] = cost if not known else 0.9 * known + 0.1 * cost
         self._measured_at = now
 
 
@@ -255,6 +282,8 @@ class Limit:
     """
 
     __slots__ = ("_limits", "began_at", "cancelling", "failure", "reached", "running", "task")
+
+    kind = 0
 
     def __init__(self, limits: TimeLimits, at: float) -> None:
         task = asyncio.current_task()
@@ -275,6 +304,7 @@ class Limit:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         self.running = False
         self._limits._ended += 1
+        self._limits._running[0] -= 1
         if error is None and not self.reached:
             return False  # every healthy send: in few words
         # Its limit, and nothing else, has cancelled it.
@@ -313,10 +343,14 @@ class _Wait(Generic[T]):
 
     __slots__ = ("_future", "_limits", "began_at", "reached", "running")
 
-    def __init__(self, limits: TimeLimits, future: asyncio.Future[T | None], at: float, *, exact: bool) -> None:
+    kind = 1
+
+    def __init__(
+        self, limits: TimeLimits, future: asyncio.Future[T | None], at: float, *, exact: bool, began_at: float
+    ) -> None:
         self._limits = limits
         self._future = future
-        self.began_at = -math.inf  # it may end at any time
+        self.began_at = began_at
         self.running = True
         self.reached = 0
         limits._begin(self, at, exact=exact)
@@ -324,6 +358,7 @@ class _Wait(Generic[T]):
     def reach(self) -> bool:
         """Let the one who waits go on."""
         self.running = False
+        self._limits._running[1] -= 1
         if not self._future.done():
             self._future.set_result(None)
         return False
@@ -333,6 +368,7 @@ class _Wait(Generic[T]):
         if self.running:
             self.running = False
             self._limits._ended += 1
+            self._limits._running[1] -= 1
 
 
 def _wake(waiter: Waiter) -> None:

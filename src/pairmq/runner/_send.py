@@ -25,6 +25,7 @@ from pairmq.core.send import (
     Fate,
     RoundTrip,
     Wait,
+    is_answer,
 )
 from pairmq.model import (
     Entity,
@@ -237,7 +238,19 @@ class SendProcedure:
             if entered and self._orders is not None:
                 await self._go_in_order(state, places, started, deadline)
             elif entered:
-                await self._go_round(state, pending, started, deadline)
+                begins: float | None = started
+                if self._rules.waits_in_line(state.runner, started):
+                    begins = await self._in_line(state, started, deadline)
+                if begins is not None:
+                    state.runner.begin(begins)
+                    try:
+                        await self._go_round(state, pending, started, deadline)
+                    finally:
+                        state.runner.end()
+                else:
+                    send = SendMachine(self._rules, state.runner, pending, started, deadline)
+                    why = "no broker had answered the sends before it by the deadline"
+                    self._give_up(state, send, self._up_to_date(send).give_up(why))
             else:
                 for job in pending:
                     text = f"{self._admission.limit} sends were in flight until the deadline (max_pending_sends)"
@@ -249,6 +262,21 @@ class SendProcedure:
                 self._admission.leave(len(pending))
             self._results.report(state, jobs, started)
         return [job.result for job in jobs if job.result is not None]
+
+    async def _in_line(self, state: SenderState, started: float, deadline: float) -> float | None:
+        """Wait for the sends before it while no broker answers; returns when it goes on, None if not in time."""
+        runner, now = state.runner, started
+        while self._rules.waits_in_line(runner, now):
+            turn = runner.stand_in_line()
+            try:
+                if await self._limits.wait(turn, deadline, exact=False, began_at=now) is None:
+                    runner.leave_line(turn)
+                    return None
+            except asyncio.CancelledError:
+                runner.leave_line(turn)
+                raise
+            now = self._clock.now()
+        return now
 
     async def _go_in_order(self, state: SenderState, places: Sequence[Place], started: float, deadline: float) -> None:
         """Those of one key one after another, different keys side by side."""
@@ -403,6 +431,8 @@ class SendProcedure:
         """Carry out what the results of an attempt at the primary mean."""
         runner = state.runner
         outcome, late = send.primary_ended(results), False
+        if is_answer(results):
+            runner.answered()
         if outcome.accepted:
             runner.accepted(attempt.epoch)
         elif outcome.evidence is None:
@@ -453,6 +483,8 @@ class SendProcedure:
                 if results is not TAKEN and any(map(_is_missing, results)):
                     results = await self._at_queue_made_again(index, jobs, envelopes, results, began_at, attempt.until)
             outcome = send.backlog_ended(results)
+            if is_answer(results):
+                state.runner.answered()
         finally:
             # One that was cut off may have been stored.
             self._divert_ended(state, key, maybe_there=began_at is not None if outcome is None else outcome.maybe_there)
