@@ -211,14 +211,14 @@ SENDS = (
     Mutant(
         "a disclaimed schedule is accepted by the backlog",
         "src/pairmq/transport/_transport.py",
-        '            ("scheduled_enqueue_at", capabilities.scheduling),',
-        '            ("scheduled_enqueue_at", True),',
+        "message.scheduled_enqueue_at is not None and not capabilities.scheduling:",
+        "False:",
     ),
     Mutant(
         "a disclaimed time-to-live is accepted by the backlog",
         "src/pairmq/transport/_transport.py",
-        '            ("time_to_live", capabilities.time_to_live),',
-        '            ("time_to_live", True),',
+        "if message.time_to_live is not None and not capabilities.time_to_live:",
+        "if False:",
     ),
     Mutant(
         "a blip that is over before the interval leaves its timer running",
