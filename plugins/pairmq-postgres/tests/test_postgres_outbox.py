@@ -8,11 +8,15 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import asyncpg
 import psycopg
+import psycopg2.extensions
 import pytest
 from psycopg.rows import dict_row
+from psycopg2.extras import DictCursor
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
@@ -80,6 +84,61 @@ async def pair(primary: str, secondary: str) -> AsyncIterator[Pair]:
 
 class TestPostgresOutbox(OutboxTests):
     pass
+
+
+class TestPostgresOutboxOverOtherDrivers(OutboxTests):
+    """psycopg2 where a connection blocks, and asyncpg where it is awaited; each by itself and below SQLAlchemy."""
+
+    @pytest.fixture
+    def database(self, secondary: str, server: PostgresServer, database: Database) -> Database:
+        connect = partial(psycopg2.connect, connection_factory=Psycopg2Connection)
+        return replace(
+            database,
+            sqlalchemy=server.url.replace("postgresql://", "postgresql+psycopg2://", 1),
+            sqlalchemy_async=server.url.replace("postgresql://", "postgresql+asyncpg://", 1),
+            connect=lambda: connect(server.url, cursor_factory=DictCursor),
+            connect_async=lambda: over_asyncpg(server),
+            connect_elsewhere=lambda: connect(**{**server.parameters("postgres"), "options": None}),
+            connect_committing=lambda: committing(connect(server.url)),
+        )
+
+
+class Psycopg2Connection(psycopg2.extensions.connection):
+    def execute(self, statement: str, parameters: tuple[object, ...]) -> None:
+        self.cursor().execute(statement, parameters)
+
+
+def committing(connection: Psycopg2Connection) -> Psycopg2Connection:
+    connection.autocommit = True
+    return connection
+
+
+class AsyncpgConnection(asyncpg.Connection):
+    """One that begins its next transaction when one ends."""
+
+    async def begin(self) -> None:
+        self.begun = self.transaction()
+        await self.begun.start()
+
+    async def commit(self) -> None:
+        await self.begun.commit()
+        await self.begin()
+
+    async def rollback(self) -> None:
+        await self.begun.rollback()
+        await self.begin()
+
+    async def execute(self, statement: str, *parameters: tuple[object, ...], timeout: float | None = None) -> str:
+        values = parameters[0] if parameters else ()
+        return await super().execute(statement.replace("%s", "$1"), *values, timeout=timeout)
+
+
+@contextlib.asynccontextmanager
+async def over_asyncpg(server: PostgresServer) -> AsyncIterator[AsyncpgConnection]:
+    connection = await asyncpg.connect(server.url, connection_class=AsyncpgConnection)
+    await connection.begin()
+    yield connection
+    await connection.close()
 
 
 async def test_outbox_sends_what_was_committed_in_a_block_of_psycopg(pair: Pair, database: Database, server):
@@ -333,10 +392,44 @@ def test_blocking_outbox_refuses_a_connection_of_asyncio(primary: str, secondary
 
         async def use() -> None:
             async with await psycopg.AsyncConnection.connect(server.url) as connection:
-                with pytest.raises(TypeError, match="is for asyncio"):
-                    await asyncio.to_thread(pair.outbox("orders").send, Message(b"1"), connection=connection)
+                await refused(connection)
+            async with asyncpg.create_pool(server.url, min_size=1) as pool, pool.acquire() as lent:
+                await refused(lent)
+
+        async def refused(connection: object) -> None:
+            with pytest.raises(TypeError, match="is for asyncio"):
+                await asyncio.to_thread(pair.outbox("orders").send, Message(b"1"), connection=connection)
 
         asyncio.run(use())
+
+
+async def test_outbox_takes_connections_of_a_pool_of_asyncpg(pair: Pair, database: Database, server: PostgresServer):
+    outbox = pair.outbox("orders")
+    async with asyncpg.create_pool(server.url, min_size=1, max_size=2) as pool:
+        with pytest.raises(TypeError, match="is not a connection"):
+            await outbox.send(Message(b"a pool"), connection=pool)
+        async with pool.acquire() as connection:
+            with pytest.raises(SendRefused, match="it commits each statement by itself"):
+                await outbox.send(Message(b"no transaction"), connection=connection)
+            for item in ("kept", "lost"):
+                with contextlib.suppress(KeyError):
+                    async with connection.transaction():
+                        await outbox.send_batch([Message(item.encode())] * 3, connection=connection)
+                        await connection.execute("INSERT INTO orders VALUES ($1)", item)
+                        if item == "lost":
+                            raise KeyError
+            async with connection.transaction():
+                with pytest.raises(asyncpg.PostgresError):
+                    await connection.execute("SELECT 1 / 0")
+                with pytest.raises(SendRefused, match="its transaction has failed"):
+                    await outbox.send(Message(b"failed"), connection=connection)
+            async with connection.transaction(readonly=True):
+                with pytest.raises(SendRefused, match="its transaction only reads"):
+                    await outbox.send(Message(b"reads"), connection=connection)
+        with pytest.raises(SendRefused, match="released back to the pool"):
+            await outbox.send(Message(b"late"), connection=connection)
+    assert database.items() == ["kept"]
+    assert await arrived(pair, 3) == [b"kept"] * 3
 
 
 async def test_outbox_refuses_a_failed_session_of_sqlalchemy(pair: Pair, server: PostgresServer):

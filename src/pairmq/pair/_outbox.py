@@ -33,7 +33,7 @@ class PairOutbox:
         Args:
             message: what to send; given an id if it has none.
             connection: with an open transaction, or one that begins with its first statement: a connection of psycopg
-                3 or of sqlite3 or aiosqlite, as the secondary is PostgreSQL or SQLite; a ``Connection``,
+                3, psycopg2, asyncpg, sqlite3 or aiosqlite, as the secondary is PostgreSQL or SQLite; a ``Connection``,
                 ``AsyncConnection``, ``Session`` or ``AsyncSession`` of SQLAlchemy 2 or Django's ``connection`` over one
                 of these. A blocking connection blocks the event loop, as all its calls do.
 

@@ -36,8 +36,8 @@ class PairOutbox:
         Args:
             message: what to send; given an id if it has none.
             connection: with an open transaction, or one that begins with its first statement: a connection of psycopg
-                3 or of sqlite3, as the secondary is PostgreSQL or SQLite; a ``Connection`` or ``Session`` of SQLAlchemy
-                2 or Django's ``connection`` over one of these.
+                3, psycopg2 or sqlite3, as the secondary is PostgreSQL or SQLite; a ``Connection`` or ``Session`` of
+                SQLAlchemy 2 or Django's ``connection`` over one of these.
 
         Returns:
             The receipt, with `Route.OUTBOX`: valid once the transaction has committed.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
@@ -85,7 +86,8 @@ async def driver_connection(connection: Any, *, blocking: bool = False) -> objec
         TypeError: it has to be awaited, and ``blocking`` is set.
         TransportError: it is closed, or its transaction has failed.
     """
-    if blocking and inspect.iscoroutinefunction(getattr(connection, "commit", None)):
+    kind: Any = type(connection)
+    if blocking and _has_to_be_awaited(kind):
         raise TypeError(f"{_name(connection)} is for asyncio: use pairmq.Pair, or give a blocking connection")
     if hasattr(connection, "in_atomic_block"):  # Django's
         if connection.needs_rollback:
@@ -100,8 +102,9 @@ async def driver_connection(connection: Any, *, blocking: bool = False) -> objec
                 connection = await connection
         except Exception as error:
             raise unusable(f"the session gives no connection: {error}") from error
+    awaited = None
     if hasattr(connection, "sync_connection"):
-        connection = connection.sync_connection
+        awaited, connection = connection, connection.sync_connection
         if connection is None:
             raise unusable("it is not open")
     if hasattr(connection, "exec_driver_sql"):  # SQLAlchemy's connections
@@ -109,9 +112,21 @@ async def driver_connection(connection: Any, *, blocking: bool = False) -> objec
             raise unusable("it is closed")
         if not connection.in_transaction():
             connection.begin()  # as its first statement would: without, its commit would do nothing
-        found: object = connection.connection.driver_connection
+        found: Any = connection.connection.driver_connection
+        if awaited is not None and hasattr(found, "is_in_transaction") and not found.is_in_transaction():
+            # Below SQLAlchemy, asyncpg's transaction begins with the first statement that SQLAlchemy itself executes.
+            try:
+                await awaited.exec_driver_sql("SELECT 1")
+            except Exception as error:
+                raise unusable(f"its transaction does not begin: {error}") from error
         return found
     return connection
+
+
+@lru_cache(maxsize=64)
+def _has_to_be_awaited(kind: type) -> bool:
+    methods = (inspect.unwrap(getattr(kind, name)) for name in ("commit", "execute") if hasattr(kind, name))
+    return any(map(inspect.iscoroutinefunction, methods))
 
 
 def unusable(text: str) -> TransportError:

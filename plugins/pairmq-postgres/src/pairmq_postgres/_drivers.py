@@ -1,0 +1,186 @@
+"""The drivers of callers' connections: psycopg 3, psycopg2 and asyncpg. The last two are used, not imported: a program
+that has a connection of theirs has them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from abc import ABC, abstractmethod
+from functools import lru_cache
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from pairmq.transport import unusable
+
+_UNFIT: dict[int, str] = {
+    TransactionStatus.INERROR: "its transaction has failed",
+    TransactionStatus.ACTIVE: "it is busy with another statement",
+    TransactionStatus.UNKNOWN: "it is closed",
+}
+_COMMITS = "it commits each statement by itself: begin a transaction first"
+_PARAMETER = re.compile(r"%\((\w+)\)[sb]|%%")
+
+
+class Driver(ABC):
+    """Runs statements, as `pairmq_postgres._sql` has them, in the transaction of a connection."""
+
+    @abstractmethod
+    def unfit(self, connection: Any) -> str | None:
+        """Why a connection has no transaction that could be committed; None if it has one, or begins one."""
+
+    @abstractmethod
+    async def run(self, connection: Any, statement: str, parameters: dict[str, Any]) -> int:
+        """Run a statement, and return how many rows it returned. A blocking connection is not awaited."""
+
+    @abstractmethod
+    async def row(self, connection: Any, statement: str) -> tuple[Any, ...]:
+        """Run a statement without parameters that returns one row."""
+
+
+class _Psycopg(Driver):
+    def unfit(self, connection: Any) -> str | None:
+        status = connection.pgconn.transaction_status
+        if status == TransactionStatus.IDLE and connection.autocommit:
+            return _COMMITS
+        return _UNFIT.get(status)
+
+    async def run(self, connection: Any, statement: Any, parameters: dict[str, Any]) -> int:
+        count: int = (await self._executed(connection, statement, parameters)).rowcount
+        return count
+
+    async def row(self, connection: Any, statement: Any) -> tuple[Any, ...]:
+        cursor = await self._executed(connection, statement, {})
+        found = cursor.fetchone()
+        return (await found) if isinstance(connection, psycopg.AsyncConnection) else found  # type: ignore[no-any-return]
+
+    async def _executed(self, connection: Any, statement: Any, parameters: dict[str, Any]) -> Any:
+        # Cursors of the driver's own kind: the caller's may put parameters into the text, or make anything of a row.
+        # Such a cursor has all of its answer, and nothing on the server that would have to be closed.
+        if isinstance(connection, psycopg.Connection):
+            return psycopg.Cursor(connection, row_factory=tuple_row).execute(statement, parameters, binary=True)
+        return await psycopg.AsyncCursor(connection, row_factory=tuple_row).execute(statement, parameters, binary=True)
+
+
+class _Psycopg2(Driver):
+    def unfit(self, connection: Any) -> str | None:
+        if connection.closed:
+            return _UNFIT[TransactionStatus.UNKNOWN]
+        if connection.async_:
+            return "it is one of psycopg2's asynchronous ones, which have no transactions"
+        status = connection.get_transaction_status()
+        if status == TransactionStatus.IDLE and connection.autocommit:
+            return _COMMITS
+        return _UNFIT.get(status)
+
+    async def run(self, connection: Any, statement: str, parameters: dict[str, Any]) -> int:
+        count: int = self._executed(connection, statement, parameters).rowcount
+        return count
+
+    async def row(self, connection: Any, statement: str) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = self._executed(connection, statement, {}).fetchone()
+        return found
+
+    def _executed(self, connection: Any, statement: str, parameters: dict[str, Any]) -> Any:
+        plain = importlib.import_module("psycopg2.extensions").cursor
+        cursor = connection.cursor(cursor_factory=plain)
+        cursor.execute(_without_formats(statement), parameters)
+        return cursor
+
+
+class _Asyncpg(Driver):
+    def unfit(self, connection: Any) -> str | None:
+        if connection.is_closed():
+            return _UNFIT[TransactionStatus.UNKNOWN]
+        return None if connection.is_in_transaction() else _COMMITS
+
+    async def run(self, connection: Any, statement: str, parameters: dict[str, Any]) -> int:
+        text, names = _numbered(statement)
+        return len(await connection.fetch(text, *[parameters[name] for name in names]))
+
+    async def row(self, connection: Any, statement: str) -> tuple[Any, ...]:
+        return tuple(await connection.fetchrow(_numbered(statement)[0]))
+
+
+@lru_cache(maxsize=16)
+def _without_formats(statement: str) -> str:
+    """For psycopg2, which puts values into the text."""
+    return _PARAMETER.sub(lambda found: f"%({found[1]})s" if found[1] else "%%", statement)
+
+
+@lru_cache(maxsize=16)
+def _numbered(statement: str) -> tuple[str, tuple[str, ...]]:
+    """A statement with ``$1`` for parameters, and their names in that order."""
+    names: dict[str, int] = {}
+    text = _PARAMETER.sub(
+        lambda found: f"${names.setdefault(found[1], len(names) + 1)}" if found[1] else "%", statement
+    )
+    return text, tuple(names)
+
+
+_PSYCOPG, _OTHERS = _Psycopg(), {"psycopg2": _Psycopg2(), "asyncpg": _Asyncpg()}
+
+
+def driver_of(connection: object) -> Driver:
+    """Find the driver of a connection that can be used.
+
+    Raises:
+        TypeError: it is not a connection of one that is known.
+        TransportError: it is closed, commits each statement by itself, or its transaction has failed.
+    """
+    kind: Any = type(connection)
+    driver = _known(kind)
+    if driver is None:
+        raise TypeError(
+            f"{kind.__module__}.{kind.__qualname__} is not a connection of psycopg 3, psycopg2 or asyncpg: give one of "
+            "these, or one of SQLAlchemy or Django over it"
+        )
+    try:
+        unfit = driver.unfit(connection)
+    except Exception as error:
+        if not _is_others(error):
+            raise
+        raise unusable(str(error)) from error  # asyncpg: it was returned to its pool
+    if unfit is not None:
+        raise unusable(unfit)
+    return driver
+
+
+@lru_cache(maxsize=64)
+def _known(kind: type) -> Driver | None:
+    if issubclass(kind, psycopg.Connection | psycopg.AsyncConnection):
+        return _PSYCOPG
+    if not (hasattr(kind, "is_in_transaction") or hasattr(kind, "get_transaction_status")):
+        return None  # a pool or a cursor
+    return next((_OTHERS[root] for root in map(_root, kind.__mro__) if root in _OTHERS), None)
+
+
+def _root(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _is_others(error: BaseException) -> bool:
+    return any(_root(kind) in _OTHERS for kind in type(error).__mro__)
+
+
+def translated(error: Exception) -> Exception:
+    """The error of psycopg 3 that says the same as one of another driver; any other as it is."""
+    if isinstance(error, psycopg.errors.InFailedSqlTransaction):
+        return unusable(_UNFIT[TransactionStatus.INERROR])
+    if not _is_others(error):
+        return error
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if state is None and type(error).__name__ == "InterfaceError":  # it is busy, closed, or its pool's again
+        return unusable(str(error))
+    try:
+        kind: type[psycopg.Error] = psycopg.errors.lookup(state) if state else psycopg.OperationalError
+    except KeyError:
+        kind = psycopg.DatabaseError
+    found = kind(str(error))
+    if state:
+        found.sqlstate = state
+    found.__cause__ = error
+    return translated(found)
