@@ -5,11 +5,14 @@ The server here only shakes hands: what comes after that would be a password.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
+import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +23,21 @@ import trustme
 
 from pairmq.model import Entity, FailureKind, Message, TransportError
 from pairmq.plugins import registry
+from pairmq.transport import TlsOptions, Transport
 
+LATER = 10.0  # s, which a renewed file is younger
 LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 
 class Listener:
     """Shakes hands with whoever comes, and counts the bytes that they say afterwards."""
 
-    def __init__(self, certificate: trustme.LeafCert) -> None:
+    def __init__(self, certificate: trustme.LeafCert, port: int = 0) -> None:
         self.said = 0
         self.heard = threading.Event()
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         certificate.configure_cert(self._context)
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = socket.create_server(("127.0.0.1", port))
         self.port = int(self._socket.getsockname()[1])
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -86,11 +91,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture
-def listen() -> Iterator[Callable[[trustme.LeafCert], Listener]]:
+def listen() -> Iterator[Callable[..., Listener]]:
     started: list[Listener] = []
 
-    def start(certificate: trustme.LeafCert) -> Listener:
-        started.append(Listener(certificate))
+    def start(certificate: trustme.LeafCert, port: int = 0) -> Listener:
+        started.append(Listener(certificate, port))
         return started[-1]
 
     yield start
@@ -139,3 +144,63 @@ async def test_who_proves_it_is_spoken_to(
             await transport.sender(Entity("orders")).send(Message(b"x", message_id="m"))
     assert listener.heard.wait(60)
     assert listener.said > 0
+
+
+async def connects(transport: Transport, listener: Listener) -> bool:
+    """Whether the server's certificate is trusted, so that something is said."""
+    with pytest.raises(TransportError):
+        async with asyncio.timeout(60):
+            await transport.admin.probe(Entity("orders"))
+    await asyncio.to_thread(listener.close)
+    return listener.said > 0
+
+
+@pytest.mark.parametrize("product", ["redis", "rabbitmq"])
+async def test_an_authority_that_was_renewed_is_trusted_and_the_former_one_is_not(product, listen, tmp_path: Path):
+    file, former, renewed = tmp_path / "ca.pem", trustme.CA(), trustme.CA()
+    former.cert_pem.write_to_path(file)
+    listener = listen(former.issue_cert("localhost"))
+    async with registry.transport(url(product, listener.port, file)) as transport:
+        assert await connects(transport, listener)
+        renewed.cert_pem.write_to_path(file)
+        os.utime(file, (time.time() + LATER,) * 2)
+        assert await connects(transport, listen(renewed.issue_cert("localhost"), listener.port))
+        assert not await connects(transport, listen(former.issue_cert("localhost"), listener.port))
+
+
+def shown_to(ca: trustme.CA, context: ssl.SSLContext) -> int:
+    """The serial number of the certificate that a client shows."""
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.verify_mode = ssl.CERT_REQUIRED
+    ca.issue_cert("localhost").configure_cert(server)
+    ca.configure_trust(server)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        context.wrap_bio(to_client, to_server, server_hostname="localhost"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(4):
+        for side in sides:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    return int(str(sides[1].getpeercert()["serialNumber"]), 16)  # type: ignore[index]
+
+
+def test_a_clients_certificate_that_was_renewed_is_shown_once_its_key_fits(certificates: Certificates, tmp_path: Path):
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def write(issued: trustme.LeafCert, *files: Path) -> None:
+        for file in files:
+            (issued.cert_chain_pems[0] if file == certificate else issued.private_key_pem).write_to_path(file)
+            os.utime(file, (time.time() + LATER * len(seen),) * 2)
+
+    seen: list[int] = []
+    former, renewed = certificates.ca.issue_cert("client"), certificates.ca.issue_cert("client")
+    write(former, certificate, key)
+    context = TlsOptions(str(certificates.file), str(certificate), str(key)).context(for_url="rediss://localhost")
+    seen.append(shown_to(certificates.ca, context))
+    write(renewed, certificate)  # not its key yet
+    seen.append(shown_to(certificates.ca, context))
+    write(renewed, key)
+    seen.append(shown_to(certificates.ca, context))
+    assert seen[0] == seen[1] != seen[2]

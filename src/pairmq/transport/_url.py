@@ -6,15 +6,19 @@ No error repeats a value that may be secret: a bad URL is explained by the name 
 from __future__ import annotations
 
 import ipaddress
+import logging
+import os
 import re
 import ssl
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from pairmq.model import ConfigurationError
 
 D = TypeVar("D", int, None)
+
+_log = logging.getLogger("pairmq")
 
 LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 """Spellings of this machine's own address that mean the same broker."""
@@ -40,7 +44,8 @@ class TlsOptions:
     def context(self, *, for_url: str) -> ssl.SSLContext:
         """Make what checks the server, once, so that a wrong file is reported when the transport is made.
 
-        A file of authorities takes the place of the system's: no other is trusted.
+        A file of authorities takes the place of the system's: no other is trusted. Files that were renewed since are
+        read again for the next connection.
 
         Args:
             for_url: the broker's URL without its password, for the error's text.
@@ -48,6 +53,22 @@ class TlsOptions:
         Raises:
             ConfigurationError: a file can't be read or holds no certificate or key.
         """
+        made = self._read(for_url)
+        return made if self._stamps() == () else _RenewedContext(self, made)
+
+    def _stamps(self) -> tuple[object, ...]:
+        """What changes when a file is written or replaced."""
+        stamps: list[object] = []
+        for path in (self.ca_certs, self.certfile, self.keyfile):
+            if path is not None:
+                try:
+                    found = os.stat(path)
+                    stamps.append((found.st_mtime_ns, found.st_ino, found.st_size))
+                except OSError:
+                    stamps.append(None)
+        return tuple(stamps)
+
+    def _read(self, for_url: str) -> ssl.SSLContext:
         option = "ssl_ca_certs"
         try:
             context = ssl.create_default_context(cafile=self.ca_certs)
@@ -60,6 +81,44 @@ class TlsOptions:
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; a file name may hold a null character
             raise ConfigurationError(f"{for_url}: a TLS file can't be used: {option}: {error}") from error
         return context
+
+
+class _RenewedContext(ssl.SSLContext):
+    """Reads its files again once they have changed, as certificates expire while a program runs.
+
+    A connection that is open keeps what it was made with. While the files can't be used, as between the writing of a
+    certificate and that of its key, what was read before is.
+
+    Args:
+        options: name the files.
+        made: of these files.
+    """
+
+    def __new__(cls, *_: object) -> _RenewedContext:
+        return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
+
+    def __init__(self, options: TlsOptions, made: ssl.SSLContext) -> None:
+        self.check_hostname = made.check_hostname
+        self.verify_mode = made.verify_mode
+        self._options = options
+        self._made = made
+        self._stamps = options._stamps()
+
+    def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
+        return self._current().wrap_bio(*arguments, **options)
+
+    def wrap_socket(self, *arguments: Any, **options: Any) -> ssl.SSLSocket:
+        return self._current().wrap_socket(*arguments, **options)
+
+    def _current(self) -> ssl.SSLContext:
+        stamps = self._options._stamps()
+        if stamps != self._stamps:
+            try:
+                self._made = self._options._read("")
+                self._stamps = stamps
+            except ConfigurationError as error:
+                _log.warning("TLS files have changed and can't be used, the former ones are: %s", error.__cause__)
+        return self._made
 
 
 class UrlOptions(dict[str, str]):
