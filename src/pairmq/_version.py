@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 
 
 @functools.cache
 def version() -> str:
     """Tell the version, ``unknown`` for source code that was never installed."""
+    from importlib import metadata  # takes as long to import as a third of PairMQ
+
     try:
-        return importlib.metadata.version("pairmq")
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version("pairmq")
+    except metadata.PackageNotFoundError:
         return "unknown"

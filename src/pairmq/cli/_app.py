@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import importlib.metadata
 import logging
 import sys
 import traceback
@@ -16,6 +15,7 @@ from typer import Option
 from typer.core import TyperCommand
 from typer.main import get_command
 
+from pairmq._version import version
 from pairmq.cli._common import examples
 from pairmq.cli._extensions import Commands, show_no_values
 from pairmq.cli._output import complain, open_closed_streams, say, silence_stdout, stdout_written, warn
@@ -63,7 +63,7 @@ class _Warnings(logging.Handler):
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        say(f"pairmq {importlib.metadata.version('pairmq')}")
+        say(f"pairmq {version()}")
         raise typer.Exit
 
 

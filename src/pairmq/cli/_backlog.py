@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -29,10 +29,11 @@ from pairmq.cli._common import (
 from pairmq.cli._output import FAIL, cells, complain, delivery_record, note, put_json, say, stdout_console, table, warn
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import BadUsage, CommandFailed, grouped, plural, printable, short_duration
-from pairmq.core import restore
 from pairmq.model import Delivery, Entity, EnvelopeError, FailureReason, Source, TransportError
-from pairmq.runner import Agreement, find_agreement, write_anew
-from pairmq.transport import QueueCounts, Transport, counts_of
+
+if TYPE_CHECKING:
+    from pairmq.runner import Agreement
+    from pairmq.transport import QueueCounts, Transport
 
 MISSING = (
     "a program that opens the pair creates them; if programs of the pair are running, the secondary was emptied or "
@@ -112,12 +113,14 @@ class Depths:
 
 async def count_queues(transport: Transport, queues: Sequence[Entity], time_limit: float) -> Depths:
     """Count every queue; failures are part of the result."""
+    from pairmq.transport import counts_of
+
     told = await counts_of(transport, queues, time_limit)
     return Depths(tuple(_depth(transport, *each) for each in zip(queues, told, strict=True)))
 
 
 def _depth(transport: Transport, queue: Entity, told: QueueCounts | TransportError) -> Depth:
-    if isinstance(told, QueueCounts):
+    if not isinstance(told, TransportError):
         return Depth(queue, told)
     missing = told.reason is FailureReason.NOT_FOUND
     return Depth(queue, None, None if missing else at_broker(transport, told))
@@ -305,6 +308,8 @@ class _Backlog:
 
     async def find_others(self, *, with_outbox: bool = False) -> Agreement:
         """Add the queues that other processes of the pair use, unless one queue was asked for (SPEC 13.2)."""
+        from pairmq.runner import find_agreement
+
         agreement = await find_agreement(self._primary, self.transport, self._options, self.limit)
         if agreement.conflict is not None:
             raise CommandFailed(agreement.conflict)
@@ -317,6 +322,8 @@ class _Backlog:
 
     async def adopt(self) -> None:
         """Write the record anew. Raises `TransportError`."""
+        from pairmq.runner import write_anew
+
         await write_anew(self._primary, self.transport, self._options, self.limit)
 
     def failed(self, error: TransportError) -> CommandFailed:
@@ -481,6 +488,8 @@ def requeue(pair: PairArguments, index: Index = None, outbox: Outbox = False, js
 
 
 def _show_message(index: int | None, delivery: Delivery) -> None:
+    from pairmq.core import restore
+
     try:
         message, diversion = restore(delivery.message)
         began = "stored" if index is None else "diverted"

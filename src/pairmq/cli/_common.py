@@ -1,4 +1,8 @@
-"""Options that commands share, the settings that they make, and the journal that a command keeps."""
+"""Options that commands share, the settings that they make, and the journal that a command keeps.
+
+What a pair and its brokers are made of is imported where a command begins to use them, here and in the commands: it
+takes longer than the help of a command, or the report of a wrong option, should.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from typer import Option
 
 from pairmq.cli._values import CommandFailed, Duration, positive
-from pairmq.core import PairOptions, lane_name
 from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
-from pairmq.pair import Pair, Settings, check_distinct, load_settings
-from pairmq.plugins import registry
-from pairmq.runner import outbox_queue
-from pairmq.transport import Transactional, Transport
 
 if TYPE_CHECKING:
+    from pairmq.core import PairOptions
     from pairmq.observe.journal import Journal
+    from pairmq.pair import Pair, Settings
+    from pairmq.transport import Transport
 
 T = TypeVar("T")
 
@@ -151,6 +153,8 @@ class PairArguments:
 
     def settings(self, **forced: Any) -> Settings:
         """Both URLs and all options; ``forced`` wins over everything."""
+        from pairmq.pair import load_settings
+
         return load_settings(
             primary=self.primary,
             secondary=self.secondary,
@@ -161,6 +165,8 @@ class PairArguments:
 
     def primary_settings(self) -> Settings:
         """The primary's URL and all options; a secondary is not asked for. Raises as `settings`."""
+        from pairmq.pair import load_settings
+
         try:
             return self.settings()
         except ConfigurationError:
@@ -231,11 +237,15 @@ def source_of(name: str, subscription: str | None, dead_letter: bool) -> Source:
 
 def transport_of(url: str) -> Transport:
     """The transport of a URL; no IO. Raises `ConfigurationError`."""
+    from pairmq.plugins import registry
+
     return registry.transport(url)
 
 
 def pair_of(settings: Settings, syphon_queues: Collection[int] | None = None) -> Pair:
     """The pair, not yet open; its syphon drains all queues if none are named. Raises `ConfigurationError`."""
+    from pairmq.pair import Pair
+
     return Pair.connect(
         settings.primary,
         settings.secondary,
@@ -248,6 +258,8 @@ def pair_of(settings: Settings, syphon_queues: Collection[int] | None = None) ->
 
 def transports_of(settings: Settings) -> tuple[Transport, Transport]:
     """The transports of a pair's two brokers; no IO. Raises `ConfigurationError`, also when they are one broker."""
+    from pairmq.pair import check_distinct
+
     primary, secondary = transport_of(settings.primary), transport_of(settings.secondary)
     check_distinct(primary, secondary)
     return primary, secondary
@@ -255,6 +267,8 @@ def transports_of(settings: Settings) -> tuple[Transport, Transport]:
 
 def backlog_queues(primary: Transport, options: PairOptions) -> tuple[Entity, ...]:
     """The backlog queues of a primary, by their index; lanes that the options name come last. Raises as `entity_of`."""
+    from pairmq.core import lane_name
+
     name = primary.endpoint.name
     names = (*options.backlog_queue_names(name), *(lane_name(name, path) for path in options.literal_lanes))
     return tuple(map(entity_of, names))
@@ -262,6 +276,9 @@ def backlog_queues(primary: Transport, options: PairOptions) -> tuple[Entity, ..
 
 def outbox_of(primary: Transport, secondary: Transport) -> Entity | None:
     """The queue of a pair's outbox; None if the secondary can't have one."""
+    from pairmq.runner import outbox_queue
+    from pairmq.transport import Transactional
+
     return outbox_queue(primary) if isinstance(secondary, Transactional) else None
 
 

@@ -31,10 +31,10 @@ from pairmq.cli._output import note, put_json, warn
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import BadUsage, file_problem, printable
 from pairmq.model import ConfigurationError, Entity, EntityKind
-from pairmq.pair import Pair
 
 if TYPE_CHECKING:
     from pairmq.dashboard import Address, Brokers
+    from pairmq.pair import Pair
 
 EPILOG = examples(
     "pairmq dashboard --config pair.toml",

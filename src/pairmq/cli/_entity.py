@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -27,7 +27,9 @@ from pairmq.cli._output import FAIL, OK, put_json, say
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import BadUsage, CommandFailed, Duration, printable, short_duration
 from pairmq.model import Entity, EntityKind, TransportError
-from pairmq.transport import Transport
+
+if TYPE_CHECKING:
+    from pairmq.transport import Transport
 
 EPILOG = examples("pairmq ping --entity orders", "pairmq ping --entity orders --count 10 --json")
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import EntryPoint, distributions
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -18,6 +17,9 @@ from typer.main import get_command as command_of
 from typer.main import get_group
 
 from pairmq.cli._values import CommandFailed
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "pairmq.commands"
 
@@ -59,8 +61,13 @@ def installed(taken: Iterable[str] = ()) -> tuple[Extension, ...]:
     Names of PairMQ's own commands are ``taken``. Of two with one name the distribution that comes first in the alphabet
     has it.
     """
+    from importlib.metadata import distributions  # slow to import; PairMQ's own commands don't need it
+
     found: dict[str, Extension] = {}
     for distribution in distributions():
+        # To parse all of some hundred files takes longer than to read them.
+        if GROUP not in (distribution.read_text("entry_points.txt") or ""):
+            continue
         for entry_point in distribution.entry_points:
             if entry_point.group != GROUP or entry_point.name in taken:
                 continue
@@ -103,7 +110,7 @@ class Commands(TyperGroup):
         """Give a subcommand; one of another distribution as what lists and completes it, without an import."""
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             self.commands[cmd_name] = _own(cmd_name, ctx)
-        extension = extensions(ctx).get(cmd_name)
+        extension = extensions(ctx).get(cmd_name) if cmd_name not in COMMANDS else None
         return _Listed(extension) if extension is not None else super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

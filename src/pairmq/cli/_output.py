@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from rich import box
 from rich.console import Console
@@ -22,8 +22,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pairmq.cli._values import CommandFailed, OutputClosed, file_problem, grouped, printable, rate
-from pairmq.model import Delivery
 from pairmq.model.property_json import plain
+
+if TYPE_CHECKING:
+    from pairmq.model import Delivery
 
 # Nothing that is printed is ever read as markup: names, bodies and error texts come from elsewhere.
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}

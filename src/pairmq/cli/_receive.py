@@ -32,12 +32,11 @@ from pairmq.cli._common import (
 from pairmq.cli._output import Progress, delivery_record, is_closed, note, told_when_slow, warn
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import BadUsage, CommandFailed, Duration, file_problem, grouped, plural, rate, short_duration
-from pairmq.core import Backoff
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
-from pairmq.transport import Receiver, Transport
 
 if TYPE_CHECKING:
     from pairmq.observe.journal import Journal
+    from pairmq.transport import Receiver, Transport
 
 EPILOG = examples(
     "pairmq receive --entity orders --output orders.txt --idle 5",
@@ -100,7 +99,6 @@ def receive(
 
 
 _POLL = 20.0  # s of one long poll
-_BACKOFF = Backoff(first=0.2, factor=2.0, cap=5.0)
 _REMEMBERED = 1_000_000  # message ids that --unique keeps; the oldest are forgotten
 _PEEKED = 100
 
@@ -243,6 +241,9 @@ class ReceiveJob:
             )
 
     async def _receive_all(self, receiver: Receiver, stop: Stop, progress: Progress) -> None:
+        from pairmq.core import Backoff
+
+        backoff = Backoff(first=0.2, factor=2.0, cap=5.0)
         loop = asyncio.get_running_loop()
         last = loop.time()
         retry = 0
@@ -258,7 +259,7 @@ class ReceiveJob:
                     raise failed_at(self._transport, error) from error
                 if not retry:
                     warn(f"{at_broker(self._transport, error)}; trying again")
-                await stop.wait(_BACKOFF.wait(retry, 0.5))
+                await stop.wait(backoff.wait(retry, 0.5))
                 retry += 1
                 last = loop.time()  # an unavailable broker shows nothing, and its messages may arrive once it is back
                 continue

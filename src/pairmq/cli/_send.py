@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from typer import Option
 
@@ -60,7 +60,9 @@ from pairmq.model import (
     TransportError,
 )
 from pairmq.model.events import AttemptFailed, Event, StateChanged
-from pairmq.pair import Pair, PairSender
+
+if TYPE_CHECKING:
+    from pairmq.pair import Pair, PairSender
 
 EPILOG = examples(
     "pairmq send --entity orders --input orders.txt --failed left.txt",

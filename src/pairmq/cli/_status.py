@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -42,8 +42,10 @@ from pairmq.cli._output import FAIL, OK, WARN, cells, put_json, stdout_console, 
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import Duration, grouped, plural, printable, short_duration
 from pairmq.model import Entity, EntityKind, Source, TransportError
-from pairmq.runner import Agreement, find_agreement
-from pairmq.transport import QueueCounts, Transport
+
+if TYPE_CHECKING:
+    from pairmq.runner import Agreement
+    from pairmq.transport import QueueCounts, Transport
 
 _AGREED = 60.0  # s for which what is known of other processes is shown again
 
@@ -75,6 +77,8 @@ def status(
     primary, secondary = transports_of(settings)
     queues = backlog_queues(primary, settings.options)
     limit = settings.options.attempt_timeout
+
+    from pairmq.runner import find_agreement
 
     agreed: tuple[float, Agreement] | None = None
     outbox: OutboxLook | None = None
@@ -217,6 +221,8 @@ class EntityLook:
     counts: QueueCounts | None
 
     def as_json(self) -> dict[str, Any]:
+        from pairmq.transport import QueueCounts
+
         return {
             "entity": str(self.entity),
             "accepts": self.error is None,

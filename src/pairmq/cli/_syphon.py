@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.text import Text
 from typer import BadParameter, Option
@@ -29,9 +29,10 @@ from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import CommandFailed, Duration, grouped, plural, printable, rate, short_duration
 from pairmq.model import Entity, PairMQError, TransportError
 from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, PairEnded, SyphonFailed, Warned
-from pairmq.pair import Agreement, Pair, Settings, Stray
-from pairmq.runner import backlog_properties
-from pairmq.transport import Transport
+
+if TYPE_CHECKING:
+    from pairmq.pair import Agreement, Pair, Settings, Stray
+    from pairmq.transport import Transport
 
 _OLD = 5.0  # s after which a count is shown with its age
 _LOOK = 0.5  # s between two looks at the processes
@@ -688,6 +689,8 @@ class SyphonJob:
 
     def progress(self) -> SyphonProgress:
         """How far it is."""
+        from pairmq.runner import backlog_properties
+
         depths = self._depths
         pending = None if depths is None or depths.error is not None else depths.by_queue
         failing = self._failures.since is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import tomllib
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import typer
 from typer import Option
 
 from pairmq.model import ConfigurationError, PairMQError, Price
-from pairmq.pair import parse_duration
 
 _LOGIN = re.compile(r"://.*@", re.DOTALL)
 _KEY = re.compile(r"(?i)(SharedAccess(?:Key|Signature)\s*=)\s*[^;\s]+")
@@ -53,6 +51,8 @@ def printable(text: str) -> str:
 
 def duration(text: str) -> float:
     """Read ``10``, ``10s``, ``500ms``, ``5min``, ``1h`` or ``2d`` as seconds."""
+    from pairmq.pair import parse_duration
+
     try:
         return parse_duration(text)
     except ConfigurationError as error:
@@ -117,6 +117,8 @@ _MOST_DIGITS = 15
 
 def read_prices(path: str) -> tuple[Price, Price]:
     """Read a price list: what the primary and the secondary charge."""
+    import tomllib  # few command lines name a price list
+
     try:
         document = tomllib.loads(Path(path).read_text("utf-8"), parse_float=Decimal)
     except OSError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -285,6 +284,8 @@ def parse_duration(text: str) -> float:
 def _read(path: str | os.PathLike[str] | None) -> dict[str, Any]:
     if path is None:
         return {}
+    import tomllib  # few programs have a settings file
+
     try:
         document = tomllib.loads(Path(path).read_text("utf-8-sig"))  # editors on Windows put a mark in front
     except OSError as error:

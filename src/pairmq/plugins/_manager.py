@@ -8,8 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import Distribution, EntryPoint, distributions
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 
@@ -18,6 +17,9 @@ from pairmq.model import ConfigurationError
 from pairmq.plugins import hookspecs
 from pairmq.plugins._records import ObserverRecord, TransportRecord
 from pairmq.transport import Transport
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution, EntryPoint
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
@@ -234,9 +236,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def _installed_entry_points() -> Iterable[tuple[EntryPoint, str | None]]:
+    from importlib.metadata import EntryPoint, distributions  # slow to import, and nothing is installed until asked
+
     yield EntryPoint("memory", "pairmq.plugins._builtin", hookspecs.PROJECT), f"pairmq {version()}"
     seen = set()
     for distribution in distributions():
+        # To parse all of some hundred files takes longer than to read them.
+        if hookspecs.PROJECT not in (distribution.read_text("entry_points.txt") or ""):
+            continue
         for entry_point in distribution.entry_points:
             # The same distribution can stand twice on sys.path (an editable install beside a built one).
             if entry_point.group == hookspecs.PROJECT and (entry_point.name, entry_point.value) not in seen:
