@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "build" / "test"
@@ -78,6 +79,7 @@ class Result:
     flaky: int = 0
     not_run: int = 0
     seconds: float = 0.0
+    processor: float = 0.0  # seconds of its processes, and of those that they have waited for
     status: int = 0
 
     @property
@@ -173,18 +175,25 @@ class Tier:
             return TESTS_FAILED
         if not self._quiet:
             with subprocess.Popen(command, cwd=ROOT) as self._process:
-                return self._process.wait()
-        ended = subprocess.run(
-            command,
-            cwd=ROOT,
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        print(f"\n== {self._name}\n{ended.stdout}", end="", flush=True)
-        return ended.returncode
+                return self._waited(self._process)
+        with subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as process:
+            assert process.stdout is not None  # noqa: S101  # a pipe
+            said = process.stdout.read()
+            status = self._waited(process)
+        print(f"\n== {self._name}\n{said}", end="", flush=True)
+        return status
+
+    def _waited(self, process: subprocess.Popen[Any]) -> int:
+        """Wait for the end of a command, and count its processor time; gives its exit status."""
+        try:
+            _, status, used = os.wait4(process.pid, 0)
+        except ChildProcessError:  # `stop` has found it ended
+            return process.wait()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self.result.processor += used.ru_utime + used.ru_stime
+        return process.returncode
 
     def _count(self) -> None:
         """Read pytest's own count."""
@@ -301,11 +310,12 @@ def report(tiers: Sequence[str]) -> bool:
         log = RESULTS / f"{each.tier}.flaky"
         if log.exists():
             print(f"\n== {each.tier}: flaky, kept in {log.relative_to(ROOT)}\n{log.read_text('utf-8')}")
-    print(f"\n{'tier':<10}{'passed':>8}{'failed':>8}{'flaky':>8}{'not run':>9}{'seconds':>9}")
+    print(f"\n{'tier':<10}{'passed':>8}{'failed':>8}{'flaky':>8}{'not run':>9}{'seconds':>9}{'processor':>11}")
     for each in results:
         verdict = "" if each.ok else "  FAILED"
         print(
-            f"{each.tier:<10}{each.passed:>8}{each.failed:>8}{each.flaky:>8}{each.not_run:>9}{each.seconds:>9.0f}{verdict}"
+            f"{each.tier:<10}{each.passed:>8}{each.failed:>8}{each.flaky:>8}{each.not_run:>9}{each.seconds:>9.0f}"
+            f"{each.processor:>11.0f}{verdict}"
         )
     sys.stdout.flush()
     return all(each.ok for each in results)

@@ -6,6 +6,7 @@ Checks run beside the first.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,3 +65,12 @@ def test_checks_that_pass_stop_nothing(command: Any, capsys: pytest.CaptureFixtu
     assert checks.passed()
     assert tier._call(["true"]) == 0
     assert "checks passed in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_processor_time_of_programs_that_the_tests_start_is_counted(command: Any, quiet: bool) -> None:
+    busy = "import time\nwhile time.process_time() < 0.2: pass"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}])"
+    tier = command.Tier("first", 0, [], quiet=quiet)
+    assert tier._call([sys.executable, "-c", start]) == 0
+    assert tier.result.processor >= 0.2
