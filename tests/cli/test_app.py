@@ -165,9 +165,22 @@ def test_a_full_disk_under_stdout_is_one_error(arguments: str) -> None:
     assert ended.stderr == "error: can't write standard output: No space left on device\n"
 
 
-@pytest.mark.parametrize("arguments", _NO_BROKER)
+# Each stream with a command that writes; stdout with what the parser writes, and the version; all three with a command
+# that starts another program.
 @pytest.mark.parametrize(
-    "closed", [*(pytest.param(each, marks=pytest.mark.real_server) for each in (">&-", "2>&-", "<&-")), ">&- 2>&- <&-"]
+    ("arguments", "closed"),
+    [
+        ("cost", ">&- 2>&- <&-"),
+        *(
+            pytest.param(*case, marks=pytest.mark.real_server)
+            for case in (
+                *(("cost --json", closed) for closed in (">&-", "2>&-", "<&-")),
+                ("--help", ">&-"),
+                ("--version", ">&-"),
+                ("doctor", ">&- 2>&- <&-"),
+            )
+        ),
+    ],
 )
 def test_a_stream_that_is_closed_changes_no_exit_status(arguments: str, closed: str) -> None:
     ended = _program(arguments, closed)
