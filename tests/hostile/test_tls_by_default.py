@@ -155,7 +155,7 @@ async def connects(transport: Transport, listener: Listener) -> bool:
     return listener.said > 0
 
 
-@pytest.mark.parametrize("product", ["redis", "rabbitmq"])
+@pytest.mark.parametrize("product", ["redis", "rabbitmq", "servicebus"])
 async def test_an_authority_that_was_renewed_is_trusted_and_the_former_one_is_not(product, listen, tmp_path: Path):
     file, former, renewed = tmp_path / "ca.pem", trustme.CA(), trustme.CA()
     former.cert_pem.write_to_path(file)

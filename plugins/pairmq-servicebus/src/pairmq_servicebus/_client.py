@@ -20,7 +20,7 @@ from azure.servicebus import ServiceBusReceiveMode, ServiceBusSubQueue, Transpor
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 
 from pairmq.model import ConfigurationError, Entity, EntityKind, Source
-from pairmq.transport import raise_failure, start_task
+from pairmq.transport import TlsOptions, raise_failure, start_task
 from pairmq_servicebus import _errors, _private
 from pairmq_servicebus._entities import SingleConsumers
 from pairmq_servicebus._url import DEFAULT_TLS_PORT, Identity, NamespaceUrl, SharedKey, SharedSignature, make_identity
@@ -252,10 +252,12 @@ def _make_client(namespace: Namespace) -> ServiceBusClient:
 
 def _tls_context(url: NamespaceUrl) -> ssl.SSLContext:
     """Make what checks the service, once: the client would read its authorities anew for every connection."""
+    if url.tls_ca is None:
+        context = ssl.create_default_context()
+        context.load_verify_locations(certifi.where())
+        return context
     try:
-        context = ssl.create_default_context(cafile=url.tls_ca)
-        if url.tls_ca is None:
-            context.load_verify_locations(certifi.where())
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; a file name may hold a null character
-        raise ConfigurationError(f"{url.endpoint.url}: the file of tls-ca can't be used: {error}") from error
-    return context
+        return TlsOptions(url.tls_ca).context(for_url=url.endpoint.url)
+    except ConfigurationError as error:
+        cause = error.__cause__
+        raise ConfigurationError(f"{url.endpoint.url}: the file of tls-ca can't be used: {cause}") from cause
