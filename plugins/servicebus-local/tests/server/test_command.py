@@ -209,6 +209,18 @@ def test_help_needs_none_of_the_server_s_dependencies() -> None:
     assert "Examples:\n  servicebus-local\n" in ended.stdout
 
 
+def test_the_program_does_not_read_the_system_s_authorities() -> None:
+    code = (
+        "import contextlib, ssl, sys\n"
+        "from servicebus_local.command import main\n"
+        "sys.argv[1:] = ['--help']\n"
+        "with contextlib.suppress(SystemExit): main()\n"
+        "print(len(ssl.create_default_context().get_ca_certs()))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
+    assert ended.stdout.splitlines()[-1] == "0"
+
+
 # ---------------------------------------------------------------------------------------------------- what it does
 
 
