@@ -11,6 +11,7 @@ import os
 import random
 import re
 import shutil
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ import pytest
 from busy_journal import busy_journals, write_segments
 from command_line import run as main
 from journal_by_hand import START, Journal, segment_table
-from pairmq.model import ConfigurationError
+from pairmq.model import ConfigurationError, Price
 from pairmq.pipeline import _making, run
-from pairmq.pipeline.follow import Stop, _follow, _intake, follow
+from pairmq.pipeline.follow import Stop, _intake, _settled, follow
 from pairmq.pipeline.follow._files import Files, Found
 from pairmq.pipeline.follow._follow import STATE, STATE_VERSION, state_of
 from pairmq.pipeline.follow._intake import Intake
@@ -73,7 +74,7 @@ def example() -> str:
 
 @dataclasses.dataclass
 class Followed:
-    """A journal that was followed in three looks, each of another caller, and the tables of a batch run beside it."""
+    """A journal that was followed in looks, each of another caller, and the tables of a batch run beside it."""
 
     folder: Path
     printed: str = ""
@@ -86,6 +87,20 @@ class Followed:
     """What ``run.json`` said after each look."""
     empty: set[str] = dataclasses.field(default_factory=set)
     """The tables that had no row after the first one."""
+    settled: set[Any] = dataclasses.field(default_factory=set)
+    """The messages that were settled after the second one, each with its facts."""
+
+
+def settle_early(patch):
+    """Settle all that was delivered, in small pieces, so that late rows concern many of them."""
+    patch.setattr(_settled, "MARGIN", -1e9)
+    patch.setattr(_settled, "IN_A_PIECE", 25)
+
+
+def settled_of(out):
+    """The settled messages: their ids, and all of their facts."""
+    rows = [row for path in (out / STATE).glob("settled/*/messages.parquet") for row in pq.read_table(path).to_pylist()]
+    return [(row["message_id"], tuple(row.items())) for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +122,6 @@ def followed(spark, tmp_path_factory):
         made.runs.append(json.loads((out / "run.json").read_text()))
         return result, written.getvalue()
 
-    def tables_of_before(_, work, *__):
-        # Those of the second look are compared with nothing: the third makes them of what all three have committed.
-        for table in TABLES:
-            shutil.copytree(out / table.name, work / table.name)
-        return _follow.batch._told(work)
-
     def ask_at_once():
         stop = Stop()
         ask = lambda _: stop.ask()  # noqa: E731
@@ -125,15 +134,18 @@ def followed(spark, tmp_path_factory):
     arrived = [arrive(path, day) for path in early]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_intake, "AT_ONCE", sum(path.stat().st_size for path in arrived) // 2)
-        patch.setattr(_follow.batch, "make_tables", tables_of_before)
+        settle_early(patch)
         made.asked, _ = look(ask_at_once)
+    made.settled = set(settled_of(out))
     shutil.copy(arrived[0], journal / "copy.parquet")
     both = pa.concat_tables(pq.read_table(path, partitioning=None) for path in (arrived[1], late[0]))
     pq.write_table(both, day / "made-anew-of-two.parquet")
     for path in late:
         arrive(path, day)
     arguments = ["--journal", "journal", "--out", "tables", "--patience", f"{PATIENCE:g}s"]
-    made.command = look(lambda: main(["pipeline", "run", "--follow", *arguments, "--until-idle", "0s", "--json"]))
+    with pytest.MonkeyPatch.context() as patch:
+        settle_early(patch)
+        made.command = look(lambda: main(["pipeline", "run", "--follow", *arguments, "--until-idle", "0s", "--json"]))
     run(journal, folder / "batch", spark=spark, patience=PATIENCE)
     return made
 
@@ -141,6 +153,59 @@ def followed(spark, tmp_path_factory):
 @pytest.mark.parametrize("name", [table.name for table in TABLES])
 def test_a_table_is_the_one_that_a_batch_run_makes_of_the_same_files(followed, name):
     assert_same_tables(followed.folder / "tables", followed.folder / "batch", name)
+
+
+def test_messages_were_settled_or_the_comparison_would_show_nothing_of_them(followed):
+    assert followed.settled
+    assert len(settled_of(followed.folder / "tables")) > len(followed.settled)
+
+
+def stopped(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_late_row_about_a_settled_message_changes_its_verdict(spark, tmp_path, monkeypatch):
+    settle_early(monkeypatch)
+    (tmp_path / "journal").mkdir()
+    sender, reader, late = Journal("sender").opened(), Journal("reader").opened(), Journal("late").opened()
+    for number in range(6):
+        sender.sent(float(number), f"m{number}")
+        reader.delivered(number + 0.5, f"m{number}", sequence_number=str(number))
+    late.delivered(400.0, "m2").closed(500.0)
+    for journal in (sender.closed(600.0), reader.closed(600.0)):
+        pq.write_table(segment_table(journal), tmp_path / "journal" / f"{journal.process}.parquet")
+    follow(tmp_path / "journal", tmp_path / "tables", spark=spark, once=True)
+    assert len(settled_of(tmp_path / "tables")) == 6
+    pq.write_table(segment_table(late), tmp_path / "journal" / "late.parquet")
+    with monkeypatch.context() as patch:  # its pieces are half written: as after a kill they are deleted
+        patch.setattr(_settled, "write_piece", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            follow(tmp_path / "journal", tmp_path / "tables", spark=spark, once=True)
+    assert len(list((tmp_path / "tables" / STATE / "settled").iterdir())) == 2
+    report = follow(tmp_path / "journal", tmp_path / "tables", spark=spark, once=True)
+    assert dict(report.verdicts) == {"delivered": 5, "duplicated, unexplained": 1}
+    assert [name for _, _, name in report.faults["duplicated, unexplained"]] == ["m2"]
+    assert len(list((tmp_path / "tables" / STATE / "settled").iterdir())) == 1
+    assert len(settled_of(tmp_path / "tables")) == 6
+    assert {dict(facts)["deliveries"] for name, facts in settled_of(tmp_path / "tables") if name == "m2"} == {2}
+
+
+@pytest.fixture(scope="module")
+def with_other_settings(spark, followed):
+    """The same followed on by other rules, and a batch run by these."""
+    settings = {"spark": spark, "patience": 5.0, "prices": {"secondary": Price(per_million=Decimal(3))}}
+    folder = followed.folder
+    shutil.copytree(folder / "tables", folder / "tables-by-others")
+    with pytest.MonkeyPatch.context() as patch:
+        settle_early(patch)
+        follow(folder / "journal", folder / "tables-by-others", once=True, **settings)
+    run(folder / "journal", folder / "batch-by-others", **settings)
+    return folder
+
+
+def test_after_a_change_of_settings_the_tables_are_those_that_a_batch_run_makes_with_them(with_other_settings):
+    for table in TABLES:
+        assert_same_tables(*(with_other_settings / f"{way}-by-others" for way in ("tables", "batch")), table.name)
 
 
 def test_every_table_has_rows(followed):

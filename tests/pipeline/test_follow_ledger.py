@@ -189,6 +189,19 @@ def test_a_merge_that_is_killed_before_its_entry_stands_changes_nothing(tmp_path
     assert (again.chain, names(again)) == (before.chain, names(before))
 
 
+def test_pieces_of_settled_messages_that_a_merge_names_are_kept_and_others_deleted(tmp_path):
+    ledger = committed(tmp_path, entry(0))
+    kept, left = ledger.new_piece(), ledger.new_piece()
+    ledger.merge(ledger.new_folder(0, 0), [kept])
+    assert (ledger.settled(), kept.exists(), left.exists()) == ([kept], True, False)
+    left = ledger.new_piece()
+    again = Ledger(tmp_path)
+    assert (again.settled(), kept.exists(), left.exists()) == ([kept], True, False)
+    kept.rmdir()
+    with pytest.raises(ValueError, match=f"{re.escape(str(kept))}.* is missing"):
+        Ledger(tmp_path)
+
+
 def test_an_entry_that_is_missing_is_noticed(tmp_path):
     committed(tmp_path, entry(0), entry(1), entry(2))
     (tmp_path / "ledger" / "000001-000001.json").unlink()
@@ -211,7 +224,8 @@ SOUND = json.loads(Entry(0, 0, None, {"p": ((0, 9),)}).to_json())
                 {"seen": []}, {"seen": {"p": 7}}, {"seen": {"p": [[1]]}}, {"seen": {"p": [["0", "9"]]}},
                 {"seen": {"p": [[9, 0]]}}, {"seen": {"p": [[5, 9], [0, 3]]}}, {"seen": {"p": [[0, 4], [5, 9]]}},
                 {"waiting": [["/x"]]}, {"waiting": [[7, None]]}, {"waiting": [["/x", 7]]}, {"waiting": 7},
-                {"another": 1},
+                {"another": 1}, {"settled": 7},
+                {"settled": ["../facts"]}, {"settled": "0123456789abcdef"}, {"settled": [7]},
             )
         ),
     ],

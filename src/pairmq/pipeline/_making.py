@@ -148,6 +148,7 @@ def write_pieces(
     given: Mapping[str, DataFrame],
     folder_of: Callable[[str], Place],
     progress: Progress,
+    done: Sequence[Piece] = (),
 ) -> None:
     """Write pieces.
 
@@ -157,6 +158,7 @@ def write_pieces(
         given: what is there already, by name.
         folder_of: the folder for a name, of what is given, too, if it was written.
         progress: called with each piece's name before it is made, its number from 0, and the number of pieces.
+        done: what was written there before.
 
     Raises:
         Exception: of the first piece that failed, once the others have been stopped.
@@ -164,13 +166,13 @@ def write_pieces(
     Interrupted, as by Ctrl-C, it stops what is being made, and returns once that has ended; interrupted a second time,
     at once.
     """
-    there, frames = set(given), dict(given)
+    there, frames = {*given, *(piece.name for piece in done)}, dict(given)
     waiting = _grouped(pieces)
     running: dict[Future[DataFrame | None], list[Piece]] = {}
     begun = 0
     work = _Work(spark)
     plain, plain_frames = None, dict[str, DataFrame]()
-    schemas = {fact.name: fact.schema for fact in FACTS} | {piece.name: piece.schema for piece in pieces}
+    schemas = {fact.name: fact.schema for fact in FACTS} | {piece.name: piece.schema for piece in (*done, *pieces)}
 
     def read(
         needs: Iterable[str], session: SparkSession, known: dict[str, DataFrame], most: int

@@ -51,7 +51,7 @@ from pairmq.pipeline.transforms._rows import SLACK
 from pairmq.pipeline.transforms.steps import Settings, Unfinished, Unread
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 try:
     from py4j.protocol import Py4JError
@@ -177,7 +177,7 @@ def check_format(spark: SparkSession, name: str, out: Place) -> None:
 def _write_format(spark: SparkSession, work: Place, folder: Place, name: str) -> None:
     """Write the finished tables in another format, each by one commit of that format where it has any."""
     for table in transforms.TABLES:
-        made = read_written(spark, table.schema, _folder(work, table.name))
+        made = read_written(spark, table.schema, work / name_of(table.name))
         made.write.format(name).mode("overwrite").save(spark_target(folder / table.name))
 
 
@@ -238,35 +238,6 @@ def unfinished_of(parts: Iterable[OpenPart]) -> tuple[Unfinished, ...]:
     return tuple(Unfinished(each.process, each.changed_at) for each in parts)
 
 
-def make_tables(
-    spark: SparkSession,
-    work: Place,
-    facts: Mapping[str, DataFrame],
-    part: Place | None,
-    settings: Settings,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Write all tables into a work folder.
-
-    Args:
-        spark: the session.
-        work: where; gets a folder for each table, and ``_`` with the name for what is in between.
-        facts: all of them by name.
-        part: where they are written; None for those of an empty journal, which are not.
-        settings: what else the tables depend on.
-        progress: as for `run`.
-
-    Returns:
-        What a `Report` says of them: its fields by name.
-    """
-
-    def folder_of(name: str) -> Place:
-        return part / name if part is not None and name in facts else _folder(work, name)
-
-    write_pieces(spark, table_pieces(settings), facts, folder_of, progress)
-    return _told(work)
-
-
 def check_places(out: Place) -> None:
     """See that tables can be put in their places.
 
@@ -293,29 +264,43 @@ def _made(
     kept = None if level is None else getattr(StorageLevel, level)
     rows = read_rows(spark, contents, work / "_rows")
     pieces = (*fact_pieces(rows, kept, single_files(contents, work / "_rows")), *table_pieces(known))
-    write_pieces(spark, pieces, {}, lambda name: _folder(work, name), progress)
-    return _told(work)
+    write_pieces(spark, pieces, {}, lambda name: work / name_of(name), progress)
+    return told(work)
 
 
-def _folder(work: Place, name: str) -> Place:
-    """Tables under their names; what is in between hidden from readers of the tables."""
-    return work / (name if name in _TABLES else f"_{name}")
+def name_of(piece: str) -> str:
+    """Give the name of a folder in a work folder: a table's own, of what is in between hidden from their readers."""
+    return piece if piece in _TABLES else f"_{piece}"
 
 
 _TABLES = frozenset(table.name for table in transforms.TABLES)
 
 
-def _told(work: Place) -> dict[str, Any]:
-    """What the report says of the tables, read from their files: five queries of Spark's would take longer."""
-    verdicts: Counter[str] = Counter()
-    for batch in _batches(work, transforms.RECONCILIATION.name, ["verdict"]):
-        verdicts.update({each["values"]: each["counts"] for each in pc.value_counts(batch["verdict"]).to_pylist()})
+def told(work: Place, counted: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
+    """Give what the report says of the tables: its fields by name.
+
+    It is read from their files: five queries of Spark's would take longer.
+
+    Args:
+        work: has the tables.
+        counted: the verdicts in files of the reconciliation, by their names, where they are known.
+    """
+    known = {name: Counter(each) for name, each in (counted or {}).items()}
+    files = {table.name: parquet_files(work / name_of(table.name)) for table in transforms.TABLES}
+    judged = files[transforms.RECONCILIATION.name]
+    for path in judged:
+        if path.name not in known:
+            known[path.name] = Counter()
+            for batch in _batches([path], ["verdict"]):
+                found = pc.value_counts(batch["verdict"]).to_pylist()
+                known[path.name].update({each["values"]: each["counts"] for each in found})
+    verdicts = sum((known[path.name] for path in judged), Counter[str]())
     faults = [verdict.value for verdict in transforms.FAULTS if verdicts[verdict.value]]
+    at_fault = (path for path in judged if known[path.name].keys() & faults)
     counts, ended, instants = Counter(dict.fromkeys(_COUNTS, 0)), Counter[str](), set[float]()
     clocks: dict[str, float] = {}
-    for batch in _batches(
-        work, transforms.PROCESSES.name, [*_COUNTS, "ended", "first_at", "last_at", "process", "clock_error"]
-    ):
+    wanted = [*_COUNTS, "ended", "first_at", "last_at", "process", "clock_error"]
+    for batch in _batches(files[transforms.PROCESSES.name], wanted):
         for name in _COUNTS:
             counts[name] += pc.sum(batch[name]).as_py() or 0
         ended.update(batch["ended"].to_pylist())
@@ -324,7 +309,7 @@ def _told(work: Place) -> dict[str, Any]:
         for name in ("first_at", "last_at"):
             instants.update(micros / 1_000_000 for micros in batch[name].cast(pa.int64()).drop_null().to_pylist())
     absent: list[tuple[str, str]] = []
-    for batch in _batches(work, transforms.OBSERVATION.name, ["pair", "entity", "absent"]):
+    for batch in _batches(files[transforms.OBSERVATION.name], ["pair", "entity", "absent"]):
         owned = batch.filter(batch["absent"])
         absent += zip(owned["pair"].to_pylist(), owned["entity"].to_pylist(), strict=True)
     return {
@@ -333,26 +318,24 @@ def _told(work: Place) -> dict[str, Any]:
         "absent": sorted(absent),
         "first_at": min(instants, default=None),
         "last_at": max(instants, default=None),
-        "tables": {name: written_rows(_folder(work, name)) for name in _TABLES},
+        "tables": {name: written_rows(work / name_of(name)) for name in _TABLES},
         "processes": dict(ended),
         "verdicts": dict(verdicts),
-        "faults": _first_of(work, faults) if faults else {},
+        "faults": _first_of(at_fault, faults),
     }
 
 
-def _batches(work: Place, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    for path in parquet_files(_folder(work, name)):
+def _batches(paths: Iterable[Place], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    for path in paths:
         with pq.ParquetFile(opened(path)) as file:
             yield from file.iter_batches(columns=list(columns))
 
 
-def _first_of(work: Place, verdicts: Sequence[str]) -> dict[str, list[tuple[str, str | None, str]]]:
-    """The first few messages with each of some verdicts."""
+def _first_of(paths: Iterable[Place], verdicts: Sequence[str]) -> dict[str, list[tuple[str, str | None, str]]]:
+    """The first few messages with each of some verdicts, in some files of the table."""
     names = ("pair", "entity", "message_id")
     first: dict[str, list[tuple[Any, ...]]] = {verdict: [] for verdict in verdicts}
-    for batch in _batches(
-        work, transforms.RECONCILIATION.name, ["verdict", "accepted_at", "evidence.first_sent_at", *names]
-    ):
+    for batch in _batches(paths, ["verdict", "accepted_at", "evidence.first_sent_at", *names]):
         for verdict, earlier in first.items():
             rows = batch.filter(pc.equal(batch["verdict"], verdict)).to_pylist()
             found = (

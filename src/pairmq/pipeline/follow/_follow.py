@@ -4,7 +4,8 @@ All happens one thing after another, so that it can die between any two of them:
 
 1. The rows of files that are new or were changed, of those that were not taken before, become facts, and are committed
    to the ledger; then the files are noted.
-2. What is in the ledger is merged into one part, and the tables are made of it, and put in place.
+2. What is in the ledger is merged into one part, the tables are made of it, what is settled now is put aside, and all
+   of that is committed. Then the tables are put in place.
 
 Whether a row was taken is known by its process and number, exactly and forever: a file that comes late, again or as a
 copy is never dropped for its time, and doubles nothing. The state says of which journal it is and by which rules it was
@@ -33,8 +34,9 @@ from pairmq.model import ConfigurationError, Price
 from pairmq.pipeline import batch
 from pairmq.pipeline._storage import is_url, local, local_work_folder, writing
 from pairmq.pipeline.follow._files import Files, Found
-from pairmq.pipeline.follow._intake import Intake, Taken, merge_facts, read_facts
+from pairmq.pipeline.follow._intake import Intake, Taken
 from pairmq.pipeline.follow._ledger import Ledger
+from pairmq.pipeline.follow._refresh import Tables
 from pairmq.pipeline.follow._values import Refreshed, Stop
 from pairmq.pipeline.journal_io import BadSegment, OpenPart, open_parts
 from pairmq.pipeline.report import Report
@@ -109,6 +111,7 @@ class _Follower:
         try:
             self._files = Files(state / "files.jsonl")
             self._ledger = Ledger(state)
+            self._tables = Tables(spark, self._ledger)
         except ValueError as error:
             raise unusable(state, f"is damaged: {error}") from None
         if self._files.commits > self._ledger.next_number:
@@ -165,19 +168,15 @@ class _Follower:
             coming: files that were found and not read yet: their rows are a hole until then.
         """
         began = time.monotonic()
-        spark, wishes, ledger = self._spark, self._wishes, self._ledger
-        part = self._merged()
+        wishes, ledger = self._wishes, self._ledger
         waiting = ledger.waiting
         bad = tuple(
             BadSegment(Path(each.path), each.problem, each.foreign) for each in waiting if each.problem is not None
         )
         unread = (*bad, *(BadSegment(each.path, "it is taken next") for each in coming))
         work = Path(tempfile.mkdtemp(prefix="tables-", dir=self._work))
-        found = batch.make_tables(
-            spark,
+        found = self._tables.make(
             work,
-            read_facts(spark, part),
-            part,
             batch.settings_of(patience=wishes.patience, prices=wishes.prices, bad=unread, parts=self._parts),
             lambda name, number, total: wishes.progress(
                 self._intake.since.rows, f"{number} of {total} tables; now {name}"
@@ -185,7 +184,7 @@ class _Follower:
         )
         report = Report(
             version=importlib.metadata.version("pairmq"),
-            spark=spark.version,
+            spark=self._spark.version,
             patience=wishes.patience,
             segments=self._files.segments,
             bad=bad,
@@ -210,18 +209,6 @@ class _Follower:
         wishes.told(refreshed)
         return report
 
-    def _merged(self) -> Path | None:
-        """All facts in one part. The tables need them merged, so that a merge that is kept costs nothing more."""
-        ledger = self._ledger
-        parts = ledger.facts()
-        if len(ledger.chain) > 1:
-            folder = parts[0] if parts else None
-            if len(parts) > 1:
-                folder = ledger.new_folder(ledger.chain[0].first, ledger.chain[-1].last)
-                merge_facts(self._spark, parts, folder)
-            ledger.merge(folder)
-        return next(iter(ledger.facts()), None)
-
 
 def _check(*, patience: float, every: float, until_idle: float | None) -> None:
     if not patience >= 0:
@@ -235,7 +222,7 @@ def _check(*, patience: float, every: float, until_idle: float | None) -> None:
 STATE = "_follow"
 """The folder of the output directory that holds the state."""
 
-STATE_VERSION = 6
+STATE_VERSION = 7
 """Raised with every change of what is kept: the facts' columns, how they are made of rows, the files of the ledger.
 
 Only this decides whether a state can be gone on with, so that an upgrade which changes none of these goes on. The tests

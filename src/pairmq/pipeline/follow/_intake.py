@@ -30,7 +30,7 @@ from pairmq.pipeline.follow._ledger import Entry, Ledger, Ranges, Seen, Waiting,
 from pairmq.pipeline.journal_io import FEW, Contents, Segment, damaged, look_at, spark_path
 from pairmq.pipeline.schema import rows_schema
 from pairmq.pipeline.transforms._fact import Fact
-from pairmq.pipeline.transforms.facts import FACTS
+from pairmq.pipeline.transforms.facts import FACTS, MESSAGES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -265,34 +265,34 @@ def write_facts(spark: SparkSession, rows: DataFrame, folder: Path) -> None:
         rows: the journal's, each once.
         folder: exclusive; gets a folder for each fact.
     """
-    _write(spark, fact_pieces(rows), folder)
+    _write(spark, fact_pieces(rows), {}, folder)
 
 
-def merge_facts(spark: SparkSession, parts: Sequence[Path], folder: Path) -> None:
+def merge_facts(
+    spark: SparkSession, parts: Sequence[Path], folder: Path, messages: Path, settled: Sequence[Path]
+) -> None:
     """Write what the facts of several parts are together.
 
     Args:
         spark: the session.
         parts: folders that `write_facts` or this wrote.
         folder: exclusive.
+        messages: the folder for the messages, likewise.
+        settled: files of more messages.
     """
 
     def merged(fact: Fact) -> Piece:
-        union = functools.reduce(DataFrame.unionByName, (_read(spark, fact, part) for part in parts))
+        read = [_read(spark, fact, part) for part in parts]
+        if fact is MESSAGES and settled:
+            read.append(spark.read.schema(fact.schema).parquet(*map(spark_path, settled)))
+        union = functools.reduce(DataFrame.unionByName, read)
         return Piece(fact.name, fact.schema, (), lambda _: fact.merged(union), "snappy")
 
-    _write(spark, [merged(fact) for fact in FACTS], folder)
+    _write(spark, [merged(fact) for fact in FACTS], {MESSAGES.name: messages}, folder)
 
 
-def read_facts(spark: SparkSession, part: Path | None) -> Mapping[str, DataFrame]:
-    """Give the facts of a part by their names; those of an empty journal for None."""
-    if part is None:
-        return {fact.name: spark.createDataFrame([], fact.schema) for fact in FACTS}
-    return {fact.name: _read(spark, fact, part) for fact in FACTS}
-
-
-def _write(spark: SparkSession, pieces: Sequence[Piece], folder: Path) -> None:
-    write_pieces(spark, pieces, {}, lambda name: folder / name, lambda *_: None)
+def _write(spark: SparkSession, pieces: Sequence[Piece], apart: Mapping[str, Path], folder: Path) -> None:
+    write_pieces(spark, pieces, {}, lambda name: apart.get(name, folder / name), lambda *_: None)
 
 
 def _read(spark: SparkSession, fact: Fact, part: Path) -> DataFrame:

@@ -5,10 +5,12 @@
     OUT/_follow/ledger/000000-000041.json   commits 0 to 41, merged into one
     OUT/_follow/ledger/000042-000042.json   one commit
     OUT/_follow/facts/000042-000042-<token>/<fact>/*.parquet
+    OUT/_follow/settled/<token>/*
 
 A commit's facts are written first, into a folder that no other writer uses, and are on the disk before the entry that
-names the folder is put in place by one rename. What no entry names is a dead writer's, and is deleted. Which rows of a
-process were taken is kept as ranges: as many pairs of numbers as there are gaps, plus one.
+names the folder is put in place by one rename; so are the pieces of settled messages. What no entry names is a dead
+writer's, and is deleted. Which rows of a process were taken is kept as ranges: as many pairs of numbers as there are
+gaps, plus one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from pairmq.pipeline._storage import writing
 
 _ENTRY = re.compile(r"([0-9]{6,12})-([0-9]{6,12})\.json")
 _FACTS = re.compile(r"[0-9]{6,12}-[0-9]{6,12}-[0-9a-f]{8}")
+_PIECE = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Entry:
         facts: the name of the folder of its facts; None where no new row came.
         seen: the rows whose facts these are, of these commits alone.
         waiting: the files that could not be read as of the last commit.
+        settled: the names of the pieces that hold the messages of these commits which are not among the facts.
     """
 
     first: int
@@ -61,6 +65,7 @@ class Entry:
     facts: str | None
     seen: Seen = field(default_factory=dict)
     waiting: tuple[Waiting, ...] = ()
+    settled: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -70,7 +75,7 @@ class Entry:
     def to_json(self) -> str:
         """The entry's document."""
         waiting = [[each.path, each.problem, each.foreign] for each in self.waiting]
-        known = {name: getattr(self, name) for name in ("first", "last", "facts", "seen")}
+        known = {name: getattr(self, name) for name in ("first", "last", "facts", "seen", "settled")}
         return json.dumps(known | {"waiting": waiting})
 
     @classmethod
@@ -80,7 +85,7 @@ class Entry:
         try:
             seen = {name: tuple((first, last) for first, last in ranges) for name, ranges in found.pop("seen").items()}
             waiting = tuple(_waiting(each) for each in found.pop("waiting"))
-            entry = cls(**found | {"seen": seen, "waiting": waiting})
+            entry = cls(**found | {"seen": seen, "waiting": waiting, "settled": tuple(found.pop("settled"))})
         except (TypeError, KeyError, AttributeError):
             raise ValueError("it is not an entry of a ledger") from None
         for name, problem in entry._problems():
@@ -92,9 +97,10 @@ class Entry:
         """The checks of an untrusted entry."""
         ranges = [each for spans in self.seen.values() for each in spans]
         yield "numbers", not (_is_count(self.first) and _is_count(self.last) and self.first <= self.last)
-        yield "folder of facts", self.facts is not None and not _is_facts(self.facts)
+        yield "folder of facts", self.facts is not None and not _is_name(self.facts, _FACTS)
         yield "rows", not all(_is_count(first) and _is_count(last) and first <= last for first, last in ranges)
         yield "rows", not all(joined(spans) == spans for spans in self.seen.values())
+        yield "settled messages", not all(_is_name(each, _PIECE) for each in self.settled)
 
 
 class Ledger:
@@ -111,12 +117,13 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self._entries = folder / "ledger"
         self._facts = folder / "facts"
-        for each in (self._entries, self._facts):
+        self._settled = folder / "settled"
+        for each in (self._entries, self._facts, self._settled):
             each.mkdir(parents=True, exist_ok=True)
         self.chain = _chain([_read(path) for path in _paths(self._entries)])
-        for entry in self.chain:
-            if entry.facts is not None and not (self._facts / entry.facts).is_dir():
-                raise ValueError(f"{self._facts / entry.facts}, which its ledger names, is missing")
+        for place in (*self.facts(), *self.settled()):
+            if not place.is_dir():
+                raise ValueError(f"{place}, which its ledger names, is missing")
         self.seen: dict[str, Ranges] = all_joined(*(entry.seen for entry in self.chain))
         self._sweep()
 
@@ -143,6 +150,16 @@ class Ledger:
         """The folders of all facts, each row's in exactly one of them."""
         return [self._facts / entry.facts for entry in self.chain if entry.facts is not None]
 
+    def new_piece(self) -> Path:
+        """Make a folder for settled messages."""
+        folder = self._settled / secrets.token_hex(8)
+        folder.mkdir()
+        return folder
+
+    def settled(self) -> list[Path]:
+        """The folders of all pieces of settled messages, each message in exactly one of them."""
+        return [self._settled / name for entry in self.chain for name in entry.settled]
+
     def commit(self, entry: Entry) -> None:
         """Enter the next commit.
 
@@ -153,15 +170,23 @@ class Ledger:
         self.chain = (*self.chain, entry)
         self.seen.update(all_joined({name: self.seen.get(name, ()) for name in entry.seen}, entry.seen))
 
-    def merge(self, folder: Path | None) -> None:
+    def merge(self, folder: Path | None, settled: Sequence[Path] = ()) -> None:
         """Put one entry in the place of all.
+
+        Args:
+            folder: of all facts, but for those of settled messages; None if there are none.
+            settled: the pieces that have these.
 
         Raises:
             OSError: it can't be written, and all is as it was.
         """
         newest = self.chain[-1]
+        pieces = tuple(piece.name for piece in settled)
         facts = None if folder is None else folder.name
-        entry = Entry(self.chain[0].first, newest.last, facts, dict(self.seen), newest.waiting)
+        entry = Entry(self.chain[0].first, newest.last, facts, dict(self.seen), newest.waiting, pieces)
+        for name in set(pieces).difference(*(each.settled for each in self.chain)):
+            _sync_below(self._settled / name)
+        _sync(self._settled)
         self._write(entry)
         self.chain = (entry,)
         self._sweep()
@@ -186,9 +211,9 @@ class Ledger:
             if path.name not in kept:
                 path.unlink()
         _sync(self._entries)
-        named = {entry.facts for entry in self.chain}
-        for path in self._facts.iterdir():
-            if path.name not in named:
+        named = {*self.facts(), *self.settled()}
+        for path in (*self._facts.iterdir(), *self._settled.iterdir()):
+            if path not in named:
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -217,9 +242,9 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _is_facts(value: Any) -> bool:
-    """Whether a text names a folder of facts, and no path to somewhere else."""
-    return isinstance(value, str) and _FACTS.fullmatch(value) is not None
+def _is_name(value: Any, pattern: re.Pattern[str]) -> bool:
+    """Whether a text names a folder of the ledger, and no path to somewhere else."""
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
 def _chain(entries: list[Entry]) -> tuple[Entry, ...]:
