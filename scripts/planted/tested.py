@@ -628,8 +628,8 @@ TESTED = (
     Mutant(
         "a diverted send that is accepted leaves the others in line",
         "src/pairmq/runner/_send.py",
-        "            outcome = send.backlog_ended(results)\n            if is_answer(results):\n",
-        "            outcome = send.backlog_ended(results)\n            if False:\n",
+        "            if results is TAKEN or is_answer(results):\n",
+        "            if False:\n",
         tests=_LINE_TESTS,
     ),
     Mutant(

@@ -210,20 +210,22 @@ class Crowd(Entity):
     ],
 )
 def test_a_send_waits_in_line_behind_enough_others_that_have_no_answer(sends, silent_since, waits):
-    assert Sending().rules.waits_in_line(Crowd(sends, silent_since), 100.0) is waits
+    crowd = Crowd(sends, silent_since)
+    assert Sending().rules.lets_in(crowd, 100.0) is not waits
+    assert crowd.sends == sends + (not waits)
 
 
 @pytest.mark.parametrize("side", ["to_primary", "to_backlog"])
 def test_no_send_waits_in_line_for_answers_that_a_distant_broker_can_not_have_given_yet(side):
     rules = Sending().rules
     getattr(rules, side).answered(0.5)
-    assert not rules.waits_in_line(Crowd(TRIALS_AT_ONCE, 99.0), 100.0)
-    assert rules.waits_in_line(Crowd(TRIALS_AT_ONCE, 95.0), 100.0)
+    assert rules.lets_in(Crowd(TRIALS_AT_ONCE, 99.0), 100.0)
+    assert not rules.lets_in(Crowd(TRIALS_AT_ONCE, 95.0), 100.0)
 
 
 def test_no_send_waits_in_line_when_failures_are_raised():
     rules = Sending(while_failing="raise").rules
-    assert not rules.waits_in_line(Crowd(TRIALS_AT_ONCE, 90.0), 100.0)
+    assert rules.lets_in(Crowd(TRIALS_AT_ONCE, 90.0), 100.0)
 
 
 @pytest.mark.parametrize("result", [None, BUSY, TRANSIENT, MISSING])

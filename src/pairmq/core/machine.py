@@ -87,7 +87,7 @@ class EntityMachine:
         self._rows = HEALTH[Health.UP]
         self._backlog = Backlog.DIRTY if tracks_backlog and not drained else Backlog.CLEAN
         self._epoch = 0
-        self._to_primary: tuple[Effect, ...] = (ToPrimary(0),)
+        self._to_primary = ToPrimary(0)
         self._sending = 0
         self._diverting = 0
         self._settled_at = now
@@ -177,9 +177,10 @@ class EntityMachine:
         """
         return _HANDLERS[type(input)](self, input, now)
 
-    # One handler an input: it asks the guards which symbol the input is.
+    # What every send gives it, without an input to be made and told from others.
 
-    def _on_route(self, _: i.RouteRequested, now: float) -> tuple[Effect, ...]:
+    def route(self) -> ToPrimary | ToBacklog:
+        """`RouteRequested`."""
         if self._rows[_ROUTE].does[0] is _TO_PRIMARY:
             self._sending += 1
             return self._to_primary
@@ -187,7 +188,24 @@ class EntityMachine:
         self._diverted += 1
         # Dirty from before the first diverted send leaves (SPEC 4.5); no one sees it change while failed over.
         self._backlog = BACKLOG[self._backlog][BacklogSymbol.DIVERT]
-        return (ToBacklog(self._epoch),)
+        return ToBacklog(self._epoch)
+
+    def accepted(self, epoch: int, now: float) -> tuple[Effect, ...]:
+        """`PrimaryAccepted`."""
+        return self._on_result(epoch, _ACCEPTED, now)
+
+    def divert_ended(self, now: float) -> None:
+        """`DivertEnded`."""
+        if self._diverting == 0:
+            raise ImpossibleInputError("a diverted attempt ended without one in flight")
+        self._diverting -= 1
+        if self._diverting == 0:
+            self._settled_at = now
+
+    # One handler an input: it asks the guards which symbol the input is.
+
+    def _on_route(self, _: i.RouteRequested, now: float) -> tuple[Effect, ...]:
+        return (self.route(),)
 
     def _on_divert_requested(self, _: i.DivertRequested, now: float) -> tuple[Effect, ...]:
         before = self.state
@@ -199,7 +217,7 @@ class EntityMachine:
         return (ToBacklog(self._epoch), *self._changed(before, Cause.ORDER_KEPT, now))
 
     def _on_accepted(self, input: i.PrimaryAccepted, now: float) -> tuple[Effect, ...]:
-        return self._on_result(input.epoch, _ACCEPTED, now)
+        return self.accepted(input.epoch, now)
 
     def _on_failed(self, input: i.PrimaryFailed, now: float) -> tuple[Effect, ...]:
         kind = input.kind
@@ -234,11 +252,7 @@ class EntityMachine:
         return self._apply(row, now)
 
     def _on_divert_ended(self, _: i.DivertEnded, now: float) -> tuple[Effect, ...]:
-        if self._diverting == 0:
-            raise ImpossibleInputError("a diverted attempt ended without one in flight")
-        self._diverting -= 1
-        if self._diverting == 0:
-            self._settled_at = now
+        self.divert_ended(now)
         return _NOTHING
 
     def _on_timer(self, input: i.TimerFired, now: float) -> tuple[Effect, ...]:
@@ -365,7 +379,7 @@ class EntityMachine:
         self._rows = HEALTH[health]
         if starts_epoch(left, health):
             self._epoch += 1
-            self._to_primary = (ToPrimary(self._epoch),)
+            self._to_primary = ToPrimary(self._epoch)
         if left in _AWAY and health in _RUNNING:
             self._recovered_at = self._settled_at = now
             if not self._tracks_backlog:

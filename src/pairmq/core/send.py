@@ -313,16 +313,20 @@ class SendRules:
             return None
         return Attempt(_PRIMARY, entity.route().epoch, jobs, self.until(now, deadline, self.to_primary))
 
-    def waits_in_line(self, entity: Destination, now: float) -> bool:
-        """Whether a send must wait until another one to the entity has ended, or a broker has answered.
+    def lets_in(self, entity: Destination, now: float) -> bool:
+        """Count a send as in flight, unless it has to wait until another one has ended or a broker has answered.
 
         Thousands of attempts at brokers that don't respond would use up the processor that is needed to end them all by
         their deadlines. None of them would be accepted, and each would have an unknown outcome.
         """
-        if entity.sends < TRIALS_AT_ONCE or entity.silent_since is None or self.raises:
-            return False
-        silent = now - entity.silent_since
-        return silent > _PATIENCE and silent > 2 * max(self.to_primary.usual, self.to_backlog.usual)
+        if entity.silent_since is None:
+            entity.silent_since = now
+        elif entity.sends >= TRIALS_AT_ONCE and not self.raises:
+            usual = max(self.to_primary.usual, self.to_backlog.usual)
+            if now - entity.silent_since > max(_PATIENCE, 2 * usual):
+                return False
+        entity.sends += 1
+        return True
 
     def usable(self, now: float, only: int | None, lane: int | None = None) -> bool:
         """Whether a send has a backlog queue to attempt now: one in use, or the trial of one that is out (SPEC 5.5)."""

@@ -7,9 +7,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
 from pairmq.core import (
-    DIVERT_ENDED,
     DIVERT_REQUESTED,
-    ROUTE_REQUESTED,
     BacklogSeenEmpty,
     Changed,
     Effect,
@@ -22,7 +20,6 @@ from pairmq.core import (
     PingSucceeded,
     PingWanted,
     PrimaryAbandoned,
-    PrimaryAccepted,
     PrimaryFailed,
     SendPing,
     StopPing,
@@ -126,7 +123,7 @@ class EntityRunner:
 
     def route(self) -> ToPrimary | ToBacklog:
         """Route one attempt and register it as in flight."""
-        return self.machine.handle(ROUTE_REQUESTED, self._loop.time())[0]  # type: ignore[return-value]  # the table's ROUTE rows
+        return self.machine.route()
 
     def divert(self) -> ToBacklog:
         """Register one attempt at the backlog, whatever the health (SPEC 8.3)."""
@@ -136,7 +133,7 @@ class EntityRunner:
 
     def accepted(self, epoch: int) -> None:
         """The primary confirmed an attempt."""
-        effects = self.machine.handle(PrimaryAccepted(epoch), self._loop.time())
+        effects = self.machine.accepted(epoch, self._loop.time())
         if effects:
             self._carry_out(effects)
         self.silent_since = None
@@ -157,18 +154,12 @@ class EntityRunner:
 
     def divert_ended(self) -> None:
         """A diverted attempt ended: that is only counted."""
-        self.machine.handle(DIVERT_ENDED, self._loop.time())
+        self.machine.divert_ended(self._loop.time())
 
     # The sends in flight, and the line of those that wait while no broker answers.
 
-    def begin(self, now: float) -> None:
-        """A send begins that need not wait in line."""
-        self.sends += 1
-        if self.silent_since is None:
-            self.silent_since = now
-
     def end(self) -> None:
-        """It has ended."""
+        """A send has ended that did not wait in line, or no longer."""
         self.sends -= 1
         if self.line:
             self.next_turn()

@@ -27,8 +27,6 @@ _PLANNED = 0.02  # s that a plan is good for at least
 _SHARE = 30.0  # and this many times what it took to make, so that planning takes a small share of the time
 
 
-_UNKNOWN = [0.0, 0.0]
-
 Waiter: TypeAlias = "asyncio.Future[bool | None]"
 """Of a send that waits for a change: True when it came."""
 
@@ -58,7 +56,8 @@ class TimeLimits:
         self._number = 0  # makes equal instants first come, first served
         self._ended = 0  # of those in the heaps
         self._running = [0, 0]  # operations, and waits
-        self._costs = [0.0, 0.0]  # s that the end of each takes where many end, as measured; 0 before
+        self._costs = [0.0, 0.0]  # s that the end of each takes where many end, as measured
+        self._measured = False
         self._measured_at = 0.0
         self._begins_at = math.inf  # as last planned: from when on operations are cancelled early,
         self._together = -math.inf  # up to this limit
@@ -85,10 +84,6 @@ class TimeLimits:
             return 0.0
         return asyncio.get_running_loop().time() - max(self._limits[0][0], self._begins_at)
 
-    @property
-    def _measured(self) -> bool:
-        return self._costs != _UNKNOWN
-
     def _cost(self, kind: int) -> float:
         """Seconds that one end takes; before any of its kind was measured, what one of the other kind does."""
         return self._costs[kind] or self._costs[1 - kind]
@@ -101,7 +96,10 @@ class TimeLimits:
         """When to look at the operation with the earliest limit: at that limit, unless thousands are due with it."""
         now = asyncio.get_running_loop().time()
         if now - self._measured_at > _FORGOTTEN:
-            self._costs = [0.0, 0.0]  # else one slow minute would end sends early for the rest of the pair's life
+            self._costs, self._measured = (
+                [0.0, 0.0],
+                False,
+            )  # else one slow minute would end sends early for the rest of the pair's life
             self._together = -math.inf
         elif now >= self._plan_again_at:
             self._plan(now)
@@ -254,7 +252,8 @@ class TimeLimits:
             ended[limit.kind] += 1
             if limit.reach():
                 heapq.heappush(exact, (now + _AGAIN, number, limit))
-        self._begins_at += self._takes(ended)
+        if self._measured:
+            self._begins_at += self._takes(ended)
         self._arm()
         goes_on = reached == most and self._armed_for <= now and not pauses  # which end cheaply: they say nothing
         self._last_turn = (now, ended) if goes_on else None
@@ -267,7 +266,7 @@ class TimeLimits:
                 cost = min((self._cost(kind) or 1.0) * (now - began) / expected, _COST)
                 known = self._costs[kind]
                 self._costs[kind] = cost if not known else 0.9 * known + 0.1 * cost
-        self._measured_at = now
+        self._measured, self._measured_at = True, now
 
 
 class Limit:

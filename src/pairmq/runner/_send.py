@@ -238,11 +238,7 @@ class SendProcedure:
             if entered and self._orders is not None:
                 await self._go_in_order(state, places, started, deadline)
             elif entered:
-                begins: float | None = started
-                if self._rules.waits_in_line(state.runner, started):
-                    begins = await self._in_line(state, started, deadline)
-                if begins is not None:
-                    state.runner.begin(begins)
+                if self._rules.lets_in(state.runner, started) or await self._in_line(state, deadline):
                     try:
                         await self._go_round(state, pending, started, deadline)
                     finally:
@@ -261,22 +257,27 @@ class SendProcedure:
             if entered:
                 self._admission.leave(len(pending))
             self._results.report(state, jobs, started)
-        return [job.result for job in jobs if job.result is not None]
+        results: list[Receipt | SendError] = []
+        for job in jobs:
+            if job.result is not None:
+                results.append(job.result)
+        return results
 
-    async def _in_line(self, state: SenderState, started: float, deadline: float) -> float | None:
-        """Wait for the sends before it while no broker answers; returns when it goes on, None if not in time."""
-        runner, now = state.runner, started
-        while self._rules.waits_in_line(runner, now):
+    async def _in_line(self, state: SenderState, deadline: float) -> bool:
+        """Wait for the sends before it while no broker answers; returns whether it was let in before the deadline."""
+        runner, now = state.runner, self._clock.now()
+        while True:
             turn = runner.stand_in_line()
             try:
                 if await self._limits.wait(turn, deadline, exact=False, began_at=now) is None:
                     runner.leave_line(turn)
-                    return None
+                    return False
             except asyncio.CancelledError:
                 runner.leave_line(turn)
                 raise
             now = self._clock.now()
-        return now
+            if self._rules.lets_in(runner, now):
+                return True
 
     async def _go_in_order(self, state: SenderState, places: Sequence[Place], started: float, deadline: float) -> None:
         """Those of one key one after another, different keys side by side."""
@@ -324,7 +325,7 @@ class SendProcedure:
                 return
         send = self._up_to_date(SendMachine(self._rules, state.runner, jobs, started, deadline, key, state.lane))
         if first is None:
-            step = send.start(self._clock.now())
+            step = send.resume(self._clock.now())
         else:
             self._judge(state, send, first, results, started)
             step = self._up_to_date(send).resume(self._clock.now(), self._limits.lead)
@@ -483,7 +484,7 @@ class SendProcedure:
                 if results is not TAKEN and any(map(_is_missing, results)):
                     results = await self._at_queue_made_again(index, jobs, envelopes, results, began_at, attempt.until)
             outcome = send.backlog_ended(results)
-            if is_answer(results):
+            if results is TAKEN or is_answer(results):
                 state.runner.answered()
         finally:
             # One that was cut off may have been stored.
