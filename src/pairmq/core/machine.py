@@ -177,7 +177,7 @@ class EntityMachine:
         """
         return _HANDLERS[type(input)](self, input, now)
 
-    # What every send gives it, without an input to be made and told from others.
+    # What every send gives it, without an input to be made and looked up.
 
     def route(self) -> ToPrimary | ToBacklog:
         """`RouteRequested`."""
