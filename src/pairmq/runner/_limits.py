@@ -266,7 +266,7 @@ class TimeLimits:
                 cost = min((self._cost(kind) or 1.0) * (now - began) / expected, _COST)
                 known = self._costs[kind]
                 self._costs[kind] = cost if not known else 0.9 * known + 0.1 * cost
-        self._measured, self._measured_at = True, now
+        self._measured, self._measured_at = self._costs != [0.0, 0.0], now
 
 
 class Limit:
