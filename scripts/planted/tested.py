@@ -626,13 +626,6 @@ TESTED = (
         tests=_LINE_TESTS,
     ),
     Mutant(
-        "a diverted send that is accepted leaves the others in line",
-        "src/pairmq/runner/_send.py",
-        "            if results is TAKEN or is_answer(results):\n",
-        "            if False:\n",
-        tests=_LINE_TESTS,
-    ),
-    Mutant(
         "a send in line keeps the others behind it when it ends",
         "src/pairmq/runner/_entity.py",
         "        self.sends -= 1\n        if self.line:\n",
