@@ -628,8 +628,15 @@ TESTED = (
     Mutant(
         "a send in line keeps the others behind it when it ends",
         "src/pairmq/runner/_entity.py",
-        "        self.sends -= 1\n        if self.line:\n",
-        "        self.sends -= 1\n        if False:\n",
+        "            self.elsewhere -= 1\n        if self.line:\n",
+        "            self.elsewhere -= 1\n        if False:\n",
+        tests=_LINE_TESTS,
+    ),
+    Mutant(
+        "sends that hang at the primary keep others from the secondary when their entity fails over",
+        "src/pairmq/runner/_entity.py",
+        "            self.failed_over()\n",
+        "            pass\n",
         tests=_LINE_TESTS,
     ),
 )

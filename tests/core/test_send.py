@@ -194,9 +194,10 @@ def test_nothing_is_sent_at_once_when_the_deadline_has_passed():
 class Crowd(Entity):
     """An entity with sends in flight that no broker has answered for a while."""
 
-    def __init__(self, sends: int, silent_since: float | None) -> None:
+    def __init__(self, sends: int, silent_since: float | None, elsewhere: int = 0) -> None:
         super().__init__()
         self.sends = sends
+        self.elsewhere = elsewhere
         self.silent_since = silent_since
 
 
@@ -213,6 +214,11 @@ def test_a_send_waits_in_line_behind_enough_others_that_have_no_answer(sends, si
     crowd = Crowd(sends, silent_since)
     assert Sending().rules.lets_in(crowd, 100.0) is not waits
     assert crowd.sends == sends + (not waits)
+
+
+def test_what_began_before_the_entity_failed_over_is_not_counted():
+    assert Sending().rules.lets_in(Crowd(150 + TRIALS_AT_ONCE - 1, 90.0, elsewhere=150), 100.0)
+    assert not Sending().rules.lets_in(Crowd(150 + TRIALS_AT_ONCE, 90.0, elsewhere=150), 100.0)
 
 
 @pytest.mark.parametrize("side", ["to_primary", "to_backlog"])

@@ -266,11 +266,13 @@ class Router(Protocol):
 class Destination(Router, Protocol):
     """An entity with the sends to it.
 
-    ``sends``: how many are in flight, those in line left out; ``silent_since``: when the first of them began since the
-    last answer of a broker.
+    ``sends``: how many are in flight, those in line left out; ``elsewhere``: of them, those that began before it failed
+    over, whose attempts at the primary say nothing of the secondary; ``silent_since``: when the first of them began
+    since the last answer of a broker.
     """
 
     sends: int
+    elsewhere: int
     silent_since: float | None
 
 
@@ -321,7 +323,7 @@ class SendRules:
         """
         if entity.silent_since is None:
             entity.silent_since = now
-        elif entity.sends >= TRIALS_AT_ONCE and not self.raises:
+        elif entity.sends >= TRIALS_AT_ONCE + entity.elsewhere and not self.raises:
             usual = max(self.to_primary.usual, self.to_backlog.usual)
             if now - entity.silent_since > max(_PATIENCE, 2 * usual):
                 return False

@@ -27,6 +27,7 @@ from pairmq.core import (
     ToBacklog,
     ToPrimary,
 )
+from pairmq.core.send import TRIALS_AT_ONCE
 from pairmq.model import Entity, EntityState, FailureKind, FailureReason, TransportError
 from pairmq.model.events import Cause, PingCompleted, StateChanged, Warned
 from pairmq.runner._clock import Clock
@@ -65,6 +66,7 @@ class EntityRunner:
         "_probe",
         "_timer",
         "_waiters",
+        "elsewhere",
         "entity",
         "kept",
         "last_failure",
@@ -93,7 +95,7 @@ class EntityRunner:
         """Of the primary, until the entity is up again and it takes a message."""
         self.seen = machine.state
         """The state as it was last announced: `state`, without the work, for the report of every send."""
-        self.sends = 0
+        self.sends = self.elsewhere = 0
         self.silent_since: float | None = None
         self.line: OrderedDict[Waiter, None] | None = None  # most entities never have one
         """Sends in flight, since when none was answered, and those that wait in line: see `core.send.Destination`."""
@@ -161,7 +163,15 @@ class EntityRunner:
     def end(self) -> None:
         """A send has ended that did not wait in line, or no longer."""
         self.sends -= 1
+        if self.elsewhere:
+            self.elsewhere -= 1
         if self.line:
+            self.next_turn()
+
+    def failed_over(self) -> None:
+        """Sends go to the secondary from now on: as many as may find out go on, whatever hangs at the primary."""
+        self.elsewhere = self.sends
+        for _ in range(TRIALS_AT_ONCE):
             self.next_turn()
 
     def stand_in_line(self) -> Waiter:
@@ -304,6 +314,8 @@ class EntityRunner:
         self.wake()
         if change.current in _UP:
             self.answered()
+        elif change.current is EntityState.FAILED_OVER is not change.previous:
+            self.failed_over()
         self._on_change(self, change)
 
     def _arm(self) -> None:
