@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 _AGAIN = 2.5  # s after which an operation that still runs is cancelled once more; a call may need 2 to put things away
 _MANY = 64  # operations that have ended, from which on the list of limits is tidied
-_COST = 0.0005  # s at most that one of them counts for: a loop that stands still for a while shows nothing of it
+_COST = 0.0005  # s at most that one of them counts for, and twice what is known later: a loop that stands still for a
+# while, as in a pass of the garbage collector, shows nothing of it
 _TURN = 0.01  # s that those of one turn may take, as measured
 _MARGIN = 1.1  # later ones cost more than those that were measured
 _FORGOTTEN = 60.0  # s after which that measure says nothing about the present load any more
@@ -263,8 +264,8 @@ class TimeLimits:
         expected = self._takes(ended) / _MARGIN if self._measured else float(sum(ended))
         for kind, count in enumerate(ended):
             if count:
-                cost = min((self._cost(kind) or 1.0) * (now - began) / expected, _COST)
                 known = self._costs[kind]
+                cost = min((self._cost(kind) or 1.0) * (now - began) / expected, 2 * known or _COST)
                 self._costs[kind] = cost if not known else 0.9 * known + 0.1 * cost
         self._measured, self._measured_at = self._costs != [0.0, 0.0], now
 
