@@ -89,9 +89,9 @@ class Piece:
             self.spans: dict[Queue, tuple[int, int, float]] = {
                 (place, placed): (first, last, accepted) for place, placed, first, last, accepted in told["spans"]
             }
+            """The first and the last position in each queue, and the first receipt."""
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             raise ValueError(f"{path}: this is no piece of settled messages") from None
-        """The first and the last position in each queue, and the first receipt."""
 
     @property
     def messages(self) -> Path:
