@@ -33,6 +33,7 @@ TITLES = {
     "distance_redis": "Redis over a distance",
     "syphon_processes": "pairmq syphon --processes, two processors",
     "tails": "How long sends to RabbitMQ take",
+    "follow_growth": "A refresh of pairmq pipeline run --follow, in a day at a constant rate",
 }
 
 
