@@ -18,13 +18,12 @@ T = TypeVar("T")
 
 _AGAIN = 2.5  # s after which an operation that still runs is cancelled once more; a call may need 2 to put things away
 _MANY = 64  # operations that have ended, from which on the list of limits is tidied
-_COST = 0.0005  # s at most that one of them counts for, and twice what is known later: a loop that stands still for a
-# while, as in a pass of the garbage collector, shows nothing of it
+# A loop that stands still for a while, as in a pass of the garbage collector, does not show what an end costs.
+_COST = 0.0005  # s at most that one counts for; twice what is known, once something is
 _TURN = 0.01  # s that those of one turn may take, as measured
 _MARGIN = 1.1  # later ones cost more than those that were measured
 _FORGOTTEN = 60.0  # s after which that measure says nothing about the present load any more
 _PLANNED = 0.02  # s that a plan is good for at least
-
 _SHARE = 30.0  # and this many times what it took to make, so that planning takes a small share of the time
 
 

@@ -91,7 +91,7 @@ class Piece:
             }
             """The first and the last position in each queue, and the first receipt."""
         except (FileNotFoundError, ValueError, KeyError, TypeError):
-            raise ValueError(f"{path}: this is no piece of settled messages") from None
+            raise ValueError(f"{path}: this is not a piece of settled messages") from None
 
     @property
     def messages(self) -> Path:
