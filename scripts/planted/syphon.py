@@ -95,8 +95,8 @@ SYPHON = (
     Mutant(
         "a gate never opens again",
         "src/pairmq/runner/_gates.py",
-        "                return\n        if self.gates.open(gate):\n            self._opened(gate)\n",
-        "                return\n",
+        "        if self.gates.open(gate) or gate in self._probes:\n            self._opened(gate)\n\n    def _opened",
+        "\n    def _opened",
     ),
     Mutant(
         "a close does not release its locked messages",

@@ -893,3 +893,43 @@ async def test_a_destination_that_is_held_as_its_gate_opens_is_not_probed():
     assert keeper.held == {ORDERS}
     assert probed == [ORDERS]
     await keeper.close()
+
+
+@in_virtual_time
+async def test_a_destination_that_refuses_credentials_is_reported_once_until_it_takes_a_message(world):
+    async with world(enable_syphon=True, ping_primary_interval=5.0) as w:
+        w.east.fail(Fault.UNAUTHORIZED)
+        leave(w, envelope(b"1"))
+        await asyncio.sleep(600)
+        assert [(event.open, "password" in event.error) for event in w.of(DestinationChanged)] == [(False, True)]
+        assert w.west.dead_letters(QUEUE) == []
+        w.east.heal()
+        await drained(w, 10)
+        assert w.home() == [b"1"]
+        assert [event.open for event in w.of(DestinationChanged)] == [False, True]
+
+
+@in_virtual_time
+async def test_a_destination_that_is_back_and_refuses_credentials_is_reported_with_that_reason(world):
+    async with world(enable_syphon=True, ping_primary_interval=5.0) as w:
+        w.east.fail(Fault.DOWN)
+        leave(w, envelope(b"1"))
+        await asyncio.sleep(60)
+        w.east.heal()
+        w.east.fail(Fault.UNAUTHORIZED)
+        await asyncio.sleep(600)
+        assert [event.open for event in w.of(DestinationChanged)] == [False, False]
+        assert "password" in w.of(DestinationChanged)[-1].error
+
+
+@in_virtual_time
+async def test_a_destination_whose_probes_alone_are_refused_takes_messages(world):
+    async with world(enable_syphon=True, ping_primary_interval=5.0) as w:
+        w.east.fail(Fault.UNAUTHORIZED)
+        leave(w, envelope(b"1"))
+        await asyncio.sleep(60)
+        w.east.heal()
+        w.east.fail(Fault.UNAUTHORIZED, Operation.PROBE)
+        await drained(w, 10)
+        assert w.home() == [b"1"]
+        assert [event.open for event in w.of(DestinationChanged)] == [False, True]

@@ -10,7 +10,8 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from pairmq.core import Gate, Gates, Pace
-from pairmq.model import Entity, FailureKind, TransportError
+from pairmq.core.pump import is_poison
+from pairmq.model import Entity, FailureKind, FailureReason, TransportError
 from pairmq.model.events import DestinationChanged
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
@@ -21,6 +22,10 @@ _BY_OPERATOR = "held by an operator"
 
 class GateKeeper:
     """Probes the destinations of shut gates, and wakes who waits at one; shared by the pumps of a syphon.
+
+    A probe that is refused for a reason that is not the message's, such as a wrong password, shows only that the broker
+    answers. A delivery may need fewer rights, so one is tried at each such probe, *on trial*: the gate is open, but
+    reported as shut, and probed, until a delivery or a probe succeeds.
 
     Args:
         probe: finds out whether a destination accepts writes, within a time limit of its own.
@@ -46,7 +51,8 @@ class GateKeeper:
         self._pace = pace
         self._dropped = dropped
         self._closed = False
-        self._probes: dict[Gate, asyncio.Task[None]] = {}
+        self._probes: dict[Gate, asyncio.Task[None]] = {}  # of those that are reported as shut
+        self._why: dict[Gate, FailureReason] = {}  # as reported
         self._tasks: set[asyncio.Task[None]] = set()
         self._openings: dict[Gate, asyncio.Event] = {}
 
@@ -58,14 +64,18 @@ class GateKeeper:
     def drop_idle(self) -> None:
         """Drop gates without users while there are too many."""
         for gate in self.gates.drop_idle():
-            if self.gates.open(gate):
+            if self.gates.open(gate) or gate in self._probes:
                 self._opened(gate)
             self._dropped(gate.entity)
 
     def shut(self, gate: Gate, error: TransportError) -> None:
         """Deliver nothing more to a destination that failed, until a probe reports that it is back."""
-        if not self._closed and self.gates.shut(gate):
+        if self._closed or not self.gates.shut(gate):
+            return
+        if self._why.get(gate) is not error.reason:
+            self._why[gate] = error.reason
             self._emit(DestinationChanged, entity=gate.entity, open=False, error=str(error))
+        if gate not in self._probes and not gate.is_open:
             task = self._probes[gate] = start_task(self._watch(gate), name=f"syphon probe {gate.entity}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -87,7 +97,12 @@ class GateKeeper:
     def recovered(self, entity: Entity) -> None:
         """This process's own ping found the entity working."""
         gate = self.gates.get(entity)
-        if gate is not None and self.gates.open(gate):
+        if gate is not None and (self.gates.open(gate) or gate in self._probes):
+            self._opened(gate)
+
+    def delivered(self, gate: Gate) -> None:
+        """A destination took messages, or refused them for their own fault: a trial has ended."""
+        if gate.is_open and gate in self._probes:
             self._opened(gate)
 
     async def wait_open(self, gate: Gate) -> None:
@@ -110,7 +125,7 @@ class GateKeeper:
             await asyncio.wait(tuple(self._tasks), timeout=1)
 
     async def _watch(self, gate: Gate) -> None:
-        while not gate.is_open and not gate.held:
+        while self._probes.get(gate) is asyncio.current_task():
             wait = self.gates.wait(gate, self._clock.chance())
             await asyncio.sleep(wait)
             if delay := self._pace.delay(self._clock.now()):
@@ -122,21 +137,29 @@ class GateKeeper:
         try:
             await self._probe(gate.entity)
         except TransportError as error:
-            # "No such entity" and the like: the next delivery finds out and dead-letters what it must.
             if error.kind is not FailureKind.REFUSED:
                 return
-        if self.gates.open(gate):
+            if not is_poison(error):
+                if self.gates.open(gate):
+                    self._let_through(gate)
+                return
+            # "No such entity" and the like: the next delivery finds out and dead-letters what it must.
+        if self.gates.open(gate) or gate in self._probes:
             self._opened(gate)
 
     def _opened(self, gate: Gate) -> None:
         self._stop_probe(gate)
+        self._let_through(gate)
+        self._emit(DestinationChanged, entity=gate.entity, open=True)
+
+    def _let_through(self, gate: Gate) -> None:
         opening = self._openings.pop(gate, None)
         if opening is not None:
             opening.set()
         self.any_opened.set()
-        self._emit(DestinationChanged, entity=gate.entity, open=True)
 
     def _stop_probe(self, gate: Gate) -> None:
+        self._why.pop(gate, None)
         task = self._probes.pop(gate, None)
         if task is not None and task is not asyncio.current_task():
             task.cancel()

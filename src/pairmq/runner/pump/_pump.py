@@ -298,6 +298,8 @@ class Pump:
             self._report_doubt(gate, sent.doubtful)
         if sent.failure is not None:
             context.gates.shut(gate, sent.failure)
+        else:
+            context.gates.delivered(gate)
         if sent.unknown_entity:
             context.forget(gate.entity)
         await self._settle(sent.settle)
