@@ -65,7 +65,7 @@ class Turns(ABC):
             found[f"send_batch {window}"] = self._ours(self._batch, window)
             found[f"send_stream {window}"] = self._ours(self._stream, window)
             found[f"bare sends {window}"] = self._bare_sends(window)
-        found["syphon"] = self._drained(lambda queue: ["-m", "pairmq.cli", "syphon", "--until-empty", *self._options()])
+        found["syphon"] = self._drained(lambda queue: ["-m", "pairmq", "syphon", "--until-empty", *self._options()])
         for prefetch in PREFETCHES:
             found[f"a loop {prefetch}"] = self._drained(lambda queue, most=prefetch: self._loop(queue, most))
         return found

@@ -82,7 +82,7 @@ def measure(name: str, messages: int, queues: int) -> Run:
         asyncio.run(leave(east.url, west.url, messages, queues))
         pair = ("--primary", east.url, "--secondary", west.url, "--backlog-queues", str(queues))
         program = subprocess.Popen(  # noqa: S603  # our own
-            [sys.executable, "-m", "pairmq.cli", *PROGRAMS[name], *pair],
+            [sys.executable, "-m", "pairmq", *PROGRAMS[name], *pair],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -53,7 +53,7 @@ async def ours(postgres: PostgresServer, rabbit: RabbitServer, messages: int) ->
         async with await psycopg.AsyncConnection.connect(postgres.url) as connection:
             await pair.outbox(ORDERS.path).send_batch((Message(BODY) for _ in range(messages)), connection=connection)
         urls = ("--primary", rabbit.url, "--secondary", postgres.url)
-        async with program(sys.executable, "-m", "pairmq.cli", "syphon", *urls, "--backlog-queues", "1"):
+        async with program(sys.executable, "-m", "pairmq", "syphon", *urls, "--backlog-queues", "1"):
             return await watched(broker, messages)
 
 

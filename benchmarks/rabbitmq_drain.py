@@ -59,7 +59,7 @@ class Drains:
     def _syphon(self, queue: str) -> Iterator[None]:
         pair = ("--primary", self._primary.url, "--secondary", self._secondary.url, "--backlog-queues", "1")
         program = subprocess.Popen(  # noqa: S603  # our own
-            [sys.executable, "-m", "pairmq.cli", "syphon", "--until-empty", *pair],
+            [sys.executable, "-m", "pairmq", "syphon", "--until-empty", *pair],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )

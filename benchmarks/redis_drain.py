@@ -45,7 +45,7 @@ class Drains:
         """Messages a second of ``pairmq syphon``."""
         return lambda: self._measured(
             lambda _: [
-                *("-m", "pairmq.cli", "syphon", "--until-empty", "--backlog-queues", "1"),
+                *("-m", "pairmq", "syphon", "--until-empty", "--backlog-queues", "1"),
                 *("--primary", self._primary.url, "--secondary", self._secondary.url),
             ]
         )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +61,15 @@ def mistake(words: Sequence[str], program: Any = None, context: Any = None) -> s
 @pytest.mark.parametrize("command", given_to("pairmq"), ids=str)
 def test_a_command_of_pairmq_takes_what_it_is_given(command: Command) -> None:
     assert mistake(command.words[1:]) is None
+
+
+@pytest.mark.parametrize("program", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)
+def test_a_module_that_a_benchmark_starts_can_be_started(program: Path) -> None:
+    """A package without `__main__` ends at once, and what waits for its work waits in vain."""
+    for name in re.findall(r'"-m", "([\w.]+)"', program.read_text("utf-8")):
+        package = importlib.util.find_spec(name)
+        assert package is not None
+        assert package.submodule_search_locations is None or importlib.util.find_spec(f"{name}.__main__")
 
 
 def test_a_command_that_does_not_exist_is_seen() -> None:
