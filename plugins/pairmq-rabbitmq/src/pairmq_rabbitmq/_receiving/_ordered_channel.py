@@ -19,6 +19,7 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiormq.channel import Channel
@@ -32,7 +33,7 @@ from pairmq_rabbitmq._inspection import interrogate
 from pairmq_rabbitmq._link import Link, Session
 from pairmq_rabbitmq._markers import WINDOW, Marker, marker_of
 from pairmq_rabbitmq._names import dead_letter_of
-from pairmq_rabbitmq._properties import QUEUE_TYPE, SINGLE_CONSUMER, arguments_of, is_single
+from pairmq_rabbitmq._properties import DEAD_LETTER_EXCHANGE, QUEUE_TYPE, SINGLE_CONSUMER, arguments_of, is_single
 from pairmq_rabbitmq._receiving._delivery_channel import LONGEST_HOLD, MAX_WINDOW, DeliveryChannel, Opening
 from pairmq_rabbitmq._receiving._settling import BUSY, GIVEN, GONE, Job, Locked, Share
 
@@ -42,6 +43,7 @@ _GIVE_BACK = 2.0  # s
 
 _BARE = {QUEUE_TYPE: "quorum", SINGLE_CONSUMER: True}
 _LIKELY = QueueProperties(max_size_megabytes=5120, max_delivery_count=2**31 - 1, single_consumer=True)
+_UNLIMITED = replace(_LIKELY, max_size_megabytes=None)
 _STEP = 0.005  # s
 _TAKEN_BACK = 0.25
 
@@ -218,12 +220,20 @@ async def is_for_one_consumer(context: Context, queue: str, doing: str, link: Li
     if known is not None:
         return known
     differs = frozenset((QUEUE_TYPE, SINGLE_CONSUMER))
-    # The second guess is a backlog queue's: for a queue with a long name the broker's reply has no room for more.
-    for guess in (_BARE, arguments_of(_LIKELY, "quorum", dead_letter_of(queue), doing)):
-        found = await interrogate(context, queue, guess, doing, until=differs, link=link)
-        if found.complete:
+    # Each argument that was guessed wrong costs two round trips. The default exchange shows a queue that PairMQ made,
+    # whose others are known. The last guess is a backlog queue's: with a long name the reply has room for no more.
+    ours = (_UNLIMITED, _LIKELY)
+    guesses = [_BARE, *(arguments_of(each, "quorum", dead_letter_of(queue), doing) for each in ours)]
+    until = differs | {DEAD_LETTER_EXCHANGE}
+    while guesses:
+        found = await interrogate(context, queue, guesses.pop(0), doing, until=until, link=link)
+        if found.complete and (until is differs or DEAD_LETTER_EXCHANGE not in found.arguments):
             context.one_consumer[queue] = is_single(found.arguments)
             return context.one_consumer[queue]
+        if until is not differs:
+            until = differs
+            if found.arguments.get(DEAD_LETTER_EXCHANGE) != "":
+                guesses[0] = _BARE
     return False
 
 
