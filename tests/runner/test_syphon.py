@@ -22,7 +22,7 @@ from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._gates import GateKeeper
 from pairmq.runner._syphon import Syphon
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
-from pairmq.transport import Capabilities, QueueProperties, Receiver
+from pairmq.transport import Capabilities, QueueProperties, Receiver, Transport
 
 QUEUE = "east/x-servicebus-transfer/0"
 ORDERS = Entity("orders")
@@ -933,3 +933,50 @@ async def test_a_destination_whose_probes_alone_are_refused_takes_messages(world
         await drained(w, 10)
         assert w.home() == [b"1"]
         assert [event.open for event in w.of(DestinationChanged)] == [False, True]
+
+
+@in_virtual_time
+async def test_a_syphon_connects_while_the_record_is_read(monkeypatch):
+    """Over a distance a connection takes seconds: of the primary's the first message would wait for all of them."""
+    asked = []
+
+    async def connect(transport, *, sends=False, receives=False):
+        asked.append((transport.endpoint.name, sends, receives))
+        await asyncio.sleep(5)
+
+    monkeypatch.setattr(Transport, "make_ready", connect)
+    slow = PairOptions(enable_syphon=True, close_grace=1)
+    async with Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport(), options=slow):
+        assert asked == [("east", True, False), ("west", False, True)]
+        began = asyncio.get_running_loop().time()
+        assert began < 5
+    assert asyncio.get_running_loop().time() - began < 1  # closing does not wait for them
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@in_virtual_time
+async def test_a_pair_without_a_syphon_connects_to_no_more_than_it_uses(monkeypatch):
+    asked = []
+
+    async def connect(transport, *, sends=False, receives=False):
+        asked.append(transport)
+
+    monkeypatch.setattr(Transport, "make_ready", connect)
+    async with Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport()):
+        await asyncio.sleep(1)
+    assert asked == []
+
+
+@in_virtual_time
+async def test_brokers_that_cannot_be_connected_to_in_advance_disturb_nothing(monkeypatch):
+    tasks = []
+
+    async def refuse(transport, *, sends=False, receives=False):
+        tasks.append(asyncio.current_task())
+        raise TransportError("nobody there", FailureKind.UNAVAILABLE, FailureReason.CONNECTION)
+
+    monkeypatch.setattr(Transport, "make_ready", refuse)
+    syphon = PairOptions(enable_syphon=True)
+    async with Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport(), options=syphon):
+        await asyncio.sleep(1)
+    assert [task.exception() for task in tasks] == [None, None]

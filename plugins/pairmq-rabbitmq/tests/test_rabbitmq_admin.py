@@ -24,6 +24,7 @@ from pairmq_rabbitmq import _inspection
 from pairmq_rabbitmq._inspection import interrogate
 from pairmq_rabbitmq._management import effective, policy_for
 from pairmq_rabbitmq._properties import arguments_of, properties_of, queue_type_for
+from pairmq_rabbitmq._receiving import is_for_one_consumer
 from pairmq_rabbitmq.testing import RabbitServer
 
 pytestmark = pytest.mark.real_server
@@ -782,3 +783,58 @@ async def test_confirm_risks_name_a_queue_that_is_not_durable_and_a_classic_one(
 
 async def test_confirm_risks_are_named_alike_through_the_management_plugin(managed, managed_server) -> None:
     await judge_confirm_risks(managed.admin, managed_server)
+
+
+@pytest.mark.parametrize(
+    ("properties", "single", "most"),
+    [
+        (replace(BACKLOG, max_size_megabytes=None), False, 2),  # of a pair's record
+        (BACKLOG, False, 3),
+        (replace(BACKLOG, single_consumer=True), True, 3),
+        (PLAIN, False, 1),
+    ],
+)
+async def test_few_questions_show_whether_a_queue_of_ours_is_for_one_consumer(
+    transport: Transport, monkeypatch: pytest.MonkeyPatch, properties: QueueProperties, single: bool, most: int
+) -> None:
+    """Each costs a distant syphon two round trips before its first message."""
+    await transport.admin.create(QUEUE, properties)
+    context, asked = transport._context, []
+    ask = context.ask
+
+    async def counted(doing: str, *arguments: Any, **options: Any) -> Any:
+        asked.append(doing)
+        return await ask(doing, *arguments, **options)
+
+    monkeypatch.setattr(context, "ask", counted)
+    assert await is_for_one_consumer(context, QUEUE.path, "ask") is single
+    assert len(asked) <= most
+
+
+async def test_a_queue_of_ours_with_a_foreign_exchange_for_dead_letters_is_read_as_what_it_is(
+    transport: Transport, rabbit: RabbitServer
+) -> None:
+    arguments = {"x-queue-type": "quorum", "x-dead-letter-exchange": "dead", "x-single-active-consumer": True}
+    declare(rabbit, arguments=arguments)
+    declare(rabbit, "plain", arguments={"x-dead-letter-exchange": "dead", "x-dead-letter-routing-key": "k"})
+    assert await is_for_one_consumer(transport._context, "orders", "ask")
+    assert not await is_for_one_consumer(transport._context, "plain", "ask")
+
+
+async def test_connections_are_opened_ahead_for_what_is_asked(transport: Transport) -> None:
+    context = transport._context
+    await transport.make_ready()
+    assert (context.publishing.current, context.consuming.current) == (None, None)
+    await transport.make_ready(sends=True)
+    assert context.publishing.current is not None
+    assert context.consuming.current is None
+    await transport.make_ready(sends=True, receives=True)
+    assert context.consuming.current is not None
+
+
+async def test_a_server_that_is_down_refuses_to_be_connected_to_ahead(rabbit: RabbitServer) -> None:
+    transport = registry.transport("amqp://guest:guest@127.0.0.1:1/")
+    with pytest.raises(TransportError) as refused:
+        await transport.make_ready(sends=True, receives=True)
+    assert refused.value.kind is FailureKind.UNAVAILABLE
+    await transport.close()

@@ -166,6 +166,7 @@ class Engine:
                 self._syphon_queues,
                 self.outbox,
             )
+            self.syphon.make_ready()
         await self._prepare()
         self._opened = True
         self.emit(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine
+import contextlib
+from collections.abc import Awaitable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
 from pairmq.core import Pace, PairOptions
-from pairmq.model import Entity
+from pairmq.model import Entity, TransportError
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
@@ -44,6 +45,7 @@ class Syphon:
         self._primary = primary
         self._limits = TimeLimits(options.ping_timeout)
         self._senders: dict[Entity, Sender] = {}
+        self._readying: list[asyncio.Task[None]] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._secondary = secondary
         self._shares = queues is not None
@@ -88,6 +90,16 @@ class Syphon:
     def locked(self) -> int:
         """Messages received and not yet settled."""
         return sum(len(pump.machine) for pump in self.pumps)
+
+    def make_ready(self) -> None:
+        """Connect in the background, while it is looked whose backlog queues these are: over a distance it takes
+        seconds."""
+        for ready in (self._primary.make_ready(sends=True), self._secondary.make_ready(receives=True)):
+            self._readying.append(start_task(self._quietly(ready), name="connect for the syphon"))
+
+    async def _quietly(self, ready: Awaitable[None]) -> None:
+        with contextlib.suppress(TransportError):  # what needs the connection tries again, and reports it
+            await self._limits.run(ready)
 
     def start(self) -> None:
         """Start all pumps, once."""
@@ -140,6 +152,8 @@ class Syphon:
 
     async def stop(self, grace: float) -> None:
         """Stop all pumps side by side; each finishes or releases what it has locked (SPEC 9.1)."""
+        for task in self._readying:
+            task.cancel()
         await asyncio.gather(*(pump.stop(grace) for pump in self.pumps))
         await self.gates.close()
         await asyncio.gather(*self._closing, *(sender.close() for sender in self._senders.values()))

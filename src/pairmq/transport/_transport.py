@@ -601,6 +601,22 @@ class Transport(ABC):
     def admin(self) -> Admin:
         """The broker's administration."""
 
+    async def make_ready(self, *, sends: bool = False, receives: bool = False) -> None:  # noqa: B027  # optional
+        """Hint that sends or receives will follow that should not have to connect first, such as a drain's.
+
+        A transport whose connections take several round trips may open them now, or ignore the hint. As
+        `Sender.make_ready`, which knows the entity.
+
+        Args:
+            sends: to any entity.
+            receives: from any source.
+
+        Raises:
+            TransportError: it failed. The next call tries again.
+
+        A cancelled call leaves the transport as it was.
+        """
+
     @abstractmethod
     def sender(self, entity: Entity) -> Sender:
         """Make a sender; no IO.

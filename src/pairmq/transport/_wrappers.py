@@ -160,6 +160,9 @@ class TransportWrapper(Transport):
     def admin(self) -> Admin:
         return self.inner.admin
 
+    def make_ready(self, *, sends: bool = False, receives: bool = False) -> Call[None]:
+        return self.inner.make_ready(sends=sends, receives=receives)
+
     def sender(self, entity: Entity) -> Sender:
         return self.inner.sender(entity)
 

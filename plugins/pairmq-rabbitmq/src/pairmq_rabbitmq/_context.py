@@ -139,6 +139,13 @@ class Context:
         except Exception as error:
             raise_failure(_errors.failure(error, doing))
 
+    async def connect(self, link: Link) -> None:
+        """Open a link's connection, if it is not."""
+        try:
+            await link.session()
+        except Unsent as error:
+            raise_failure(_errors.failure(error, "connect"))
+
     async def server_version(self, doing: str) -> tuple[int, ...]:
         try:
             return (await self.control.session()).server_version

@@ -42,6 +42,14 @@ class RabbitTransport(Transport):
     def admin(self) -> Admin:
         return self._admin
 
+    async def make_ready(self, *, sends: bool = False, receives: bool = False) -> None:
+        """Open the connections that are for these; each takes some five round trips."""
+        context = self._context
+        await asyncio.gather(
+            *([context.connect(context.publishing)] if sends else []),
+            *([context.connect(context.consuming)] if receives else []),
+        )
+
     def sender(self, entity: Entity) -> Sender:
         return RabbitSender(self._context, self._schedule, entity)
 
