@@ -52,13 +52,13 @@ class Pen:
     def send(self, number: int, timeout: float = 6.0) -> None:
         self.line("client-b-1", "send", messages=[number], sender="s", entity="orders", timeout=timeout)
 
-    def told(self, number: int, result: str, **more: Any) -> None:
-        self.line("client-b-1", "told", results=[{"number": number, "result": result, **more}])
+    def reported(self, number: int, result: str, **more: Any) -> None:
+        self.line("client-b-1", "reported", results=[{"number": number, "result": result, **more}])
 
     def write(
         self,
         number: int,
-        told: WriteResult | None = CONFIRMED,
+        result: WriteResult | None = CONFIRMED,
         to: str = "orders",
         life: str = "client-b-1",
         marked: bool = False,
@@ -69,23 +69,23 @@ class Pen:
         side = "primary" if to == "orders" else "secondary"
         fields = {"attempt": self._attempts, "broker": side, "path": to, "messages": [number], "marked": [marked]}
         self.line(life, "try", syphon=life.startswith("client-a"), **fields)
-        if told is not None:
-            self.line(life, "tried", attempt=self._attempts, told=[told])
+        if result is not None:
+            self.line(life, "tried", attempt=self._attempts, results=[result])
         if side == "primary":
-            copies = stored if stored is not None else int(told is CONFIRMED)
+            copies = stored if stored is not None else int(result is CONFIRMED)
             self.home += [made(number)] * copies
 
     def accepted(self, number: int) -> None:
         self.send(number)
         self.write(number)
-        self.told(number, "accepted by the primary")
+        self.reported(number, "accepted by the primary")
 
     def diverted(self, number: int, doubt: WriteResult | None = None) -> None:
         self.send(number)
         if doubt is not None:
             self.write(number, doubt, stored=1)
         self.write(number, to=QUEUE, marked=doubt is not None)
-        self.told(number, "accepted by a backlog queue", queue=QUEUE, duplicate=doubt is not None)
+        self.reported(number, "accepted by a backlog queue", queue=QUEUE, duplicate=doubt is not None)
 
     def handed(self, number: int, count: int = 1, life: str = "client-a-1") -> None:
         self.line(life, "got", broker="secondary", path=QUEUE, messages=[(f"place-{number}", number, count)])

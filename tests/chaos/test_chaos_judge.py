@@ -59,19 +59,19 @@ def in_doubt_and_said_so(pen: Pen) -> None:
 def unknown_and_there(pen: Pen) -> None:
     pen.send(1)
     pen.write(1, CUT, stored=1)
-    pen.told(1, "unknown")
+    pen.reported(1, "unknown")
 
 
 def unknown_and_not_there(pen: Pen) -> None:
     pen.send(1)
     pen.write(1, CUT, stored=0)
-    pen.told(1, "unknown")
+    pen.reported(1, "unknown")
 
 
 def refused_and_not_there(pen: Pen) -> None:
     pen.send(1)
     pen.write(1, REFUSED)
-    pen.told(1, "refused", error="EntityNotFound")
+    pen.reported(1, "refused", error="EntityNotFound")
 
 
 def sender_killed_in_its_send(pen: Pen) -> None:
@@ -96,7 +96,7 @@ def late_because_its_process_slept(pen: Pen) -> None:
     pen.at += 3
     pen.line("client-b-1", "lag", due=pen.at - 2.9, woken=pen.at)
     pen.write(1)
-    pen.told(1, "accepted by the primary")
+    pen.reported(1, "accepted by the primary")
 
 
 def late_because_its_process_slept_twice(pen: Pen) -> None:
@@ -106,7 +106,7 @@ def late_because_its_process_slept_twice(pen: Pen) -> None:
         pen.at += 2
         pen.line("client-b-1", "lag", due=pen.at - 1.9, woken=pen.at)
     pen.write(1)
-    pen.told(1, "accepted by the primary")
+    pen.reported(1, "accepted by the primary")
 
 
 def overtaken_in_a_fault(pen: Pen) -> None:
@@ -143,11 +143,11 @@ def brought_home_from_both_copies_of_one_that_was_postponed(pen: Pen) -> None:
 def stored_in_doubt_side_by_side(pen: Pen) -> None:
     for number in (1, 2):
         pen.send(number)
-    for told in (CUT, CONFIRMED):
+    for result in (CUT, CONFIRMED):
         for number in (1, 2):
-            pen.write(number, told, to=BACKLOG, marked=told is CONFIRMED)
+            pen.write(number, result, to=BACKLOG, marked=result is CONFIRMED)
     for number in (1, 2):
-        pen.told(number, "accepted by a backlog queue", queue=BACKLOG, duplicate=True)
+        pen.reported(number, "accepted by a backlog queue", queue=BACKLOG, duplicate=True)
         pen.handed(number)
     for number in (2, 1):
         pen.write(number, life="client-a-1")
@@ -161,7 +161,7 @@ def refused_while_the_secondary_is_away_too(pen: Pen) -> None:
     pen.line("run", "cured", number=0)
     pen.at += 5
     pen.send(1)
-    pen.told(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
+    pen.reported(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
 
 
 def refused_in_a_blip_of_both(pen: Pen) -> None:
@@ -169,16 +169,16 @@ def refused_in_a_blip_of_both(pen: Pen) -> None:
     pen.send(1)
     pen.at += 6
     pen.line("run", "cured", number=0)
-    pen.told(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
+    pen.reported(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
 
 
 def a_queue_tried_again_after_an_attempt_that_only_sleep_made_long(pen: Pen) -> None:
     pen.send(1)
     _cut_at_the_backlog(pen, 1.5)
     pen.line("client-b-1", "lag", due=pen.at - 1.2, woken=pen.at)
-    pen.line("client-b-1", "tried", attempt=1, told=[CUT])
+    pen.line("client-b-1", "tried", attempt=1, results=[CUT])
     pen.write(1, to=BACKLOG)
-    pen.told(1, "accepted by a backlog queue", queue=BACKLOG, duplicate=True)
+    pen.reported(1, "accepted by a backlog queue", queue=BACKLOG, duplicate=True)
     pen.brought_home(1)
 
 
@@ -193,7 +193,7 @@ def failing_after_a_send_that_failed(pen: Pen) -> None:
     pen.write(1, AWAY)
     pen.event("client-b-1", failing())
     pen.write(1)
-    pen.told(1, "accepted by the primary")
+    pen.reported(1, "accepted by the primary")
 
 
 def a_last_line_that_a_kill_cut_off(pen: Pen) -> None:
@@ -209,7 +209,7 @@ def forgotten_by_its_broker_that_never_confirmed_it(pen: Pen) -> None:
     pen.write(1, CUT, to=BACKLOG)
     pen.handed(1)
     pen.write(1, marked=True)
-    pen.told(1, "accepted by the primary", duplicate=True)
+    pen.reported(1, "accepted by the primary", duplicate=True)
     pen.at += 700
     drained = replace(failing(), previous=EntityState.DRAINING, current=EntityState.HEALTHY, cause=Cause.DRAINED)
     pen.event("client-a-1", drained)
@@ -309,19 +309,19 @@ def a_number_that_was_never_sent(pen: Pen) -> None:
 def refused_and_there(pen: Pen) -> None:
     pen.send(1)
     pen.write(1, AWAY, stored=1)
-    pen.told(1, "refused", error="SendRefused")
+    pen.reported(1, "refused", error="SendRefused")
 
 
 def at_the_primary_that_no_write_may_have_stored(pen: Pen) -> None:
     pen.send(1)
     pen.write(1, AWAY, stored=1)
-    pen.told(1, "cancelled by its caller")
+    pen.reported(1, "cancelled by its caller")
 
 
 def refused_although_in_doubt(pen: Pen) -> None:
     pen.send(1)
     pen.write(1, CUT)
-    pen.told(1, "refused", error="SendRefused")
+    pen.reported(1, "refused", error="SendRefused")
 
 
 def altered(pen: Pen) -> None:
@@ -357,7 +357,7 @@ def sent_again_after_its_confirmation(pen: Pen) -> None:
     pen.send(1)
     pen.write(1)
     pen.write(1)
-    pen.told(1, "accepted by the primary", duplicate=False)
+    pen.reported(1, "accepted by the primary", duplicate=False)
 
 
 def brought_home_twice(pen: Pen) -> None:
@@ -370,14 +370,14 @@ def a_doubt_that_the_receipt_hides(pen: Pen) -> None:
     pen.send(1)
     pen.write(1, CUT, stored=0)
     pen.write(1)
-    pen.told(1, "accepted by the primary")
+    pen.reported(1, "accepted by the primary")
 
 
 def a_copy_in_the_backlog_without_its_mark(pen: Pen) -> None:
     pen.send(1)
     pen.write(1, CUT, stored=0)
     pen.write(1, to=BACKLOG)
-    pen.told(1, "accepted by a backlog queue", queue=BACKLOG, duplicate=True)
+    pen.reported(1, "accepted by a backlog queue", queue=BACKLOG, duplicate=True)
     pen.brought_home(1)
 
 
@@ -405,7 +405,7 @@ def late(pen: Pen) -> None:
     pen.send(1, timeout=1.0)
     pen.at += 3
     pen.write(1)
-    pen.told(1, "accepted by the primary")
+    pen.reported(1, "accepted by the primary")
 
 
 def a_write_beyond_its_limit(pen: Pen) -> None:
@@ -414,9 +414,9 @@ def a_write_beyond_its_limit(pen: Pen) -> None:
         "client-b-1", "try", attempt=1, broker="primary", path="orders", syphon=False, messages=[1], marked=[False]
     )
     pen.at += 10
-    pen.line("client-b-1", "tried", attempt=1, told=[CONFIRMED])
+    pen.line("client-b-1", "tried", attempt=1, results=[CONFIRMED])
     pen.home.append(made(1))
-    pen.told(1, "accepted by the primary")
+    pen.reported(1, "accepted by the primary")
 
 
 def without_an_end(pen: Pen) -> None:
@@ -435,7 +435,7 @@ def a_failover_out_of_nothing(pen: Pen) -> None:
 
 def refused_without_need(pen: Pen) -> None:
     pen.send(1)
-    pen.told(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
+    pen.reported(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
 
 
 def refused_behind_a_blip_that_it_outlasted(pen: Pen) -> None:
@@ -444,7 +444,7 @@ def refused_behind_a_blip_that_it_outlasted(pen: Pen) -> None:
     pen.at += 1
     pen.line("run", "cured", number=0)
     pen.at += 4
-    pen.told(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
+    pen.reported(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
 
 
 def refused_in_a_blip_of_another_client(pen: Pen) -> None:
@@ -452,15 +452,15 @@ def refused_in_a_blip_of_another_client(pen: Pen) -> None:
     pen.send(1)
     pen.at += 6
     pen.line("run", "cured", number=0)
-    pen.told(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
+    pen.reported(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
 
 
 def a_queue_tried_again_that_had_its_time(pen: Pen) -> None:
     pen.send(1)
     _cut_at_the_backlog(pen, 1.1)
-    pen.line("client-b-1", "tried", attempt=1, told=[CUT])
+    pen.line("client-b-1", "tried", attempt=1, results=[CUT])
     pen.write(1, to=BACKLOG)
-    pen.told(1, "accepted by a backlog queue", queue=BACKLOG, duplicate=True)
+    pen.reported(1, "accepted by a backlog queue", queue=BACKLOG, duplicate=True)
     pen.brought_home(1)
 
 
@@ -538,7 +538,7 @@ def test_every_verdict_has_a_contradiction() -> None:
 def test_an_event_that_calls_a_cancelled_send_refused_is_found(pen: Pen) -> None:
     pen.send(1)
     pen.write(1, CUT, stored=0)
-    pen.told(1, "cancelled by its caller")
+    pen.reported(1, "cancelled by its caller")
     event = SendCompleted(
         at=0.0,
         pair="p",

@@ -1,4 +1,4 @@
-"""A backlog queue is open to others: whatever they forge, the good come home and the forged are put away with a reason.
+"""Whatever others forge in a backlog queue, the good messages are moved back and forged ones put away with a reason.
 
 A whole pair with its syphon, on simulated brokers in virtual time (SPEC 5.8, 7.4).
 """

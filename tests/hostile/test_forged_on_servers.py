@@ -1,4 +1,4 @@
-"""A whole pair on real servers whose backlog queue others have written into: the good come home, the rest is put away.
+"""A whole pair on real servers whose backlog queue others have written into: the good is moved back, the rest put away.
 
 One product after the other is the secondary; the primary is Redis. What each transport makes of any single foreign
 message is tested beside the transport.

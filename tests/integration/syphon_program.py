@@ -1,4 +1,4 @@
-"""A syphon as a process of its own that writes down which messages it may have brought home twice.
+"""A syphon as a process of its own that writes down which messages it may have moved back twice.
 
 It is ``pairmq syphon`` with one observer more: whatever brings a message home must say so here, or a second copy that
 it makes looks unexplained.

@@ -119,7 +119,7 @@ def message(n: int, now: datetime) -> Message:
         message_id=f"order {n}" if n % 4 else f"ordre n° {n} – ☃",
         session_id=session,
         time_to_live=sometimes(4, (3600.0, 86_400.5, 1234.567891, 90 * 86_400.0, 600)[n % 5]),
-        # Some are due before the outage is over, some while the backlog comes home, some later.
+        # Some are due before the outage is over, some while the backlog is moved back, some later.
         scheduled_enqueue_at=sometimes(10, now + timedelta(seconds=n % 12, microseconds=n)),
         content_type=sometimes(2, "application/json; charset=utf-8"),
         content_encoding=sometimes(5, ("gzip", "", "identity")[n % 3]),

@@ -177,7 +177,7 @@ async def test_sigstop(brokers: Brokers, hands: Hands, seconds: int) -> None:
             await under.heal(primary.resume)
         if seconds == 1:
             # Shorter than an attempt may take: sends are late, and that is all. Those of 0.7 s fail, though, and a busy
-            # machine may keep the next success from coming in time: then there is a failover, and all comes home.
+            # machine may keep the next success from coming in time: then there is a failover, and all is moved back.
             await under.some()
             await under.stop()
             await under.drained()
@@ -240,7 +240,7 @@ async def test_another_product_fails_over_to_service_bus(
     rabbit_servers: Callable[[int], list[RabbitServer]],
     hands: Hands,
 ) -> None:
-    """The other way round: the backlog lies in Service Bus queues, and comes home."""
+    """The other way round: the backlog lies in Service Bus queues, and is moved back."""
     secondary = namespaces[1]
     secondary.start()
     secondary.heal()
@@ -304,7 +304,7 @@ UNAVAILABLE = [
 async def test_what_counts_toward_a_failover(
     brokers: Brokers, hands: Hands, at: str, condition: str, action: str, applied: bool
 ) -> None:
-    """Unavailable by its condition, or by saying nothing: diverted after the interval, and all comes home."""
+    """Unavailable by its condition, or by saying nothing: diverted after the interval, and all is moved back."""
     primary = brokers.primary
     rule = {"at": at, "action": action, "entity": "*", "apply": applied}
     if condition:

@@ -65,7 +65,7 @@ def two_consumers(scene: Scene) -> None:
 
 
 def overtaken_in_its_backlog_queue(scene: Scene, *, closed: bool) -> None:
-    """Two messages are diverted to one queue and come home the other way round."""
+    """Two messages are diverted to one queue and are moved back the other way round."""
     scene.process("sender").sent(1, "early", "backlog").sent(5, "later", "backlog").closed(30)
     syphon = scene.process("syphon")
     if closed:

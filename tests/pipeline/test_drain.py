@@ -1,4 +1,4 @@
-"""A backlog emptied by Spark, on real servers: everything comes home, whatever becomes of workers and brokers."""
+"""A backlog emptied by Spark, on real servers: everything is moved back, whatever becomes of workers and brokers."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ async def moved_some(url: str, least: int) -> None:
     ends_at = time.monotonic() + 150
     async with registry.transport(url) as transport:
         while (await transport.admin.counts(Source(Entity("orders")))).pending < least:
-            assert time.monotonic() < ends_at, f"{least} messages did not come home"
+            assert time.monotonic() < ends_at, f"{least} messages were not moved back"
             await asyncio.sleep(0.002)
 
 
-# What it brings home.
+# What it moves back.
 
 
 async def test_every_message_comes_home_once_and_the_brokers_counts_say_so(spark, servers):

@@ -125,7 +125,7 @@ def followed(spark, tmp_path_factory):
     def ask_at_once():
         stop = Stop()
         ask = lambda _: stop.ask()  # noqa: E731
-        return follow(journal, out, spark=spark, patience=PATIENCE, every=3600.0, stop=stop, told=ask)
+        return follow(journal, out, spark=spark, patience=PATIENCE, every=3600.0, stop=stop, on_refresh=ask)
 
     (day / torn.name).write_bytes(torn.read_bytes()[:1000])
     _, made.printed = look(lambda: exec(compile(example(), "follow-a-journal.md", "exec"), {}))  # what it says is ours
@@ -517,7 +517,7 @@ def test_a_batch_run_is_refused_while_a_follower_is_at_work_and_told_who_it_is(s
             run(journal, tmp_path / "out", spark=spark)
         refused.append(str(told.value))
 
-    follow(journal, tmp_path / "out", spark=spark, once=True, told=meanwhile)
+    follow(journal, tmp_path / "out", spark=spark, once=True, on_refresh=meanwhile)
     assert "another run is writing tables to" in refused[0]
     assert "--follow, process" in refused[0]
 

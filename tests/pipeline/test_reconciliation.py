@@ -77,7 +77,7 @@ def _(scene):
     scene.process("sender").sent(1, "m", "refused", error="MessageTooLarge").closed(9)
 
 
-@case("refused, and brought home all the same", m=Verdict.PHANTOM)
+@case("refused, and moved back all the same", m=Verdict.PHANTOM)
 def _(scene):
     scene.process("sender").sent(1, "m", "refused").moved(2, "m").closed(9)
 
@@ -184,7 +184,7 @@ def _(scene):
     consumer.delivered(2, "first").delivered(121, "last").closed(1000)
 
 
-@case("it was diverted, and brought home before it was due", m=Verdict.IN_FLIGHT, **ALL_BUT_M)
+@case("it was diverted, and moved back before it was due", m=Verdict.IN_FLIGHT, **ALL_BUT_M)
 def _(scene):
     sender, consumer = scene.process("sender"), scene.process("consumer")
     sender.sent(1, "first").sent(10, "m", "backlog", scheduled_enqueue_at=scene.start + 100).moved(12, "m")

@@ -92,6 +92,6 @@ def test_a_follower_calls_nothing_lost_while_it_knows_of_files_that_it_has_not_t
     found = []
     follow(
         tmp_path / "journal", tmp_path / "out", spark=spark, patience=PATIENCE, once=True, every=1e-6,
-        told=lambda refreshed: found.append(dict(refreshed.report.verdicts)),
+        on_refresh=lambda refreshed: found.append(dict(refreshed.report.verdicts)),
     )  # fmt: skip
     assert found == [{"delivery not observed": 3}, {"delivered": 2, "unproven": 1}, {"delivered": 3}]

@@ -23,7 +23,7 @@ async def test_a_count_does_not_cover_what_was_diverted_while_it_was_under_way(w
 
     monkeypatch.setattr(admin, "counts", answered_late)
     async with world(enable_syphon=True, backlog_queue_count=1) as w:
-        w.west.fail(Fault.DOWN, Operation.RECEIVE)  # nothing is brought home meanwhile
+        w.west.fail(Fault.DOWN, Operation.RECEIVE)  # nothing is moved back meanwhile
         sender = w.pair.sender("orders")
         await began.wait()
         w.pair.force_failover("orders")

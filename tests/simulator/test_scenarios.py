@@ -130,7 +130,7 @@ def test_a_setup_that_no_world_has_is_refused(name, value):
 
 
 def test_a_failing_scenario_loses_what_sets_it_apart_and_does_not_matter(monkeypatch):
-    """A bug is planted: no time-to-live comes home."""
+    """A bug is planted: no time-to-live is moved back."""
     monkeypatch.setattr(MessageLimits, "of_primary", lambda *arguments: None)
     setup = Setup(
         (ProcessPlan("a"), ProcessPlan("s", syphon=True, backlog_queue_count=1)),

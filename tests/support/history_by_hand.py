@@ -80,7 +80,7 @@ class Book:
     def write(
         self,
         sent: Sent,
-        told: WriteResult | None = CONFIRMED,
+        result: WriteResult | None = CONFIRMED,
         *,
         to: Entity = ORDERS,
         by: str = "a/1",
@@ -95,16 +95,16 @@ class Book:
         )
         self.history.attempts.append(attempt)
         copy = None
-        if stored if stored is not None else told is CONFIRMED:
+        if stored if stored is not None else result is CONFIRMED:
             form = message or sent.message
             if to != ORDERS and message is None:
-                doubt = any(each.told and each.told[0].doubtful for each in self.history.attempts[:-1])
+                doubt = any(each.results and each.results[0].doubtful for each in self.history.attempts[:-1])
                 form = divert(form, Diversion(ORDERS, instant(self.at), "sender", attempt.number, doubt))
             tick = self.tick()
             number = 1000 + len(self.history.copies)
             copy = Copy(number, sent.number, broker, to, form, attempt.number, self.at, tick)
             self.history.copies.append(copy)
-        attempt.told = None if told is None else (told,)
+        attempt.results = None if result is None else (result,)
         attempt.end_tick = self.tick()
         attempt.ended_at = self.at
         return copy
@@ -150,9 +150,9 @@ class Book:
         )
         self.history.notes.append(Note(self.at, tick, life, event))
 
-    def trouble(self, operation: str = "settle", life: str = "s/1", told: WriteResult = AWAY) -> None:
+    def trouble(self, operation: str = "settle", life: str = "s/1", result: WriteResult = AWAY) -> None:
         tick = self.tick()
-        self.history.troubles.append(Trouble(self.at, tick, life, "secondary", QUEUE.path, operation, told))
+        self.history.troubles.append(Trouble(self.at, tick, life, "secondary", QUEUE.path, operation, result))
 
     def stroke(self, kind: str, duration: float = 0.0, **where: str) -> None:
         tick = self.tick()

@@ -271,7 +271,7 @@ class Traffic:
         await until(lambda: self.sends and goes_home(self.sends[-1]))
 
     async def drained(self) -> None:
-        """Everything comes home.
+        """Everything is moved back.
 
         What was on its way over a link that was cut off, as a busy machine may have it, stays locked for its minute.
         """

@@ -50,7 +50,7 @@ async def test_a_killed_servers_messages_go_to_the_file_and_are_moved_back(prima
 
 
 async def test_the_file_keeps_the_backlog_for_the_next_process(primary, path: Path):
-    """A sender without a syphon diverts and ends; another process brings home what it finds."""
+    """A sender without a syphon diverts and ends; another process moves back what it finds."""
     options = PairOptions(failover_interval=0, attempt_timeout=20.0, send_timeout=30.0, backlog_queue_count=2)
     async with Pair.connect(primary.url, f"sqlite://{path}", options=options) as pair:
         await pair.primary.admin.create(Entity("orders"))

@@ -115,15 +115,15 @@ async def count_queues(transport: Transport, queues: Sequence[Entity], time_limi
     """Count every queue; failures are part of the result."""
     from pairmq.transport import counts_of
 
-    told = await counts_of(transport, queues, time_limit)
-    return Depths(tuple(_depth(transport, *each) for each in zip(queues, told, strict=True)))
+    counts = await counts_of(transport, queues, time_limit)
+    return Depths(tuple(_depth(transport, *each) for each in zip(queues, counts, strict=True)))
 
 
-def _depth(transport: Transport, queue: Entity, told: QueueCounts | TransportError) -> Depth:
-    if not isinstance(told, TransportError):
-        return Depth(queue, told)
-    missing = told.reason is FailureReason.NOT_FOUND
-    return Depth(queue, None, None if missing else at_broker(transport, told))
+def _depth(transport: Transport, queue: Entity, counts: QueueCounts | TransportError) -> Depth:
+    if not isinstance(counts, TransportError):
+        return Depth(queue, counts)
+    missing = counts.reason is FailureReason.NOT_FOUND
+    return Depth(queue, None, None if missing else at_broker(transport, counts))
 
 
 @dataclass(frozen=True, slots=True)

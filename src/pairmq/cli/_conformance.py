@@ -143,7 +143,7 @@ class _Report:
                 rows.add_row(*cells((each.defect.name, each.defect.clause, _found(each)), _style(each)))
             stdout_console().print(rows)
         for outcome in self.failed:
-            say(f"{outcome.test}: {_told(outcome.error)}", style=FAIL)
+            say(f"{outcome.test}: {_failure_in_words(outcome.error)}", style=FAIL)
         for reason in sorted({str(outcome.skipped) for outcome in skipped}):
             note(printable(reason), style=WARN)
         seconds = f"{time.monotonic() - self._began:.0f} s"
@@ -166,7 +166,7 @@ class _Report:
                     "test": each.test,
                     "seconds": round(each.seconds, 3),
                     "state": "failed" if each.error else "skipped" if each.skipped else "passed",
-                    "reason": each.skipped if each.error is None else _told(each.error),
+                    "reason": each.skipped if each.error is None else _failure_in_words(each.error),
                 }
                 for each in self.outcomes
             ],
@@ -194,7 +194,7 @@ def _style(finding: Finding) -> str | None:
     return None if finding.found_by else WARN if finding.not_applicable else FAIL
 
 
-def _told(error: BaseException | None) -> str:
+def _failure_in_words(error: BaseException | None) -> str:
     """The failure in one line, with the clause that it stands for."""
     lines = [f"{type(error).__name__}: {error}".rstrip(": "), *getattr(error, "__notes__", ())]
     return printable("; ".join(line.strip() for line in lines))

@@ -93,7 +93,7 @@ def dashboard(
             primary, secondary = transports_of(settings)
             for transport in (primary, secondary):
                 await stack.enter_async_context(transport)
-            place.tell(*await place.begin(stack, Brokers(primary, secondary, settings.options)), json=json)
+            place.announce(*await place.begin(stack, Brokers(primary, secondary, settings.options)), json=json)
             await stop.wait()
         return 0 if stop.signal == signal.SIGTERM else stop.exit_status
 
@@ -146,7 +146,7 @@ class Serving:
             raise BadUsage(f"{option}: {text}") from None
         return address, token is None
 
-    def tell(self, address: Address, made: bool, *, json: bool = False) -> None:
+    def announce(self, address: Address, made: bool, *, json: bool = False) -> None:
         """Say where the dashboard is, on stderr or as JSON on stdout; warn where others can listen in."""
         from pairmq.dashboard import is_loopback
 

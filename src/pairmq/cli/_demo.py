@@ -303,10 +303,10 @@ class DemoReport:
                 opened, spark = self._spark.result()
                 stack.push(opened)
 
-            def tell(name: str, number: int, total: int) -> None:
+            def show_progress(name: str, number: int, total: int) -> None:
                 progress.update(number, text=f"of {total}; now {name}")
 
-            run(self.journal, tables, spark=spark, patience=_PATIENCE, progress=tell)
+            run(self.journal, tables, spark=spark, patience=_PATIENCE, progress=show_progress)
         return report(tables, self._folder / "report.html")
 
 

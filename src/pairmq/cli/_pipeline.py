@@ -118,7 +118,7 @@ def run(
         else:
             _show(report, out)
         return 1 if report.lost else 0
-    stop, teller = _Signals(), _Teller(json=json)
+    stop, printer = _Signals(), _RefreshPrinter(json=json)
     with Progress("took", "rows") as progress:
         report = follow_journal(
             journal,
@@ -131,7 +131,7 @@ def run(
             until_idle=until_idle,
             restart=restart,
             stop=stop,
-            told=teller.tell,
+            on_refresh=printer.show,
             progress=lambda rows, text: progress.update(rows, text=text),
         )
     if report.lost:
@@ -209,14 +209,14 @@ def _conclude(report: Report, out: str) -> None:
 _FOLLOWING_STYLES = {"lost": FAIL, "faults": WARN, "good": OK}
 
 
-class _Teller:
+class _RefreshPrinter:
     """Prints a line for every refresh."""
 
     def __init__(self, *, json: bool) -> None:
         self._json = json
         self._bad: set[BadSegment] = set()
 
-    def tell(self, refreshed: Refreshed) -> None:
+    def show(self, refreshed: Refreshed) -> None:
         if self._json:
             put_json(refreshed.to_dict())
             return
@@ -296,13 +296,13 @@ def report(
     if json:
         put_json(written.content, indent=1)
     else:
-        tell(written)
+        show_headline(written)
     if open:
         show(written.page)
     return 1 if written.lost else 0
 
 
-def tell(written: Written) -> None:
+def show_headline(written: Written) -> None:
     say(printable(written.content["headline"]), style=STYLES.get(written.content["verdict"]))
     say(f"report: {printable(str(written.page))}")
 

@@ -104,7 +104,7 @@ def drain(
             stop.on_request(on_request)
             with Progress("moved", "messages") as progress:
                 meter = _Meter(progress, job.pending)
-                report = await job.run(spark, asked, meter.tell)
+                report = await job.run(spark, asked, meter.show)
             return _end(report, stop, json=json)
 
         return run_async(run, graceful=True)
@@ -118,7 +118,7 @@ class _Meter:
         self._most = before or 0
         self._speed = Speed()
 
-    def tell(self, left: int | None) -> None:
+    def show(self, left: int | None) -> None:
         if left is None:
             self._progress.update(0, text="left: not known")
             return

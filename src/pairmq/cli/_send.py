@@ -389,7 +389,7 @@ class SendJob:
         )
         self._pair.subscribe(self._on_event, per_message=False)
         status = 1
-        told = complete = False
+        summarized = complete = False
         try:
             async with AsyncExitStack() as stack:
                 async with told_when_slow(
@@ -400,15 +400,15 @@ class SendJob:
                     await self._make_entity(stop)
                 self._outputs.begin()
                 sender = pair.sender(self._entity.path, kind=self._entity.kind.value)
-                told = True
+                summarized = True
                 with Progress("sent", "lines", total=self._lines.size) as progress:
                     await self._send(sender, stop, progress)
             complete = True
         except OutputClosed:
-            told = told and self._outputs.in_files  # a `head` that has seen enough wants no summary
+            summarized = summarized and self._outputs.in_files  # a `head` that has seen enough wants no summary
             raise
         finally:
-            if told:
+            if summarized:
                 status = self._account(stop, loop.time() - started, complete=complete)
         return status
 
@@ -492,7 +492,7 @@ class SendJob:
 
     async def _report_waiting(self, progress: Progress) -> None:
         """Say what is waited for when no result comes: a broker that does not answer holds up all of them."""
-        told = 0.0
+        mentioned = 0.0
         limits = self._pair.options
         while True:
             await asyncio.sleep(SLOW / 4)
@@ -502,8 +502,8 @@ class SendJob:
                 text=", ".join(filter(None, (self._progress_text(), f"{grouped(len(self._waiting))} in flight"))),
             )
             now = asyncio.get_running_loop().time()
-            if self._waiting and now - self._last_result >= SLOW and told != self._last_result:
-                told = self._last_result
+            if self._waiting and now - self._last_result >= SLOW and mentioned != self._last_result:
+                mentioned = self._last_result
                 mention(
                     f"no result for {SLOW:g} s: {plural(len(self._waiting), 'line')} wait for a broker; an attempt may "
                     f"take {limits.attempt_timeout:g} s, a send {limits.send_timeout:g} s"

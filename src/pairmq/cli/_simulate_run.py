@@ -112,11 +112,11 @@ def _one(scenario: Scenario, *, trace: str | None, shrink: bool, json: bool) -> 
 def _smaller(scenario: Scenario) -> Report:
     with Progress("tried", "scenarios") as progress:
 
-        def tell(runs: int, best: Scenario) -> None:
+        def show_progress(runs: int, best: Scenario) -> None:
             left = f"{plural(len(best.faults), 'fault')} and {plural(len(best.traffic), 'shipment')} left"
             progress.update(runs, text=left)
 
-        small = shrink_scenario(scenario, progress=tell)
+        small = shrink_scenario(scenario, progress=show_progress)
     path = f"simulation-{scenario.seed}.json"
     _write(path, small.to_json())
     note(

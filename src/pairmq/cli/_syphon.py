@@ -541,7 +541,7 @@ class SyphonJob:
         # It is begun first, as its port may be taken, and ends last: it shows how the pair ends.
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._pair.close)
-            self._page.tell(*await self._page.begin(stack, self._pair))
+            self._page.announce(*await self._page.begin(stack, self._pair))
             return await self._run(stop)
 
     async def _run(self, stop: Stop) -> int:
@@ -663,9 +663,9 @@ class SyphonJob:
                 self._shut[name] = event.error or ""
                 warn(f"{_clock()} {name} accepts no messages, they wait: {event.error}")
         elif isinstance(event, SyphonFailed):
-            told = self._failures.failed(event, time.monotonic())
-            if told is not None:
-                warn(f"{_clock()} {told}")
+            line = self._failures.failed(event, time.monotonic())
+            if line is not None:
+                warn(f"{_clock()} {line}")
         elif isinstance(event, Warned):
             warn(event.text)
         elif isinstance(event, PairEnded) and event.fault is not None:

@@ -61,13 +61,13 @@ class Guard:
             return False
         return True
 
-    def is_token(self, told: object) -> bool:
+    def is_token(self, given: object) -> bool:
         """Whether the token is right; in constant time for wrong ones."""
-        return isinstance(told, str) and _same(told, self.token)
+        return isinstance(given, str) and _same(given, self.token)
 
     def knows_token(self, request: Request) -> bool:
-        scheme, _, told = request.headers.get("authorization", "").partition(" ")
-        if scheme.casefold() == "bearer" and self.is_token(told.strip()):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.casefold() == "bearer" and self.is_token(given.strip()):
             return True
         return _same(request.cookies.get(self._cookie_name, ""), self._cookie)
 
@@ -115,9 +115,9 @@ def _checked(token: str) -> str:
     return token
 
 
-def _same(told: str, known: str) -> bool:
+def _same(given: str, known: str) -> bool:
     # JSON can hold a lone surrogate, which is a wrong token like any other.
-    return hmac.compare_digest(told.encode("utf-8", "surrogatepass"), known.encode())
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), known.encode())
 
 
 def _host_of(header: str) -> str:
@@ -299,10 +299,10 @@ class Dashboard:
             return status
 
     async def _sign_in(self, request: Request) -> Response:
-        told = await _json_body(request)
+        body = await _json_body(request)
         if not self._guard.is_ours(request):
             return _refusal(403, "this request did not come from the dashboard's own page")
-        if not self._guard.is_token(told.get("token")):
+        if not self._guard.is_token(body.get("token")):
             return _refusal(403, "wrong token")
         response = Response(status_code=204, headers=_HEADERS)
         self._guard.let_in(request, response)
@@ -316,7 +316,7 @@ class Dashboard:
         return response
 
     async def _operate(self, request: Request) -> Response:
-        told = await _json_body(request)
+        body = await _json_body(request)
         if not self._guard.knows_token(request):
             return _refusal(401, "a token is required")
         if not self._guard.is_ours(request):
@@ -324,14 +324,14 @@ class Dashboard:
         pair = self._watched.pair
         if pair is None or not self._operable:
             return _refusal(403, "this dashboard is read-only")
-        word, path, kind = (told.get(name) for name in ("word", "entity", "kind"))
+        word, path, kind = (body.get(name) for name in ("word", "entity", "kind"))
         action = _WORDS.get(word) if isinstance(word, str) else None
         if action is None or not isinstance(path, str) or kind not in tuple(EntityKind):
             return _refusal(400, f"word must be one of {', '.join(_WORDS)}, entity a path, kind queue or topic")
-        syphon = told.get("syphon", False)
+        syphon = body.get("syphon", False)
         if not isinstance(syphon, bool) or (syphon and word != "hold"):
             return _refusal(400, "syphon must be true or false, and is only for the word hold")
-        unknown = None if told.get("unknown") is True else await self._doubt(pair, path, EntityKind(kind))
+        unknown = None if body.get("unknown") is True else await self._doubt(pair, path, EntityKind(kind))
         if unknown is not None:
             return unknown
         try:
@@ -352,8 +352,8 @@ class Dashboard:
         _log.info("dashboard: %s of %s %s, requested from %s", done, kind, shown(path), asked_by)
         self._kept.clear()
         processes = {"followed": len(report.followed), "missing": len(report.missing)}
-        told = {"entity": path, "kind": kind, "state": state.value, "processes": processes}
-        return JSONResponse(told, headers=_HEADERS)
+        outcome = {"entity": path, "kind": kind, "state": state.value, "processes": processes}
+        return JSONResponse(outcome, headers=_HEADERS)
 
     async def _doubt(self, pair: Pair, path: str, kind: EntityKind) -> Response | None:
         """Refuse a name that is probably misspelt: it would be a row of an entity that is never sent to."""
@@ -391,11 +391,11 @@ def _file(content: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]
     return give
 
 
-def _query_of(told: Mapping[str, str]) -> Query | None:
-    state, limit = told.get("state"), told.get("limit", "200")
+def _query_of(parameters: Mapping[str, str]) -> Query | None:
+    state, limit = parameters.get("state"), parameters.get("limit", "200")
     if (state and state not in tuple(EntityState)) or not (limit.isdecimal() and limit.isascii() and len(limit) < 9):
         return None
-    return Query(told.get("search", "")[:300], EntityState(state) if state else None, min(int(limit), MOST_ROWS))
+    return Query(parameters.get("search", "")[:300], EntityState(state) if state else None, min(int(limit), MOST_ROWS))
 
 
 async def _json_body(request: Request) -> dict[str, Any]:
@@ -406,10 +406,10 @@ async def _json_body(request: Request) -> dict[str, Any]:
         if len(body) > _LONGEST_BODY:
             return {}
     try:
-        told = json.loads(bytes(body))
+        document = json.loads(bytes(body))
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _refusal(status: int, text: str) -> Response:

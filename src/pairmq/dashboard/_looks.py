@@ -1,6 +1,6 @@
 """What a dashboard shows: a pair, or two brokers that are only looked at; and looks at both while the page is shown.
 
-They tell what brokers and backlog hold, and when it will be empty. Names, reasons and error texts come from messages
+They show what brokers and backlog hold, and when it will be empty. Names, reasons and error texts come from messages
 and brokers: they are made fit to be shown here.
 """
 
@@ -257,8 +257,8 @@ class Looks:
         outbox = self._watched.outbox()
         every = queues if outbox is None else (*queues, outbox)
         at = time.time()
-        told = await counts_of(self._watched.secondary, every, self._limit)
-        depths = [self._depth(*each) for each in zip(every, told, strict=True)]
+        counts = await counts_of(self._watched.secondary, every, self._limit)
+        depths = [self._depth(*each) for each in zip(every, counts, strict=True)]
         moved, outbox_moved = self._watched.moved()
         if outbox is not None:
             self.outbox = depths.pop()
@@ -269,11 +269,11 @@ class Looks:
         if all(depth.error is None for depth in self.depths):
             self.drain.counted(Sample(at, sum(depth.pending for depth in self.depths), moved))
 
-    def _depth(self, queue: Entity, told: QueueCounts | TransportError) -> Depth:
-        if isinstance(told, QueueCounts):
-            return Depth(queue, told, None)
-        missing = told.reason is FailureReason.NOT_FOUND
-        return Depth(queue, None, None if missing else self._words(told))
+    def _depth(self, queue: Entity, counts: QueueCounts | TransportError) -> Depth:
+        if isinstance(counts, QueueCounts):
+            return Depth(queue, counts, None)
+        missing = counts.reason is FailureReason.NOT_FOUND
+        return Depth(queue, None, None if missing else self._words(counts))
 
     async def _look_at_ages(self) -> None:
         fullest = sorted(self.depths or (), key=lambda depth: -depth.pending)[:_AGED]
@@ -340,9 +340,9 @@ class _Chore:
 def _diverted_at(delivery: Delivery) -> float | None:
     """When a message was diverted, as its envelope says, or else the broker."""
     properties: Mapping[str, object] = delivery.message.application_properties
-    told = properties.get(DIVERTED_AT)
+    instant = properties.get(DIVERTED_AT)
     try:
-        return datetime.fromisoformat(told).timestamp() if isinstance(told, str) else _enqueued_at(delivery)
+        return datetime.fromisoformat(instant).timestamp() if isinstance(instant, str) else _enqueued_at(delivery)
     except (ValueError, OverflowError, OSError):
         return _enqueued_at(delivery)  # forged: a backlog queue may hold untrusted messages
 

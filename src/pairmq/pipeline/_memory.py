@@ -69,11 +69,11 @@ def _groups(root: Path) -> dict[str, PurePosixPath]:
 def _mounts(root: Path) -> Iterator[_Mount]:
     for line in _text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
-        place, told = before.split(" "), after.split(" ")
-        if len(place) < 5 or len(told) < 3 or told[0] not in _LIMITS:
+        place, mounted = before.split(" "), after.split(" ")
+        if len(place) < 5 or len(mounted) < 3 or mounted[0] not in _LIMITS:
             continue
-        if told[0] == "cgroup2" or "memory" in told[2].split(","):
-            yield _Mount(told[0], PurePosixPath(_unescaped(place[3])), _unescaped(place[4]))
+        if mounted[0] == "cgroup2" or "memory" in mounted[2].split(","):
+            yield _Mount(mounted[0], PurePosixPath(_unescaped(place[3])), _unescaped(place[4]))
 
 
 def _unescaped(text: str) -> str:

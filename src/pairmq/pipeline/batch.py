@@ -132,16 +132,16 @@ def run(
             mine = stack.enter_context(session(spark, cores=cores, settings=fit))
         if format is not None:
             check_format(mine, format, target)
-        tell = progress or (lambda *_: None)
+        show_progress = progress or (lambda *_: None)
         try:
-            found = _made(mine, work, contents, settings, tell)
+            found = _made(mine, work, contents, settings, show_progress)
         except (*_SPARK_ERRORS, OSError, pa.ArrowException):
             # Footers may be sound where pages are not: only now is it worth reading everything to see which.
             bad = damaged(contents)
             if not bad:
                 raise
             contents = contents.without(bad)
-            found = _made(mine, work, contents, settings, tell)
+            found = _made(mine, work, contents, settings, show_progress)
         report = Report(
             version=importlib.metadata.version("pairmq"),
             spark=mine.version,
@@ -265,7 +265,7 @@ def _made(
     rows = read_rows(spark, contents, work / "_rows")
     pieces = (*fact_pieces(rows, kept, single_files(contents, work / "_rows")), *table_pieces(known))
     write_pieces(spark, pieces, {}, lambda name: work / name_of(name), progress)
-    return told(work)
+    return fields_of_report(work)
 
 
 def name_of(piece: str) -> str:
@@ -276,7 +276,7 @@ def name_of(piece: str) -> str:
 _TABLES = frozenset(table.name for table in transforms.TABLES)
 
 
-def told(work: Place, counted: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
+def fields_of_report(work: Place, counted: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
     """Give what the report says of the tables: its fields by name.
 
     It is read from their files: five queries of Spark's would take longer.

@@ -249,12 +249,12 @@ def check_java(environment: Mapping[str, str] = os.environ) -> int:
         where = f"JAVA_HOME is {home}, which has no bin/java" if home else "no java is on PATH"
         raise PipelineUnavailable(f"Spark needs Java: {where}; {how}")
     try:
-        told = subprocess.run(  # noqa: S603  # the program that Spark itself would start
+        answer = subprocess.run(  # noqa: S603  # the program that Spark itself would start
             [java, "-version"], capture_output=True, text=True, timeout=_JAVA_PROBE_LIMIT, check=False
         ).stderr
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PipelineUnavailable(f"Spark needs Java: {java} does not start ({error}); {how}") from None
-    version = re.search(r'version "(?:1\.)?([0-9]+)', told)
+    version = re.search(r'version "(?:1\.)?([0-9]+)', answer)
     if version is None or int(version[1]) < OLDEST_JAVA:
         found = "does not report its version" if version is None else f"is version {version[1]}"
         raise PipelineUnavailable(f"Spark needs Java {OLDEST_JAVA} or later: {java} {found}; {how}")
@@ -317,9 +317,9 @@ def _our_way(spark: SparkSession) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, told in before.items():
-            if told is not None:
-                spark.conf.set(name, told)
+        for name, kept in before.items():
+            if kept is not None:
+                spark.conf.set(name, kept)
 
 
 def usable_cores() -> int:

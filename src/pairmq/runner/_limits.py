@@ -135,7 +135,7 @@ class TimeLimits:
         Raises:
             TransportError: it failed. A time-out is *unavailable* and may have been applied unless the transport
                 knows that it had written nothing; so is any exception that a transport should have mapped and did not:
-                it most likely tells of a connection, and taking it for a refusal would lose what failover can still
+                it most likely is about a connection, and taking it for a refusal would lose what failover can still
                 save.
         """
         if limit_at is None:

@@ -47,17 +47,19 @@ class Result(enum.StrEnum):
         return self in (Result.PRIMARY, Result.BACKLOG)
 
     @classmethod
-    def of(cls, told: Receipt | SendError | Result) -> Result:
+    def of(cls, outcome: Receipt | SendError | Result) -> Result:
         """What a receipt or an error says."""
-        if isinstance(told, Receipt):
-            return cls.PRIMARY if told.route is Route.PRIMARY else cls.BACKLOG
-        return told if isinstance(told, Result) else cls.REFUSED if isinstance(told, SendRefused) else cls.UNKNOWN
+        if isinstance(outcome, Receipt):
+            return cls.PRIMARY if outcome.route is Route.PRIMARY else cls.BACKLOG
+        if isinstance(outcome, Result):
+            return outcome
+        return cls.REFUSED if isinstance(outcome, SendRefused) else cls.UNKNOWN
 
 
 async def given(
     send: Callable[[], Awaitable[Sequence[Receipt | SendError]]],
     count: int,
-    told: Callable[[Sequence[Receipt | SendError | Result]], None],
+    report: Callable[[Sequence[Receipt | SendError | Result]], None],
     crashed: Callable[[str], None],
 ) -> bool:
     """Give so many messages to a pair, and note what their caller gets; returns whether the pair goes on."""
@@ -70,14 +72,14 @@ async def given(
     except (PairClosed, PairFaulted):
         results, goes_on = [Result.REFUSED] * count, False
     except asyncio.CancelledError:
-        told([Result.CANCELLED] * count)
+        report([Result.CANCELLED] * count)
         raise
     except Exception as error:
         crashed(f"a send raised {type(error).__name__}: {error}")
         results = [Result.CRASHED] * count
     if len(results) != count:
         crashed(f"{len(results)} results for a batch of {count}")
-    told(results)
+    report(results)
     return goes_on
 
 
@@ -175,14 +177,14 @@ class Attempt:
     messages: tuple[int | None, ...]
     at: float
     tick: int
-    told: tuple[WriteResult, ...] | None = None
+    results: tuple[WriteResult, ...] | None = None
     """One for each message; None when the process was killed first."""
     ended_at: float | None = None
     end_tick: int | None = None
 
     def result(self, number: int) -> WriteResult:
         """The result for one of its messages."""
-        return KILLED if self.told is None else self.told[self.messages.index(number)]
+        return KILLED if self.results is None else self.results[self.messages.index(number)]
 
 
 class Handover(NamedTuple):

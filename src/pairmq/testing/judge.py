@@ -239,8 +239,8 @@ class Facts:
         self.attempts: dict[int, list[tuple[Attempt, WriteResult]]] = defaultdict(list)
         self.by_syphon: dict[int, list[tuple[Attempt, WriteResult]]] = defaultdict(list)
         for attempt in history.attempts:
-            told = attempt.told or (KILLED,) * len(attempt.messages)
-            for number, each in zip(attempt.messages, told, strict=True):
+            results = attempt.results or (KILLED,) * len(attempt.messages)
+            for number, each in zip(attempt.messages, results, strict=True):
                 if number is not None:
                     (self.by_syphon if attempt.syphon else self.attempts)[number].append((attempt, each))
         self.handlings: dict[int, list[Handling]] = defaultdict(list)
@@ -279,16 +279,16 @@ class Facts:
     def doubtful(self, sent: Sent, before: int) -> bool:
         """Whether an attempt in doubt had been reported to its sender before a tick."""
         return any(
-            told.doubtful and attempt.end_tick is not None and attempt.end_tick < before
-            for attempt, told in self.attempts[sent.number]
+            result.doubtful and attempt.end_tick is not None and attempt.end_tick < before
+            for attempt, result in self.attempts[sent.number]
         )
 
     def writes(self, number: int, broker: str) -> list[tuple[Attempt, WriteResult]]:
         """The attempts that may have stored a message at a broker."""
         return [
-            (attempt, told)
-            for attempt, told in (*self.attempts[number], *self.by_syphon[number])
-            if attempt.broker == broker and (told.confirmed or told.doubtful)
+            (attempt, result)
+            for attempt, result in (*self.attempts[number], *self.by_syphon[number])
+            if attempt.broker == broker and (result.confirmed or result.doubtful)
         ]
 
     def moves(self, sent: Sent) -> list[tuple[Note, MessageMoved]]:
@@ -312,15 +312,15 @@ class Facts:
         # One that is killed after it has sent a message, or has not yet completed it, reports nothing.
         if self.history.exact:
             return bool(brought) and not any(note.tick > brought[-1].tick for note, _ in moves)
-        told = {note.life for note, _ in moves}
-        return any(self.lives[each.life].killed and each.life not in told for each, _ in self.by_syphon[sent.number])
+        noted = {note.life for note, _ in moves}
+        return any(self.lives[each.life].killed and each.life not in noted for each, _ in self.by_syphon[sent.number])
 
     def handled_again(self, sent: Sent) -> bool:
         """Whether two copies that were handled and completed have a reason (SPEC 11.5)."""
         if sent.maybe_duplicate or sent.result in (None, Result.UNKNOWN, Result.CANCELLED) or self.explained(sent):
             return True
         # A syphon released a message whose delivery it could not confirm.
-        return any(told.doubtful for _, told in self.by_syphon[sent.number])
+        return any(result.doubtful for _, result in self.by_syphon[sent.number])
 
     def event_of(self, sent: Sent) -> SendCompleted | None:
         """The event of its send, whose message's id may be the pair's."""
@@ -342,7 +342,7 @@ class Facts:
         event = self.event_of(sent)
         refused = event is not None and event.outcome is SendOutcome.REFUSED
         writes = self.writes(sent.number, PRIMARY)
-        sure = [attempt for attempt, told in writes if told.confirmed]
+        sure = [attempt for attempt, result in writes if result.confirmed]
         by_syphon = sum(attempt.syphon for attempt in sure)
         # A network that fails may deliver one write twice: each copy that is known to be of a write in doubt counts.
         in_doubt = sum(not self.is_confirmed(copy) for copy in home)
@@ -405,20 +405,20 @@ def _phantom(facts: Facts, sent: Sent) -> Iterator[Violation]:
         yield Violation(Verdict.PHANTOM, sent.at, text, number)
     event = facts.event_of(sent)
     called_refused = event is not None and event.outcome is SendOutcome.REFUSED
-    told_refused = sent.result is Result.REFUSED or called_refused
-    if told_refused and not home and not backlog and facts.doubtful(sent, sent.end_tick or 0):
+    reported_refused = sent.result is Result.REFUSED or called_refused
+    if reported_refused and not home and not backlog and facts.doubtful(sent, sent.end_tick or 0):
         text = f"{number} was refused, although an attempt was in doubt"
         yield Violation(Verdict.PHANTOM, at, text, number)
     # Of a batch that is cancelled, some may have been refused for certain already: by brokers, or before any saw them.
-    told_of = [told for _, told in facts.attempts[number]]
-    refused = all(not (told.doubtful or told.confirmed) for told in told_of)
-    if not told_of:
+    results = [result for _, result in facts.attempts[number]]
+    refused = all(not (result.doubtful or result.confirmed) for result in results)
+    if not results:
         refused = event is not None and (event.error in _UNSEEN or _disclaimed(sent.message, event.error))
     if sent.result is Result.CANCELLED and called_refused and not refused:
         yield Violation(Verdict.PHANTOM, at, f"{number} was cancelled, and an event says that it was refused", number)
-    for (one, told), (another, _) in itertools.pairwise(facts.attempts[number]):
-        if told.kind == "refused" and one.broker == PRIMARY:
-            text = f"the primary refused {number} ({told.reason}), but it was sent to the {another.broker}"
+    for (one, result), (another, _) in itertools.pairwise(facts.attempts[number]):
+        if result.kind == "refused" and one.broker == PRIMARY:
+            text = f"the primary refused {number} ({result.reason}), but it was sent to the {another.broker}"
             yield Violation(Verdict.PHANTOM, another.at, text, number)
 
 
@@ -464,7 +464,7 @@ def difference(wanted: Message, found: Message) -> str:
 def _left(facts: Facts, sent: Sent) -> Iterator[Violation]:
     """A receipt needs a confirmation, and what leaves the backlog needs a reason."""
     at = sent.ended_at or sent.at
-    sure = [each for each, told in facts.attempts[sent.number] if told.confirmed]
+    sure = [each for each, result in facts.attempts[sent.number] if result.confirmed]
     if sent.result is Result.PRIMARY and not any(each.broker == PRIMARY for each in sure):
         text = f"{sent.number} was accepted by the primary, which never confirmed it"
         yield Violation(Verdict.LOST, at, text, sent.number)
@@ -489,7 +489,7 @@ def _left_wrongly(facts: Facts, sent: Sent, copy: Copy) -> str | None:
     gone = copy.gone_tick or 0
     writes = facts.by_syphon[sent.number]
     if copy.gone == "completed":
-        if any(told.confirmed and (each.end_tick or 0) < gone for each, told in writes):
+        if any(result.confirmed and (each.end_tick or 0) < gone for each, result in writes):
             return None
         if any(each.side == SECONDARY and each.tick < gone for each in facts.handlings[sent.number]):
             return None
@@ -510,8 +510,8 @@ def _left_wrongly(facts: Facts, sent: Sent, copy: Copy) -> str | None:
 
 def _refused_for_good(facts: Facts, sent: Sent, before: int) -> bool:
     """Whether the primary had refused it to a syphon before a tick, permanently (ADR 4)."""
-    for each, told in facts.by_syphon[sent.number]:
-        refused = told.kind == "refused" and told.reason not in _NO_REASON
+    for each, result in facts.by_syphon[sent.number]:
+        refused = result.kind == "refused" and result.reason not in _NO_REASON
         if refused and each.entity == sent.entity and (each.end_tick or 0) < before:
             return True
     return False
@@ -521,7 +521,7 @@ def _refused_for_good(facts: Facts, sent: Sent, before: int) -> bool:
 
 
 def _sent_again(facts: Facts, sent: Sent) -> Iterator[Violation]:
-    confirmed = [each for each, told in facts.attempts[sent.number] if told.confirmed]
+    confirmed = [each for each, result in facts.attempts[sent.number] if result.confirmed]
     if len(confirmed) > 1:
         text = f"{sent.number} was sent again after the {confirmed[0].broker} had confirmed it"
         yield Violation(Verdict.DUPLICATE, confirmed[1].at, text, sent.number)
@@ -554,14 +554,14 @@ def _brought_twice(facts: Facts, sent: Sent) -> Iterator[Violation]:
     copies = len(backlog) if facts.history.exact else len(facts.writes(number, SECONDARY))
     handed = [handover for copy in backlog for handover in copy.handovers]
     brought: Counter[str] = Counter()
-    for attempt, told in facts.by_syphon[number]:
+    for attempt, result in facts.by_syphon[number]:
         if attempt.broker != PRIMARY:
             continue
         # Of several copies in the backlog each is moved.
         if brought[attempt.life] and copies < 2:
             text = f"the syphon of {attempt.life} had moved {number} to the primary, and sent it again"
             yield Violation(Verdict.DUPLICATE, attempt.at, text, number)
-        brought[attempt.life] += told.confirmed
+        brought[attempt.life] += result.confirmed
         if not any(each.life == attempt.life and each.tick < attempt.tick for each in handed):
             text = f"the syphon of {attempt.life} sent {number}, which it had never received"
             yield Violation(Verdict.PHANTOM, attempt.at, text, number)

@@ -58,7 +58,7 @@ CAPABILITIES = Capabilities(max_message_bytes=1_000_000, dead_letter=True, lock_
 
 _LOCK_WAIT = 5.0  # seconds that SQLite waits for another process's lock
 _LOCK = 60.0  # seconds that a message stays locked in a queue that does not say so
-_POLL = 0.1  # seconds between two polls of a waiting receiver: nothing tells of a message of another process
+_POLL = 0.1  # seconds between two polls of a waiting receiver: nothing announces a message of another process
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS queue (path TEXT PRIMARY KEY, settings TEXT NOT NULL)",

@@ -157,15 +157,15 @@ _SECRET = re.compile(r"((?:sig|SharedAccessKey|SharedAccessSignature|access_toke
 def verdict(error: BaseException) -> Verdict:
     """Say what an exception of the client, of its HTTP side, or of Python means."""
     status = None
-    told = condition(error)
+    named = condition(error)
     if isinstance(error, client.ServiceBusCommunicationError):
         return _CONNECTION  # amqp:not-found of a connection is no missing entity, but a host that is no namespace
     if isinstance(error, client.ServiceBusError):
         status = _private.status_of(error)
     elif isinstance(error, core.HttpResponseError):
         status = error.status_code
-    if told is not None and told not in _CLIENTS_OWN:
-        return CONDITIONS.get(told, _INTERNAL)
+    if named is not None and named not in _CLIENTS_OWN:
+        return CONDITIONS.get(named, _INTERNAL)
     if status is not None and (known := _by_status(status)) is not None:
         return known
     return next((found for kind, found in _CLASSES if isinstance(error, kind)), _CONNECTION)

@@ -99,13 +99,13 @@ def fix_answers(sender: ServiceBusSender) -> None:
     1.0, part 1.4), and knows no outcomes but *accepted* and *rejected*.
     """
     handler: Any = handler_of(sender)
-    told = handler._on_send_complete_async
+    original = handler._on_send_complete_async
 
-    async def tell(delivery: Any, reason: Any, state: Any) -> None:
-        await told(delivery, reason, _whole(state))
+    async def completed(delivery: Any, reason: Any, state: Any) -> None:
+        await original(delivery, reason, _whole(state))
 
     # The client looks its callback up on the handler for each transfer.
-    handler._on_send_complete_async = tell
+    handler._on_send_complete_async = completed
 
 
 def _whole(state: Any) -> Any:

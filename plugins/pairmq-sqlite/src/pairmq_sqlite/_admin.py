@@ -59,7 +59,7 @@ class SQLiteAdmin(Admin):
 
     async def properties(self, entity: Entity) -> QueueProperties:
         settings = await self._run(lambda store: store.settings(entity), f"read the settings of {entity}")
-        return _properties_of(settings.told)
+        return _properties_of(settings.as_json)
 
     async def counts(self, source: Source) -> QueueCounts:
         """Count exactly, in one step. Ended locks count as active, expired messages as dead-lettered or gone."""
@@ -129,13 +129,13 @@ def _settings_of(asked: QueueProperties, doing: str) -> Settings:
         default_time_to_live=None if lives is None else microseconds_of(lives),
         dead_letter_on_expiration=asked.dead_letter_on_expiration,
         single_consumer=asked.single_consumer,
-        told=json.dumps(asdict(asked)),
+        as_json=json.dumps(asdict(asked)),
     )
 
 
-def _properties_of(told: str) -> QueueProperties:
+def _properties_of(as_json: str) -> QueueProperties:
     """Read settings back; those that a later version has added are left out."""
-    values: dict[str, Any] = json.loads(told)
+    values: dict[str, Any] = json.loads(as_json)
     known = {entry.name for entry in fields(QueueProperties)}
     return QueueProperties(**{name: value for name, value in values.items() if name in known})
 

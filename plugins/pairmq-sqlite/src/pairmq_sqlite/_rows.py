@@ -26,7 +26,7 @@ class Settings:
         default_time_to_live: how long a message lives at most; None forever.
         dead_letter_on_expiration: whether an expired message is dead-lettered, or dropped.
         single_consumer: whether no receiver gets a message while another one holds one.
-        told: all settings as JSON, kept to be returned on request.
+        as_json: all settings, kept to be returned on request.
     """
 
     lock_duration: int
@@ -34,7 +34,7 @@ class Settings:
     default_time_to_live: int | None
     dead_letter_on_expiration: bool
     single_consumer: bool
-    told: str
+    as_json: str
 
 
 @dataclass(frozen=True, slots=True)

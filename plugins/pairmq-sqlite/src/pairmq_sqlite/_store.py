@@ -58,7 +58,7 @@ class Store:
                 settings.default_time_to_live,
                 settings.dead_letter_on_expiration,
                 settings.single_consumer,
-                settings.told,
+                settings.as_json,
             ),
         )
         if entity.kind is EntityKind.QUEUE:
@@ -267,9 +267,9 @@ class Store:
         found = self._execute(query, (entity.path, entity.kind.value)).fetchone()
         if found is None:
             raise NoSuchEntity
-        number, lock_duration, max_delivery_count, default_time_to_live, keeps_expired, single_consumer, told = found
+        number, lock_duration, max_delivery_count, default_time_to_live, keeps_expired, single_consumer, as_json = found
         return number, Settings(
-            lock_duration, max_delivery_count, default_time_to_live, bool(keeps_expired), bool(single_consumer), told
+            lock_duration, max_delivery_count, default_time_to_live, bool(keeps_expired), bool(single_consumer), as_json
         )
 
     def _add_shelves(self, entity: int | None, subscription: str) -> None:

@@ -33,20 +33,20 @@ async function ask(path, options = {}) {
 async function look() {
   const turn = ++turns;
   const query = new URLSearchParams({ search: $("search").value, state: $("state").value, limit: String(limit) });
-  let told;
+  let view;
   try {
     const answer = await ask(`api/status?${query}`);
     if (answer.status === 401) return mustSignIn();
     if (!answer.ok) throw new Error(`the server answers ${answer.status}`);
-    told = await answer.json();
+    view = await answer.json();
   } catch {
     if (turn === turns) lost();
     return;
   }
   if (turn !== turns) return; // a later poll has started
-  last = told;
+  last = view;
   live();
-  show(told);
+  show(view);
 }
 
 async function round() {
@@ -76,44 +76,44 @@ function lost() {
 
 // Showing.
 
-function show(told) {
+function show(view) {
   $("main").hidden = false;
-  document.body.toggleAttribute("data-looks", !told.sends);
-  say($("pair"), told.pair);
-  verdict(told);
-  tiles(told);
-  entities(told);
-  backlog(told);
-  events(told);
+  document.body.toggleAttribute("data-looks", !view.sends);
+  say($("pair"), view.pair);
+  verdict(view);
+  tiles(view);
+  entities(view);
+  backlog(view);
+  events(view);
   const sign = $("sign");
-  sign.hidden = told.access.read_only && !told.access.operator;
-  say(sign, told.access.operator ? "Sign out" : "Sign in");
-  sign.title = told.access.operator ? "" : "to hold, fail over and mark entities";
-  say($("foot"), scope(told));
+  sign.hidden = view.access.read_only && !view.access.operator;
+  say(sign, view.access.operator ? "Sign out" : "Sign in");
+  sign.title = view.access.operator ? "" : "to hold, fail over and mark entities";
+  say($("foot"), scope(view));
 }
 
-function scope(told) {
-  const { host, pid, version } = told.process;
+function scope(view) {
+  const { host, pid, version } = view.process;
   const where = `process ${pid} on ${host} (PairMQ ${version})`;
-  if (!told.sends) return `This is what ${where} sees of the two brokers since ${clock(told.since)}. It sends nothing: the states of entities are known to the programs that send.`;
-  const does = told.syphon ? "sends and drains the backlog" : "sends";
-  return `This is what ${where} sees since ${clock(told.since)}. States are those of its own pair, which ${does}; other programs have pairs of their own, and nothing that is done here reaches them.`;
+  if (!view.sends) return `This is what ${where} sees of the two brokers since ${clock(view.since)}. It sends nothing: the states of entities are known to the programs that send.`;
+  const does = view.syphon ? "sends and drains the backlog" : "sends";
+  return `This is what ${where} sees since ${clock(view.since)}. States are those of its own pair, which ${does}; other programs have pairs of their own, and nothing that is done here reaches them.`;
 }
 
-function verdict(told) {
-  const { by_state: states, held, shut, refusing } = told.entities;
-  const out = told.backlog.in_use === null ? 0 : told.backlog.queues - told.backlog.in_use;
-  const over = states["failed-over"], failing = states.failing, left = told.backlog.pending;
-  const down = ["primary", "secondary"].filter((side) => told.brokers[side].answer && !told.brokers[side].answer.ok);
+function verdict(view) {
+  const { by_state: states, held, shut, refusing } = view.entities;
+  const out = view.backlog.in_use === null ? 0 : view.backlog.queues - view.backlog.in_use;
+  const over = states["failed-over"], failing = states.failing, left = view.backlog.pending;
+  const down = ["primary", "secondary"].filter((side) => view.brokers[side].answer && !view.brokers[side].answer.ok);
   const more = [];
-  const { stranded, differences, unread } = told.agreement || { stranded: [], differences: [], unread: null };
+  const { stranded, differences, unread } = view.agreement || { stranded: [], differences: [], unread: null };
   let tone = "good", sign = "✓", said;
-  if (told.ended) {
-    [tone, sign, said] = told.ended.fault ? ["bad", "✗", `The pair has faulted: ${told.ended.fault}`] : ["warn", "!", "The pair is closed."];
+  if (view.ended) {
+    [tone, sign, said] = view.ended.fault ? ["bad", "✗", `The pair has faulted: ${view.ended.fault}`] : ["warn", "!", "The pair is closed."];
   } else if (over) {
     [tone, sign] = ["bad", "✗"];
     const [those, whose] = over === 1 ? ["1 entity is failed over", "its"] : [`${grouped(over)} entities are failed over`, "their"];
-    if (told.backlog.takes !== false) said = `${those}: ${whose} sends go to the backlog.`;
+    if (view.backlog.takes !== false) said = `${those}: ${whose} sends go to the backlog.`;
     else said = `${those}, and ${down.includes("secondary") ? "the secondary does not respond" : "no backlog queue is in use"}: ${whose} sends fail.`;
     if (held) more.push(`${held} held by an operator`);
   } else if (down.length) {
@@ -131,15 +131,15 @@ function verdict(told) {
     [tone, sign] = ["plain", "↩"];
     said = left ? "Messages wait in the backlog." : "The backlog is being counted.";
   } else {
-    said = told.sends ? "All is well." : "Both brokers respond.";
+    said = view.sends ? "All is well." : "Both brokers respond.";
     if (unread) [tone, sign, said] = ["warn", "!", "The settings of other processes of this pair are not known."];
     if (differences.length) [tone, sign, said] = ["warn", "!", "Processes of this pair have different settings."];
-    const unasked = left === null || !told.agreement || !told.brokers.primary.answer || !told.brokers.secondary.answer;
-    if (unasked) [tone, sign, said] = ["warn", "…", told.backlog.error ? "The backlog can't be counted." : "Checking the brokers."];
+    const unasked = left === null || !view.agreement || !view.brokers.primary.answer || !view.brokers.secondary.answer;
+    if (unasked) [tone, sign, said] = ["warn", "…", view.backlog.error ? "The backlog can't be counted." : "Checking the brokers."];
   }
   // What changes every second is here, not in the sentence that screen readers read aloud.
   if (left) more.push(`${plural(left, "message")} in the backlog`);
-  if (told.drain.seconds_left !== null) more.push(`empty in about ${soon(told.drain.seconds_left)} at ${pace(told.drain.per_second)}`);
+  if (view.drain.seconds_left !== null) more.push(`empty in about ${soon(view.drain.seconds_left)} at ${pace(view.drain.per_second)}`);
   if (down.length && over) more.push(`the ${down.join(" and the ")} ${down.length > 1 ? "do" : "does"} not respond`);
   more.push(...stranded.slice(0, 3), ...differences.slice(0, 3), unread);
   if (!more.filter(Boolean).length && tone === "good") more.push(left === 0 ? "The backlog is empty." : "");
@@ -157,22 +157,22 @@ const soon = (seconds) => span(Math.max(1, seconds));
 const number = (perSecond) => (perSecond < 10 ? perSecond.toFixed(1) : grouped(perSecond));
 const pace = (perSecond) => `${number(perSecond)} a second`;
 
-function tiles(told) {
-  const { backlog: found, drain } = told;
+function tiles(view) {
+  const { backlog: found, drain } = view;
   const broker = (side) => {
-    const { url, answer } = told.brokers[side];
+    const { url, answer } = view.brokers[side];
     const name = side === "primary" ? "Primary" : "Secondary";
     if (!answer) return { name, value: "…", note: url, tone: "plain" };
     return { name, value: answer.ok ? "reachable" : "unavailable", note: answer.ok ? `${url} in ${duration(answer.seconds)}` : answer.error, tone: answer.ok ? "good" : "bad" };
   };
   const waiting = { name: "In the backlog", value: found.pending === null ? "?" : grouped(found.pending), note: "", tone: "plain" };
-  if (found.pending) waiting.note = found.oldest === null ? "" : `the oldest for ${span(told.at - found.oldest)}`;
+  if (found.pending) waiting.note = found.oldest === null ? "" : `the oldest for ${span(view.at - found.oldest)}`;
   else waiting.note = found.pending === 0 ? "nothing waits" : found.error || "not counted yet";
   if (found.error) waiting.tone = "bad";
   const moving = { name: "Drain", value: drain.per_second ? `${number(drain.per_second)}/s` : "–", note: "", tone: "plain" };
   if (drain.seconds_left !== null) moving.note = `about ${soon(drain.seconds_left)} left`;
-  else if (found.pending) moving.note = told.syphon ? "nothing moves now" : "no syphon in this process";
-  else moving.note = told.syphon ? `${grouped(drain.moved)} moved so far` : "no syphon in this process";
+  else if (found.pending) moving.note = view.syphon ? "nothing moves now" : "no syphon in this process";
+  else moving.note = view.syphon ? `${grouped(drain.moved)} moved so far` : "no syphon in this process";
   if (found.pending && drain.peak) moving.part = 1 - found.pending / drain.peak;
   const out = found.in_use === null ? 0 : found.queues - found.in_use;
   const use = { name: "Queues in use", value: found.in_use === null ? grouped(found.queues) : `${found.in_use} of ${found.queues}`, note: "", tone: out ? (out === found.queues ? "bad" : "warn") : "plain" };
@@ -182,7 +182,7 @@ function tiles(told) {
   else use.note = found.takes ? "all work" : "not asked yet";
   const dead = { name: "Dead-lettered", value: found.dead_letter === null ? "?" : grouped(found.dead_letter), note: found.dead_letter ? "pairmq backlog peek --dead-letter shows them" : "", tone: found.dead_letter ? "warn" : "plain" };
   const all = [broker("primary"), broker("secondary"), waiting, moving, use, dead];
-  if (told.outbox) all.push(outbox(told));
+  if (view.outbox) all.push(outbox(view));
   keyed($("tiles"), all, (tile) => tile.name, newTile, (element, tile) => {
     mark(element, "tone", tile.tone);
     say(element.querySelector(".value"), tile.value);
@@ -194,14 +194,14 @@ function tiles(told) {
 }
 
 /** What transactions have stored, and the syphon has not moved yet; one that works moves it in milliseconds. */
-function outbox(told) {
-  const found = told.outbox, age = found.oldest === null ? null : told.at - found.oldest;
+function outbox(view) {
+  const found = view.outbox, age = found.oldest === null ? null : view.at - found.oldest;
   const tile = { name: "Outbox", value: found.pending === null ? (found.missing ? "0" : "?") : grouped(found.pending), note: "", tone: "plain" };
   const notes = [];
   if (found.error) [tile.tone, notes[0]] = ["bad", found.error];
   if (age !== null) notes.push(`the oldest for ${span(age)}`);
   if (found.per_second) notes.push(pace(found.per_second));
-  else if (!found.pending && told.syphon) notes.push(`${grouped(found.moved)} moved so far`);
+  else if (!found.pending && view.syphon) notes.push(`${grouped(found.moved)} moved so far`);
   if (found.dead_letter) notes.push(`${plural(found.dead_letter, "dead letter")}: pairmq backlog peek --outbox --dead-letter`);
   if (tile.tone === "plain" && (found.dead_letter || age > 60)) tile.tone = "warn";
   tile.note = notes.join(", ");
@@ -214,28 +214,28 @@ function newTile(tile) {
   return make("div", { className: "tile" }, make("dt", { textContent: tile.name }), make("dd", {}, make("div", { className: "value" }), bar, make("div", { className: "note" })));
 }
 
-function entities(told) {
+function entities(view) {
   const table = $("entities");
   // The time before this process started is not known, and would only compress the rest.
-  const from = Math.max(told.at - Number($("window").value), Math.min(told.since - 5, told.at - 60));
-  table.toggleAttribute("data-acts", told.access.may_operate);
-  say($("axis-from"), `${span(told.at - from)} ago`);
+  const from = Math.max(view.at - Number($("window").value), Math.min(view.since - 5, view.at - 60));
+  table.toggleAttribute("data-acts", view.access.may_operate);
+  say($("axis-from"), `${span(view.at - from)} ago`);
   // Rows must not move while a pointer is about to press a button.
   const frozen = performance.now() - touched < 5000;
-  keyed(table.tBodies[0], told.entities.rows, (row) => `${row.kind} ${row.path}`, newRow, (element, row) => {
+  keyed(table.tBodies[0], view.entities.rows, (row) => `${row.kind} ${row.path}`, newRow, (element, row) => {
     const state = element.querySelector(".state");
     const [kind, word] = stateOf(row);
     state.className = `state ${kind}`;
     say(state, word);
-    reasons(element.querySelector(".reasons"), row, told.at);
-    timeline(element.querySelector(".line"), row, from, told.at);
+    reasons(element.querySelector(".reasons"), row, view.at);
+    timeline(element.querySelector(".line"), row, from, view.at);
     const buttons = element.querySelectorAll(".acts button");
-    buttons[0].disabled = row.held && (row.syphon_held || !told.syphon);
+    buttons[0].disabled = row.held && (row.syphon_held || !view.syphon);
     buttons[1].disabled = row.state === "failed-over" && !row.held;
     buttons[2].disabled = row.state === "healthy" || row.state === "draining";
   }, frozen);
-  const { total, found, rows } = told.entities;
-  const note = total === 0 ? (told.sends ? "This process has used no entity yet." : "No entity is given: --entity NAME probes one.") : found === 0 ? "No entity matches." : rows.length < found ? `${grouped(rows.length)} of ${grouped(found)} are shown, those in trouble first.` : "";
+  const { total, found, rows } = view.entities;
+  const note = total === 0 ? (view.sends ? "This process has used no entity yet." : "No entity is given: --entity NAME probes one.") : found === 0 ? "No entity matches." : rows.length < found ? `${grouped(rows.length)} of ${grouped(found)} are shown, those in trouble first.` : "";
   say($("entities-more"), note);
   $("more").hidden = rows.length >= found || rows.length >= 1000;
 }
@@ -286,8 +286,8 @@ function reasons(element, row, now) {
   });
 }
 
-function backlog(told) {
-  const { rows, queues, counted_at: at, depth } = told.backlog;
+function backlog(view) {
+  const { rows, queues, counted_at: at, depth } = view.backlog;
   say($("backlog-note"), at === null ? "" : `counted at ${clock(at)}`);
   keyed($("queues").tBodies[0], rows, (row) => row.name, () => {
     const cells = [1, 2, 3, 4].map(() => make("td", { className: "n", role: "cell" }));
@@ -298,15 +298,15 @@ function backlog(told) {
     say(cells[0], row.name);
     say(cells[1], row.scheduled ? `${count(row.active)} + ${count(row.scheduled)} scheduled` : count(row.active));
     say(cells[2], count(row.dead_letter));
-    say(cells[3], row.oldest === null ? "" : span(told.at - row.oldest));
+    say(cells[3], row.oldest === null ? "" : span(view.at - row.oldest));
     say(cells[4], count(row.locked));
     cells[5].className = row.out || row.error ? "out" : "";
-    say(cells[5], row.out ? `✗ out for ${span(told.at - row.out.since)}: ${row.out.error}` : row.error ? `✗ ${row.error}` : row.missing ? "missing" : told.sends ? "✓ in use" : "✓ there");
+    say(cells[5], row.out ? `✗ out for ${span(view.at - row.out.since)}: ${row.out.error}` : row.error ? `✗ ${row.error}` : row.missing ? "missing" : view.sends ? "✓ in use" : "✓ there");
   });
   say($("queues-more"), rows.length && rows.length < queues ? `${grouped(queues - rows.length)} more queues hold less.` : "");
   $("depth").hidden = depth.length < 2;
   if (depth.length >= 2) {
-    const most = area(document.querySelector(".area"), depth, told.at);
+    const most = area(document.querySelector(".area"), depth, view.at);
     const words = `since ${clock(depth[0][0])}, ${most ? `at most ${grouped(most)}` : "nothing waited"}; counted only while this page is looked at`;
     say($("depth-note"), words);
     document.querySelector(".depth").setAttribute("aria-label", `Messages in the backlog, ${words}`);
@@ -315,10 +315,10 @@ function backlog(told) {
 
 const TONES = { good: "✓", plain: "·", warn: "!", bad: "✗" };
 
-function events(told) {
-  $("events-none").hidden = told.events.length > 0;
+function events(view) {
+  $("events-none").hidden = view.events.length > 0;
   const keyOf = (event) => `${event.at} ${event.subject} ${event.text}`;
-  keyed($("events"), told.events, keyOf, (event) => {
+  keyed($("events"), view.events, keyOf, (event) => {
     const words = make("span", { className: "words" }, make("strong", { textContent: event.subject }), ` ${event.text}`);
     const tone = make("span", { className: "tone", textContent: TONES[event.tone] });
     const item = make("li", {}, make("time"), tone, words);

@@ -86,9 +86,9 @@ class JournalledReceiver(ReceiverWrapper):
         try:
             errors = await self.inner.complete_batch(deliveries)
         finally:
-            told: list[str | None] = [None if error is None else str(error) for error in errors]
-            told += ["cancelled"] * (len(deliveries) - len(told))
-            for delivery, text in zip(deliveries, told, strict=True):
+            texts: list[str | None] = [None if error is None else str(error) for error in errors]
+            texts += ["cancelled"] * (len(deliveries) - len(texts))
+            for delivery, text in zip(deliveries, texts, strict=True):
                 self._report(delivery, Settlement.COMPLETED, None, text)
         return errors
 

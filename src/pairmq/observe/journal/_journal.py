@@ -85,7 +85,7 @@ class Journal:
         self._frame: Frame | None = None
         self._retry = 0
         self._taken = self._written = 0
-        self._dropped = self._untold = self._telling = 0
+        self._dropped = self._unreported = self._reporting = 0
         self._dropped_since = self._failed_at = 0.0
 
     @property
@@ -190,9 +190,9 @@ class Journal:
         return len(self._buffer) < self._most or self._failing or self._closing
 
     def _drop(self, count: int, at: float) -> None:
-        if not self._untold:
+        if not self._unreported:
             self._dropped_since = at
-        self._untold += count
+        self._unreported += count
         self._dropped += count
 
     def _rouse(self) -> None:
@@ -259,11 +259,11 @@ class Journal:
 
     def _write_rows(self, rows: list[Event]) -> None:
         with self._changed:
-            untold, self._untold = self._untold, 0
-        self._telling = untold
-        if untold:
-            self._writer.skip(untold)
-            rows.insert(0, EventsDropped(at=time.time(), pair="", count=untold, since=self._dropped_since))
+            unreported, self._unreported = self._unreported, 0
+        self._reporting = unreported
+        if unreported:
+            self._writer.skip(unreported)
+            rows.insert(0, EventsDropped(at=time.time(), pair="", count=unreported, since=self._dropped_since))
         try:
             self._frame = self._writer.frame(rows)
         except Exception:
@@ -288,7 +288,7 @@ class Journal:
                 self._failed_at = time.time() - self._options.flush_interval
                 unknown = None if isinstance(error, OSError) else error
                 _log.error("journal: %s can't be written: %s; trying again", self._directory, error, exc_info=unknown)
-                self._mark_loss(frame, self._rows_of(frame) + self._telling, dropped=None)
+                self._mark_loss(frame, self._rows_of(frame) + self._reporting, dropped=None)
             with self._changed:
                 self._failing = True
                 if self._closing:
@@ -296,7 +296,7 @@ class Journal:
                     self._frame = None
                 self._changed.notify_all()
         else:
-            self._telling = 0
+            self._reporting = 0
             if self._failing:
                 self._writer.unmark_loss()
                 _log.warning("journal: %s is writable again; events dropped: %d", self._directory, self._dropped)
@@ -307,7 +307,7 @@ class Journal:
 
     def _rows_of(self, frame: Frame | None) -> int:
         """Events in a frame: the row that reports dropped ones does not count."""
-        return 0 if frame is None else frame.rows - bool(self._telling)
+        return 0 if frame is None else frame.rows - bool(self._reporting)
 
     def _abandon(self, frame: Frame | None) -> None:
         """The journal closes, and can't write: this frame and what waits are lost, and counted."""
@@ -315,7 +315,7 @@ class Journal:
         if lost:
             self._drop(lost, time.time())
             self._buffer.clear()
-        unwritten = self._untold + self._telling
+        unwritten = self._unreported + self._reporting
         if unwritten:
             self._mark_loss(frame, unwritten, dropped=self._dropped)
             _log.error("journal: closed with %d events unwritten, as %s fails", unwritten, self._directory)
@@ -323,7 +323,7 @@ class Journal:
     def _mark_loss(self, frame: Frame | None, count: int, *, dropped: int | None) -> None:
         """Let readers of the journal know of a loss, although the disk takes no rows."""
         now = time.time()
-        first = None if frame is None else frame.first_seq - self._telling
+        first = None if frame is None else frame.first_seq - self._reporting
         # Where not even an empty file can be made, the log alone says it.
         with contextlib.suppress(OSError):
             self._writer.mark_loss(first, count, self._failed_at or now, now, dropped)

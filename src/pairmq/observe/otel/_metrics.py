@@ -428,7 +428,7 @@ async def watch_backlog(
 async def _count_forever(
     pair: BackloggedPair, counts: dict[Entity, Mapping[str, int]], every: float, limit: float
 ) -> None:
-    told = False
+    logged = False
     while True:
         outbox = () if pair.outbox_queue is None else (pair.outbox_queue,)
         for queue in (*pair.backlog_queues, *outbox):
@@ -438,10 +438,10 @@ async def _count_forever(
                 counts.pop(queue, None)
                 if isinstance(error, TransportError | TimeoutError):
                     _log.debug("backlog queue %s could not be counted: %s", queue, error)
-                elif not told and not _is_over():
+                elif not logged and not _is_over():
                     # A driver's own, a cancellation of its own task among them.
                     _log.exception("backlog queue %s could not be counted; further failures are not reported", queue)
-                    told = True
+                    logged = True
             if _is_over():  # also if a driver made another exception of it, or went on
                 return
         await asyncio.sleep(every)

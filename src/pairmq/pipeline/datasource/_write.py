@@ -95,7 +95,7 @@ class Destination:
             tally = await RowSender(sender, self.rows, self.window).send(batches)
         return Sent(tally.primary, tally.backlog, tally.maybe_duplicate)
 
-    def told(self, messages: Sequence[WriterCommitMessage | None]) -> str:
+    def summary(self, messages: Sequence[WriterCommitMessage | None]) -> str:
         """Sum up what tasks said."""
         sent = [message for message in messages if isinstance(message, Sent)]
         primary, backlog = sum(message.primary for message in sent), sum(message.backlog for message in sent)
@@ -118,11 +118,11 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log what was sent; every task has succeeded."""
-        _log.info("sent %s", self._destination.told(messages))
+        _log.info("sent %s", self._destination.summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Say what was sent although the job failed."""
-        _log.warning("the job failed; its successful tasks had sent %s", self._destination.told(messages))
+        _log.warning("the job failed; its successful tasks had sent %s", self._destination.summary(messages))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -141,11 +141,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Log what was sent; every task of the batch has succeeded."""
-        _log.info("batch %d: sent %s", batchId, self._destination.told(messages))
+        _log.info("batch %d: sent %s", batchId, self._destination.summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Say what was sent although the batch failed."""
-        _log.warning("batch %d failed; its successful tasks had sent %s", batchId, self._destination.told(messages))
+        _log.warning("batch %d failed; its successful tasks had sent %s", batchId, self._destination.summary(messages))
 
 
 _CHUNK = 500
@@ -240,13 +240,13 @@ class RowSender:
             for task in self._running:
                 task.cancel()
         if refused is not None:
-            raise RowRefused(f"{refused}. {self._told()}")
+            raise RowRefused(f"{refused}. {self._already_sent()}")
         if self._tally.failures:
             first = "; ".join(str(error) for error in self._tally.failed)
-            raise RowsNotSent(f"{self._tally.failures} rows have no receipt: {first}. {self._told()}")
+            raise RowsNotSent(f"{self._tally.failures} rows have no receipt: {first}. {self._already_sent()}")
         return self._tally
 
-    def _told(self) -> str:
+    def _already_sent(self) -> str:
         return (
             f"{self._tally.sent} rows of this task were sent before, {self._tally.backlog} of them to the backlog; "
             "when Spark tries the task again they are sent again, under the same message ids"

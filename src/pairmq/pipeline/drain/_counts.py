@@ -69,7 +69,7 @@ async def count(transport: Transport, queues: Sequence[Entity], time_limit: floa
     Returns:
         One entry each, in the same order.
     """
-    return tuple(_depth(transport, told) for told in await counts_of(transport, queues, time_limit))
+    return tuple(_depth(transport, counts) for counts in await counts_of(transport, queues, time_limit))
 
 
 async def count_surely(
@@ -106,12 +106,12 @@ async def count_surely(
     return tuple(again.get(queue, depth) for queue, depth in zip(queues, depths, strict=True))
 
 
-def _depth(transport: Transport, told: QueueCounts | TransportError) -> Depth:
-    if isinstance(told, QueueCounts):
-        return Depth(told)
-    if told.reason is FailureReason.NOT_FOUND:
+def _depth(transport: Transport, counts: QueueCounts | TransportError) -> Depth:
+    if isinstance(counts, QueueCounts):
+        return Depth(counts)
+    if counts.reason is FailureReason.NOT_FOUND:
         return Depth(QueueCounts(), exists=False)
-    text = str(told)
+    text = str(counts)
     return Depth(None, text if transport.endpoint.url in text else f"{transport.endpoint}: {text}")
 
 

@@ -24,7 +24,7 @@ from pairmq.runner import backlog_properties, find_agreement
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Tell = Callable[[int | None], None]
+ShowProgress = Callable[[int | None], None]
 """Called periodically with the number of messages left; None if the secondary can't be queried."""
 
 _UNMOVED = 3  # messages that a task's share of the rate would have let through
@@ -79,14 +79,14 @@ class Drain:
             *(f"{queue} has another template: 'pairmq syphon' drains it" for queue, depth in counts if depth.pending),
         )
 
-    async def run(self, spark: SparkSession, stop: asyncio.Event, tell: Tell = lambda left: None) -> Report:
+    async def run(self, spark: SparkSession, stop: asyncio.Event, progress: ShowProgress = lambda left: None) -> Report:
         """Empty the queues that are not known to be empty.
 
         Args:
             spark: where. On a local one the tasks finish what they hold when asked to stop; elsewhere they are
                 cancelled, and their messages are redelivered when the locks expire.
             stop: set it to end.
-            tell: called with the progress.
+            progress: called with what is left.
 
         Raises:
             ConfigurationError: the session would do harm, or the workers' settings can't work.
@@ -103,7 +103,7 @@ class Drain:
             tag = Tag(spark, "pairmq-drain")
             work = asyncio.create_task(asyncio.to_thread(run_job, spark, job, indexes, tag))
             try:
-                await self._attend(work, stop, tell)
+                await self._attend(work, stop, progress)
             finally:
                 if not work.done():
                     handover.stop()
@@ -127,7 +127,7 @@ class Drain:
         """The report of a drain that found nothing to do."""
         return self._report(self.before, {}, {}, None, None, False)
 
-    async def _attend(self, work: asyncio.Task[list[Outcome]], stop: asyncio.Event, tell: Tell) -> None:
+    async def _attend(self, work: asyncio.Task[list[Outcome]], stop: asyncio.Event, progress: ShowProgress) -> None:
         """Report progress to the user, until it ends or is stopped."""
         stopping = asyncio.create_task(stop.wait())
         limit = self._plan.settings.options.attempt_timeout
@@ -135,7 +135,7 @@ class Drain:
             async with self._plan.secondary_transport() as secondary:
                 while not work.done() and not stop.is_set():
                     depths = await count(secondary, self._plan.queues, limit)
-                    tell(total([depth.pending for depth in depths]))
+                    progress(total([depth.pending for depth in depths]))
                     await asyncio.wait((work, stopping), timeout=EVERY, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()

@@ -32,7 +32,7 @@ def follow(
     until_idle: float | None = None,
     restart: bool = False,
     stop: Stop | None = None,
-    told: Callable[[Refreshed], None] | None = None,
+    on_refresh: Callable[[Refreshed], None] | None = None,
     progress: Callable[[int, str], None] | None = None,
 ) -> Report:
     """Keep all tables of a journal up to date, as `pairmq.pipeline.run` would make them of the files that were read.
@@ -58,7 +58,7 @@ def follow(
         until_idle: end when nothing new has come for so many seconds.
         restart: forget what is kept, and read the whole journal again.
         stop: ends it, when set, after what it is reading.
-        told: called after every refresh of the tables.
+        on_refresh: called after every refresh of the tables.
         progress: called with the rows read since the last refresh, and the current step.
 
     Returns:
@@ -87,6 +87,6 @@ def follow(
         until_idle=until_idle,
         restart=restart,
         stop=stop,
-        told=told,
+        on_refresh=on_refresh,
         progress=progress,
     )

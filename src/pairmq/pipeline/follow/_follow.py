@@ -56,7 +56,7 @@ class _Wishes:
     until_idle: float | None
     prices: Mapping[str, Price]
     patience: float
-    told: Callable[[Refreshed], None]
+    on_refresh: Callable[[Refreshed], None]
     progress: Callable[[int, str], None]
 
 
@@ -73,7 +73,7 @@ def follow(
     until_idle: float | None = None,
     restart: bool = False,
     stop: Stop | None = None,
-    told: Callable[[Refreshed], None] | None = None,
+    on_refresh: Callable[[Refreshed], None] | None = None,
     progress: Callable[[int, str], None] | None = None,
 ) -> Report:
     """Keep all tables of a journal up to date; see `pairmq.pipeline.follow`, which says what each argument is."""
@@ -86,7 +86,7 @@ def follow(
         raise ConfigurationError(f"{source} is not a directory: give the journal's directory")
     batch.check_places(target)
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731  # a default
-    wishes = _Wishes(every, once, until_idle, dict(prices or {}), patience, told or nothing, progress or nothing)
+    wishes = _Wishes(every, once, until_idle, dict(prices or {}), patience, on_refresh or nothing, progress or nothing)
     stopping = Stop() if stop is None else stop
     with local_work_folder(target, HOLDER) as work, session(spark, cores=cores) as mine, stopping:
         if not hasattr(mine, "_jsparkSession"):
@@ -206,7 +206,7 @@ class _Follower:
         shutil.rmtree(work, ignore_errors=True)
         self._report, self._commit, self._refreshed_at = report, ledger.next_number - 1, time.monotonic()
         self._open = self._open_parts()
-        wishes.told(refreshed)
+        wishes.on_refresh(refreshed)
         return report
 
 

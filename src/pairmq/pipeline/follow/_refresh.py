@@ -79,7 +79,7 @@ class Tables:
                 self._ledger.merge(None)
             facts = {fact.name: self._spark.createDataFrame([], fact.schema) for fact in FACTS}
             write_pieces(self._spark, table_pieces(settings), facts, lambda name: work / batch.name_of(name), progress)
-        return batch.told(work, {f"{piece.folder.name}.parquet": piece.verdicts for piece in pieces})
+        return batch.fields_of_report(work, {f"{piece.folder.name}.parquet": piece.verdicts for piece in pieces})
 
     def _pieces(self) -> list[Piece]:
         folders = self._ledger.settled()

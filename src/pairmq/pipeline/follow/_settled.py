@@ -78,16 +78,16 @@ class Piece:
         self.folder = folder
         path = folder / "piece.json"
         try:
-            told = json.loads(path.read_text("utf-8"))
-            self.rows: int = told["rows"]
-            self.verdicts: dict[str, int] = told["verdicts"]
+            document = json.loads(path.read_text("utf-8"))
+            self.rows: int = document["rows"]
+            self.verdicts: dict[str, int] = document["verdicts"]
             """How many of its messages have each."""
-            self.late: dict[str, int] = told["late"]
+            self.late: dict[str, int] = document["late"]
             """How many of its messages were late, by the table's ``late``."""
-            self.began, self.ended = told["began"], told["ended"]
+            self.began, self.ended = document["began"], document["ended"]
             """The first receipt of any, and the last arrival."""
             self.spans: dict[Queue, tuple[int, int, float]] = {
-                (place, placed): (first, last, accepted) for place, placed, first, last, accepted in told["spans"]
+                (place, placed): (first, last, accepted) for place, placed, first, last, accepted in document["spans"]
             }
             """The first and the last position in each queue, and the first receipt."""
         except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -222,9 +222,9 @@ def with_keys(messages: pa.Table, keys: np.ndarray) -> pa.Table:
 
 def stood_in(messages: pa.Table) -> dict[Queue, tuple[np.ndarray, np.ndarray]]:
     """Group messages that have a place in a queue."""
-    told = messages.filter(pc.and_(pc.is_valid(messages["position"]), pc.is_valid(messages["accepted_at"])))
-    numbers, queues = _queues(told)
-    positions, called = told["position"].to_numpy(), told["called_at"].to_numpy()
+    placed = messages.filter(pc.and_(pc.is_valid(messages["position"]), pc.is_valid(messages["accepted_at"])))
+    numbers, queues = _queues(placed)
+    positions, called = placed["position"].to_numpy(), placed["called_at"].to_numpy()
     return {queue: (positions[numbers == at], called[numbers == at]) for at, queue in enumerate(queues)}
 
 
@@ -358,25 +358,27 @@ def frontier(messages: pa.Table) -> pa.Table:
     Args:
         messages: with ``route``.
     """
-    told = messages.filter(
+    placed = messages.filter(
         pc.is_valid(pc.field("position"))
         & ((pc.field("placed") > 0) | (pc.field("got_first_by") == pc.field("got_first_by_other")))
         & ~pc.is_valid(pc.field("due_at"))
     ).sort_by([("called_at", "ascending")])
-    told = pa.concat_tables([told.filter(pc.is_null(told["called_at"])), told.filter(pc.is_valid(told["called_at"]))])
-    home = pc.greater(told["accepted_primary"], 0)
+    placed = pa.concat_tables(
+        [placed.filter(pc.is_null(placed["called_at"])), placed.filter(pc.is_valid(placed["called_at"]))]
+    )
+    home = pc.greater(placed["accepted_primary"], 0)
     orders = pa.table(
         {
-            "place": told["place"],
-            "owner": pc.coalesce(told["session"], told["sender"]),
-            "reader": pc.if_else(pc.greater(told["placed"], 0), 0, told["got_first_by"]),
+            "place": placed["place"],
+            "owner": pc.coalesce(placed["session"], placed["sender"]),
+            "reader": pc.if_else(pc.greater(placed["placed"], 0), 0, placed["got_first_by"]),
             "home": home,
-            "route": pc.if_else(home, None, told["route"]),
-            "at": np.arange(len(told)),
+            "route": pc.if_else(home, None, placed["route"]),
+            "at": np.arange(len(placed)),
         }
     )
     last = orders.group_by(["place", "owner", "reader", "home", "route"], use_threads=False).aggregate([("at", "max")])
-    return told.take(last["at_max"])
+    return placed.take(last["at_max"])
 
 
 def rolled(arrivals: pa.Table) -> pa.Table:
@@ -427,7 +429,7 @@ def write_piece(folder: Path, messages: pa.Table, judged: pa.Table, arrivals: pa
     for at, (place, placed) in enumerate(queues):
         own = positions[number == at]
         spans.append([place, placed, int(own.min()), int(own.max()), float(accepted[number == at].min())])
-    told = {
+    document = {
         "rows": len(messages),
         "verdicts": Counter(judged["verdict"].to_pylist()),
         "late": Counter(judged["late"].drop_null().to_pylist()),
@@ -440,7 +442,7 @@ def write_piece(folder: Path, messages: pa.Table, judged: pa.Table, arrivals: pa
         pq.write_table(arrivals, folder / "arrivals.parquet")
         pq.write_table(last, folder / "frontier.parquet")
         np.save(folder / "keys.npy", np.sort(messages["message_key"].to_numpy()))
-        (folder / "piece.json").write_text(json.dumps(told), "utf-8")
+        (folder / "piece.json").write_text(json.dumps(document), "utf-8")
     return Piece(folder)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from pairmq.pipeline.reporting._values import Key, Latency, Told
+from pairmq.pipeline.reporting._values import Findings, Key, Latency
 from pairmq.pipeline.reporting._words import duration, grouped, named, percent, plural, visible
 
 Verdict: TypeAlias = Literal["lost", "faults", "incomplete", "good"]
@@ -57,35 +57,42 @@ class Answers:
     caveats: Sequence[Caveat]
 
 
-def answers(told: Told) -> Answers:
+def answers(findings: Findings) -> Answers:
     """Derive the answers from the tables."""
-    found = caveats(told)
-    verdict = _verdict(told, found)
-    tiles = (_available(told), _out(told), _diverted(told), _latency(told), _cost(told), _blind(found))
-    return Answers(verdict, _headline(told, verdict, found), _sentence(told), tiles, found)
+    found = caveats(findings)
+    verdict = _verdict(findings, found)
+    tiles = (
+        _available(findings),
+        _out(findings),
+        _diverted(findings),
+        _latency(findings),
+        _cost(findings),
+        _blind(found),
+    )
+    return Answers(verdict, _headline(findings, verdict, found), _sentence(findings), tiles, found)
 
 
-def accepted(told: Told) -> float:
+def accepted(findings: Findings) -> float:
     """Sends that were accepted."""
-    return told.availability.total.primary + told.availability.total.backlog
+    return findings.availability.total.primary + findings.availability.total.backlog
 
 
-def most_out(told: Told) -> Sequence[Key]:
+def most_out(findings: Findings) -> Sequence[Key]:
     """All entities, those that were out longest first, then those with most messages."""
-    keys = {*told.outages.spans, *told.availability.entities, *told.messages.by_entity}
+    keys = {*findings.outages.spans, *findings.availability.entities, *findings.messages.by_entity}
     readable = [key for key in keys if key.entity is not None]
 
     def rank(key: Key) -> tuple[float, int, Key]:
-        spans = told.outages.spans.get(key)
-        messages = sum(told.messages.by_entity.get(key, {}).values())
+        spans = findings.outages.spans.get(key)
+        messages = sum(findings.messages.by_entity.get(key, {}).values())
         return -(spans.seconds_out if spans else 0.0), -messages, key
 
     return sorted(readable, key=rank)
 
 
-def phases(told: Told) -> Sequence[tuple[str, str, Latency]]:
+def phases(findings: Findings) -> Sequence[tuple[str, str, Latency]]:
     """The phases that have sends: class, name and latency."""
-    ever_out = told.outages.count > 0
+    ever_out = findings.outages.count > 0
     names = {
         "before": ("primary", "healthy, before the first outage" if ever_out else "healthy"),
         "outage": ("backlog", "while the primary was out"),
@@ -94,27 +101,27 @@ def phases(told: Told) -> Sequence[tuple[str, str, Latency]]:
         "backlog": ("backlog", "in the backlog, until moved to the primary"),
         "outbox": ("moved", "from the outbox to the primary"),
     }
-    latencies = told.messages.latencies
+    latencies = findings.messages.latencies
     return [(class_, name, latencies[phase]) for phase, (class_, name) in names.items() if phase in latencies]
 
 
-def _verdict(told: Told, found: Sequence[Caveat]) -> Verdict:
-    if told.messages.verdicts.get("lost"):
+def _verdict(findings: Findings, found: Sequence[Caveat]) -> Verdict:
+    if findings.messages.verdicts.get("lost"):
         return "lost"
-    if any(told.messages.verdicts.get(name) for name in FAULTS):
+    if any(findings.messages.verdicts.get(name) for name in FAULTS):
         return "faults"
     return "incomplete" if any(each.kind in _HOLES for each in found) else "good"
 
 
-def _headline(told: Told, verdict: Verdict, found: Sequence[Caveat]) -> str:
-    verdicts = told.messages.verdicts
+def _headline(findings: Findings, verdict: Verdict, found: Sequence[Caveat]) -> str:
+    verdicts = findings.messages.verdicts
     lost = verdicts.get("lost", 0)
     if verdict == "lost":
         return f"{plural(lost, 'accepted message')} {'is' if lost == 1 else 'are'} lost."
     if verdict == "faults":
         others = [f"{grouped(verdicts[name])} {name}" for name in FAULTS if verdicts.get(name)]
         return f"Nothing accepted is lost, but a promise was broken: {'; '.join(others)}."
-    if not told.messages.count:
+    if not findings.messages.count:
         return "The journal has no messages."
     if verdict == "incomplete":
         return "Nothing is known to be lost, but the journal has holes."
@@ -123,13 +130,13 @@ def _headline(told: Told, verdict: Verdict, found: Sequence[Caveat]) -> str:
     return "Nothing accepted was lost."
 
 
-def _sentence(told: Told) -> str:
+def _sentence(findings: Findings) -> str:
     tones: Counter[str] = Counter()
-    for verdict, count in told.messages.verdicts.items():
+    for verdict, count in findings.messages.verdicts.items():
         tones[meaning_of(verdict).tone] += count
-    count = told.messages.count
+    count = findings.messages.count
     if not count:
-        return f"It has {plural(told.programs.rows, 'row')} of {plural(told.programs.count, 'program')}."
+        return f"It has {plural(findings.programs.rows, 'row')} of {plural(findings.programs.count, 'program')}."
     if tones["arrived"] == count:
         text = f"All {plural(count, 'message')} arrived." if count > 1 else "The one message arrived."
     else:
@@ -142,10 +149,10 @@ def _sentence(told: Told) -> str:
         )
         parts = [f"{grouped(tones[tone])} {word}" for tone, word in words if tones[tone]]
         text = f"Of {plural(count, 'message')}, {_listed(parts)}."
-    sends = round(told.availability.total.attempted)
-    if sends > count and not told.programs.sampled:
+    sends = round(findings.availability.total.attempted)
+    if sends > count and not findings.programs.sampled:
         text += f" They took {grouped(sends)} sends: each send of a message counts, also after one that was refused."
-    backlog = round(told.availability.total.backlog)
+    backlog = round(findings.availability.total.backlog)
     if backlog:
         text += f" {grouped(backlog)} of them went to the backlog while the primary was out."
     return text
@@ -155,8 +162,8 @@ def _listed(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def _available(told: Told) -> Tile:
-    total = told.availability.total
+def _available(findings: Findings) -> Tile:
+    total = findings.availability.total
     if total.availability is None:
         return Tile("Sends accepted", "–", "no sends in the journal")
     if total.primary_availability == total.availability:
@@ -166,8 +173,8 @@ def _available(told: Told) -> Tile:
     return Tile("Sends accepted", percent(total.availability), note, "good" if total.availability == 1 else "")
 
 
-def _out(told: Told) -> Tile:
-    outages = told.outages
+def _out(findings: Findings) -> Tile:
+    outages = findings.outages
     if not outages.count:
         return Tile("Primary out", "never", "no outage in the journal")
     seconds = sum(span.seconds for span in outages.union)
@@ -178,20 +185,20 @@ def _out(told: Told) -> Tile:
     return Tile("Primary out", duration(seconds), note)
 
 
-def _diverted(told: Told) -> Tile:
-    many = told.availability.total.backlog
+def _diverted(findings: Findings) -> Tile:
+    many = findings.availability.total.backlog
     if not many:
         return Tile("Diverted", "none", "the backlog was not needed")
-    waiting = told.messages.verdicts.get("diverted", 0)
+    waiting = findings.messages.verdicts.get("diverted", 0)
     home = "all were moved to the primary" if not waiting else f"{grouped(waiting)} not moved yet"
-    peak = int(told.messages.overview.depth.max()) if told.messages.overview is not None else 0
+    peak = int(findings.messages.overview.depth.max()) if findings.messages.overview is not None else 0
     return Tile(
         "Diverted", grouped(many), f"{home}; at most {grouped(peak)} at once, of all entities" if peak else home
     )
 
 
-def _latency(told: Told) -> Tile:
-    latencies = told.messages.latencies
+def _latency(findings: Findings) -> Tile:
+    latencies = findings.messages.latencies
     healthy, out = latencies.get("before") or latencies.get("after"), latencies.get("outage")
     if out is not None:
         note = "99 % of them" + ("" if healthy is None else f"; while healthy {duration(healthy.p99)}")
@@ -201,8 +208,8 @@ def _latency(told: Told) -> Tile:
     return Tile("Send latency", "–", "not in these tables")
 
 
-def _cost(told: Told) -> Tile:
-    cost = told.cost
+def _cost(findings: Findings) -> Tile:
+    cost = findings.cost
     total = sum(side.total for side in cost.sides.values())
     second = cost.sides["secondary"].total if "secondary" in cost.sides else 0
     if cost.priced:
@@ -238,20 +245,24 @@ class Caveat:
     names: Sequence[str] = ()
 
 
-def caveats(told: Told) -> Sequence[Caveat]:
+def caveats(findings: Findings) -> Sequence[Caveat]:
     """Find them all, the weightiest first."""
-    return tuple(each for each in (*_of_the_journal(told), *_of_the_messages(told), *_of_the_rest(told)) if each.count)
+    return tuple(
+        each
+        for each in (*_of_the_journal(findings), *_of_the_messages(findings), *_of_the_rest(findings))
+        if each.count
+    )
 
 
-def _of_the_journal(told: Told) -> Iterator[Caveat]:
-    bad = told.run["journal"].get("bad_segments") or []
+def _of_the_journal(findings: Findings) -> Iterator[Caveat]:
+    bad = findings.run["journal"].get("bad_segments") or []
     yield Caveat(
         "bad-segments",
         len(bad),
         f"{plural(len(bad), 'file')} of the journal could not be read.",
         tuple(f"{visible(each['path'])}: {visible(each['problem'])}" for each in bad[:MOST_NAMED]),
     )
-    programs = told.programs
+    programs = findings.programs
     names = tuple(visible(each.process) for each in programs.incomplete if each.missing or each.dropped)
     yield Caveat(
         "missing-rows", programs.missing, f"{plural(programs.missing, 'row')} of the journal are missing.", names
@@ -264,7 +275,7 @@ def _of_the_journal(told: Told) -> Iterator[Caveat]:
         programs.misdated,
         f"{plural(programs.misdated, 'row')} of the journal are ignored: their clock was before 2020 or after 2100.",
     )
-    clocks = told.run["journal"].get("clock_errors") or {}
+    clocks = findings.run["journal"].get("clock_errors") or {}
     worst = sorted(clocks, key=lambda each: (-clocks[each], each))
     yield Caveat(
         "clock-errors",
@@ -274,7 +285,7 @@ def _of_the_journal(told: Told) -> Iterator[Caveat]:
         "depends on these instants is unproven.",
         tuple(f"{visible(each)}: {duration(clocks[each])}" for each in worst[:MOST_NAMED]),
     )
-    absent = told.run["journal"].get("absent_consumers") or []
+    absent = findings.run["journal"].get("absent_consumers") or []
     yield Caveat(
         "absent-consumers",
         len(absent),
@@ -282,7 +293,7 @@ def _of_the_journal(told: Told) -> Iterator[Caveat]:
         "same pair: the journal of the consumers is missing, or they keep none.",
         tuple(visible(each["entity"]) for each in absent[:MOST_NAMED]),
     )
-    parts = told.run["journal"].get("unfinished_parts") or []
+    parts = findings.run["journal"].get("unfinished_parts") or []
     yield Caveat(
         "unfinished-parts",
         len(parts),
@@ -313,11 +324,11 @@ def _of_the_journal(told: Told) -> Iterator[Caveat]:
     )
 
 
-def _of_the_messages(told: Told) -> Iterator[Caveat]:
-    verdicts = told.messages.verdicts
+def _of_the_messages(findings: Findings) -> Iterator[Caveat]:
+    verdicts = findings.messages.verdicts
     unseen = sorted(
-        (key for key, each in told.messages.by_entity.items() if each.get("delivery not observed")),
-        key=lambda key: -told.messages.by_entity[key]["delivery not observed"],
+        (key for key, each in findings.messages.by_entity.items() if each.get("delivery not observed")),
+        key=lambda key: -findings.messages.by_entity[key]["delivery not observed"],
     )
     many = verdicts.get("delivery not observed", 0)
     yield Caveat(
@@ -345,19 +356,19 @@ def _of_the_messages(told: Told) -> Iterator[Caveat]:
         yield Caveat(kind, many, f"{plural(many, 'message')} {text}")
 
 
-def _of_the_rest(told: Told) -> Iterator[Caveat]:
-    if told.cost.source in ("estimated", "mixed"):
+def _of_the_rest(findings: Findings) -> Iterator[Caveat]:
+    if findings.cost.source in ("estimated", "mixed"):
         yield Caveat(
             "estimated-cost",
             1,
             "Operations are estimated from the journal's rows, which record neither empty polls nor batches.",
         )
-    if dict(told.messages.verdicts) != {name: count for name, count in told.run["messages"].items() if count}:
+    if dict(findings.messages.verdicts) != {name: count for name, count in findings.run["messages"].items() if count}:
         yield Caveat(
             "changed-tables",
             1,
-            f"The tables have {plural(told.messages.count, 'message')}, the run reported "
-            f"{grouped(sum(told.run['messages'].values()))}: another run may have been writing. Make the report "
+            f"The tables have {plural(findings.messages.count, 'message')}, the run reported "
+            f"{grouped(sum(findings.run['messages'].values()))}: another run may have been writing. Make the report "
             "again.",
         )
 

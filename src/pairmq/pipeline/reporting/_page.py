@@ -17,7 +17,7 @@ from pairmq.pipeline._storage import Place
 from pairmq.pipeline.reporting._answers import VERDICTS, Answers, meaning_of, most_out, phases
 from pairmq.pipeline.reporting._plots import MOST_ROWS, course, drawn_wider, name_of
 from pairmq.pipeline.reporting._svg import bar, reach, scale_of
-from pairmq.pipeline.reporting._values import Fault, Key, Sends, Series, Spans, Told
+from pairmq.pipeline.reporting._values import Fault, Findings, Key, Sends, Series, Spans
 from pairmq.pipeline.reporting._words import clock, date, duration, grouped, moment, percent, period, visible
 
 MOST_ENTITIES = 20
@@ -59,7 +59,7 @@ class Plot:
     rows: Sequence[Sequence[str]]
 
 
-def page(told: Told, found: Answers, directory: Place) -> str:
+def page(findings: Findings, found: Answers, directory: Place) -> str:
     """Make the page."""
     environment = jinja2.Environment(
         autoescape=True,
@@ -71,65 +71,67 @@ def page(told: Told, found: Answers, directory: Place) -> str:
     environment.filters |= {"visible": visible, "duration": duration, "grouped": grouped, "moment": moment}
     style = files(__package__).joinpath("page.css").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    entities = most_out(told)
+    entities = most_out(findings)
     several = len({key.pair for key in entities}) > 1
-    sending = [key for key in entities if key in told.availability.entities]
-    first, last = told.programs.first_at, told.programs.last_at
+    sending = [key for key in entities if key in findings.availability.entities]
+    first, last = findings.programs.first_at, findings.programs.last_at
     return environment.get_template(
         "page.html.j2"
     ).render(
         policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
         style=Markup(style),  # noqa: S704  # our own file
-        told=told,
+        findings=findings,
         found=found,
         pairs=sorted({visible(key.pair, 60) for key in entities}),
         period=period(first, last) if first is not None and last is not None else "",
         lasted=duration(last - first) if first is not None and last is not None else "",
-        faults=_faults(told),
+        faults=_faults(findings),
         first_faults=FIRST_FAULTS,
-        plots=_plots(told, entities, several),
+        plots=_plots(findings, entities, several),
         left_out=max(0, len(entities) - MOST_ROWS),
-        latency=_latency(told),
-        availability=[_available(told, key, several) for key in sending[:MOST_ENTITIES]],
+        latency=_latency(findings),
+        availability=[_available(findings, key, several) for key in sending[:MOST_ENTITIES]],
         availability_left_out=max(0, len(sending) - MOST_ENTITIES),
-        consumers=[_consumed(told, key, several) for key in islice(told.consumers, MOST_ENTITIES)],
-        consumers_left_out=max(0, len(told.consumers) - MOST_ENTITIES),
-        verdicts=_verdicts(told),
-        outages=told.outages.worst,
+        consumers=[_consumed(findings, key, several) for key in islice(findings.consumers, MOST_ENTITIES)],
+        consumers_left_out=max(0, len(findings.consumers) - MOST_ENTITIES),
+        verdicts=_verdicts(findings),
+        outages=findings.outages.worst,
         name=lambda key: name_of(key, several),
-        cost=_cost(told),
+        cost=_cost(findings),
         directory=visible(str(directory), 300),
     )
 
 
-def _faults(told: Told) -> Sequence[Faults]:
+def _faults(findings: Findings) -> Sequence[Faults]:
     return [
         Faults(
             verdict,
             meaning_of(verdict).text,
-            told.messages.verdicts[verdict],
+            findings.messages.verdicts[verdict],
             first,
-            told.messages.verdicts[verdict] - len(first),
+            findings.messages.verdicts[verdict] - len(first),
         )
-        for verdict, first in told.messages.faults.items()
+        for verdict, first in findings.messages.faults.items()
     ]
 
 
-def _plots(told: Told, entities: Sequence[Key], several: bool) -> Sequence[Plot]:
+def _plots(findings: Findings, entities: Sequence[Key], several: bool) -> Sequence[Plot]:
     names = {key: name_of(key, several) for key in entities}
     plots = []
-    for title, series in (("", told.messages.overview), ("The longest outage", told.messages.close_up)):
+    for title, series in (("", findings.messages.overview), ("The longest outage", findings.messages.close_up)):
         if series is None:
             continue
         grid = series.grid
-        rows = [key for key in entities if not title or _is_out(told.outages.spans.get(key), grid.began, grid.ended)]
-        drawing = course(series, told.outages.spans, rows[:MOST_ROWS], names)
+        rows = [
+            key for key in entities if not title or _is_out(findings.outages.spans.get(key), grid.began, grid.ended)
+        ]
+        drawing = course(series, findings.outages.spans, rows[:MOST_ROWS], names)
         note = f"Each step is {duration(grid.width)}; times are in UTC."
         if len(rows) > MOST_ROWS:
             note += f" The {MOST_ROWS} entities that were out longest are drawn, of {grouped(len(rows))}."
-        if drawn_wider(told.outages.spans, rows[:MOST_ROWS], grid):
+        if drawn_wider(findings.outages.spans, rows[:MOST_ROWS], grid):
             note += " Very short outages are drawn wider than they were."
-        if told.programs.sampled:
+        if findings.programs.sampled:
             note += " Healthy sends are those that were journalled; not all were."
         plots.append(Plot(title and f"{title}, {date(grid.began)}", drawing, note, _series_rows(series)))
     return plots
@@ -151,10 +153,10 @@ def _series_rows(series: Series) -> Sequence[Sequence[str]]:
         began = grid.began + first * grid.width
         longest = series.longest[part]
         known = longest[~np.isnan(longest)]
-        told = clock(began, grid.width * together)
+        label = clock(began, grid.width * together)
         rows.append(
             (
-                told if grid.ended - grid.began < 86_400 else f"{date(began)} {told}",
+                label if grid.ended - grid.began < 86_400 else f"{date(began)} {label}",
                 *map(grouped, (*counts, bad, int(series.moved[part].sum()), int(series.depth[part].max()))),
                 duration(float(known.max())) if len(known) else "–",
             )
@@ -162,8 +164,8 @@ def _series_rows(series: Series) -> Sequence[Sequence[str]]:
     return rows
 
 
-def _latency(told: Told) -> Sequence[Row]:
-    found = phases(told)
+def _latency(findings: Findings) -> Sequence[Row]:
+    found = phases(findings)
     if not found:
         return ()
     scale = scale_of([latency for *_, latency in found])
@@ -183,9 +185,9 @@ def _latency(told: Told) -> Sequence[Row]:
     ]
 
 
-def _available(told: Told, key: Key, several: bool) -> Row:
-    sends = told.availability.entities[key]
-    spans = told.outages.spans.get(key)
+def _available(findings: Findings, key: Key, several: bool) -> Row:
+    sends = findings.availability.entities[key]
+    spans = findings.outages.spans.get(key)
     return Row(
         (
             name_of(key, several),
@@ -200,9 +202,9 @@ def _available(told: Told, key: Key, several: bool) -> Row:
     )
 
 
-def _consumed(told: Told, key: Key, several: bool) -> Row:
-    reads = told.consumers[key]
-    at_once, diverted = told.messages.handled.get(key, (None, None))
+def _consumed(findings: Findings, key: Key, several: bool) -> Row:
+    reads = findings.consumers[key]
+    at_once, diverted = findings.messages.handled.get(key, (None, None))
     return Row(
         (
             name_of(key, several),
@@ -229,9 +231,9 @@ def _outcomes(sends: Sends) -> Sequence[tuple[str, float]]:
     )
 
 
-def _verdicts(told: Told) -> Sequence[tuple[str, Row]]:
+def _verdicts(findings: Findings) -> Sequence[tuple[str, Row]]:
     order = {name: number for number, name in enumerate(VERDICTS)}
-    counts = told.messages.verdicts
+    counts = findings.messages.verdicts
     most = max(counts.values(), default=0)
     rows = []
     for verdict in sorted(counts, key=lambda each: (order.get(each, len(order)), each)):
@@ -241,8 +243,8 @@ def _verdicts(told: Told) -> Sequence[tuple[str, Row]]:
     return rows
 
 
-def _cost(told: Told) -> Sequence[Row]:
-    sides = told.cost.sides
+def _cost(findings: Findings) -> Sequence[Row]:
+    sides = findings.cost.sides
     most = max((side.total for side in sides.values()), default=0)
     return [
         Row(
@@ -252,7 +254,7 @@ def _cost(told: Told) -> Sequence[Row]:
                 grouped(side.sends),
                 grouped(side.receives),
                 grouped(side.pings),
-                f"{side.price:,.4f}" if told.cost.priced else "",
+                f"{side.price:,.4f}" if findings.cost.priced else "",
             ),
             bar([("primary", side.sends), ("moved", side.receives), ("failing", side.pings)], most),
         )

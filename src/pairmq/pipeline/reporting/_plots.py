@@ -85,7 +85,7 @@ def _hit(series: Series, panels: Sequence[Panel], slot: int, top: float, bottom:
     grid = series.grid
     x = (slot + 0.5) / grid.slots
     began = grid.began + slot * grid.width
-    told = clock(began, grid.width) if grid.width < 3600 else f"{date(began)} {clock(began)}"
+    label = clock(began, grid.width) if grid.width < 3600 else f"{date(began)} {clock(began)}"
     parts = [element("line", x1=across(x), x2=across(x), y1=0, y2=bottom - 12, class_="cross")]
     for number, panel in enumerate(panels):
         y = top + number * (HEAD + PLOT + _GAP)
@@ -93,7 +93,7 @@ def _hit(series: Series, panels: Sequence[Panel], slot: int, top: float, bottom:
         parts.append(text(panel.readouts[slot], 0, y + 30, class_="legend"))
     parts.append(element("rect", y=bottom - 11, width="100%", height=16, class_="veil"))
     end = "start" if x < 0.1 else "end" if x > 0.9 else "middle"
-    parts.append(text(told, x, bottom, class_="tick strong", end=end))
+    parts.append(text(label, x, bottom, class_="tick strong", end=end))
     area = element("rect", x=across(slot / grid.slots), width=across(1 / grid.slots), y=0, height=bottom, class_="area")
     return element("g", area, element("g", *parts, class_="tip"), class_="hit")
 

@@ -24,7 +24,7 @@ from pairmq.pipeline.reporting._tables import (
     outages,
     programs,
 )
-from pairmq.pipeline.reporting._values import Span, Told
+from pairmq.pipeline.reporting._values import Findings, Span
 
 PAGE, DOCUMENT = "report.html", "report.json"
 
@@ -68,15 +68,15 @@ def report(directory: Place, to: Place | None = None) -> Written:
     beside = place.with_suffix(".json")
     if beside == place or place.is_dir():
         raise ConfigurationError(f"can't write the report to {place}: name a file that ends with .html")
-    told = _read_whole(directory)
-    found = answers(told)
-    document = summary(told, found)
-    _put(place, page(told, found, directory))
+    findings = _read_whole(directory)
+    found = answers(findings)
+    document = summary(findings, found)
+    _put(place, page(findings, found, directory))
     _put(beside, json.dumps(document, indent=1, allow_nan=False) + "\n")
     return Written(place, beside, document)
 
 
-def read(directory: Place) -> Told:
+def read(directory: Place) -> Findings:
     """Read the tables."""
     tables = Directory(directory)
     wrote = programs(tables)
@@ -86,7 +86,7 @@ def read(directory: Place) -> Told:
     drained = [span for each in out.spans.values() for span in each.draining]
     read_by = consumers(tables)
     close_up = None if overview is None else closer(overview, out.union, drained)
-    return Told(
+    return Findings(
         run=tables.run,
         programs=wrote,
         outages=out,
@@ -98,7 +98,7 @@ def read(directory: Place) -> Told:
     )
 
 
-def _read_whole(directory: Place) -> Told:
+def _read_whole(directory: Place) -> Findings:
     """Read the tables; once more where one was replaced meanwhile."""
     for _ in range(_TRIES - 1):
         try:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from pairmq.pipeline.reporting._answers import Answers, most_out
-from pairmq.pipeline.reporting._values import Key, Latency, Numbers, Operations, Outage, Reads, Sends, Series, Told
+from pairmq.pipeline.reporting._values import Findings, Key, Latency, Numbers, Operations, Outage, Reads, Sends, Series
 from pairmq.pipeline.reporting._words import iso, visible
 
 SCHEMA = 1
@@ -20,10 +20,10 @@ MOST_ENTITIES = 1000
 _LONGEST = 1000  # characters of an id
 
 
-def summary(told: Told, found: Answers) -> dict[str, Any]:
+def summary(findings: Findings, found: Answers) -> dict[str, Any]:
     """Make the document; the reference of the pipeline says what it holds."""
-    entities = most_out(told)
-    first, last = told.programs.first_at, told.programs.last_at
+    entities = most_out(findings)
+    first, last = findings.programs.first_at, findings.programs.last_at
     return {
         "schema": SCHEMA,
         "verdict": found.verdict,
@@ -34,11 +34,11 @@ def summary(told: Told, found: Answers) -> dict[str, Any]:
             "to": iso(last),
             "seconds": None if first is None or last is None else round(last - first, 3),
         },
-        "versions": told.run.get("versions", {}),
-        "messages": {"count": told.messages.count, "by_verdict": dict(told.messages.verdicts)},
+        "versions": findings.run.get("versions", {}),
+        "messages": {"count": findings.messages.count, "by_verdict": dict(findings.messages.verdicts)},
         "faults": {
             verdict: {
-                "count": told.messages.verdicts[verdict],
+                "count": findings.messages.verdicts[verdict],
                 "messages": [
                     {
                         **_named(fault.key),
@@ -50,30 +50,34 @@ def summary(told: Told, found: Answers) -> dict[str, Any]:
                     for fault in faults
                 ],
             }
-            for verdict, faults in told.messages.faults.items()
+            for verdict, faults in findings.messages.faults.items()
         },
-        "order": {"delivered": told.order.delivered, "overtaken_by_design": told.order.overtaken},
-        "availability": _sends(told.availability.total),
+        "order": {"delivered": findings.order.delivered, "overtaken_by_design": findings.order.overtaken},
+        "availability": _sends(findings.availability.total),
         "outages": {
-            "count": told.outages.count,
-            "open": told.outages.still_open,
-            "seconds": _rounded(sum(span.seconds for span in told.outages.union)),
-            "longest": [_outage(each) for each in told.outages.worst],
+            "count": findings.outages.count,
+            "open": findings.outages.still_open,
+            "seconds": _rounded(sum(span.seconds for span in findings.outages.union)),
+            "longest": [_outage(each) for each in findings.outages.worst],
         },
-        "entities": [_entity(told, key) for key in entities[:MOST_ENTITIES]],
+        "entities": [_entity(findings, key) for key in entities[:MOST_ENTITIES]],
         "entities_left_out": max(0, len(entities) - MOST_ENTITIES),
-        "consumers": [_consumers(told, key, reads) for key, reads in islice(told.consumers.items(), MOST_ENTITIES)],
-        "latency": {phase: {"sends": each.sends, **_times(each)} for phase, each in told.messages.latencies.items()},
+        "consumers": [
+            _consumers(findings, key, reads) for key, reads in islice(findings.consumers.items(), MOST_ENTITIES)
+        ],
+        "latency": {
+            phase: {"sends": each.sends, **_times(each)} for phase, each in findings.messages.latencies.items()
+        },
         "cost": {
-            "source": told.cost.source,
-            "priced": told.cost.priced,
-            "sides": {name: _operations(side) for name, side in told.cost.sides.items()},
+            "source": findings.cost.source,
+            "priced": findings.cost.priced,
+            "sides": {name: _operations(side) for name, side in findings.cost.sides.items()},
         },
         "unknowns": [
             {"kind": each.kind, "count": each.count, "text": each.text, "names": list(each.names)}
             for each in found.caveats
         ],
-        "series": {"overview": _series(told.messages.overview), "close_up": _series(told.messages.close_up)},
+        "series": {"overview": _series(findings.messages.overview), "close_up": _series(findings.messages.close_up)},
     }
 
 
@@ -98,18 +102,18 @@ def _sends(sends: Sends) -> dict[str, float | None]:
     }
 
 
-def _entity(told: Told, key: Key) -> dict[str, Any]:
-    spans = told.outages.spans.get(key)
+def _entity(findings: Findings, key: Key) -> dict[str, Any]:
+    spans = findings.outages.spans.get(key)
     return {
         **_named(key),
         "seconds_out": _rounded(spans.seconds_out) if spans else 0.0,
-        "messages": dict(told.messages.by_entity.get(key, {})),
-        **_sends(told.availability.entities.get(key, Sends())),
+        "messages": dict(findings.messages.by_entity.get(key, {})),
+        **_sends(findings.availability.entities.get(key, Sends())),
     }
 
 
-def _consumers(told: Told, key: Key, reads: Reads) -> dict[str, Any]:
-    handled = zip(("handled", "handled_diverted"), told.messages.handled.get(key, ()), strict=False)
+def _consumers(findings: Findings, key: Key, reads: Reads) -> dict[str, Any]:
+    handled = zip(("handled", "handled_diverted"), findings.messages.handled.get(key, ()), strict=False)
     return {
         **_named(key),
         "from_primary": reads.from_primary,

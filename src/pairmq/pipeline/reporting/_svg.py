@@ -32,12 +32,12 @@ def element(name: str, *children: str, **attributes: object) -> Markup:
         children: texts, which are escaped, and markup, which is not.
         attributes: ``class_`` means ``class``, other underscores mean hyphens; None values are omitted.
     """
-    told = Markup("").join(
+    written = Markup("").join(
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value)
         for key, value in attributes.items()
         if value is not None
     )
-    return Markup("<{0}{1}>{2}</{0}>").format(name, told, Markup("").join(map(escape, children)))
+    return Markup("<{0}{1}>{2}</{0}>").format(name, written, Markup("").join(map(escape, children)))
 
 
 def across(share: float) -> str:
@@ -140,11 +140,11 @@ def time_ticks(grid: Grid) -> Sequence[Tick]:
 
 
 def _label(at: float, step: float) -> str:
-    told = datetime.fromtimestamp(at, UTC)
-    if step >= _DAY or (step >= 3600 and told.hour == 0 and told.minute == 0):
-        return f"{told.day} {told:%b}"
+    moment = datetime.fromtimestamp(at, UTC)
+    if step >= _DAY or (step >= 3600 and moment.hour == 0 and moment.minute == 0):
+        return f"{moment.day} {moment:%b}"
     if step >= 60:
-        return f"{told:%H:%M}"
+        return f"{moment:%H:%M}"
     return clock(at, step)
 
 

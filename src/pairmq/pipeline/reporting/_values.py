@@ -346,7 +346,7 @@ class Programs:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Findings:
     """Everything from the tables of one directory.
 
     Args:

@@ -92,15 +92,15 @@ def percent(share: float | None) -> str:
 
 def date(at: float) -> str:
     """``21 Nov 2026``."""
-    told = _utc(at)
-    return f"{told.day} {told:%b %Y}"
+    moment = _utc(at)
+    return f"{moment.day} {moment:%b %Y}"
 
 
 def clock(at: float, resolution: float = 1.0) -> str:
     """``20:25:33``; with tenths or hundredths where the resolution, in seconds, is that fine."""
     digits = 0 if resolution >= 1 else min(3, max(1, math.ceil(-math.log10(resolution) - 1e-9)))
-    told = _utc(math.floor(at * 10**digits + 1e-4) / 10**digits if digits else math.floor(at + 1e-6))
-    return f"{told:%H:%M:%S}" + (f".{told.microsecond:06d}"[: digits + 1] if digits else "")
+    moment = _utc(math.floor(at * 10**digits + 1e-4) / 10**digits if digits else math.floor(at + 1e-6))
+    return f"{moment:%H:%M:%S}" + (f".{moment.microsecond:06d}"[: digits + 1] if digits else "")
 
 
 def moment(at: float | None, resolution: float = 1.0) -> str:

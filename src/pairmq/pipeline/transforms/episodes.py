@@ -137,10 +137,10 @@ def _found(notes: DataFrame) -> DataFrame:
 
 def _ends(notes: DataFrame, processes: DataFrame) -> DataFrame:
     """How each process ended, and when it closed each of its pairs."""
-    told = processes.select("process", F.col("ended").alias("process_ended"), _seconds("last_at").alias("last_at"))
+    ends = processes.select("process", F.col("ended").alias("process_ended"), _seconds("last_at").alias("last_at"))
     closed = notes.filter(of_kind(PairEnded)).groupBy("process", "pair").agg(F.max("at").alias("pair_ended_at"))
     pairs = notes.filter(of_kind(StateChanged)).select("process", "pair").distinct()
-    return pairs.join(F.broadcast(told), "process", "left").join(F.broadcast(closed), ["process", "pair"], "left")
+    return pairs.join(F.broadcast(ends), "process", "left").join(F.broadcast(closed), ["process", "pair"], "left")
 
 
 def _seconds(name: str) -> Column:

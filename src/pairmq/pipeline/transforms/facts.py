@@ -276,8 +276,8 @@ class Small:
         """The same for Spark."""
 
         def of(rows: DataFrame) -> DataFrame:
-            told = small_of(rows).filter(F.col(OF) == self.name)
-            return merged(told.select(f"{self.name}.*"))
+            small = small_of(rows).filter(F.col(OF) == self.name)
+            return merged(small.select(f"{self.name}.*"))
 
         def merged(facts: DataFrame) -> DataFrame:
             if not self.distinct:
@@ -393,7 +393,7 @@ def _traffic(rows: _Rows) -> pa.Table:
     outcome = rows["outcome"]
     if pa.types.is_dictionary(outcome.type):
         outcome = outcome.dictionary_decode()
-    told = pa.table(
+    traffic = pa.table(
         {
             **named,
             "hour": rows.start_of(HOUR),
@@ -404,7 +404,7 @@ def _traffic(rows: _Rows) -> pa.Table:
             "most": most,
         }
     )
-    return told.filter(pc.and_(rows.dated, pc.or_(rows.sent, rows.read)))
+    return traffic.filter(pc.and_(rows.dated, pc.or_(rows.sent, rows.read)))
 
 
 TRAFFIC = Small(
@@ -517,9 +517,9 @@ def ordinary() -> Column:
 
 def _out_of_the_ordinary(rows: _Rows) -> pa.Table:
     # Each subscription gets a copy: only here the second one in the same subscription shows.
-    told = pc.or_(pc.invert(rows.ordinary), rows.copy)
+    unusual = pc.or_(pc.invert(rows.ordinary), rows.copy)
     known = rows.is_in("kind", *(kind.__name__ for kind in (*_RARE, SendCompleted, MessageDelivered)))
-    few = rows.table.filter(_all(rows.dated, told, known))
+    few = rows.table.filter(_all(rows.dated, unusual, known))
     options = [_options(text.as_py()) for text in few.column("options").cast(pa.binary())]
     asked = {name: pa.array([each.get(name) for each in options], pa.string()) for name in _OPTIONS}
     return pa.table({**{name: few.column(name) for name in _NOTE_COLUMNS}, **asked})
@@ -585,15 +585,15 @@ def digests_of_file(file: Any) -> Iterator[Digest]:
         for number in range(opened.num_row_groups):
             group = opened.metadata.row_group(number)
             # Most columns have values only in rows of few kinds: these are not looked at where there are none.
-            told = {
+            filled = {
                 group.column(column).path_in_schema
                 for column in range(group.num_columns)
                 if _has_values(group.column(column), opened.schema.column(column).physical_type)
             }
-            names = [name for name in READ if name in told]
+            names = [name for name in READ if name in filled]
             for batch in opened.iter_batches(_AT_ONCE, row_groups=[number], columns=names):
                 columns = [
-                    _of_type(batch.column(each.name), each.type) if each.name in told
+                    _of_type(batch.column(each.name), each.type) if each.name in filled
                     else pa.nulls(batch.num_rows, each.type)
                     for each in _ARROW_READ
                 ]  # fmt: skip

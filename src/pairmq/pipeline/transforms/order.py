@@ -147,8 +147,8 @@ def order(reconciled: DataFrame, counted: DataFrame, places: DataFrame, names: D
     owner = owner.otherwise(F.concat(F.lit("session:"), "session_name"))
     known = joined.join(_named(text_of(names, "sender"), "sender"), "sender", "left")
     known = known.join(_named(text_of(names, "session"), "session"), "session", "left")
-    told = known.join(F.broadcast(places.select("place", "pair", "entity")), "place")
-    return ORDER.of(told.withColumn("order_key", owner))
+    named = known.join(F.broadcast(places.select("place", "pair", "entity")), "place")
+    return ORDER.of(named.withColumn("order_key", owner))
 
 
 def _named(names: DataFrame, owner: str) -> DataFrame:

@@ -115,9 +115,9 @@ def places(
         processes: the table.
         patience: seconds for which a syphon may hold a message that has left its queue.
     """
-    told = notes.filter(about_messages() | F.col("entity").isNotNull()).withColumn("reads", F.lit(False))
+    noted = notes.filter(about_messages() | F.col("entity").isNotNull()).withColumn("reads", F.lit(False))
     seen = traffic.withColumn("reads", F.col("outcome").isin(DELIVERED, FROM_LANE)).select(*_NAMED).distinct()
-    named = seen.unionByName(told.select(*_NAMED).distinct()).join(
+    named = seen.unionByName(noted.select(*_NAMED).distinct()).join(
         F.broadcast(processes.select("process", "clock_error", "missing", "dropped")), "process", "left"
     )
     topic = F.coalesce(F.col("entity_kind") == EntityKind.TOPIC.value, F.lit(False))
@@ -149,7 +149,7 @@ def places(
     kept = notes.filter(of_kind(JournalOpened)).agg(F.min("sample_healthy").alias("least_kept"))
     end = processes.agg(F.max(F.unix_micros("last_at") / 1_000_000 - F.col("clock_error")).alias("journal_end"))
     watched = F.count("observed_from").over(Window.partitionBy("pair")) > 0
-    told = (
+    known_places = (
         known.join(sight, "place")
         .join(F.broadcast(emptied), "place", "left")
         .join(F.broadcast(strict.withColumn("strict", F.lit(True))), "pair", "left")
@@ -158,7 +158,7 @@ def places(
         .withColumn("strict", F.coalesce("strict", F.lit(False)))
         .withColumn("absent", watched & F.col("observed_from").isNull() & ~F.col("of_topic"))
     )
-    return typed(told, PLACES)
+    return typed(known_places, PLACES)
 
 
 def _drained() -> Column:

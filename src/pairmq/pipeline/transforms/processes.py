@@ -66,10 +66,10 @@ def processes(minutes: DataFrame, notes: DataFrame, *, patience: float) -> DataF
         patience: seconds that the journal of its machine must go on after a process's last row for it to count as
             killed; where the whole machine is silent, the journal of others must go on for `GONE`.
     """
-    return PROCESSES.of(told_of(minutes, notes, patience))
+    return PROCESSES.of(described(minutes, notes, patience))
 
 
-def told_of(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFrame:
+def described(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFrame:
     """The columns of the table ``processes``, instants as seconds, and ``journal_end``."""
     counted = (
         _with_setbacks(minutes)
@@ -99,11 +99,11 @@ def told_of(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFrame:
             F.max("lag").alias("lag"),
         )
     )
-    told = counted.join(said, "process", "left").withColumn("dropped", F.coalesce("dropped", F.lit(0)))
-    told = told.withColumn("clock_error", F.coalesce(_from("set_by", NOISE), _as_rows_show()))
+    known = counted.join(said, "process", "left").withColumn("dropped", F.coalesce("dropped", F.lit(0)))
+    known = known.withColumn("clock_error", F.coalesce(_from("set_by", NOISE), _as_rows_show()))
     # The clock that is ahead of all others may be the wrong one.
     everything = Window.partitionBy(F.lit(0))
-    told = told.withColumns(
+    known = known.withColumns(
         {
             "journal_end": F.max(F.col("last_at") - F.col("clock_error")).over(everything),
             "journal_began": F.min("first_at").over(everything),
@@ -113,7 +113,7 @@ def told_of(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFrame:
     goes_on = F.max("last_at").over(Window.partitionBy(_machine()))
     gone = (goes_on - F.col("last_at") > patience) | (F.col("journal_end") - goes_on > GONE)
     ended = F.when(F.col("closed") > 0, "closed").when(gone, "killed").otherwise("open")
-    return told.withColumn("ended", ended)
+    return known.withColumn("ended", ended)
 
 
 NOISE = 0.05
@@ -252,13 +252,13 @@ def holes(
         ``began`` and ``ended`` of each hole, seconds since 1970 UTC.
     """
     # Each frame is named once: Spark would compute it anew wherever it is named.
-    told = told_of(minutes, notes, patience).filter(F.col("last_at").isNotNull())
+    known = described(minutes, notes, patience).filter(F.col("last_at").isNotNull())
     end = F.when(F.col("ended") == "killed", F.col("last_at") + DEATH).otherwise(F.col("journal_end"))
     ends = _span(F.when(F.col("ended") != "closed", F.col("last_at")), end)
     # Rows are numbered from 0: those before the first that is there are missing as well.
     head = F.when(F.col("first_seq") > 0, F.least(_started_at("journal_began"), "first_at"))
     wrong = F.col("clock_error") > 0
-    spans = told.select(
+    spans = known.select(
         F.explode(F.array(ends, _span(head, F.col("first_at")))).alias("span"),
         *(F.when(wrong, F.col(name)).alias(name) for name in _WRONG),
     ).select("span.began", "span.ended", *_WRONG)
@@ -313,8 +313,8 @@ def _gaps(minutes: DataFrame) -> DataFrame:
 
 def _started_at(otherwise: str) -> Column:
     """When a process began its journal, as its name says, or else as a column says."""
-    told = F.regexp_extract("process", "-([0-9]{8}T[0-9]{6}Z)-", 1)
-    return F.coalesce(F.try_to_timestamp(told, F.lit("yyyyMMdd'T'HHmmssX")).cast("double"), otherwise)
+    started = F.regexp_extract("process", "-([0-9]{8}T[0-9]{6}Z)-", 1)
+    return F.coalesce(F.try_to_timestamp(started, F.lit("yyyyMMdd'T'HHmmssX")).cast("double"), otherwise)
 
 
 def _not_read(minutes: DataFrame, notes: DataFrame, unread: Sequence[Unread]) -> DataFrame:

@@ -178,8 +178,8 @@ def _named(gathered: DataFrame, column: str, names: DataFrame, *others: str) -> 
 
 def _second(notes: DataFrame) -> DataFrame:
     """Completions of a topic's message in the same subscription, after the first."""
-    told = notes.filter(about_messages() & completed() & F.col("subscription").isNotNull())
-    copies = told.groupBy("pair", "entity", "message_key", "message_id", "subscription").agg(F.count("*").alias("n"))
+    noted = notes.filter(about_messages() & completed() & F.col("subscription").isNotNull())
+    copies = noted.groupBy("pair", "entity", "message_key", "message_id", "subscription").agg(F.count("*").alias("n"))
     second = copies.filter("n > 1").groupBy("pair", "entity", "message_key", "message_id")
     return second.agg(F.expr("sum(n - 1)").alias("copies")).select(place().alias("place"), *MESSAGE[1:], "copies")
 
@@ -190,9 +190,9 @@ def _strays(notes: DataFrame) -> DataFrame:
     A message that is missing would look lost. A backlog queue may be filled with broken messages by any client: there
     is a bound.
     """
-    told = notes.filter(of_kind(MessageDeadLettered) & F.expr("entity IS NULL AND message_id <> ''"))
+    noted = notes.filter(of_kind(MessageDeadLettered) & F.expr("entity IS NULL AND message_id <> ''"))
     return (
-        told.groupBy("pair", "message_key", "message_id")
+        noted.groupBy("pair", "message_key", "message_id")
         .agg(
             F.count("*").alias("strays"),
             F.expr("min_by(reason, xxhash64(reason))").alias("stray_reason"),
@@ -295,11 +295,11 @@ def reconciliation(
     judged = named(gathered).join(blind, ["place", "minute"], "left")
     for flags in (_MET, _GATHERED, *FLAGS):
         judged = judged.withColumns({name: F.expr(holds) for name, holds in flags.items()})
-    told = RECONCILIATION.of(judged.withColumn("verdict", F.expr(verdict())), "NOT plain")
+    unusual = RECONCILIATION.of(judged.withColumn("verdict", F.expr(verdict())), "NOT plain")
     if usual is None:
-        return told
+        return unusual
     delivered = named(usual).withColumns({"verdict": F.lit(Verdict.DELIVERED.value), "late": F.lit(None)})
-    return RECONCILIATION.of(delivered, usual=True).unionByName(told)
+    return RECONCILIATION.of(delivered, usual=True).unionByName(unusual)
 
 
 TROUBLES = schema_of(

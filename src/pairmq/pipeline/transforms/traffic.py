@@ -130,9 +130,9 @@ def consumers(traffic: DataFrame, notes: DataFrame, minutes: DataFrame) -> DataF
     """
     read = traffic.filter(F.col("outcome").isin(DELIVERED, FROM_LANE))
     changed = notes.filter(of_kind(ReceiverChanged))
-    seen = read.select(*_PROGRAM, (F.col("outcome") == FROM_LANE).alias("told"))
-    seen = seen.unionByName(changed.select(*_PROGRAM, F.lit(True).alias("told")))
-    queues = _with_continuity(seen.groupBy("pair", "entity").agg(F.max("told").alias("told")), notes)
+    seen = read.select(*_PROGRAM, (F.col("outcome") == FROM_LANE).alias("from_lane"))
+    seen = seen.unionByName(changed.select(*_PROGRAM, F.lit(True).alias("from_lane")))
+    queues = _with_continuity(seen.groupBy("pair", "entity").agg(F.max("from_lane").alias("from_lane")), notes)
     programs = seen.select(*_PROGRAM).distinct().join(queues, ["pair", "entity"], "left_semi")
     counted = (
         read.join(queues, ["pair", "entity"], "left_semi")
@@ -163,7 +163,7 @@ def _with_continuity(queues: DataFrame, notes: DataFrame) -> DataFrame:
     like = F.translate(F.regexp_replace("pattern", r"([%_\\])", r"\\$1"), "*?", "%_")
     named = named.select(F.col("pair").alias("of"), like.alias("like")).distinct()
     met = (F.col("pair") == F.col("of")) & F.like("entity", "like")
-    return queues.filter("told").unionByName(queues.join(named, met, "left_semi")).distinct().drop("told")
+    return queues.filter("from_lane").unionByName(queues.join(named, met, "left_semi")).distinct().drop("from_lane")
 
 
 def _unread(programs: DataFrame, changed: DataFrame, notes: DataFrame, minutes: DataFrame) -> DataFrame:
@@ -318,7 +318,7 @@ def _by_process(traffic: DataFrame, notes: DataFrame) -> DataFrame:
     )
     kinds = (OperationsCounted, AttemptFailed, PingCompleted, MessageMoved, MessageDeadLettered)
     counted, failed, pinged, moved, aside = (f"kind = '{kind.__name__}'" for kind in kinds)
-    told = notes.filter(of_kind(*kinds)).selectExpr(
+    noted = notes.filter(of_kind(*kinds)).selectExpr(
         *_KEY[:2],
         f"floor(at / {DAY}) * {DAY} AS day",
         *_counts(counted),
@@ -333,7 +333,7 @@ def _by_process(traffic: DataFrame, notes: DataFrame) -> DataFrame:
         ),
     )
     return (
-        seen.unionByName(told)
+        seen.unionByName(noted)
         .groupBy(*_KEY)
         .agg(
             *(F.expr(f"coalesce(sum({name}), 0L) AS {name}") for name in ("reports", *_COLUMNS)),
@@ -348,12 +348,12 @@ def _guesses(values: Mapping[tuple[Side, str], str]) -> list[str]:
     return [f"CAST({case} AS double) AS {_guess(name)}" for name, case in zip(_COLUMNS, cases, strict=True)]
 
 
-def _counts(told: str) -> list[str]:
-    """What a process counted itself, in the rows that tell it."""
+def _counts(when: str) -> list[str]:
+    """What a process counted itself, in its own rows."""
     values = {"reports": "THEN 1"}
     for side in Side:
         values |= {f"{side.value}_{name}": f"AND side = '{side.value}' THEN {name}" for name in OPERATION_COUNTS}
-    return [f"CAST(CASE WHEN {told} {value} END AS bigint) AS {name}" for name, value in values.items()]
+    return [f"CAST(CASE WHEN {when} {value} END AS bigint) AS {name}" for name, value in values.items()]
 
 
 def _guess(column: str) -> str:

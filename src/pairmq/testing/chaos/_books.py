@@ -322,8 +322,8 @@ class _Books:
         self._history.notes.append(Note(self._at, self._tick, who, event_of(line["event"])))
 
     def _line_trouble(self, who: str, line: dict[str, Any]) -> None:
-        told = WriteResult(*line["told"])
-        trouble = Trouble(self._at, self._tick, who, line["broker"], line["path"], line["operation"], told)
+        result = WriteResult(*line["result"])
+        trouble = Trouble(self._at, self._tick, who, line["broker"], line["path"], line["operation"], result)
         self._history.troubles.append(trouble)
 
     # Sends.
@@ -334,7 +334,7 @@ class _Books:
                 number, who, line["sender"], Entity(line["entity"]), made(number), self._at, self._tick, line["timeout"]
             )
 
-    def _line_told(self, who: str, line: dict[str, Any]) -> None:
+    def _line_reported(self, who: str, line: dict[str, Any]) -> None:
         for each in line["results"]:
             sent = self._history.sent[each["number"]]
             sent.result = Result(each["result"])
@@ -360,7 +360,7 @@ class _Books:
 
     def _line_tried(self, who: str, line: dict[str, Any]) -> None:
         attempt = self._attempts[who, line["attempt"]]
-        attempt.told = tuple(WriteResult(*told) for told in line["told"])
+        attempt.results = tuple(WriteResult(*each) for each in line["results"])
         attempt.ended_at, attempt.end_tick = self._at, self._tick
 
     # The consumers'.
@@ -470,8 +470,8 @@ class _Books:
         for attempt in self._history.attempts:
             for number in attempt.messages:
                 if attempt.broker == side and number is not None:
-                    told = attempt.result(number)
-                    if told.confirmed or told.doubtful:
+                    result = attempt.result(number)
+                    if result.confirmed or result.doubtful:
                         found[attempt.entity.path, number].append(attempt)
         return found
 

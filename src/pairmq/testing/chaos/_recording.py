@@ -47,9 +47,9 @@ class RecordingTransport(TransportWrapper):
         """Make a receiver that writes down what it is given, and how that is settled."""
         return _Receiver(self, source.entity.path, self.inner.receiver(source))
 
-    def trouble(self, path: str, operation: str, told: WriteResult) -> None:
+    def trouble(self, path: str, operation: str, result: WriteResult) -> None:
         """Write down that something failed."""
-        self.ledger.write("trouble", broker=self.side, path=path, operation=operation, told=told)
+        self.ledger.write("trouble", broker=self.side, path=path, operation=operation, result=result)
 
     def strange(self, path: str, operation: str, error: Exception) -> None:
         """Write down what no transport may raise."""
@@ -84,19 +84,19 @@ class _Sender(SenderWrapper):
             messages=[number_of(message) for message in messages],
             marked=[MAYBE_DUPLICATE in message.application_properties for message in messages],
         )
-        told: Sequence[WriteResult] = [WriteResult(False, True, "cut", "killed")] * count
+        noted: Sequence[WriteResult] = [WriteResult(False, True, "cut", "killed")] * count
         try:
             results = await write
             errors = results if isinstance(results, Sequence) else (None,)
-            told = [CONFIRMED if error is None else WriteResult.of(error) for error in errors]
+            noted = [CONFIRMED if error is None else WriteResult.of(error) for error in errors]
             return results
         except BaseException as error:
-            told = [WriteResult.of(error)] * count
+            noted = [WriteResult.of(error)] * count
             if not isinstance(error, TransportError) and isinstance(error, Exception):
                 link.strange(self._entity.path, "send", error)
             raise
         finally:
-            link.ledger.write("tried", attempt=attempt, told=told)
+            link.ledger.write("tried", attempt=attempt, results=noted)
 
 
 class _Receiver(ReceiverWrapper):

@@ -365,13 +365,13 @@ class _Run:
         """What the backlog queues hold, by the larger word of the server itself and of its transport."""
         broker = self._brokers["secondary"]
         try:
-            told = asyncio.run(pending(self._plan, broker.url))
+            pending_by_path = asyncio.run(pending(self._plan, broker.url))
         except TransportError as error:
             return {f"the secondary does not report what it holds ({error}), each queue of it": 1}
         counts: dict[str, Future[int]] = {
             path: self._hands["secondary"].submit(broker.count, path) for path in backlog_queues(self._plan)
         }
-        held = {path: max(told[path], count.result()) for path, count in counts.items()}
+        held = {path: max(pending_by_path[path], count.result()) for path, count in counts.items()}
         return {path: count for path, count in held.items() if count}
 
     def _read(self, undrained: Sequence[str]) -> Found:

@@ -220,10 +220,10 @@ class Client:
                 return await sender.send_batch(messages, timeout=timeout)
             return (await sender.send(messages[0], timeout=timeout),)
 
-        def told(results: Sequence[Receipt | SendError | Result]) -> None:
-            self._ledger.write("told", results=[_told(*each) for each in zip(numbers, results, strict=False)])
+        def report(results: Sequence[Receipt | SendError | Result]) -> None:
+            self._ledger.write("reported", results=[_result_of(*each) for each in zip(numbers, results, strict=False)])
 
-        await given(send, len(numbers), told, lambda text: self._ledger.write("crash", text=text))
+        await given(send, len(numbers), report, lambda text: self._ledger.write("crash", text=text))
 
     # Consuming.
 
@@ -279,7 +279,7 @@ def _answer(word: str, **states: str) -> None:
     print(json.dumps({"done": word, "states": states}), flush=True)
 
 
-def _told(number: int, result: Receipt | SendError | Result) -> dict[str, Any]:
+def _result_of(number: int, result: Receipt | SendError | Result) -> dict[str, Any]:
     line: dict[str, Any] = {"number": number, "result": Result.of(result).value}
     if isinstance(result, Receipt):
         line |= {"duplicate": result.maybe_duplicate, "queue": result.backlog_queue}

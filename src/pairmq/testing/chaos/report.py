@@ -264,7 +264,7 @@ def recoveries_of(history: History) -> dict[str, tuple[float, ...]]:
             began = attempt.at if began is None else began
             if confirmed is not None and attempt.at > confirmed:
                 break
-            if attempt.ended_at is not None and any(told.confirmed for told in attempt.told or ()):
+            if attempt.ended_at is not None and any(each.confirmed for each in attempt.results or ()):
                 confirmed = attempt.ended_at if confirmed is None else min(confirmed, attempt.ended_at)
         if began is not None and confirmed is not None:
             found[f"{fault.kind} {fault.broker}"].append(confirmed - began)

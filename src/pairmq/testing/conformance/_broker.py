@@ -239,9 +239,9 @@ async def counted(admin: Admin, source: Source, expected: QueueCounts) -> QueueC
     """
     deadline = asyncio.get_running_loop().time() + limits().patience
     while True:
-        told = await admin.counts(source)
-        if told == expected or asyncio.get_running_loop().time() > deadline:
-            return told
+        counts = await admin.counts(source)
+        if counts == expected or asyncio.get_running_loop().time() > deadline:
+            return counts
         await asyncio.sleep(0.05)
 
 
@@ -342,13 +342,13 @@ async def must_fail(
         async with asyncio.timeout(limits().patience):
             answer = await call()
     except TransportError as error:
-        told = error
+        failure = error
     else:
         raise AssertionError(f"it returned {answer!r} where it had to fail as {_named(kind, reason)}")
-    assert kind in (None, told.kind) and reason in (None, told.reason), (
-        f"{told!r}: it had to fail as {_named(kind, reason)}"
+    assert kind in (None, failure.kind) and reason in (None, failure.reason), (
+        f"{failure!r}: it had to fail as {_named(kind, reason)}"
     )
-    return told
+    return failure
 
 
 def _named(*how: FailureKind | FailureReason | None) -> str:
@@ -524,13 +524,13 @@ async def cut_off(
 
     Returns the time-out; None where the call found out before its limit that the broker is silent, and failed.
     """
-    told: TimeoutError | None = None
+    timed_out: TimeoutError | None = None
     with Stopwatch() as watch:
         try:
             async with asyncio.timeout(limit):
                 answer = await call
         except TimeoutError as timeout:
-            told = timeout
+            timed_out = timeout
         except TransportError as error:
             # A lock may be bound to a connection that an earlier call was cut off from.
             assert error.kind is FailureKind.UNAVAILABLE or error.reason is FailureReason.LOCK_LOST, f"{error!r}"
@@ -539,4 +539,4 @@ async def cut_off(
     assert watch.elapsed < limit + limits().slack, (
         f"the call returned {watch.elapsed:.2f} s after the call, whose time limit was {limit} s"
     )
-    return told
+    return timed_out

@@ -131,8 +131,8 @@ class CountsNoLocked(DefectiveAdmin):
 )
 class ReportsLockedAsSettled(DefectiveAdmin):
     async def positions(self, entity: Entity) -> QueuePositions:
-        told = await super().positions(entity)
-        return told if (await self.counts(Source(entity))).active else replace(told, oldest=None)
+        positions = await super().positions(entity)
+        return positions if (await self.counts(Source(entity))).active else replace(positions, oldest=None)
 
 
 @planted(
@@ -142,8 +142,8 @@ class ReportsLockedAsSettled(DefectiveAdmin):
 )
 class ReportsAllButTheNewestAsSettled(DefectiveAdmin):
     async def positions(self, entity: Entity) -> QueuePositions:
-        told = await super().positions(entity)
-        return replace(told, oldest=None if told.oldest is None else told.newest)
+        positions = await super().positions(entity)
+        return replace(positions, oldest=None if positions.oldest is None else positions.newest)
 
 
 @planted(
@@ -153,8 +153,8 @@ class ReportsAllButTheNewestAsSettled(DefectiveAdmin):
 )
 class ReportsNothingAsSettled(DefectiveAdmin):
     async def positions(self, entity: Entity) -> QueuePositions:
-        told = await super().positions(entity)
-        return replace(told, oldest=told.oldest and 1)
+        positions = await super().positions(entity)
+        return replace(positions, oldest=positions.oldest and 1)
 
 
 @planted("Admin.purge: the messages are deleted", "Admin.test_purging_empties_a_queue_and_reports_how_many")

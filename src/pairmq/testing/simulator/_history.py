@@ -31,7 +31,7 @@ class Trouble:
     broker: str
     path: str
     operation: str
-    told: WriteResult
+    result: WriteResult
 
 
 @dataclass(slots=True)

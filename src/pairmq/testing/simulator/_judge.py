@@ -233,8 +233,8 @@ def _stuck(facts: Facts, sent: Sent) -> Iterator[Violation]:
         following = copy.handovers[index + 1].at if index + 1 < len(copy.handovers) else copy.gone_at
         ends = (following, life.ended_at, life.closing_at, facts.history.ended_at)
         until = min(each for each in ends if each is not None)
-        for attempt, told in facts.by_syphon[sent.number]:
-            if not told.confirmed or attempt.life != life.name or attempt.tick < handover.tick:
+        for attempt, result in facts.by_syphon[sent.number]:
+            if not result.confirmed or attempt.life != life.name or attempt.tick < handover.tick:
                 continue
             calm = facts.calm_for(attempt.ended_at or attempt.at, until, _SETTLED)
             if calm is not None and not facts.began_anew(life, copy, attempt.tick):

@@ -109,7 +109,7 @@ class Facts(judge.Facts):
         return any(
             each.broker == SECONDARY
             and each.path == copy.entity.path
-            and (each.operation == "settle" or each.told.kind != "cut")
+            and (each.operation == "settle" or each.result.kind != "cut")
             for each in self.troubles(life.name, since, 1 << 62)
         )
 
@@ -182,8 +182,8 @@ class Facts(judge.Facts):
             )
         # From a shared queue nothing is released before its syphon ends (ADR 32).
         return lane_path(copy.entity.path) is None or any(
-            told.confirmed and attempt.broker == PRIMARY and handover.tick < attempt.tick < until
-            for attempt, told in self.by_syphon[copy.message_number]
+            result.confirmed and attempt.broker == PRIMARY and handover.tick < attempt.tick < until
+            for attempt, result in self.by_syphon[copy.message_number]
             if attempt.life == handover.life
         )
 
@@ -242,19 +242,19 @@ def _other_queue(facts: Facts, sent: Sent) -> Iterator[Violation]:
         return
     fair = min(options.attempt_timeout, 1.0) - 0.0005
     attempts = [each for each in facts.attempts[sent.number] if each[0].broker == SECONDARY]
-    for (one, told), (another, _) in itertools.pairwise(attempts):
-        if one.entity != another.entity or told.kind not in ("unavailable", "refused", "cut"):
+    for (one, result), (another, _) in itertools.pairwise(attempts):
+        if one.entity != another.entity or result.kind not in ("unavailable", "refused", "cut"):
             continue
         ended_at = one.ended_at or one.at
         slept = facts.allowance(one.life, one.at, ended_at) - facts.history.grace
-        if (told.kind == "cut" or told.reason == "timeout") and ended_at - one.at - slept < fair:
+        if (result.kind == "cut" or result.reason == "timeout") and ended_at - one.at - slept < fair:
             continue  # so short a trial says nothing about the queue
         if not facts.has_queue(another.life, another.tick):
             continue  # it was the probing send of a queue (SPEC 5.5)
-        if told.reason == "not-found" and facts.was_made(one.entity, one.at, another.at):
+        if result.reason == "not-found" and facts.was_made(one.entity, one.at, another.at):
             continue
         if not any((one.end_tick or 0) < tick < another.tick for tick in facts.returns[one.life, one.entity.path]):
-            text = f"{one.entity} did not accept {sent.number} ({told}), but was retried"
+            text = f"{one.entity} did not accept {sent.number} ({result}), but was retried"
             yield Violation(Verdict.STATE, another.at, text, sent.number)
 
 
@@ -369,7 +369,7 @@ def _any_between(ticks: list[int], first: int, last: int) -> bool:
 
 
 def _all_confirmed(attempt: Attempt) -> bool:
-    return attempt.told is not None and all(told.confirmed for told in attempt.told)
+    return attempt.results is not None and all(each.confirmed for each in attempt.results)
 
 
 # States (SPEC 4).
@@ -422,9 +422,9 @@ def _cause_is_there(facts: Facts, life: Life, entity: Entity, note: Note, since:
         if attempt.entity != entity:
             continue
         at_once = attempt.ended_at == note.at or not facts.history.exact
-        if not at_once or not attempt.told or attempt.end_tick is None or attempt.end_tick > note.tick:
+        if not at_once or not attempt.results or attempt.end_tick is None or attempt.end_tick > note.tick:
             continue
-        confirmed = any(told.confirmed for told in attempt.told)
+        confirmed = any(each.confirmed for each in attempt.results)
         if confirmed == (event.cause is Cause.SEND_SUCCEEDED):
             return True
     return False
@@ -443,7 +443,7 @@ def _trial_ended(facts: Facts, life: Life, entity: Entity, since: int, until: in
         attempt.entity == entity
         and attempt.tick > since
         and (attempt.end_tick or until) < until
-        and any(told.confirmed for told in attempt.told or ())
+        and any(each.confirmed for each in attempt.results or ())
         for attempt in facts.of_sends[life.name, PRIMARY]
     )
 

@@ -327,11 +327,11 @@ class Process:
         return await given(
             send,
             len(records),
-            lambda results: self._told(life, records, results),
+            lambda results: self._reported(life, records, results),
             lambda text: self._world.crashed(life, text),
         )
 
-    def _told(self, life: Life, records: list[Sent], results: Sequence[Receipt | SendError | Result]) -> None:
+    def _reported(self, life: Life, records: list[Sent], results: Sequence[Receipt | SendError | Result]) -> None:
         history = self._world.history
         if self.life is not life:
             return  # killed: it never got to know

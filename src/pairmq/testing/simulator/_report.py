@@ -189,7 +189,7 @@ def _story(history: History, number: int) -> Iterable[tuple[float, int, str]]:
             who = "syphon" if attempt.syphon else "sender"
             where = f"{attempt.broker} {attempt.entity}"
             yield attempt.at, attempt.tick, f"attempt {attempt.number}: {who} of {attempt.life} writes it to {where}"
-            if attempt.told and attempt.ended_at is not None:
+            if attempt.results and attempt.ended_at is not None:
                 text = f"attempt {attempt.number}: {attempt.result(number)}"
                 yield attempt.ended_at, attempt.end_tick or 0, text
     for copy in history.copies:

@@ -100,16 +100,16 @@ class SimulatedLink(Transport):
             self.trouble(operation, path, CUT)
             raise
 
-    def trouble(self, operation: str, path: str, told: WriteResult) -> None:
+    def trouble(self, operation: str, path: str, result: WriteResult) -> None:
         """Note that an operation failed."""
         if self.connection.dead:
             return
         history, life, broker = self.history, self.connection.life.name, self.broker.name
         history.troubles.append(
-            Trouble(self.connection.network.loop.time(), history.tick(), life, broker, path, operation, told)
+            Trouble(self.connection.network.loop.time(), history.tick(), life, broker, path, operation, result)
         )
         if history.trace is not None:
-            history.say(life, f"{operation} at {broker} {path}: {told}")
+            history.say(life, f"{operation} at {broker} {path}: {result}")
 
 
 class _Sender(Sender):
@@ -150,7 +150,7 @@ class _Sender(Sender):
             ids = " ".join(str(message.message_id) for message in messages)
             history.say(life, f"writes {ids} to {link.broker.name} {self._entity}, attempt {attempt.number}")
         results: list[TransportError | None]
-        told: tuple[WriteResult, ...] = ()
+        noted: tuple[WriteResult, ...] = ()
 
         def apply(request: Request) -> list[TransportError | None]:
             def store(index: int, message: Message) -> TransportError | None:
@@ -160,19 +160,19 @@ class _Sender(Sender):
 
         try:
             results = await link.ask(SEND, self._entity.path, apply, len(messages))
-            told = tuple(CONFIRMED if result is None else WriteResult.of(result) for result in results)
+            noted = tuple(CONFIRMED if result is None else WriteResult.of(result) for result in results)
         except TransportError as error:
             results = [error] * len(messages)
-            told = (WriteResult.of(error),) * len(messages)
+            noted = (WriteResult.of(error),) * len(messages)
         except BaseException:
-            told = (CUT,) * len(messages)
+            noted = (CUT,) * len(messages)
             raise
         finally:
             if not link.connection.dead:
-                attempt.told = told
+                attempt.results = noted
                 attempt.ended_at, attempt.end_tick = loop.time(), history.tick()
                 if history.trace is not None:
-                    history.say(life, f"attempt {attempt.number}: {'; '.join(dict.fromkeys(map(str, told)))}")
+                    history.say(life, f"attempt {attempt.number}: {'; '.join(dict.fromkeys(map(str, noted)))}")
         return results
 
     def _store(self, message: Message, attempt: int, refused: bool) -> TransportError | None:
@@ -312,8 +312,8 @@ class _Admin(Admin):
         return counts if self._link.capabilities.counts_scheduled else replace(counts, scheduled=0)
 
     async def positions(self, entity: Entity) -> QueuePositions:
-        told: QueuePositions = await self._ask(entity, lambda broker: broker.positions(broker.state.find(entity)))
-        return told
+        positions: QueuePositions = await self._ask(entity, lambda broker: broker.positions(broker.state.find(entity)))
+        return positions
 
     async def delete(self, entity: Entity) -> bool:
         return bool(await self._ask(entity, lambda broker: broker.delete(entity)))

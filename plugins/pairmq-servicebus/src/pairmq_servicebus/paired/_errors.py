@@ -161,10 +161,10 @@ def _kind(error: PairMQError) -> type[ServiceBusError]:
         if isinstance(error, kind):
             return chosen
     causes = error.causes if isinstance(error, SendError) else (error,)
-    told = [cause for cause in causes if isinstance(cause, TransportError)]
-    if not told:
+    failures = [cause for cause in causes if isinstance(cause, TransportError)]
+    if not failures:
         return OperationTimeoutError if isinstance(error, PrimaryUnavailable) else ServiceBusError
-    last = told[-1]
+    last = failures[-1]
     if last.kind is FailureKind.BUSY:
         return ServiceBusServerBusyError
     return _BY_REASON.get(last.reason, ServiceBusError)

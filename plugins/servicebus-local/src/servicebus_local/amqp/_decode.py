@@ -94,7 +94,7 @@ def skip_value(buffer: Buffer, offset: int) -> int:
     return offset
 
 
-# The upper half of a constructor tells the width: bytes, or -1 for a size of one byte, -4 for a size of four.
+# The upper half of a constructor is the width: bytes, or -1 for a size of one byte, -4 for a size of four.
 _WIDTHS = (0, 0, 0, 0, 0, 1, 2, 4, 8, 16, -1, -4, -1, -4, -1, -4)
 
 

@@ -165,7 +165,7 @@ class Link:
         self.detach(error)
 
     def detach(self, error: AmqpError | None = None, *, closed: bool = True) -> None:
-        """End the link; does nothing if it is gone already. No event tells of a detach that we began.
+        """End the link; does nothing if it is gone already. No event reports a detach that we began.
 
         Args:
             error: why, if not in peace.

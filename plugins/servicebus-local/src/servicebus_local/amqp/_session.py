@@ -109,7 +109,7 @@ class Session:
         return [link for link in self.peer_links.values() if link.state != "detached"]
 
     def end(self, error: AmqpError | None = None) -> None:
-        """End the session and everything on it; does nothing if it is not open. No event tells of it."""
+        """End the session and everything on it; does nothing if it is not open. No event reports it."""
         if self.state != "open":
             return
         self.write(End(error))

@@ -145,7 +145,7 @@ class Broker(Namespace):
         entity.touch(now)
         self._hub.operations[operation] += max(1, -(-size // BILLED_BYTES))
         numbers = [self._enter(entity, message, now) for message in messages]
-        self._hub.tell()
+        self._hub.notify()
         return numbers
 
     def _enter(self, entity: Holder | Topic, message: Incoming, now: float) -> int:
@@ -236,7 +236,7 @@ class Broker(Namespace):
     def advance(self) -> None:
         """Does what is due by now: locks, schedules, expiry, duplicate windows, idle entities; then calls waiters."""
         self._hub.begin()
-        self._hub.tell()
+        self._hub.notify()
 
     def close(self) -> None:
         """Makes everything durable and closes the store; the broker is not used after that."""

@@ -1,4 +1,4 @@
-"""How entities are set up, and what they tell about themselves.
+"""How entities are set up, and what they report about themselves.
 
 The properties, defaults and limits are those of the service (Service Bus documentation: "Service Bus quotas" and
 the reference of ``QueueDescription``, ``TopicDescription`` and ``SubscriptionDescription``). Durations are seconds.

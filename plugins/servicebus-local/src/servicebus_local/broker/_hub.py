@@ -37,7 +37,7 @@ class Waking(Protocol):
 class Hub:
     """See the module."""
 
-    __slots__ = ("_order", "_timers", "_telling", "_woken", "clock", "journal", "operations")  # noqa: RUF023
+    __slots__ = ("_order", "_timers", "_notifying", "_woken", "clock", "journal", "operations")  # noqa: RUF023
 
     def __init__(self, clock: Callable[[], float], journal: Journal) -> None:
         self.clock = clock
@@ -46,7 +46,7 @@ class Hub:
         self._timers: list[tuple[float, int, Timed]] = []
         self._order = count()
         self._woken: dict[Waking, None] = {}
-        self._telling = False
+        self._notifying = False
 
     def begin(self) -> float:
         """Do what is due, as every operation does first; returns the operation's instant in Unix seconds."""
@@ -71,18 +71,18 @@ class Hub:
         """Remembers that the waiters of a thing are to be called."""
         self._woken[waking] = None
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Calls the waiters of everything that was woken, as most operations do last."""
-        if self._telling or not self._woken:
+        if self._notifying or not self._woken:
             return  # The call further out goes on with what was woken meanwhile.
-        self._telling = True
+        self._notifying = True
         try:
             while self._woken:
                 waking = next(iter(self._woken))
                 del self._woken[waking]
                 waking.call_waiters()
         finally:
-            self._telling = False
+            self._notifying = False
 
     def next_deadline(self) -> float | None:
         """When `begin` has something to do, unix seconds; `None` for never."""

@@ -339,11 +339,11 @@ class Namespace(Forwarder):
         self._check_description(entity.path, description)
         entity.configure(description, now)
         self._changed(entity)
-        self._hub.tell()
+        self._hub.notify()
 
     def _delete(self, entity: Holder | Topic) -> None:
         self._remove(entity)
-        self._hub.tell()
+        self._hub.notify()
 
     def _remove(self, entity: Holder | Topic) -> None:
         if isinstance(entity, Subscription):

@@ -89,7 +89,7 @@ class Source(SourceBase):
                 self.shelf.remove(message)
         elif live:
             self._lock(live, lane, now)
-        self._hub.tell()
+        self._hub.notify()
         return live
 
     def _check_receivable(self, mode: str) -> None:
@@ -155,12 +155,12 @@ class Source(SourceBase):
         message = self._settle(lock_token, session)
         self._modify(message, properties)
         self._give_back(message, self._hub.clock(), counted=True)
-        self._hub.tell()
+        self._hub.notify()
 
     def release(self, lock_token: UUID, session: SessionLock | None = None) -> None:
         """Gives a message back as if it had not been taken; see `complete`."""
         self._give_back(self._settle(lock_token, session), self._hub.clock(), counted=False)
-        self._hub.tell()
+        self._hub.notify()
 
     def defer(
         self, lock_token: UUID, properties: Mapping[str, object] | None = None, session: SessionLock | None = None
@@ -187,7 +187,7 @@ class Source(SourceBase):
         self._modify(message, properties)
         self._unlock(message)
         self.bury(message, reason, description)
-        self._hub.tell()
+        self._hub.notify()
 
     def renew(self, lock_token: UUID) -> float:
         """Makes a message's lock last longer."""
@@ -296,7 +296,7 @@ class Source(SourceBase):
         now = self._begin()
         if not lock.lost:
             self._drop_session(lock, now, counted=False)
-        self._hub.tell()
+        self._hub.notify()
 
     def get_session_state(self, lock: SessionLock | str) -> bytes | None:
         """What the application keeps for a session, which is given by its lock, or by its id where none holds it."""

@@ -74,7 +74,7 @@ class AmqpFront:
         shared.cancel()
 
     def drop_connections(self) -> int:
-        """Reset every client's socket; tells how many there were."""
+        """Reset every client's socket; returns how many there were."""
         clients = list(self._shared.clients)
         for client in clients:
             client.drop()

@@ -73,10 +73,10 @@ class Admin(Suite):
         assert bodies(await receive_all(broker.receiver(entity), 1)) == ["diverted"]
 
     async def test_settings_that_were_reported_can_be_asked_for(self, broker: Broker) -> None:
-        told = await broker.admin.properties(await broker.queue())
+        properties = await broker.admin.properties(await broker.queue())
         copy = Entity("a-copy")
-        await broker.admin.create(copy, told)
-        assert await broker.admin.properties(copy) == told
+        await broker.admin.create(copy, properties)
+        assert await broker.admin.properties(copy) == properties
 
     async def test_a_default_time_to_live_is_reported(self, broker: Broker) -> None:
         queue = await broker.queue(default_time_to_live=3600.0)
@@ -369,7 +369,7 @@ class Probe(Suite):
         queue = await broker.queue()
         await broker.admin.probe(queue)
         await broker.admin.delete(queue)
-        told = await must_fail(lambda: broker.admin.probe(queue))
-        if told.kind is FailureKind.UNAVAILABLE:  # the link went with the entity; the next probe knows
-            told = await must_fail(lambda: broker.admin.probe(queue))
-        assert (told.kind, told.reason) == (FailureKind.REFUSED, FailureReason.NOT_FOUND)
+        failure = await must_fail(lambda: broker.admin.probe(queue))
+        if failure.kind is FailureKind.UNAVAILABLE:  # the link went with the entity; the next probe knows
+            failure = await must_fail(lambda: broker.admin.probe(queue))
+        assert (failure.kind, failure.reason) == (FailureKind.REFUSED, FailureReason.NOT_FOUND)

@@ -127,8 +127,8 @@ class Faults(Suite):
         await broker.restore()
         await _until_it_works(lambda: sender.send(message("after")))
         found = await up_to(broker, queue, "after")
-        told = zip(("single", "first", "second"), (single, *batch), strict=True)
-        certain = {body for body, error in told if error and not error.maybe_applied}
+        outcomes = zip(("single", "first", "second"), (single, *batch), strict=True)
+        certain = {body for body, error in outcomes if error and not error.maybe_applied}
         assert not certain & set(found), "said to be certainly not sent, and there all the same"
         if broker.harness.in_process:
             assert certain == {"single", "first", "second"}, "said to be in doubt, which is impossible in one process"
@@ -156,9 +156,9 @@ class Faults(Suite):
         await broker.stop()
         for offer, why in never:
             async with asyncio.timeout(limits().patience):
-                told = await must_fail(lambda offer=offer: sender.send(offer), why.kind, why.reason)  # type: ignore[misc]
+                failure = await must_fail(lambda offer=offer: sender.send(offer), why.kind, why.reason)  # type: ignore[misc]
                 (error,) = await sender.send_batch([offer])
-            assert not told.maybe_applied
+            assert not failure.maybe_applied
             assert error is not None and (error.kind, error.reason) == (why.kind, why.reason), f"{error!r}"
 
     async def test_a_stopped_broker_fails_every_message_of_a_batch(self, broker: Broker) -> None:

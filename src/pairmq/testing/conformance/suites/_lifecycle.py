@@ -236,12 +236,12 @@ class Lifecycle(Suite):
 
     async def test_the_plugin_reports_what_its_transports_claim(self, broker: Broker) -> None:
         try:
-            told = registry.transport_record(broker.url).capabilities
+            stated = registry.transport_record(broker.url).capabilities
         except ConfigurationError:
             return  # the harness makes transports of a plugin that is not installed
-        names = [name for name in NAMES if isinstance(getattr(told, name), bool)]
+        names = [name for name in NAMES if isinstance(getattr(stated, name), bool)]
         actual = broker.capabilities
-        assert {n: getattr(told, n) for n in names} == {n: getattr(actual, n) for n in names}
+        assert {n: getattr(stated, n) for n in names} == {n: getattr(actual, n) for n in names}
 
     async def test_no_password_is_shown(self, broker: Broker) -> None:
         password = unquote(urlsplit(broker.url).password or "")

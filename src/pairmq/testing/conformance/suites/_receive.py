@@ -115,8 +115,8 @@ class Receive(Suite):
         queue = await broker.queue()
         await broker.put(queue, *"abc")
         deliveries = await receive_all(broker.receiver(queue), 3)
-        told = [delivery.sequence_number for delivery in deliveries if delivery.sequence_number]
-        assert len(set(told)) == len(told)
+        numbers = [delivery.sequence_number for delivery in deliveries if delivery.sequence_number]
+        assert len(set(numbers)) == len(numbers)
 
     async def test_two_receivers_never_hold_the_same_message(self, broker: Broker) -> None:
         queue = await broker.queue()
@@ -438,8 +438,8 @@ class Settlement(Suite):
         await receiver.dead_letter(await receive_one(receiver), "a reason", "A description in a sentence, with ä.")
         dead = await receive_one(broker.receiver(Source(queue, dead_letter=True)))
         assert dead.message == sent
-        told = (dead.dead_letter_reason, dead.dead_letter_description)
-        assert told == ("a reason", "A description in a sentence, with ä.")
+        given = (dead.dead_letter_reason, dead.dead_letter_description)
+        assert given == ("a reason", "A description in a sentence, with ä.")
 
     @capability("dead_letter", disclaimed=_dead_lettering_is_refused)
     async def test_a_dead_letter_is_gone_from_its_queue(self, broker: Broker) -> None:

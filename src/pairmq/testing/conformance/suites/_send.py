@@ -112,8 +112,8 @@ async def _keeps_sessions_in_order(broker: Broker) -> None:
     assert [error is None for error in outcomes] == [body[0] == "b" or body == "a1" for body in _AROUND_A_LARGE_ONE]
     assert outcomes[2] is not None and outcomes[2].reason is FailureReason.TOO_LARGE
     assert not any(error.maybe_applied for error in outcomes if error), "none of them can have been stored"
-    told = bodies(await receive_all(broker.receiver(queue), 3))
-    assert (told.count("a1"), [body for body in told if body[0] == "b"]) == (1, ["b1", "b2"])
+    received = bodies(await receive_all(broker.receiver(queue), 3))
+    assert (received.count("a1"), [body for body in received if body[0] == "b"]) == (1, ["b1", "b2"])
     assert await broker.receiver(queue).receive(1, 0) == [], "one was stored behind one of its session that failed"
 
 
@@ -221,8 +221,8 @@ class Send(Suite):
         error = await must_fail(lambda: sender.send(message("lost")), FailureKind.REFUSED, FailureReason.NOT_FOUND)
         assert not error.maybe_applied, "nothing can have stored it"
         outcomes = await sender.send_batch([message("lost"), message("too")])
-        told = [None if error is None else (error.kind, error.reason, error.maybe_applied) for error in outcomes]
-        assert told == [(FailureKind.REFUSED, FailureReason.NOT_FOUND, False)] * 2
+        found = [None if error is None else (error.kind, error.reason, error.maybe_applied) for error in outcomes]
+        assert found == [(FailureKind.REFUSED, FailureReason.NOT_FOUND, False)] * 2
 
     async def test_a_refused_send_leaves_the_sender_usable(self, broker: Broker) -> None:
         sender = broker.sender(_MISSING)
