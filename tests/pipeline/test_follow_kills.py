@@ -55,11 +55,18 @@ def making_tables(out: Path) -> bool:
 
 def putting_in_place(out: Path) -> bool:
     """Whether the first table is there and the last one waits for its turn, so that they are of two rounds."""
-    waiting = out.glob(f"_work-*/tables-*/{TABLES[-1].name}/_SUCCESS")
-    return any(not (path.parent.parent / TABLES[0].name).exists() for path in waiting)
+    waiting = out.glob(f"_work-*/tables-*/{TABLES[-1].name}")
+    return not unnamed(out) and any(not (path.parent / TABLES[0].name).exists() for path in waiting)
 
 
-KILLS = (taking, committed_and_not_noted, merging, making_tables, putting_in_place)
+def settling(out: Path) -> bool:
+    """Whether settled messages are being put aside."""
+    entries = [json.loads(path.read_text()) for path in (out / "_follow" / "ledger").glob("0*.json")]
+    named = {name for entry in entries for name in entry["settled"]}
+    return any(path.name not in named and any(path.iterdir()) for path in (out / "_follow" / "settled").iterdir())
+
+
+KILLS = (taking, committed_and_not_noted, merging, making_tables, putting_in_place, settling)
 """Every life takes a start of Spark, and every table a while, so that these tests are part of `make test-long`."""
 
 
@@ -153,3 +160,5 @@ def test_what_killed_runs_left_is_gone(killed):
     out = killed[0] / "out"
     assert {path.name for path in out.iterdir()} == {table.name for table in TABLES} | {"run.json", "_lock", "_follow"}
     assert len(list((out / "_follow" / "facts").iterdir())) == 1
+    (entry,) = (json.loads(path.read_text()) for path in (out / "_follow" / "ledger").iterdir())
+    assert {path.name for path in (out / "_follow" / "settled").iterdir()} == set(entry["settled"])
