@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
@@ -94,12 +94,12 @@ class Syphon:
     def make_ready(self) -> None:
         """Connect in the background, while it is looked whose backlog queues these are: over a distance it takes
         seconds."""
-        for ready in (self._primary.make_ready(sends=True), self._secondary.make_ready(receives=True)):
-            self._readying.append(start_task(self._quietly(ready), name="connect for the syphon"))
+        ways = partial(self._primary.make_ready, sends=True), partial(self._secondary.make_ready, receives=True)
+        self._readying += [start_task(self._connect(way), name="connect for the syphon") for way in ways]
 
-    async def _quietly(self, ready: Awaitable[None]) -> None:
+    async def _connect(self, way: Callable[[], Awaitable[None]]) -> None:
         with contextlib.suppress(TransportError):  # what needs the connection tries again, and reports it
-            await self._limits.run(ready)
+            await self._limits.run(way())
 
     def start(self) -> None:
         """Start all pumps, once."""
