@@ -619,6 +619,20 @@ TESTED = (
         tests=("tests/transport/test_header.py",),
     ),
     Mutant(
+        "no scout leaves the line",
+        "src/pairmq/runner/_entity.py",
+        "            self.elsewhere += 1\n            self._scout =",
+        "            self._scout =",
+        tests=_LINE_TESTS,
+    ),
+    Mutant(
+        "an answer of the secondary is kept from the line",
+        "src/pairmq/runner/_send.py",
+        "            if results is TAKEN or is_answer(results):\n                state.runner.answered()\n        finally:",
+        "        finally:",
+        tests=_LINE_TESTS,
+    ),
+    Mutant(
         "a send that is cancelled in line takes its turn with it",
         "src/pairmq/runner/_entity.py",
         "        elif turn.done() and not turn.cancelled() and turn.result():\n            self.next_turn()\n",

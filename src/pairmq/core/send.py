@@ -13,7 +13,8 @@ Rules.
 3. A transient failure is retried `TRANSIENT_RETRIES` times in a row; after that it counts as unavailable.
 4. Where one broker is unavailable the other one is tried at once; what can only be tried again waits, longer each time.
 5. Routing is one step: the entity's machine registers the attempt in the call that returns it (SPEC 4.6).
-6. While no broker answers, `TRIALS_AT_ONCE` sends of an entity find out when one does again; further ones wait in line.
+6. While no broker answers, `TRIALS_AT_ONCE` sends of an entity find out when one does again; further ones wait in line,
+   from which now and then one more goes on as a scout: those before it may all hang in attempts with distant limits.
 
 A machine does nothing by itself. Give it each fact with its instant, and do what the step says; instants are seconds of
 one monotonic clock::
@@ -267,8 +268,8 @@ class Destination(Router, Protocol):
     """An entity with the sends to it.
 
     ``sends``: how many are in flight, those in line left out; ``elsewhere``: of them, those that began before it failed
-    over, whose attempts at the primary say nothing of the secondary; ``silent_since``: when the first of them began
-    since the last answer of a broker.
+    over, whose attempts at the primary say nothing of the secondary, and scouts; ``silent_since``: when the first of
+    them began since the last answer of a broker.
     """
 
     sends: int

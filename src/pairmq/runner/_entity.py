@@ -35,6 +35,7 @@ from pairmq.runner._emitter import Emitter
 from pairmq.runner._limits import TimeLimits, Waiter, remembered
 from pairmq.transport import Sender, start_task
 
+_SCOUTED = 0.25  # s between those that go on by themselves from a line
 _UP = frozenset((EntityState.HEALTHY, EntityState.DRAINING))
 
 
@@ -64,6 +65,7 @@ class EntityRunner:
         "_ping_task",
         "_pings",
         "_probe",
+        "_scout",
         "_timer",
         "_waiters",
         "elsewhere",
@@ -113,6 +115,7 @@ class EntityRunner:
         self._has_turn = False  # among the pings of all entities
         self._ping_task: asyncio.Task[None] | None = None
         self._pings = True
+        self._scout: asyncio.TimerHandle | None = None  # while sends wait in line
         self._waiters: set[Waiter] | None = None  # most entities never have any
         self._closed = False
 
@@ -180,6 +183,8 @@ class EntityRunner:
         if self.line is None:
             self.line = OrderedDict()
         self.line[turn] = None
+        if self._scout is None:
+            self._scout = self._loop.call_later(_SCOUTED, self._send_scout)
         return turn
 
     def leave_line(self, turn: Waiter) -> None:
@@ -187,6 +192,14 @@ class EntityRunner:
         if self.line is not None and turn in self.line:
             del self.line[turn]
         elif turn.done() and not turn.cancelled() and turn.result():
+            self.next_turn()
+
+    def _send_scout(self) -> None:
+        """Let one more go on: a broker may answer new attempts while those before them hang until their limits."""
+        self._scout = None
+        if self.line and not self._closed:
+            self.elsewhere += 1
+            self._scout = self._loop.call_later(_SCOUTED, self._send_scout)
             self.next_turn()
 
     def next_turn(self) -> None:
@@ -269,6 +282,8 @@ class EntityRunner:
         if task is not None:
             task.cancel()
             await asyncio.wait((task,), timeout=1)
+        if self._scout is not None:
+            self._scout.cancel()
         self.wake()
 
     # The machine's effects.
