@@ -628,8 +628,8 @@ TESTED = (
     Mutant(
         "an answer of the secondary is kept from the line",
         "src/pairmq/runner/_send.py",
-        "            if results is TAKEN or is_answer(results):\n                state.runner.answered()\n        finally:",
-        "        finally:",
+        "            if results is TAKEN or is_answer(results):\n                state.runner.answered()\n",
+        "",
         tests=_LINE_TESTS,
     ),
     Mutant(

@@ -1,3 +1,4 @@
+import asyncio
 import importlib.util
 import io
 import json
@@ -15,13 +16,15 @@ from pairmq.cli._status import BrokerLook, Look, _watched
 from pairmq.core.record import Configuration
 from pairmq.memory import CAPABILITIES as ALL
 from pairmq.memory import MemoryTransport
-from pairmq.model import Entity, Message
+from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.pair import Agreement
 from pairmq.plugins import registry
 from pairmq.testing.servers import free_port
 from pairmq.transport import ConfirmRisk, QueueCounts
+from pairmq_postgres.testing import PostgresServer
 from pairmq_rabbitmq._transport import RabbitTransport
 from pairmq_rabbitmq.plugin import CAPABILITIES
+from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 
 
@@ -165,6 +168,95 @@ def test_the_doctor_makes_nothing_and_names_what_is_missing(cli, brokers) -> Non
     findings = json.loads(cli("doctor", "--json", *brokers).out)["findings"]
     assert any(finding["grade"] == "warn" and "10 queues of 10 missing" in finding["text"] for finding in findings)
     assert cli("entity", "list", "--primary", brokers[3]).out == ""
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch, broker: str, what: str) -> None:
+    """Have a broker in memory refuse one operation to its users."""
+    transport = MemoryTransport(broker)
+    made = {
+        "create": transport.admin,
+        "probe": transport.admin,
+        "send": transport.sender(Entity("q")),
+        "receive": transport.receiver(Source(Entity("q"))),
+        "complete": transport.receiver(Source(Entity("q"))),
+    }[what]
+
+    async def refuse(self, *arguments):
+        raise TransportError("not for this user", FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
+
+    monkeypatch.setattr(type(made), what, refuse)
+
+
+@pytest.mark.parametrize(
+    ("what", "told", "advice"),
+    [
+        (
+            "create",
+            "sends can't be diverted to 10 missing queues: this user can't create queues",
+            "create queues named",
+        ),
+        ("send", "sends can't be diverted: ", "send to queues named"),
+        ("receive", "a syphon with this user can't move the backlog back: ", "receive and settle messages of queues"),
+        ("complete", "a syphon with this user can't move the backlog back: ", "receive and settle messages of queues"),
+    ],
+)
+def test_the_doctor_fails_a_user_who_may_not_do_what_an_outage_takes(
+    cli, brokers, monkeypatch: pytest.MonkeyPatch, what: str, told: str, advice: str
+) -> None:
+    forbid(monkeypatch, brokers[3], what)
+    ended = cli("doctor", "--json", *brokers)
+    assert ended.status == 1
+    [found] = [each for each in json.loads(ended.out)["findings"] if each["subject"] == "rights at secondary"]
+    assert (found["grade"], found["text"].startswith(told), advice in found["advice"]) == ("fail", True, True)
+    assert "not for this user" in found["text"]
+    assert cli("entity", "list", "--primary", brokers[3]).out == ""
+
+
+@pytest.mark.parametrize(("what", "status"), [("create", 0), ("probe", 1), ("receive", 1)])
+def test_the_doctor_tries_an_existing_queue_where_a_user_may_not_create_one(
+    cli, brokers, monkeypatch: pytest.MonkeyPatch, what: str, status: int
+) -> None:
+    cli("send", "-e", "q", "--create", *brokers, stdin=b"")
+    queue = Entity(f"{brokers[1].removeprefix('memory://')}/x-servicebus-transfer/0")
+    asyncio.run(MemoryTransport(brokers[3]).sender(queue).send(Message(b"kept", message_id="1")))
+    forbid(monkeypatch, brokers[3], "create")
+    forbid(monkeypatch, brokers[3], what)
+    ended = cli("doctor", "--json", *brokers)
+    found = [each["grade"] for each in json.loads(ended.out)["findings"] if each["subject"] == "rights at secondary"]
+    assert (ended.status, found) == (status, ["warn", "fail"][: 1 + status])
+    monkeypatch.undo()
+    counts = asyncio.run(MemoryTransport(brokers[3]).admin.counts(Source(queue)))
+    assert (counts.active, counts.locked) == (1, 0)
+
+
+@pytest.mark.real_server
+def test_the_doctor_fails_a_redis_user_who_may_not_read(cli, primary) -> None:
+    with RedisServer() as server:
+        server.command("ACL", "SETUSER", "writer", "on", ">secret", "~*", "&*", "+@all", "-lrange", "-zrange", "-zadd")
+        ended = cli("doctor", *primary, "--secondary", server.url.replace("//", "//writer:secret@"))
+        assert ended.status == 1
+        assert "FAIL  rights at secondary: a syphon with this user can't move the backlog back" in ended.out
+        assert server.command("DBSIZE") == ":0"
+
+
+@pytest.mark.real_server
+def test_the_doctor_fails_a_postgresql_role_that_may_not_insert(cli, primary) -> None:
+    with PostgresServer() as server:
+        server.query("REVOKE INSERT ON pairmq.message FROM messenger")
+        ended = cli("doctor", *primary, "--secondary", server.url)
+        assert ended.status == 1
+        assert "FAIL  rights at secondary: sends can't be diverted" in ended.out
+        assert server.query("SELECT count(*) FROM pairmq.entity") == [(0,)]
+
+
+@pytest.mark.real_server
+def test_the_doctor_fails_a_rabbitmq_user_who_may_not_configure(cli, primary) -> None:
+    with RabbitServer() as server:
+        server.add_user("writer", "secret", configure="")
+        ended = cli("doctor", *primary, "--secondary", server.url_for("writer", "secret"))
+        assert ended.status == 1
+        assert "FAIL  rights at secondary: sends can't be diverted to 10 missing queues" in ended.out
+        assert server.queues() == {}
 
 
 def test_the_doctor_says_what_to_do_about_a_broker_that_is_unavailable(cli, primary) -> None:

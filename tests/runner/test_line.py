@@ -39,7 +39,7 @@ async def test_sends_stand_in_line_while_no_broker_answers(world):
         assert all(isinstance(each, SendUnknown) for each in found[:TRIALS_AT_ONCE])
         # Nothing of theirs was sent, and that is what their callers hear, with both causes.
         in_line = [each for each in found[TRIALS_AT_ONCE:] if "the sends before it" in str(each)]
-        # As many again find out whether the secondary answers, one goes on for each that ends, and four scouts a second.
+        # As many again find out whether the secondary answers, one goes on for each that ends, and a few scouts.
         assert len(in_line) >= MANY - 2 * TRIALS_AT_ONCE - 20
         assert all(isinstance(each, BacklogUnavailable) for each in in_line)
 

@@ -398,6 +398,8 @@ async def test_interrogation_ends_when_a_reply_is_not_understood(
     monkeypatch.setattr(_inspection, "_difference", not_all)
     told = await transport.admin.properties(QUEUE)
     assert (told.default_time_to_live, told.auto_delete_after, told.max_size_megabytes) == (9.0, 60.0, None)
+    assert "max_size_megabytes" in told.unread
+    assert not {"default_time_to_live", "auto_delete_after"} & set(told.unread)
 
 
 async def test_settings_are_unknown_when_the_user_may_not_configure(rabbit: RabbitServer) -> None:
@@ -406,9 +408,20 @@ async def test_settings_are_unknown_when_the_user_may_not_configure(rabbit: Rabb
     async with registry.transport(rabbit.url_for("reader", "secret")) as transport:
         assert not await transport.admin.create(QUEUE)
         told = await transport.admin.properties(QUEUE)
-        assert (told.default_time_to_live, told.max_size_megabytes) == (None, None)
+        assert {"default_time_to_live", "max_size_megabytes"} <= set(told.unread)
+        [unknown] = QueueProperties(max_size_megabytes=5120).differences(told)
+        assert unknown.startswith("unknown, as the broker does not show it to this user: max_size_megabytes")
         assert await reason_of(transport.admin.create(Entity("new"))) is FailureReason.UNAUTHORIZED
     assert set(rabbit.queues()) == {"orders"}
+
+
+@pytest.mark.parametrize("lacking", ["read", "write"])
+async def test_a_queue_that_may_not_be_created_leaves_no_dead_letter_queue_behind(rabbit, lacking: str) -> None:
+    """RabbitMQ lets only those create a queue that dead-letters who may read it, and write to its exchange."""
+    rabbit.add_user(f"no-{lacking}", "secret", vhost="/", **{lacking: ""})
+    async with registry.transport(rabbit.url_for(f"no-{lacking}", "secret")) as transport:
+        assert await reason_of(transport.admin.create(QUEUE, QueueProperties())) is FailureReason.UNAUTHORIZED
+    assert rabbit.queues() == {}
 
 
 # --------------------------------------------------------------------------- counting, showing, deleting

@@ -1,4 +1,4 @@
-"""``pairmq doctor``: finds what would go wrong, before it does; reads only."""
+"""``pairmq doctor``: finds what would go wrong, before it does; leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import importlib.util
 import os
 import platform
 import stat
+import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from pairmq.cli._common import (
     PairArguments,
     at_broker,
     backlog_queues,
+    entity_of,
     examples,
     outbox_of,
     transport_of,
@@ -34,8 +36,16 @@ from pairmq.cli._output import FAIL, OK, WARN, put_json, say
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._status import BrokerLook, see_broker
 from pairmq.cli._values import grouped, plural, printable, without_secrets
-from pairmq.core import Diversion, PairOptions, divert
-from pairmq.model import ConfigurationError, Entity, FailureReason, Message, TransportError
+from pairmq.core import Diversion, PairOptions, backlog_queue_name, divert
+from pairmq.model import (
+    ConfigurationError,
+    Entity,
+    FailureKind,
+    FailureReason,
+    Message,
+    Source,
+    TransportError,
+)
 from pairmq.pair import Settings, check_available, misspelt_variables
 from pairmq.pipeline import PipelineUnavailable
 from pairmq.pipeline.session import check_java, check_packages
@@ -49,6 +59,9 @@ EPILOG = examples("pairmq doctor --config pair.toml", "pairmq doctor --json")
 @with_pair(BACKLOG)
 def doctor(pair: PairArguments, json: Json = False) -> int:
     """Check installation, settings, both brokers and the backlog queues, and say what to do about each problem.
+
+    What the secondary lets this user do is tried out, with a queue that is deleted again; where it may not create one,
+    with an existing backlog queue, from which a message may be received and released.
 
     Exit status: 0 when nothing fails (warnings are allowed), 1 when something does.
     """
@@ -78,6 +91,8 @@ def _show(finding: Finding) -> None:
 _SLOW = 0.5  # s: a broker that answers slower than this makes every send slow
 _UNMOVED = 60.0  # s: a syphon that works moves what is in the outbox in milliseconds
 _ROOM = 0.95  # share of the primary's largest message that the backlog should take
+_TRIAL_LASTS = 600.0  # s until the broker itself deletes a queue of a doctor that was killed, where it can
+_TRIALS = range(1000, 10_000)  # numbers of such queues, which no pair has
 _WANTED = ("probes", "dead_letter", "lock_renewal", "time_to_live", "scheduling", "durable")
 
 
@@ -152,6 +167,8 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
             for finding in _agreement(agreement):
                 yield finding
             async for finding in _queues(primary, secondary, settings.options, limit, agreement):
+                yield finding
+            for finding in await _rights(primary, secondary, settings.options, limit):
                 yield finding
             async for finding in _outbox(primary, secondary, limit, primary_answers=reachable["primary"]):
                 yield finding
@@ -358,11 +375,10 @@ async def _queues(
             risky.setdefault(risk, []).append(queue)
         differences = wanted.differences(actual)
         if differences:
-            yield _warn(
-                f"backlog queue {queue}",
-                "; ".join(differences),
-                "an existing queue is left unchanged: change it at the broker if needed",
-            )
+            advice = "an existing queue is left unchanged: change it at the broker if needed"
+            if actual.unread:
+                advice = "look at them at the broker"
+            risky.setdefault(ConfirmRisk("; ".join(differences), advice), []).append(queue)
         elif not risks:
             sound += 1
     for risk, those in risky.items():
@@ -377,6 +393,67 @@ async def _queues(
             yield _warn("backlog queues", text, MISSING)
     if sound:
         yield _ok("backlog queues", f"{sound} of {len(queues)} as they should be")
+
+
+async def _rights(primary: Transport, secondary: Transport, options: PairOptions, limit: float) -> list[Finding]:
+    """Whether this user may do what an outage takes: create backlog queues, send to them, receive and settle."""
+    subject, admin = "rights at secondary", secondary.admin
+    number = _TRIALS[uuid.uuid4().int % len(_TRIALS)]
+    queue = entity_of(backlog_queue_name(options.backlog_name_template, primary.endpoint.name, number))
+    like = f"queues named like {queue}"
+    found: list[Finding] = []
+    try:
+        wanted = replace(backlog_properties(options), auto_delete_after=_TRIAL_LASTS)
+        made = await within(limit, admin.create(queue, wanted))
+    except TransportError as error:
+        made, text = False, f"this user can't create queues: {at_broker(secondary, error)}"
+        try:
+            queues = backlog_queues(primary, options)
+            missing = [each for each in queues if not await within(limit, admin.exists(each))]
+        except TransportError as another:
+            return [_fail(subject, at_broker(secondary, another), "look at the secondary")]
+        if missing:
+            advice = f"let this user create {like}, or create all backlog queues for it"
+            return [
+                _fail(subject, f"sends can't be diverted to {plural(len(missing), 'missing queue')}: {text}", advice)
+            ]
+        advice = f"let this user create {like}, or be ready to create them again should they be deleted"
+        found, queue, like = [_warn(subject, text, advice)], queues[0], f"queues named like {queues[0]}"
+    try:
+        failed = await _tried(secondary, queue, limit, own=made)
+    finally:
+        if made:
+            try:
+                await within(limit, admin.delete(queue))
+            except TransportError as error:
+                text = f"{queue}, which this check has made, may be left: {at_broker(secondary, error)}"
+                found.append(_warn(subject, text, "delete it"))
+    if failed is not None:
+        found.append(_fail(subject, failed[0], f"let this user {failed[1]} {like}"))
+    return found or [_ok(subject, "this user may create backlog queues, send to them, and move what they hold")]
+
+
+async def _tried(secondary: Transport, queue: Entity, limit: float, *, own: bool) -> tuple[str, str] | None:
+    """What does not work with a queue, and the right that this takes; another's queue gets no message."""
+    sender, receiver = secondary.sender(queue), secondary.receiver(Source(queue))
+    text, right = "sends can't be diverted", "send to"
+    try:
+        if own:
+            await within(limit, sender.send(Message(b"", message_id=uuid.uuid4().hex)))
+        else:
+            await within(limit, secondary.admin.probe(queue))
+        text, right = "a syphon with this user can't move the backlog back", "receive and settle messages of"
+        deliveries = await within(limit, receiver.receive(1, limit / 2 if own else 0.0))
+        if own:
+            if not deliveries:
+                raise TransportError("what was sent does not arrive", FailureKind.UNAVAILABLE)
+            await within(limit, receiver.complete(deliveries[0]))
+    except TransportError as error:
+        return f"{text}: {at_broker(secondary, error)}", right
+    finally:
+        await receiver.close()
+        await sender.close()
+    return None
 
 
 async def _outbox(

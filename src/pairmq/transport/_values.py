@@ -126,6 +126,8 @@ class QueueProperties:
             queue. Never requested, as ``drops_when_full``.
         drops_duplicates: a message with an id that the queue has seen is accepted and dropped, so that it can't be a
             backlog queue, where messages of all entities lie together. Never requested, as ``drops_when_full``.
+        unread: names of settings that the broker does not show to this user, whose values here mean nothing. Never
+            requested.
     """
 
     max_size_megabytes: int | None = None
@@ -141,6 +143,10 @@ class QueueProperties:
     keeps_completed: bool = False
     forwards_to: str | None = None
     drops_duplicates: bool = False
+    unread: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unread", tuple(self.unread))  # from JSON it is a list
 
     def differences(self, actual: QueueProperties) -> tuple[str, ...]:
         """Name each setting of an existing queue that differs from this one, as a sentence (SPEC 5.3).
@@ -151,15 +157,20 @@ class QueueProperties:
             actual: as reported by `Admin.properties`.
 
         Returns:
-            E.g. ``lock_duration is 30.0, asked for 60.0``; empty if they agree.
+            E.g. ``lock_duration is 30.0, asked for 60.0``; empty if they agree. Those that could not be read are one
+            sentence.
         """
         found = []
         for entry in fields(self):
+            if entry.name == "unread" or entry.name in actual.unread:
+                continue
             wanted, is_ = getattr(self, entry.name), getattr(actual, entry.name)
             if entry.name == "max_delivery_count" and is_ is None and wanted is not None and wanted >= _NEVER:
                 continue
             if wanted != is_:
                 found.append(f"{entry.name} is {is_}, asked for {wanted}")
+        if actual.unread:
+            found.append(f"unknown, as the broker does not show it to this user: {', '.join(actual.unread)}")
         return tuple(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from aiormq.channel import Channel
 from aiormq.exceptions import ConnectionInternalError
 
-from pairmq.model import Delivery, Entity, EntityKind, FailureReason, Source, TransportError
+from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties, Scope
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._contents import Positions, peek, peek_in_turn
@@ -105,8 +106,8 @@ class RabbitAdmin(Admin):
         """Read a queue's settings: from the management plugin if the URL names it, else by probing each argument.
 
         AMQP has no method to read a queue's arguments; see `interrogate`. That needs the permission to configure the
-        queue, does not see policies, and returns None for a setting that it can't find out: with a name of more than
-        some 100 bytes the broker's answers are cut off before the value. ``lock_duration`` is the URL's.
+        queue, does not see policies, and names as ``unread`` what it can't find out: with a name of more than some 100
+        bytes the broker's answers are cut off before the value. ``lock_duration`` is the URL's.
 
         A topic has no settings: its exchange is checked for existence, and the broker's defaults are returned.
         """
@@ -120,16 +121,17 @@ class RabbitAdmin(Admin):
         await self._context.count(queue, doing)
         version = await self._context.server_version(doing)
         if self._management is not None:
-            told = await self._management.queue(queue, doing)
-            self._context.one_consumer[queue] = is_single(told["arguments"])
-            return properties_of(told["arguments"], lock, auto_delete=told["auto_delete"], server_version=version)
+            shown = await self._management.queue(queue, doing)
+            self._context.one_consumer[queue] = is_single(shown["arguments"])
+            return properties_of(shown["arguments"], lock, auto_delete=shown["auto_delete"], server_version=version)
         guess = arguments_of(_LIKELY, await self._queue_type("quorum", doing), _names.dead_letter_of(queue), doing)
         found = await interrogate(self._context, queue, guess, doing)
         if found.complete:
             self._context.one_consumer[queue] = is_single(found.arguments)
         else:
             await self._context.count(queue, doing)  # was it deleted in the meantime?
-        return properties_of(found.arguments, lock, auto_delete=found.auto_delete, server_version=version)
+        told = None if found.complete else found.told
+        return properties_of(found.arguments, lock, auto_delete=found.auto_delete, server_version=version, told=told)
 
     async def counts(self, source: Source) -> QueueCounts:
         """Count ready messages, and those locked by this process: RabbitMQ does not report other consumers' locks.
@@ -299,7 +301,14 @@ class RabbitAdmin(Admin):
         arguments = arguments_of(properties or QueueProperties(), queue_type, dead_letter, doing)
         # The dead-letter queue first, so that no message is dead-lettered to a queue that does not exist.
         await self._declare(dead_letter, dead_letter_arguments(queue_type), doing)
-        return await self._declare(name, arguments, doing)
+        try:
+            return await self._declare(name, arguments, doing)
+        except TransportError as error:
+            if error.kind is FailureKind.REFUSED:  # as to a user who may not read from it, or write to its exchange
+                with contextlib.suppress(TransportError):  # quorum queues know no "if empty"
+                    if await self._count_if_there(dead_letter, doing) == 0:
+                        await self._delete_queues((dead_letter,), doing)
+            raise
 
     async def _declare(self, queue: str, arguments: dict[str, Any], doing: str) -> bool:
         return await self._unless_another_is_there(

@@ -64,12 +64,16 @@ _TRUSTED = 60.0  # s
 
 @dataclass(slots=True)
 class Found:
-    """What is known about a queue; incomplete if the broker refused, or its text could not be parsed."""
+    """What is known about a queue; incomplete if the broker refused, or its text could not be parsed.
+
+    ``told``: names of arguments that are known if it is incomplete, those that the queue does not have included.
+    """
 
     arguments: dict[str, Any] = field(default_factory=dict)
     auto_delete: bool = False
     durable: bool = True
     complete: bool = False
+    told: frozenset[str] = frozenset()
 
 
 async def interrogate(
@@ -97,6 +101,7 @@ async def interrogate(
         )
 
     told: dict[str, Any] = {}
+    unreadable: set[str] = set()
     guard: dict[str, Any] = {_GUARD: _GUARD_VALUE}
     for _ in range(_MOST_ROUNDS):
         try:
@@ -118,6 +123,7 @@ async def interrogate(
             elif name == _GUARD:
                 guard = {}  # a stream, which has one
             elif name in told or (value is _CUT_OFF and name not in asked):
+                unreadable.add(name)
                 break  # the queue has a value for it that can't be read
             else:
                 told[name] = None if value is _CUT_OFF else value
@@ -128,7 +134,8 @@ async def interrogate(
                     return Found(_values(told), flags["auto_delete"], flags["durable"], complete=True)
         else:
             return Found(_compared(asked), flags["auto_delete"], flags["durable"], complete=True)
-    return Found(_values(told), flags["auto_delete"], flags["durable"])
+    known = frozenset(told) - unreadable
+    return Found(_values(told), flags["auto_delete"], flags["durable"], told=known)
 
 
 def _values(told: dict[str, Any]) -> dict[str, Any]:

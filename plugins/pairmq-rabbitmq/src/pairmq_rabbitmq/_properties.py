@@ -33,6 +33,17 @@ DEAD_LETTERING: Final = (DEAD_LETTER_EXCHANGE, DEAD_LETTER_KEY, DEAD_LETTER_STRA
 NUMBERS: Final = frozenset((DELIVERY_LIMIT, MAX_BYTES, MAX_LENGTH, MESSAGE_TTL, EXPIRES))
 """Arguments that set a bound; where a policy sets one, too, the smaller applies."""
 
+_SETTINGS: Final = {
+    "max_size_megabytes": MAX_BYTES,
+    "max_delivery_count": DELIVERY_LIMIT,
+    "default_time_to_live": MESSAGE_TTL,
+    "auto_delete_after": EXPIRES,
+    "dead_letter_on_expiration": DEAD_LETTER_EXCHANGE,
+    "single_consumer": SINGLE_CONSUMER,
+    "drops_when_full": OVERFLOW,
+    "keeps_completed": QUEUE_TYPE,
+}
+
 _QUORUM_SINCE = (3, 10)
 _MEGABYTE = 1024 * 1024
 _NO_LIMIT = 2**31 - 1  # deliveries; RabbitMQ 4 would take no value for 20
@@ -98,8 +109,11 @@ def properties_of(
     *,
     auto_delete: bool = False,
     server_version: tuple[int, ...] = (),
+    told: frozenset[str] | None = None,
 ) -> QueueProperties:
     """Read a queue's arguments as settings; one that is deleted with its last consumer has an idle time of 0.
+
+    Of an incomplete reading ``told`` are the names of the arguments that are known.
 
     From RabbitMQ 4 on, a quorum queue without a setting drops after 20 deliveries. The client keeps the locks, in
     seconds.
@@ -121,6 +135,7 @@ def properties_of(
         single_consumer=is_single(arguments),
         drops_when_full=_drops(arguments),
         keeps_completed=arguments.get(QUEUE_TYPE) == "stream",
+        unread=() if told is None else tuple(name for name, key in _SETTINGS.items() if key not in told),
     )
 
 
