@@ -33,7 +33,7 @@ class Pen:
         self.directory = directory
         self.plan = planned(("redis", "redis"), Settings(), ((), ()))
         self.at = 1000.0
-        self.home: list[Message] = []
+        self.primary: list[Message] = []
         self.backlog: dict[int, str] = {}
         self.dead: dict[int, str] = {}
         self.undrained: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Pen:
             self.line(life, "tried", attempt=self._attempts, results=[result])
         if side == "primary":
             copies = stored if stored is not None else int(result is CONFIRMED)
-            self.home += [made(number)] * copies
+            self.primary += [made(number)] * copies
 
     def accepted(self, number: int) -> None:
         self.send(number)
@@ -113,7 +113,7 @@ class Pen:
 
     def violations(self) -> list[Violation]:
         self.line("run", "drained")
-        found = Found({"orders": self.home, "invoices": []}, self.backlog, self.dead, self.undrained)
+        found = Found({"orders": self.primary, "invoices": []}, self.backlog, self.dead, self.undrained)
         return judged(history_of(self.plan, self.directory, found), found)
 
 

@@ -250,7 +250,7 @@ def test_what_is_as_it_should_be_is_not_complained_of(pen: Pen, story: Callable[
 
 def accepted_and_nowhere(pen: Pen) -> None:
     pen.accepted(1)
-    pen.home.clear()
+    pen.primary.clear()
 
 
 def diverted_and_nowhere(pen: Pen) -> None:
@@ -299,11 +299,11 @@ def dead_lettered_by_the_broker(pen: Pen) -> None:
 
 
 def sent_by_nobody(pen: Pen) -> None:
-    pen.home.append(Message(b"a stranger", message_id="stranger"))
+    pen.primary.append(Message(b"a stranger", message_id="stranger"))
 
 
 def a_number_that_was_never_sent(pen: Pen) -> None:
-    pen.home.append(made(7))
+    pen.primary.append(made(7))
 
 
 def refused_and_there(pen: Pen) -> None:
@@ -326,7 +326,7 @@ def refused_although_in_doubt(pen: Pen) -> None:
 
 def altered(pen: Pen) -> None:
     pen.accepted(1)
-    pen.home[0] = replace(pen.home[0], subject="something else")
+    pen.primary[0] = replace(pen.primary[0], subject="something else")
 
 
 def brought_home_without_having_been_handed(pen: Pen) -> None:
@@ -336,12 +336,12 @@ def brought_home_without_having_been_handed(pen: Pen) -> None:
 
 def more_copies_than_writes(pen: Pen) -> None:
     pen.accepted(1)
-    pen.home.append(made(1))
+    pen.primary.append(made(1))
 
 
 def three_copies_of_two_writes(pen: Pen) -> None:
     in_doubt_and_said_so(pen)
-    pen.home.append(made(1))
+    pen.primary.append(made(1))
 
 
 def a_second_copy_that_nobody_speaks_of(pen: Pen) -> None:
@@ -415,7 +415,7 @@ def a_write_beyond_its_limit(pen: Pen) -> None:
     )
     pen.at += 10
     pen.line("client-b-1", "tried", attempt=1, results=[CONFIRMED])
-    pen.home.append(made(1))
+    pen.primary.append(made(1))
     pen.reported(1, "accepted by the primary")
 
 

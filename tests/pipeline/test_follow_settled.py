@@ -56,7 +56,7 @@ def table(messages):
             **{name: value for name, value in message.items() if name != "route"},
             "got_first_by_other": message["got_first_by"],
             "accepted_primary": 0 if message["route"] else 1,
-            "home_at": message["accepted_at"],
+            "arrived_at": message["accepted_at"],
             "delivered_at": message["accepted_at"] + 1,
             "last_delivered_at": message["accepted_at"] + 1,
         }

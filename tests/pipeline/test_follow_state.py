@@ -18,6 +18,7 @@ COLUMNS = {
     5: "2f45784f3e709067",
     6: "b3737578c397e514",
     7: "b3737578c397e514",
+    8: "9d3bbd5244f08b02",
 }
 """What the columns of all facts hash to in each version of the state. A new line goes with a new `STATE_VERSION`."""
 
@@ -29,6 +30,7 @@ VALUES = {
     5: "f5e6741a02e4e83e",
     6: "522ce9743d1cc83f",
     7: "522ce9743d1cc83f",
+    8: "90b7524d43d5b601",
 }
 """Likewise, what the facts of `a_journal` hash to, by which a changed rule is noticed. It has to stay as it is."""
 

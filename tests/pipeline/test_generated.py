@@ -190,7 +190,12 @@ def test_the_verdicts_agree_with_those_of_another_engine(report, made, other):
 
 def test_what_is_left_out_of_the_reconciliation_is_filled_in_by_its_query(report, made, other):
     same = {"accepted_primary": "at_primary", "accepted_backlog": "in_backlog", "moves": "moved", "deliveries": "seen"}
-    same |= {"completed": "done", "home_at": "home", "first_sent_at": "first_sent", "last_delivered_at": "last_settled"}
+    same |= {
+        "completed": "done",
+        "arrived_at": "home",
+        "first_sent_at": "first_sent",
+        "last_delivered_at": "last_settled",
+    }
     filled = duckdb.sql(RECONCILIATION.in_full(f"'{made}/tables/reconciliation/*.parquet'")).arrow().read_all()
     theirs = by(asked(other, duck.VERDICTS), "entity", "message_id")
     for row in filled.to_pylist():

@@ -297,8 +297,8 @@ class Facts:
 
     def explained(self, sent: Sent) -> bool:
         """Whether a possible second copy was reported, or could not be."""
-        home, moves = self.at_primary[sent.number], self.moves(sent)
-        brought = [copy for copy in home if self.is_syphons(copy)]
+        arrived, moves = self.at_primary[sent.number], self.moves(sent)
+        brought = [copy for copy in arrived if self.is_syphons(copy)]
         # What a syphon has doubled is its own to report.
         by_sender = len(brought) < 2 or not self.is_confirmed(brought[-1])
         if by_sender and (sent.maybe_duplicate or sent.result in (None, Result.UNKNOWN, Result.CANCELLED)):
@@ -307,7 +307,7 @@ class Facts:
             return True
         # A syphon reports no write in doubt of a message that expires meanwhile: its dead-letter explains the copies.
         aside = any(copy.gone == "dead-lettered" for copy in self.at_secondary[sent.number])
-        if aside and not any(self.is_confirmed(copy) for copy in home):
+        if aside and not any(self.is_confirmed(copy) for copy in arrived):
             return True
         # One that is killed after it has sent a message, or has not yet completed it, reports nothing.
         if self.history.exact:
@@ -337,7 +337,7 @@ class Facts:
 
     def account(self, sent: Sent) -> Account:
         """What is known of a message in the end."""
-        home, backlog = self.at_primary[sent.number], self.at_secondary[sent.number]
+        arrived, backlog = self.at_primary[sent.number], self.at_secondary[sent.number]
         waiting = [copy.entity.path for copy in backlog if not copy.gone]
         event = self.event_of(sent)
         refused = event is not None and event.outcome is SendOutcome.REFUSED
@@ -345,18 +345,18 @@ class Facts:
         sure = [attempt for attempt, result in writes if result.confirmed]
         by_syphon = sum(attempt.syphon for attempt in sure)
         # A network that fails may deliver one write twice: each copy that is known to be of a write in doubt counts.
-        in_doubt = sum(not self.is_confirmed(copy) for copy in home)
+        in_doubt = sum(not self.is_confirmed(copy) for copy in arrived)
         doubts = in_doubt if self.history.exact else len(writes) - len(sure)
         # A copy that a syphon has postponed replaces the delivered one: that delivery explains nothing at the primary.
         postponed = sum(self.is_syphons(copy) and self.is_confirmed(copy) for copy in backlog)
         return Account(
-            (Result.REFUSED if refused and (home or backlog) else sent.result,),
-            len(home),
-            next((f"{copy.broker} {copy.entity}" for copy in (*home, *backlog)), ""),
+            (Result.REFUSED if refused and (arrived or backlog) else sent.result,),
+            len(arrived),
+            next((f"{copy.broker} {copy.entity}" for copy in (*arrived, *backlog)), ""),
             "" if self.history.exact else next(iter(waiting), ""),
             any(each.side == SECONDARY for each in self.handlings[sent.number]),
             bool(waiting) or any(copy.gone in ("deleted", "dead-lettered") for copy in backlog),
-            len(home) > 1 and self.explained(sent),
+            len(arrived) > 1 and self.explained(sent),
             (len(sure) - by_syphon, doubts, min(by_syphon, sum(len(copy.handovers) for copy in backlog) - postponed)),
         )
 
@@ -394,19 +394,19 @@ def messages_judged(facts: Facts) -> Iterator[Violation]:
 
 def _phantom(facts: Facts, sent: Sent) -> Iterator[Violation]:
     number, at = sent.number, sent.ended_at or sent.at
-    home, backlog = facts.at_primary[number], facts.at_secondary[number]
-    for copy in home:
+    arrived, backlog = facts.at_primary[number], facts.at_secondary[number]
+    for copy in arrived:
         problem = _altered(facts, sent, copy)
         if problem:
             yield Violation(Verdict.PHANTOM, copy.at, f"{number}, copy {copy.number}: {problem}", number)
-    ids = {copy.message.message_id for copy in (*home, *backlog)}
+    ids = {copy.message.message_id for copy in (*arrived, *backlog)}
     if len(ids) > 1:
         text = f"{number} had more than one message id: {sorted(map(str, ids))}"
         yield Violation(Verdict.PHANTOM, sent.at, text, number)
     event = facts.event_of(sent)
     called_refused = event is not None and event.outcome is SendOutcome.REFUSED
     reported_refused = sent.result is Result.REFUSED or called_refused
-    if reported_refused and not home and not backlog and facts.doubtful(sent, sent.end_tick or 0):
+    if reported_refused and not arrived and not backlog and facts.doubtful(sent, sent.end_tick or 0):
         text = f"{number} was refused, although an attempt was in doubt"
         yield Violation(Verdict.PHANTOM, at, text, number)
     # Of a batch that is cancelled, some may have been refused for certain already: by brokers, or before any saw them.
@@ -587,14 +587,14 @@ def _handled(facts: Facts, sent: Sent) -> Iterator[Violation]:
         yield Violation(Verdict.DUPLICATE, sure[1].at, text, number)
     if not facts.history.exact or sent.entity not in facts.history.consumed:
         return
-    home, backlog = facts.at_primary[number], facts.at_secondary[number]
-    for copy in home:
+    arrived, backlog = facts.at_primary[number], facts.at_secondary[number]
+    for copy in arrived:
         if copy.gone == "completed" and not any(each.tick < (copy.gone_tick or 0) for each in handlings):
             text = f"{number}, copy {copy.number}, was completed at the primary, and no consumer had handled it"
             yield Violation(Verdict.LOST, copy.gone_at or copy.at, text, number)
     accepted = sent.result is not None and sent.result.accepted
-    if accepted and not handlings and home and all(copy.gone for copy in (*home, *backlog)):
-        gone = {copy.gone for copy in (*home, *backlog)}
+    if accepted and not handlings and arrived and all(copy.gone for copy in (*arrived, *backlog)):
+        gone = {copy.gone for copy in (*arrived, *backlog)}
         if gone == {"completed"}:
             text = f"{number} was {sent.result}, and no consumer has ever handled it"
             yield Violation(Verdict.LOST, sent.ended_at or sent.at, text, number)
@@ -651,14 +651,14 @@ def _first_copies(facts: Facts) -> Iterator[Violation]:
     """The order of a key's receipts is the order of its first copies in the primary (SPEC 8.1)."""
     keys: dict[Key, list[tuple[int, int, Sent]]] = defaultdict(list)
     for sent in facts.history.sent.values():
-        home = facts.at_primary[sent.number]
-        if not home or sent.result is None or not sent.result.accepted or sent.end_tick is None:
+        arrived = facts.at_primary[sent.number]
+        if not arrived or sent.result is None or not sent.result.accepted or sent.end_tick is None:
             continue
         if any(copy.gone in ("deleted", "dead-lettered") for copy in facts.at_secondary[sent.number]):
             continue  # it was not moved from there; a copy in the primary was written late
         # Where a scheduled message stands is a matter of its time.
         if sent.message.scheduled_enqueue_at is None:
-            keys[_key(sent)].append((sent.end_tick, home[0].number, sent))
+            keys[_key(sent)].append((sent.end_tick, arrived[0].number, sent))
     for key, sends in keys.items():
         sends.sort(key=lambda each: each[0])
         last = None

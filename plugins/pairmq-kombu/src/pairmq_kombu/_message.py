@@ -70,7 +70,7 @@ _DELAYED = re.compile(r"(?:.+_)?celery_delayed_(?:delivery|[0-9]+)")
 
 
 class NotCarried(ValueError):
-    """A pair would not bring this message home as it is; the text says what stands against it."""
+    """A pair would not move this message back as it is; the text says what stands against it."""
 
 
 def to_pairmq(message: Any, subject: str | None = None) -> Message:

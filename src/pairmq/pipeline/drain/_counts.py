@@ -161,8 +161,8 @@ def count_journalled(directory: str, runs: Collection[str]) -> Journalled:
             rows = pq.read_table(path, columns=columns, partitioning=None)
         except pa.ArrowException as error:
             raise OSError(f"{path}: {error}") from error
-        home = rows.filter((pc.field("kind") == MessageMoved.__name__) & pc.field("completed"))
-        moved += home.num_rows
-        again += home.filter(pc.field("maybe_duplicate") | pc.field("redelivered")).num_rows
+        moves = rows.filter((pc.field("kind") == MessageMoved.__name__) & pc.field("completed"))
+        moved += moves.num_rows
+        again += moves.filter(pc.field("maybe_duplicate") | pc.field("redelivered")).num_rows
         dead_lettered += rows.filter(pc.field("kind") == MessageDeadLettered.__name__).num_rows
     return Journalled(moved, again, dead_lettered)

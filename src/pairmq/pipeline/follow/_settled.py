@@ -366,18 +366,20 @@ def frontier(messages: pa.Table) -> pa.Table:
     placed = pa.concat_tables(
         [placed.filter(pc.is_null(placed["called_at"])), placed.filter(pc.is_valid(placed["called_at"]))]
     )
-    home = pc.greater(placed["accepted_primary"], 0)
+    direct = pc.greater(placed["accepted_primary"], 0)
     orders = pa.table(
         {
             "place": placed["place"],
             "owner": pc.coalesce(placed["session"], placed["sender"]),
             "reader": pc.if_else(pc.greater(placed["placed"], 0), 0, placed["got_first_by"]),
-            "home": home,
-            "route": pc.if_else(home, None, placed["route"]),
+            "direct": direct,
+            "route": pc.if_else(direct, None, placed["route"]),
             "at": np.arange(len(placed)),
         }
     )
-    last = orders.group_by(["place", "owner", "reader", "home", "route"], use_threads=False).aggregate([("at", "max")])
+    last = orders.group_by(["place", "owner", "reader", "direct", "route"], use_threads=False).aggregate(
+        [("at", "max")]
+    )
     return placed.take(last["at_max"])
 
 
@@ -434,7 +436,7 @@ def write_piece(folder: Path, messages: pa.Table, judged: pa.Table, arrivals: pa
         "verdicts": Counter(judged["verdict"].to_pylist()),
         "late": Counter(judged["late"].drop_null().to_pylist()),
         "began": pc.min(messages["accepted_at"]).as_py(),
-        "ended": pc.max(messages["home_at"]).as_py(),
+        "ended": pc.max(messages["arrived_at"]).as_py(),
         "spans": spans,
     }
     with writing(folder):

@@ -190,10 +190,10 @@ def _diverted(findings: Findings) -> Tile:
     if not many:
         return Tile("Diverted", "none", "the backlog was not needed")
     waiting = findings.messages.verdicts.get("diverted", 0)
-    home = "all were moved to the primary" if not waiting else f"{grouped(waiting)} not moved yet"
+    so_far = "all were moved to the primary" if not waiting else f"{grouped(waiting)} not moved yet"
     peak = int(findings.messages.overview.depth.max()) if findings.messages.overview is not None else 0
     return Tile(
-        "Diverted", grouped(many), f"{home}; at most {grouped(peak)} at once, of all entities" if peak else home
+        "Diverted", grouped(many), f"{so_far}; at most {grouped(peak)} at once, of all entities" if peak else so_far
     )
 
 

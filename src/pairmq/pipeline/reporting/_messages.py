@@ -198,9 +198,9 @@ class _GridScan:
 
     def take(self, at: Mapping[str, Counts], count: Mapping[str, Numbers], latency: Numbers) -> None:
         receipt, diverted = at["accepted_at"], at["diverted_at"]
-        home = (count["accepted_primary"] > 0) & (diverted == NEVER)
+        direct = (count["accepted_primary"] > 0) & (diverted == NEVER)
         ended, nothing = at["first_sent_at"], receipt == NEVER
-        self._add("primary", receipt[home])
+        self._add("primary", receipt[direct])
         self._add("backlog", diverted)
         self._add("moved", at["moved_at"])
         self._add("refused", ended[nothing & (count["refused"] > 0)])

@@ -72,7 +72,7 @@ from pairmq.pipeline.transforms._rows import (
 MESSAGE = ("place", "message_key", "message_id")
 """What makes a message: one id may be sent to several entities, and is a message of its own in each."""
 
-_SENT, _HOME, _DIVERTED, _MOVED, _READ, _FIRST, _COMPLETED, _SUBSCRIBED, _PLACED = (1 << bit for bit in range(9))
+_SENT, _DIRECT, _DIVERTED, _MOVED, _READ, _FIRST, _COMPLETED, _SUBSCRIBED, _PLACED = (1 << bit for bit in range(9))
 
 
 def about_messages() -> Column:
@@ -94,7 +94,7 @@ def completed() -> Column:
 _BITS = f"""
 CASE kind
 WHEN '{SendCompleted.__name__}' THEN CASE outcome
-  WHEN '{SendOutcome.PRIMARY.value}' THEN {_SENT | _HOME}
+  WHEN '{SendOutcome.PRIMARY.value}' THEN {_SENT | _DIRECT}
   WHEN '{SendOutcome.BACKLOG.value}' THEN {_SENT | _DIVERTED}
   ELSE {_SENT} END
 WHEN '{MessageDelivered.__name__}' THEN CASE WHEN NOT dead_letter THEN {_READ}
@@ -123,11 +123,11 @@ def _slim(rows: DataFrame) -> DataFrame:
         "message_id",
         "bits",
         "at",
-        F.when(_is(_HOME, _DIVERTED), F.col("at") - F.col("elapsed")).alias("called_at"),
+        F.when(_is(_DIRECT, _DIVERTED), F.col("at") - F.col("elapsed")).alias("called_at"),
         # If the broker reports no positions, only the first of all deliveries shows a message's place.
         F.when(_is(_FIRST, _PLACED), position).alias("position"),
         F.when(_is(_SENT), F.col("time_to_live")).alias("time_to_live"),
-        F.when(_is(_HOME, _DIVERTED), F.col("scheduled_enqueue_at")).alias("due_at"),
+        F.when(_is(_DIRECT, _DIVERTED), F.col("scheduled_enqueue_at")).alias("due_at"),
         F.when(_is(_SENT), key_of("sender")).alias("sender"),
         F.when(_is(_SENT), key_of("session_id")).alias("session"),
         key_of("process").alias("process"),
@@ -149,15 +149,15 @@ def _count(flag: int) -> _Measure:
 
 
 _OF_MESSAGES: dict[str, _Measure] = {
-    "accepted_primary": _count(_HOME),
+    "accepted_primary": _count(_DIRECT),
     "deliveries": _count(_READ),
     "completed": _count(_COMPLETED),
     "by_subscription": _count(_SUBSCRIBED),
     "placed": _count(_PLACED),
     "first_sent_at": (NUMBER, F.min, lambda: F.when(_is(_SENT), F.col("at"))),
-    "accepted_at": (NUMBER, F.min, lambda: F.when(_is(_HOME, _DIVERTED), F.col("at"))),
+    "accepted_at": (NUMBER, F.min, lambda: F.when(_is(_DIRECT, _DIVERTED), F.col("at"))),
     "called_at": (NUMBER, F.min, lambda: F.col("called_at")),
-    "home_at": (NUMBER, F.max, lambda: F.when(_is(_HOME, _MOVED), F.col("at"))),
+    "arrived_at": (NUMBER, F.max, lambda: F.when(_is(_DIRECT, _MOVED), F.col("at"))),
     "delivered_at": (NUMBER, F.min, lambda: F.when(_is(_READ), F.col("at"))),
     "last_delivered_at": (NUMBER, F.max, lambda: F.when(_is(_READ), F.col("at"))),
     "position": (COUNT, F.min, lambda: F.col("position")),
@@ -211,7 +211,7 @@ def arrived_at() -> Column:
 
     A scheduled one is there before, but invisible.
     """
-    return F.expr("CASE WHEN home_at IS NOT NULL THEN greatest(home_at, due_at) END")
+    return F.expr("CASE WHEN arrived_at IS NOT NULL THEN greatest(arrived_at, due_at) END")
 
 
 def key_of(column: str) -> Column:

@@ -58,16 +58,16 @@ def late(messages: DataFrame, troubles: DataFrame, places: DataFrame, notes: Dat
         "position IS NOT NULL AND (placed > 0 OR got_first_by = got_first_by_other) AND due_at IS NULL "
         "AND accepted_at IS NOT NULL AND coalesce(session, sender) IS NOT NULL"
     ).selectExpr(
-        "place", "message_key", "position", "accepted_at", "called_at", "accepted_primary > 0 AS home",
+        "place", "message_key", "position", "accepted_at", "called_at", "accepted_primary > 0 AS direct",
         f"xxhash64({_ORDERED}) AS lane",
     )  # fmt: skip
     # A diverted one is looked at once more, among those of its backlog queue.
-    few = stood.withColumn("ahead", _latest_call_ahead("lane")).filter("ahead > accepted_at OR NOT home")
+    few = stood.withColumn("ahead", _latest_call_ahead("lane")).filter("ahead > accepted_at OR NOT direct")
     ways = troubles.filter("backlog_queue IS NOT NULL").selectExpr(
         "place", "message_key", "backlog_queue", "diverted_at", "last_moved_at", "moves_again"
     )  # fmt: skip
     known = few.join(ways, ["place", "message_key"], "left").withColumn(
-        "route", F.expr("CASE WHEN NOT home THEN backlog_queue END")
+        "route", F.expr("CASE WHEN NOT direct THEN backlog_queue END")
     )
     behind = known.withColumn("ahead_in_queue", _latest_call_ahead("lane", "route")).filter("ahead > accepted_at")
     # A pump that stops, for its destination or its queue, puts messages back behind others.
@@ -76,7 +76,7 @@ def late(messages: DataFrame, troubles: DataFrame, places: DataFrame, notes: Dat
     named = behind.join(F.broadcast(places.select("place", "pair", "entity", "strict")), "place", "left")
     judged = named.join(F.broadcast(struck), "pair", "left")
     undisturbed = f"moves_again = 0 AND last_moved_at IS NOT NULL AND NOT coalesce({_STRUCK}, false)"
-    fault = f"home OR strict OR (route IS NOT NULL AND ahead_in_queue > accepted_at AND {undisturbed})"
+    fault = f"direct OR strict OR (route IS NOT NULL AND ahead_in_queue > accepted_at AND {undisturbed})"
     late = F.expr(f"CASE WHEN {fault} THEN '{FAULT}' ELSE '{DESIGNED}' END")
     return typed(judged.withColumns({"late": late, "late_by": F.expr("ahead - accepted_at")}), LATE)
 

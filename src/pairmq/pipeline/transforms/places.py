@@ -75,7 +75,7 @@ def minute_of() -> Column:
 
 def arrivals(messages: DataFrame) -> DataFrame:
     """Count the messages, and compute when they were delivered first and last, sent and seen."""
-    read, home = F.col("deliveries") > 0, F.col("home_at").isNotNull()
+    read, is_there = F.col("deliveries") > 0, F.col("arrived_at").isNotNull()
     arrived = F.when(read, arrived_at())
     # Whose order counts: the session's, else the sender's.
     sender = F.when(F.col("session").isNull(), F.col("sender"))
@@ -85,9 +85,9 @@ def arrivals(messages: DataFrame) -> DataFrame:
         F.min(arrived).alias("observed_from"),
         # It was there when it was delivered, regardless of its sender's clock.
         F.max(F.least(arrived, "last_delivered_at")).alias("observed_until"),
-        F.min(F.when(home, F.col("delivered_at"))).alias("delivered_at"),
-        F.max(F.when(home, F.col("last_delivered_at"))).alias("last_delivered_at"),
-        F.min(F.least("called_at", "first_sent_at", "delivered_at", "home_at")).alias("known_from"),
+        F.min(F.when(is_there, F.col("delivered_at"))).alias("delivered_at"),
+        F.max(F.when(is_there, F.col("last_delivered_at"))).alias("last_delivered_at"),
+        F.min(F.least("called_at", "first_sent_at", "delivered_at", "arrived_at")).alias("known_from"),
         F.max(F.greatest("first_sent_at", "last_delivered_at")).alias("known_until"),
     )
     return typed(counted, ARRIVALS)

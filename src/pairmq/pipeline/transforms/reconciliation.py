@@ -100,7 +100,7 @@ RECONCILIATION = Table(
         Field("moved_at", "instant", "a syphon first moved it to the primary", "NULL"),
         Field("set_aside_at", "instant", "a syphon first dead-lettered it", "NULL"),
         Field(
-            "home_at",
+            "arrived_at",
             "instant",
             "it last arrived at the primary: accepted there, or moved there; of a scheduled one, no earlier than it "
             "was due",
@@ -257,7 +257,7 @@ def reconciliation(
         patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
         divided: whether plain messages are judged apart; if not, the rules judge all of them, with the same result.
     """
-    own = {"minute": minute_of(), "home_at": arrived_at(), "session_key": F.col("session")}
+    own = {"minute": minute_of(), "arrived_at": arrived_at(), "session_key": F.col("session")}
     known = messages.withColumns(own)
     programs = processes.select(
         key_of("process").alias("key"), F.col("process").alias("name"), F.col("clock_error").alias("sender_error")

@@ -298,7 +298,7 @@ def _by_side(values: Mapping[Side, Decimal], type_: str) -> Column:
 def _by_process(traffic: DataFrame, notes: DataFrame) -> DataFrame:
     """What each process counted, and what its rows let one guess, for both sides, by pair and day."""
     # A moved message is received and settled at the secondary and sent to the primary.
-    home, diverted = f"outcome = '{SendOutcome.PRIMARY.value}'", f"outcome = '{SendOutcome.BACKLOG.value}'"
+    direct, diverted = f"outcome = '{SendOutcome.PRIMARY.value}'", f"outcome = '{SendOutcome.BACKLOG.value}'"
     delivered, from_lane = f"outcome = '{DELIVERED}'", f"outcome = '{FROM_LANE}'"
     seen = traffic.join(F.broadcast(sample_rates(notes)), "process", "left").withColumn("weight", weight())
     seen = seen.selectExpr(
@@ -307,7 +307,7 @@ def _by_process(traffic: DataFrame, notes: DataFrame) -> DataFrame:
         *(f"CAST(NULL AS bigint) AS {name}" for name in ("reports", *_COLUMNS)),
         *_guesses(
             {
-                (Side.PRIMARY, "sends"): f"{home} THEN rows * weight",
+                (Side.PRIMARY, "sends"): f"{direct} THEN rows * weight",
                 (Side.PRIMARY, "receives"): f"{delivered} THEN rows",
                 (Side.PRIMARY, "settlements"): f"{delivered} THEN rows",
                 (Side.SECONDARY, "sends"): f"{diverted} THEN rows",

@@ -127,31 +127,31 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Verdict.EXPIRED,
         "diverted, never moved, and dead-lettered by the syphon because its time to live had expired",
-        "NOT home AND set_aside > 0 AND reason = 'TTLExpiredException'",
+        "NOT arrived AND set_aside > 0 AND reason = 'TTLExpiredException'",
     ),
     Rule(
         Verdict.DEAD_LETTERED,
         "diverted, never moved, and dead-lettered by the syphon for another reason",
-        "NOT home AND set_aside > 0",
+        "NOT arrived AND set_aside > 0",
     ),
     Rule(
         Verdict.UNPROVEN,
         "diverted, never moved, its backlog queue was seen empty or recreated later, and the journal has a hole since, "
         "or a clock that was set may deceive",
-        "NOT home AND left_unseen AND hole",
+        "NOT arrived AND left_unseen AND hole",
     ),
     Rule(
         Verdict.UNPROVEN,
         "diverted to a lane, never moved, the lane was seen empty later, and the journal of the consumer that may have "
         "emptied it is missing, or shows no delivery of the queue",
-        f"NOT home AND left_unseen AND backlog_queue LIKE '%{_LANE}%' AND (lacking OR NOT consumed)",
+        f"NOT arrived AND left_unseen AND backlog_queue LIKE '%{_LANE}%' AND (lacking OR NOT consumed)",
     ),
     Rule(
         Verdict.LOST,
         "diverted, never moved or dead-lettered, and its backlog queue was seen empty or recreated later",
-        "NOT home AND left_unseen",
+        "NOT arrived AND left_unseen",
     ),
-    Rule(Verdict.DIVERTED, "diverted, and not yet moved", "NOT home"),
+    Rule(Verdict.DIVERTED, "diverted, and not yet moved", "NOT arrived"),
     Rule(
         Verdict.UNPROVEN,
         "at the primary of a queue, and the journal of the consumer that would have had it is missing: its first rows, "
@@ -167,7 +167,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Verdict.EXPIRED,
         "at the primary, not delivered, and its time to live ran out before the journal ended",
-        "home_at + doubt + time_to_live <= journal_end",
+        "arrived_at + doubt + time_to_live <= journal_end",
     ),
     Rule(
         Verdict.UNPROVEN,
@@ -211,13 +211,14 @@ FLAGS: tuple[dict[str, str], ...] = (
         "accepted": "accepted_primary > 0 OR accepted_backlog > 0",
         "seen": "deliveries > 0 OR dead_lettered > 0",
         "there": "deliveries > 0 OR dead_lettered > 0 OR moves > 0",
-        "home": "accepted_primary > 0 OR moves > 0",
+        "arrived": "accepted_primary > 0 OR moves > 0",
         # A delivery would be in the journal: it is a queue's, and none before it was delivered unseen.
-        "within_sight": "NOT of_topic AND coalesce(home_at + doubt >= observed_from, false)",
-        "overdue": "coalesce(home_at - doubt + patience < observed_until, false)",
+        "within_sight": "NOT of_topic AND coalesce(arrived_at + doubt >= observed_from, false)",
+        "overdue": "coalesce(arrived_at - doubt + patience < observed_until, false)",
         # Not so, if the clocks concerned are as wrong as they were seen to be.
-        "surely_overdue": "coalesce(home_at + doubt + patience < observed_until AND home_at - doubt >= observed_from "
-        "AND NOT coalesce(home_at - doubt + time_to_live <= journal_end, false), false)",
+        "surely_overdue": "coalesce(arrived_at + doubt + patience < observed_until "
+        "AND arrived_at - doubt >= observed_from "
+        "AND NOT coalesce(arrived_at - doubt + time_to_live <= journal_end, false), false)",
         "left_unseen": _gone("-"),
         # All processes leave healthy sends out by the id's hash: those are kept that are less than their part of all
         # hashes. So another send of the same id may have been. A number with a fraction has 53 bits, a hash 64.
@@ -228,8 +229,8 @@ FLAGS: tuple[dict[str, str], ...] = (
         # The row that explains its fate may have been in a hole of the journal. What was accepted by a backlog queue
         # and delivered was moved back somehow: a row of it is missing.
         "hole": "CASE WHEN accepted_at IS NULL OR deliveries > 0 "
-        "THEN coalesce(untold, false) OR (home_at IS NULL AND accepted_at IS NOT NULL) "
-        f"WHEN home_at IS NULL THEN left_unseen AND NOT {_gone('+')} "
+        "THEN coalesce(untold, false) OR (arrived_at IS NULL AND accepted_at IS NOT NULL) "
+        f"WHEN arrived_at IS NULL THEN left_unseen AND NOT {_gone('+')} "
         "ELSE coalesce(unseen, false) OR (doubt > 0 AND overdue AND NOT surely_overdue) END",
     },
     {

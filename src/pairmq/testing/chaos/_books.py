@@ -58,10 +58,10 @@ async def make_queues(plan: Plan, primary: str, secondary: str) -> None:
         lock_duration=plan.lock_duration,
         single_consumer=plan.settings.ordering == "session",
     )
-    async with registry.transport(primary) as home:
+    async with registry.transport(primary) as broker:
         for path in ENTITIES:
             # A killed consumer's messages are redelivered as soon, and no number of kills dead-letters a message.
-            await home.admin.create(Entity(path), properties if plan.consumers else None)
+            await broker.admin.create(Entity(path), properties if plan.consumers else None)
     async with registry.transport(secondary) as backlog:
         for path in backlog_queues(plan):
             await backlog.admin.create(Entity(path), properties)
@@ -77,7 +77,7 @@ async def pending(plan: Plan, secondary: str) -> dict[str, int]:
 class Contents:
     """What the queues held: ``backlog`` and ``dead`` are numbers of messages, with their queue."""
 
-    home: Mapping[str, Sequence[Delivery]]
+    primary: Mapping[str, Sequence[Delivery]]
     backlog: dict[int, str]
     dead: dict[int, str]
 
@@ -91,10 +91,10 @@ async def read_out(
     """Take everything out of all queues, by the transports' receivers."""
     # A killed consumer's messages are not available before its locks expire.
     wait = _WAIT + (plan.lock_duration if plan.consumers else 0.0)
-    async with registry.transport(primary) as home:
+    async with registry.transport(primary) as broker:
         sources = {path: Source(Entity(path)) for path in ENTITIES}
         contents = {
-            path: await _taken(home, source, journalled(home.receiver(source), source), wait)
+            path: await _taken(broker, source, journalled(broker.receiver(source), source), wait)
             for path, source in sources.items()
         }
     left: dict[int, str] = {}
@@ -208,7 +208,7 @@ RUN = "run"
 class Found:
     """What the brokers held when all was over: ``backlog`` and ``dead`` are numbers of messages, with their queue."""
 
-    home: dict[str, list[Message]] = field(default_factory=dict)
+    primary: dict[str, list[Message]] = field(default_factory=dict)
     backlog: dict[int, str] = field(default_factory=dict)
     dead: dict[int, str] = field(default_factory=dict)
     undrained: tuple[str, ...] = ()
@@ -445,7 +445,7 @@ class _Books:
     def _match_home(self) -> None:
         writes = self._writes(PRIMARY)
         start = len(self._history.copies)
-        for path, messages in self._found.home.items():
+        for path, messages in self._found.primary.items():
             numbers = [number_of(message) for message in messages]
             for place, (number, message) in enumerate(zip(numbers, messages, strict=True)):
                 attempts = [] if number is None else writes[path, number]

@@ -380,14 +380,14 @@ class _Run:
         found = asyncio.run(self._read_out(primary.url, secondary.url))
         differing = tuple(
             f"{path} held {counts[path]} messages by the server's own count, and {len(deliveries)} could be read"
-            for path, deliveries in found.home.items()
+            for path, deliveries in found.primary.items()
             if counts[path] != len(deliveries)
         )
-        home = with_consumed(self._directory, found.home)
-        for path, messages in home.items():
-            self._ledger.write("home", path=path, messages=[number_of(message) for message in messages])
+        arrived = with_consumed(self._directory, found.primary)
+        for path, messages in arrived.items():
+            self._ledger.write("arrived", path=path, messages=[number_of(message) for message in messages])
         self._ledger.write("left", backlog=found.backlog, dead=found.dead)
-        return Found(home, found.backlog, found.dead, (*undrained, *differing))
+        return Found(arrived, found.backlog, found.dead, (*undrained, *differing))
 
     async def _read_out(self, primary: str, secondary: str) -> Contents:
         if self._journal is None:

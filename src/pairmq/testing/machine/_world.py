@@ -178,15 +178,15 @@ class Judge:
         self._options = options
         self._identity = identity
         self._copies = primary.copies
-        self._home: dict[Key, list[Stored]] = defaultdict(list)
+        self._arrived: dict[Key, list[Stored]] = defaultdict(list)
         self._parked: dict[Key, list[Stored]] = defaultdict(list)
-        for broker, copies in ((primary, self._home), (secondary, self._parked)):
+        for broker, copies in ((primary, self._arrived), (secondary, self._parked)):
             for copy in broker.copies:
                 copies[key_of(copy.entity, copy.message)].append(copy)
 
     def problems(self) -> Iterator[tuple[str, tuple[Key, ...]]]:
         """Everything that is wrong, with the messages that it is about."""
-        for key in {**self._ledger.sends, **self._home}:
+        for key in {**self._ledger.sends, **self._arrived}:
             for _, text in self._account(key).judged(_named(key)):
                 yield text, (key,)
             for problem in (self._untrue(key), self._altered(key)):
@@ -198,13 +198,13 @@ class Judge:
     # What PairMQ promises.
 
     def _account(self, key: Key) -> Account:
-        ledger, home, parked = self._ledger, self._home[key], self._parked[key]
+        ledger, arrived, parked = self._ledger, self._arrived[key], self._parked[key]
         sends, moves = ledger.sends.get(key, []), ledger.moved[key]
         results: list[Result | None] = [Result[send.outcome.name] for send in sends]
         if ledger.cut_off or (not sends and key in ledger.originals):
             results.append(None)
         confirmed = results.count(Result.PRIMARY)
-        doubts = max(ledger.doubts[key], sum(not copy.confirmed for copy in home))
+        doubts = max(ledger.doubts[key], sum(not copy.confirmed for copy in arrived))
         brought = sum(copy.deliveries() for copy in parked)
         excused = self._rightly_set_aside(key)
         # A process that was killed with sends in flight reports none of them.
@@ -215,12 +215,12 @@ class Judge:
         )
         return Account(
             results,
-            len(home),
-            next((str(copy.entity) for copy in (*home, *parked)), ""),
+            len(arrived),
+            next((str(copy.entity) for copy in (*arrived, *parked)), ""),
             excused=excused,
             # A syphon that was closed in doubt does not report its attempt. If the message then expires, its
             # dead-letter explains the copies.
-            announced=announced or (excused and not any(copy.confirmed for copy in home)),
+            announced=announced or (excused and not any(copy.confirmed for copy in arrived)),
             reasons=None if ledger.cut_off else (confirmed, doubts, brought),
         )
 
@@ -234,7 +234,7 @@ class Judge:
         original = self._ledger.originals.get(key)
         if original is None:
             return None
-        for copy in self._home[key]:
+        for copy in self._arrived[key]:
             found = copy.message
             if self._options.ttl_policy == "elapse":
                 found = replace(found, time_to_live=original.time_to_live)

@@ -289,11 +289,11 @@ def _order(facts: Facts) -> Iterator[Violation]:
         return
     streams: dict[tuple[str, str, str], list[tuple[Sent, Copy, Copy]]] = defaultdict(list)
     for sent in facts.history.sent.values():
-        home, backlog = facts.at_primary[sent.number], facts.at_secondary[sent.number]
+        arrived, backlog = facts.at_primary[sent.number], facts.at_secondary[sent.number]
         # A copy that its sender had written before diverting it was not moved.
-        moved = len(home) == len(backlog) == 1 and facts.is_syphons(home[0])
+        moved = len(arrived) == len(backlog) == 1 and facts.is_syphons(arrived[0])
         if sent.result is Result.BACKLOG and moved and len(backlog[0].handovers) == 1:
-            streams[sent.life, sent.sender, backlog[0].entity.path].append((sent, backlog[0], home[0]))
+            streams[sent.life, sent.sender, backlog[0].entity.path].append((sent, backlog[0], arrived[0]))
     for stream in streams.values():
         stream.sort(key=lambda each: each[1].number)
         for (first, there, here), (second, there_too, here_too) in itertools.pairwise(stream):

@@ -358,8 +358,8 @@ class Failover(Suite):
             partner.heal()
             await _settled(pair)
             await _until(lambda: len(_ids(partner)) >= 5, "the backlog was not moved to the primary")
-            home = {each.message_id: each for each in partner.messages(_QUEUE.path)}
-            assert home == {each.message_id: each for each in sent}
+            arrived = {each.message_id: each for each in partner.messages(_QUEUE.path)}
+            assert arrived == {each.message_id: each for each in sent}
 
     @capability("durable", disclaimed=lambda broker: _a_secondary_that_forgets_takes_messages_again(broker))
     async def test_a_secondary_that_crashes_keeps_its_backlog(self, broker: Broker) -> None:
@@ -374,8 +374,8 @@ class Failover(Suite):
         partner.heal()
         async with _pair(broker, primary=False, partner=partner):
             await _until(lambda: len(_ids(partner)) >= 3, "the backlog was not moved to the primary")
-            home = {each.body.decode() for each in partner.messages(_QUEUE.path)}
-            assert home == {"during 0", "during 1", "during 2"}
+            arrived = {each.body.decode() for each in partner.messages(_QUEUE.path)}
+            assert arrived == {"during 0", "during 1", "during 2"}
 
 
 async def _a_secondary_that_forgets_takes_messages_again(broker: Broker) -> None:
