@@ -353,6 +353,33 @@ async def test_send_is_in_doubt_when_the_server_shuts_down_under_it(server, queu
     await sender.send(message("after"))
 
 
+async def test_calls_that_were_given_up_leave_no_session_that_waits_for_a_lock(server, queue, transport):
+    """As while a migration holds the table: sends that follow each other would use up the server's connections."""
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    sender = transport.sender(queue)
+    await sender.send(Message(b"1", message_id="1"))
+    with psycopg.connect(**server.parameters()) as blocker:
+        blocker.execute("LOCK TABLE pairmq.message")
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await sender.send(Message(b"1", message_id="1"))
+        await until(lambda: server.query(waiting) == [(0,)])
+
+
+async def test_what_the_server_refuses_leaves_nothing_in_psycopg_s_log(server, queue, transport, caplog):
+    server.query("REVOKE INSERT ON pairmq.message FROM messenger")
+    try:
+        for calls in range(1, 4):
+            outcomes = await asyncio.gather(
+                *(transport.admin.probe(queue) for _ in range(calls)), return_exceptions=True
+            )
+            assert {type(outcome) for outcome in outcomes} == {TransportError}
+    finally:
+        server.query("GRANT INSERT ON pairmq.message TO messenger")
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("psycopg")] == []
+
+
 async def test_deadlock_is_transient(server, queue, transport, message):
     await transport.sender(queue).send_batch([message("a"), message("b")])
     receiver = transport.receiver(Source(queue))

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from psycopg.pq import TransactionStatus
@@ -110,13 +110,32 @@ async def test_of_a_name_with_several_addresses_the_first_one_that_answers_is_tr
 
     async def connect(*, host: str, hostaddr: str | None = None, **_: Any) -> Mock:
         tried.append((host, hostaddr))
-        return Mock()
+        return Mock(**{"info.server_version": 130000})
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
     monkeypatch.setattr(Connection, "connect", connect)
     with socket.create_server(("127.0.0.1", 0)) as server:
         await Hosts(parse_url(f"postgresql://queues.test:{server.getsockname()[1]}/queues")).connect()
     assert tried == [("queues.test,queues.test", "127.0.0.1,127.0.0.2") if several else ("queues.test", None)]
+
+
+@pytest.mark.parametrize(("version", "listen"), [(130000, "true"), (140000, "true"), (140000, "false")])
+async def test_the_server_notices_that_a_client_is_gone_from_version_14_on(monkeypatch, version, listen):
+    """Not through PgBouncer, which shares its sessions; later connections need no round trip for it."""
+    set_by: list[str] = []
+
+    async def connect(*, options: str = "", **_: Any) -> Mock:
+        set_by.append("options" if "client_connection_check_interval" in options else "")
+        made = Mock(**{"info.server_version": version})
+        made.execute = AsyncMock(side_effect=lambda statement: set_by.append(statement.partition("=")[0]))
+        return made
+
+    monkeypatch.setattr(Connection, "connect", connect)
+    hosts = Hosts(parse_url(f"postgresql://127.0.0.1/queues?listen={listen}"))
+    await hosts.connect()
+    await hosts.connect()
+    known = version >= 140000 and listen == "true"
+    assert set_by == (["", "SET client_connection_check_interval", "options"] if known else ["", ""])
 
 
 async def test_a_name_of_which_no_address_answers_is_unavailable_and_nothing_was_sent(monkeypatch):

@@ -7,7 +7,7 @@ import select
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, LiteralString, NamedTuple
 
 import psycopg
 from psycopg import AsyncConnection, waiting
@@ -27,6 +27,10 @@ _EVENTS: dict[int, int] = {
     waiting.WAIT_RW: select.POLLIN | select.POLLOUT,
 }
 _OTHERS = 1.0  # s for which hosts may take longer to answer than the first one that takes writes
+# A server whose client is gone runs its statement on: where the table is locked, as by a migration, one after the other
+# would hold a connection until the server has none for anyone. With this it notices.
+_CHECK: LiteralString = "client_connection_check_interval=1000"  # ms
+_CHECKS_SINCE = 140000
 # The timeline is one more after each promotion. `pg_control_checkpoint()` knows it only a while later.
 _HISTORY = """
     SELECT system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint
@@ -176,6 +180,7 @@ class Hosts:
         self._url = url
         self._chosen: tuple[str, int] | None = None
         self._latest: dict[int, int] = {}
+        self._checks = False  # whether the server is known to have the setting `_CHECK`
 
     def look_again(self) -> None:
         """Ask all hosts at the next connection."""
@@ -203,7 +208,19 @@ class Hosts:
         where = self._url.parameters(host)
         if not is_directory(host[0]):
             where |= await self._addresses(host)
-        made = await Connection.connect(**where, autocommit=True, prepare_threshold=prepared)
+        if self._checks:
+            where["options"] += f" -c {_CHECK}"
+        try:
+            made = await Connection.connect(**where, autocommit=True, prepare_threshold=prepared)
+        except psycopg.Error:
+            self._checks = False  # it may be an older server now
+            raise
+        if self._url.listen and not self._checks and made.info.server_version >= _CHECKS_SINCE:
+            try:
+                await made.execute(f"SET {_CHECK}")
+                self._checks = True
+            except psycopg.Error:  # an operating system that can't do it
+                pass
         for kind in (Texts, Blobs, Numbers):
             made.adapters.register_dumper(kind, _ArrayDumper)
         return made

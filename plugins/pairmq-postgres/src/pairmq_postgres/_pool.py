@@ -70,12 +70,24 @@ class Pool:
                 begin()
             if len(statements) == 1:
                 return [await _rows(await _execute(connection, statements[0]))]
-            async with connection.pipeline():
-                if not self.url.listen:  # else the settings say so
-                    await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-                cursors = [await _execute(connection, each) for each in statements]
-                if not self.url.listen:
-                    await connection.execute("COMMIT")
+            failure: psycopg.Error | None = None
+            cursors = []
+            try:
+                async with connection.pipeline():
+                    try:
+                        if not self.url.listen:  # else the settings say so
+                            await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+                        cursors = [await _execute(connection, each) for each in statements]
+                        if not self.url.listen:
+                            await connection.execute("COMMIT")
+                    except psycopg.Error as error:
+                        failure = (
+                            error  # raised through the pipeline's end, it would be a warning in psycopg's log, too
+                        )
+            except psycopg.Error as error:
+                failure = failure or error
+            if failure is not None:
+                raise failure
             return [await _rows(cursor) for cursor in cursors]
 
     @contextlib.asynccontextmanager
