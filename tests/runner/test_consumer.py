@@ -169,3 +169,24 @@ async def test_a_prefetch_below_0_is_refused(world):
     async with world() as w:
         with pytest.raises(ConfigurationError, match="prefetch is -1"):
             w.pair.consumer("orders", print, prefetch=-1)
+
+
+@in_virtual_time
+async def test_a_callback_that_raises_leaves_no_message_locked_but_those_it_was_given_before(world):
+    async with world() as w:
+        await send(w.pair, b"1", b"2", b"3", b"4")
+        got = []
+
+        def broken(delivery):
+            if delivery.body == b"2":
+                raise ValueError("planted")
+            got.append(delivery)
+
+        w.pair.consumer("orders", broken)
+        await asyncio.sleep(300)  # locks last a minute
+        assert await left(w) == [(3, 1)]
+        await got[0].complete()
+        others = []
+        w.pair.consumer("orders", others.append)
+        await asyncio.sleep(1)
+        assert sorted(each.body for each in others) == [b"2", b"3", b"4"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -155,8 +156,21 @@ class PairConsumer:
             retry = 0
             self._held.update(found)
             self._locks.keep(found)
-            for delivery in found:
-                self._on_message(delivery)
+            given = 0
+            try:
+                for delivery in found:
+                    self._on_message(delivery)
+                    given += 1
+            except BaseException:
+                # Of these nothing is taken care of: their locks would be renewed for as long as the pair is open.
+                for delivery in found[given:]:
+                    if delivery in self._held:
+                        start_task(self._release(delivery), name=f"release {self._receiver.source}")
+                raise
+
+    async def _release(self, delivery: PairDelivery) -> None:
+        with contextlib.suppress(PairMQError):  # its lock, which is not renewed any more, ends by itself
+            await delivery.abandon()
 
     def _not_renewed(self, delivery: PairDelivery, error: Exception) -> bool:
         if not isinstance(error, LockLost):

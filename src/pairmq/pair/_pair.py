@@ -337,7 +337,8 @@ class Pair:
 
         Args:
             path: the queue's or topic's path.
-            on_message: called on the pair's event loop with each delivery; must return at once.
+            on_message: called on the pair's event loop with each delivery; must return at once. If it raises, the
+                consumer ends, and releases this delivery and those that it had not given yet.
             prefetch: unsettled messages at most, which `PairConsumer.prefetch` changes; 0 for any number.
             on_end: called once if it ends by itself: with `PairClosed` or `PairFaulted`, or with what ``on_message``
                 raised.
