@@ -4,9 +4,9 @@ Messages of 1 KiB, confirmed; all brokers of a turn are equally far, behind a pr
 send with 1000 and with 4000 unconfirmed at most: `send_stream` with that window, `send_batch` with as many in a call,
 aio-pika by ``asyncio.gather`` over as many, redis-py by pipelines of as many. The drain is ``pairmq syphon`` beside a
 loop with that client, of which the best number of messages at a time counts; its speed is that of the middle four
-fifths of the messages.
+fifths of the messages. From Redis or PostgreSQL to RabbitMQ only a drain is measured, beside `_mixed_loop`.
 
-Run it with: make bench-one NAME=distance ARGS="--product redis"
+Run it with: make bench-one NAME=distance ARGS="--product redis" (or redis-rabbitmq, postgres-rabbitmq)
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import aio_pika
 from _draining import LIMIT, ORDERS, leave, watched
@@ -32,6 +33,7 @@ from redis.asyncio import Redis
 from pairmq import Message, Pair, PairSender
 from pairmq.model import Source
 from pairmq.plugins import registry
+from pairmq_postgres.testing import PostgresServer
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 
@@ -181,10 +183,53 @@ class RedisTurns(Turns):
             server.flush()
 
 
-PRODUCTS: dict[str, tuple[Callable[[], Any], type[Turns]]] = {
-    "rabbitmq": (RabbitServer, RabbitTurns),
-    "redis": (partial(RedisServer, appendfsync="everysec"), RedisTurns),
+class FromRedisTurns(RedisTurns):
+    """From Redis to RabbitMQ, beside redis-py and aio-pika."""
+
+    peer = "redis-py and aio-pika"
+
+    def contenders(self) -> dict[str, Contender]:
+        return {name: run for name, run in super().contenders().items() if name.startswith(("syphon", "a loop"))}
+
+    def _loop(self, queue: str, most: int) -> list[str]:
+        program = str(Path(__file__).with_name("_mixed_loop.py"))
+        return [program, self._bare[1], self._bare[0], f"pairmq:{{{queue}}}:queue", ORDERS.path, str(most)]
+
+    def _empty(self) -> None:
+        self._near[0].reset()
+        self._near[1].flush()
+
+
+class FromPostgresTurns(FromRedisTurns):
+    """From PostgreSQL to RabbitMQ, beside psycopg and aio-pika; the loop's messages are in a table of its own."""
+
+    peer = "psycopg and aio-pika"
+
+    def _loop(self, queue: str, most: int) -> list[str]:
+        server = self._near[1]
+        near, own = urlsplit(server.url).port, server.parameters()
+        far_port = urlsplit(self._bare[1]).port
+        url = server.url_of(own["user"], own["password"]).replace(f":{near}/", f":{far_port}/")
+        program = str(Path(__file__).with_name("_mixed_loop.py"))
+        return [program, url, self._bare[0], "bare", ORDERS.path, str(most)]
+
+    def _empty(self) -> None:
+        self._near[0].reset()
+        self._near[1].query(
+            "TRUNCATE pairmq.message",
+            "DROP TABLE IF EXISTS bare",
+            "CREATE TABLE bare (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body bytea NOT NULL)",
+            f"INSERT INTO bare (body) SELECT '\\x{BODY.hex()}' FROM generate_series(1, {self._messages})",  # noqa: S608
+        )
+
+
+PRODUCTS: dict[str, tuple[Callable[[], Any], Callable[[], Any], type[Turns]]] = {
+    "rabbitmq": (RabbitServer, RabbitServer, RabbitTurns),
+    "redis": (partial(RedisServer, appendfsync="everysec"), partial(RedisServer, appendfsync="everysec"), RedisTurns),
+    "redis-rabbitmq": (RabbitServer, partial(RedisServer, appendfsync="everysec"), FromRedisTurns),
+    "postgres-rabbitmq": (RabbitServer, PostgresServer, FromPostgresTurns),
 }
+"""The primary's server, the secondary's, and what is measured."""
 
 
 @contextmanager
@@ -211,10 +256,10 @@ def main() -> int:
     parser.add_argument("--only", action="append", help="contenders whose names begin so; repeatable")
     parser.add_argument("--product", choices=PRODUCTS, default="rabbitmq")
     options = parser.parse_args()
-    server, turns = PRODUCTS[options.product]
+    one, other, turns = PRODUCTS[options.product]
     curves: dict[str, dict[str, dict[str, float]]] = {}
     ratios: dict[str, dict[str, float]] = {}
-    with server() as primary, server() as secondary:
+    with one() as primary, other() as secondary:
         for ms in options.round_trip or (0, 20, 100, 300):
             with far([primary.url, secondary.url], ms / 1000) as urls:
                 contenders = turns((primary, secondary), urls, options.messages).contenders()
@@ -224,7 +269,7 @@ def main() -> int:
             for name, values in figures.items():
                 curves.setdefault(name, {})[str(ms)] = spread(values)
             for ours, peer in OURS.items():
-                if not options.only:
+                if not options.only and any(name.startswith(ours) for name in figures):
                     of = ratio(best(figures, ours), best(figures, peer))
                     ratios[f"{ours} / {peer} of {turns.peer}, {ms} ms"] = of
     if options.json:

@@ -4,7 +4,8 @@ Two real RabbitMQ servers, and ``failover_interval=0``. In each turn one message
 primary is killed. kombu has the second server as its alternate: with the publisher confirms that it has to be asked
 for, and as it comes, without them. aio-pika does by hand what an application without PairMQ would: it publishes over a
 second connection, open already, when publishing over the first one fails. None of these knows a ping, a backlog, or a
-way back. When the killed server is there again, every message that a contender took for sent is looked for on both.
+way back. On the second server all of them send to a quorum queue, as a backlog queue is one. When the killed server is
+there again, every message that a contender took for sent is looked for on both.
 
 Most of that time is no client's: the system takes the killed server's memory apart before it closes its sockets, and
 until then no client can know. A bare connection beside them shows when that was, so that the contenders' own part is
@@ -36,6 +37,7 @@ from pairmq_rabbitmq.testing import RabbitServer, start_together
 
 BODY = b"x" * 1024
 QUEUE = "orders"
+QUORUM = {"x-queue-type": "quorum"}
 LIMIT_MS = 100
 OPTIONS = PairOptions(
     failover_interval=0,
@@ -157,9 +159,9 @@ class Failovers:
         """aio-pika, twice."""
         connections = [await aio_pika.connect(server.url) for server in (self._east, self._west)]
         exchanges = []
-        for connection in connections:
+        for connection, type_ in zip(connections, ({}, QUORUM), strict=True):
             channel = await connection.channel(on_return_raises=True)
-            await channel.declare_queue(QUEUE, durable=True)
+            await channel.declare_queue(QUEUE, durable=True, arguments=type_)
             exchanges.append(channel.default_exchange)
 
         async def send(number: str) -> bool:
@@ -179,10 +181,9 @@ class Failovers:
     @asynccontextmanager
     async def kombu(self, confirms: bool) -> AsyncIterator[Send]:
         """kombu with the second server as the alternate of the first."""
-        queue = kombu.Queue(QUEUE, durable=True)
-        for server in (self._west, self._east):
+        for server, type_ in ((self._west, QUORUM), (self._east, {})):
             with kombu.Connection(server.url) as connection:
-                queue(connection).declare()
+                kombu.Queue(QUEUE, durable=True, queue_arguments=type_)(connection).declare()
         urls = f"{self._east.url};{self._west.url}"
         options = {"confirm_publish": confirms}
         with kombu.Connection(urls, failover_strategy="round-robin", transport_options=options) as connection:

@@ -393,7 +393,7 @@ def flowing(pump: Pump, share: float, rounds: int = 20) -> None:
 
 
 @pytest.mark.parametrize(
-    ("round_trip", "batch", "ahead"), [(0.001, 2, 10), (0.02, 2, 10), (0.1, 8, 40), (0.3, 16, 80), (2.9, 16, 80)]
+    ("round_trip", "batch", "ahead"), [(0.001, 2, 10), (0.02, 2, 10), (0.1, 8, 40), (0.3, 32, 160), (2.9, 32, 160)]
 )
 def test_more_is_on_its_way_to_a_distant_broker(round_trip: float, batch: int, ahead: int):
     pump = Pump(syphon_batch=2)
@@ -414,7 +414,18 @@ def test_one_operation_to_a_distant_broker_carries_more():
     flowing(pump, 0.03)
     pump.lines[ORDERS].gate.most = 1000
     pump.receive(*map(envelope, range(200, 240)), first=200)
-    assert len(pump.machine.take(pump.lines[ORDERS], 0.0)) == 32
+    assert len(pump.machine.take(pump.lines[ORDERS], 0.0)) == 40
+
+
+@pytest.mark.parametrize(("size", "times"), [(1 << 10, 16), (2 << 10, 16), (3 << 10, 8), (5 << 10, 4), (8 << 10, 4)])
+def test_no_more_bytes_are_on_their_way_to_a_distant_broker_than_may_be_held(size: int, times: int):
+    pump = Pump(syphon_batch=100)
+    for first in range(1, 2000, 100):
+        pump.receive(*(envelope(n, body=bytes(size)) for n in range(first, first + 100)), first=first)
+        items = pump.send(*[None] * 100, took=0.03).settle
+        pump.machine.completed(items, [item.delivery for item in items], [None] * len(items), 0.03)
+    assert pump.machine.stretch == times
+    assert pump.machine.ahead * size <= 16 << 20
 
 
 def test_one_receive_from_a_distant_broker_takes_more_while_the_window_has_room():
@@ -422,9 +433,9 @@ def test_one_receive_from_a_distant_broker_takes_more_while_the_window_has_room(
     flowing(pump, 0.0, rounds=1)
     assert pump.machine.receives == 2
     flowing(pump, 0.03)
-    assert pump.machine.receives == 32
-    pump.receive(*map(envelope, range(200, 279)), first=200)
-    assert (len(pump.machine), pump.machine.receives) == (79, 17)
+    assert pump.machine.receives == 64
+    pump.receive(*map(envelope, range(200, 359)), first=200)
+    assert (len(pump.machine), pump.machine.receives) == (159, 33)
     assert pump.machine.room(0.0) is Room.ENOUGH
 
 

@@ -52,7 +52,8 @@ _REMEMBERED: Final = 10_000  # messages that were delivered and may be redeliver
 _AHEAD: Final = 5  # batches locked at most while messages are small, so that neither broker waits for the other
 _SMALL: Final = 1 << 13  # bytes of a body, on a batch's average
 _NEAR: Final = 0.05  # s: of a send and a completion together, from which on more than `_AHEAD` batches are on their way
-_FARTHEST: Final = 8  # times as much at most
+_FARTHEST: Final = 16  # times as much at most
+_OF_LATE: Final = 500  # messages whose average size tells how many may be on their way
 _SETTLES_DOWN: Final = 0.25  # share by which a longer operation counts: a slow one may be a chance
 _OF_A_LOCK: Final = 0.1  # that they may take together: what is on its way should not have to be renewed
 _BATCHES_AN_OPERATION: Final = 2  # at most: when it is cut off, the outcome of all of them is unknown
@@ -397,6 +398,7 @@ class PumpMachine:
         self._ordered_batches = ordered_batches
         self._counts_time = options.ttl_policy != "restore"
         self._limited = rate is not None
+        self._size = 0.0  # bytes of a body, on the average of late; 0 before the first one
         self._fits = 1  # messages of the next receive, if they are as large as the last ones; 1 if none is known
         self._carries = _MOST_RECEIVED  # messages of the next receive, after one that failed
         self._bytes = 0  # of the bodies of what is locked
@@ -444,8 +446,8 @@ class PumpMachine:
         seconds = self._sent_in + self._completed_in
         if not self._reads_ahead or (self.lock_duration is not None and seconds > _OF_A_LOCK * self.lock_duration):
             return 1
-        times = 1
-        while times < _FARTHEST and times * _NEAR < seconds:
+        times, most = 1, _BYTES_HELD / (2 * self._batch * _AHEAD * max(self._size, 1.0))
+        while times < _FARTHEST and times * _NEAR < seconds and times <= most:
             times *= 2
         return times
 
@@ -589,6 +591,9 @@ class PumpMachine:
                 settle.append(self._dead(item, poison))
             else:
                 group.append(item)
+        if deliveries:
+            share = min(1.0, len(deliveries) / _OF_LATE) if self._size else 1.0
+            self._size += (size / len(deliveries) - self._size) * share
         goes_on = len(deliveries) >= self._batch or (self._reads_ahead and len(deliveries) > 0)
         self._fills = goes_on and size <= _SMALL * len(deliveries)
         self._fits = max(1, min(_MOST_RECEIVED, _BYTES_HELD * len(deliveries) // max(size, 1)))

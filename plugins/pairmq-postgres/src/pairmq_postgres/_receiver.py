@@ -46,7 +46,7 @@ _ANSWER_WITHIN = 10.0
 """Seconds that one look may take: a long poll would not notice for its whole length that its connection is dead."""
 _SOON = 0.005
 """Seconds after which to look for what an open transaction has stored; doubled for as long as it stays open."""
-_MOST_MESSAGES = 1000
+_MOST_MESSAGES = 4000
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_LETTERS = 1024
 _DOUBT = 60.0
