@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
+import pytest
+
 from pairmq import Message
+from pairmq import testing as simulated
 from pairmq.core import Diversion, divert
-from pairmq.model import Entity, FailureKind, TransportError
+from pairmq.memory import StateReceiver, StateSender
+from pairmq.model import Delivery, Entity, FailureKind, TransportError
 from pairmq.model.events import DestinationChanged, MessageMoved, Warned
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.transport import QueueProperties
@@ -277,3 +282,85 @@ async def test_a_message_that_is_never_confirmed_gets_few_copies_and_delays_no_o
         lost.clear()
         await asyncio.sleep(600)
         assert w.backlog() == []
+
+
+FAR = 0.3  # s of a round trip, as between continents
+
+
+def far_pair() -> dict[str, SimulatedBroker]:
+    return {name: SimulatedBroker(name, latency=FAR) for name in ("east", "west")}
+
+
+@in_virtual_time
+@pytest.mark.parametrize("locks_end", [False, True])
+async def test_a_far_batch_of_which_a_part_was_completed_when_the_connection_broke_is_sent_once(
+    world, monkeypatch, locks_end
+):
+    """A third is completed and confirmed, a third completed without that, a third not; then nothing goes for a while."""
+    monkeypatch.setattr(simulated.SimulatedReceiver, "complete_batch", StateReceiver.complete_batch)
+    cut: list[int] = []
+
+    async def torn(self: StateReceiver, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
+        if cut or len(deliveries) < 30:
+            return await StateReceiver.complete_batch(self, deliveries)
+        third = len(deliveries) // 3
+        cut.append(len(deliveries))
+        await StateReceiver.complete_batch(self, deliveries[: 2 * third])
+        w.west.fail(Fault.DOWN)
+        w.east.fail(Fault.DOWN)
+        if locks_end:
+            lose_locks(w.west)
+        lost = TransportError("connection lost", FailureKind.UNAVAILABLE, maybe_applied=True)
+        return [None] * third + [lost] * (len(deliveries) - third)
+
+    async with world(**far_pair(), enable_syphon=True, syphon_batch=10, attempt_timeout=5.0) as w:
+        monkeypatch.setattr(simulated.SimulatedReceiver, "complete_batch", torn)
+        leave(w.west, 600)
+        async with asyncio.timeout(100):
+            while not cut:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(3)
+        w.west.heal()
+        w.east.heal()
+        await drained(w)
+        assert cut[0] >= 30
+        bodies = Counter(w.home())
+        assert len(bodies) == 600
+        # What was completed or sent before is known. Only what was on its way to the primary may be there twice.
+        doubtful = {event.message_id for event in w.of(MessageMoved) if event.maybe_duplicate}
+        assert {f"orders-{int(body)}" for body, times in bodies.items() if times > 1} <= doubtful
+        moved = Counter(event.message_id for event in w.of(MessageMoved))
+        assert len(moved) == 600
+        assert set(moved.values()) == {1}
+
+
+@in_virtual_time
+async def test_a_far_batch_of_which_a_part_was_confirmed_when_the_connection_broke_is_explained(world, monkeypatch):
+    """A third is stored and confirmed, a third stored without that, a third not; then the primary is down for a while."""
+    torn: list[list[str]] = []
+
+    async def send_batch(self: StateSender, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        if torn or len(messages) < 30:
+            return await StateSender.send_batch(self, messages)
+        third = len(messages) // 3
+        torn.append([str(message.message_id) for message in messages[third : 2 * third]])
+        await StateSender.send_batch(self, messages[: 2 * third])
+        w.east.fail(Fault.DOWN)
+        lost = TransportError("connection lost", FailureKind.UNAVAILABLE, maybe_applied=True)
+        return [None] * third + [lost] * (len(messages) - third)
+
+    async with world(**far_pair(), enable_syphon=True, syphon_batch=10, attempt_timeout=5.0) as w:
+        monkeypatch.setattr(simulated.SimulatedSender, "send_batch", send_batch)
+        leave(w.west, 600)
+        async with asyncio.timeout(100):
+            while not torn:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(10)
+        w.east.heal()
+        await drained(w)
+        times = Counter(f"orders-{int(body)}" for body in w.home())
+        assert len(times) == 600
+        assert sorted(name for name, count in times.items() if count == 2) == sorted(torn[0])
+        assert max(times.values()) == 2
+        doubtful = {event.message_id for event in w.of(MessageMoved) if event.maybe_duplicate}
+        assert set(torn[0]) <= doubtful
