@@ -171,7 +171,7 @@ async def through(
     return took
 
 
-def rabbit(fault: str, seconds: float) -> dict[str, list[float]]:
+def rabbit(fault: str, seconds: float, _: float) -> dict[str, list[float]]:
     """A RabbitMQ cluster: the node with both connections, where another one leads both queues."""
     pairs: list[Pair] = []
     with RabbitCluster(net_ticktime=8) as cluster:
@@ -196,9 +196,9 @@ def rabbit(fault: str, seconds: float) -> dict[str, list[float]]:
         return asyncio.run(through(contenders, strike, seconds, ready))
 
 
-def sentinels(fault: str, seconds: float) -> dict[str, list[float]]:
+def sentinels(fault: str, seconds: float, down_after: float) -> dict[str, list[float]]:
     """The master of three servers behind three sentinels."""
-    with RedisSentinels() as group:
+    with RedisSentinels(down_after=down_after) as group:
 
         async def run() -> dict[str, list[float]]:
             client = Sentinel([("127.0.0.1", each.port) for each in group.sentinels]).master_for(
@@ -211,9 +211,9 @@ def sentinels(fault: str, seconds: float) -> dict[str, list[float]]:
         return asyncio.run(run())
 
 
-def redis_cluster(fault: str, seconds: float) -> dict[str, list[float]]:
+def redis_cluster(fault: str, seconds: float, node_timeout: float) -> dict[str, list[float]]:
     """A master of a Redis Cluster of three, with a replica each: the one that has PairMQ's queue and the client's."""
-    with RedisCluster(replicas=1) as group:
+    with RedisCluster(replicas=1, node_timeout=node_timeout) as group:
 
         async def run() -> dict[str, list[float]]:
             nodes = [ClusterNode("127.0.0.1", each.port) for each in group.servers[:3]]
@@ -233,13 +233,16 @@ def main() -> int:
     parser = arguments(__doc__, rounds=1)
     parser.add_argument("--group", choices=GROUPS, action="append", help="repeatable; all when left out")
     parser.add_argument("--seconds", type=float, default=60.0, help="of sends, in a turn")
+    parser.add_argument(
+        "--down-after", type=float, default=1.0, help="s without an answer after which Redis counts a node as down"
+    )
     options = parser.parse_args()
     for name in ("asyncio", "pairmq", "aio_pika", "aiormq"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     found: dict[str, dict[str, float]] = {}
     for group in options.group or GROUPS:
         for fault in ("killed", "hangs"):
-            for name, took in GROUPS[group](fault, options.seconds).items():
+            for name, took in GROUPS[group](fault, options.seconds, options.down_after).items():
                 took.sort()
                 slow = sum(each >= SLOW for each in took)
                 row = {"sends": len(took), "slow": slow, "below 1 s": 1 - slow / len(took)}

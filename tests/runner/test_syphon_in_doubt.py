@@ -296,7 +296,7 @@ def far_pair() -> dict[str, SimulatedBroker]:
 async def test_a_far_batch_of_which_a_part_was_completed_when_the_connection_broke_is_sent_once(
     world, monkeypatch, locks_end
 ):
-    """A third is completed and confirmed, a third completed without that, a third not; then nothing goes for a while."""
+    """A third is completed and confirmed, a third completed without that, a third not; then both brokers are down."""
     monkeypatch.setattr(simulated.SimulatedReceiver, "complete_batch", StateReceiver.complete_batch)
     cut: list[int] = []
 
@@ -336,7 +336,7 @@ async def test_a_far_batch_of_which_a_part_was_completed_when_the_connection_bro
 
 @in_virtual_time
 async def test_a_far_batch_of_which_a_part_was_confirmed_when_the_connection_broke_is_explained(world, monkeypatch):
-    """A third is stored and confirmed, a third stored without that, a third not; then the primary is down for a while."""
+    """A third is stored and confirmed, a third stored without that, a third not; then the primary is down."""
     torn: list[list[str]] = []
 
     async def send_batch(self: StateSender, messages: Sequence[Message]) -> Sequence[TransportError | None]:
