@@ -164,6 +164,7 @@ def stopped(*_):
     raise KeyboardInterrupt
 
 
+@pytest.mark.usefixtures("verdicts_alone")
 def test_a_late_row_about_a_settled_message_changes_its_verdict(spark, tmp_path, monkeypatch):
     settle_early(monkeypatch)
     (tmp_path / "journal").mkdir()

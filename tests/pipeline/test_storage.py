@@ -19,6 +19,7 @@ from pairmq.pipeline import _storage, run
 from pairmq.pipeline._storage import is_url, local, reached
 from pairmq.pipeline.follow import follow
 from pairmq.pipeline.reporting import report
+from pairmq.pipeline.transforms import TABLES
 from rich_journal import LOST, write_rich_journal
 from spark_programs import assert_same_tables
 
@@ -77,10 +78,10 @@ def store(spark):
 
 @pytest.fixture(scope="module")
 def made(spark, store, tmp_path_factory):
-    """A journal at a URL, and tables at another."""
+    """A journal at a URL, and tables at another, in a format of Spark's, too."""
     folder = tmp_path_factory.mktemp("store")
     write_rich_journal(folder / "journal")
-    found = run(store(folder / "journal"), store(folder / "tables"), spark=spark, patience=60.0)
+    found = run(store(folder / "journal"), store(folder / "tables"), spark=spark, patience=60.0, format="orc")
     return folder, found
 
 
@@ -106,7 +107,7 @@ def test_nothing_else_is_left_in_the_run(made):
     folder, _ = made
     (one,) = runs(folder)
     assert [path.name for path in one.iterdir() if path.name.startswith("_")] == []
-    assert [path.name for path in (folder / "tables").iterdir()] == ["runs"]
+    assert {path.name for path in (folder / "tables").iterdir()} == {"orc", "runs"}
 
 
 def test_the_report_is_made_of_the_latest_run_that_came_to_its_end(spark, store, made):
@@ -208,10 +209,10 @@ def test_a_store_of_objects_is_read_at_any_place(spark, store, tmp_path):
 # Formats
 
 
-def test_the_tables_are_also_written_in_a_format_of_sparks(spark, store, tmp_path):
-    write_rich_journal(tmp_path / "journal")
-    run(tmp_path / "journal", store(tmp_path / "tables"), spark=spark, patience=60.0, format="orc")
-    written = spark.read.orc(f"file://{tmp_path}/tables/orc/reconciliation")
+def test_the_tables_are_also_written_in_a_format_of_sparks(spark, made):
+    folder, _ = made
+    assert {path.name for path in (folder / "tables" / "orc").iterdir()} == {table.name for table in TABLES}
+    written = spark.read.orc(f"file://{folder}/tables/orc/reconciliation")
     assert written.filter("verdict = 'lost'").count() == 1
 
 

@@ -71,13 +71,21 @@ def journal(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("verdicts_alone")
 def test_a_follower_calls_nothing_lost_that_a_part_may_tell_of(spark, journal, tmp_path):
     (part,) = (journal / "_open").iterdir()
-    # Nothing new has come to it the second time: that the part is another one has to be enough.
-    for changed_at, verdicts in ((1100, {"unproven": 1, "lost": 1}), (800, {"lost": 2})):
-        os.utime(part, (0, START + changed_at))
-        report = follow(journal, tmp_path, spark=spark, patience=PATIENCE, once=True)
-        assert (report.verdicts, [each.path for each in report.unfinished]) == ({"delivered": 2} | verdicts, [part])
+    os.utime(part, (0, START + 1100))
+    found = []
+
+    def note(refreshed):
+        report = refreshed.report
+        found.append((dict(report.verdicts), [each.path for each in report.unfinished]))
+        # Nothing new comes to it: that the part is another one has to be enough.
+        os.utime(part, (0, START + 800))
+
+    follow(journal, tmp_path, spark=spark, patience=PATIENCE, until_idle=0.0, told=note)
+    verdicts = ({"unproven": 1, "lost": 1}, {"lost": 2})
+    assert found == [({"delivered": 2} | each, [part]) for each in verdicts]
 
 
 @pytest.mark.long
