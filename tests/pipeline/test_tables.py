@@ -17,7 +17,6 @@ from journal_by_hand import (
     FAILED_OVER,
     FAILING,
     HEALTHY,
-    PAIR,
     START,
     Journal,
     rows_of,
@@ -215,33 +214,58 @@ def test_processes_tell_how_they_ended_and_what_is_missing(spark):
 CONTINUITY = '{"continuity": ["ord*"]}'
 
 
-def test_consumers_are_timed_while_none_of_them_reads_either_broker(spark):
-    one = Journal("one").opened(0).pair_opened(1, options=CONTINUITY)
+def timed() -> list[Journal]:
+    """Two programs that consume, of which the second one leaves early."""
+    one = Journal("one", pair="timed").opened(0).pair_opened(1, options=CONTINUITY)
     one.delivered(10, "a").delivered(11, "b", entity=Entity("other")).receiver(100, Side.PRIMARY, opened=False)
     one.delivered(150, "c", side=Side.SECONDARY).receiver(200, Side.SECONDARY, opened=False)
     one.receiver(HOUR + 50, Side.SECONDARY, opened=True).closed(HOUR + 100)
     # Beside it until 300, and reading all the time; what it lost last ends with it.
-    two = Journal("two").opened(0).delivered(20, "d").receiver(299, Side.SECONDARY, opened=False).closed(300)
-    found = {second(row.hour): row for row in tables_of(rows_of(spark, one, two))["consumers"].collect()}
+    two = Journal("two", pair="timed").opened(0).delivered(20, "d")
+    return [one, two.receiver(299, Side.SECONDARY, opened=False).closed(300)]
+
+
+def without_continuity() -> Journal:
+    told = Journal("without", pair="without continuity").opened()
+    return told.pair_opened(1, options='{"continuity": ["or_ers", "%", "news"]}').delivered(2, "a").closed(3)
+
+
+def ended() -> Journal:
+    told = Journal("ended", pair="ended").opened(0)
+    for at in (10, 110):
+        told.receiver(at, Side.PRIMARY, opened=False).receiver(at + 10, Side.SECONDARY, opened=False)
+        told.pair_ended(at + 30)
+    return told.closed(200)
+
+
+@pytest.fixture(scope="module")
+def consuming() -> list[Journal]:
+    """By hand and drawn, each in a pair of its own: one query tells of all."""
+    drawn_ones = (journal for number in range(150) for journal in drawn(number))
+    return [*timed(), without_continuity(), ended(), *drawn_ones]
+
+
+@pytest.fixture(scope="module")
+def consumers(spark, consuming):
+    return tables_of(rows_of(spark, *consuming))["consumers"].collect()
+
+
+def test_consumers_are_timed_while_none_of_them_reads_either_broker(consumers):
+    found = {second(row.hour): row for row in consumers if row.pair == "timed"}
     first, later = found[0], found[HOUR]
-    assert {(row.pair, row.entity) for row in found.values()} == {(PAIR, "orders")}
+    assert {row.entity for row in found.values()} == {"orders"}
     assert [(row.from_primary, row.from_secondary) for row in (first, later)] == [(2, 1), (0, 0)]
     assert [(row.watched, row.unread) for row in (first, later)] == [(HOUR, HOUR - 300), (100, 50)]
     assert first.longest_unread == later.longest_unread == HOUR - 300 + 50
     assert (first.availability, later.availability) == pytest.approx((300 / HOUR, 0.5))
 
 
-def test_a_queue_without_continuity_has_no_row_among_consumers(spark):
-    told = Journal().opened().pair_opened(1, options='{"continuity": ["or_ers", "%", "news"]}').delivered(2, "a")
-    assert tables_of(rows_of(spark, told.closed(3)))["consumers"].collect() == []
+def test_a_queue_without_continuity_has_no_row_among_consumers(consumers):
+    assert [row for row in consumers if row.pair == "without continuity"] == []
 
 
-def test_a_pair_that_ends_has_lost_no_broker_any_more(spark):
-    told = Journal().opened(0)
-    for at in (10, 110):
-        told.receiver(at, Side.PRIMARY, opened=False).receiver(at + 10, Side.SECONDARY, opened=False)
-        told.pair_ended(at + 30)
-    (row,) = tables_of(rows_of(spark, told.closed(200)))["consumers"].collect()
+def test_a_pair_that_ends_has_lost_no_broker_any_more(consumers):
+    (row,) = (row for row in consumers if row.pair == "ended")
     assert (row.watched, row.unread, row.longest_unread) == (200, 40, 20)
 
 
@@ -267,13 +291,11 @@ def drawn(number: int) -> list[Journal]:
     return journals
 
 
-def test_consumers_agree_with_another_engine(spark, tmp_path):
-    journals = [journal for number in range(150) for journal in drawn(number)]
-    pq.write_table(segment_table(*journals), tmp_path / "all.parquet")
+def test_consumers_agree_with_another_engine(consumers, consuming, tmp_path):
+    pq.write_table(segment_table(*consuming), tmp_path / "all.parquet")
     with duck.opened([str(tmp_path / "all.parquet")], patience=PATIENCE) as connection:
         theirs = [tuple(row.values()) for row in duck.asked(connection, duck.CONSUMERS, patience=PATIENCE)]
-    rows = tables_of(rows_of(spark, *journals))["consumers"].collect()
-    ours = [(row.pair, row.entity, second(row.hour) + START, *row[3:8]) for row in rows]
+    ours = [(row.pair, row.entity, second(row.hour) + START, *row[3:8]) for row in consumers]
     assert len(ours) > 200
     assert sum(row[6] > 0 for row in ours) > 50
     for mine, other in zip(sorted(ours), sorted(theirs), strict=True):
