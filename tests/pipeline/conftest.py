@@ -8,9 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pairmq.pipeline import _making
 from pairmq.pipeline.session import SMALL, local_settings
-from pairmq.pipeline.transforms import RECONCILIATION, STEPS
 
 _started = []  # the session, once a test has asked for it
 
@@ -43,6 +41,9 @@ def spark(tmp_path_factory):
 @pytest.fixture
 def verdicts_alone(spark, monkeypatch):
     """Leave all tables empty but those that tell what became of messages: to plan the others takes half of a run."""
+    from pairmq.pipeline import _making
+    from pairmq.pipeline.transforms import RECONCILIATION, STEPS
+
     needed = {RECONCILIATION.name}
     for step in reversed(STEPS):
         if step.name in needed:

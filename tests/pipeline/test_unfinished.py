@@ -83,7 +83,7 @@ def test_a_follower_calls_nothing_lost_that_a_part_may_tell_of(spark, journal, t
         # Nothing new comes to it: that the part is another one has to be enough.
         os.utime(part, (0, START + 800))
 
-    follow(journal, tmp_path, spark=spark, patience=PATIENCE, until_idle=0.0, told=note)
+    follow(journal, tmp_path, spark=spark, patience=PATIENCE, until_idle=0.0, on_refresh=note)
     verdicts = ({"unproven": 1, "lost": 1}, {"lost": 2})
     assert found == [({"delivered": 2} | each, [part]) for each in verdicts]
 
