@@ -85,7 +85,7 @@ def test_the_command_ends_with_status_1_where_something_accepted_is_lost(command
     assert said["faults"]["lost"] == [{"pair": "east>west", "entity": "orders", "message_id": "gone"}]
 
 
-def test_a_segment_with_damaged_pages_is_set_aside_and_the_run_goes_on(command):
+def test_a_segment_with_damaged_pages_is_left_out_and_the_run_goes_on(command):
     (bad,) = command[1]["journal"]["bad_segments"]
     assert bad["path"].endswith("segment-damaged-000000.parquet")
     assert bad["problem"].startswith("it is damaged inside")
@@ -147,7 +147,7 @@ def test_nothing_is_called_lost_on_a_day_of_which_a_segment_is_not_read(spark, t
         ("date=2026-02-02/segment-p-000001.parquet", FOREIGN, Unread("p", START, START + 86_400)),
     ],
 )
-def test_what_a_bad_file_may_have_held_is_told_by_its_name_and_folder(tmp_path, place, content, unread):
+def test_what_a_bad_file_may_have_held_is_known_by_its_name_and_folder(tmp_path, place, content, unread):
     path = tmp_path / place
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)

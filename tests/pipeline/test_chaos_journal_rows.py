@@ -56,7 +56,7 @@ def test_a_row_that_stands_twice_is_found(kept):
         checked_rows(*kept)
 
 
-def test_an_end_that_is_missing_is_found_where_nobody_was_killed(kept):
+def test_an_end_that_is_missing_is_found_where_no_process_was_killed(kept):
     changed(kept[1], lambda table: table.slice(0, 6))
     with pytest.raises(AssertionError, match="not all of it is there"):
         checked_rows(*kept)

@@ -140,7 +140,7 @@ def test_messages_that_a_consumer_got_at_once_are_not_behind_each_other(judged):
     assert {judged["two at once", f"m{number}"].late for number in range(6)} == {None}
 
 
-def test_a_message_whose_first_delivery_is_not_told_is_not_late(judged):
+def test_a_message_whose_first_delivery_is_not_reported_is_not_late(judged):
     assert judged["the first delivery is not told", "early"].late is None
 
 

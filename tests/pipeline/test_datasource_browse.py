@@ -133,7 +133,7 @@ def test_a_broker_that_stays_silent_is_an_error_of_the_broker(brokers, servers):
 
 
 @pytest.mark.real_server
-def test_a_broker_that_is_away_is_an_error(brokers, tmp_path):
+def test_a_broker_that_is_unavailable_is_an_error(brokers, tmp_path):
     away = Brokers("redis://127.0.0.1:1/0", brokers.secondary, tmp_path)
     with pytest.raises(TransportError):
         shown(away, entity="orders")

@@ -205,7 +205,7 @@ def delivery(number: str, count: int) -> Delivery:
     return Delivery(Message(b"x", message_id="m"), None, delivery_count=count, sequence_number=number)
 
 
-def test_a_message_whose_acknowledgement_failed_is_kept_once_and_acknowledged_when_it_comes_again(directory):
+def test_a_message_whose_acknowledgement_failed_is_kept_once_and_acknowledged_when_it_is_redelivered(directory):
     stub = Stub([delivery("7", 1)], [], [delivery("7", 2)])
     assert asyncio.run(_through(directory, stub)) == 1
     assert len(stub.completed) == 1
@@ -222,7 +222,7 @@ def test_another_message_of_the_same_id_is_kept_too(directory):
     assert asyncio.run(_through(directory, stub)) == 2
 
 
-def test_a_message_that_comes_again_is_kept_twice_where_the_broker_does_not_number_it(directory):
+def test_a_message_that_is_redelivered_is_kept_twice_where_the_broker_does_not_number_it(directory):
     stub = Stub([delivery("", 1)], [], [delivery("", 2)])
     assert asyncio.run(_through(directory, stub)) == 2
 
@@ -360,7 +360,7 @@ async def _failing(directory) -> list[str]:
     return heard
 
 
-def test_what_came_before_the_broker_went_away_is_kept_before_the_failure_is_told(directory):
+def test_what_came_before_the_broker_became_unavailable_is_kept_before_the_failure_is_reported(directory):
     assert asyncio.run(_failing(directory)) == ["1", "the broker is away"]
 
 

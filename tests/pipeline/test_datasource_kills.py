@@ -211,7 +211,7 @@ def test_a_task_that_is_tried_again_sends_no_message_under_a_second_id(written):
     assert set(taken.values()) == {1, 2}  # the first attempt had sent most of its rows
 
 
-def test_a_url_that_is_given_as_an_option_stands_in_no_event_log(written):
+def test_a_url_that_is_given_as_an_option_is_in_no_event_log(written):
     _, log = written
     assert b"SparkListenerJobEnd" in log
     assert PASSWORD.encode() not in log

@@ -173,7 +173,7 @@ def test_a_batch_whose_segments_are_gone_is_an_error_and_no_empty_batch(brokers,
 
 
 @pytest.mark.real_server
-def test_a_checkpoint_that_meets_another_spool_is_told_so(make, tmp_path):
+def test_a_checkpoint_that_meets_another_spool_is_refused(make, tmp_path):
     start = make().initialOffset()
     other = make(spool=str(tmp_path / "other"))
     with pytest.raises(SpoolError, match="does not belong to the checkpoint"):
@@ -257,7 +257,7 @@ def test_a_query_that_takes_what_is_there_waits_for_a_slow_broker(brokers, make,
 
 
 @pytest.mark.real_server
-def test_a_broker_that_is_away_is_waited_for(brokers, make, server):
+def test_a_broker_that_is_unavailable_is_waited_for(brokers, make, server):
     reader = make()
     start = reader.initialOffset()
     server.kill()
@@ -271,7 +271,7 @@ def test_a_broker_that_is_away_is_waited_for(brokers, make, server):
 
 
 @pytest.mark.real_server
-def test_a_query_that_is_to_end_does_not_end_well_while_the_broker_is_away(make, server):
+def test_a_query_that_is_to_end_does_not_end_well_while_the_broker_is_unavailable(make, server):
     reader = make(attempt_timeout="1s")
     reader.initialOffset()
     server.kill()
@@ -280,7 +280,7 @@ def test_a_query_that_is_to_end_does_not_end_well_while_the_broker_is_away(make,
 
 
 @pytest.mark.real_server
-def test_a_query_that_is_to_end_gives_up_a_broker_that_goes_away(brokers, make, server):
+def test_a_query_that_is_to_end_gives_up_a_broker_that_becomes_unavailable(brokers, make, server):
     brokers.send(numbered(30))
     reader = make()
     start = reader.initialOffset()

@@ -133,7 +133,7 @@ def test_a_message_of_a_backlog_queue_is_shown_as_it_was_sent():
     assert dict(row["application_properties"]).keys() == FULL.application_properties.keys()
 
 
-def test_a_message_of_a_backlog_queue_that_nobody_diverted_is_shown_with_the_reason():
+def test_a_message_of_a_backlog_queue_that_no_pair_diverted_is_shown_with_the_reason():
     [row] = to_batch([Delivery(Message(b"x", message_id="m"), None)], BACKLOG).to_pylist()
     assert row["entity"] is None
     assert "x-ms-path is missing" in row["envelope_error"]

@@ -151,12 +151,12 @@ def test_a_stream_is_written_through_the_pair(copied):
     assert copied.brokers.take("copies") == Counter(ids(50))
 
 
-def test_a_url_that_is_given_as_an_option_stands_in_no_plan(copied):
+def test_a_url_that_is_given_as_an_option_is_in_no_plan(copied):
     assert "pairmq" in copied.plans
     assert PASSWORD not in copied.plans
 
 
-def test_a_url_that_is_given_as_an_option_stands_in_no_progress_and_no_checkpoint(copied):
+def test_a_url_that_is_given_as_an_option_is_in_no_progress_and_no_checkpoint(copied):
     assert "spool" in copied.progress
     assert PASSWORD not in copied.progress
     assert PASSWORD.encode() not in copied.checkpoint

@@ -74,7 +74,7 @@ def test_what_a_kill_kept_from_being_deleted_does_not_come_to_a_new_query(spool,
     again.close()
 
 
-def test_what_was_never_finished_is_thrown_away_when_the_spool_is_opened(spool, tmp_path):
+def test_what_was_never_finished_is_deleted_when_the_spool_is_opened(spool, tmp_path):
     torn = tmp_path / "spool" / ".000000000000-5.arrow.part"
     torn.write_bytes(b"half")
     again = reopened(spool)
@@ -99,7 +99,7 @@ def test_a_spool_keeps_its_id(spool):
     again.close()
 
 
-def test_a_second_owner_is_locked_out_and_told_who_has_it(spool, tmp_path):
+def test_a_second_owner_is_locked_out_with_the_name_of_the_first(spool, tmp_path):
     with pytest.raises(SpoolInUse, match=f"in use by process {os.getpid()}"):
         Spool(tmp_path / "spool", "q", patience=0)
 
@@ -161,7 +161,7 @@ def test_a_segment_with_other_rows_than_its_name_says_is_an_error(spool, tmp_pat
         list(read_segment(tmp_path / "spool", Segment(0, 3)))
 
 
-def test_nobody_else_may_read_messages_in_the_spool(spool, tmp_path):
+def test_no_other_user_may_read_messages_in_the_spool(spool, tmp_path):
     segment = spool.append(rows("a"), 0)
     assert (tmp_path / "spool").stat().st_mode & 0o077 == 0
     assert (tmp_path / "spool" / segment.name).stat().st_mode & 0o077 == 0

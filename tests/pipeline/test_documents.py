@@ -42,7 +42,7 @@ def test_the_faults_are_named():
 
 
 @pytest.mark.long
-def test_the_program_of_the_how_to_tells_what_is_lost_and_its_queries_find_it(spark, tmp_path, monkeypatch, capsys):
+def test_the_program_of_the_how_to_shows_what_is_lost_and_its_queries_find_it(spark, tmp_path, monkeypatch, capsys):
     page = (DOCS / "how-to" / "run-the-pipeline.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (queries,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)

@@ -100,7 +100,7 @@ async def moved_some(url: str, least: int) -> None:
 # What it moves back.
 
 
-async def test_every_message_comes_home_once_and_the_brokers_counts_say_so(spark, servers):
+async def test_every_message_is_moved_back_once_and_the_brokers_counts_agree(spark, servers):
     east, west = servers
     ids = await leave(east.url, west.url, 1000, queues=4, used=3)
     report = await drained(drain_of(east.url, west.url), spark)
@@ -122,7 +122,7 @@ async def test_the_journal_counts_what_this_drains_tasks_moved_and_nothing_else(
     assert told == [(100, 0, 0, "journal"), (300, 0, 0, "journal")]
 
 
-async def test_what_can_not_be_delivered_is_set_aside_and_the_drain_says_so(spark, servers):
+async def test_what_can_not_be_delivered_is_dead_lettered_and_the_drain_reports_it(spark, servers):
     east, west = servers
     ids = await leave(east.url, west.url, 50, queues=2)
     await leave(east.url, west.url, 7, queues=2, entity="deleted", made=False)
@@ -206,7 +206,7 @@ async def test_what_a_dead_consumer_holds_is_waited_for(spark, servers):
 # Others at the same backlog, brokers that go away, and ends that come early.
 
 
-async def test_beside_a_syphon_each_message_comes_home_once(spark, servers):
+async def test_beside_a_syphon_each_message_is_moved_back_once(spark, servers):
     east, west = servers
     ids = await leave(east.url, west.url, 1500, queues=3)
     options = PairOptions(backlog_queue_count=3, enable_syphon=True, syphon_max_rate=250.0, syphon_batch=20)

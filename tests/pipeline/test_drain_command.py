@@ -78,7 +78,7 @@ def test_a_pair_without_backlog_queues_is_pointed_out(no_spark, drain):
     assert "no backlog queue of this pair exists" in err
 
 
-def test_a_secondary_that_is_away_is_told_without_spark(no_spark, servers, drain):
+def test_a_secondary_that_is_unavailable_is_reported_without_spark(no_spark, servers, drain):
     servers[1].kill()
     status, _, err = drain("--attempt-timeout", "2s")
     assert status == 1

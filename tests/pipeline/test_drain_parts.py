@@ -84,7 +84,7 @@ def test_urls_on_the_command_line_of_spark_submit_are_refused_as_it_is_logged(mo
         ("yarn", 8, 8),
     ],
 )
-def test_the_rate_is_divided_by_as_many_tasks_as_may_run(master, tasks, at_once):
+def test_the_rate_is_shared_by_as_many_tasks_as_may_run(master, tasks, at_once):
     assert most_at_once(Session(master=master), tasks) == at_once
 
 
@@ -104,7 +104,7 @@ def test_no_patience_is_refused():
         make_plan(primary=EAST, secondary=WEST, patience=0)
 
 
-def test_a_pair_with_lanes_is_refused_and_told_what_drains_them() -> None:
+def test_a_pair_with_lanes_is_refused_with_what_drains_them() -> None:
     """Its backlog would be called empty over what the lanes hold."""
     with pytest.raises(ConfigurationError, match=r"continuity is (orders|invoices\.\*), .*pairmq syphon --until-empty"):
         make_plan(primary=EAST, secondary=WEST, options={"continuity": ("orders", "invoices.*")})
@@ -123,7 +123,7 @@ def holding(active: int, dead_letter: int) -> Depth:
     return Depth(QueueCounts(active=active, dead_letter=dead_letter))
 
 
-def test_a_message_set_aside_by_a_worker_that_died_before_it_wrote_that_down_is_told():
+def test_a_message_dead_lettered_by_a_worker_that_died_before_it_wrote_that_down_is_reported():
     report = report_of((holding(3, 0),), (holding(0, 1),), Journalled(moved=2, again=0, dead_lettered=0))
     assert (report.dead_lettered, report.clean) == (1, False)
 
@@ -132,7 +132,7 @@ def test_dead_letters_requeued_in_one_queue_do_not_hide_those_of_another():
     assert report_of((holding(3, 5), holding(3, 0)), (holding(0, 0), holding(0, 4))).dead_lettered == 4
 
 
-def test_a_drain_that_can_not_know_what_was_set_aside_is_not_clean():
+def test_a_drain_that_can_not_know_what_was_dead_lettered_is_not_clean():
     report = report_of((Depth(None, "no answer"),), (holding(0, 2),))
     assert (report.emptied, report.dead_lettered, report.clean) == (True, None, False)
 
@@ -160,7 +160,7 @@ def test_what_is_handed_over_is_for_this_user_only_and_ends_with_the_drain():
     assert not handover.directory.exists()
 
 
-def test_a_stop_takes_the_urls_away_at_once():
+def test_a_stop_removes_the_urls_at_once():
     with Handover((EAST, WEST)) as handover:
         worker = Worker(str(handover.directory))
         assert not worker.stopped()
@@ -222,7 +222,7 @@ def test_a_task_that_begins_after_the_stop_does_nothing(job):
     assert outcome.ending is Ending.STOPPED
 
 
-def test_a_worker_without_settings_says_so_instead_of_failing_again_and_again(job, monkeypatch):
+def test_a_worker_without_settings_is_reported_instead_of_failing_again_and_again(job, monkeypatch):
     monkeypatch.delenv("PAIRMQ_PRIMARY", raising=False)
     monkeypatch.delenv("PAIRMQ_CONFIG", raising=False)
     outcome = asyncio.run(drain_queue(replace(job, handover=None, handed_over=False), 0))
@@ -274,7 +274,7 @@ async def test_patience_ends_although_the_count_changes_while_nothing_is_moved(j
 
 
 @in_virtual_time
-async def test_a_count_that_falls_is_progress_whoever_moves(job):
+async def test_a_count_that_falls_is_progress_by_whatever_process(job):
     assert await ending_of(Broker(*range(200, -1, -1)), replace(job, patience=60.0)) == (Ending.DRAINED, None)
 
 

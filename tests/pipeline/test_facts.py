@@ -88,7 +88,7 @@ def test_a_table_of_merged_facts_is_that_of_all_rows(both, name):
     assertDataFrameEqual(parts, whole)
 
 
-def test_messages_told_apart_as_plain_are_judged_as_the_rules_judge_them(both):
+def test_messages_taken_for_plain_are_judged_as_the_rules_judge_them(both):
     made, _ = both
     between = {name: made[name] for name in ("places", "troubles", "late", "blind", "processes")}
     facts = [made[name] for name in ("messages", "notes", "names")]
@@ -109,7 +109,7 @@ def test_facts_that_are_merged_already_stay_as_they_are(both):
         assertDataFrameEqual(fact.merged(parts[fact.name]), parts[fact.name])
 
 
-def test_facts_and_steps_have_the_schemas_that_they_tell(both):
+def test_facts_and_steps_have_the_schemas_that_they_state(both):
     whole, _ = both
     for each in (*FACTS, *STEPS):
         found = [(field.name, field.dataType) for field in whole[each.name].schema]

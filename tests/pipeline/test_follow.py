@@ -398,7 +398,7 @@ def test_nothing_is_committed_while_nothing_changes(intake, journal, tmp_path):
     assert Ledger(tmp_path / "state").next_number == 2
 
 
-def test_a_bad_file_that_was_mended_counts_and_one_that_was_read_before_does_not_count_again(intake, journal, tmp_path):
+def test_a_bad_file_that_was_fixed_counts_and_one_that_was_read_before_does_not_count_again(intake, journal, tmp_path):
     pq.write_table(table("p", 6), journal / "good.parquet")
     (journal / "bad.parquet").write_bytes(b"PAR1")
     look(intake, journal)
@@ -410,7 +410,7 @@ def test_a_bad_file_that_was_mended_counts_and_one_that_was_read_before_does_not
     assert ledger.seen == {"p": ((0, 8),), "q": ((0, 1),)}
 
 
-def test_a_file_with_damaged_pages_is_set_aside_and_the_others_are_taken(intake, journal, tmp_path):
+def test_a_file_with_damaged_pages_is_left_out_and_the_others_are_taken(intake, journal, tmp_path):
     for process in ("p", "q"):
         pq.write_table(table(process), journal / f"{process}.parquet")
     data = bytearray((journal / "q.parquet").read_bytes())
@@ -510,7 +510,7 @@ def test_a_ledger_that_lacks_what_was_read_is_refused(spark, tmp_path, journal):
 
 
 @pytest.mark.long
-def test_a_batch_run_is_refused_while_a_follower_is_at_work_and_told_who_it_is(spark, tmp_path, journal):
+def test_a_batch_run_is_refused_while_a_follower_is_at_work_and_names_it(spark, tmp_path, journal):
     refused = []
 
     def meanwhile(_):

@@ -96,7 +96,7 @@ def test_rows_that_two_files_of_one_batch_have_are_read_once(spark, file):
     assert keys(spark, found) == [("p", number) for number in range(10)]
 
 
-def test_a_file_with_gaps_tells_them_exactly(spark, file):
+def test_a_file_with_gaps_shows_them_exactly(spark, file):
     gapped = pa.concat_tables([told().slice(0, 3), told().slice(6)])
     found = sifted(file(gapped, "a"))
     assert found.new == {"p": ((0, 2), (6, 9))}
@@ -104,7 +104,7 @@ def test_a_file_with_gaps_tells_them_exactly(spark, file):
     assert keys(spark, late) == [("p", 3), ("p", 4), ("p", 5)]
 
 
-def test_a_file_of_several_processes_tells_the_rows_of_each(spark, file):
+def test_a_file_of_several_processes_shows_the_rows_of_each(spark, file):
     both = pa.concat_tables([told("p", 3), told("q", 2)])
     found = sifted(file(both, "a"), seen={"p": ((0, 1),)})
     assert found.new == {"p": ((2, 2),), "q": ((0, 1),)}
@@ -286,7 +286,7 @@ def test_on_a_full_disk_the_identity_that_can_not_be_written_is_named(tmp_path):
     assert raised.value.errno == errno.ENOSPC
 
 
-def test_a_disk_that_fails_under_names_is_told_with_the_directory(tmp_path, monkeypatch):
+def test_a_disk_that_fails_under_names_is_reported_with_the_directory(tmp_path, monkeypatch):
     def fail(descriptor):
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -124,7 +124,7 @@ def test_torn_segments_are_named_and_copied_rows_count_once(report, made):
     assert report.rows == json.loads((made / "plan.json").read_text())["rows"]
 
 
-def test_missing_rows_are_told(report):
+def test_missing_rows_are_reported(report):
     assert report.missing == 10
 
 
@@ -138,7 +138,7 @@ def page(report, made):
     return reporting.report(made / "tables", made / "report.html")
 
 
-def test_the_page_and_the_report_tell_the_same_of_the_messages(page, report):
+def test_the_page_and_the_report_report_the_same_of_the_messages(page, report):
     assert page.content["messages"]["by_verdict"] == report.verdicts
     assert page.lost == report.lost
     assert "changed-tables" not in {each["kind"] for each in page.content["unknowns"]}

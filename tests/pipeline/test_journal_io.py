@@ -36,12 +36,12 @@ def problem(folder, name="bad.parquet"):
     return bad.problem
 
 
-def test_a_segment_tells_whose_rows_it_has(folder):
+def test_a_segment_shows_whose_rows_it_has(folder):
     (segment,) = look_over(folder.parent).segments
     assert (segment.process, segment.first_seq, segment.last_seq, segment.rows) == ("p", 0, 2, 3)
 
 
-def test_a_truncated_segment_is_set_aside(folder):
+def test_a_truncated_segment_is_left_out(folder):
     whole = (folder / "good.parquet").read_bytes()
     (folder / "bad.parquet").write_bytes(whole[: len(whole) // 2])
     assert "truncated" in problem(folder)
@@ -56,13 +56,13 @@ def footer_changed(folder, change):
     (folder / "bad.parquet").write_bytes(whole)
 
 
-def test_a_segment_whose_footer_has_a_text_that_is_none_is_set_aside(folder):
+def test_a_segment_whose_footer_has_a_invalid_text_is_left_out(folder):
     pq.write_table(segment_table(journal("NAME")), folder / "good.parquet")
     footer_changed(folder, lambda whole, footer: (whole.index(b"NAME", footer), 0xFF))
     assert problem(folder).startswith("its footer is damaged: 'utf-8' codec")
 
 
-def test_a_segment_whose_footer_contradicts_itself_is_set_aside(folder):
+def test_a_segment_whose_footer_contradicts_itself_is_left_out(folder):
     def another_type(whole, footer):
         # Thrift: the column's type, a list of encodings, and the column's name.
         place = whole.index(b"\x18\x07process", whole.index(b"\x26", footer))
@@ -72,24 +72,24 @@ def test_a_segment_whose_footer_contradicts_itself_is_set_aside(folder):
     assert problem(folder) == "its footer is damaged: the type of the column process differs from the schema's"
 
 
-def test_an_empty_file_is_set_aside(folder):
+def test_an_empty_file_is_left_out(folder):
     (folder / "bad.parquet").touch()
     assert "truncated" in problem(folder)
 
 
-def test_foreign_parquet_is_set_aside(folder):
+def test_foreign_parquet_is_left_out(folder):
     pq.write_table(pa.table({"price": [1.0], "at": [2.0]}), folder / "bad.parquet")
     assert problem(folder) == "it is not a segment of a journal: it has no column kind"
 
 
-def test_a_column_of_another_type_is_set_aside(folder):
+def test_a_column_of_another_type_is_left_out(folder):
     table = segment_table(journal())
     index = table.schema.get_field_index("seq")
     pq.write_table(table.set_column(index, "seq", table["seq"].cast(pa.string())), folder / "bad.parquet")
     assert problem(folder) == "its column seq is string, not int64"
 
 
-def test_a_segment_of_a_later_version_is_set_aside(folder):
+def test_a_segment_of_a_later_version_is_left_out(folder):
     table = segment_table(journal())
     later = table.replace_schema_metadata({"pairmq.schema_version": str(SCHEMA_VERSION + 1)})
     pq.write_table(later, folder / "bad.parquet")
@@ -97,13 +97,13 @@ def test_a_segment_of_a_later_version_is_set_aside(folder):
 
 
 @pytest.mark.parametrize("version", [b"", b"two", b"-1", b"9" * 5000, b"\xff", "\u00b2".encode()])
-def test_a_version_that_is_none_is_set_aside(folder, version):
+def test_an_invalid_version_is_left_out(folder, version):
     odd = segment_table(journal()).replace_schema_metadata({b"pairmq.schema_version": version})
     pq.write_table(odd, folder / "bad.parquet")
     assert problem(folder).startswith("its footer is damaged: the schema version is b'")
 
 
-def test_a_column_whose_name_is_no_text_is_set_aside(folder):
+def test_a_column_whose_name_is_no_text_is_left_out(folder):
     whole = (folder / "good.parquet").read_bytes()
     (folder / "bad.parquet").write_bytes(whole.replace(b"subscription", b"subscr\xffption"))
     assert "can't decode byte" in problem(folder)

@@ -114,7 +114,7 @@ def test_odd_files_are_passed_over(root, text):
     assert usable_memory(root) == COMPUTER
 
 
-def test_a_system_that_does_not_tell_its_memory_is_known_by_its_limits_alone(root, monkeypatch):
+def test_a_system_that_does_not_report_its_memory_is_known_by_its_limits_alone(root, monkeypatch):
     monkeypatch.delattr(_memory.os, "sysconf")
     assert usable_memory(root) is None
     version_2(root, "/")

@@ -59,7 +59,7 @@ def told(tmp_path_factory):
     return folder, went
 
 
-def test_the_tables_of_a_real_pair_say_what_its_callers_were_told(spark, told):
+def test_the_tables_of_a_real_pair_agree_with_what_its_callers_got(spark, told):
     folder, went = told
     report = run(folder / "journal", folder / "tables", spark=spark, patience=1.0)
     assert (report.bad, report.missing, report.faults) == ((), 0, {})

@@ -40,7 +40,7 @@ def told(spark, tmp_path_factory):
     return found, report(folder / "tables")
 
 
-def test_the_run_and_the_report_tell_the_same_of_the_messages(told):
+def test_the_run_and_the_report_report_the_same_of_the_messages(told):
     found, written = told
     assert found.verdicts == {"delivered": 24, "lost": 1, "unknown, delivered": 2}
     assert written.content["messages"]["by_verdict"] == found.verdicts

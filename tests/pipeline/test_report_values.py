@@ -122,7 +122,7 @@ def test_operations_and_prices_are_summed_by_side(content):
     }
 
 
-def test_latencies_are_told_by_phase(content):
+def test_latencies_are_reported_by_phase(content):
     latency = content["latency"]
     assert {phase: each["sends"] for phase, each in latency.items()} == {
         "before": 41,
@@ -157,7 +157,7 @@ def test_the_head_says_it_in_a_sentence(content):
     assert "Of 93 messages, 90 arrived" in content["sentence"]
 
 
-def test_what_is_not_known_is_told_with_its_reason(tmp_path):
+def test_what_is_not_known_is_reported_with_its_reason(tmp_path):
     tables = write_tables(
         tmp_path / "tables",
         reconciliation=[
@@ -202,7 +202,7 @@ def test_a_hole_in_the_journal_is_not_called_good(tmp_path):
     assert report(tables).content["verdict"] == "incomplete"
 
 
-def test_tables_that_are_not_those_of_the_run_are_told_of(outaged):
+def test_tables_that_are_not_those_of_the_run_are_reported(outaged):
     file = outaged / "run.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"messages": {"delivered": 5}}))
     assert "changed-tables" in {each["kind"] for each in report(outaged).content["unknowns"]}
@@ -221,7 +221,7 @@ def test_outages_of_two_processes_at_one_time_are_one_time_out(tmp_path):
 
 
 @pytest.mark.parametrize(("why", "seconds"), [("journal ends", 90), ("process killed", 40), ("pair closed", 40)])
-def test_an_outage_that_did_not_end_is_told_as_far_as_it_is_known(tmp_path, why, seconds):
+def test_an_outage_that_did_not_end_is_reported_as_far_as_it_is_known(tmp_path, why, seconds):
     tables = write_tables(
         tmp_path / "tables",
         episodes=[outage(at=10, over=12, up=None, open_because=why)],

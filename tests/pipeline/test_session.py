@@ -20,7 +20,7 @@ def java(folder, version):
     return {"JAVA_HOME": str(folder)}
 
 
-def test_java_is_found_where_java_home_says(tmp_path):
+def test_java_is_found_by_the_variable_java_home(tmp_path):
     assert check_java(java(tmp_path, "21.0.2")) == 21
 
 
@@ -30,14 +30,14 @@ def test_a_java_that_is_too_old_is_named_with_what_to_install(tmp_path, version,
         check_java(java(tmp_path, version))
 
 
-def test_a_missing_java_is_told_with_what_to_install(tmp_path):
+def test_a_missing_java_is_reported_with_what_to_install(tmp_path):
     with pytest.raises(PipelineUnavailable, match="no java is on PATH; install a Java 17"):
         check_java({"PATH": str(tmp_path)})
     with pytest.raises(PipelineUnavailable, match="which has no bin/java"):
         check_java({"JAVA_HOME": str(tmp_path)})
 
 
-def test_a_missing_pyspark_is_told_with_the_extra_that_brings_it(monkeypatch):
+def test_a_missing_pyspark_is_reported_with_the_extra_that_brings_it(monkeypatch):
     real = builtins.__import__
 
     def without(name, *arguments, **options):

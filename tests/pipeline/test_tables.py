@@ -79,7 +79,7 @@ def episodes(made):
     return {(row.process, row.number): row for row in made["episodes"].collect()}
 
 
-def test_an_outage_is_told_from_the_first_failure_to_the_drained_backlog(episodes):
+def test_an_outage_is_reported_from_the_first_failure_to_the_drained_backlog(episodes):
     row = episodes["host", 1]
     instants = (row.started_at, row.failed_over_at, row.up_at, row.ended_at)
     assert [second(each) for each in instants] == [100, 110, 300, 400]
@@ -151,12 +151,12 @@ def backlog(made):
     return {int(second(row.minute) // 60): row for row in made["backlog"].collect()}
 
 
-def test_the_depth_is_told_for_every_minute_in_which_there_is_one(backlog):
+def test_the_depth_is_reported_for_every_minute_in_which_there_is_one(backlog):
     depths = {minute: row.depth for minute, row in backlog.items()}
     assert depths == {1: 2, 2: 3, 3: 3, 4: 3, 5: 1, **dict.fromkeys(range(6, 60), 1), 60: 0}
 
 
-def test_the_flows_of_a_minute_are_told(backlog):
+def test_the_flows_of_a_minute_are_reported(backlog):
     flows = {
         minute: (row.diverted, row.moved, row.dead_lettered)
         for minute, row in backlog.items()
@@ -174,7 +174,7 @@ def test_the_oldest_age_is_that_of_the_oldest_that_is_left(backlog):
     assert (ages[1], ages[2], ages[4], ages[5], ages[59], ages[60]) == (60, 120, 240, 300, 3540, None)
 
 
-def test_the_syphons_work_is_told_by_hour(made):
+def test_the_syphons_work_is_reported_by_hour(made):
     found = {second(row.hour): row for row in made["syphon"].collect()}
     row = found[0]
     assert (row.moved, row.redelivered, row.unfinished, row.dead_lettered) == (2, 1, 0, 0)
@@ -183,7 +183,7 @@ def test_the_syphons_work_is_told_by_hour(made):
     assert (found[HOUR].moved, found[HOUR].dead_lettered, found[HOUR].lag_p50) == (0, 2, None)
 
 
-def test_each_time_that_a_queue_is_out_of_use_is_told(made):
+def test_each_time_that_a_queue_is_out_of_use_is_reported(made):
     found = {row.process: row for row in made["rotation"].collect()}
     row = found["host"]
     assert (row.queue, second(row.left_at), second(row.returned_at), row.out_of_use) == (BACKLOG, 140, 200, 60)
@@ -202,7 +202,7 @@ def test_counted_operations_are_preferred_and_guesses_are_called_so(made):
     assert row.operations_price == Decimal("4.5000")
 
 
-def test_processes_tell_how_they_ended_and_what_is_missing(spark):
+def test_processes_show_how_they_ended_and_what_is_missing(spark):
     first = Journal("closed").opened(0).skip(2).sent(1, "a").closed(1000, dropped=0)
     second_ = Journal("killed").opened(5).dropped(9, 4, since=6)
     told = tables_of(rows_of(spark, first, second_), Settings(patience=60.0))

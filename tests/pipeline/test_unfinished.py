@@ -72,7 +72,7 @@ def journal(tmp_path_factory) -> Path:
 
 
 @pytest.mark.usefixtures("verdicts_alone")
-def test_a_follower_calls_nothing_lost_that_a_part_may_tell_of(spark, journal, tmp_path):
+def test_a_follower_calls_nothing_lost_that_a_part_may_have(spark, journal, tmp_path):
     (part,) = (journal / "_open").iterdir()
     os.utime(part, (0, START + 1100))
     found = []

@@ -184,7 +184,7 @@ def _(scene):
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[each.says for each in CASES])
-def test_a_fault_is_said_only_where_no_hole_may_hide_the_row_that_would_tell_otherwise(judged, number):
+def test_a_fault_is_said_only_where_no_hole_may_hide_the_row_that_would_show_otherwise(judged, number):
     row, wanted = judged[f"scene {number}"], CASES[number]
     assert (row.verdict, row.late) == (wanted.verdict, wanted.late)
 

@@ -13,7 +13,7 @@ SETTINGS = Settings(patience=60.0)
 NEVER = {"zero": 0.0, "least": -1e300, "most": 1e300, "inf": math.inf, "nan": math.nan, "too late": 5e9}
 
 
-def test_a_row_of_an_instant_that_can_not_be_counts_for_nothing_but_is_told(spark):
+def test_a_row_of_an_instant_that_can_not_be_counts_for_nothing_but_is_reported(spark):
     """Each instant has a process of its own, so that one run of Spark tells of all."""
     told = Journal().opened().sent(1, "a").sent(2, "b", "backlog").delivered(3, "a").closed(200)
     wild = []
@@ -31,7 +31,7 @@ def test_a_row_of_an_instant_that_can_not_be_counts_for_nothing_but_is_told(spar
     assert {row.message_id for row in made["reconciliation"].collect()} == {"a", "b"}
 
 
-def test_the_backlog_is_told_of_the_days_of_which_the_journal_has_rows(spark):
+def test_the_backlog_is_reported_for_the_days_of_which_the_journal_has_rows(spark):
     late = Journal().opened().sent(10, "a", "backlog").closed(70)
     early = Journal("early", start=START - 5 * YEAR).opened().sent(10, "b", "backlog").closed(20)
     rows = tables_of(rows_of(spark, late, early), SETTINGS)["backlog"].orderBy("minute").collect()

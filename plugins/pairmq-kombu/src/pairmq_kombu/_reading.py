@@ -72,7 +72,7 @@ class _Held:
 class Reading:
     """What one connection consumes. Its methods are for the connection's thread, but for those in the last part.
 
-    Messages wait in a queue of this object until that thread looks: a byte in a socket tells it to, whether it waits in
+    Messages wait in a queue of this object until that thread looks: a byte in a socket wakes it, whether it waits in
     an event loop or in `drain`.
     """
 

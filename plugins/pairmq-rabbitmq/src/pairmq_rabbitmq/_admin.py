@@ -130,8 +130,8 @@ class RabbitAdmin(Admin):
             self._context.one_consumer[queue] = is_single(found.arguments)
         else:
             await self._context.count(queue, doing)  # was it deleted in the meantime?
-        told = None if found.complete else found.told
-        return properties_of(found.arguments, lock, auto_delete=found.auto_delete, server_version=version, told=told)
+        known = None if found.complete else found.known
+        return properties_of(found.arguments, lock, auto_delete=found.auto_delete, server_version=version, known=known)
 
     async def counts(self, source: Source) -> QueueCounts:
         """Count ready messages, and those locked by this process: RabbitMQ does not report other consumers' locks.
@@ -236,8 +236,8 @@ class RabbitAdmin(Admin):
         doing = f"read the settings of {queue}"
         await self._context.count(queue.path, doing)
         if self._management is not None:
-            told = await self._management.queue(queue.path, doing)
-            return _queue_risks(told["arguments"], durable=told["durable"])
+            answer = await self._management.queue(queue.path, doing)
+            return _queue_risks(answer["arguments"], durable=answer["durable"])
         guess = arguments_of(_LIKELY, await self._queue_type("quorum", doing), _names.dead_letter_of(queue.path), doing)
         found = await interrogate(self._context, queue.path, guess, doing, until=frozenset((QUEUE_TYPE,)))
         if not found.complete and QUEUE_TYPE not in found.arguments:

@@ -66,14 +66,14 @@ _TRUSTED = 60.0  # s
 class Found:
     """What is known about a queue; incomplete if the broker refused, or its text could not be parsed.
 
-    ``told``: names of arguments that are known if it is incomplete, those that the queue does not have included.
+    ``known``: names of arguments that are known if it is incomplete, those that the queue does not have included.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
     auto_delete: bool = False
     durable: bool = True
     complete: bool = False
-    told: frozenset[str] = frozenset()
+    known: frozenset[str] = frozenset()
 
 
 async def interrogate(
@@ -100,7 +100,7 @@ async def interrogate(
             queue, durable=flags["durable"], auto_delete=flags["auto_delete"], arguments=arguments
         )
 
-    told: dict[str, Any] = {}
+    read: dict[str, Any] = {}
     unreadable: set[str] = set()
     guard: dict[str, Any] = {_GUARD: _GUARD_VALUE}
     for _ in range(_MOST_ROUNDS):
@@ -122,24 +122,24 @@ async def interrogate(
                 flags[name] = value == "true"
             elif name == _GUARD:
                 guard = {}  # a stream, which has one
-            elif name in told or (value is _CUT_OFF and name not in asked):
+            elif name in read or (value is _CUT_OFF and name not in asked):
                 unreadable.add(name)
                 break  # the queue has a value for it that can't be read
             else:
-                told[name] = None if value is _CUT_OFF else value
+                read[name] = None if value is _CUT_OFF else value
                 asked.pop(name, None)
-                if told[name] is not None:
+                if read[name] is not None:
                     asked[name] = value
                 if name in until:
-                    return Found(_values(told), flags["auto_delete"], flags["durable"], complete=True)
+                    return Found(_values(read), flags["auto_delete"], flags["durable"], complete=True)
         else:
             return Found(_compared(asked), flags["auto_delete"], flags["durable"], complete=True)
-    known = frozenset(told) - unreadable
-    return Found(_values(told), flags["auto_delete"], flags["durable"], told=known)
+    known = frozenset(read) - unreadable
+    return Found(_values(read), flags["auto_delete"], flags["durable"], known=known)
 
 
-def _values(told: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in told.items() if value is not None}
+def _values(read: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in read.items() if value is not None}
 
 
 def _compared(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -290,9 +290,9 @@ class Session:
 
     @property
     def server_version(self) -> tuple[int, ...]:
-        """The broker's version, such as (3, 10, 8); empty if it does not tell."""
-        told = str(self._driver.server_properties.get("version", ""))
-        return tuple(int(part) for part in told.split("-")[0].split(".") if part.isdigit())
+        """The broker's version, such as (3, 10, 8); empty if it does not report one."""
+        version = str(self._driver.server_properties.get("version", ""))
+        return tuple(int(part) for part in version.split("-")[0].split(".") if part.isdigit())
 
     @property
     def frame_max(self) -> int:
@@ -422,7 +422,7 @@ class Session:
         if not task.done():
             task.cancel()
             raise self.cause or ConnectionAbortedError("the connection was closed")
-        if task.cancelled():  # the driver's way to tell of a lost connection
+        if task.cancelled():  # the driver's way to report a lost connection
             raise self.cause or ConnectionResetError("the connection was lost")
         error = task.exception()
         if error is None:

@@ -83,7 +83,7 @@ class MarkerLine:
         self._session: Session | None = None
         self._raw: Channel | None = None
         self._opening = asyncio.Lock()
-        self._told: dict[str, Callable[[], None]] = {}
+        self._waiting: dict[str, Callable[[], None]] = {}
 
     def answers(self, epoch: int) -> bool:
         """Whether answers to markers of an epoch can still arrive."""
@@ -106,9 +106,9 @@ class MarkerLine:
         When the driver raises, the queue may hold the marker unless the broker rejected it. A cancelled call leaves the
         connection to the other calls on it.
         """
-        self._told[marker_id] = answered
-        while len(self._told) > _MOST_OPEN:
-            del self._told[next(iter(self._told))]
+        self._waiting[marker_id] = answered
+        while len(self._waiting) > _MOST_OPEN:
+            del self._waiting[next(iter(self._waiting))]
         await self._publish(queue, marker_properties(marker_id), mandatory=True)
 
     async def answer(self, markers: Sequence[Marker], doing: str) -> None:
@@ -121,7 +121,7 @@ class MarkerLine:
         raw = await session.open_channel(confirms=True)
         await session.run(raw.basic_consume(REPLY_TO, self._came, no_ack=True))
         self._session, self._raw = session, raw
-        self._told.clear()
+        self._waiting.clear()
         self.epoch += 1
 
     async def _publish(self, routing_key: str, properties: Basic.Properties, *, mandatory: bool) -> None:
@@ -142,6 +142,6 @@ class MarkerLine:
             raise
 
     async def _came(self, message: DeliveredMessage) -> None:
-        told = self._told.pop(message.header.properties.correlation_id or "", None)
-        if told is not None:
-            told()
+        callback = self._waiting.pop(message.header.properties.correlation_id or "", None)
+        if callback is not None:
+            callback()

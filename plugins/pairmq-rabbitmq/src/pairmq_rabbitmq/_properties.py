@@ -109,11 +109,11 @@ def properties_of(
     *,
     auto_delete: bool = False,
     server_version: tuple[int, ...] = (),
-    told: frozenset[str] | None = None,
+    known: frozenset[str] | None = None,
 ) -> QueueProperties:
     """Read a queue's arguments as settings; one that is deleted with its last consumer has an idle time of 0.
 
-    Of an incomplete reading ``told`` are the names of the arguments that are known.
+    Of an incomplete reading ``known`` are the names of the arguments that are known.
 
     From RabbitMQ 4 on, a quorum queue without a setting drops after 20 deliveries. The client keeps the locks, in
     seconds.
@@ -135,7 +135,7 @@ def properties_of(
         single_consumer=is_single(arguments),
         drops_when_full=_drops(arguments),
         keeps_completed=arguments.get(QUEUE_TYPE) == "stream",
-        unread=() if told is None else tuple(name for name, key in _SETTINGS.items() if key not in told),
+        unread=() if known is None else tuple(name for name, key in _SETTINGS.items() if key not in known),
     )
 
 

@@ -228,9 +228,9 @@ def _sections(info: Reply) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
-def _risks(told: dict[str, str], appendfsync: str, save: str, wait_replicas: int) -> Iterator[ConfirmRisk]:
+def _risks(info: dict[str, str], appendfsync: str, save: str, wait_replicas: int) -> Iterator[ConfirmRisk]:
     """The server's settings that may lose what it has confirmed."""
-    if told.get("aof_enabled") == "0":
+    if info.get("aof_enabled") == "0":
         kept = f"all since the last snapshot (save {save})" if save else "everything, as it makes no snapshots either"
         text = f"appendonly is no: a server that ends loses {kept}"
         yield ConfirmRisk(text, "CONFIG SET appendonly yes, and in its configuration file")
@@ -238,14 +238,14 @@ def _risks(told: dict[str, str], appendfsync: str, save: str, wait_replicas: int
         much = "the last second" if appendfsync == "everysec" else "the last half minute or so"
         text = f"appendfsync is {appendfsync}: a machine that crashes or loses power loses {much}"
         yield ConfirmRisk(text, "CONFIG SET appendfsync always, which makes each send wait for the disk, or accept it")
-    policy = told.get("maxmemory_policy", "noeviction")
+    policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         # Queues never expire, so the volatile policies evict only the claims of deduplicators.
         victims = "claims of deduplicators" if policy.startswith("volatile-") else "whole queues"
-        when = "when it is full" if told.get("maxmemory", "0") != "0" else "as soon as maxmemory is set"
+        when = "when it is full" if info.get("maxmemory", "0") != "0" else "as soon as maxmemory is set"
         text = f"maxmemory-policy is {policy}: {when}, the server deletes {victims}"
         yield ConfirmRisk(text, "CONFIG SET maxmemory-policy noeviction: a full server then refuses sends")
-    if told.get("role") == "master" and told.get("connected_slaves", "0") != "0" and not wait_replicas:
+    if info.get("role") == "master" and info.get("connected_slaves", "0") != "0" and not wait_replicas:
         text = "it has replicas, and confirms before they have a message: a failover may lose the last ones"
         yield ConfirmRisk(text, "add ?wait_replicas=1 to its URL")
 

@@ -7,7 +7,7 @@ A master that was replaced goes on confirming writes until the sentinels make it
 seconds, or for as long as it is cut off from them. All these writes are lost. So each sentinel is listened to, and when
 one says that another server is the master, the connections to the old one end at once. Sentinels learn of a failover
 one after the other, within seconds, and one that is behind names the old master, which may have been restarted and take
-writes by then. Its *config epoch* tells (Redis documentation: High availability with Redis Sentinel, "Configuration
+writes by then. Its *config epoch* shows (Redis documentation: High availability with Redis Sentinel, "Configuration
 epochs"): a master of an earlier one than is known is passed over, unless all answers are from it.
 """
 

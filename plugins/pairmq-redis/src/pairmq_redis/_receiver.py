@@ -177,7 +177,7 @@ class RedisReceiver(Receiver):
         # instant matters, we cause an event.
         nudge = loop.call_later(block_ms / 1000 + 0.001, self._nudge) if seconds < poll else None
         try:
-            # TIME is answered when the read is: it tells when the locks began, and what has expired.
+            # TIME is answered when the read is: it shows when the locks began, and what has expired.
             commands = [waiting, (b"TIME",)]
             found, clock = await self._answer(
                 self._context.run(self._link, self.scope, commands, self._doing), block_ms / 1000

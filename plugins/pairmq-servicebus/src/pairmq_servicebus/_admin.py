@@ -1,4 +1,4 @@
-"""Administration: over HTTP, and where a key may not do that, as far as links tell (Service Bus documentation: SAS).
+"""Administration: over HTTP, and where a key may not do that, as far as links show (Service Bus documentation: SAS).
 
 The `Service` asks the administration, the `Maker` makes entities, `Contents` looks into them, `purge` empties them, and
 the `Probe` pings them: by a message that the service never delivers (SPEC 6.2).
@@ -212,7 +212,7 @@ class BusAdmin(Admin):
             return self._asked.get(entity, QueueProperties())
 
     async def counts(self, source: Source) -> QueueCounts:
-        """Count as the service does: locked messages are among the active ones. ``scheduled`` tells a whole topic's."""
+        """Count as the service does: locked messages are among the active ones. ``scheduled`` shows a whole topic's."""
         _entities.check_source(source)
         doing, path, subscription = f"count {source}", source.entity.path, source.subscription
 

@@ -9,7 +9,7 @@ from pairmq.transport import Capabilities
 MAX_PATH_LENGTH: Final = 260
 
 MAX_MESSAGE_BYTES = 256 * 1024
-"""Of the tier Standard (Service Bus documentation: Quotas); a link to a Premium namespace tells more."""
+"""Of the tier Standard (Service Bus documentation: Quotas); a link to a Premium namespace shows more."""
 
 CAPABILITIES = Capabilities(
     max_message_bytes=MAX_MESSAGE_BYTES,
@@ -28,4 +28,4 @@ CAPABILITIES = Capabilities(
     ordered_batches=True,
     durable=True,
 )
-"""What Service Bus does through this transport; its README tells the fine print."""
+"""What Service Bus does through this transport; its README shows the fine print."""

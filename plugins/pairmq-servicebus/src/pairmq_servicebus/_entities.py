@@ -39,7 +39,7 @@ class SingleConsumers:
         self.with_sessions: set[Entity] = set()
         """Queues whose messages need a session id of their own, as far as their settings were read."""
         self.ask: Callable[[Entity], Awaitable[object]] | None = None
-        """Reads an entity's settings, and tells `note` about them; the administration sets it."""
+        """Reads an entity's settings, and reports them to `note`; the administration sets it."""
 
     def note(self, entity: Entity, single_consumer: bool, *, requires_session: bool = False) -> None:
         self._known[entity] = single_consumer

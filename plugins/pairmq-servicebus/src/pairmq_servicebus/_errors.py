@@ -149,7 +149,7 @@ _CLASSES: Final[tuple[tuple[type[BaseException], Verdict], ...]] = (
     (ssl.SSLCertVerificationError, _CONNECTION),
 )
 
-# Said by the client, whatever failed: the status or the class tells more.
+# Said by the client, whatever failed: the status or the class shows more.
 _CLIENTS_OWN = frozenset(("amqp:client-error", "amqp:unknown-error", "amqp:socket-error", "amqp:vendor-error"))
 _SECRET = re.compile(r"((?:sig|SharedAccessKey|SharedAccessSignature|access_token)\s*=\s*)[^&;\s'\"]+", re.IGNORECASE)
 

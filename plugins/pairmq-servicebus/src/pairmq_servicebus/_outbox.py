@@ -255,7 +255,7 @@ class Outbox:
             parcel.end(_errors.again(error))
 
     def _withdraw(self, parcels: Sequence[Parcel]) -> bool:
-        """Take parcels back that no caller waits for; tells whether the client has had none of them."""
+        """Take parcels back that no caller waits for; returns whether the client has had none of them."""
         untouched = all(parcel.state is _State.WAITING for parcel in parcels)
         given_up = False
         for parcel in parcels:
@@ -314,7 +314,7 @@ class _Flush(Job[SendLink]):
             self._box.fail_waiting(error)
 
     def give_up(self, transfer: _Transfer) -> bool:
-        """Take note that one caller waits no more; tells whether it was the last one."""
+        """Take note that one caller waits no more; returns whether it was the last one."""
         transfer.awaited -= 1
         if transfer.awaited:
             return False
@@ -423,7 +423,7 @@ class _Flush(Job[SendLink]):
             transfer.batch[0].chain.under_way = False
         self._given_up -= transfer.given_up_at < math.inf
         self._answered_at = asyncio.get_running_loop().time()
-        self._tell(transfer.batch, None if error is None else _errors.send_failure(error, self._box.doing))
+        self._report(transfer.batch, None if error is None else _errors.send_failure(error, self._box.doing))
 
     def _end_all(self, error: TransportError) -> None:
         """Tell the callers of all that is under way that it is in doubt, or failed."""
@@ -434,7 +434,7 @@ class _Flush(Job[SendLink]):
             for parcel in transfer.batch:
                 parcel.end(_errors.again(error))
 
-    def _tell(self, batch: Sequence[Parcel], failed: TransportError | None) -> None:
+    def _report(self, batch: Sequence[Parcel], failed: TransportError | None) -> None:
         if failed is None:
             for parcel in batch:
                 parcel.end(None)

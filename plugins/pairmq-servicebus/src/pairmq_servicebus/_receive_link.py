@@ -114,7 +114,7 @@ class ReceiveLink:
         return False
 
     async def renew(self, received: Received, asked_at: float) -> datetime:
-        """Renew the lock of a message, asked for at an instant of the loop's clock; tells until when it lasts."""
+        """Renew the lock of a message, asked for at an instant of the loop's clock; returns until when it lasts."""
         return await self.client.renew_message_lock(received)
 
     async def before_abandon(self, received: Received) -> None:
@@ -158,7 +158,7 @@ async def open_client(
 
 
 async def open_consumer_link(namespace: Namespace, source: Source, doing: str) -> ReceiveLink:
-    """Become the only consumer of a queue. Raises `TransportError`; `is_somebody_elses` tells whether because another
+    """Become the only consumer of a queue. Raises `TransportError`; `is_somebody_elses` shows whether because another
     one is its consumer."""
     wait = namespace.url.connect_timeout
     opened = await open_client(namespace, source, doing, session_id=SESSION, max_wait_time=wait)

@@ -200,8 +200,8 @@ class BusSender(Sender):
 def check_message(namespace: Namespace, entity: Entity, message: Message) -> None:
     """Raise `TransportError` for a message that Service Bus would never deliver, as far as it is known by now.
 
-    The tier decides how large a message may be, and only a link tells: before the first one to an entity none is too
-    large here. Likewise for sessions, which its settings tell: they are read when it refuses a message without one.
+    The tier decides how large a message may be, and only a link shows: before the first one to an entity none is too
+    large here. Likewise for sessions, which its settings show: they are read when it refuses a message without one.
     """
     _pack(namespace, entity, message, f"send to {entity}")
     if message.session_id is None and entity in namespace.single_consumers.with_sessions:

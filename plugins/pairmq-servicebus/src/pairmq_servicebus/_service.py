@@ -157,7 +157,7 @@ def queue_settings(asked: QueueProperties | None, doing: str) -> dict[str, Any]:
 
 
 def fewer_deliveries(settings: dict[str, Any]) -> bool:
-    """Change settings that ask for no limit of deliveries to the largest that every server takes; tells if they did."""
+    """Change settings that ask for no limit of deliveries to the largest every server takes; returns if they did."""
     if settings.get("max_delivery_count") != MOST_DELIVERIES:
         return False
     settings["max_delivery_count"] = MOST_COUNTED

@@ -226,7 +226,7 @@ class Completions(Job[ReceiveLink]):
 
 
 async def renew(link: ReceiveLink, shelf: Shelf, held: Held, asked_at: float, doing: str) -> datetime:
-    """Renew one message's lock, asked for at an instant of the loop's clock; tells until when."""
+    """Renew one message's lock, asked for at an instant of the loop's clock; returns until when."""
     if held.settled or held.lock_ended or (held.in_session and held.link is not link):
         shelf.forget(held)
         raise _errors.lock_lost(doing)

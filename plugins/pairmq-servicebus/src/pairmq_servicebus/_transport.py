@@ -34,8 +34,8 @@ class ServiceBusTransport(Transport):
     @property
     def capabilities(self) -> Capabilities:
         """What it can do; the message size is the smallest that a link has reported so far."""
-        told = self._namespace.max_message_bytes
-        return CAPABILITIES if told is None else replace(CAPABILITIES, max_message_bytes=told)
+        limit = self._namespace.max_message_bytes
+        return CAPABILITIES if limit is None else replace(CAPABILITIES, max_message_bytes=limit)
 
     @property
     def admin(self) -> Admin:

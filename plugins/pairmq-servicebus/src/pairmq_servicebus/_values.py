@@ -86,7 +86,7 @@ def from_wire(value: Any, note: str | None, depth: int = 0) -> PropertyValue:
 
 
 def text_or_bytes(value: bytes) -> str | bytes:
-    """A string, if it may be one: the client does not tell strings from binaries."""
+    """A string, if it may be one: the client does not distinguish strings from binaries."""
     try:
         return value.decode()
     except UnicodeDecodeError:

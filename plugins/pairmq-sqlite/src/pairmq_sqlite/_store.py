@@ -176,7 +176,7 @@ class Store:
         _check_held(self._execute(query, {"number": number, "lock": lock, "now": now_us()}))
 
     def renew(self, place: Place, number: int, lock: str) -> int:
-        """Let a lock last its whole duration from now, and tell until when."""
+        """Let a lock last its whole duration from now, and return until when."""
         now = now_us()
         until = now + place.settings.lock_duration
         query = "UPDATE message SET free_at = ? WHERE number = ? AND lock = ? AND free_at > ?"
@@ -248,7 +248,7 @@ class Store:
         return list(map(Row._make, self._execute(query, (place.shelf, now_us(), most))))
 
     def purge(self, place: Place) -> int:
-        """Delete all that a source holds, locked and scheduled or not, and tell how many."""
+        """Delete all that a source holds, locked and scheduled or not, and return how many."""
         return self._execute("DELETE FROM message WHERE shelf = ?", (place.shelf,)).rowcount
 
     def probe(self, entity: Entity) -> None:

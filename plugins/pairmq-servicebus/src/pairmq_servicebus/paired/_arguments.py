@@ -31,7 +31,7 @@ _PRIMARY_ONLY: Final = frozenset(("custom_endpoint_address",))
 _RECEIVING_ONLY: Final = frozenset(
     ("retry_backoff_factor", "retry_backoff_max", "retry_mode", "retry_total", "try_timeout", "uamqp_transport")
 )
-"""Of the retries of sends the pair's own options tell."""
+"""Of the retries of sends the pair's own options decide."""
 
 KNOWN: Final = _NETWORK | _PRIMARY_ONLY | _RECEIVING_ONLY
 

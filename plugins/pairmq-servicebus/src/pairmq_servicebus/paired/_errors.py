@@ -42,7 +42,7 @@ from pairmq import (
 class NotAllowedError(ServiceBusAuthorizationError, ServiceBusAuthenticationError):
     """The service does not let this key or identity in, or not do this.
 
-    It is both of the client's classes, as the answer does not always tell which of the two it was.
+    It is both of the client's classes, as the answer does not always show which of the two it was.
     """
 
     def __init__(self, message: str, **kwargs: Any) -> None:
