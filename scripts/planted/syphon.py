@@ -93,6 +93,13 @@ SYPHON = (
         "            if result is None or result.maybe_applied:\n                delivered.append(",
     ),
     Mutant(
+        "a sender to a missing destination is closed while others use it",
+        "src/pairmq/runner/_syphon.py",
+        "        if sender is not None and sender not in self._in_use:\n",
+        "        if sender is not None:\n",
+        tests=("tests/runner/test_syphon.py",),
+    ),
+    Mutant(
         "a gate never opens again",
         "src/pairmq/runner/_gates.py",
         "        if self.gates.open(gate) or gate in self._probes:\n            self._opened(gate)\n\n    def _opened",

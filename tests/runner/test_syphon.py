@@ -41,7 +41,7 @@ def leave(w, *messages: Message, queue: str = QUEUE) -> None:
 
 
 async def drained(w, seconds: float = 600) -> float:
-    """Wait until the backlog is empty; tells when."""
+    """Wait until the backlog is empty; returns when."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + seconds
     while w.backlog():
@@ -863,8 +863,8 @@ async def test_a_dead_letter_is_logged_when_no_observer_wants_events_of_single_m
 @in_virtual_time
 async def test_results_of_a_wrong_number_leave_nothing_locked_forever(world, monkeypatch):
     async with world(enable_syphon=True, backlog_queue_count=1) as w:
-        sender = w.pair._engine.syphon._sender(Entity("orders"))
-        send_batch = sender.send_batch
+        with w.pair._engine.syphon._sender(Entity("orders")) as sender:
+            send_batch = sender.send_batch
 
         async def one_too_few(messages):
             results = await send_batch(messages)
@@ -980,3 +980,18 @@ async def test_brokers_that_cannot_be_connected_to_in_advance_disturb_nothing(mo
     async with Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport(), options=syphon):
         await asyncio.sleep(1)
     assert [task.exception() for task in tasks] == [None, None]
+
+
+@in_virtual_time
+async def test_a_queue_that_finds_a_destination_missing_leaves_the_sends_of_others_alone(world):
+    """All pumps share its sender: closed at once, it made their messages wait as if the primary were unavailable."""
+    async with world(enable_syphon=True) as w:
+        await w.pair.primary.admin.delete(ORDERS)
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=0.5)
+        first, second = (str(queue) for queue in w.pair.backlog_queues[:2])
+        leave(w, envelope(b"1"), queue=first)
+        await asyncio.sleep(0.2)
+        leave(w, *(envelope(b"%d" % number) for number in range(2, 300)), queue=second)
+        await drained(w, 10)
+        assert len(w.west.dead_letters(first)) + len(w.west.dead_letters(second)) == 299
+        assert w.of(DestinationChanged) == []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,7 @@ class Syphon:
         self._primary = primary
         self._limits = TimeLimits(options.ping_timeout)
         self._senders: dict[Entity, Sender] = {}
+        self._in_use = Counter[Sender]()
         self._readying: list[asyncio.Task[None]] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._secondary = secondary
@@ -158,11 +160,21 @@ class Syphon:
         await self.gates.close()
         await asyncio.gather(*self._closing, *(sender.close() for sender in self._senders.values()))
 
-    def _sender(self, entity: Entity) -> Sender:
+    @contextlib.contextmanager
+    def _sender(self, entity: Entity) -> Iterator[Sender]:
+        """The sender to a destination, which all pumps share: closed under one of them it would look like an outage."""
         sender = self._senders.get(entity)
         if sender is None:
             sender = self._senders[entity] = self._primary.sender(entity)
-        return sender
+        self._in_use[sender] += 1
+        try:
+            yield sender
+        finally:
+            self._in_use[sender] -= 1
+            if not self._in_use[sender]:
+                del self._in_use[sender]
+                if self._senders.get(entity) is not sender:
+                    self._later(sender.close(), f"close {entity}")
 
     def _forget(self, entity: Entity) -> None:
         self._close_sender(entity)
@@ -170,7 +182,7 @@ class Syphon:
 
     def _close_sender(self, entity: Entity) -> None:
         sender = self._senders.pop(entity, None)
-        if sender is not None:
+        if sender is not None and sender not in self._in_use:
             self._later(sender.close(), f"close {entity}")
 
     def _later(self, work: Coroutine[Any, Any, None], name: str) -> None:

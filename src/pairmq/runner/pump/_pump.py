@@ -315,11 +315,11 @@ class Pump:
 
     async def _send_to_primary(self, entity: Entity, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         """One operation at the primary; one entry each, None for confirmed."""
-        sender = self._context.sender(entity)
-        if len(messages) > 1:
-            return await (sender.send_in_order if self.machine.in_order else sender.send_batch)(messages)
-        await sender.send(messages[0])
-        return (None,)
+        with self._context.sender(entity) as sender:
+            if len(messages) > 1:
+                return await (sender.send_in_order if self.machine.in_order else sender.send_batch)(messages)
+            await sender.send(messages[0])
+            return (None,)
 
     async def _settle(self, items: Sequence[Item]) -> bool:
         """Settle items, and wait where what is behind them may not go on before; returns whether it may."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -33,14 +34,15 @@ class PumpContext:
 
     Args:
         secondary: where they wait.
-        sender: gives the primary's sender to an entity; never the pair's own, so that none can loop (SPEC 7.2).
+        sender: gives the primary's sender to an entity while it is used; never the pair's own, so that none can loop
+            (SPEC 7.2).
         forget: drops what is kept for a destination that does not exist; paths in a backlog queue are untrusted input.
         rate: of the syphon, if it has a limit.
     """
 
     primary: Transport
     secondary: Transport
-    sender: Callable[[Entity], Sender]
+    sender: Callable[[Entity], AbstractContextManager[Sender]]
     forget: Callable[[Entity], None]
     gates: GateKeeper
     rate: RateLimit | None
