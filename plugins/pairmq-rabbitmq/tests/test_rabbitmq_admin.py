@@ -424,6 +424,19 @@ async def test_a_queue_that_may_not_be_created_leaves_no_dead_letter_queue_behin
     assert rabbit.queues() == {}
 
 
+async def test_a_dead_letter_queue_that_was_there_stays_when_its_queue_may_not_be_created(
+    transport: Transport, rabbit: RabbitServer
+) -> None:
+    await transport.admin.create(QUEUE, QueueProperties())
+    rabbit.delete_queue(QUEUE.path)
+    left = set(rabbit.queues())
+    assert len(left) == 1
+    rabbit.add_user("no-read", "secret", vhost="/", read="")
+    async with registry.transport(rabbit.url_for("no-read", "secret")) as limited:
+        assert await reason_of(limited.admin.create(QUEUE, QueueProperties())) is FailureReason.UNAUTHORIZED
+    assert set(rabbit.queues()) == left
+
+
 # --------------------------------------------------------------------------- counting, showing, deleting
 
 

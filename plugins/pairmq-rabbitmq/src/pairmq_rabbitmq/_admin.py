@@ -10,7 +10,7 @@ from typing import Any
 from aiormq.channel import Channel
 from aiormq.exceptions import ConnectionInternalError
 
-from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
+from pairmq.model import Delivery, Entity, EntityKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties, Scope
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._contents import Positions, peek, peek_in_turn
@@ -300,13 +300,15 @@ class RabbitAdmin(Admin):
         dead_letter = _names.dead_letter_of(name)
         arguments = arguments_of(properties or QueueProperties(), queue_type, dead_letter, doing)
         # The dead-letter queue first, so that no message is dead-lettered to a queue that does not exist.
+        was_there = await self._queue_exists(dead_letter, doing)
         await self._declare(dead_letter, dead_letter_arguments(queue_type), doing)
         try:
             return await self._declare(name, arguments, doing)
         except TransportError as error:
-            if error.kind is FailureKind.REFUSED:  # as to a user who may not read from it, or write to its exchange
-                with contextlib.suppress(TransportError):  # quorum queues know no "if empty"
-                    if await self._count_if_there(dead_letter, doing) == 0:
+            # As to a user who may not read it. What others may have made and filled stays.
+            if error.reason is FailureReason.UNAUTHORIZED and not was_there:
+                with contextlib.suppress(TransportError):
+                    if not await self._queue_exists(name, doing):
                         await self._delete_queues((dead_letter,), doing)
             raise
 
