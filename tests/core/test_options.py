@@ -245,6 +245,12 @@ def test_a_template_may_leave_the_primary_out_and_repeat_the_index():
     assert names == ("q0-0", "q1-1")
 
 
+@pytest.mark.parametrize(("index", "name"), [("0", "contoso"), ("999", "contoso"), ("1000", None), ("9" * 5000, None)])
+def test_a_queue_with_an_index_that_no_pair_has_is_of_no_primary(index, name):
+    path = f"contoso/x-servicebus-transfer/{index}"
+    assert (PairOptions().is_backlog_queue(path), PairOptions().primary_of_backlog_queue(path)) == (True, name)
+
+
 @pytest.mark.parametrize("template", ["{index}", "a/{primary}/{index}", "{index}" + "a" * 193])
 def test_a_template_that_holds_the_index_is_allowed(template: str):
     assert option("backlog_name_template", template) == template

@@ -973,7 +973,7 @@ async def test_brokers_that_cannot_be_connected_to_in_advance_disturb_nothing(mo
 
     async def refuse(transport, *, sends=False, receives=False):
         tasks.append(asyncio.current_task())
-        raise TransportError("nobody there", FailureKind.UNAVAILABLE, FailureReason.CONNECTION)
+        raise TransportError("connection refused", FailureKind.UNAVAILABLE, FailureReason.CONNECTION)
 
     monkeypatch.setattr(Transport, "make_ready", refuse)
     syphon = PairOptions(enable_syphon=True)

@@ -1,4 +1,4 @@
-"""``pairmq doctor``: finds what would go wrong, before it does; leaves nothing behind."""
+"""``pairmq doctor``: finds what would go wrong, before it does."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ EPILOG = examples("pairmq doctor --config pair.toml", "pairmq doctor --json")
 def doctor(pair: PairArguments, json: Json = False) -> int:
     """Check installation, settings, both brokers and the backlog queues, and say what to do about each problem.
 
-    What the secondary lets this user do is tried out, with a queue that is deleted again; where it may not create one,
-    with an existing backlog queue, from which a message may be received and released.
+    What the secondary lets this user do is tried out, with a queue that is deleted again; where it may not delete it, a
+    warning names it. Where it may not create one, an existing backlog queue is used, from which a message may be
+    received and released.
 
     Exit status: 0 when nothing fails (warnings are allowed), 1 when something does.
     """

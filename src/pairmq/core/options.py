@@ -64,7 +64,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "ordering": get_args(Ordering),
     "ttl_policy": get_args(TtlPolicy),
 }
-_PLACEHOLDERS = {"{primary}": "(?P<primary>.+)", "{index}": "[0-9]+"}
+_PLACEHOLDERS = {"{primary}": "(?P<primary>.+)", "{index}": "(?P<index>[0-9]+)"}
 _SWITCHES = ("enable_syphon", "failover_on_busy")
 
 
@@ -193,12 +193,16 @@ class PairOptions:
             path: any queue of the secondary.
 
         Returns:
-            None where it is not named by the template, or the template does not name the primary.
+            None where it is not named by the template, where its index is one that no pair has, as of the queues that
+            `pairmq doctor` makes and deletes, or where the template does not name the primary.
         """
         if lane_path(path) is not None:
             return path.partition(_LANES)[0]
         found = _backlog_pattern(self.backlog_name_template).fullmatch(path)
-        return None if found is None else found.groupdict().get("primary")
+        # The length first: a path is untrusted input, and a number of thousands of digits none that Python reads.
+        if found is None or len(found["index"]) > 9 or int(found["index"]) >= OPTION_RANGES["backlog_queue_count"][1]:
+            return None
+        return found.groupdict().get("primary")
 
     def allows(self, path: str) -> bool:
         """Return whether the patterns of ``allowed_entities`` match an entity's path (SPEC 5.8)."""
@@ -258,8 +262,9 @@ def literal(patterns: Iterable[str]) -> tuple[str, ...]:
 def _backlog_pattern(template: str) -> re.Pattern[str]:
     parts = re.split(r"(\{primary\}|\{index\})", template)
     texts = [_PLACEHOLDERS.get(part) or re.escape(part) for part in parts]
-    for again in [at for at, part in enumerate(parts) if part == "{primary}"][1:]:
-        texts[again] = "(?P=primary)"
+    for placeholder in _PLACEHOLDERS:
+        for again in [at for at, part in enumerate(parts) if part == placeholder][1:]:
+            texts[again] = f"(?P={placeholder[1:-1]})"
     # Some brokers ignore case: another spelling would be the same queue there.
     return re.compile("".join(texts), re.IGNORECASE)
 
