@@ -18,12 +18,15 @@ import asyncio
 import atexit
 import functools
 import gc
+import itertools
 import os
+import random
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
+from types import SimpleNamespace
 
 import pytest
 
@@ -147,13 +150,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
-    """Note whether the test may start servers."""
-    if tier_of(item) == "first" and not item.get_closest_marker("smoke"):
-        _alone.append(item.nodeid)
+    """Note whether the test may start servers, and take chance out of the first tier."""
+    if tier_of(item) == "first":
+        _seed(item.nodeid)
+        if not item.get_closest_marker("smoke"):
+            _alone.append(item.nodeid)
     try:
         return (yield)
     finally:
         _alone.clear()
+
+
+def _seed(name: str) -> None:
+    """Let each pair of a test draw the same numbers in each run; PAIRMQ_TEST_SEED gives others."""
+    if clock := sys.modules.get("pairmq.runner._clock"):
+        pairs = itertools.count()
+        seed = os.environ.get("PAIRMQ_TEST_SEED", "")
+        clock.random = SimpleNamespace(Random=lambda: random.Random(f"{seed} {name} {next(pairs)}"))  # noqa: S311
 
 
 def _refusing_servers(start: Callable[..., None]) -> Callable[..., None]:

@@ -336,7 +336,7 @@ async def test_other_templates_of_this_primary_are_drained_and_foreign_ones_name
 async def test_what_is_under_a_former_name_is_named_and_left(processes):
     await processes.east.transport().admin.create(Entity("orders"))
     old = Endpoint("localhost-1", ("simulated", "east"), "simulated://east")
-    await processes.divert(4, primary=None, backlog_name_template="localhost-1/x-servicebus-transfer/{index}")
+    await processes.divert(20, primary=None, backlog_name_template="localhost-1/x-servicebus-transfer/{index}")
     for path in ("localhost-1/x-pairmq-record", RECORD):
         processes.west.queues.pop(Entity(path), None)
     new = Endpoint("east", old.identity, old.url, "web-1", ("localhost-1", "127.0.0.1-1"))
@@ -345,7 +345,7 @@ async def test_what_is_under_a_former_name_is_named_and_left(processes):
     assert processes.moved() == 0
     [warning] = warnings  # for all queues of the name
     assert "/x-servicebus-transfer/" in warning
-    assert " more queues hold 4 messages: " in warning
+    assert " more queues hold 20 messages: " in warning
     assert "?name=localhost-1" in warning
 
 

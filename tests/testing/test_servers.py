@@ -80,18 +80,18 @@ def test_without_a_setpriv_servers_start_all_the_same(tmp_path, monkeypatch):
 
 
 def test_the_environment_can_be_added_to_and_taken_from(tmp_path, monkeypatch):
-    monkeypatch.setenv("PAIRMQ_TEST_KEPT", "1")
-    monkeypatch.setenv("PAIRMQ_TEST_GONE", "1")
-    code = "import os; print(sorted(n for n in os.environ if n.startswith('PAIRMQ_TEST_')))"
+    monkeypatch.setenv("PAIRMQ_SERVER_KEPT", "1")
+    monkeypatch.setenv("PAIRMQ_SERVER_GONE", "1")
+    code = "import os; print(sorted(n for n in os.environ if n.startswith('PAIRMQ_SERVER_')))"
     server = ServerProcess(
         [sys.executable, "-c", code],
         ready=lambda: False,
         directory=tmp_path,
-        environment={"PAIRMQ_TEST_GONE": None, "PAIRMQ_TEST_NEW": "1"},
+        environment={"PAIRMQ_SERVER_GONE": None, "PAIRMQ_SERVER_NEW": "1"},
     )
-    with pytest.raises(ServerError, match=r"\['PAIRMQ_TEST_KEPT', 'PAIRMQ_TEST_NEW'\]"):
+    with pytest.raises(ServerError, match=r"\['PAIRMQ_SERVER_KEPT', 'PAIRMQ_SERVER_NEW'\]"):
         server.start()
-    assert os.environ["PAIRMQ_TEST_GONE"] == "1"
+    assert os.environ["PAIRMQ_SERVER_GONE"] == "1"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's range")
