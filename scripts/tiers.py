@@ -3,8 +3,8 @@
 Run it with: .venv/bin/python scripts/tiers.py [--workers N] [--checks] [--report] TIER... [-- PYTEST ARGUMENTS]
 The tiers are first, search, servers, spark, long (see conftest.py) and simulated; eager and uvloop are those tests of
 the first tier that depend on the event loop, in other loops; examples are those that draw examples, with three times
-as many others. The first runs alone, others side by side, but search, eager, uvloop and examples one after the other.
-The simulation uses what they leave.
+as many others. The first runs before the others, which run side by side, but search, eager, uvloop and examples one
+after the other. The simulation begins at once, beside the first tier, too: it uses what others leave.
 
 A test of a tier with real servers that fails is run once more, alone, when the tier is over: if it fails again, it has
 failed; if it passes, it is flaky, and its log is kept. More than three flaky tests fail the tier. The first tier has no
@@ -31,8 +31,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T", str, bytes)
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "build" / "test"
 HOURS = {"none": 250, "session": 50}  # simulated, by the ordering of the pairs
@@ -106,13 +107,13 @@ class Tier:
         self.result = Result(name)
         self._name = name
         self._more = more
-        self._quiet = quiet
+        self.quiet = quiet
         # One Spark session serves all tests of the pipeline; those of other loops fill what the servers' tests leave.
         alone = not workers or name in ("spark", *IN_TURN)
         self._parallel = [] if alone else ["--forks", str(workers)]
         self._xml = RESULTS / f"{name}.xml"
         self._cache = RESULTS / f"{name}-cache"
-        self._process: subprocess.Popen[bytes] | None = None  # that prints what it has to say by itself
+        self._processes: set[subprocess.Popen[Any]] = set()  # that run now; the simulation has several
         self._stopped = False
 
     def run(self) -> None:
@@ -140,8 +141,8 @@ class Tier:
     def stop(self) -> None:
         """End what runs now as Ctrl-C would: servers that its tests have started are stopped, too."""
         self._stopped = True
-        if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
+        for process in tuple(self._processes):
+            process.send_signal(signal.SIGINT)
 
     def _pytest(self, arguments: Sequence[str]) -> int:
         # Hypothesis draws the same examples each time, so that a change is judged by itself.
@@ -173,11 +174,13 @@ class Tier:
             command = ["nice", "-n", str(niceness), *command]
         if self._stopped:
             return TESTS_FAILED
-        if not self._quiet:
-            with subprocess.Popen(command, cwd=ROOT) as self._process:
-                return self._waited(self._process)
-        with subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        if not self.quiet:
+            with self._started(subprocess.Popen(command, cwd=ROOT)) as process:
+                return self._waited(process)
+        with self._started(
+            subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            )
         ) as process:
             assert process.stdout is not None  # noqa: S101  # a pipe
             said = process.stdout.read()
@@ -185,12 +188,21 @@ class Tier:
         print(f"\n== {self._name}\n{said}", end="", flush=True)
         return status
 
+    def _started(self, process: subprocess.Popen[T]) -> subprocess.Popen[T]:
+        """Let `stop` end a process, one that has started while it was called, too."""
+        self._processes.add(process)
+        if self._stopped:
+            process.send_signal(signal.SIGINT)
+        return process
+
     def _waited(self, process: subprocess.Popen[Any]) -> int:
         """Wait for the end of a command, and count its processor time; gives its exit status."""
         try:
             _, status, used = os.wait4(process.pid, 0)
         except ChildProcessError:  # `stop` has found it ended
             return process.wait()
+        finally:
+            self._processes.discard(process)
         process.returncode = os.waitstatus_to_exitcode(status)
         self.result.processor += used.ru_utime + used.ru_stime
         return process.returncode
@@ -347,27 +359,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.report:
         # Each of the hundreds of programs that the tests start would compile all of PairMQ.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        alone = [tier for tier in options.tiers if tier == "first"]
-        for tier in alone:
-            first = Tier(tier, options.workers, more, quiet=False)
-            checks = Checks(first) if options.checks else None
-            first.run()
-            if checks and not checks.passed():
-                return 1
-        _side_by_side([tier for tier in options.tiers if tier != "first"], options.workers, more)
+        made = {name: Tier(name, options.workers, more, quiet=len(options.tiers) > 1) for name in options.tiers}
+        if not _run(made, options.checks):
+            return 1
     return 0 if report(options.tiers) else 1
 
 
-def _side_by_side(names: Sequence[str], workers: int, more: Sequence[str]) -> None:
-    """Run tiers at the same time, but `IN_TURN` in turn: each is one process that only computes."""
-    made = {name: Tier(name, workers, more, quiet=len(names) > 1) for name in names}
-    in_turn = [made.pop(name) for name in IN_TURN if name in made]
-    lanes = {name: [tier] for name, tier in made.items()} | ({"in turn": in_turn} if in_turn else {})
-    threads = [threading.Thread(target=_in_turn, args=(lane,), name=name) for name, lane in lanes.items()]
-    for thread in threads:
-        thread.start()
+def _run(tiers: dict[str, Tier], with_checks: bool) -> bool:
+    """Run the first tier, with the simulation beside it, and then the others; gives whether the checks have passed."""
+    first, simulated = tiers.pop("first", None), tiers.pop("simulated", None)
+    threads = [_lane([simulated])] if simulated else []
+    if first:
+        first.quiet = False
+        checks = Checks(first) if with_checks else None
+        passed = False
+        try:
+            first.run()
+            passed = not checks or checks.passed()
+        finally:
+            if simulated and not passed:
+                simulated.stop()
+        if not passed:
+            for thread in threads:
+                thread.join()
+            return False
+    in_turn = [tiers.pop(name) for name in IN_TURN if name in tiers]  # each is one process that only computes
+    threads += [_lane([tier]) for tier in tiers.values()]
+    if in_turn:
+        threads.append(_lane(in_turn))
     for thread in threads:
         thread.join()
+    return True
+
+
+def _lane(tiers: Sequence[Tier]) -> threading.Thread:
+    """Begin to run tiers, one after the other."""
+    thread = threading.Thread(target=_in_turn, args=(tiers,), name=tiers[0].result.tier)
+    thread.start()
+    return thread
 
 
 def _in_turn(tiers: Sequence[Tier]) -> None:

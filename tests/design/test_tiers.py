@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,42 @@ def test_a_failed_check_stops_the_tests_and_is_reported(command: Any, capsys: py
     assert not checks.passed()
     assert tier._call(["true"]) != 0
     assert "checks FAILED, so no more tests are run\nno such type\n" in capsys.readouterr().out
+
+
+def test_the_simulation_begins_beside_the_first_tier_and_others_after_it(command: Any) -> None:
+    log: list[str] = []
+    begun = threading.Event()
+
+    class Noted(command.Tier):  # type: ignore[misc, name-defined]
+        def run(self) -> None:
+            log.append(self.result.tier)
+            if self.result.tier == "simulated":
+                begun.set()
+            elif self.result.tier == "first":
+                assert begun.wait(60)
+                log.append("first is over")
+
+    assert command._run({name: Noted(name, 0, [], True) for name in ("first", "servers", "eager", "simulated")}, False)
+    assert sorted(log[:2]) == ["first", "simulated"]
+    assert log[2] == "first is over"
+    assert sorted(log[3:]) == ["eager", "servers"]
+
+
+def test_a_failed_check_stops_the_simulation_too(
+    command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Long(command.Tier):  # type: ignore[misc, name-defined]
+        def run(self) -> None:
+            self.result.status = self._call(["sleep", "3600"])
+
+    checks = command.Checks
+    monkeypatch.setattr(command, "Checks", lambda first: checks(first, ["sh", "-c", "sleep 0.3; exit 1"]))
+    tiers = {name: Long(name, 0, [], True) for name in ("first", "servers", "simulated")}
+    assert not command._run(dict(tiers), True)
+    assert tiers["first"].result.status != 0
+    assert tiers["simulated"].result.status != 0
+    assert tiers["servers"].result.status == 0  # not begun
+    assert "checks FAILED" in capsys.readouterr().out
 
 
 def test_checks_that_can_not_be_run_have_failed(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
