@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -20,12 +20,10 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from command_line import run as main
 from journal_by_hand import START, Journal, segment_table
-from pairmq.cli import _pipeline
 from pairmq.model import ConfigurationError
 from pairmq.pipeline import _making, batch, run, transforms
 from pairmq.pipeline._storage import RUN_FILE, check_place, put_in_place
 from pairmq.pipeline.journal_io import look_over
-from pairmq.pipeline.report import Report
 from pairmq.pipeline.transforms import TABLES, Unread
 
 
@@ -270,14 +268,6 @@ def test_a_second_interruption_waits_for_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         _making.write_pieces(NoSpark(again), two_pieces(for_ever.wait), {}, lambda name: tmp_path / name, interrupt)
     for_ever.set()  # or the tests would never end
-
-
-def test_a_message_id_cannot_steer_the_terminal(capsys):
-    faults = {"lost": [("east>west", "orders", "\x1b]0;owned\x07")]}
-    blank = dict.fromkeys((field.name for field in fields(Report)), 0)
-    known = {"bad": (), "processes": {}, "verdicts": {"lost": 1}, "faults": faults, "tables": {}}
-    _pipeline._show(Report(**blank | known), "out")  # type: ignore[arg-type]
-    assert "lost: \\x1b]0;owned\\x07 of orders" in capsys.readouterr().out
 
 
 def test_two_runs_do_not_write_to_one_directory(tmp_path):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from command_line import run as main
-from pairmq.cli import _demo
 from pairmq.pipeline.reporting._tables import Directory
 from tables_by_hand import message, process, write_tables
 
@@ -128,24 +127,9 @@ def test_a_demo_does_not_report_on_earlier_runs(monkeypatch, tmp_path, capsys, k
     assert "sent" not in told.out
 
 
-def test_a_demo_keeps_its_journal_where_there_is_none_yet(monkeypatch, tmp_path):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("pairmq.pipeline.session.check_java", lambda: 17)
-    for folder in (tmp_path, tmp_path / "new"):
-        assert _demo.DemoReport(str(folder), aside=False, open=False).journal == str(folder)
-
-
 def test_open_without_a_report_is_bad_usage(capsys):
     assert main(["demo", "--open"]) == 2
     assert "--pipeline" in capsys.readouterr().err
-
-
-def test_a_demo_that_was_stopped_has_no_report(monkeypatch, tmp_path):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("pairmq.pipeline.session.check_java", lambda: 17)
-    made = _demo.DemoReport(None, aside=False, open=False)
-    assert made.make(130) == 130
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.long

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pairmq.model import Entity, Message, Source
-from pairmq.model.events import Settlement
-from pairmq.observe.journal._deliveries import JournalledReceiver
+from pairmq.model import Message
 from pairmq.transport import Admin, Receiver, ReceiverWrapper, Sender, Transport
 
 # Where wrappers are.
@@ -66,13 +64,3 @@ def test_wrapper_passes_on_what_its_receiver_reports():
     ReceiverWrapper(ReceiverWrapper(inner)).on_dead_lettered = reported.append
     inner.dead_lettered(Message(b"1"), "malformed", "no header")
     assert [(each.message.body, each.dead_letter_reason) for each in reported] == [(b"1", "malformed")]
-
-
-def test_journalled_receiver_journals_what_its_receiver_dead_letters_itself():
-    inner, events, reported = Silent(), [], []
-    journalled = JournalledReceiver(inner, Source(Entity("orders")), events.append, "pair")
-    journalled.on_dead_lettered = reported.append
-    inner.dead_lettered(Message(b"1", message_id="m"), "malformed", "no header", 3)
-    (event,) = events
-    assert (event.message_id, event.settlement, event.reason) == ("m", Settlement.DEAD_LETTERED, "malformed")
-    assert (event.delivery_count, event.error, len(reported)) == (3, None, 1)
