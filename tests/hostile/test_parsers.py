@@ -8,33 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pairmq.cli._output import delivery_record
-from pairmq.cli._values import BadUsage, duration, positive, price_number, read_prices
+from hostile_text import documents, written
 from pairmq.core import OPTION_NAMES
-from pairmq.model import ConfigurationError, Delivery, Message
+from pairmq.model import ConfigurationError
 from pairmq.pair import load_settings, parse_duration
 from pairmq.plugins import registry
 from pairmq.testing.simulator import Scenario, scenario_of
 from pairmq.testing.simulator import Settings as SimulationSettings
 
-PIECES = (
-    "[pair]", "[primary]", "primary", "base", "per_million", "=", "\n", "'", '"', "[", "]", "{", "}", ".", ",", "#",
-    *OPTION_NAMES, "1", "-1", "nan", "inf", "1e400", "1e999999", "0x" + "f" * 6000, "9" * 6000, "1979-05-27", "07:32",
-    "true", "[" * 2000, "{a=" * 2000, "\x00", "\u202e", "\ud800", "é", "10s", "5min", "'''", "\\u0000",
-)  # fmt: skip
-documents = st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=14).map("".join)
 DEEP = "[pair]\nx = " + "[" * 10_000
 HUGE = "[pair]\nbacklog_queue_count = "
-
-
-def written(folder: Path, text: str) -> str:
-    path = folder / "file"
-    path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +53,6 @@ def test_a_variable_is_read_or_refused(name: str, text: str) -> None:
 def test_a_path_that_can_not_be_is_refused(path: str) -> None:
     with contextlib.suppress(ConfigurationError):
         load_settings(primary="a://", secondary="b://", config=path, environ={})
-    with pytest.raises(BadUsage):
-        read_prices(path)
 
 
 @given(st.text(max_size=60) | st.from_regex(r"\A\s*[0-9_.eE+-]{0,30}\s*(ms|s|m|min|h|d|y)?\Z"))
@@ -79,32 +63,6 @@ def test_a_path_that_can_not_be_is_refused(path: str) -> None:
 def test_a_duration_is_a_number_or_refused(text: str) -> None:
     with contextlib.suppress(ConfigurationError):
         assert parse_duration(text) >= 0
-    for read in (duration, positive):
-        with contextlib.suppress(typer.BadParameter):
-            assert read(text) >= 0
-
-
-@given(documents)
-@example("[primary]\nbase = " + "[" * 10_000)
-@example("[primary]\nbase = " + "9" * 10_000)
-@example("[primary]\nbase = 0x" + "f" * 100_000)
-@example("[primary]\nbase = 1e999999999")
-@example("[primary]\nbase = 1e-999999999")
-@example("[primary]\nbase = 'sNaN'")
-@example("[primary]\nbase = 1979-05-27")
-def test_a_price_list_is_read_or_refused(folder: Path, text: str) -> None:
-    with contextlib.suppress(BadUsage):
-        for price in read_prices(written(folder, text)):
-            assert price.base.adjusted() <= 15
-            assert price.per_million.adjusted() <= 15
-
-
-@given(
-    st.text(max_size=30) | st.floats() | st.integers() | st.booleans() | st.from_regex(r"\A[0-9]{1,9}e-?[0-9]{1,9}\Z")
-)
-def test_a_price_is_a_number_or_refused(value: object) -> None:
-    with contextlib.suppress(BadUsage):
-        assert price_number("price", value) >= 0
 
 
 # ------------------------------------------------------------------------------------------ scenarios of simulations
@@ -158,23 +116,7 @@ def test_an_unchanged_scenario_comes_back() -> None:
     assert Scenario.from_json(scenario.to_json()) == scenario
 
 
-# ------------------------------------------------------------------------------------------------ records and URLs
-
-properties = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(st.characters(exclude_categories=["Cs"]))
-    | st.binary(max_size=20) | st.uuids() | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["base64", "uuid", "a"]), inner),
-    max_leaves=6,
-)  # fmt: skip
-
-
-@given(st.binary(max_size=30), st.dictionaries(st.sampled_from(["a", "\u202e", "base64"]), properties))
-def test_every_delivery_has_a_record_of_one_line(body: bytes, given_properties: dict[str, Any]) -> None:
-    message = Message(body, subject="a\nb\x1b[2J", application_properties=given_properties)
-    record = json.dumps(delivery_record(Delivery(message, None)))
-    assert record.isascii()
-    assert record.isprintable()
-
+# ------------------------------------------------------------------------------------------------------------ URLs
 
 URLS = ("redis://", "rediss://", "memory://", "amqp://", "amqps://", "sb://", "redis+sentinel://", "redis+cluster://")
 _LETTERS = (
