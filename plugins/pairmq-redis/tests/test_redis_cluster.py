@@ -92,6 +92,18 @@ async def test_a_batch_follows_a_slot_in_order(nodes: tuple[Node, Node], how: st
     assert ([b"ASKING"] in asked) is (how == "ASK")
 
 
+async def test_a_batch_stays_in_order_while_nodes_contradict_each_other(nodes: tuple[Node, Node]) -> None:
+    """A chunk that is sent to and fro is not overtaken by the next one, which was sent elsewhere less often."""
+    first, second = nodes
+    first.reply = after(100, first.sends_to(second))
+    back = iter([True] * 150)  # what is left of the first chunk, once
+    sends_back = second.sends_to(first)
+    second.reply = lambda command: sends_back(command) if next(back, False) else STORED
+    async with sending(first) as sender:
+        assert await sender.send_batch(messages(600)) == [None] * 600
+    assert first.bodies[:100] + second.bodies[150:] == [b"%d" % number for number in range(600)]
+
+
 async def test_replicas_are_waited_for_where_a_message_was_stored(nodes: tuple[Node, Node]) -> None:
     first, second = nodes
     first.reply = first.sends_to(second)

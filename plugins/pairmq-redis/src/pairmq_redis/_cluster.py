@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 
@@ -188,8 +189,9 @@ class Cluster:
 class _Call:
     """A call's commands, and what is left of them to be sent."""
 
-    def __init__(self, commands: Sequence[Command]) -> None:
+    def __init__(self, commands: Sequence[Command], number: int) -> None:
         self.commands = commands
+        self.number = number
         self.replies: list[Reply] = [None] * len(commands)
         self.left = list(range(len(commands)))
         self.slots: list[int | None] = []
@@ -252,10 +254,12 @@ class ClusterLine:
         self._cluster = cluster
         self._make = make
         self._links: dict[Address, Link] = {}
+        self._numbers = itertools.count()
+        self._repeated: dict[_Call, asyncio.Event] = {}  # calls that nodes have sent elsewhere, set when they are over
         self._closed = False
 
     async def call(self, commands: Sequence[Command], scope: Scope) -> list[Reply]:
-        call = _Call(commands)
+        call = _Call(commands, next(self._numbers))
         del commands
         try:
             while call.left:
@@ -274,6 +278,9 @@ class ClusterLine:
             if call.done:  # that nothing was sent may be true of the rest
                 raise asyncio.CancelledError(*cancellation.args) from None
             raise
+        finally:
+            if (over := self._repeated.pop(call, None)) is not None:
+                over.set()
         return call.replies
 
     async def nodes(self, scope: Scope) -> list[Line]:
@@ -297,6 +304,9 @@ class ClusterLine:
     async def _prepare(self, call: _Call, scope: Scope) -> None:
         try:
             await call.pause()
+            for earlier, over in tuple(self._repeated.items()):  # two chunks of a batch are stored in order
+                if earlier.number < call.number and not set(earlier.slots).isdisjoint(call.slots):
+                    await over.wait()
             scope.check()
             await self._cluster.learn(scope)
         except asyncio.CancelledError as cancellation:
@@ -327,6 +337,7 @@ class ClusterLine:
         if any(isinstance(reply, Unanswered) for reply in replies):
             self._cluster.doubt()
         for place, reply in call.take(places, replies[1::2] if asking else replies):
+            self._repeated.setdefault(call, asyncio.Event())
             call.asked.pop(place, None)
             if isinstance(reply, AskError):
                 host, port = reply.node_addr
