@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import typer
@@ -113,10 +114,18 @@ def test_several_processes_are_shown_as_one():
     ]
     together = SyphonProgress.of_all(parts)
     assert together.line() == (
-        "moved 12, left 7, 5.0/s, about 1.4 s to go, the secondary fails for 4.0 s (2 failures), dead-lettered 1, "
-        "shut: orders"
+        "moved 12, left 7, 5.0/s, the secondary fails for 4.0 s (2 failures), dead-lettered 1, shut: orders"
     )
-    assert together.record()["left"] == 7
+    assert (together.record()["left"], together.record()["seconds_to_go"]) == (7, None)
+
+
+def test_how_long_it_takes_is_said_only_while_no_broker_fails():
+    goes_on = SyphonProgress(moved=5, per_second=2.0, pending={"q/0": 3})
+    assert goes_on.line() == "moved 5, left 3, 2.0/s, about 1.5 s to go"
+    assert goes_on.record()["seconds_to_go"] == 1.5
+    for fails in ({"failing": 2.0, "failures": 1}, {"shut": ("orders",)}):
+        assert "to go" not in replace(goes_on, **fails).line()
+        assert replace(goes_on, **fails).record()["seconds_to_go"] is None
 
 
 def test_what_one_process_does_not_know_all_do_not_know():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import warnings
 from uuid import uuid4
 
 import pytest
 
-from pairmq import Entity, Message, Pair
+from pairmq import ConfigurationError, Entity, Message, Pair
 from pairmq.model import Source
 
 NUMBERS = [
@@ -62,3 +64,29 @@ async def test_number_of_messages_must_be_whole_and_positive(pair, number, error
 async def test_time_without_end_counts_as_a_year(pair, seconds):
     await pair.sender("orders").send(Message(b"1"), timeout=seconds)
     assert [each.message.body for each in await pair.receiver("orders").receive(wait=seconds)] == [b"1"]
+
+
+def test_a_url_in_place_of_a_transport_names_the_call_that_takes_urls():
+    with pytest.raises(
+        ConfigurationError, match="primary is a value of type str: give a transport, or URLs to Pair.con"
+    ):
+        Pair("memory://east", "memory://west")
+
+
+@pytest.mark.parametrize("ends", ["dropped", "closed", "never opened"])
+async def test_only_a_pair_that_is_dropped_while_open_is_warned_of(ends):
+    name = uuid4().hex
+    pair = Pair.connect(f"memory://{name}-1", f"memory://{name}-2")
+    if ends != "never opened":
+        await pair
+    engine = pair._engine
+    if ends == "closed":
+        await pair.close()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del pair
+        gc.collect()
+    if engine is not None and ends == "dropped":
+        await engine.close()
+    texts = [str(each.message) for each in caught if each.category is ResourceWarning]
+    assert ["was dropped while open: use it in 'async with'" in text for text in texts] == [True] * (ends == "dropped")

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from aiormq.exceptions import ChannelNotFoundEntity
 
-from pairmq.model import TransportError
+from pairmq.model import FailureReason, TransportError
 from pairmq.transport import Scope
 from pairmq_rabbitmq import _publisher
-from pairmq_rabbitmq._errors import Unsent
+from pairmq_rabbitmq._errors import Unsent, failure
 from pairmq_rabbitmq._lane import Lane
 from pairmq_rabbitmq._link import Link, Session
 from pairmq_rabbitmq._publish import Parcel
@@ -184,3 +185,13 @@ async def test_channel_is_closed_when_opened_after_the_release(broker: Broker, p
     broker.openings[0].set_result(None)
     await settled()
     assert broker.closed == [broker.current]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "reason", "text"),
+    [("", FailureReason.DISABLED, "no such virtual host"), ("news", FailureReason.NOT_FOUND, "no exchange 'news'")],
+)
+def test_a_host_without_its_default_exchange_is_being_deleted(exchange: str, reason: FailureReason, text: str) -> None:
+    refused = failure(ChannelNotFoundEntity(f"NOT_FOUND - no exchange '{exchange}' in vhost 'shop'"), "send to orders")
+    assert refused.reason is reason
+    assert text in str(refused)

@@ -65,6 +65,12 @@ class SyphonProgress:
         """Messages still to be moved; None if that is not known."""
         return None if self.pending is None else sum(self.pending.values())
 
+    @property
+    def seconds_to_go(self) -> float | None:
+        """Until nothing is left, if it goes on as at present; None where it can't be said, as when a broker fails."""
+        stands = self.failing is not None or self.shut
+        return None if stands or not self.left or not self.per_second else self.left / self.per_second
+
     @classmethod
     def of_all(cls, parts: Sequence[SyphonProgress]) -> SyphonProgress:
         """Add up those of several processes."""
@@ -99,7 +105,9 @@ class SyphonProgress:
             counted = f" (counted {short_duration(self.counted)} ago)" if self.counted > _OLD else ""
             shown.append(f"left {grouped(left)}{counted}")
             if left and self.per_second:
-                shown += [rate(self.per_second), f"about {short_duration(left / self.per_second)} to go"]
+                shown.append(rate(self.per_second))
+                if (to_go := self.seconds_to_go) is not None:
+                    shown.append(f"about {short_duration(to_go)} to go")
             elif self.locked and self.lock_duration is not None:
                 held = f"{grouped(self.locked)} locked elsewhere"
                 shown.append(f"{held}; a killed syphon's locks end within {self.lock_duration:g} s")
@@ -123,7 +131,7 @@ class SyphonProgress:
             "locked": self.locked if counted else None,
             "failures": self.failures,
             "per_second": round(self.per_second, 2),
-            "seconds_to_go": round(left / self.per_second, 1) if left and self.per_second else None,
+            "seconds_to_go": None if (to_go := self.seconds_to_go) is None else round(to_go, 1),
             "dead_lettered": self.dead_lettered,
             "shut": list(self.shut),
             "stranded": self.stranded,

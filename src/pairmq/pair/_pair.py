@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import warnings
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -64,6 +65,10 @@ class Pair:
         clock: Clock | None = None,
         syphon_queues: Iterable[int] | None = None,
     ) -> None:
+        for name, side in (("primary", primary), ("secondary", secondary)):
+            if not isinstance(side, Transport):
+                kind = type(side).__name__
+                raise ConfigurationError(f"{name} is a value of type {kind}: give a transport, or URLs to Pair.connect")
         self._options = options or PairOptions()
         check_available(self._options, secondary)
         self._syphon_queues = None if syphon_queues is None else frozenset(syphon_queues)
@@ -247,6 +252,12 @@ class Pair:
     ) -> None:
         await self.close()
 
+    def __del__(self) -> None:
+        # Nothing can be closed here: the loop may have ended, and the collector runs in any thread.
+        if getattr(self, "_engine", None) is not None and self._ending is None:
+            text = f"{self!r} was dropped while open: use it in 'async with', or await its close()"
+            warnings.warn(text, ResourceWarning, stacklevel=1, source=self)
+
     # Messages.
 
     def sender(self, path: str, *, kind: str = "queue") -> PairSender:
@@ -269,7 +280,8 @@ class Pair:
         try:
             state = engine.sender_state(entity)
         except TransportError as error:
-            raise ConfigurationError(f"entity {entity}: {error}") from error
+            subject = f"entity {entity}: "  # which some transports say, too
+            raise ConfigurationError(subject + str(error).removeprefix(subject)) from error
         return PairSender(engine, entity, state, self._options.send_timeout, self._audience.tracing)
 
     def outbox(self, path: str, *, kind: str = "queue") -> PairOutbox:

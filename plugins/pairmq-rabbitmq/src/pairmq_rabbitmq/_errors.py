@@ -7,7 +7,8 @@ The first row that matches decides. Rows that need an explanation:
 - A certificate that is not the broker's is *unavailable*: the server is not the broker, nothing was sent, and the
   backlog keeps the messages until it is fixed.
 - A virtual host that is missing or closed to the user is *refused* like a wrong password: no message is at fault, so
-  the syphon waits and dead-letters nothing (reasons *disabled* and *unauthorized*).
+  the syphon waits and dead-letters nothing (reasons *disabled* and *unauthorized*). So is one that is being deleted:
+  no other has lost its default exchange, ``''``.
 - When a channel is closed with publishes in flight, all of them are in doubt, except one that was alone on it.
 """
 
@@ -46,6 +47,7 @@ _ROWS: tuple[_Row, ...] = (
     _Row(driver.ConnectionNotAllowed, "is down", _UNAVAILABLE, FailureReason.OTHER),
     _Row(driver.ConnectionNotAllowed, "vhost", _REFUSED, FailureReason.DISABLED, _NO_VHOST),
     # where to
+    _Row(driver.ChannelNotFoundEntity, "no exchange ''", _REFUSED, FailureReason.DISABLED, _NO_VHOST),
     _Row(driver.ChannelNotFoundEntity, "no queue", _REFUSED, FailureReason.NOT_FOUND),
     _Row(driver.ChannelNotFoundEntity, "no exchange", _REFUSED, FailureReason.NOT_FOUND),
     _Row(driver.ChannelNotFoundEntity, "", _UNAVAILABLE, FailureReason.OTHER),
