@@ -65,7 +65,8 @@ class Pair:
         clock: Clock | None = None,
         syphon_queues: Iterable[int] | None = None,
     ) -> None:
-        for name, side in (("primary", primary), ("secondary", secondary)):
+        sides: dict[str, object] = {"primary": primary, "secondary": secondary}
+        for name, side in sides.items():
             if not isinstance(side, Transport):
                 kind = type(side).__name__
                 raise ConfigurationError(f"{name} is a value of type {kind}: give a transport, or URLs to Pair.connect")
