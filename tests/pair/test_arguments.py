@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import warnings
 from uuid import uuid4
 
 import pytest
@@ -69,22 +67,3 @@ async def test_time_without_end_counts_as_a_year(pair, seconds):
 def test_a_url_in_place_of_a_transport_names_the_call_that_takes_urls():
     with pytest.raises(ConfigurationError, match="primary is a value of type str: give a transport, or URLs to"):
         Pair("memory://east", "memory://west")
-
-
-@pytest.mark.parametrize("ends", ["dropped", "closed", "never opened"])
-async def test_only_a_pair_that_is_dropped_while_open_is_warned_of(ends):
-    name = uuid4().hex
-    pair = Pair.connect(f"memory://{name}-1", f"memory://{name}-2")
-    if ends != "never opened":
-        await pair
-    engine = pair._engine
-    if ends == "closed":
-        await pair.close()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        del pair
-        gc.collect()
-    if engine is not None and ends == "dropped":
-        await engine.close()
-    texts = [str(each.message) for each in caught if each.category is ResourceWarning]
-    assert ["was dropped while open: use it in 'async with'" in text for text in texts] == [True] * (ends == "dropped")

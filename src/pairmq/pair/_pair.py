@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import warnings
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -252,12 +251,6 @@ class Pair:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    def __del__(self) -> None:
-        # Nothing can be closed here: the loop may have ended, and the collector runs in any thread.
-        if getattr(self, "_engine", None) is not None and self._ending is None:
-            text = f"{self!r} was dropped while open: use it in 'async with', or await its close()"
-            warnings.warn(text, ResourceWarning, stacklevel=1, source=self)
 
     # Messages.
 
