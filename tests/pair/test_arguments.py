@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from collections.abc import Callable
 from uuid import uuid4
 
 import pytest
 
+import pairmq.sync
 from pairmq import ConfigurationError, Entity, Message, Pair
 from pairmq.model import Source
 
@@ -67,3 +71,14 @@ async def test_time_without_end_counts_as_a_year(pair, seconds):
 def test_a_url_in_place_of_a_transport_names_the_call_that_takes_urls():
     with pytest.raises(ConfigurationError, match="primary is a value of type str: give a transport, or URLs to"):
         Pair("memory://east", "memory://west")
+
+
+@pytest.mark.parametrize("connect", [Pair.connect, pairmq.sync.Pair.connect])
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_pair_that_is_copied_or_pickled_says_what_to_do(
+    connect: Callable[..., object], duplicate: Callable[[object], object]
+) -> None:
+    name = uuid4().hex
+    pair = connect(f"memory://{name}-1", f"memory://{name}-2")
+    with pytest.raises(TypeError, match="connect one in each process, with the same URLs"):
+        duplicate(pair)

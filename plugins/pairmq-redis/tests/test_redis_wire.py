@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from redis.asyncio import Connection
 
-from pairmq_redis._transport import _connection_factory
+from pairmq.model import Entity, FailureKind, Message, TransportError
+from pairmq_redis._transport import RedisTransport, _connection_factory
 from pairmq_redis._url import parse_redis_url
 from pairmq_redis._wire import RedisWire, Reply
 
@@ -106,3 +107,42 @@ def test_making_a_connection_looks_no_version_up(monkeypatch: pytest.MonkeyPatch
     make = _connection_factory(parse_redis_url("redis://127.0.0.1"))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: pytest.fail(f"the version of {name} was looked up"))
     assert make().host == "127.0.0.1"
+
+
+async def test_a_server_that_returns_what_it_is_sent_confirms_nothing() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+
+    server, port = await serving(echo)
+    transport = RedisTransport(f"redis://127.0.0.1:{port}/0")
+    async with server, asyncio.timeout(LIMIT):
+        try:
+            with pytest.raises(TransportError, match="does not answer as Redis does: check host and port") as caught:
+                await transport.sender(Entity("orders")).send(Message(b"1"))
+        finally:
+            await transport.close()
+    assert caught.value.kind is FailureKind.UNAVAILABLE
+    assert not caught.value.maybe_applied
+
+
+async def test_an_answer_that_is_no_answer_to_a_send_leaves_it_in_doubt() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            ok = b"+OK\r\n" * data.count(b"SETINFO")  # its library's name and version
+            writer.write(ok or (b"+PONG\r\n" if b"PING" in data else data))
+
+    server, port = await serving(answer)
+    transport = RedisTransport(f"redis://127.0.0.1:{port}/0")
+    async with server, asyncio.timeout(LIMIT):
+        sender = transport.sender(Entity("orders"))
+        try:
+            with pytest.raises(TransportError, match="does not answer as Redis does") as caught:
+                await sender.send(Message(b"1"))
+            (outcome,) = await sender.send_batch([Message(b"1")])
+        finally:
+            await transport.close()
+    assert caught.value.kind is FailureKind.UNAVAILABLE
+    assert caught.value.maybe_applied
+    assert outcome is not None
+    assert outcome.maybe_applied

@@ -7,7 +7,7 @@ import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from pairmq.core import PairOptions, SwitchAction, SwitchReport
 from pairmq.model import (
@@ -571,6 +571,9 @@ class Pair:
     def in_flight(self) -> int:
         """Sends in flight now."""
         return self._opened.sends.in_flight
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a pair can't be copied or pickled: connect one in each process, with the same URLs")
 
     def __repr__(self) -> str:
         return f"Pair(primary={self._primary.endpoint.url!r}, secondary={self._secondary.endpoint.url!r})"

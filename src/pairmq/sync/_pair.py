@@ -6,7 +6,7 @@ import atexit
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from pairmq import pair as asynchronous
 from pairmq.core import PairOptions, SwitchAction, SwitchReport
@@ -367,6 +367,9 @@ class Pair:
     def in_flight(self) -> int:
         """Sends in flight now, of all threads."""
         return self._asked(lambda pair: pair.in_flight)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a pair can't be copied or pickled: connect one in each process, with the same URLs")
 
     def __repr__(self) -> str:
         return repr(self._inner.value)

@@ -207,9 +207,15 @@ class RedisSender(Sender):
     def _outcome(self, reply: Reply) -> TransportError | None:
         if isinstance(reply, BaseException):
             return _errors.failure(reply, self._doing)
-        if type(reply) is int and not reply:  # the script that schedules found no entity
-            return _errors.not_found(self._doing)
-        return None
+        if reply is None or type(reply) is bytes:
+            return None
+        if type(reply) is int:  # of the script that schedules, which may have found no entity
+            return None if reply else _errors.not_found(self._doing)
+        return TransportError(
+            f"{self._doing}: what listens there does not answer as Redis does: check host and port",
+            FailureKind.UNAVAILABLE,
+            maybe_applied=True,
+        )
 
     async def _why_missing(self) -> TransportError | None:
         """Find what nil means: a topic without subscriptions discards what it is sent, anything else does not exist."""

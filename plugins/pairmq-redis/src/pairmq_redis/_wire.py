@@ -79,18 +79,21 @@ class RedisWire:
 
         From a client that is not logged in Redis reads only small commands: upon a larger one it ends the connection,
         and its reason may be lost with it (`unauthenticated bulk length`). That would look like an outage, and messages
-        would be diverted that the broker refuses.
+        would be diverted that the broker refuses. The answer also shows that this is Redis: a server that only returns
+        what it is sent would otherwise seem to confirm messages.
         """
         connection = self._connection
         if connection.password or connection.username or connection.credential_provider:
             return  # it has just logged in
         await connection.send_command("PING")
         try:
-            await connection.read_response()
+            answer = await connection.read_response()
         except AuthenticationError:
             raise
         except ResponseError:
-            pass  # any other error is returned to the commands that follow as well
+            return  # any other error is returned to the commands that follow as well
+        if answer != b"PONG":
+            raise InvalidResponse("what listens there does not answer as Redis does: check host and port")
 
     def _take_over(self) -> None:
         """Receive here what the server sends, past redis-py, which has read the reply to each of its own commands."""
