@@ -234,6 +234,18 @@ async def test_a_waiting_receiver_finds_what_another_connection_sends(connect, q
 
 
 @pytest.fixture
+def set_clock(monkeypatch):
+    """Sets the clock by a number of seconds: forward, or back with a negative one."""
+
+    def step(seconds):
+        real = _store.now_us
+        for module in (_store, _receiver):
+            monkeypatch.setattr(module, "now_us", lambda: real() + seconds * 1_000_000)
+
+    return step
+
+
+@pytest.fixture
 def never_looks_by_itself(monkeypatch):
     monkeypatch.setattr("pairmq_sqlite._receiver._FIRST_LOOK", 10 * PATIENCE)
 
@@ -294,13 +306,14 @@ async def test_a_name_is_never_sql(transport, message):
     assert [delivery.message.body for delivery in await transport.receiver(Source(queue)).receive(1, 0)] == [b"safe"]
 
 
-async def test_an_old_delivery_does_not_touch_what_another_holds_by_now(transport, message):
-    queue = Entity("short")
-    await transport.admin.create(queue, QueueProperties(lock_duration=SHORT))
+async def test_an_old_delivery_does_not_touch_what_another_holds_by_now(transport, message, set_clock):
+    queue = Entity("locked")
+    await transport.admin.create(queue, QueueProperties(lock_duration=600))
     await transport.sender(queue).send(message())
     late, quick = transport.receiver(Source(queue)), transport.receiver(Source(queue))
     (old,) = await late.receive(1, 0)
-    (new,) = await quick.receive(1, PATIENCE)
+    set_clock(601)
+    (new,) = await quick.receive(1, 0)
     with pytest.raises(TransportError) as caught:
         await late.complete(old)
     assert caught.value.reason is FailureReason.LOCK_LOST
@@ -339,18 +352,6 @@ async def test_a_receiver_that_can_not_release_locks_closes_all_the_same(path, c
 # A clock that is set back.
 
 
-@pytest.fixture
-def set_back(monkeypatch):
-    """Sets the clock back by an hour."""
-
-    def step():
-        real = _store.now_us
-        for module in (_store, _receiver):
-            monkeypatch.setattr(module, "now_us", lambda: real() - 3600 * 1_000_000)
-
-    return step
-
-
 async def abandon(receiver, delivery):
     await receiver.abandon(delivery)
 
@@ -365,7 +366,7 @@ async def take_back(receiver, delivery):
 
 
 @pytest.mark.parametrize("give_back", [None, abandon, release, take_back])
-async def test_what_is_not_locked_is_delivered_though_the_clock_was_set_back(transport, message, set_back, give_back):
+async def test_what_is_not_locked_is_delivered_though_the_clock_was_set_back(transport, message, set_clock, give_back):
     queue = Entity("ordered")
     await transport.admin.create(queue, QueueProperties(single_consumer=True, lock_duration=60))
     sender = transport.sender(queue)
@@ -376,14 +377,14 @@ async def test_what_is_not_locked_is_delivered_though_the_clock_was_set_back(tra
         (delivery,) = await receiver.receive(1, 0)
         await give_back(receiver, delivery)
         await receiver.close()
-    set_back()
+    set_clock(-3600)
     await sender.send(message("third"))
     assert await transport.admin.counts(Source(queue)) == QueueCounts(active=3)
     found = await transport.receiver(Source(queue)).receive(10, 0)
     assert [delivery.message.body for delivery in found] == [b"first", b"second", b"third"]
 
 
-async def test_dead_letters_are_had_though_the_clock_was_set_back(transport, message, set_back):
+async def test_dead_letters_are_had_though_the_clock_was_set_back(transport, message, set_clock):
     queue = Entity("mortal")
     await transport.admin.create(queue, QueueProperties(max_delivery_count=1))
     receiver = transport.receiver(Source(queue))
@@ -399,7 +400,7 @@ async def test_dead_letters_are_had_though_the_clock_was_set_back(transport, mes
 
     await until(expired)
     assert await receiver.receive(1, 0) == []  # which puts them away
-    set_back()
+    set_clock(-3600)
     dead = await transport.receiver(Source(queue, dead_letter=True)).receive(10, 0)
     assert [delivery.message.body.decode() for delivery in dead] == list(bodies)
 
