@@ -133,6 +133,7 @@ def test_an_entity_that_can_not_be(cli, brokers: list[str], arguments: list[str]
         (["status", "--nope"], "No such option: --nope (see 'pairmq status --help')"),
         (["entity", "nope"], "No such command 'nope' (see 'pairmq entity --help')"),
         (["nope"], "No such command 'nope' (see 'pairmq --help')"),
+        (["stauts"], "No such command 'stauts'. Did you mean 'status'? (see 'pairmq --help')"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )

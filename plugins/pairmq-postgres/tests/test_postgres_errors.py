@@ -7,7 +7,7 @@ import pytest
 from psycopg import errors
 
 from pairmq.model import FailureKind, FailureReason
-from pairmq_postgres._errors import NotSent, failure, leads_elsewhere
+from pairmq_postgres._errors import NotSent, SchemaVersion, failure, leads_elsewhere
 
 TRANSIENT, UNAVAILABLE, REFUSED = FailureKind.TRANSIENT, FailureKind.UNAVAILABLE, FailureKind.REFUSED
 
@@ -28,7 +28,10 @@ TRANSIENT, UNAVAILABLE, REFUSED = FailureKind.TRANSIENT, FailureKind.UNAVAILABLE
         (errors.IoError(), UNAVAILABLE, FailureReason.OTHER, False),
         (errors.InsufficientPrivilege(), REFUSED, FailureReason.UNAUTHORIZED, False),
         (errors.InvalidPassword(), REFUSED, FailureReason.UNAUTHORIZED, False),
-        (errors.UndefinedTable(), REFUSED, FailureReason.NOT_SUPPORTED, False),
+        (errors.UndefinedTable(), REFUSED, FailureReason.DISABLED, False),
+        (errors.UndefinedColumn(), REFUSED, FailureReason.DISABLED, False),
+        (errors.InvalidCatalogName(), REFUSED, FailureReason.DISABLED, False),
+        (SchemaVersion(), REFUSED, FailureReason.DISABLED, False),
         (errors.ProgramLimitExceeded(), REFUSED, FailureReason.TOO_LARGE, False),
         (psycopg.OperationalError("the connection is lost"), UNAVAILABLE, FailureReason.CONNECTION, True),
         (NotSent(psycopg.OperationalError("connection refused")), UNAVAILABLE, FailureReason.CONNECTION, False),

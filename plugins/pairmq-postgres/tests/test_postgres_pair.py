@@ -10,6 +10,7 @@ import pytest
 
 from broker_tests import bodies, until
 from pairmq import Entity, EntityState, Message, Pair, PairOptions, Receipt, Route
+from pairmq.model.events import DestinationChanged
 from pairmq.plugins import BrokerControl, registry
 from pairmq_postgres.testing import PostgresServer
 
@@ -24,6 +25,7 @@ OPTIONS = PairOptions(
     enable_syphon=True,
 )
 COUNT = 300
+PATIENCE = 60
 
 
 @pytest.fixture
@@ -101,3 +103,21 @@ async def test_pair_fails_over_and_back_when_the_primary_is_killed_and_frozen(se
         assert routes[COUNT // 6] is routes[-1] is Route.BACKLOG
         assert routes[COUNT // 3] is Route.PRIMARY
         assert sorted(await bodies(pair, COUNT)) == sorted(b"%d" % number for number in range(COUNT))
+
+
+async def test_backlog_waits_for_the_primarys_tables(server: PostgresServer, memory):
+    """An operator migrates, or makes the tables of a restored database: no message is at fault."""
+    url, _ = memory
+    async with Pair.connect(server.url, url, options=replace(OPTIONS, enable_syphon=False)) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        pair.force_failover("orders")
+        assert [(await pair.sender("orders").send(Message(b"%d" % number))).route for number in range(5)] == [
+            Route.BACKLOG
+        ] * 5
+    server.query("ALTER TABLE pairmq.message RENAME COLUMN body TO renamed")
+    async with Pair.connect(server.url, url, options=OPTIONS) as pair:
+        shut = asyncio.Event()
+        pair.subscribe(lambda event: shut.set() if isinstance(event, DestinationChanged) and not event.open else None)
+        await asyncio.wait_for(shut.wait(), PATIENCE)
+        server.query("ALTER TABLE pairmq.message RENAME COLUMN renamed TO body")
+        assert sorted(await bodies(pair, 5)) == [b"%d" % number for number in range(5)]

@@ -81,7 +81,7 @@ async def test_role_without_rights_is_refused(server, connect):
 
 async def test_missing_database_is_refused(server, connect):
     error = await refused(connect(server.url.replace("/queues", "/no-such-database")))
-    assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+    assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.DISABLED)
 
 
 async def test_database_without_tables_names_the_command_that_makes_them(server, connect):

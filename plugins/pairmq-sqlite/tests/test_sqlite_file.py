@@ -96,7 +96,7 @@ async def test_every_commit_is_synced(transport, queue):
 @pytest.mark.parametrize("content", [b"this is a text of some length, and no database\n" * 30, b"x"])
 async def test_a_file_that_is_no_database_is_refused_and_left_alone(path, transport, content):
     path.write_bytes(content)
-    await fails(transport.admin.check(), FailureKind.REFUSED, FailureReason.MALFORMED)
+    await fails(transport.admin.check(), FailureKind.REFUSED, FailureReason.DISABLED)
     assert path.read_bytes() == content
 
 
@@ -105,7 +105,7 @@ async def test_another_programs_database_is_refused_and_left_alone(path, transpo
         theirs.execute("CREATE TABLE contacts (name TEXT)")
     theirs.close()
     before = path.read_bytes()
-    await fails(transport.admin.check(), FailureKind.REFUSED, FailureReason.MALFORMED)
+    await fails(transport.admin.check(), FailureKind.REFUSED, FailureReason.DISABLED)
     assert path.read_bytes() == before
 
 
@@ -114,7 +114,7 @@ async def test_a_later_versions_file_is_refused(path, connect, transport, queue)
     with sqlite3.connect(path) as later:
         later.execute(f"PRAGMA user_version = {VERSION + 1:d}")
     later.close()
-    await fails(connect().admin.check(), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+    await fails(connect().admin.check(), FailureKind.REFUSED, FailureReason.DISABLED)
 
 
 async def test_an_earlier_versions_file_is_brought_up_and_keeps_what_it_holds(path, transport, connect, monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,10 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the subcommand that is called, and import it where need be."""
+        if args[0] not in self.list_commands(ctx):
+            # The parser suggests only what it has made.
+            for close in get_close_matches(args[0], COMMANDS):
+                self.get_command(ctx, close)
         name, command, rest = super().resolve_command(ctx, args)
         if isinstance(command, _Listed):
             try:

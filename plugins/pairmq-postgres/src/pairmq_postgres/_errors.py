@@ -6,7 +6,8 @@ The first row that matches the SQLSTATE decides. Rows that need an explanation:
   starts, or has no connection to spare. One that lasts becomes *unavailable* above.
 - A server that only reads (a standby, or a primary that was replaced) and a full disk are *unavailable*: another broker
   can take the message. The former's connection is dropped, so that the next call asks all hosts.
-- A missing table is *refused*, with the command that makes it.
+- A missing database or table is *refused*, with the command that makes it. Its reason is *disabled*, as no message is
+  at fault: a syphon waits until an operator makes the tables, or brings them to this version, and dead-letters nothing.
 - A server that answered with an error did nothing. One that was shut down may have: it may wait for a standby after its
   own commit. One that did not answer may have, if the statement had been sent.
 - libpq reports why it could not connect as text, in the server's language. What is not understood is *unavailable*.
@@ -67,7 +68,7 @@ _TABLE: tuple[_Row, ...] = (
     _Row(LockEnded, _REFUSED, FailureReason.LOCK_LOST, "its lock has ended, and it will be delivered again"),
     _Row(SessionsOnly, _REFUSED, FailureReason.NOT_SUPPORTED, "it requires sessions: read it one session at a time"),
     _Row(NoSessions, _REFUSED, FailureReason.NOT_SUPPORTED, "it has no sessions"),
-    _Row(SchemaVersion, _REFUSED, FailureReason.NOT_SUPPORTED, _NO_SCHEMA),
+    _Row(SchemaVersion, _REFUSED, FailureReason.DISABLED, _NO_SCHEMA),
     _Row("40", _TRANSIENT, FailureReason.OTHER),  # serialization failure, deadlock
     _Row("55P03", _TRANSIENT, FailureReason.OTHER),  # lock not available
     _Row("57P01", _TRANSIENT, FailureReason.CONNECTION, "the server is shutting down", in_doubt=True, elsewhere=True),
@@ -79,10 +80,10 @@ _TABLE: tuple[_Row, ...] = (
     _Row("57014", _UNAVAILABLE, FailureReason.TIMEOUT, "the server cancelled the statement"),
     _Row("28", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row("42501", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
-    _Row("3D000", _REFUSED, FailureReason.NOT_SUPPORTED, "the server has no such database"),
-    _Row("3F000", _REFUSED, FailureReason.NOT_SUPPORTED, _NO_SCHEMA),
-    _Row("42P01", _REFUSED, FailureReason.NOT_SUPPORTED, _NO_SCHEMA),
-    _Row("42703", _REFUSED, FailureReason.NOT_SUPPORTED, _NO_SCHEMA),
+    _Row("3D000", _REFUSED, FailureReason.DISABLED, "the server has no such database: check the URL's path"),
+    _Row("3F000", _REFUSED, FailureReason.DISABLED, _NO_SCHEMA),
+    _Row("42P01", _REFUSED, FailureReason.DISABLED, _NO_SCHEMA),
+    _Row("42703", _REFUSED, FailureReason.DISABLED, _NO_SCHEMA),
     _Row("54", _REFUSED, FailureReason.TOO_LARGE),
     _Row("22", _REFUSED, FailureReason.MALFORMED),
     _Row("08P01", _REFUSED, FailureReason.MALFORMED),

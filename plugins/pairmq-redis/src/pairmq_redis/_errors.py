@@ -7,6 +7,10 @@ The first row that matches decides. Rows that need an explanation:
   applies to ``MISCONF`` (it can't write to its disk), ``READONLY`` (it became a replica) and ``NOREPLICAS``.
 - ``BUSY`` (a script is running) passes by itself: *busy*. Too many clients is *unavailable*: this process
   can't connect.
+- What is wrong with the server or with an entity's keys, not with a message, is *disabled*: a syphon waits until that
+  is fixed, and dead-letters nothing.
+- An unknown reply counts as an outage: a refusal would lose what failover can still save. Proxies have replies of their
+  own.
 - A server that answered with an error did not do what was asked. One that did not answer may have, if any
   byte had been sent.
 - Some replies are about the server and not about the call: it is no master (any more), or does not know this client.
@@ -56,6 +60,8 @@ class _Row:
 
 _NOT_ALLOWED = "the broker does not let this user in, or do this: check user, password and ACL"
 _NO_ENTITY = "the broker has no such queue, topic or subscription"
+_NOT_OURS = "a key of it holds something else: rename or delete the key pairmq:{path}:…, or use another database"
+_NO_DATABASE = "the server has no database of this number: check the URL's path"
 _CLUSTER = "this is a node of a Redis Cluster: write the URL with redis+cluster:// or rediss+cluster://"
 
 # redis-py removes the code from those replies that it knows, which are matched by class; which these are depends on
@@ -95,16 +101,17 @@ _ANSWERS: tuple[_Row, ...] = (
     _Row("UNBLOCKED", _UNAVAILABLE, FailureReason.CONNECTION, elsewhere=True),
     _Row("The XGROUP subcommand requires the key", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),
     _Row("OTHERKIND", _REFUSED, FailureReason.ALREADY_EXISTS),
-    _Row("WRONGTYPE", _REFUSED, FailureReason.MALFORMED),
+    _Row("WRONGTYPE", _REFUSED, FailureReason.DISABLED, _NOT_OURS),
     _Row("Protocol error: invalid bulk length", _REFUSED, FailureReason.TOO_LARGE),
     _Row("Elements are too large", _REFUSED, FailureReason.TOO_LARGE),
     _Row("string exceeds maximum allowed size", _REFUSED, FailureReason.TOO_LARGE),
-    _Row(driver.MovedError, _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER, elsewhere=True),
-    _Row("MOVED", _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER, elsewhere=True),
-    _Row(driver.AskError, _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER, elsewhere=True),
-    _Row("ASK ", _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER, elsewhere=True),
-    _Row("unknown command", _REFUSED, FailureReason.NOT_SUPPORTED),
-    _Row(driver.ResponseError, _REFUSED, FailureReason.OTHER),
+    _Row(driver.MovedError, _REFUSED, FailureReason.DISABLED, _CLUSTER, elsewhere=True),
+    _Row("MOVED", _REFUSED, FailureReason.DISABLED, _CLUSTER, elsewhere=True),
+    _Row(driver.AskError, _REFUSED, FailureReason.DISABLED, _CLUSTER, elsewhere=True),
+    _Row("ASK ", _REFUSED, FailureReason.DISABLED, _CLUSTER, elsewhere=True),
+    _Row("unknown command", _REFUSED, FailureReason.DISABLED),
+    _Row("DB index is out of range", _REFUSED, FailureReason.DISABLED, _NO_DATABASE),
+    _Row(driver.ResponseError, _UNAVAILABLE, FailureReason.OTHER),
 )
 
 # No reply at all: ResponseError is not among these.

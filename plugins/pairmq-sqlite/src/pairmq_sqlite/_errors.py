@@ -7,7 +7,8 @@ should failover do about it*:
 - **unavailable**: no client can use this broker now, and another one can take the message. Locked for longer than a
   client waits, a full disk, a damaged file, a directory that was unmounted: all the same to a sender.
 - **refused**: it fails wherever it is sent, or the configuration has to be fixed. Diverting such a message would
-  only hide the mistake. A file that belongs to another program is one.
+  only hide the mistake. A file that belongs to another program is one. Its reason is *disabled*, as no message is at
+  fault: a syphon waits, and dead-letters nothing.
 - **busy** and **transient** are for brokers that ask clients to wait. SQLite does not throttle. `_worker` waits for the
   file's lock, within ``busy_timeout``; after that, the file is unavailable.
 """
@@ -82,9 +83,9 @@ _TABLE: tuple[_Row, ...] = (
     _Row(LockEnded, _REFUSED, FailureReason.LOCK_LOST, "its lock has ended, and it will be delivered again"),
     _Row(FileFull, _UNAVAILABLE, FailureReason.QUOTA, "the file has reached its max_megabytes"),
     _Row(FileGone, _UNAVAILABLE, FailureReason.CONNECTION, "the file was deleted, moved or replaced while in use"),
-    _Row(NotOurs, _REFUSED, FailureReason.MALFORMED, "the file is not a broker of this transport: name another one"),
-    _Row(LaterVersion, _REFUSED, FailureReason.NOT_SUPPORTED, "a later version made this file: upgrade this package"),
-    _Row(NoSharedMemory, _REFUSED, FailureReason.NOT_SUPPORTED, "the file must be on a local disk, not on a network's"),
+    _Row(NotOurs, _REFUSED, FailureReason.DISABLED, "the file is not a broker of this transport: name another one"),
+    _Row(LaterVersion, _REFUSED, FailureReason.DISABLED, "a later version made this file: upgrade this package"),
+    _Row(NoSharedMemory, _REFUSED, FailureReason.DISABLED, "the file must be on a local disk, not on a network's"),
     _Row(sqlite3.SQLITE_BUSY, _UNAVAILABLE, FailureReason.TIMEOUT, "another process holds the file locked"),
     _Row(sqlite3.SQLITE_LOCKED, _UNAVAILABLE, FailureReason.TIMEOUT, "another process holds the file locked"),
     _Row(sqlite3.SQLITE_PROTOCOL, _UNAVAILABLE, FailureReason.TIMEOUT, "another process holds the file locked"),
@@ -97,7 +98,7 @@ _TABLE: tuple[_Row, ...] = (
     ),
     _Row(sqlite3.SQLITE_CANTOPEN, _UNAVAILABLE, FailureReason.CONNECTION, "the file can't be opened"),
     _Row(sqlite3.SQLITE_CORRUPT, _UNAVAILABLE, FailureReason.OTHER, "the file is damaged: restore it from a backup"),
-    _Row(sqlite3.SQLITE_NOTADB, _REFUSED, FailureReason.MALFORMED, "the file is not a database: name another one"),
+    _Row(sqlite3.SQLITE_NOTADB, _REFUSED, FailureReason.DISABLED, "the file is not a database: name another one"),
     _Row(sqlite3.SQLITE_TOOBIG, _REFUSED, FailureReason.TOO_LARGE),
     _Row(PermissionError, _REFUSED, FailureReason.UNAUTHORIZED, "this user may not read and write the file"),
     _Row(FileNotFoundError, _UNAVAILABLE, FailureReason.CONNECTION, "there is no such file or directory"),
