@@ -22,7 +22,6 @@ from pairmq.plugins import registry
 from pairmq.testing.servers import free_port
 from pairmq.transport import ConfirmRisk, QueueCounts
 from pairmq_postgres.testing import PostgresServer
-from pairmq_rabbitmq._transport import RabbitTransport
 from pairmq_rabbitmq.plugin import CAPABILITIES
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
@@ -326,7 +325,7 @@ def test_a_ping_takes_no_longer_than_an_attempt_may(cli, servers) -> None:
 def test_the_doctor_fails_an_ordering_that_the_secondary_cannot_keep(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAIRMQ_ORDERING", "session")
     limited = replace(CAPABILITIES, ordered_consumer=False)
-    monkeypatch.setattr(RabbitTransport, "capabilities", property(lambda _: limited))
+    monkeypatch.setattr(type(registry.transport("amqp://h/")), "capabilities", property(lambda _: limited))
     ended = cli("doctor", "--primary", "memory://a", "--secondary", "amqp://127.0.0.1:1/", "--attempt-timeout", "300ms")
     assert ended.status == 1
     assert "FAIL  settings: ordering='session' can't be kept with amqp://127.0.0.1:1/" in ended.out

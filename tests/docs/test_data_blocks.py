@@ -9,8 +9,8 @@ import tomllib
 import duckdb
 import pytest
 
+from command_line import run
 from doc_blocks import PAGES, ROOT, Block, blocks, in_languages
-from pairmq.cli._values import read_prices
 from pairmq.pair import load_settings
 
 RUN = {"python", "sh", "console", "sql"}
@@ -33,7 +33,7 @@ def test_a_toml_block_is_what_it_stands_for(block: Block, tmp_path) -> None:
         urls = {side: table["pair"].get(side, f"memory://{side}") for side in ("primary", "secondary")}
         load_settings(config=file, environ={}, **urls)
     elif "prices.toml" in block.text:
-        read_prices(str(file))
+        assert run(["cost", "--prices", str(file)]) == 0
     else:
         assert set(table) <= {"project", "tool"}
 

@@ -20,11 +20,11 @@ from pairmq.model import Source
 from pairmq.model.events import MessageDeadLettered
 from pairmq.plugins import registry
 from pairmq.transport import Scope, Transport
-from pairmq_redis._keys import EntityKeys
 from pairmq_redis.testing import RedisServer
 from pairmq_servicebus.testing import ServiceBusServer
 
 BACKLOG = Entity("hostile/backlog/0")
+STREAM = f"pairmq:{{{BACKLOG.path}}}:queue".encode()  # of that queue, in Redis
 AT = datetime(2025, 3, 4, 5, 6, 7, tzinfo=UTC)
 GOOD = 12
 LIMIT = 200.0
@@ -87,7 +87,7 @@ def secondary(request: pytest.FixtureRequest) -> Iterator[tuple[str, Vandal]]:
 async def write_to_redis(transport: Transport) -> None:
     control = transport._context.control  # type: ignore[attr-defined]
     entries = ((b"\xff", b"\xfe"), (b"b", b"x", b"a", b"{"), (b"b", b"x", b"t", b"nan"))
-    await control.call([(b"XADD", EntityKeys(BACKLOG).stream, b"*", *fields) for fields in entries], Scope())
+    await control.call([(b"XADD", STREAM, b"*", *fields) for fields in entries], Scope())
 
 
 async def write_to_rabbitmq(url: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from pairmq import ConfigurationError, Pair, PairOptions
 from pairmq.pair import _pair, load_settings
+from pairmq.plugins import registry
 from pairmq.testing import SimulatedBroker
-from pairmq_rabbitmq._transport import RabbitTransport
 from pairmq_rabbitmq.plugin import CAPABILITIES
 
 EAST, WEST = "redis://:geheim@127.0.0.1:1/0", "redis://:geheim@127.0.0.1:2/0"
@@ -242,7 +242,7 @@ def test_with_all_given_the_file_of_the_environment_is_left_alone(watched, made_
 
 def test_session_order_is_refused_with_a_secondary_that_cannot_keep_it(monkeypatch):
     limited = replace(CAPABILITIES, ordered_consumer=False)
-    monkeypatch.setattr(RabbitTransport, "capabilities", property(lambda _: limited))
+    monkeypatch.setattr(type(registry.transport("amqp://h/")), "capabilities", property(lambda _: limited))
     with pytest.raises(ConfigurationError, match=r"ordering='session' can't be kept with amqp://.* as the secondary"):
         Pair.connect("memory://a", "amqp://guest:geheim@127.0.0.1:1/", ordering="session")
 

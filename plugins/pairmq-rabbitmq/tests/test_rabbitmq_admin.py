@@ -18,7 +18,7 @@ from foreign_channel import foreign
 from ordered_queue import receive
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
-from pairmq.testing.conformance._broker import counted
+from pairmq.testing.conformance.suites import counted
 from pairmq.transport import Admin, QueueCounts, QueueProperties, Transport
 from pairmq_rabbitmq import _inspection
 from pairmq_rabbitmq._inspection import interrogate

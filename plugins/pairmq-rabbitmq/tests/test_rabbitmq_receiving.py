@@ -20,7 +20,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from cut_calls import given_up
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing import TcpProxy
-from pairmq.testing.conformance._broker import LockClock
+from pairmq.testing.conformance.suites import LockClock
 from pairmq.transport import Scope
 from pairmq_rabbitmq import _driver, _link
 from pairmq_rabbitmq._context import Context

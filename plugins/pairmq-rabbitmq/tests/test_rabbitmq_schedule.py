@@ -13,7 +13,7 @@ import pytest
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
-from pairmq.testing.conformance._broker import counted
+from pairmq.testing.conformance.suites import counted
 from pairmq.transport import QueueCounts, Receiver, Transport, is_nothing_sent
 from pairmq_rabbitmq import _schedule
 from pairmq_rabbitmq._schedule import LEVELS, MAX_DELAY, UNIT, DelayNames

@@ -10,7 +10,7 @@ import pytest
 from foreign_channel import foreign
 from pairmq.model import Entity, EntityKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
-from pairmq.testing.conformance._broker import counted
+from pairmq.testing.conformance.suites import counted
 from pairmq.transport import QueueCounts, QueueProperties, Transport
 from pairmq_rabbitmq.testing import RabbitServer
 

@@ -1,6 +1,7 @@
 """The suites; `pairmq.testing.conformance.tests` has all of them as classes that pytest collects.
 
-One that is subclassed by hand, ``class TestSend(suites.Send): ...``, stands beside a fixture ``harness``, too.
+One that is subclassed by hand, ``class TestSend(suites.Send): ...``, stands beside a fixture ``harness``, too. For a
+transport's other tests, `counted` waits for a busy broker's counts, and `LockClock` knows if a machine was too slow.
 """
 
 try:
@@ -17,6 +18,7 @@ pytest.register_assert_rewrite(
     "pairmq.testing.conformance._broker",
 )
 
+from pairmq.testing.conformance._broker import LockClock, counted  # noqa: E402
 from pairmq.testing.conformance.suites._admin import Admin, Probe  # noqa: E402
 from pairmq.testing.conformance.suites._faults import Cancellation, Faults  # noqa: E402
 from pairmq.testing.conformance.suites._lifecycle import Failover, Lifecycle  # noqa: E402
@@ -33,10 +35,12 @@ __all__ = [
     "Failover",
     "Faults",
     "Lifecycle",
+    "LockClock",
     "Probe",
     "Receive",
     "Send",
     "Sessions",
     "Settlement",
     "Topics",
+    "counted",
 ]
