@@ -86,7 +86,8 @@ async def test_receivers_that_waited_for_their_turn_share_no_message(pgbouncer, 
     try:
         await transport.admin.create(entity)
         await transport.sender(entity).send_batch([message(str(number)) for number in range(10)])
-        receivers = [transport.receiver(Source(entity)) for _ in range(2)]
+        transports = [transport, connect(pgbouncer, listen="false")]  # receivers of one look as one
+        receivers = [each.receiver(Source(entity)) for each in transports]
         with psycopg.connect(**server.parameters()) as turn:
             turn.execute("SELECT pg_advisory_xact_lock(579122350, id::int) FROM pairmq.source")
             looks = [asyncio.ensure_future(receiver.receive(7, 0)) for receiver in receivers]

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -17,8 +18,10 @@ from command_line import run
 from doc_blocks import blocks
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import QueueProperties, Transport
+from pairmq_postgres import _sql
 from pairmq_postgres._connection import Blobs, Numbers, Texts
 from pairmq_postgres._errors import SchemaVersion
+from pairmq_postgres._pool import Pool, Rows, Statement
 from pairmq_postgres._receiver import PostgresReceiver
 from pairmq_postgres._schema import STEPS, VERSION, migrate, script
 from pairmq_postgres.testing import GRANTS, PostgresServer
@@ -202,6 +205,23 @@ async def test_messages_outlive_the_migration_from_version_2(server, connect, by
 # Locks.
 
 
+def statements(monkeypatch: pytest.MonkeyPatch, counted: str) -> list[Mapping[str, Any]]:
+    """The parameters of each execution of a statement from now on."""
+    found: list[Mapping[str, Any]] = []
+    ask = Pool.ask
+
+    async def counting(self: Pool, begin: Callable[[], Sequence[Statement]]) -> list[Rows]:
+        def begun() -> Sequence[Statement]:
+            asked = begin()
+            found.extend(parameters for statement, parameters in asked if statement == counted)
+            return asked
+
+        return await ask(self, begun)
+
+    monkeypatch.setattr(Pool, "ask", counting)
+    return found
+
+
 def leases(server: PostgresServer) -> list[tuple[int, ...]]:
     """The numbers of the messages of each lease."""
     return sorted(tuple(sorted(numbers)) for (numbers,) in server.query("SELECT numbers FROM pairmq.lease"))
@@ -247,14 +267,7 @@ async def test_settlements_side_by_side_end_their_lease(server, queue, transport
 
 async def test_completions_that_are_asked_for_at_once_are_one_statement(queue, transport, message, monkeypatch):
     """Each commit of its own would wait for the disk, and for the lease that they share."""
-    counted: list[int] = []
-    complete_batch = PostgresReceiver.complete_batch
-
-    async def counting(self, deliveries):
-        counted.append(len(deliveries))
-        return await complete_batch(self, deliveries)
-
-    monkeypatch.setattr(PostgresReceiver, "complete_batch", counting)
+    counted = statements(monkeypatch, _sql.COMPLETE)
     await transport.sender(queue).send_batch([message(str(n)) for n in range(10)])
     receiver = transport.receiver(Source(queue))
     deliveries = await receiver.receive(10, 1.0)
@@ -263,7 +276,7 @@ async def test_completions_that_are_asked_for_at_once_are_one_statement(queue, t
     calls[0].cancel()  # the others go on
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError, *[type(None)] * 8]
-    assert counted == [9]
+    assert [len(parameters["numbers"].values) for parameters in counted] == [9]
     alone = asyncio.ensure_future(receiver.complete(deliveries[9]))
     await asyncio.sleep(0)
     alone.cancel()
@@ -272,6 +285,72 @@ async def test_completions_that_are_asked_for_at_once_are_one_statement(queue, t
     with contextlib.suppress(TransportError):  # where it was done all the same
         await receiver.complete(deliveries[9])
     assert (await transport.admin.counts(Source(queue))).pending == 0
+
+
+async def test_receivers_that_look_at_the_same_time_do_so_in_one_statement(
+    server, queue, transport, message, monkeypatch
+):
+    """Each would wait for its turn. They get the messages in order, and a lease each."""
+    await transport.sender(queue).send_batch([message(str(number)) for number in range(5)])
+    receivers = [transport.receiver(Source(queue)) for _ in range(3)]
+    looks, completions = statements(monkeypatch, _sql.TAKE), statements(monkeypatch, _sql.COMPLETE)
+    found = await asyncio.gather(*(receiver.receive(2, 0) for receiver in receivers))
+    assert [[each.message.body for each in deliveries] for deliveries in found] == [[b"0", b"1"], [b"2", b"3"], [b"4"]]
+    assert leases(server) == [(1, 2), (3, 4), (5,)]
+    assert len(looks) == 1
+    await receivers[2].abandon(found[2][0])
+    pairs = list(zip(receivers, found, strict=True))
+    outcomes = await asyncio.gather(*(receiver.complete_batch(deliveries) for receiver, deliveries in pairs))
+    assert [[error and error.reason for error in each] for each in outcomes[:2]] == [[None, None]] * 2
+    assert [error.reason for error in outcomes[2]] == [FailureReason.LOCK_LOST]
+    assert len(completions) == 1
+    ((again,), *_) = await asyncio.gather(*(receiver.receive(2, 0) for receiver in receivers))
+    assert (again.message.body, again.delivery_count) == (b"4", 2)
+
+
+async def test_lock_that_has_ended_settles_nothing_beside_the_next_one(server, connect, message):
+    """Completed in one statement with a delivery of the receiver that has the message now."""
+    transport = connect()
+    await transport.admin.create(ORDERS, QueueProperties(lock_duration=1))
+    await transport.sender(ORDERS).send_batch([message("0"), message("1")])
+    slow, next_one = transport.receiver(Source(ORDERS)), transport.receiver(Source(ORDERS))
+    (late,) = await slow.receive(1, 0)
+    server.query("UPDATE pairmq.lease SET until = now()")
+    server.query("UPDATE pairmq.entity SET lock_duration = '300 s'")
+    again, other = await next_one.receive(2, PATIENCE)
+    assert (again.message.body, again.delivery_count) == (b"0", 2)
+    (outcome,), _ = await asyncio.gather(slow.complete_batch([late]), next_one.complete(other))
+    assert outcome is not None
+    assert outcome.reason == FailureReason.LOCK_LOST
+    assert leases(server) == [(1, 2)]
+    assert server.query("SELECT number FROM pairmq.message") == [(1,)]
+
+
+async def test_receivers_of_a_single_consumer_s_queue_look_alone(transport, message):
+    await transport.admin.create(ORDERS, QueueProperties(single_consumer=True, lock_duration=300))
+    await transport.sender(ORDERS).send_batch([message(str(number)) for number in range(5)])
+    receivers = [transport.receiver(Source(ORDERS)) for _ in range(3)]
+    for expected in ([b"0", b"1"], [b"2", b"3"], [b"4"]):
+        found = await asyncio.gather(*(receiver.receive(2, 0) for receiver in receivers))
+        assert [[each.message.body for each in deliveries] for deliveries in found if deliveries] == [expected]
+        receivers.reverse()  # whoever asks first: one has it all
+
+
+async def test_receiver_that_closes_during_a_look_of_several_leaves_no_lock(server, queue, transport, message):
+    await transport.sender(queue).send_batch([message(str(number)) for number in range(4)])
+    receivers = [transport.receiver(Source(queue)) for _ in range(2)]
+    with psycopg.connect(**server.parameters()) as turn:
+        turn.execute("SELECT pg_advisory_xact_lock(579122350, id::int) FROM pairmq.source")
+        looks = [asyncio.ensure_future(receiver.receive(2, 0)) for receiver in receivers]
+        await until(lambda: server.query("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(1,)])
+        closing = asyncio.ensure_future(receivers[0].close())
+        with pytest.raises(TransportError) as closed:
+            await looks[0]
+    assert (closed.value.reason, closed.value.maybe_applied) == (FailureReason.CLOSED, True)
+    assert [each.message.body for each in await looks[1]] == [b"2", b"3"]
+    await closing
+    found = await receivers[1].receive(4, PATIENCE)
+    assert [(each.message.body, each.delivery_count) for each in found] == [(b"0", 1), (b"1", 1)]
 
 
 async def test_message_that_moved_within_the_table_is_settled_all_the_same(server, queue, transport, message):

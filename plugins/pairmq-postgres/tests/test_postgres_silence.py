@@ -17,7 +17,7 @@ from pairmq.testing import in_virtual_time
 from pairmq.transport import Scope
 from pairmq_postgres._connection import Connection, Hosts
 from pairmq_postgres._errors import NotSent, failure
-from pairmq_postgres._pool import Calls, Pool, Rows, Statement
+from pairmq_postgres._pool import Calls, Pool, Rows, Statement, Together
 from pairmq_postgres._receiver import PostgresReceiver, PostgresSessionReceiver
 from pairmq_postgres._url import parse_url
 
@@ -25,9 +25,8 @@ URL = parse_url("postgresql://127.0.0.1/queues")
 
 
 class SilentPool(Pool):
-    async def run(self, statements: Sequence[Statement], begin: Callable[[], None] | None = None) -> list[Rows]:
-        if begin is not None:
-            begin()
+    async def ask(self, begin: Callable[[], Sequence[Statement]]) -> list[Rows]:
+        begin()
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -64,6 +63,33 @@ async def test_long_poll_ends_soon_when_the_server_is_silent(kind):
     assert loop.time() - began < 30
     error = caught.value
     assert (error.kind, error.reason, error.maybe_applied) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT, True)
+
+
+@in_virtual_time
+async def test_a_call_serves_all_that_ask_while_it_waits_for_the_one_before_it():
+    """Which at a distance is for a moment only."""
+    loop = asyncio.get_running_loop()
+    calls: list[tuple[float, list[int]]] = []
+    answer = asyncio.Event()
+
+    async def work(begin: Callable[[], list[int]]) -> None:
+        calls.append((loop.time() - began, begin()))
+        await answer.wait()
+
+    together = Together(work, 100)
+    each = Calls(Pool(URL), Scope())
+    began = loop.time()
+    asked = [asyncio.ensure_future(each.share("look", 1, lambda: together.join(1)))]
+    await asyncio.sleep(0.001)
+    asked += [asyncio.ensure_future(each.share("look", n, lambda: together.join(1))) for n in (2, 3, 4)]
+    await asyncio.sleep(0.001)
+    asked[2].cancel()
+    asked.append(asyncio.ensure_future(each.share("look", 5, lambda: together.join(99))))
+    await asyncio.sleep(1)
+    answer.set()
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert [what for _, what in calls] == [[1], [2, 4], [5]]
+    assert [at for at, _ in calls] == pytest.approx([0, 0.006, 0.007], abs=1e-6)
 
 
 @pytest.mark.parametrize(("patience", "kept"), [(0.01, True), (5.0, False)])

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import select
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -27,9 +27,12 @@ from pairmq_postgres._url import PostgresUrl
 
 Rows = list[tuple[Any, ...]]
 Statement = tuple[Any, Mapping[str, Any]]
+A = TypeVar("A")
 
 _NOTIFIED_WITHIN = 0.5  # s that a close waits for notifications of what was sent
 _SOON = 0.05  # s
+_MOMENT = 0.005
+"""Seconds that a call waits at the most for the one before it, to serve more at once: at a distance it takes longer."""
 _SILENT = 1.0  # s without an answer after which a cancelled call makes the idle connections doubtful
 
 
@@ -54,20 +57,26 @@ class Pool:
         self._notifying: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def run(self, statements: Sequence[Statement], begin: Callable[[], None] | None = None) -> list[Rows]:
+    async def run(self, statements: Sequence[Statement]) -> list[Rows]:
         """Run statements in one round trip and one transaction, and return the rows of each.
 
         Args:
             statements: each with its parameters.
-            begin: called before the first byte is sent.
 
         Raises:
             NotSent: there is no connection.
             psycopg.Error: as the server or libpq reported it.
         """
+        return await self.ask(lambda: statements)
+
+    async def ask(self, begin: Callable[[], Sequence[Statement]]) -> list[Rows]:
+        """Do the same with the statements that are wanted once there is a connection.
+
+        Args:
+            begin: called before the first byte is sent; returns them.
+        """
         async with self._connection() as connection:
-            if begin is not None:
-                begin()
+            statements = begin()
             if len(statements) == 1:
                 return [await _rows(await _execute(connection, statements[0]))]
             failure: psycopg.Error | None = None
@@ -209,6 +218,67 @@ class Pool:
         self._drop_idle()
 
 
+class Shared(Generic[A]):
+    """A call that several wait for, which ends with the last of them.
+
+    Args:
+        work: what it does. Its argument, called before the first byte is sent, returns what those ask for that wait.
+    """
+
+    def __init__(self, work: Callable[[Callable[[], list[A]]], Coroutine[Any, Any, Any]]) -> None:
+        self.begun = False
+        self.waiting: dict[_Call, A] = {}
+        self.task = start_task(work(self._begin))
+        self.task.add_done_callback(self._end)
+
+    def leave(self, call: _Call) -> None:
+        """It waits no more."""
+        if self.waiting.pop(call, self) is not self and not self.waiting:
+            self.task.cancel()
+
+    def _begin(self) -> list[A]:
+        self.begun = True
+        for call in self.waiting:
+            call.begin()
+        return list(self.waiting.values())
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled():
+            task.exception()  # seen, even if no call waits now
+        for call in self.waiting:
+            call.end(None)
+
+
+class Together(Generic[A]):
+    """Calls of one kind that are made as one: each waits for the one before it, for a moment at the most, and serves
+    all that ask for the same meanwhile.
+
+    Args:
+        work: see `Shared`.
+        most: what all of them ask for at the most, unless one does.
+    """
+
+    def __init__(self, work: Callable[[Callable[[], list[A]]], Coroutine[Any, Any, Any]], most: int) -> None:
+        self._work = work
+        self._most = most
+        self._size = 0
+        self._latest: Shared[A] | None = None
+
+    def join(self, size: int, *, alone: bool = False) -> Shared[A]:
+        """Find the call to wait for."""
+        latest = self._latest
+        self._size += size
+        if latest is None or latest.begun or not latest.waiting or alone or self._size > self._most:
+            self._size = self._most if alone else size
+            self._latest = Shared(lambda begin: self._run(latest, begin))
+        return self._latest  # type: ignore[return-value]
+
+    async def _run(self, before: Shared[A] | None, begin: Callable[[], list[A]]) -> Any:
+        if before is not None and not before.task.done():
+            await asyncio.wait((before.task,), timeout=_MOMENT)
+        return await self._work(begin)
+
+
 class Calls:
     """The calls of one object, which end when it closes.
 
@@ -232,38 +302,57 @@ class Calls:
         Raises:
             TransportError: they were not run, or that is in doubt.
         """
+
+        def work(begin: Callable[[], list[None]]) -> Coroutine[Any, Any, list[Rows]]:
+            return self.pool.ask(lambda: (begin(), statements)[1])
+
+        found: list[Rows] = await self.share(doing, None, lambda: Shared(work), answer_within)
+        return found
+
+    async def share(
+        self, doing: str, asked: A, join: Callable[[], Shared[A]], answer_within: float | None = None
+    ) -> Any:
+        """Wait for a call that others may wait for, too, and return its result.
+
+        Args:
+            doing: what it does, in words.
+            asked: this one's part.
+            join: finds the call, which has not begun.
+            answer_within: as in `run`.
+
+        Raises:
+            TransportError: it was not made, or that is in doubt.
+        """
         self.scope.check()
-        call = _Call(doing, answer_within)
+        shared = join()
+        call = _Call(doing, answer_within, shared)
+        shared.waiting[call] = asked
         self.scope.add(call)
-        task = start_task(self.pool.run(statements, call.begin))
         try:
-            await asyncio.wait((task, call.ended), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise call.ended.result()
-            return task.result()
-        except (NotSent, psycopg.Error) as error:
-            made = _errors.failure(error, doing)
+            error = await call.ended
+            if error is not None:
+                raise error
+            return shared.task.result()
+        except (NotSent, psycopg.Error) as failed:
+            made = _errors.failure(failed, doing)
             raise made from made.__cause__
         except asyncio.CancelledError as cancellation:
-            if not call.begun:
+            if not shared.begun:
                 nothing_sent(cancellation)
             raise
         finally:
             self.scope.discard(call)
             call.stop()
-            task.cancel()
-            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # seen, if it fails now
+            shared.leave(call)
 
 
 class _Call:
-    def __init__(self, doing: str, answer_within: float | None) -> None:
-        self.begun = False
-        self.ended: asyncio.Future[TransportError] = asyncio.get_running_loop().create_future()
-        self._doing, self._answer_within = doing, answer_within
+    def __init__(self, doing: str, answer_within: float | None, shared: Shared[Any]) -> None:
+        self.ended: asyncio.Future[TransportError | None] = asyncio.get_running_loop().create_future()
+        self._doing, self._answer_within, self._shared = doing, answer_within, shared
         self._limit: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        self.begun = True
         if self._answer_within is not None:
             loop = asyncio.get_running_loop()
             self._limit = loop.call_later(self._answer_within, self._expire)
@@ -275,9 +364,11 @@ class _Call:
     def _expire(self) -> None:
         self.end(_errors.failure(TimeoutError(), self._doing))
 
-    def end(self, error: TransportError) -> None:
+    def end(self, error: TransportError | None) -> None:
         if not self.ended.done():
-            error.maybe_applied = self.begun
+            if error is not None:
+                error.maybe_applied = self._shared.begun
+                self._shared.leave(self)  # what has not begun is not done
             self.ended.set_result(error)
 
 

@@ -1,7 +1,11 @@
-"""Receiving under peek-lock: a lock is an instant in the message's row, before which no other receiver gets it.
+"""Receiving under peek-lock: what a receive has locked is listed in a lease, a row that has an end; until then no other
+receiver gets it.
 
-A lock has a name: the receiver's, which is random, and the number of its receive. Settling requires that name, so that
+A lease has a name: the receiver's, which is random, and the number of its receive. Settling requires that name, so that
 a delivery whose lock has ended can't affect a message that another receiver has locked by now.
+
+Receives of one queue take turns, and each settlement waits for the disk. So what the receivers of a source ask for at
+the same time, in one process, is one call: one look for all of them, with a lease for each, and one completion.
 
 A waiting receiver is notified (see `_pool`), and looks again after the poll interval, or when the first lock or
 schedule that it met ends.
@@ -16,9 +20,11 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -31,15 +37,13 @@ from pairmq.transport import (
     Receiver,
     SessionReceiver,
     decode_header,
-    is_nothing_sent,
-    nothing_sent,
     start_task,
 )
 from pairmq_postgres import _errors, _sql
 from pairmq_postgres._capabilities import MAX_MESSAGE_BYTES
-from pairmq_postgres._connection import Numbers
+from pairmq_postgres._connection import Numbers, Texts
 from pairmq_postgres._errors import LockEnded, NoSessions, NoSuchEntity, NotSent, SessionsOnly
-from pairmq_postgres._pool import Calls, Rows, Statement
+from pairmq_postgres._pool import Calls, Pool, Rows, Shared, Statement, Together
 
 _RELEASE_WITHIN = 0.9
 _ANSWER_WITHIN = 10.0
@@ -102,12 +106,14 @@ class _Leases:
     def __bool__(self) -> bool:
         return bool(self._held)
 
-    def add(self, lock: str, numbers: set[int], again: set[int]) -> None:
-        """A receive has locked these; the locks that some had before have ended."""
-        if again:
-            for other in list(self._held):
-                self._forget(other, again)
+    def add(self, lock: str, numbers: set[int]) -> None:
+        """A receive has locked these."""
         self._held[lock] = numbers
+
+    def lose(self, numbers: set[int]) -> None:
+        """Their locks have ended."""
+        for lock in list(self._held):
+            self._forget(lock, numbers)
 
     def has(self, token: _Token) -> bool:
         """Whether a delivery is still to be settled."""
@@ -167,41 +173,141 @@ def own_lease(token: _Token) -> str:
     return f"{token.lock}:{token.number}"
 
 
-class _Together:
-    """The completions that are asked for in one turn of the event loop: each commit of its own would wait for the disk.
+@dataclass(slots=True, eq=False)
+class _Look:
+    """A receiver's part of a look: what it wants, and the rows that there were for it."""
+
+    receiver: PostgresReceiver
+    lock: str
+    most: int
+    rows: Rows = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Completion:
+    """A receiver's part of a completion; a token that settles nothing any more becomes None."""
+
+    receiver: PostgresReceiver
+    tokens: list[_Token | None]
+
+
+class _Seen(NamedTuple):
+    """What a look has seen, besides messages.
 
     Args:
-        receiver: whose.
+        sessions_only: the source requires sessions.
+        in_vain: it was for several receivers, of which one alone may be given anything.
+        is_lost: the lock of the session is.
+        worn: some were dead-lettered.
+        expects: an open transaction has stored messages here.
+        until: when the locks end.
+        emptied: all that was free was taken.
+        free_in: seconds until more may be.
     """
 
-    def __init__(self, receiver: PostgresReceiver) -> None:
-        self.deliveries: list[Delivery] = []
-        self.waiting = 0
-        """Callers."""
-        self._receiver = receiver
+    sessions_only: bool
+    in_vain: bool
+    is_lost: bool
+    worn: bool
+    expects: bool
+    until: datetime | None
+    emptied: bool
+    free_in: float
 
-    def start(self) -> None:
-        """Begin in the next turn."""
-        self.task = start_task(self._run())
 
-    async def _run(self) -> Sequence[TransportError | None]:
-        await asyncio.sleep(0)
-        self._receiver.together = None
-        return await self._receiver.complete_batch(self.deliveries)
+class _Common:
+    """What the open receivers of a source do as one.
 
-    async def end(self, cancellation: asyncio.CancelledError) -> None:
-        """The last caller was cancelled."""
-        if self._receiver.together is self:
-            self._receiver.together = None
-            nothing_sent(cancellation)
-        self.task.cancel()
-        await asyncio.wait((self.task,))
-        with contextlib.suppress(Exception):
-            try:
-                self.task.result()
-            except asyncio.CancelledError as ended:
-                if is_nothing_sent(ended):
-                    nothing_sent(cancellation)
+    Args:
+        pool: the transport's.
+        source: what they read.
+        left: what the transport's closed receivers left, by source.
+    """
+
+    def __init__(self, pool: Pool, source: Source, left: dict[Source, LeftLocks]) -> None:
+        self.source = source
+        self.place = place_of(source)
+        self.shelf = 0
+        self.unanswered = LeftLocks()
+        self.for_one = False
+        """Whether one receiver alone may be given anything: each looks by itself."""
+        self.looks = Together(self._look, _MOST_MESSAGES)
+        self.completions = Together(self._complete, _MOST_MESSAGES)
+        self._pool = pool
+        self._left = left
+
+    async def _look(self, begin: Callable[[], list[_Look]]) -> _Seen | None:
+        """Lock what is free, in one round trip; None without the source."""
+        looks: list[_Look] = []
+        over: list[str] = []
+        left = LeftLocks()
+
+        def statements() -> list[Statement]:
+            looks.extend(begin())
+            left.add(self._left.pop(self.source, left))
+            self.unanswered.doubtful |= left.doubtful
+            for receiver in {look.receiver for look in looks}:
+                over.extend(receiver.leases.over())
+            found = [self.release_of(receiver, left) for receiver in left.receivers]
+            if doubtful := self.unanswered.current():
+                found.insert(0, (_sql.TAKE_BACK, {**self.place, "locks": doubtful}))
+            if over:
+                found.insert(0, (_sql.OVER, {"shelf": self.shelf, "over": over}))
+            return [*found, (_sql.SWEEP, self.place), looks[0].receiver.take_for(looks)]
+
+        try:
+            *_, swept, rows = await self._pool.ask(statements)
+        except BaseException:
+            if left.receivers:
+                self._left.setdefault(self.source, LeftLocks()).add(left)
+            raise
+        for look in looks:
+            look.receiver.leases.removed(over)
+        if not swept:
+            return None
+        ((*_, expects, sessions_only, self.for_one, self.shelf),) = swept
+        *_, is_lost, worn, free_in, _ = rows[0]
+        until = next((row[7] for row in rows if row[7] is not None), None)  # of all, in the first row alone
+        emptied = True
+        if until is not None:
+            for row in rows:
+                looks[row[-1] - 1].rows.append(row)
+            emptied = len(rows) < sum(look.most for look in looks) and sum(len(row[6]) for row in rows) < _MOST_BYTES
+            free_in = (until - datetime.now(UTC)).total_seconds() if emptied else 0.0
+        in_vain = self.for_one and len(looks) > 1
+        free_in = float("inf") if free_in is None else free_in
+        return _Seen(sessions_only, in_vain, is_lost, worn, expects, until, emptied, free_in)
+
+    async def _complete(self, begin: Callable[[], list[_Completion]]) -> set[int] | None:
+        """Remove what is under locks that last, and return its numbers; None if that is all."""
+        own: dict[PostgresReceiver, list[_Token]] = {}
+        settled: dict[PostgresReceiver, dict[str, set[int]]] = {}
+        over: list[str] = []
+
+        def statements() -> list[Statement]:
+            for part in begin():
+                receiver = part.receiver
+                part.tokens = [token if token and receiver.leases.has(token) else None for token in part.tokens]
+                own.setdefault(receiver, []).extend(filter(None, part.tokens))
+            locks: list[str] = []
+            for receiver, tokens in own.items():
+                settled[receiver] = receiver.leases.of(tokens)
+                locks += (*settled[receiver], *receiver.leases.doubtful(tokens))
+                over.extend(receiver.leases.over(settled[receiver]))
+            numbers = Numbers([token.number for tokens in own.values() for token in tokens])
+            return [
+                (_sql.COMPLETE, {"shelf": self.shelf, "numbers": numbers, "locks": Texts(locks), "over": Texts(over)})
+            ]
+
+        (((count, some),),) = await self._pool.ask(statements)
+        for receiver, leases in settled.items():
+            receiver.leases.forget(leases)
+            receiver.leases.removed(over)
+        return None if count and some is None else set(some or ())
+
+    def release_of(self, receiver: str, locks: LeftLocks) -> Statement:
+        """The statement that releases what a closed receiver held."""
+        return _sql.RELEASE, {**self.place, "receiver": f"{receiver}:", "locks": locks.current()}
 
 
 class PostgresReceiver(Receiver):
@@ -223,20 +329,16 @@ class PostgresReceiver(Receiver):
         self.scope = calls.scope
         self._source = source
         self._path = source.entity.path
+        self._common = self._find_common(receivers) or _Common(calls.pool, source, left)
         self._receiving, self._settling = f"receive from {source}", f"settle a delivery of {source}"
-        self._place = place_of(source)
         self._name = secrets.token_hex(8)
         self._receives = 0
-        self._shelf = 0
-        self._leases = _Leases()
-        self._unanswered = LeftLocks()
+        self.leases = _Leases()
+        self._looking: Shared[_Look] | None = None
         self._left = left
         self._receivers = receivers
         self._closing: asyncio.Task[None] | None = None
-        self.together: _Together | None = None
-        """The completions that more of this turn of the event loop join."""
         self._emptied: tuple[asyncio.Event, float] | None = None
-        self._expects = False  # an open transaction has stored messages here
         self._pause = _SOON
         receivers.add(self)
 
@@ -254,59 +356,34 @@ class PostgresReceiver(Receiver):
             if wait > 0 and emptied is not None and emptied[0] is arrival and pool.listens:
                 free_in = emptied[1] - loop.time()
             else:
-                deliveries, free_in = await self._look(most)
-                self._pause = _SOON if deliveries or not self._expects else self._pause * 2
-                if self._expects:
-                    free_in = min(free_in, self._pause)
-                if deliveries and len(deliveries) < most:
-                    self._emptied = self._all_taken(arrival, deliveries, free_in)
+                deliveries, seen = await self._look(most)
+                self._pause = _SOON if deliveries or not seen.expects else self._pause * 2
+                free_in = min(seen.free_in, self._pause) if seen.expects else seen.free_in
+                if deliveries and seen.emptied:
+                    # A look for more would find nothing, and cost as much.
+                    self._emptied = arrival, loop.time() + free_in
             left = ends_at - loop.time()
             if deliveries or left <= 0:
                 return deliveries
             await self._wait(arrival, left, free_in)
 
     async def complete(self, delivery: Delivery) -> None:
-        together = self.together
-        if together is None:
-            together = self.together = _Together(self)
-            together.start()
-        position = len(together.deliveries)
-        together.deliveries.append(delivery)
-        together.waiting += 1
-        try:
-            failed = (await asyncio.shield(together.task))[position]
-        except asyncio.CancelledError as cancellation:
-            if together.waiting == 1:
-                await together.end(cancellation)
-            raise
-        finally:
-            together.waiting -= 1
+        (failed,) = await self.complete_batch([delivery])
         if failed is not None:
             raise failed
 
     async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
-        tokens = [self._own_token(delivery) for delivery in deliveries]
-        own = [token for token in tokens if token is not None]
-        done: set[int] = set()
-        if own:
-            leases = self._leases.of(own)
-            over = self._leases.over(leases)
-            parameters = {
-                "shelf": self._shelf,
-                "numbers": Numbers([token.number for token in own]),
-                "locks": [*leases, *self._leases.doubtful(own)],
-                "over": over,
-            }
+        asked = _Completion(self, [self._own_token(delivery) for delivery in deliveries])
+        done: set[int] | None = set()
+        if any(asked.tokens):
+            join = partial(self._common.completions.join, len(deliveries))
             try:
-                (((count, some),),) = await self._calls.run(self._settling, (_sql.COMPLETE, parameters))
+                done = await self._calls.share(self._settling, asked, join)
             except TransportError as error:
                 return [error] * len(deliveries)
-            self._leases.forget(leases)
-            self._leases.removed(over)
-            if count == len(deliveries):
-                return [None] * count
-            done = {token.number for token in own} if count and some is None else set(some or ())
-        return [None if token and token.number in done else self._lock_lost() for token in tokens]
+        return [
+            None if token and (done is None or token.number in done) else self._lock_lost() for token in asked.tokens
+        ]
 
     async def abandon(self, delivery: Delivery) -> None:
         await self._settle(delivery, _sql.ABANDON, {})
@@ -325,9 +402,9 @@ class PostgresReceiver(Receiver):
         token = self._own_token(delivery)
         if token is None:
             raise self._lock_lost()
-        self._leases.doubt(token)
+        self.leases.doubt(token)
         ((until, is_split),) = await self._settle(delivery, _sql.RENEW, {"own": own_lease(token)}, forget=False)
-        self._leases.renewed(token, is_split)
+        self.leases.renewed(token, is_split)
         return replace(delivery, locked_until=until)
 
     async def close(self) -> None:
@@ -338,79 +415,74 @@ class PostgresReceiver(Receiver):
 
     # Receiving.
 
-    def _all_taken(
-        self, arrival: asyncio.Event, deliveries: Sequence[Delivery], free_in: float
-    ) -> tuple[asyncio.Event, float] | None:
-        """What there is to wait for when all that was free was taken: a look for more would find nothing and cost as
-        much. The next arrival, what may be free by then, and when the first of these locks ends."""
-        if sum(len(each.message.body) for each in deliveries) >= _MOST_BYTES:
-            return None
-        first = min(each.locked_until for each in deliveries if each.locked_until is not None)
-        return arrival, asyncio.get_running_loop().time() + min(free_in, (first - datetime.now(UTC)).total_seconds())
+    def _find_common(self, receivers: set[PostgresReceiver]) -> _Common | None:
+        return next((each._common for each in receivers if each._source == self._source), None)
 
-    async def _look(self, most: int) -> tuple[list[Delivery], float]:
-        """Lock and decode what is free, in one round trip; else seconds until something is known to become free."""
+    async def _look(self, most: int) -> tuple[list[Delivery], _Seen]:
+        """Lock and decode what is free."""
         while True:
             self._receives += 1
-            lock = f"{self._name}:{self._receives}"
-            rows = await self._run_take(lock, most)
-            if not rows:
+            look = _Look(self, f"{self._name}:{self._receives}", most)
+            seen = await self._looked(look)
+            if seen is None:
                 raise self._failure(NoSuchEntity(), self._receiving)
-            *_, is_lost, worn, free_in = rows[0]
-            until = next((row[7] for row in rows if row[7] is not None), None)  # of all, in the first row alone
-            if is_lost:
+            if seen.sessions_only and self._take is _sql.TAKE:
+                raise self._failure(SessionsOnly(), self._receiving)
+            if seen.is_lost:
                 raise self._failure(LockEnded(), self._receiving)
-            if worn:
+            if seen.in_vain:
+                continue
+            if seen.worn:
                 self._calls.pool.notify(self._path)  # for who reads the dead letters
-            read = [] if until is None else [self._read(row, lock, until) for row in rows]
+            read = [self._read(row, look.lock, seen) for row in look.rows]
             deliveries = [delivery for delivery in read if isinstance(delivery, Delivery)]
             if len(deliveries) < len(read):
                 for malformed in read:
                     if isinstance(malformed, tuple):
                         await self._bury(*malformed)
-            if deliveries or not (read or worn):
-                return deliveries, float("inf") if free_in is None else free_in
+            if deliveries or not (read or seen.worn):
+                return deliveries, seen
 
-    def _take_parameters(self, lock: str, most: int) -> dict[str, Any]:
-        return {**self._place, "receiver": f"{self._name}:", "lock": lock, "most": most, "most_bytes": _MOST_BYTES}
+    async def _looked(self, look: _Look) -> _Seen | None:
+        def join() -> Shared[_Look]:
+            self._looking = self._common.looks.join(look.most, alone=self._common.for_one)
+            return self._looking
 
-    async def _run_take(self, lock: str, most: int) -> Rows:
-        statements: list[Statement] = [(_sql.SWEEP, self._place), (self._take, self._take_parameters(lock, most))]
-        left = self._left.pop(self._source, LeftLocks())
-        for receiver in left.receivers:
-            statements.insert(0, self._release_of(receiver, left))
-        self._unanswered.doubtful |= left.doubtful
-        if doubtful := self._unanswered.current():
-            statements.insert(0, (_sql.TAKE_BACK, {**self._place, "locks": doubtful}))
-        if over := self._leases.over():
-            statements.insert(0, (_sql.OVER, {"shelf": self._shelf, "over": over}))
         try:
-            *_, swept, rows = await self._calls.run(self._receiving, *statements, answer_within=_ANSWER_WITHIN)
+            seen: _Seen | None = await self._calls.share(self._receiving, look, join, _ANSWER_WITHIN)
         except BaseException as error:
             if getattr(error, "maybe_applied", True):
-                self._unanswered.doubt(lock)
-            if left.receivers:
-                self._left.setdefault(self._source, LeftLocks()).add(left)
+                self._common.unanswered.doubt(look.lock)
             raise
-        self._leases.removed(over)
-        if not swept:
-            return []
-        ((*_, self._expects, needs_session, self._shelf),) = swept
-        if needs_session and self._take is _sql.TAKE:
-            raise self._failure(SessionsOnly(), self._receiving)
-        if numbers := {row[0] for row in rows if row[0] is not None}:
-            self._leases.add(lock, numbers, {row[0] for row in rows if row[2] > 1})
-        return rows
+        if again := {row[0] for row in look.rows if row[2] > 1}:  # the locks that some had before have ended
+            for each in self._receivers:
+                if each._common is self._common:
+                    each.leases.lose(again)
+        if look.rows:
+            self.leases.add(look.lock, {row[0] for row in look.rows})
+        return seen
 
-    def _read(self, row: tuple[Any, ...], lock: str, until: datetime) -> Delivery | tuple[Delivery, MalformedHeader]:
+    def take_for(self, looks: Sequence[_Look]) -> Statement:
+        """The statement that locks what is free, in order, by a lease for each."""
+        most = [look.most for look in looks]
+        return self._take, {
+            **self._common.place,
+            "receiver": f"{self._name}:",
+            "locks": Texts([look.lock for look in looks]),
+            "starts": Numbers(list(accumulate(most[:-1], initial=1))),
+            "most": sum(most),
+            "most_bytes": _MOST_BYTES,
+        }
+
+    def _read(self, row: tuple[Any, ...], lock: str, seen: _Seen) -> Delivery | tuple[Delivery, MalformedHeader]:
         """Decode a row, or say why that can't be done. A dead letter is shown as far as it can be read."""
         header, body = row[5], row[6]
         token = _Token(row[0], lock)
         try:
             message = shown(header, body) if self._source.dead_letter else decode_header(header, body)
         except MalformedHeader as problem:
-            return delivery_of(row, shown(header, body), until, token), problem
-        return delivery_of(row, message, until, token)
+            return delivery_of(row, shown(header, body), seen.until, token), problem
+        return delivery_of(row, message, seen.until, token)
 
     async def _bury(self, malformed: Delivery, problem: MalformedHeader) -> None:
         with contextlib.suppress(TransportError):  # it is locked, and met again when that has ended
@@ -437,10 +509,10 @@ class PostgresReceiver(Receiver):
         token = self._own_token(delivery)
         if token is None:
             raise self._lock_lost()
-        locks = {"shelf": self._shelf, "locks": [token.lock, own_lease(token)]}
+        locks = {"shelf": self._common.shelf, "locks": [token.lock, own_lease(token)]}
         (rows,) = await self._calls.run(self._settling, (statement, {**locks, "number": token.number, **more}))
         if forget or not rows:
-            self._leases.forget(self._leases.of([token]))
+            self.leases.forget(self.leases.of([token]))
         if not rows:
             raise self._lock_lost()
         return rows
@@ -448,7 +520,7 @@ class PostgresReceiver(Receiver):
     def _own_token(self, delivery: Delivery) -> _Token | None:
         """What settles a delivery; None if this receiver did not return it, or has settled it."""
         token = delivery.lock_token
-        return token if isinstance(token, _Token) and self._leases.has(token) else None
+        return token if isinstance(token, _Token) and self.leases.has(token) else None
 
     def _lock_lost(self) -> TransportError:
         return self._failure(LockEnded(), self._settling)
@@ -461,27 +533,24 @@ class PostgresReceiver(Receiver):
     async def _release_all(self) -> None:
         """Release what is not settled; if that can't be done now, the next receiver does so, or the locks end."""
         self._receivers.discard(self)
-        statements = self._releases()
-        if not statements:
-            return
         try:
             async with asyncio.timeout(_RELEASE_WITHIN):
+                if self._looking is not None:  # with others, who go on to wait for it
+                    await asyncio.wait((self._looking.task,))
+                if not (statements := self._releases()):
+                    return
                 await self._calls.pool.run(statements)
         except (NotSent, psycopg.Error, TimeoutError):
             left = self._left.setdefault(self._source, LeftLocks())
-            left.add(self._unanswered)
-            if self._leases:
+            left.add(self._common.unanswered)
+            if self.leases:
                 left.receivers.add(self._name)
         else:
             self._calls.pool.notify(self._path)
 
     def _releases(self) -> list[Statement]:
-        doubtful = self._unanswered.current()
-        return [self._release_of(self._name, self._unanswered)] if self._leases or doubtful else []
-
-    def _release_of(self, receiver: str, locks: LeftLocks) -> Statement:
-        """The statement that releases what a closed receiver held."""
-        return _sql.RELEASE, {**self._place, "receiver": f"{receiver}:", "locks": locks.current()}
+        in_doubt = any(lock.startswith(f"{self._name}:") for lock in self._common.unanswered.current())
+        return [self._common.release_of(self._name, self._common.unanswered)] if self.leases or in_doubt else []
 
 
 class PostgresSessionReceiver(PostgresReceiver, SessionReceiver):
@@ -502,7 +571,7 @@ class PostgresSessionReceiver(PostgresReceiver, SessionReceiver):
     async def accept(self, session_id: str | None, wait: float) -> bool:
         """Lock a session; called once, before everything else."""
         named = None if session_id is None else session_id.encode()
-        parameters = {**self._place, "session": named, "receiver": f"{self._name}:"}
+        parameters = {**self._common.place, "session": named, "receiver": f"{self._name}:"}
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + wait
         while True:
@@ -543,11 +612,15 @@ class PostgresSessionReceiver(PostgresReceiver, SessionReceiver):
             raise TransportError(text, FailureKind.REFUSED, FailureReason.TOO_LARGE)
         await self._with_session(_sql.SET_STATE, state=state)
 
-    def _take_parameters(self, lock: str, most: int) -> dict[str, Any]:
-        return {**super()._take_parameters(lock, most), "session": self._session}
+    def take_for(self, looks: Sequence[_Look]) -> Statement:
+        statement, parameters = super().take_for(looks)
+        return statement, {**parameters, "session": self._session}
+
+    def _find_common(self, receivers: set[PostgresReceiver]) -> None:
+        return None
 
     async def _with_session(self, statement: Any, **more: Any) -> Rows:
-        parameters = {**self._place, "session": self._session, "receiver": f"{self._name}:", **more}
+        parameters = {**self._common.place, "session": self._session, "receiver": f"{self._name}:", **more}
         (rows,) = await self._calls.run(self._settling, (statement, parameters))
         if not rows:
             raise self._lock_lost()
@@ -556,7 +629,7 @@ class PostgresSessionReceiver(PostgresReceiver, SessionReceiver):
     def _releases(self) -> list[Statement]:
         if self._session is None:
             return []
-        parameters = {**self._place, "session": self._session, "receiver": f"{self._name}:"}
+        parameters = {**self._common.place, "session": self._session, "receiver": f"{self._name}:"}
         return [(_sql.RELEASE_SESSION, parameters)]
 
 

@@ -164,7 +164,7 @@ WITH {_PLACE}, gone AS (
 SELECT pg_advisory_xact_lock({_TURN}),
     CASE WHEN NOT one_at_a_time THEN set_config('synchronous_commit', 'off', true) END,
     CASE WHEN pg_try_advisory_lock({_STORING}) THEN NOT pg_advisory_unlock({_STORING}) ELSE true END,
-    requires_session AND NOT reads_dead, shelf
+    requires_session AND NOT reads_dead, one_at_a_time, shelf
 FROM place
 """
 """Take a turn at the queue, put away leases that have ended and messages that have expired, make due what is, and find
@@ -177,21 +177,22 @@ what the next one does again. Where one consumer reads at a time its lock outlas
 _TAKE: Final[LiteralString] = f"""
 WITH {_PLACE}, found AS MATERIALIZED (
     SELECT f.*, f.deliveries >= (SELECT max_delivery_count FROM place WHERE NOT reads_dead) AS worn,
-        sum(octet_length(f.body)) OVER (ROWS UNBOUNDED PRECEDING) - octet_length(f.body) AS preceding
+        sum(octet_length(f.body)) OVER w - octet_length(f.body) AS preceding,
+        width_bucket(row_number() OVER w, %(starts)b::bigint[]) AS look
     FROM (
         SELECT m.ctid AS at, m.number, m.enqueued_at, m.deliveries, m.reason, m.description, m.header, m.body
         FROM pairmq.message m
         WHERE m.shelf = (SELECT shelf FROM place) AND NOT m.later AND m.number NOT IN {_LOCKED}
             AND (m.expires_at IS NULL OR m.expires_at > statement_timestamp())
             AND (m.tx IS NULL OR m.tx < (SELECT pg_snapshot_xmin(pg_current_snapshot())))
-            AND NOT (SELECT one_at_a_time AND EXISTS (
+            AND NOT (SELECT one_at_a_time AND (cardinality(%(locks)b::text[]) > 1 OR EXISTS (
                 SELECT 1 FROM pairmq.lease l CROSS JOIN LATERAL unnest(l.numbers) AS n (number)
                 {_AT.format(shelf="l.shelf")}
                 WHERE l.shelf = place.shelf AND NOT starts_with(l.name, %(receiver)s::text)
-            ) FROM place)
+            )) FROM place)
             AND {{which}}
         LIMIT %(most)s::bigint
-    ) AS f
+    ) AS f WINDOW w AS (ROWS UNBOUNDED PRECEDING)
 ), worn AS (
     UPDATE pairmq.message m SET shelf = -shelf, {_BURIED}, reason = 'max-delivery-count',
         description = format('it was delivered %%s times and never completed', m.deliveries)
@@ -201,16 +202,17 @@ WITH {_PLACE}, found AS MATERIALIZED (
     SELECT * FROM found WHERE worn IS NOT TRUE AND preceding < %(most_bytes)s::bigint
 ), lease AS (
     INSERT INTO pairmq.lease (shelf, name, until, numbers)
-    SELECT p.shelf, %(lock)s::text, {{until}}, ARRAY(SELECT number FROM taken) FROM place p
-    WHERE EXISTS (SELECT 1 FROM taken)
+    SELECT p.shelf, (%(locks)b::text[])[t.look], {{until}}, t.numbers
+    FROM place p, (SELECT look, array_agg(number) AS numbers FROM taken GROUP BY look) AS t
     RETURNING until
 )
 SELECT t.number, t.enqueued_at, t.deliveries + 1, t.reason, t.description, t.header, t.body,
-    CASE WHEN t.preceding = 0 THEN (SELECT until FROM lease) END, {{lost}}, nullif((SELECT count(*) FROM worn), 0),
+    CASE WHEN t.preceding = 0 THEN (SELECT until FROM lease LIMIT 1) END, {{lost}},
+    nullif((SELECT count(*) FROM worn), 0),
     CASE WHEN t.number IS NULL THEN extract(epoch FROM least(
         (SELECT min(due_at) FROM pairmq.message WHERE shelf = p.shelf AND due_at IS NOT NULL),
         (SELECT min(until) FROM pairmq.lease WHERE shelf = p.shelf)
-    ) - statement_timestamp())::float8 END
+    ) - statement_timestamp())::float8 END, t.look
 FROM place p LEFT JOIN taken t ON true
 """
 
@@ -219,8 +221,8 @@ TAKE: Final[LiteralString] = _TAKE.format(
     until="statement_timestamp() + p.lock_duration",
     lost="NULL::boolean",
 )
-"""Lock the first messages that are free, by one lease; one row without a number where none is, and none without the
-source."""
+"""Lock the first messages that are free for several looks, in turn, by a lease for each; one row without a number where
+none is, and none without the source."""
 
 _OWN_SESSION: Final[LiteralString] = """
     SELECT {what} FROM pairmq.session
@@ -239,9 +241,9 @@ TAKE_OF_SESSION: Final[LiteralString] = _TAKE.format(
 COMPLETE: Final[LiteralString] = f"""
 WITH held AS MATERIALIZED (
     SELECT numbers FROM pairmq.lease
-    WHERE shelf = %(shelf)s::bigint AND name = ANY (%(locks)s::text[]) AND until > statement_timestamp() FOR UPDATE
+    WHERE shelf = %(shelf)s::bigint AND name = ANY (%(locks)b::text[]) AND until > statement_timestamp() FOR UPDATE
 ), over AS (
-    DELETE FROM pairmq.lease WHERE shelf = %(shelf)s::bigint AND name = ANY (%(over)s::text[])
+    DELETE FROM pairmq.lease WHERE shelf = %(shelf)s::bigint AND name = ANY (%(over)b::text[])
 ), done AS (
     DELETE FROM pairmq.message WHERE ctid = ANY (ARRAY(
         SELECT here.at FROM unnest(%(numbers)b::bigint[]) AS n (number)
