@@ -350,6 +350,35 @@ async def test_what_is_under_a_former_name_is_named_and_left(processes):
 
 
 @in_virtual_time
+async def test_what_is_under_the_default_name_is_named_when_the_url_states_another(processes):
+    """The default name of a local address has the machine in it, as has the identity that is recorded with it."""
+    await processes.east.transport().admin.create(Entity("orders"))
+    identity = ("simulated", "localhost")
+    before = Endpoint("web-1--0a", identity, "simulated://localhost", "web-1")
+    await processes.divert(20, primary=before)
+    for stated in (("simulated", "localhost"), ("simulated", "?identity=orders")):
+        now = Endpoint("orders", stated, before.url, "", ("web-1--0a",), by_default=(*identity, "web-1"))
+        agreement = await find_agreement(now, processes.west.transport(), PairOptions(), 1.0)
+        assert sum(stray.pending for stray in agreement.strays) == 20
+        assert all(stray.certain for stray in agreement.strays)
+        async with processes.process(primary=now, enable_syphon=True) as (_, warnings):
+            await settled()
+        assert processes.moved() == 0
+        assert any("another process calls this primary 'web-1--0a'" in text for text in warnings)
+        processes.west.queues.pop(Entity("orders/x-pairmq-record"))
+
+
+@in_virtual_time
+async def test_what_another_machine_left_under_its_default_name_is_not_this_primarys(processes):
+    await processes.east.transport().admin.create(Entity("orders"))
+    identity = ("simulated", "localhost")
+    await processes.divert(20, primary=Endpoint("web-2--0b", identity, "simulated://localhost", "web-2"))
+    now = Endpoint("orders", identity, "simulated://localhost", "", ("web-1--0a",), by_default=(*identity, "web-1"))
+    agreement = await find_agreement(now, processes.west.transport(), PairOptions(), 1.0, everywhere=True)
+    assert not agreement.strays
+
+
+@in_virtual_time
 async def test_looking_everywhere_finds_another_name_and_passes_over_another_primary(processes):
     await processes.east.transport().admin.create(Entity("orders"))
     same = Endpoint("alias", ("simulated", "east"), "simulated://east")

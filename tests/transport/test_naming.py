@@ -90,6 +90,18 @@ def test_a_stated_identity_is_one_broker_at_every_address(urls: tuple[str, str])
 
 
 @EVERY_PRODUCT
+@pytest.mark.parametrize("option", ["name=orders", "identity=orders"])
+def test_a_stated_name_or_identity_leaves_it_known_what_the_address_alone_gives(
+    urls: tuple[str, str], option: str
+) -> None:
+    default, stated = registry.transport(urls[0]).endpoint, endpoint_of(urls[0], option)
+    assert default.name in stated.former_names
+    assert stated.by_default == (*default.identity, *((default.scope,) if default.scope else ()))
+    assert stated.name not in stated.former_names
+    assert default.by_default == ()
+
+
+@EVERY_PRODUCT
 def test_another_stated_identity_is_another_broker(urls: tuple[str, str]) -> None:
     one, two = (endpoint_of(urls[0], f"identity=orders-{each}&name=orders") for each in ("eu", "us"))
     assert one.identity != two.identity

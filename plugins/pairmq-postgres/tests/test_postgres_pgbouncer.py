@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ import psycopg
 import pytest
 
 from broker_tests import until
-from pairmq.model import Entity, Source
+from pairmq.model import Entity, FailureKind, Source, TransportError
 from pairmq.testing.servers import ServerProcess, accepts_connections, free_port
 
 pytestmark = pytest.mark.real_server
@@ -35,6 +36,7 @@ unix_socket_dir =
 auth_type = any
 pool_mode = transaction
 default_pool_size = 2
+server_login_retry = 1
 max_client_conn = 100
 """
     folder = Path(tempfile.mkdtemp(prefix="pairmq-pgbouncer-"))
@@ -96,3 +98,24 @@ async def test_receivers_that_waited_for_their_turn_share_no_message(pgbouncer, 
     finally:
         server.query("ALTER ROLE messenger RESET default_transaction_isolation")
     assert sorted(found) == [b"%d" % number for number in range(10)]
+
+
+async def test_a_server_that_pgbouncer_has_lost_is_unavailable(pgbouncer, server, connect, message):
+    transport = connect(pgbouncer, listen="false")
+    await transport.admin.create(Entity("orders"))
+    sender = transport.sender(Entity("orders"))
+    await sender.send(message("before"))
+    server.kill()
+    try:
+        for number in range(3):
+            with pytest.raises(TransportError) as caught:
+                await sender.send(message(str(number)))
+            assert caught.value.kind is FailureKind.UNAVAILABLE
+    finally:
+        server.start()
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(TransportError):
+                await sender.send(message("after"))
+                break
+            await asyncio.sleep(0.1)

@@ -22,6 +22,7 @@ from pairmq.core import (
     conflict_text,
     lane_path,
 )
+from pairmq.core.record import plain
 from pairmq.model import (
     ConfigurationError,
     Entity,
@@ -141,7 +142,7 @@ async def find_agreement(
         What was found; a broker that can't be asked is part of it.
     """
     own = configuration_of(primary, options)
-    looker = Looker(secondary, TimeLimits(time_limit))
+    looker = Looker(secondary, TimeLimits(time_limit), by_default=primary.by_default)
     try:
         record = await looker.read(own)
         conflict = record.conflict(own)
@@ -218,7 +219,7 @@ class RecordKeeper:
         self._transport = secondary
         self._clock = clock
         self._emit = emit
-        self._looker = Looker(secondary, limits)
+        self._looker = Looker(secondary, limits, by_default=primary.by_default)
         self._agreed = agreed
         self._found = found
         self._lost = lost
@@ -399,11 +400,13 @@ class Looker:
 
     Args:
         transport: the secondary.
+        by_default: of the primary's `Endpoint`.
     """
 
-    def __init__(self, transport: Transport, limits: TimeLimits) -> None:
+    def __init__(self, transport: Transport, limits: TimeLimits, *, by_default: tuple[str, ...] = ()) -> None:
         self._transport = transport
         self._limits = limits
+        self._by_default = tuple(map(plain, by_default))
 
     async def read(self, own: Configuration) -> Record:
         """Read the record; an empty one if it does not exist.
@@ -522,19 +525,22 @@ class Looker:
         return [each async for each in self._row(own.template, own.name, record.most_queues(own))]
 
     async def former(self, own: Configuration, names: Sequence[str]) -> list[Stray]:
-        """Find what is left under the default names that earlier releases gave to this primary."""
+        """Find what is left under other names of this primary: of earlier releases, and of its URL as it was."""
         strays: list[Stray] = []
         if "{primary}" not in own.template:
             return strays
         for name in names:
             holding = [each async for each in self._row(own.template, name, 0) if each[1]]
-            if not holding or await self._owner(own, name) is None:
+            owner = await self._owner(own, name) if holding else None
+            if owner is None:
                 continue  # empty, or another primary's that has that name by right
-            reason = (
-                f"an earlier release called this primary {name!r}, and maybe others too; where all of these messages "
-                f"are this primary's, drain them with ?name={name} in its URL"
-            )
-            strays += [Stray(queue, pending, reason, certain=False) for queue, pending in holding]
+            reason, certain = owner
+            if not certain:
+                reason = (
+                    f"an earlier release called this primary {name!r}, and maybe others too; where all of these "
+                    f"messages are this primary's, drain them with ?name={name} in its URL"
+                )
+            strays += [Stray(queue, pending, reason, certain) for queue, pending in holding]
         return strays
 
     async def _row(self, template: str, name: str, first: int) -> AsyncIterator[tuple[Entity, int]]:
@@ -588,7 +594,7 @@ class Looker:
         except ValueError:
             return None
         record = Record.read([body for place in places for body in await self.bodies(place)])
-        if any(each.identity == own.identity for each in record.configurations):
+        if any(each.identity in (own.identity, self._by_default) for each in record.configurations):
             return f"another process calls this primary {name!r}: give all processes one URL, or one ?name=", True
         if record.configurations:
             return None

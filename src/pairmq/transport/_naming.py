@@ -78,16 +78,18 @@ def chosen_endpoint(default: Endpoint, options: Mapping[str, str], where: str) -
         ConfigurationError: one of them can't be a segment of a path.
     """
     found = default
+    by_default = (*default.identity, *((default.scope,) if default.scope else ()))
     if "identity" in options:
         stated = checked_name(options["identity"], f"the option identity of {where}")
         # No address and no broker's name has a question mark.
         identity = (default.identity[0], f"?identity={stated}")
         former = (default.name, *default.former_names)
         plain = endpoint_with_default_name(identity, default.url, stated, unique=False, former=former)
-        found = replace(plain, address=default.identity, nodes=default.nodes)
+        found = replace(plain, address=default.identity, nodes=default.nodes, by_default=by_default)
     if options.get("name"):
         name = checked_name(options["name"], f"the option name of {where}")
-        found = replace(found, name=name, scope="", former_names=())
+        former = tuple(dict.fromkeys(old for old in (found.name, default.name) if old != name))
+        found = replace(found, name=name, scope="", former_names=former, by_default=by_default)
     return found
 
 

@@ -74,10 +74,13 @@ class Endpoint:
         url: the URL with its password left out, fit for logs.
         scope: the machine that the identity is meant on, where the address is another broker on every machine
             (``localhost``); empty where it is the same one everywhere, and where the URL gives the name.
-        former_names: default names that earlier releases gave to this broker; backlog queues may still have them.
+        former_names: names that backlog queues of this broker may still have: default names of earlier releases, and of
+            its address if the URL states a name or an identity.
         address: product, host, port and virtual host, if the URL states the identity; else empty, as they are the
             identity.
         nodes: such an address for each of the nodes, if the URL names several nodes of one cluster.
+        by_default: the identity, and the scope if there is one, that the address has by itself; empty if the URL states
+            neither name nor identity.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Endpoint:
     former_names: tuple[str, ...] = ()
     address: tuple[str, ...] = ()
     nodes: tuple[tuple[str, ...], ...] = ()
+    by_default: tuple[str, ...] = ()
 
     @property
     def addresses(self) -> frozenset[tuple[str, ...]]:

@@ -8,6 +8,8 @@ The first row that matches the SQLSTATE decides. Rows that need an explanation:
   can take the message. The former's connection is dropped, so that the next call asks all hosts.
 - A missing database or table is *refused*, with the command that makes it. Its reason is *disabled*, as no message is
   at fault: a syphon waits until an operator makes the tables, or brings them to this version, and dead-letters nothing.
+- PgBouncer reports nearly all that goes wrong with a server behind it as a protocol violation (08P01): *unavailable*.
+  What was under way when it lost the server is in doubt; what still waited for a server was never sent.
 - A server that answered with an error did nothing. One that was shut down may have: it may wait for a standby after its
   own commit. One that did not answer may have, if the statement had been sent.
 - libpq reports why it could not connect as text, in the server's language. What is not understood is *unavailable*.
@@ -86,7 +88,7 @@ _TABLE: tuple[_Row, ...] = (
     _Row("42703", _REFUSED, FailureReason.DISABLED, _NO_SCHEMA),
     _Row("54", _REFUSED, FailureReason.TOO_LARGE),
     _Row("22", _REFUSED, FailureReason.MALFORMED),
-    _Row("08P01", _REFUSED, FailureReason.MALFORMED),
+    _Row("08", _UNAVAILABLE, FailureReason.CONNECTION, in_doubt=True),
     _Row(TimeoutError, _UNAVAILABLE, FailureReason.TIMEOUT, "the server did not answer in time", in_doubt=True),
     _Row(psycopg.errors.ConnectionTimeout, _UNAVAILABLE, FailureReason.TIMEOUT, "the server did not answer in time"),
     # An unknown failure counts as an outage: a refusal would lose what failover can still save.
@@ -111,6 +113,10 @@ _AT_LOGIN = (
 )
 
 
+# What PgBouncer says to a client whose statement it has given to no server.
+_IN_LINE = ("query_wait_timeout", "server login has been failing", "cannot connect to server", "server login failed")
+
+
 class NotSent(Exception):
     """There was no connection: nothing was sent. ``cause`` is the driver's exception."""
 
@@ -133,11 +139,16 @@ def failure(error: BaseException, doing: str) -> TransportError:
     row = _row(error)
     text = row.text or " ".join(str(cause).split()) or type(cause).__name__
     answered = _state(cause) is not None
-    in_doubt = row.in_doubt and not isinstance(error, NotSent) and (not answered or row.match in ("57P01", "57P02"))
+    in_doubt = row.in_doubt and not isinstance(error, NotSent) and (not answered or _ended(row, text))
     made = TransportError(f"{doing}: {text}", row.kind, row.reason, maybe_applied=in_doubt)
     # The server's text about a refused login names the user.
     made.__cause__ = None if row.reason is FailureReason.UNAUTHORIZED else cause
     return made
+
+
+def _ended(row: _Row, text: str) -> bool:
+    """Whether an answer says that the session ended, with a commit that may have been under way."""
+    return row.match in ("57P01", "57P02") or (row.match == "08" and not any(words in text for words in _IN_LINE))
 
 
 def leads_elsewhere(error: BaseException) -> bool:
