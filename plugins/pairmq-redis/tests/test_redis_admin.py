@@ -127,7 +127,7 @@ async def test_what_cannot_be_made_whole_is_not_made(transport: Transport) -> No
     for call in (transport.admin.create(entity), transport.admin.create_subscription(topic, "s")):
         with pytest.raises(TransportError) as caught:
             await call
-        assert caught.value.reason is FailureReason.MALFORMED
+        assert caught.value.reason is FailureReason.DISABLED
     left = [(b"EXISTS", key) for key in (EntityKeys(entity).meta, EntityKeys(entity).stream, EntityKeys(topic).stream)]
     assert await control.call(left, Scope()) == [0, 0, 0]
 
@@ -250,7 +250,7 @@ async def test_a_probe_finds_a_key_of_the_wrong_type(transport: Transport, queue
     for call in (transport.admin.probe(queue), transport.sender(queue).send(Message(message_id="1"))):
         with pytest.raises(TransportError) as caught:
             await call
-        assert caught.value.reason is FailureReason.MALFORMED
+        assert caught.value.reason is FailureReason.DISABLED
 
 
 async def test_check_makes_a_round_trip(transport: Transport) -> None:
