@@ -121,7 +121,12 @@ class Traffic:
         self._goes.set()
         self._task: asyncio.Task[None] | None = None
         self._clock = asyncio.get_running_loop().time
-        self.pair.subscribe(lambda event: self.events.append((self._clock(), event)))
+        self._went_down = False
+        self.pair.subscribe(self._note)
+
+    def _note(self, event: Event) -> None:
+        self.events.append((self._clock(), event))
+        self._went_down |= isinstance(event, StateChanged) and event.current is DOWN
 
     # What happens.
 
@@ -205,7 +210,7 @@ class Traffic:
             # Short limits until the failover. Later a send has time to come through whatever else runs on this machine,
             # so that the checks of what happens then can be strict. Chosen here, as the failover may come between the
             # making of this task and its first step.
-            timeout = next(self._limits) if not self.changes(DOWN) else max(self.timeouts)
+            timeout = next(self._limits) if not self._went_down else max(self.timeouts)
         message = Message(message_id.encode(), message_id=message_id)
         began = self._clock()
         try:

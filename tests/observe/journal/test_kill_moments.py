@@ -72,7 +72,7 @@ def test_five_kills_at_any_moment_lose_nothing_that_was_flushed_and_double_nothi
     dice = random.Random(20)
     lives: dict[str, int] = {}
     for _ in range(5):
-        lives |= dict([killed(tmp_path, after=dice.uniform(0.0, 0.6))])
+        lives |= dict([killed(tmp_path, after=dice.uniform(0.0, 0.3))])
         whole(tmp_path)
     assert recover(tmp_path).failed == {}
     check(tmp_path, lives)
