@@ -385,4 +385,5 @@ async def _execute(connection: Connection, statement: Statement) -> psycopg.Asyn
 
 
 async def _rows(cursor: psycopg.AsyncCursor[tuple[Any, ...]]) -> Rows:
-    return await cursor.fetchall() if cursor.description else []
+    result = cursor.pgresult  # not `description`, which makes an object for each column
+    return await cursor.fetchall() if result is not None and result.nfields else []
