@@ -19,9 +19,9 @@ from doc_blocks import blocks
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import QueueProperties, Transport
 from pairmq_postgres import _sql
-from pairmq_postgres._connection import Blobs, Numbers, Texts
+from pairmq_postgres._connection import Blobs, Numbers, Rows, Statement, Texts
 from pairmq_postgres._errors import SchemaVersion
-from pairmq_postgres._pool import Pool, Rows, Statement
+from pairmq_postgres._pool import Pool
 from pairmq_postgres._receiver import PostgresReceiver
 from pairmq_postgres._schema import STEPS, VERSION, migrate, script
 from pairmq_postgres.testing import GRANTS, PostgresServer
@@ -457,6 +457,23 @@ async def test_what_the_server_refuses_leaves_nothing_in_psycopg_s_log(server, q
     finally:
         server.query("GRANT INSERT ON pairmq.message TO messenger")
     assert [record.getMessage() for record in caplog.records if record.name.startswith("psycopg")] == []
+
+
+async def test_statement_that_could_not_be_prepared_is_prepared_again(server, queue, transport, message):
+    sender = transport.sender(queue)
+    await transport.admin.counts(Source(queue))
+    before = sessions(server)
+    server.query("ALTER TABLE pairmq.message RENAME TO hidden")
+    try:
+        for _ in range(2):
+            with pytest.raises(TransportError) as caught:
+                await sender.send(message("lost"))
+            assert caught.value.reason == FailureReason.DISABLED
+    finally:
+        server.query("ALTER TABLE pairmq.hidden RENAME TO message")
+    await sender.send(message("stored"))
+    assert (await transport.admin.counts(Source(queue))).active == 1
+    assert set(before) <= set(sessions(server)), "over the same connection"
 
 
 async def test_deadlock_is_transient(server, queue, transport, message):

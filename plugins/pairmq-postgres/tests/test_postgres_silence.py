@@ -15,9 +15,9 @@ from psycopg.waiting import WAIT_R
 from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing import in_virtual_time
 from pairmq.transport import Scope
-from pairmq_postgres._connection import Connection, Hosts
+from pairmq_postgres._connection import Connection, Hosts, Rows, Statement
 from pairmq_postgres._errors import NotSent, failure
-from pairmq_postgres._pool import Calls, Pool, Rows, Statement, Together
+from pairmq_postgres._pool import Calls, Pool, Together
 from pairmq_postgres._receiver import PostgresReceiver, PostgresSessionReceiver
 from pairmq_postgres._url import parse_url
 
@@ -99,14 +99,11 @@ async def test_idle_connections_are_dropped_after_a_call_that_had_no_answer(monk
     silent = asyncio.Event()
 
     class Connection(Mock):
-        def cursor(self, **_: Any) -> Any:
-            return self
-
-        async def execute(self, *_: Any) -> Any:
+        async def run(self, _: Sequence[Statement]) -> list[Rows]:
             await asyncio.sleep(0)
             if silent.is_set():
                 await asyncio.Event().wait()
-            return Mock(description=None)
+            return []
 
     async def connect(self: Hosts) -> Any:
         idle = TransactionStatus.IDLE

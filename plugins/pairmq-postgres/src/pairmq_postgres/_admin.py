@@ -11,8 +11,9 @@ from typing import Any
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties
 from pairmq_postgres import _errors, _sql
+from pairmq_postgres._connection import Rows, Statement
 from pairmq_postgres._errors import NoSuchEntity, OtherKind, SchemaVersion
-from pairmq_postgres._pool import Calls, Rows, Statement
+from pairmq_postgres._pool import Calls
 from pairmq_postgres._receiver import delivery_of, place_of, shown
 from pairmq_postgres._schema import VERSION
 

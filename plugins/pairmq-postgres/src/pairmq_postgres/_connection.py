@@ -6,16 +6,18 @@ import asyncio
 import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from itertools import count
 from typing import Any, ClassVar, LiteralString, NamedTuple
 
 import psycopg
-from psycopg import AsyncConnection, waiting
-from psycopg.abc import AdaptContext
-from psycopg.adapt import Dumper
-from psycopg.pq import Format
+from psycopg import AsyncConnection, abc, waiting
+from psycopg.adapt import Dumper, Transformer
+from psycopg.pq import ConnStatus, ExecStatus, Format
 
 from pairmq.transport import dial, start_task
+from pairmq_postgres._drivers import numbered
 from pairmq_postgres._errors import NotSent
 from pairmq_postgres._url import PostgresUrl, is_directory
 
@@ -36,6 +38,11 @@ _HISTORY = """
     SELECT system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint
     FROM pg_control_system()
 """
+
+
+Rows = list[tuple[Any, ...]]
+Statement = tuple[Any, Mapping[str, Any]]
+_Prepared = tuple[str, tuple[int, ...]]  # a statement with types for its parameters
 
 
 class Array:
@@ -87,7 +94,7 @@ _ARRAYS = {25: 1009, 17: 1001, 20: 1016}
 class _ArrayDumper(Dumper):
     format = Format.BINARY
 
-    def __init__(self, cls: type, context: AdaptContext | None = None) -> None:
+    def __init__(self, cls: type, context: abc.AdaptContext | None = None) -> None:
         super().__init__(cls, context)
         self.oid = _ARRAYS[cls.oid]  # type: ignore[attr-defined]
 
@@ -103,6 +110,84 @@ class _ArrayDumper(Dumper):
 
 
 class Connection(AsyncConnection[tuple[Any, ...]]):
+    """Sends what belongs together at once, and waits without polling."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._names: dict[_Prepared | None, bytes] = {}
+        self._numbers = count()
+
+    async def run(self, statements: Sequence[Statement]) -> list[Rows]:
+        """Run statements in one transaction, and return the rows of each.
+
+        psycopg's pipeline sends each by itself, which wakes the server; its cursors describe each column of an answer.
+
+        Raises:
+            psycopg.Error: as the server or libpq reported it.
+        """
+        begins = len(statements) > 1 and self.prepare_threshold is None  # else the settings say so
+        if begins:
+            statements = [("BEGIN ISOLATION LEVEL READ COMMITTED", {}), *statements, ("COMMIT", {})]
+        found: list[Rows] = await self.wait(self._exchange(statements))
+        return found[1:-1] if begins else found
+
+    def _exchange(self, statements: Sequence[Statement]) -> Generator[int, int, list[Rows]]:
+        pgconn, transformer = self.pgconn, Transformer(self)
+        awaited = self._write(statements, transformer)
+        while pgconn.flush():
+            if (yield waiting.WAIT_RW) & waiting.READY_R:
+                pgconn.consume_input()
+        found: list[Rows] = []
+        failed: psycopg.Error | None = None
+        try:
+            while True:
+                while pgconn.is_busy():
+                    yield waiting.WAIT_R
+                    pgconn.consume_input()
+                result = pgconn.get_result()
+                if result is None:  # the end of one statement's results
+                    if pgconn.status == ConnStatus.BAD:
+                        raise psycopg.OperationalError("the connection is lost")
+                    continue
+                if result.status == ExecStatus.PIPELINE_SYNC:
+                    break
+                prepared = awaited.popleft() if awaited else None
+                if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+                    failed = failed or psycopg.errors.error_from_result(result)
+                    self._names.pop(prepared, None)
+                elif prepared is None:
+                    transformer.set_pgresult(result)
+                    found.append(transformer.load_rows(0, result.ntuples, tuple))
+        except psycopg.OperationalError as error:
+            raise failed or error from None  # the server has said why before it hung up
+        pgconn.exit_pipeline_mode()
+        if failed is not None:
+            raise failed
+        return found
+
+    def _write(self, statements: Sequence[Statement], transformer: abc.Transformer) -> deque[_Prepared | None]:
+        """Write statements for libpq to send; return what each answer is of: a statement to be prepared, or None."""
+        written: list[tuple[_Prepared, Sequence[Any], Sequence[Any]]] = []
+        for statement, parameters in statements:
+            text, formats = numbered(statement)
+            values = transformer.dump_sequence([parameters[name] for name in formats], [*formats.values()])
+            written.append(((text, transformer.types or ()), values, transformer.formats or ()))
+        awaited: deque[_Prepared | None] = deque()
+        self.pgconn.enter_pipeline_mode()
+        for prepared, values, as_ in written:
+            text, types = prepared
+            if self.prepare_threshold is None:
+                self.pgconn.send_query_params(text.encode(), values, types, as_, Format.BINARY)
+            else:
+                if prepared not in self._names:
+                    self._names[prepared] = b"pairmq_%d" % next(self._numbers)
+                    self.pgconn.send_prepare(self._names[prepared], text.encode(), types)
+                    awaited.append(prepared)
+                self.pgconn.send_query_prepared(self._names[prepared], values, as_, Format.BINARY)
+            awaited.append(None)
+        self.pgconn.pipeline_sync()
+        return awaited
+
     # psycopg's own wakes at an interval, for Ctrl-C, and for each of the 8 KiB that a server sends at a time.
     async def wait(self, gen: Any, *_: Any, **options: Any) -> Any:
         if options.get("timeout") is not None:  # of `notifies`, which is not used so

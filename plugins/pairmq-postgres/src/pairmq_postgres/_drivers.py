@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import psycopg
+from psycopg.adapt import PyFormat
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
@@ -98,11 +99,11 @@ class _Asyncpg(Driver):
         return None if connection.is_in_transaction() else _COMMITS
 
     async def run(self, connection: Any, statement: str, parameters: dict[str, Any]) -> int:
-        text, names = _numbered(statement)
+        text, names = numbered(statement)
         return len(await connection.fetch(text, *[parameters[name] for name in names]))
 
     async def row(self, connection: Any, statement: str) -> tuple[Any, ...]:
-        return tuple(await connection.fetchrow(_numbered(statement)[0]))
+        return tuple(await connection.fetchrow(numbered(statement)[0]))
 
 
 @lru_cache(maxsize=16)
@@ -111,14 +112,18 @@ def _without_formats(statement: str) -> str:
     return _PARAMETER.sub(lambda found: f"%({found[1]})s" if found[1] else "%%", statement)
 
 
-@lru_cache(maxsize=16)
-def _numbered(statement: str) -> tuple[str, tuple[str, ...]]:
-    """A statement with ``$1`` for parameters, and their names in that order."""
-    names: dict[str, int] = {}
-    text = _PARAMETER.sub(
-        lambda found: f"${names.setdefault(found[1], len(names) + 1)}" if found[1] else "%", statement
-    )
-    return text, tuple(names)
+@lru_cache(maxsize=64)
+def numbered(statement: str) -> tuple[str, dict[str, PyFormat]]:
+    """A statement with ``$1`` for parameters, and their names in that order, with the format that is asked for."""
+    names: dict[str, PyFormat] = {}
+
+    def place(found: re.Match[str]) -> str:
+        if not found[1]:
+            return "%"
+        names.setdefault(found[1], PyFormat.BINARY if found[0].endswith("b") else PyFormat.AUTO)
+        return f"${[*names].index(found[1]) + 1}"
+
+    return _PARAMETER.sub(place, statement), names
 
 
 _PSYCOPG, _OTHERS = _Psycopg(), {"psycopg2": _Psycopg2(), "asyncpg": _Asyncpg()}

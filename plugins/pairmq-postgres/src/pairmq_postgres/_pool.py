@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import select
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
 import psycopg
@@ -21,12 +21,10 @@ from psycopg.pq import TransactionStatus
 from pairmq.model import TransportError
 from pairmq.transport import Arrivals, Scope, nothing_sent, start_task
 from pairmq_postgres import _errors, _sql
-from pairmq_postgres._connection import Connection, Hosts
+from pairmq_postgres._connection import Connection, Hosts, Rows, Statement
 from pairmq_postgres._errors import NotSent
 from pairmq_postgres._url import PostgresUrl
 
-Rows = list[tuple[Any, ...]]
-Statement = tuple[Any, Mapping[str, Any]]
 A = TypeVar("A")
 
 _NOTIFIED_WITHIN = 0.5  # s that a close waits for notifications of what was sent
@@ -76,28 +74,7 @@ class Pool:
             begin: called before the first byte is sent; returns them.
         """
         async with self._connection() as connection:
-            statements = begin()
-            if len(statements) == 1:
-                return [await _rows(await _execute(connection, statements[0]))]
-            failure: psycopg.Error | None = None
-            cursors = []
-            try:
-                async with connection.pipeline():
-                    try:
-                        if not self.url.listen:  # else the settings say so
-                            await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-                        cursors = [await _execute(connection, each) for each in statements]
-                        if not self.url.listen:
-                            await connection.execute("COMMIT")
-                    except psycopg.Error as error:
-                        failure = (
-                            error  # raised through the pipeline's end, it would be a warning in psycopg's log, too
-                        )
-            except psycopg.Error as error:
-                failure = failure or error
-            if failure is not None:
-                raise failure
-            return [await _rows(cursor) for cursor in cursors]
+            return await connection.run(begin())
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
@@ -377,13 +354,3 @@ def _has_news(connection: Connection) -> bool:
     poll = select.poll()
     poll.register(connection.pgconn.socket, select.POLLIN)
     return bool(poll.poll(0))
-
-
-async def _execute(connection: Connection, statement: Statement) -> psycopg.AsyncCursor[tuple[Any, ...]]:
-    query, parameters = statement
-    return await connection.cursor(binary=True).execute(query, parameters)
-
-
-async def _rows(cursor: psycopg.AsyncCursor[tuple[Any, ...]]) -> Rows:
-    result = cursor.pgresult  # not `description`, which makes an object for each column
-    return await cursor.fetchall() if result is not None and result.nfields else []

@@ -41,9 +41,9 @@ from pairmq.transport import (
 )
 from pairmq_postgres import _errors, _sql
 from pairmq_postgres._capabilities import MAX_MESSAGE_BYTES
-from pairmq_postgres._connection import Numbers, Texts
+from pairmq_postgres._connection import Numbers, Rows, Statement, Texts
 from pairmq_postgres._errors import LockEnded, NoSessions, NoSuchEntity, NotSent, SessionsOnly
-from pairmq_postgres._pool import Calls, Pool, Rows, Shared, Statement, Together
+from pairmq_postgres._pool import Calls, Pool, Shared, Together
 
 _RELEASE_WITHIN = 0.9
 _ANSWER_WITHIN = 10.0
