@@ -532,6 +532,27 @@ async def test_a_ping_that_is_refused_for_another_reason_is_a_failed_one(world):
         assert w.pair.state("orders") is FAILED_OVER
 
 
+@in_virtual_time
+async def test_pings_for_which_a_right_is_missing_are_reported_once_until_one_succeeds(world):
+    """A user who may send and not ping: nothing else says why the failover does not end."""
+    async with world(failover_interval=0, ping_primary_interval=5.0) as w:
+        sender = w.pair.sender("orders")
+        for _ in range(2):
+            w.east.fail(Fault.DOWN)
+            assert (await sender.send(Message(b"1"))).route is Route.BACKLOG
+            w.east.heal()
+            w.east.fail(Fault.UNAUTHORIZED, Operation.PROBE)
+            await asyncio.sleep(60)
+            assert (await sender.send(Message(b"2"))).route is Route.BACKLOG
+            w.east.heal()
+            await asyncio.sleep(60)
+            assert w.pair.state("orders") is not FAILED_OVER
+            await asyncio.sleep(400)
+        first, second = w.of(Warned)
+        assert first.subject == second.subject == "orders"
+        assert "its pings are refused" in first.text
+
+
 @pytest.fixture
 def slow_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_engine, "_PINGS", 20.0)

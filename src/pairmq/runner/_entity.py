@@ -35,6 +35,7 @@ from pairmq.runner._emitter import Emitter
 from pairmq.runner._limits import TimeLimits, Waiter, remembered
 from pairmq.transport import Sender, start_task
 
+_TELLING = 3  # pings refused in a row are no blip
 _SCOUTED = 0.25  # s between those that go on by themselves from a line
 _UP = frozenset((EntityState.HEALTHY, EntityState.DRAINING))
 
@@ -65,6 +66,7 @@ class EntityRunner:
         "_ping_task",
         "_pings",
         "_probe",
+        "_refused",
         "_scout",
         "_timer",
         "_waiters",
@@ -113,6 +115,7 @@ class EntityRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
         self._has_turn = False  # among the pings of all entities
+        self._refused = 0  # pings in a row, for want of a right
         self._ping_task: asyncio.Task[None] | None = None
         self._pings = True
         self._scout: asyncio.TimerHandle | None = None  # while sends wait in line
@@ -360,7 +363,7 @@ class EntityRunner:
     async def _ping(self, number: int) -> None:
         started = self._loop.time()
         error: str | None = None
-        missing = False
+        missing = lacks_right = False
         try:
             await self._probe(self.entity)
         except asyncio.CancelledError:
@@ -376,10 +379,21 @@ class EntityRunner:
         except Exception as failure:
             error = str(failure) or type(failure).__name__
             # Another refusal may be of the ping alone, or pass while the backlog keeps the messages safe.
-            missing = isinstance(failure, TransportError) and failure.reason is FailureReason.NOT_FOUND
+            if isinstance(failure, TransportError):
+                missing = failure.reason is FailureReason.NOT_FOUND
+                lacks_right = failure.reason is FailureReason.UNAUTHORIZED
         self._emit(
             PingCompleted, entity=self.entity, ok=error is None, elapsed=self._loop.time() - started, error=error
         )
+        self._refused = self._refused + 1 if lacks_right else 0
+        if self._refused == _TELLING:
+            # A user who may send, but lacks a right that only a ping needs, would be failed over forever.
+            self._emit(
+                Warned,
+                subject=str(self.entity),
+                text=f"its pings are refused, and until one succeeds its sends are diverted: {error}; `pairmq ping -e "
+                f"{self.entity.path}` tries again",
+            )
         jitter = self._clock.jitter()
         answer = PingSucceeded if error is None else PingRefused if missing else PingFailed
         self._handle(answer(number, jitter))
