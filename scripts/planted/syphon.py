@@ -52,6 +52,13 @@ SYPHON = (
         tests=("tests/runner/test_record.py",),
     ),
     Mutant(
+        "a backlog from before the URL stated a name counts as another primary's",
+        "src/pairmq/runner/_record.py",
+        "each.identity in (own.identity, self._by_default) for each",
+        "each.identity == own.identity for each",
+        tests=("tests/runner/test_record.py",),
+    ),
+    Mutant(
         "another primary of the same name is let in",
         "src/pairmq/core/record.py",
         "        return next((each for each in self.configurations if each.identity != own.identity), None)\n",

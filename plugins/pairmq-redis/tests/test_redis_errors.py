@@ -44,8 +44,6 @@ U, R, B, T = FailureKind.UNAVAILABLE, FailureKind.REFUSED, FailureKind.BUSY, Fai
         ("ERR unknown command 'XADD'", R, FailureReason.DISABLED),
         ("ERR DB index is out of range", R, FailureReason.DISABLED),
         ("ERR Protocol error: invalid bulk length", R, FailureReason.TOO_LARGE),
-        ("ERR something new", U, FailureReason.OTHER),
-        ("upstream failure", U, FailureReason.OTHER),
     ],
 )
 def test_an_error_reply_has_one_meaning(reply: str, kind: FailureKind, reason: FailureReason) -> None:
@@ -56,6 +54,14 @@ def test_an_error_reply_has_one_meaning(reply: str, kind: FailureKind, reason: F
     assert str(made).startswith("send to orders: ")
     # The server answered, so that nothing was done, even where redis-py sees a broken connection.
     assert not failure(Unanswered(error), "send").maybe_applied
+
+
+@pytest.mark.parametrize("reply", ["ERR something new", "upstream failure"])
+def test_an_unknown_reply_may_come_from_a_proxy_that_lost_its_server(reply: str) -> None:
+    error = DefaultParser.parse_error(reply)
+    made, unsent = failure(error, "send to orders"), failure(NotSent(error), "send to orders")
+    assert (made.kind, made.reason, made.maybe_applied) == (U, FailureReason.OTHER, True)
+    assert (unsent.kind, unsent.reason, unsent.maybe_applied) == (U, FailureReason.OTHER, False)
 
 
 @pytest.mark.parametrize(

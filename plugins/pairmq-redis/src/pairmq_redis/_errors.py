@@ -9,8 +9,8 @@ The first row that matches decides. Rows that need an explanation:
   can't connect.
 - What is wrong with the server or with an entity's keys, not with a message, is *disabled*: a syphon waits until that
   is fixed, and dead-letters nothing.
-- An unknown reply counts as an outage: a refusal would lose what failover can still save. Proxies have replies of their
-  own.
+- An unknown reply counts as an outage, with an unknown outcome (SPEC 3.6): a refusal would lose what failover can still
+  save, and a proxy replies by itself when it loses a server.
 - A server that answered with an error did not do what was asked. One that did not answer may have, if any
   byte had been sent.
 - Some replies are about the server and not about the call: it is no master (any more), or does not know this client.
@@ -56,6 +56,7 @@ class _Row:
     reason: FailureReason
     text: str | None = None  # used instead of the server's text
     elsewhere: bool = False  # a new connection may lead to a server that can do it
+    in_doubt: bool = False  # it may have been done all the same
 
 
 _NOT_ALLOWED = "the broker does not let this user in, or do this: check user, password and ACL"
@@ -111,7 +112,7 @@ _ANSWERS: tuple[_Row, ...] = (
     _Row("ASK ", _REFUSED, FailureReason.DISABLED, _CLUSTER, elsewhere=True),
     _Row("unknown command", _REFUSED, FailureReason.DISABLED),
     _Row("DB index is out of range", _REFUSED, FailureReason.DISABLED, _NO_DATABASE),
-    _Row(driver.ResponseError, _UNAVAILABLE, FailureReason.OTHER),
+    _Row(driver.ResponseError, _UNAVAILABLE, FailureReason.OTHER, in_doubt=True),
 )
 
 # No reply at all: ResponseError is not among these.
@@ -149,11 +150,12 @@ def failure(error: BaseException, doing: str) -> TransportError:
     answered = is_answer(cause)
     row = next(row for row in (_ANSWERS if answered else _SILENCES) if _fits(row, cause))
     text = row.text or str(cause) or type(cause).__name__
+    in_doubt = row.in_doubt and not isinstance(error, NotSent) if answered else isinstance(error, Unanswered)
     made = TransportError(
         f"{doing}: {text}",
         row.kind,
         row.reason,
-        maybe_applied=isinstance(error, Unanswered) and not answered,
+        maybe_applied=in_doubt,
     )
     # Redis' text about a refused user names the user, which must not be in PairMQ's errors.
     made.__cause__ = None if row.reason is FailureReason.UNAUTHORIZED else cause
