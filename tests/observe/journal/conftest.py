@@ -25,3 +25,14 @@ def journal(tmp_path: Path) -> Iterator[MakeJournal]:
     yield make
     for one in made:
         assert one.close(30)
+
+
+@pytest.fixture
+def without_pandas(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let programs find no pandas, as where only what a journal needs is installed.
+
+    Where it is, Arrow imports it: half of the processor time until a program writes its first row.
+    """
+    folder = tmp_path_factory.mktemp("packages")
+    (folder / "pandas.py").write_text("raise ImportError('it is left out')\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))

@@ -17,7 +17,7 @@ from journal_events import rows
 from pairmq.observe.journal import recover, segments, statistics
 
 # Each life is a process that imports Arrow, which takes its time on a busy machine.
-pytestmark = pytest.mark.real_server
+pytestmark = [pytest.mark.real_server, pytest.mark.usefixtures("without_pandas")]
 
 SUPPORT = Path(__file__).parents[2] / "support"
 

@@ -29,7 +29,7 @@ ONE_PART = ("max_rows=5000000", "max_bytes=1000000000", "max_age=3600")
 """However long a test is held up, what was written by then is in one part."""
 
 
-pytestmark = pytest.mark.real_server  # programs that are killed
+pytestmark = [pytest.mark.real_server, pytest.mark.usefixtures("without_pandas")]  # programs that are killed
 
 LEAVE = """
 import os, signal, sys
