@@ -141,15 +141,27 @@ SYPHON = (
     ),
     Mutant(
         "poison stays in its queue",
-        "src/pairmq/core/pump.py",
-        "    return error.kind is FailureKind.REFUSED and error.reason not in _NOT_POISON",
-        "    return False",
+        "src/pairmq/core/gates.py",
+        "            return error.kind is FailureKind.REFUSED and error.reason not in _NOT_POISON",
+        "            return False",
     ),
     Mutant(
         "what an operator can fix is poison",
-        "src/pairmq/core/pump.py",
-        "    return error.kind is FailureKind.REFUSED and error.reason not in _NOT_POISON",
-        "    return error.kind is FailureKind.REFUSED",
+        "src/pairmq/core/gates.py",
+        "            return error.kind is FailureKind.REFUSED and error.reason not in _NOT_POISON",
+        "            return error.kind is FailureKind.REFUSED",
+    ),
+    Mutant(
+        "a queue that a broker has not got yet makes poison",
+        "src/pairmq/core/gates.py",
+        "        return now - since >= self._patience",
+        "        return True",
+    ),
+    Mutant(
+        "a destination that was missing once is never waited for again",
+        "src/pairmq/core/gates.py",
+        "            since = now  # nobody has looked for so long, and it may have existed meanwhile",
+        "            pass",
     ),
     Mutant(
         "a forged destination is delivered to",

@@ -118,7 +118,7 @@ def test_many_dead_letters_are_counted_not_shown(cli, servers, diverted) -> None
     assert more.status == 0
     first.start()
     assert cli("entity", "delete", "orders", "--yes", *diverted[:2]).status == 0
-    ended = cli("syphon", "--until-empty", *diverted)
+    ended = cli("syphon", "--until-empty", "--ping-interval", "200ms", *diverted)
     assert ended.status == 1
     assert "dead-lettered 503 messages" in ended.err
     assert len(ended.err.splitlines()) < 30

@@ -6,9 +6,11 @@ import pytest
 
 from pairmq.core import Gates, gates
 from pairmq.core.gates import Gate
-from pairmq.model import Entity
+from pairmq.model import Entity, FailureKind, FailureReason, TransportError
 
 ORDERS, PRICES = Entity("orders"), Entity("prices")
+NOT_FOUND = TransportError("no such queue", FailureKind.REFUSED, FailureReason.NOT_FOUND)
+UNAVAILABLE = TransportError("no answer", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
 
 
 def test_a_destination_is_open_until_it_fails():
@@ -111,3 +113,51 @@ def test_an_open_gate_of_a_destination_that_does_not_exist_is_forgotten():
     them.forget(ORDERS)
     them.forget(PRICES)
     assert (them.get(ORDERS), len(them)) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (FailureKind.REFUSED, FailureReason.UNAUTHORIZED),
+        (FailureKind.REFUSED, FailureReason.DISABLED),
+        (FailureKind.BUSY, FailureReason.OTHER),
+        (FailureKind.UNAVAILABLE, FailureReason.CONNECTION),
+        (FailureKind.UNAVAILABLE, FailureReason.CLOSED),
+        (FailureKind.UNAVAILABLE, FailureReason.NOT_FOUND),
+    ],
+)
+def test_what_an_operator_or_time_can_fix_is_no_poison(kind: FailureKind, reason: FailureReason):
+    assert not Gates(60.0).is_poison(ORDERS, TransportError("", kind, reason), 0.0)
+
+
+def poison(them: Gates, *instants: float, entity: Entity = ORDERS) -> list[bool]:
+    return [them.is_poison(entity, NOT_FOUND, now) for now in instants]
+
+
+def test_messages_are_poison_when_their_destination_is_missing_for_three_of_the_longest_waits():
+    assert poison(Gates(60.0), 10, 100, 189, 190, 200, 300, 480) == [False] * 3 + [True] * 4
+
+
+def test_a_destination_that_nobody_has_asked_for_a_while_is_waited_for_again():
+    them = Gates(60.0)
+    assert poison(them, 0, 90, 180, 360, 541, 700, 721) == [False, False, True, True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    "found", [lambda them: them.is_poison(ORDERS, UNAVAILABLE, 90), lambda them: them.delivered(them.of(ORDERS))]
+)
+def test_a_destination_that_was_there_or_did_not_answer_is_waited_for_from_then_on(found):
+    them = Gates(60.0)
+    assert poison(them, 0, 90) == [False, False]
+    found(them)
+    assert poison(them, 180, 270, 359, 360) == [False, False, False, True]
+
+
+def test_of_forged_destinations_no_more_are_waited_for_than_there_is_room(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gates, "_MOST", 2)
+    them = Gates(60.0)
+    forged = [Entity(f"e{number}") for number in range(4)]
+    assert [poison(them, 0, entity=entity) for entity in forged] == [[False], [False], [True], [True]]
+    assert poison(them, 100, entity=forged[1]) == [False]
+    assert poison(them, 181, entity=forged[3]) == [False]  # nobody asks for the first one any more
+    assert [poison(them, 181, entity=entity) for entity in forged[:2]] == [[True], [True]]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pairmq.core import MAYBE_DUPLICATE, Diversion, Gates, ImpossibleInputError, PairOptions, PumpMachine, divert
-from pairmq.core.pump import ITEM, DestinationLine, Ending, Item, Next, Room, State, Symbol, adapted, is_poison
+from pairmq.core.pump import ITEM, DestinationLine, Ending, Item, Next, Room, State, Symbol, adapted
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, TransportError
 from patient_examples import examples
 
@@ -144,26 +144,38 @@ def test_a_message_that_was_not_taken_goes_back_to_the_head_of_its_line():
     assert pump.machine.next(pump.lines[ORDERS], 0.0) is Next.WAIT
 
 
-@pytest.mark.parametrize("error", [TOO_LARGE, NOT_FOUND])
-def test_a_refused_message_is_dead_lettered_and_shuts_no_gate(error):
+def test_a_refused_message_is_dead_lettered_and_shuts_no_gate():
     pump = Pump()
     pump.receive(envelope(1))
-    sent = pump.send(error)
-    assert (sent.failure, sent.settle[0].poison.reason) == (None, error.reason.value)
+    sent = pump.send(TOO_LARGE)
+    assert (sent.failure, sent.settle[0].poison.reason) == (None, "too-large")
     pump.settle(sent.settle)
     assert (pump.machine.dead_lettered, pump.machine.moved) == (1, 0)
 
 
-@pytest.mark.parametrize("error", [UNAUTHORIZED, BUSY, AWAY, CLOSED])
-def test_what_an_operator_or_time_can_fix_is_no_poison(error):
-    assert not is_poison(error)
-
-
-@pytest.mark.parametrize(("results", "unknown"), [((NOT_FOUND, NOT_FOUND), True), ((NOT_FOUND, None), False)])
-def test_a_destination_is_unknown_only_when_it_took_nothing(results, unknown):
-    pump = Pump()
+def test_messages_wait_for_a_destination_that_does_not_exist_and_are_dead_lettered_when_that_lasts():
+    pump = Pump(lock=1000.0)
     pump.receive(envelope(1), envelope(2))
-    assert pump.send(*results).unknown_entity is unknown
+    sent = pump.send(NOT_FOUND, NOT_FOUND, now=1.0)
+    assert (sent.failure, sent.settle, sent.unknown_entity) == (NOT_FOUND, [], False)
+    assert (pump.gates.of(ORDERS).is_open, pump.waiting()) == (False, ["m1", "m2"])
+    pump.gates.open(pump.gates.of(ORDERS))  # for one operation, as a probe was answered
+    assert pump.send(NOT_FOUND, NOT_FOUND, now=100.0).settle == []
+    pump.gates.open(pump.gates.of(ORDERS))
+    sent = pump.send(NOT_FOUND, NOT_FOUND, now=181.0)
+    assert (sent.failure, sent.unknown_entity) == (None, True)
+    assert [item.poison.reason for item in sent.settle] == ["not-found"] * 2
+
+
+def test_a_destination_is_unknown_only_when_it_took_nothing():
+    pump = Pump(lock=1000.0)
+    pump.receive(*map(envelope, range(4)))
+    pump.send(*[NOT_FOUND] * 4)
+    pump.gates.open(pump.gates.of(ORDERS))
+    pump.send(*[NOT_FOUND] * 4, now=100.0)
+    pump.gates.open(pump.gates.of(ORDERS))
+    sent = pump.send(NOT_FOUND, None, None, None, now=180.0)
+    assert (sent.failure, sent.unknown_entity, len(sent.settle)) == (None, False, 4)
 
 
 def test_a_message_in_doubt_is_marked_and_sent_alone_next():

@@ -128,6 +128,7 @@ async def test_the_good_are_moved_back_and_all_forged_are_dead_lettered(
         assert [str(error) for error in results if error] == []
         options = PairOptions(
             enable_syphon=True,
+            ping_primary_interval=0.5,  # what does not exist is waited for three times as long
             backlog_queue_count=1,
             backlog_name_template="hostile/backlog/{index}",
             allowed_entities=("orders", "nowhere", "*acklog*"),

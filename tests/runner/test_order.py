@@ -450,7 +450,7 @@ async def test_nothing_passes_poison_before_it_is_dead_lettered(world, batches):
     east = SimulatedBroker("east", capabilities=replace(able, ordered_batches=batches))
     async with world(east=east, ordering="session", backlog_queue_count=1) as w:
         await diverted(w, w.pair.sender("orders"), "s", "a", "b")
-        w.east.fail(Fault.REFUSE, Operation.SEND, times=1)
+        w.east.fail(Fault.POISON, Operation.SEND, times=1)
         w.west.fail(Fault.DOWN, Operation.SETTLE)
         async with syphon(w, backlog_queue_count=1):
             await asyncio.sleep(5)
@@ -688,7 +688,7 @@ async def test_a_completion_whose_confirmation_was_lost_gives_nothing_back(world
 async def test_poison_that_was_given_up_with_its_queue_does_not_break_off_what_came_after(world):
     async with world(ordering="session", backlog_queue_count=1) as w:
         await diverted(w, w.pair.sender("orders"), "s", "a", "b")
-        w.east.fail(Fault.REFUSE, Operation.SEND, times=1)
+        w.east.fail(Fault.POISON, Operation.SEND, times=1)
         w.west.fail(Fault.SLOW, Operation.SETTLE, times=1, delay=0.9)
         async with syphon(w, backlog_queue_count=1) as other:
             failures = []

@@ -84,7 +84,7 @@ async def test_a_destination_that_had_poison_and_is_unavailable_later_strands_no
         def goes_away(event: object) -> None:
             if isinstance(event, MessageMoved) and w.pair.moved == 20:
                 w.east.heal()
-                w.east.fail(Fault.REFUSE, Operation.SEND, times=1)
+                w.east.fail(Fault.POISON, Operation.SEND, times=1)
                 w.east.fail(Fault.DOWN, entities=["orders"])
 
         w.pair.subscribe(goes_away)

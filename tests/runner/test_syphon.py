@@ -538,7 +538,6 @@ async def test_a_hung_primary_costs_the_syphon_no_copies_it_does_not_explain(wor
     [
         (lambda: Message(b"x", message_id="forged"), "malformed-envelope"),
         (lambda: replace(envelope(b"x"), application_properties={"x-ms-path": "../etc"}), "malformed-envelope"),
-        (lambda: envelope(b"x", "nowhere"), "not-found"),
         (lambda: envelope(b"x", "system/secrets"), "destination-not-allowed"),
         (lambda: envelope(b"x", "east/x-servicebus-transfer/1"), "destination-not-allowed"),
         (lambda: envelope(b"x" * ((1 << 20) + 1), message_id="large"), "too-large"),
@@ -987,11 +986,43 @@ async def test_a_queue_that_finds_a_destination_missing_leaves_the_sends_of_othe
     """All pumps share its sender: closed at once, it made their messages wait as if the primary were unavailable."""
     async with world(enable_syphon=True) as w:
         await w.pair.primary.admin.delete(ORDERS)
-        w.east.fail(Fault.SLOW, Operation.SEND, delay=0.5)
         first, second = (str(queue) for queue in w.pair.backlog_queues[:2])
+        leave(w, envelope(b"0"), queue=first)
+        await drained(w)  # it has been missing for long
+        seen = len(w.of(DestinationChanged))
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=0.5)
         leave(w, envelope(b"1"), queue=first)
         await asyncio.sleep(0.2)
         leave(w, *(envelope(b"%d" % number) for number in range(2, 300)), queue=second)
         await drained(w, 10)
-        assert len(w.west.dead_letters(first)) + len(w.west.dead_letters(second)) == 299
-        assert w.of(DestinationChanged) == []
+        assert len(w.west.dead_letters(first)) + len(w.west.dead_letters(second)) == 300
+        assert w.of(DestinationChanged)[seen:] == []
+
+
+@in_virtual_time
+async def test_a_primary_that_comes_back_without_its_queues_gets_the_messages_when_they_are_made(world):
+    """A broker that has lost its disk: its programs make their queues when they connect."""
+    async with world(enable_syphon=True, ping_primary_interval=20.0) as w:
+        await w.pair.primary.admin.delete(ORDERS)
+        leave(w, *(envelope(b"%03d" % number) for number in range(250)))
+        await asyncio.sleep(50)
+        assert w.west.dead_letters(QUEUE) == []
+        await w.pair.primary.admin.create(ORDERS)
+        await drained(w, 60)
+        assert sorted(w.home()) == [b"%03d" % number for number in range(250)]
+        assert [
+            (event.open, event.error and "no such entity" in event.error) for event in w.of(DestinationChanged)
+        ] == [
+            (False, True),
+            (True, None),
+        ]
+
+
+@in_virtual_time
+async def test_messages_of_a_queue_that_stays_missing_are_dead_lettered(world):
+    async with world(enable_syphon=True, ping_primary_interval=20.0) as w:
+        await w.pair.primary.admin.delete(ORDERS)
+        leave(w, *(envelope(b"%03d" % number) for number in range(250)))
+        assert await drained(w, 100) >= 60
+        assert len(w.west.dead_letters(QUEUE)) == 250
+        assert {reason for _, reason in w.west.dead_letters(QUEUE)} == {"not-found"}

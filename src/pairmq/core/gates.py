@@ -11,10 +11,16 @@ import itertools
 from collections import OrderedDict
 
 from pairmq.core.backoff import Backoff
-from pairmq.model import Entity
+from pairmq.model import Entity, FailureKind, FailureReason, TransportError
 
 _MOST = 1000
 """Gates that are kept without users. Paths in a backlog queue are untrusted input, and each costs memory."""
+_LOOKS = 3
+"""For so many waits between probes, the longest, messages wait for a destination that does not exist."""
+
+# Refusals that are not the message's fault: they pass when an operator has fixed them, so the message waits. Any other
+# refusal would recur forever, but for "no such entity", as `Gates.is_poison` explains.
+_NOT_POISON = frozenset((FailureReason.UNAUTHORIZED, FailureReason.QUOTA, FailureReason.DISABLED, FailureReason.CLOSED))
 
 
 class Gate:
@@ -44,6 +50,8 @@ class Gates:
 
     def __init__(self, longest_wait: float) -> None:
         self._backoff = Backoff(first=min(0.5, longest_wait), factor=2.0, cap=longest_wait, jitter=0.2)
+        self._patience = _LOOKS * longest_wait
+        self._missing: dict[Entity, tuple[float, float]] = {}  # since when, and seen last; in the order of the latter
         self._gates: dict[Entity, Gate] = {}
         self._idle: OrderedDict[Gate, None] = OrderedDict()  # those without users; the one asked for last is last
         self._newest: Gate | None = None
@@ -153,6 +161,27 @@ class Gates:
         """A delivery was confirmed: the next failure starts from short waits again."""
         gate.failures = 0
         self._troubled.discard(gate)
+        self._missing.pop(gate.entity, None)
+
+    def is_poison(self, entity: Entity, error: TransportError, now: float) -> bool:
+        """Return whether a message that failed at its destination would be refused forever.
+
+        A broker that has lost its disk has no queues until the programs that use them make them again: messages wait
+        for theirs while it has been missing for a short time only.
+        """
+        if error.kind is not FailureKind.REFUSED or error.reason is not FailureReason.NOT_FOUND:
+            self._missing.pop(entity, None)
+            return error.kind is FailureKind.REFUSED and error.reason not in _NOT_POISON
+        since, seen = self._missing.pop(entity, (now, now))
+        if now - seen > self._patience:
+            since = now  # nobody has looked for so long, and it may have existed meanwhile
+        if len(self._missing) >= _MOST:
+            eldest = next(iter(self._missing))
+            if now - self._missing[eldest][1] <= self._patience:
+                return True  # forged paths: no more of them are waited for
+            del self._missing[eldest]
+        self._missing[entity] = (since, now)
+        return now - since >= self._patience
 
     def wait(self, gate: Gate, chance: float) -> float:
         """Seconds until the next probe of a shut gate's destination."""

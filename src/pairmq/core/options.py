@@ -75,7 +75,8 @@ class PairOptions:
     Args:
         backlog_queue_count: backlog queues on the secondary, 1 to 1000.
         failover_interval: seconds that an entity may fail before failover, 0 to 60 min; 0 diverts at the first failure.
-        ping_primary_interval: seconds between pings of a failed-over entity, 100 ms to 30 min.
+        ping_primary_interval: seconds between pings of a failed-over entity, 100 ms to 30 min. The syphon waits three
+            times as long for a destination that does not exist.
         enable_syphon: drain the backlog in this process; one long-lived process per pair is enough.
         while_failing: ``"wait"`` retries a failing send until it succeeds, failover engages or its deadline passes,
             also while neither broker accepts messages; ``"raise"`` raises the failure immediately.

@@ -45,7 +45,7 @@ from pairmq.core.envelope import MAYBE_DUPLICATE, Diversion, elapsed_time_to_liv
 from pairmq.core.gates import Gate, Gates
 from pairmq.core.machine import ImpossibleInputError
 from pairmq.core.options import PairOptions
-from pairmq.model import Delivery, Entity, EnvelopeError, FailureKind, FailureReason, Message, TransportError
+from pairmq.model import Delivery, Entity, EnvelopeError, FailureReason, Message, TransportError
 
 _REMEMBERED: Final = 10_000  # messages that were delivered and may be redelivered, because their completion was lost
 
@@ -83,10 +83,6 @@ _SOON: Final = 0.001  # s
 _RENEWED_AT_ONCE: Final = 25  # at least, side by side: each under a time limit of its own
 DEAD_LETTERS_AT_ONCE: Final = 25
 """Dead-letters side by side: each under a time limit of its own."""
-
-# Refusals that are not the message's fault: they pass when an operator has fixed them, so the message waits. Any other
-# refusal would recur forever.
-_NOT_POISON = frozenset((FailureReason.UNAUTHORIZED, FailureReason.QUOTA, FailureReason.DISABLED, FailureReason.CLOSED))
 
 
 class State(enum.IntEnum):
@@ -321,11 +317,6 @@ def expired(message: Message) -> Poison:
     """Why a message is dead-lettered whose time ran out where time in the backlog counts."""
     text = f"its time-to-live of {message.time_to_live} s ran out in the backlog (ttl_policy is 'elapse')"
     return Poison("TTLExpiredException", text)
-
-
-def is_poison(error: TransportError) -> bool:
-    """Return whether a refusal is the message's own fault."""
-    return error.kind is FailureKind.REFUSED and error.reason not in _NOT_POISON
 
 
 def adapted(most: int, tried: int, errors: Sequence[TransportError | None], took: float, ceiling: int) -> int:
@@ -794,7 +785,7 @@ class PumpMachine:
                     self._doubts.pop(item.identity, None)
                 continue
             failed.add(item.message.session_id)
-            if is_poison(result):
+            if self._gates.is_poison(gate.entity, result, now):
                 self._doubts.pop(item.identity, None)
                 poison.append(self._dead(item, Poison(result.reason.value, str(result))))
                 unknown_entity = unknown_entity or result.reason is FailureReason.NOT_FOUND

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from pairmq.core import Gate, Gates, Pace
-from pairmq.core.pump import is_poison
 from pairmq.model import Entity, FailureKind, FailureReason, TransportError
 from pairmq.model.events import DestinationChanged
 from pairmq.runner._clock import Clock
@@ -137,9 +136,10 @@ class GateKeeper:
         try:
             await self._probe(gate.entity)
         except TransportError as error:
+            poison = self.gates.is_poison(gate.entity, error, self._clock.now())
             if error.kind is not FailureKind.REFUSED:
                 return
-            if not is_poison(error):
+            if not poison:
                 if self.gates.open(gate):
                     self._let_through(gate)
                 return

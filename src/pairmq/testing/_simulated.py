@@ -46,6 +46,7 @@ class Fault(enum.Enum):
     TRANSIENT = "fail in passing"
     REFUSE = "say no"
     UNAUTHORIZED = "say no to this user"
+    POISON = "say no to this message"
     CONFIRM_LOST = "do it, and lose the confirmation"
     LOST_BEFORE = "lose the connection before doing it"
     SLOW = "answer late"
@@ -78,6 +79,7 @@ _FAILURES: dict[Fault, tuple[str, FailureKind, FailureReason]] = {
     Fault.TRANSIENT: ("try again", FailureKind.TRANSIENT, FailureReason.OTHER),
     Fault.REFUSE: ("no such entity", FailureKind.REFUSED, FailureReason.NOT_FOUND),
     Fault.UNAUTHORIZED: ("wrong password", FailureKind.REFUSED, FailureReason.UNAUTHORIZED),
+    Fault.POISON: ("malformed", FailureKind.REFUSED, FailureReason.MALFORMED),
 }
 
 

@@ -145,7 +145,7 @@ VIEWS: Final[Mapping[type, Mapping[str, View]]] = {
     DrainView: dict.fromkeys(("_oldest", "_since")),
     DrainWait: dict.fromkeys(("asks_until", "ends_at", "pause")),
     LaneWatch: {**dict.fromkeys(("_patience", "_empty_looks")), "_since": is_set},
-    Gates: {**dict.fromkeys(("_backoff", "_idle", "_newest")), "_troubled": len, "_held": len},
+    Gates: {**dict.fromkeys(("_backoff", "_idle", "_newest", "_patience", "_missing")), "_troubled": len, "_held": len},
     Gate: dict.fromkeys(("entity", "failures", "try_after")),
     PumpMachine: {
         **dict.fromkeys(("moved", "dead_lettered", "requeue_wait", "_batch", "complete_at_once", "lock_duration")),

@@ -213,7 +213,7 @@ EXPIRY: Final = World(
 )
 POISON: Final = World(
     "poison",
-    "a message whose entity does not exist lies before one that can be delivered",
+    "a message that is refused forever lies before one that can be delivered",
     trouble=T.REFUSES,
     crashes=1,
     poison=frozenset((0,)),

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from core_search._cells import Outputs, View
 from core_search._design import Design, Naive
-from core_search._sends import FAILURES, TICK, options_of
+from core_search._sends import FAILURES as OF_SENDS
+from core_search._sends import TICK, options_of
 from pairmq.core import (
     DestinationLine,
     Diversion,
@@ -22,10 +23,11 @@ from pairmq.core import (
     Room,
     divert,
 )
-from pairmq.core.pump import is_poison
-from pairmq.model import Delivery, Entity, Message, TransportError
+from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import behind_failed
 
+# A destination that is missing makes poison only when that lasts; this is poison at once.
+FAILURES: Final = {**OF_SENDS, "poison": TransportError("", FailureKind.REFUSED, FailureReason.MALFORMED)}
 _ENTITY: Final = Entity("orders")
 _BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _TIME_TO_LIVE: Final = 100.0
@@ -221,8 +223,6 @@ class Syphon:
         if sent.failure is not None:
             self.gates.shut(line.gate)
             self._out += [("unknown", _number(item)) for item in items if item.unknown]
-        if sent.unknown_entity:
-            self.gates.forget(_ENTITY)
         if not machine.waits_for(sent.settle):
             self._ended(index)
 
@@ -233,7 +233,7 @@ class Syphon:
         return [*([None] * before), error, *([behind] * (count - before - 1))]
 
     def _releases(self, error: Any) -> bool:
-        if is_poison(error):
+        if self.gates.is_poison(_ENTITY, error, self.now):
             return self.design.does(Naive.POISON_IS_TRIED_AGAIN)
         return self.design.does(Naive.OUTAGE_SPENDS_DELIVERIES)
 
