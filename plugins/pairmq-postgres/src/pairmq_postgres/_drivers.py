@@ -35,7 +35,7 @@ class Driver(ABC):
 
     @abstractmethod
     async def run(self, connection: Any, statement: str, parameters: dict[str, Any]) -> int:
-        """Run a statement, and return how many rows it returned. A blocking connection is not awaited."""
+        """Run a statement, and return how many rows it returned or stored. A blocking connection is not awaited."""
 
     @abstractmethod
     async def row(self, connection: Any, statement: str) -> tuple[Any, ...]:
@@ -99,6 +99,8 @@ class _Asyncpg(Driver):
         return None if connection.is_in_transaction() else _COMMITS
 
     async def run(self, connection: Any, statement: str, parameters: dict[str, Any]) -> int:
+        if statement.startswith("\nINSERT") and "RETURNING" not in statement:
+            statement += "RETURNING 1"  # it counts what is returned, not what is stored
         text, names = numbered(statement)
         return len(await connection.fetch(text, *[parameters[name] for name in names]))
 

@@ -71,15 +71,15 @@ SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, curre
 """Which database it is, whatever way a connection to it takes; a copy on another server is another one."""
 
 # The keys of advisory locks: a number that is PairMQ's, and the queue; in the second a twentieth of a second, too.
-_STORING: Final[LiteralString] = "579122348, (shelf & 2147483647)::int"
+_STORING: Final[LiteralString] = "579122348, ({shelf} & 2147483647)::int"
 _TURN: Final[LiteralString] = "579122350, (shelf & 2147483647)::int"
 _NOTIFYING: Final[LiteralString] = """579122349,
-            ((shelf * 7919 + (extract(epoch FROM statement_timestamp()) * 20)::bigint) & 2147483647)::int"""
+            (({shelf} * 7919 + (extract(epoch FROM statement_timestamp()) * 20)::bigint) & 2147483647)::int"""
 
 _WAKE: Final[LiteralString] = f"""
     CASE WHEN NOT %(notify)s::boolean THEN NULL
-        WHEN NOT pg_try_advisory_xact_lock_shared({_STORING}) THEN pg_notify('pairmq', %(path)s::text)
-        WHEN pg_try_advisory_xact_lock({_NOTIFYING}) THEN pg_notify('pairmq', %(path)s::text)
+        WHEN NOT pg_try_advisory_xact_lock_shared({_STORING}) THEN pg_notify('pairmq', {{path}})
+        WHEN pg_try_advisory_xact_lock({_NOTIFYING}) THEN pg_notify('pairmq', {{path}})
     END::text"""
 """Have the commit wake receivers, unless that of another transaction will, which is open and stored in the same queue
 within the same twentieth of a second. Transactions that notify are committed one after the other, throughout the
@@ -102,18 +102,19 @@ WITH {_TARGET}, stored AS (
     FROM target t, unnest(%(headers)b::text[], %(bodies)b::bytea[]) WITH ORDINALITY AS n (header, body, position)
     ORDER BY n.position
 )
-SELECT {_WAKE} FROM target
+SELECT {_WAKE.format(path="%(path)s::text", shelf="shelf")} FROM target
 """
 """Store messages in a queue, in a transaction of the caller's, whose commit wakes receivers."""
 
 STORE_ONE: Final[LiteralString] = f"""
-WITH {_TARGET}, stored AS (
-    INSERT INTO pairmq.message (shelf, header, body, tx)
-    SELECT shelf, %(header)b::text, %(body)b::bytea, CASE WHEN single_consumer THEN pg_current_xact_id() END FROM target
-)
-SELECT {_WAKE} FROM target
+INSERT INTO pairmq.message (shelf, header, body, tx)
+SELECT s.id, %(header)b::text, %(body)b::bytea, CASE WHEN e.single_consumer THEN pg_current_xact_id() END
+FROM pairmq.entity e JOIN pairmq.source s ON s.entity = e.id
+WHERE e.path = %(path)s::text AND e.kind = %(kind)s::text AND s.subscription = ''
+    AND coalesce({_WAKE.format(path="e.path", shelf="s.id")}, '') IS NOT NULL
 """
-"""The same for one message, without the cost of arrays and of sorting them."""
+"""The same for one message, without the cost of arrays, of several parts and of a row to return. Its last condition is
+always true: it concerns both tables, and so is evaluated for the queue alone."""
 
 CLAIM: Final[LiteralString] = """
 WITH past AS (
@@ -163,7 +164,8 @@ WITH {_PLACE}, gone AS (
 )
 SELECT pg_advisory_xact_lock({_TURN}),
     CASE WHEN NOT one_at_a_time THEN set_config('synchronous_commit', 'off', true) END,
-    CASE WHEN pg_try_advisory_lock({_STORING}) THEN NOT pg_advisory_unlock({_STORING}) ELSE true END,
+    CASE WHEN pg_try_advisory_lock({_STORING.format(shelf="shelf")})
+        THEN NOT pg_advisory_unlock({_STORING.format(shelf="shelf")}) ELSE true END,
     requires_session AND NOT reads_dead, one_at_a_time, shelf
 FROM place
 """
