@@ -160,7 +160,7 @@ SYPHON = (
     Mutant(
         "a destination that was missing once is never waited for again",
         "src/pairmq/core/gates.py",
-        "            since = now  # nobody has looked for so long, and it may have existed meanwhile",
+        "            since = now  # no process has looked for so long, and it may have existed meanwhile",
         "            pass",
     ),
     Mutant(

@@ -138,7 +138,7 @@ def test_messages_are_poison_when_their_destination_is_missing_for_three_of_the_
     assert poison(Gates(60.0), 10, 100, 189, 190, 200, 300, 480) == [False] * 3 + [True] * 4
 
 
-def test_a_destination_that_nobody_has_asked_for_a_while_is_waited_for_again():
+def test_a_destination_not_asked_for_a_while_is_waited_for_again():
     them = Gates(60.0)
     assert poison(them, 0, 90, 180, 360, 541, 700, 721) == [False, False, True, True, False, False, True]
 

@@ -174,7 +174,7 @@ class Gates:
             return error.kind is FailureKind.REFUSED and error.reason not in _NOT_POISON
         since, seen = self._missing.pop(entity, (now, now))
         if now - seen > self._patience:
-            since = now  # nobody has looked for so long, and it may have existed meanwhile
+            since = now  # no process has looked for so long, and it may have existed meanwhile
         if len(self._missing) >= _MOST:
             eldest = next(iter(self._missing))
             if now - self._missing[eldest][1] <= self._patience:
