@@ -300,6 +300,9 @@ class Hosts:
         except psycopg.Error:
             self._checks = False  # it may be an older server now
             raise
+        except asyncio.CancelledError as cancelled:
+            # psycopg's frames have the connection, and a task that is kept would keep them: it is closed with them.
+            raise cancelled.with_traceback(None) from None
         if self._url.listen and not self._checks and made.info.server_version >= _CHECKS_SINCE:
             try:
                 await made.execute(f"SET {_CHECK}")

@@ -297,7 +297,11 @@ def _end(until_eof: bool) -> asyncio.Future[int]:
         with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
             loop.add_signal_handler(number, on_signal, number)
     if until_eof:
-        loop.add_reader(0, on_input)
+        try:
+            loop.add_reader(0, on_input)
+        except OSError:  # selectors take no files
+            text = "--until-eof: standard input is a file, or closed: give it a pipe, or leave the option out"
+            raise BadUsage(text) from None
     return status
 
 

@@ -347,6 +347,14 @@ def test_a_certificate_of_its_own_serves_both_tls_ports(start: Callable[..., Run
     assert not Path(server.announced["ca_file"]).exists()
 
 
+def test_input_that_is_a_file_is_no_reason_to_end() -> None:
+    command = [sys.executable, "-m", "servicebus_local", "--until-eof", *_FREE]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "--until-eof: standard input is a file, or closed: give it a pipe" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.real_server
 def test_a_server_ends_when_its_input_is_closed_if_asked_to() -> None:
     command = [sys.executable, "-m", "servicebus_local", "--json", "--until-eof", *_FREE]
