@@ -308,7 +308,7 @@ def test_commands_show_the_outbox_and_what_keeps_it_from_being_moved(cli, tmp_pa
     assert "warn  outbox: 3 messages to be moved, the oldest for " in warned
     assert "no syphon moves them\n      → run `pairmq syphon`, or enable_syphon=True in one program" in warned
     # Until it is empty, the outbox included.
-    assert "dead-lettered 1 message" in cli("syphon", "--until-empty", *brokers).err
+    assert "dead-lettered 1 message" in cli("syphon", "--until-empty", "--ping-interval", "200ms", *brokers).err
     seen = json.loads(cli("status", "-e", "orders", "--json", *brokers).out)
     assert (seen["outbox"]["pending"], seen["outbox"]["oldest_seconds"]) == (0, None)
     assert (seen["outbox"]["dead_letter"], seen["entities"][0]["active"]) == (1, 2)
