@@ -159,5 +159,5 @@ def test_of_forged_destinations_no_more_are_waited_for_than_there_is_room(monkey
     forged = [Entity(f"e{number}") for number in range(4)]
     assert [poison(them, 0, entity=entity) for entity in forged] == [[False], [False], [True], [True]]
     assert poison(them, 100, entity=forged[1]) == [False]
-    assert poison(them, 181, entity=forged[3]) == [False]  # nobody asks for the first one any more
+    assert poison(them, 181, entity=forged[3]) == [False]  # the first one is not asked for any more
     assert [poison(them, 181, entity=entity) for entity in forged[:2]] == [[True], [True]]

@@ -333,7 +333,7 @@ async def test_receivers_of_a_single_consumer_s_queue_look_alone(transport, mess
     for expected in ([b"0", b"1"], [b"2", b"3"], [b"4"]):
         found = await asyncio.gather(*(receiver.receive(2, 0) for receiver in receivers))
         assert [[each.message.body for each in deliveries] for deliveries in found if deliveries] == [expected]
-        receivers.reverse()  # whoever asks first: one has it all
+        receivers.reverse()  # the first to ask has it all
 
 
 async def test_receiver_that_closes_during_a_look_of_several_leaves_no_lock(server, queue, transport, message):

@@ -35,7 +35,7 @@ from pairmq.runner._emitter import Emitter
 from pairmq.runner._limits import TimeLimits, Waiter, remembered
 from pairmq.transport import Sender, start_task
 
-_TELLING = 3  # pings refused in a row are no blip
+_REFUSALS = 3  # pings refused in a row, which does not pass by itself
 _SCOUTED = 0.25  # s between those that go on by themselves from a line
 _UP = frozenset((EntityState.HEALTHY, EntityState.DRAINING))
 
@@ -386,7 +386,7 @@ class EntityRunner:
             PingCompleted, entity=self.entity, ok=error is None, elapsed=self._loop.time() - started, error=error
         )
         self._refused = self._refused + 1 if lacks_right else 0
-        if self._refused == _TELLING:
+        if self._refused == _REFUSALS:
             # A user who may send, but lacks a right that only a ping needs, would be failed over forever.
             self._emit(
                 Warned,
