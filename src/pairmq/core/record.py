@@ -271,11 +271,7 @@ def _shown(text: str) -> str:
 
 @lru_cache(_REMEMBERED)  # each process reads the same few messages once a minute
 def _entry(body: bytes) -> Configuration | _Lane | None:
-    """Read one message; None for what a later release of this format may add.
-
-    Raises:
-        RecordError: it is not what PairMQ writes.
-    """
+    """Read one message; None for what a later release of this format may add. Raises `RecordError`."""
     content = content_of(body)
     if content.get("kind") not in (_CONFIGURATION, _LANE):
         return None

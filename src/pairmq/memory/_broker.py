@@ -204,11 +204,7 @@ class Calls:
             _end(future)
 
     def check(self, *, sent: bool = False) -> None:
-        """Raise if it is closed.
-
-        Raises:
-            TransportError: reason *closed*.
-        """
+        """Raise `TransportError`, reason *closed*, if it is closed."""
         if self.closed:
             text = "the connection was closed"
             raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.CLOSED, maybe_applied=sent)

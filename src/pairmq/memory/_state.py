@@ -203,17 +203,8 @@ class Queue:
     # Receiving.
 
     def take(self, holder: object, most: int, now: float, session: Session | None = None) -> list[Stored]:
-        """Lock the next messages for a holder; none if another one has its turn.
-
-        Args:
-            holder: who may settle them.
-            most: at most so many.
-            now: see the module.
-            session: the one that the holder has locked; None for a queue without sessions.
-
-        Raises:
-            TransportError: reason *not-supported*, it is read one session at a time.
-        """
+        """Lock the next messages for a holder, of a session that it has locked where there are some; none if another
+        has its turn."""
         if session is None and self.properties.requires_session and not self.is_dead:
             text = "it requires sessions, and is read one session at a time"
             raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
@@ -248,11 +239,7 @@ class Queue:
     # Settling.
 
     def held(self, token: object, holder: object, now: float) -> Stored:
-        """The message of a delivery whose lock has not ended.
-
-        Raises:
-            TransportError: reason *lock-lost*.
-        """
+        """The message of a delivery whose lock has not ended; else `TransportError`, reason *lock-lost*."""
         if isinstance(token, Lock):
             stored = token.stored
             is_own = stored.lock is token and stored.queue is self and token.holder is holder
@@ -321,11 +308,7 @@ class Queue:
     # Sessions.
 
     def accept(self, holder: object, name: str | None, now: float) -> Session | None:
-        """Lock a session: a certain one, or the one with the oldest message that is free; else None.
-
-        Raises:
-            TransportError: reason *not-supported*, it has no sessions.
-        """
+        """Lock a session: a certain one, or the one with the oldest message that is free; else None."""
         if not self.properties.requires_session or self.is_dead:
             raise TransportError("it has no sessions", FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
         self.advance(now)
@@ -347,11 +330,7 @@ class Queue:
         return session
 
     def held_session(self, session: Session, holder: object, now: float) -> Session:
-        """A session whose lock has not ended.
-
-        Raises:
-            TransportError: reason *lock-lost*.
-        """
+        """A session whose lock has not ended; else `TransportError`, reason *lock-lost*."""
         if self.sessions.get(session.name) is session and session.holder is holder and session.until > now:
             return session
         text = f"the lock of session {session.name!r} has ended"
@@ -411,11 +390,7 @@ class Queue:
 
 
 class State:
-    """All that one broker holds.
-
-    Args:
-        epoch: what its clock's 0 is, in seconds since 1970 UTC.
-    """
+    """All that one broker holds; ``epoch`` is what its clock's 0 is, in seconds since 1970 UTC."""
 
     def __init__(self, epoch: float = 0.0) -> None:
         self.epoch = epoch
@@ -423,11 +398,7 @@ class State:
         self._numbers = itertools.count(1)
 
     def create(self, entity: Entity, properties: QueueProperties) -> bool:
-        """Make a queue or topic; False if it exists.
-
-        Raises:
-            TransportError: reason *already-exists*, the path is one of another kind.
-        """
+        """Make a queue or topic; False if it exists. Raises `TransportError`: the path is one of another kind."""
         if entity in self.queues:
             return False
         other = EntityKind.TOPIC if entity.kind is EntityKind.QUEUE else EntityKind.QUEUE
@@ -456,11 +427,7 @@ class State:
         return parts
 
     def find(self, entity: Entity) -> Queue:
-        """The entity's data.
-
-        Raises:
-            TransportError: reason *not-found*.
-        """
+        """The entity's data; else `TransportError`, reason *not-found*."""
         queue = self.queues.get(entity)
         if queue is None:
             raise _not_found(entity)
@@ -484,11 +451,8 @@ class State:
             raise TransportError(text, FailureKind.REFUSED, FailureReason.MALFORMED)
 
     def store(self, entity: Entity, message: Message, now: float) -> list[Stored]:
-        """Append a message to a queue, or to each subscription of a topic.
-
-        Raises:
-            TransportError: as `find`; reason *malformed* without the session id that the entity requires.
-        """
+        """Append a message to a queue, or to each subscription of a topic. Raises as `find`, and without a required
+        session id."""
         queue = self.find(entity)
         self.check_session(entity, message)
         if entity.kind is EntityKind.TOPIC:

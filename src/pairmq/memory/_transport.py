@@ -496,11 +496,7 @@ def _failures(act: Callable[[T], object], items: Sequence[T]) -> list[TransportE
 
 
 def _check(properties: QueueProperties, entity: Entity) -> None:
-    """Reject settings that no queue can have.
-
-    Raises:
-        TransportError: reason *malformed*.
-    """
+    """Reject settings that no queue can have, as *malformed*."""
     problem = ""
     for name in ("lock_duration", "default_time_to_live"):
         seconds = getattr(properties, name)
@@ -514,11 +510,7 @@ def _check(properties: QueueProperties, entity: Entity) -> None:
 
 
 def _parsed(url: str) -> tuple[str, Endpoint]:
-    """Read ``memory://name[?options]``: the broker's name, and the endpoint.
-
-    Raises:
-        ConfigurationError: the URL is invalid; the text says which part and why, without its value.
-    """
+    """Read ``memory://name[?options]``: the broker's name, and the endpoint. An error does not repeat its value."""
     read = BrokerUrl(url, "memory://name", "memory")
     broker = read.decoded(read.parts.netloc, "name")  # hostname would be in lower case
     if not broker or "@" in read.parts.netloc or read.parts.path not in ("", "/"):

@@ -235,14 +235,8 @@ def _draft_of(message: Message) -> Any:
 
 
 def shown_record(record: Any) -> str:
-    """Return the repr of a dataclass, with long texts and large containers truncated, to keep bodies out of logs.
-
-    Args:
-        record: an instance; fields with ``repr=False`` are left out, and those that are not set.
-
-    Returns:
-        The usual repr of what is set; of a long value its beginning and its length.
-    """
+    """Return the repr of a dataclass without what is not set or has ``repr=False``, and of long texts and large
+    containers their beginning and length, to keep bodies out of logs."""
     shown = {entry.name: getattr(record, entry.name) for entry in fields(record) if entry.repr}
     values = (f"{name}={_shown(value)}" for name, value in shown.items() if value is not None and value != {})
     return f"{type(record).__name__}({', '.join(values)})"

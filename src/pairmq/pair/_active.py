@@ -10,12 +10,8 @@ _active: list[tuple[Transport, Transport]] = []
 
 
 def claim(primary: Transport, secondary: Transport) -> None:
-    """Register a pair, unless it contradicts another one.
-
-    Raises:
-        ConfigurationError: one of the connections is in a pair already, both are the same broker, or one broker would
-            be the primary of one pair and the secondary of another.
-    """
+    """Register a pair, unless one of its connections is in a pair already, both are the same broker, or one broker
+    would be the primary of one pair and the secondary of another."""
     check_distinct(primary, secondary)
     for transport in (primary, secondary):
         if transport.ended:

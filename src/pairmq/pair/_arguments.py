@@ -25,12 +25,7 @@ def seconds(name: str, value: float, *, zero: bool = False) -> float:
 
 
 def count(name: str, value: int) -> int:
-    """Return a number of messages, at least 1.
-
-    Raises:
-        TypeError: it is not a whole number.
-        ValueError: it is less than 1.
-    """
+    """Return a number of messages, at least 1; else `TypeError` or `ValueError`."""
     if not isinstance(value, int):
         raise TypeError(f"{name} is {value!r}: give a whole number")
     if value < 1:

@@ -23,17 +23,8 @@ def observers_of(
     journal: str | os.PathLike[str] | Journal | None,
     plugins: Registry,
 ) -> list[Observer]:
-    """Put a pair's observers together.
-
-    Args:
-        given: by the caller, some perhaps by their names.
-        named: those to add by their names; a name counts once, and one that is there without asking is not added again.
-        journal: where to keep a journal, None for none.
-        plugins: bring those with a name, and those that watch every pair.
-
-    Raises:
-        ConfigurationError: no observer has such a name, or what it needs is not installed.
-    """
+    """Put a pair's observers together: those given, some by their names; those named, unless they are there without
+    asking; and, with ``plugins``, those that watch every pair. Raises `ConfigurationError`."""
     given = tuple(given)
     watching = [observer for observer in given if not isinstance(observer, str)]
     named = (*(name for name in given if isinstance(name, str)), *named)

@@ -134,13 +134,9 @@ def _checked(values: dict[str, Any]) -> Settings:
 
 
 def misspelt_variables(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Find ``PAIRMQ_`` variables that are probably misspelt settings.
+    """Find ``PAIRMQ_`` variables that are probably misspelt settings, each with the name that was probably meant.
 
-    Args:
-        environ: the environment. Names unlike any setting are ignored: they may be a plugin's.
-
-    Returns:
-        Each with the name that was probably meant.
+    Names unlike any setting are ignored: they may be a plugin's.
     """
     known = [PREFIX + name.upper() for name in ("config", *_TEXTS, *_LISTS, *OPTION_NAMES)]
     strange = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
@@ -162,11 +158,7 @@ def _observer_name(name: str, where: str) -> ObserverName:
 
 
 def check_directory(journal: object) -> None:
-    """Reject values that can't be the journal's directory.
-
-    Raises:
-        ConfigurationError: it is not a path, or is a URL, whose password would end up in a directory name.
-    """
+    """Reject values that can't be the journal's directory; the password of a URL would end up in a directory's name."""
     if isinstance(journal, str) and "://" in journal:
         raise ConfigurationError("journal is a URL: it must be the path of a directory")
     if journal is not None and not isinstance(journal, str):
@@ -176,14 +168,7 @@ def check_directory(journal: object) -> None:
 
 
 def check_distinct(primary: Transport, secondary: Transport) -> None:
-    """Reject a pair of one broker with itself.
-
-    Args:
-        secondary: where they wait when it does not.
-
-    Raises:
-        ConfigurationError: both are the same broker (SPEC 9.3).
-    """
+    """Reject a pair of one broker with itself (SPEC 9.3)."""
     if primary is secondary or primary.endpoint.is_same_broker(secondary.endpoint):
         raise ConfigurationError(
             f"primary and secondary are the same broker ({primary.endpoint}): pair two that can fail independently"
@@ -193,12 +178,8 @@ def check_distinct(primary: Transport, secondary: Transport) -> None:
 def check_available(options: PairOptions, secondary: Transport) -> None:
     """Reject options that the secondary can't support.
 
-    Args:
-        secondary: where the backlog queues are.
-
-    Raises:
-        ConfigurationError: ``ordering="session"`` needs backlog queues with one consumer at a time, and a secondary
-            that reports what is settled (SPEC 8.2, 8.3).
+    ``ordering="session"`` needs backlog queues with one consumer at a time, and a secondary that reports what is
+    settled (SPEC 8.2, 8.3).
     """
     if options.ordering == "session" and not secondary.capabilities.ordered_consumer:
         raise ConfigurationError(
@@ -209,12 +190,8 @@ def check_available(options: PairOptions, secondary: Transport) -> None:
 
 
 def check_destination(entity: Entity, options: PairOptions, primary: Transport) -> None:
-    """Reject entities to which no syphon with these options delivers.
-
-    Raises:
-        ConfigurationError: what is diverted would be accepted and then dead-lettered (SPEC 5.8), as the entity is not
-            among ``allowed_entities``, or is the primary's own, or has the name of a backlog queue.
-    """
+    """Reject entities to which no syphon with these options delivers: not among ``allowed_entities``, the primary's
+    own, or with the name of a backlog queue. What is diverted would be accepted and then dead-lettered (SPEC 5.8)."""
     if not options.allows(entity.path):
         patterns = ", ".join(repr(pattern) for pattern in options.allowed_entities)
         raise ConfigurationError(
@@ -234,12 +211,8 @@ def check_destination(entity: Entity, options: PairOptions, primary: Transport) 
 
 
 def check_continuity(entity: Entity, options: PairOptions) -> None:
-    """Reject topics among what ``continuity`` names.
-
-    Raises:
-        ConfigurationError: a message that one subscription's consumer read from a lane would be missing from the other
-            subscriptions, or doubled in them (SPEC 11.6).
-    """
+    """Reject topics among what ``continuity`` names: a message that one subscription's consumer read from a lane would
+    be missing from the other subscriptions, or doubled in them (SPEC 11.6)."""
     if entity.kind is EntityKind.TOPIC and options.continues(entity.path):
         raise ConfigurationError(
             f"continuity names {entity}: a message that one subscription's consumer reads from a lane would be missing "
@@ -248,14 +221,7 @@ def check_continuity(entity: Entity, options: PairOptions) -> None:
 
 
 def check_syphon_queues(queues: Collection[int] | None, options: PairOptions) -> None:
-    """Reject an invalid choice of backlog queues for a syphon.
-
-    Args:
-        queues: their indexes; None for all.
-
-    Raises:
-        ConfigurationError: there is no syphon, no queue, or an index is out of range.
-    """
+    """Reject an invalid choice of backlog queues for a syphon; None is all of them."""
     if queues is None:
         return
     if not options.enable_syphon:
@@ -267,14 +233,7 @@ def check_syphon_queues(queues: Collection[int] | None, options: PairOptions) ->
 
 
 def parse_duration(text: str) -> float:
-    """Read ``10``, ``10s``, ``500ms``, ``5min``, ``1h`` or ``2d`` as seconds.
-
-    Args:
-        text: the text to parse.
-
-    Raises:
-        ConfigurationError: it is not a duration.
-    """
+    """Read ``10``, ``10s``, ``500ms``, ``5min``, ``1h`` or ``2d`` as seconds. Raises `ConfigurationError`."""
     match = _DURATION.fullmatch(text.strip())
     if not match:
         raise ConfigurationError(f"invalid duration {_shown(text, repr)}; use e.g. 10, 10s, 500ms, 5min, 1h or 2d")

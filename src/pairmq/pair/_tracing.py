@@ -17,11 +17,7 @@ _Trace: TypeAlias = tuple[TracingObserver, SendTrace]
 
 
 class SendTracing:
-    """Opens every tracing observer's trace around an operation, and ends it with what came of that.
-
-    Args:
-        observers: of one pair; at least one.
-    """
+    """Opens every tracing observer's trace around an operation, and ends it with what came of that."""
 
     def __init__(self, observers: Sequence[TracingObserver], emit: Emitter) -> None:
         self._observers = tuple(observers)

@@ -38,12 +38,7 @@ def backlog_properties(options: PairOptions) -> QueueProperties:
 
 
 class BacklogQueues:
-    """All backlog queues of one pair.
-
-    Args:
-        transport: the secondary.
-        on_lane: called with a lane that comes into use after `prepare`.
-    """
+    """All backlog queues of one pair; ``on_lane`` is called with a lane that comes into use after `prepare`."""
 
     def __init__(
         self,
@@ -138,11 +133,7 @@ class BacklogQueues:
         return self._lane_of.get(entity)
 
     def lane(self, entity: Entity) -> int | None:
-        """The index of a queue's lane, which is made at its first use; None for a queue without continuity.
-
-        Raises:
-            ConfigurationError: no queue of the secondary can have the lane's name.
-        """
+        """The index of a queue's lane, which is made at its first use; None for a queue without continuity."""
         index = self._lane_of.get(entity)
         if index is not None or entity.kind is not EntityKind.QUEUE or not self._options.continues(entity.path):
             return index
@@ -264,11 +255,8 @@ class BacklogQueues:
             self._planned.set()
 
     async def probe(self) -> None:
-        """Find out whether any queue takes messages that a send would try; which ones are in use stays as it is.
-
-        Raises:
-            TransportError: none does; the last one's failure.
-        """
+        """Find out whether any queue takes messages that a send would try, or raise; which ones are in use stays as it
+        is."""
         failure = self.last_failure
         tried = self.rotation.in_use
         if not tried and self._options.while_failing == "wait":

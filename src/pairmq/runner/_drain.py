@@ -20,9 +20,7 @@ _LONGEST_WAIT = 5.0
 class DrainWatch:
     """Counts the backlog queues while an entity that is up has a dirty backlog, and only then.
 
-    Args:
-        secondary: the transport of the backlog queues.
-        known: finds out whether other processes use further queues, False while it can't; None where these are all.
+    ``known`` finds out whether other processes use further queues, False while it can't; None where these are all.
     """
 
     def __init__(

@@ -43,11 +43,8 @@ class Emitter:
         self._handing_out = False
 
     def add(self, sink: Sink, *, per_message: bool = True, follower: Follower | None = None) -> None:
-        """Give ``sink`` every event from now on, or all but those of single messages.
-
-        Args:
-            follower: takes each event that has its message, with that, besides ``sink``.
-        """
+        """Give ``sink`` every event from now on, or all but those of single messages; ``follower`` takes those with
+        their messages."""
         if follower is not None:
             self._followers = (*self._followers, follower)
         self._sinks = (*self._sinks, sink)

@@ -166,11 +166,7 @@ class GateKeeper:
 
 
 class RateLimit:
-    """Spreads messages evenly in time; shared by all pumps of a syphon.
-
-    Args:
-        per_second: messages a second at most.
-    """
+    """Spreads messages evenly in time; shared by all pumps of a syphon."""
 
     def __init__(self, per_second: float) -> None:
         self._per_second = per_second

@@ -80,11 +80,7 @@ class Results:
         self._emit = emit
 
     def begin(self, state: SenderState, message: Message) -> Job:
-        """Make the job of a message, with its id; refused at once if it has a property of the envelope's (SPEC 5.7).
-
-        Raises:
-            TypeError: it is no message.
-        """
+        """Make the job of a message, with its id; refused at once if it has a property of the envelope's (SPEC 5.7)."""
         if not isinstance(message, Message):
             raise TypeError(f"a {type(message).__name__} can't be sent: make a Message of it")
         with_id = message if message.message_id is not None else message.with_id(self._clock.new_id())

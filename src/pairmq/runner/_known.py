@@ -81,11 +81,7 @@ class KnownEntities:
             self._line.append(runner)
 
     def take(self, runner: EntityRunner) -> Sender:
-        """A sender to the entity that is unused, a new one if need be; no IO. On the pair's loop alone.
-
-        Raises:
-            TransportError: the transport can't have such an entity.
-        """
+        """A sender to the entity that is unused, a new one if need be; no IO. On the pair's loop alone."""
         sender = runner.spare.pop() if runner.spare else self._transport.sender(runner.entity)
         self._forget_some()
         return sender

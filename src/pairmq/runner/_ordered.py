@@ -69,11 +69,7 @@ class Place:
 
 
 class Orders:
-    """All keys of a pair.
-
-    Args:
-        secondary: where the backlog queues are.
-    """
+    """All keys of a pair."""
 
     def __init__(
         self, secondary: Transport, backlog: BacklogQueues, options: PairOptions, clock: Clock, limits: TimeLimits

@@ -52,13 +52,8 @@ def outbox_queue(primary: Transport) -> Entity:
 
 
 class Outbox:
-    """The outbox of one pair.
-
-    Args:
-        store: the secondary, which stores through connections of callers.
-        secondary: the same as ``store``, to be asked for the queue.
-        limits: bounds every operation on the secondary's own connections.
-    """
+    """The outbox of one pair; ``store`` and ``secondary`` are one object, which stores, and which is asked for the
+    queue."""
 
     def __init__(
         self,
@@ -95,11 +90,7 @@ class Outbox:
         return self._emit.active
 
     async def ensure(self) -> None:
-        """Make the queue if it does not exist.
-
-        Raises:
-            TransportError: the secondary could not be asked, or refuses, or the queue can't keep order and has to.
-        """
+        """Make the queue if it does not exist. Raises `TransportError`, for one that can't keep order, too."""
         if self._made:
             return
         created = await self._limits.run(self._admin.create(self.queue, self._properties))
@@ -126,11 +117,7 @@ class Outbox:
             await self.ensure()
 
     def draft(self, state: SenderState, messages: Sequence[Message]) -> OutboxSend:
-        """Make envelopes, in any thread.
-
-        Raises:
-            TypeError: one is not a message.
-        """
+        """Make envelopes, in any thread."""
         started, jobs, envelopes = self._clock.now(), [], []
         with self._numbering:
             for message in messages:

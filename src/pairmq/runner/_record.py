@@ -245,8 +245,7 @@ class RecordKeeper:
     async def begin(self) -> None:
         """Look for the first time; a secondary that can't be reached is looked at later, by `run`.
 
-        Raises:
-            ConfigurationError: another primary has this one's name or backlog queues.
+        Raises `ConfigurationError`: another primary has this one's name or backlog queues.
         """
         with contextlib.suppress(TransportError):
             await self._look()
@@ -396,12 +395,7 @@ class RecordKeeper:
 
 
 class Looker:
-    """What is asked of the secondary.
-
-    Args:
-        transport: the secondary.
-        by_default: of the primary's `Endpoint`.
-    """
+    """What is asked of the secondary."""
 
     def __init__(self, transport: Transport, limits: TimeLimits, *, by_default: tuple[str, ...] = ()) -> None:
         self._transport = transport
@@ -409,22 +403,14 @@ class Looker:
         self._by_default = tuple(map(plain, by_default))
 
     async def read(self, own: Configuration) -> Record:
-        """Read the record; an empty one if it does not exist.
-
-        Raises:
-            TransportError: the secondary could not be asked.
-        """
+        """Read the record; an empty one if it does not exist."""
         bodies: list[bytes] = []
         for place in own.places:
             bodies += await self.bodies(place)
         return Record.read(bodies)
 
     async def write(self, own: Configuration) -> bool:
-        """Add this process's configuration; returns whether the record's queue was made for it.
-
-        Raises:
-            TransportError: the secondary could not be asked, or refuses.
-        """
+        """Add this process's configuration; returns whether the record's queue was made for it."""
         made = False
         for place in own.places:
             made = await self._limits.run(self._transport.admin.create(place, RECORD_PROPERTIES)) or made
@@ -472,12 +458,7 @@ class Looker:
             raise
 
     async def remove(self, place: Entity, unwanted: Callable[[bytes], bool], most: int) -> None:
-        """Remove what is unwanted of the oldest messages of one of the record's queues.
-
-        Args:
-            unwanted: decides by the body.
-            most: messages that are looked at.
-        """
+        """Remove what is unwanted, by its body, of the ``most`` oldest messages of one of the record's queues."""
         receiver = self._transport.receiver(Source(place))
         try:
             for delivery in await self._limits.run(receiver.receive(most, 0)):
@@ -564,11 +545,7 @@ class Looker:
         return [Stray(queue, count, reason) for queue, count in pending if count]
 
     async def of_other_names(self, own: Configuration, options: PairOptions, known: set[str]) -> list[Stray]:
-        """Find backlog queues that hold messages and that belong to no other primary that keeps a record.
-
-        Raises:
-            TransportError: the secondary can't list its queues.
-        """
+        """Find backlog queues that hold messages and that belong to no other primary that keeps a record."""
         strays: list[Stray] = []
         owners: dict[str, tuple[str, bool] | None] = {}
         for queue in await self._limits.run(self._transport.admin.list_entities("")):

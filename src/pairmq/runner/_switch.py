@@ -46,11 +46,7 @@ _MANY = 16  # superseded decisions, from which on they are removed
 
 
 class SwitchFollower:
-    """One process's side: looks at the decisions, carries out new ones, and reports which it follows.
-
-    Args:
-        looker: asks the secondary.
-    """
+    """One process's side: looks at the decisions, carries out new ones, and reports which it follows."""
 
     def __init__(
         self,
@@ -106,11 +102,7 @@ class SwitchFollower:
             await asyncio.sleep(max(looked_at + interval - self._clock.now(), least, 0.01))
 
     async def look(self) -> None:
-        """Read the decisions, by one operation, and carry out those that are new.
-
-        Raises:
-            TransportError: the secondary could not be asked, or refuses.
-        """
+        """Read the decisions, by one operation, and carry out those that are new."""
         if self._places is None:
             return
         decisions = Decisions.read(await self._looker.bodies(self._places[0]))

@@ -22,14 +22,7 @@ from pairmq.transport import Sender, Transport, start_task
 
 
 class Syphon:
-    """All pumps of a pair in this process.
-
-    Args:
-        secondary: where they wait.
-        backlog: the queues to empty.
-        queues: indexes of the queues to empty; all when left out.
-        outbox: of the pair, if the secondary can have one.
-    """
+    """All pumps of a pair in this process, for the queues of these indexes, all when left out."""
 
     def __init__(
         self,

@@ -134,14 +134,8 @@ class Reading:
                 self._soon(consumer.set_limit, most)
 
     def settle(self, tag: Tag, action: str, channel: Any = None, *, multiple: bool = False) -> None:
-        """Acknowledge, requeue or reject a message, without waiting for the broker.
-
-        Args:
-            tag: of the message; one that is settled already is ignored.
-            action: what to do.
-            channel: whose messages, for ``multiple``.
-            multiple: all of the channel's messages up to this one.
-        """
+        """Acknowledge, requeue or reject a message, or all of the channel's up to it, without waiting for the broker.
+        One that is settled already is ignored."""
         remote = self._of_remote.pop(tag, None)
         if remote is not None:
             remote(action)

@@ -49,13 +49,7 @@ class LinkTransport(pyamqp.Transport):
 
 
 class Remote:
-    """What a worker's connection asks of the primary alone, again on each new connection.
-
-    Args:
-        client: the `kombu.Connection`.
-        process: learns whether the primary is reachable.
-        post: calls something in the thread of the worker's connection.
-    """
+    """What a worker's connection asks of the primary alone, again on each new connection."""
 
     def __init__(self, client: Any, process: PairOfProcess, post: Callable[[Callable[[], object]], None]) -> None:
         self._client = client.clone()

@@ -29,11 +29,7 @@ _SAFE_COMMITS = ("on", "remote_apply")
 
 
 class PostgresAdmin(Admin):
-    """Manages the queues and topics in a database.
-
-    Args:
-        calls: the administration's.
-    """
+    """Manages the queues and topics in a database."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -160,12 +156,8 @@ def _named(entity: Entity) -> dict[str, Any]:
 
 
 def _created(entity: Entity, asked: QueueProperties, doing: str) -> dict[str, Any]:
-    """Work out what settings mean here.
-
-    Raises:
-        TransportError: reason *malformed*; the text names the setting. To accept what can't be kept would be a promise
-            that is broken later.
-    """
+    """Work out what settings mean here. What can't be kept is refused as *malformed*: to accept it would be a promise
+    that is broken later."""
     if asked.lock_duration is None:
         asked = replace(asked, lock_duration=_LOCK_DURATION)
     for name in ("lock_duration", "default_time_to_live"):

@@ -256,9 +256,6 @@ class Hosts:
     Once connected, it stays with that host until `look_again`. Then it asks all of them side by side, so that one that
     does not answer delays nothing for long. A primary that was replaced by a promotion and was started again by mistake
     takes writes, too, which are lost once it is set up as a standby: it is passed over.
-
-    Args:
-        url: where to.
     """
 
     def __init__(self, url: PostgresUrl) -> None:
@@ -272,11 +269,7 @@ class Hosts:
         self._chosen = None
 
     async def connect(self) -> Connection:
-        """Connect to the host that takes writes.
-
-        Raises:
-            NotSent: none does.
-        """
+        """Connect to the host that takes writes. Raises `NotSent`: none does."""
         try:
             if len(self._url.hosts) == 1:
                 return await self._to(self._url.hosts[0])

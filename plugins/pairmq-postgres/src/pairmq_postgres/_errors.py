@@ -126,15 +126,8 @@ class NotSent(Exception):
 
 
 def failure(error: BaseException, doing: str) -> TransportError:
-    """Make the transport error of what went wrong below.
-
-    Args:
-        error: the driver's exception, one of ours, or `NotSent`.
-        doing: what was tried, in words: ``send to orders``.
-
-    Returns:
-        The error, its cause set; to be raised or handed out.
-    """
+    """Make the transport error of what went wrong below, its cause set; to be raised or handed out. ``doing`` is what
+    was tried, in words: ``send to orders``."""
     cause = error.cause if isinstance(error, NotSent) else error
     row = _row(error)
     text = row.text or " ".join(str(cause).split()) or type(cause).__name__

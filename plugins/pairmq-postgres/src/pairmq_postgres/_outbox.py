@@ -22,12 +22,7 @@ _READS = "its transaction only reads: begin one that writes, on a server that is
 
 
 class CallersTransactions:
-    """Stores messages through connections of callers; see `pairmq.transport.Transactional.store`.
-
-    Args:
-        headers: of messages that were measured.
-        notify: the commit wakes receivers.
-    """
+    """Stores messages through connections of callers; see `pairmq.transport.Transactional.store`."""
 
     def __init__(self, headers: Headers, *, notify: bool) -> None:
         self._headers = headers

@@ -35,11 +35,7 @@ _SILENT = 1.0  # s without an answer after which a cancelled call makes the idle
 
 
 class Pool:
-    """A transport's connections, made when they are needed.
-
-    Args:
-        url: where to, and how many at most.
-    """
+    """A transport's connections, made when they are needed."""
 
     def __init__(self, url: PostgresUrl) -> None:
         self.url = url
@@ -56,23 +52,12 @@ class Pool:
         self._closed = False
 
     async def run(self, statements: Sequence[Statement]) -> list[Rows]:
-        """Run statements in one round trip and one transaction, and return the rows of each.
-
-        Args:
-            statements: each with its parameters.
-
-        Raises:
-            NotSent: there is no connection.
-            psycopg.Error: as the server or libpq reported it.
-        """
+        """Run statements in one round trip and one transaction, and return the rows of each. Raises `NotSent`, or
+        psycopg's error."""
         return await self.ask(lambda: statements)
 
     async def ask(self, begin: Callable[[], Sequence[Statement]]) -> list[Rows]:
-        """Do the same with the statements that are wanted once there is a connection.
-
-        Args:
-            begin: called before the first byte is sent; returns them.
-        """
+        """Do the same with the statements that ``begin`` returns, which is called before the first byte is sent."""
         async with self._connection() as connection:
             return await connection.run(begin())
 
@@ -198,8 +183,7 @@ class Pool:
 class Shared(Generic[A]):
     """A call that several wait for, which ends with the last of them.
 
-    Args:
-        work: what it does. Its argument, called before the first byte is sent, returns what those ask for that wait.
+    The argument of ``work``, called before the first byte is sent, returns what those ask for that wait.
     """
 
     def __init__(self, work: Callable[[Callable[[], list[A]]], Coroutine[Any, Any, Any]]) -> None:
@@ -228,12 +212,7 @@ class Shared(Generic[A]):
 
 class Together(Generic[A]):
     """Calls of one kind that are made as one: each waits for the one before it, for a moment at the most, and serves
-    all that ask for the same meanwhile.
-
-    Args:
-        work: see `Shared`.
-        most: what all of them ask for at the most, unless one does.
-    """
+    all that ask for the same meanwhile. All of them ask for ``most`` at the most, unless one does."""
 
     def __init__(self, work: Callable[[Callable[[], list[A]]], Coroutine[Any, Any, Any]], most: int) -> None:
         self._work = work
@@ -257,27 +236,17 @@ class Together(Generic[A]):
 
 
 class Calls:
-    """The calls of one object, which end when it closes.
-
-    Args:
-        pool: runs them.
-        scope: ends them.
-    """
+    """The calls of one object, which end when it closes."""
 
     def __init__(self, pool: Pool, scope: Scope) -> None:
         self.pool = pool
         self.scope = scope
 
     async def run(self, doing: str, *statements: Statement, answer_within: float | None = None) -> list[Rows]:
-        """Run statements in one round trip and one transaction.
+        """Run statements in one round trip and one transaction; ``doing`` is what they do, in words. Raises
+        `TransportError`.
 
-        Args:
-            doing: what they do, in words: ``send to orders``.
-            statements: each with its parameters.
-            answer_within: seconds from the first byte on, for callers whose own limit is a long poll's.
-
-        Raises:
-            TransportError: they were not run, or that is in doubt.
+        ``answer_within`` is in seconds from the first byte on, for callers whose own limit is a long poll's.
         """
 
         def work(begin: Callable[[], list[None]]) -> Coroutine[Any, Any, list[Rows]]:
@@ -289,17 +258,8 @@ class Calls:
     async def share(
         self, doing: str, asked: A, join: Callable[[], Shared[A]], answer_within: float | None = None
     ) -> Any:
-        """Wait for a call that others may wait for, too, and return its result.
-
-        Args:
-            doing: what it does, in words.
-            asked: this one's part.
-            join: finds the call, which has not begun.
-            answer_within: as in `run`.
-
-        Raises:
-            TransportError: it was not made, or that is in doubt.
-        """
+        """Wait for the call that ``join`` finds, for which others may wait, too, and return its result. Raises
+        `TransportError`."""
         self.scope.check()
         shared = join()
         call = _Call(doing, answer_within, shared)

@@ -216,13 +216,7 @@ class _Seen(NamedTuple):
 
 
 class _Common:
-    """What the open receivers of a source do as one.
-
-    Args:
-        pool: the transport's.
-        source: what they read.
-        left: what the transport's closed receivers left, by source.
-    """
+    """What the open receivers of a source do as one."""
 
     def __init__(self, pool: Pool, source: Source, left: dict[Source, LeftLocks]) -> None:
         self.source = source
@@ -311,14 +305,7 @@ class _Common:
 
 
 class PostgresReceiver(Receiver):
-    """Reads a queue, a subscription or a dead-letter queue.
-
-    Args:
-        calls: this receiver's.
-        source: what to read.
-        left: what the transport's closed receivers left, by source.
-        receivers: the transport's open ones.
-    """
+    """Reads a queue, a subscription or a dead-letter queue."""
 
     _take = _sql.TAKE
 

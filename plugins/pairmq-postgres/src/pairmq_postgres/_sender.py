@@ -41,14 +41,7 @@ class Headers:
 
 
 class PostgresSender(Sender):
-    """Sends to one queue or topic.
-
-    Args:
-        calls: this sender's.
-        headers: of messages that were measured.
-        entity: where to.
-        with_sessions: the entities that are known to require session ids.
-    """
+    """Sends to one queue or topic."""
 
     def __init__(self, calls: Calls, headers: Headers, entity: Entity, with_sessions: set[Entity]) -> None:
         self._calls = calls

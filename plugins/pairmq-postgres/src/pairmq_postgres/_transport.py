@@ -31,14 +31,7 @@ _RELEASE_WITHIN = 1.0
 
 
 class PostgresTransport(Transport, Transactional):
-    """Queues and topics in one PostgreSQL database.
-
-    Args:
-        url: ``postgresql://user:password@host:5432/database``; the options are in the README.
-
-    Raises:
-        ConfigurationError: the URL can't work.
-    """
+    """Queues and topics in one PostgreSQL database; the options of its URL are in the README."""
 
     def __init__(self, url: str) -> None:
         parsed = parse_url(url)

@@ -107,8 +107,7 @@ def parse_url(url: str) -> PostgresUrl:
 
     Or, for a Unix socket, ``postgresql://[user[:password]@]/database?host=/directory``, as libpq has it.
 
-    Raises:
-        ConfigurationError: it can't work; the text says which part and why, without secrets.
+    Raises `ConfigurationError`, which says which part is wrong and why, without secrets.
     """
     read = BrokerUrl(url, _FORM, *SCHEMES, several=True)
     if "@" in read.parts.path:  # what precedes it may be the end of a password

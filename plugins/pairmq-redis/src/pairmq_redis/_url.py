@@ -70,8 +70,7 @@ def parse_redis_url(url: str) -> RedisUrl:
     With ``+sentinel`` it has the hosts and ports of several sentinels, and the name of their master before the
     database; with ``+cluster`` those of several nodes, and no database.
 
-    Raises:
-        ConfigurationError: it can't work; the text says which part and why, without secrets.
+    Raises `ConfigurationError`, which says which part is wrong and why, without secrets.
     """
     sentinels: tuple[tuple[str, int], ...] = ()
     nodes: tuple[tuple[str, int], ...] = ()

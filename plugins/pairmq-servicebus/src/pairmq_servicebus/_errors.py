@@ -177,14 +177,7 @@ def condition(error: BaseException) -> str | None:
 
 
 def failure(error: BaseException, doing: str, *, maybe_applied: bool = False) -> TransportError:
-    """Make the transport error of what the client reported.
-
-    Args:
-        error: the client's exception; a `TransportError` is returned as it is.
-
-    Returns:
-        The error, its cause set; to be raised or handed out.
-    """
+    """Make the transport error of what the client reported, its cause set; a `TransportError` is returned as it is."""
     if isinstance(error, TransportError):
         return error
     found = verdict(error)

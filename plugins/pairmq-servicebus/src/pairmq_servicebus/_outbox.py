@@ -117,12 +117,8 @@ class Chain:
 
 
 class Parcel:
-    """A message to be sent.
-
-    Args:
-        size: its encoded size in bytes.
-        group: its session id, or partition key; messages of one batch share it.
-    """
+    """A message to be sent, with its encoded size in bytes, and its session id or partition key, which those of a batch
+    share."""
 
     __slots__ = ("alone", "chain", "done", "group", "parts", "size", "state", "transfer")
 

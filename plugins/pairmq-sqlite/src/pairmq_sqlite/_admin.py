@@ -25,11 +25,7 @@ _MOST_DELIVERIES = 2**53
 
 
 class SQLiteAdmin(Admin):
-    """Manages the queues and topics in a file.
-
-    Args:
-        context: what the transport's objects share.
-    """
+    """Manages the queues and topics in a file."""
 
     def __init__(self, context: Context) -> None:
         self._calls = context.calls()
@@ -105,12 +101,8 @@ class SQLiteAdmin(Admin):
 
 
 def _settings_of(asked: QueueProperties, doing: str) -> Settings:
-    """Work out what settings mean here.
-
-    Raises:
-        TransportError: reason *malformed* or *not-supported*; the text names the setting. To take what can't be kept
-            would be a promise that is broken later.
-    """
+    """Work out what settings mean here. What can't be kept is refused: to take it would be a promise that is broken
+    later."""
     if asked.requires_session:
         text = f"{doing}: requires_session: a SQLite queue can't be read one session at a time"
         raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)

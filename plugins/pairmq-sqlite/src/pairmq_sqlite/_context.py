@@ -20,27 +20,15 @@ _MOST_LEFT = 1000
 
 
 class Calls:
-    """The calls of one object, which end when it closes.
-
-    Args:
-        worker: does them.
-        scope: ends them.
-    """
+    """The calls of one object, which end when it closes."""
 
     def __init__(self, worker: SQLiteWorker, scope: Scope) -> None:
         self._worker = worker
         self.scope = scope
 
     async def run(self, work: Callable[[Store], T], doing: str) -> T:
-        """Do a job with the store.
-
-        Args:
-            work: what to do; in the worker's thread, in a transaction.
-            doing: the same in words, for an error: ``send to orders``.
-
-        Raises:
-            TransportError: it was not done, or that is in doubt.
-        """
+        """Do a job with the store, in the worker's thread and a transaction. Raises `TransportError`: not done, or in
+        doubt."""
         try:
             return await self._worker.run(work, self.scope)
         except Failed as failed:
@@ -53,12 +41,7 @@ class _Closing(Protocol):
 
 
 class Context:
-    """What a transport gives to its senders, receivers and admin.
-
-    Args:
-        url: the settings.
-        scope: the transport's.
-    """
+    """What a transport gives to its senders, receivers and admin."""
 
     def __init__(self, url: SQLiteUrl, scope: Scope) -> None:
         self.url = url

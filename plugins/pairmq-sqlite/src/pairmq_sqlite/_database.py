@@ -152,13 +152,10 @@ class Database:
         self.connection.execute("RELEASE mark")
 
     def check_room(self) -> None:
-        """Check that it does not exceed its limit.
+        """Check that it does not exceed its limit. Raises `FileFull`.
 
         Not left to SQLite (``max_page_count``): a limit for everything would forbid receiving and completing as well,
         which write a little, and a full file could never be emptied.
-
-        Raises:
-            FileFull: it does.
         """
         if self._max_megabytes is None:
             return

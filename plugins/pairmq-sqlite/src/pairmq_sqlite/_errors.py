@@ -56,12 +56,7 @@ class NoSharedMemory(Exception):
 
 
 class Failed(Exception):
-    """How the worker hands a failure on.
-
-    Args:
-        cause: the exception of SQLite, of the operating system, or one of ours.
-        maybe_applied: whether it may have been done all the same.
-    """
+    """How the worker hands a failure on; ``maybe_applied`` if it may have been done all the same."""
 
     def __init__(self, cause: BaseException, *, maybe_applied: bool = False) -> None:
         super().__init__(str(cause))
@@ -111,15 +106,8 @@ _BROKEN = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLIT
 
 
 def failure(error: BaseException, doing: str) -> TransportError:
-    """Make the transport error of what went wrong below.
-
-    Args:
-        error: an exception of SQLite, of the operating system, or one of ours; only `Failed` brings doubt with it.
-        doing: what was tried, in words: ``send to orders``.
-
-    Returns:
-        The error, its cause set; to be raised or handed out.
-    """
+    """Make the transport error of what went wrong below, its cause set; to be raised or handed out. ``doing`` is what
+    was tried, in words: ``send to orders``."""
     cause, in_doubt = (error.cause, error.maybe_applied) if isinstance(error, Failed) else (error, False)
     row = next(row for row in _TABLE if _fits(row, cause))
     text = row.text or str(cause) or type(cause).__name__

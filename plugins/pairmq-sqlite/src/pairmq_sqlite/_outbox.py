@@ -34,14 +34,8 @@ _CLAIM = "INSERT INTO pairmq_inbox (key, until) VALUES (:key, :until) ON CONFLIC
 
 
 async def store(file: tuple[int, int], queue: Entity, messages: Sequence[Message], connection: Any) -> None:
-    """Store messages in a queue; see `pairmq.transport.Transactional.store`.
-
-    Args:
-        file: device and inode of the transport's.
-        queue: which.
-        messages: without a time-to-live or schedule.
-        connection: of sqlite3 or aiosqlite.
-    """
+    """Store messages in a queue; see `pairmq.transport.Transactional.store`. ``file`` is device and inode of the
+    transport's."""
     doing = f"store in {queue}"
     try:
         begin = _begins_with(connection)
@@ -84,12 +78,7 @@ class SQLiteInbox(Inbox):
 
 
 def _begins_with(connection: Any) -> str | None:
-    """What begins a transaction, as the connection's first statement would; None if it is in one.
-
-    Raises:
-        TypeError: it is not a connection of sqlite3 or aiosqlite.
-        TransportError: it is closed, or commits each statement by itself.
-    """
+    """What begins a transaction, as the connection's first statement would; None if it is in one."""
     if not isinstance(connection, sqlite3.Connection) and not _is_aiosqlite(connection):
         kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
         raise TypeError(f"{kind} is not a connection to SQLite: give one of sqlite3, aiosqlite, SQLAlchemy or Django")

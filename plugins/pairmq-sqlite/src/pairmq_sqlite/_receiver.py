@@ -54,12 +54,7 @@ class _Taken:
 
 
 class SQLiteReceiver(Receiver):
-    """Reads a queue, a subscription or a dead-letter queue.
-
-    Args:
-        context: what the transport's objects share.
-        source: what to read.
-    """
+    """Reads a queue, a subscription or a dead-letter queue."""
 
     def __init__(self, context: Context, source: Source) -> None:
         self._context = context
@@ -188,14 +183,7 @@ class SQLiteReceiver(Receiver):
 
 
 def delivery_of(row: Row, message: Message, token: object = None, *, locked_until: datetime | None = None) -> Delivery:
-    """Make a delivery of a row.
-
-    Args:
-        row: as it is stored, its deliveries counted.
-        message: what the row was decoded to.
-        token: what settles it.
-        locked_until: when its lock ends.
-    """
+    """Make a delivery of a row."""
     return Delivery(
         message=message,
         lock_token=token,

@@ -39,14 +39,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
-    """A message to be stored.
-
-    Args:
-        header: all of it but the body.
-        body: the body.
-        due_at: before which it is not delivered; None for at once.
-        time_to_live: counted from when it can be received; None for the queue's default.
-    """
+    """A message to be stored; its time-to-live is counted from when it can be received."""
 
     header: str
     body: bytes

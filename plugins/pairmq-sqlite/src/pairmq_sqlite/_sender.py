@@ -18,12 +18,7 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 
 
 class SQLiteSender(Sender):
-    """Sends to one queue or topic.
-
-    Args:
-        context: what the transport's objects share.
-        entity: where to.
-    """
+    """Sends to one queue or topic."""
 
     def __init__(self, context: Context, entity: Entity) -> None:
         self._context = context

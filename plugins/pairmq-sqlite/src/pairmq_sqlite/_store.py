@@ -25,11 +25,7 @@ _SWEEP = 1000
 
 
 class Store:
-    """The entities and messages in a database.
-
-    Args:
-        database: open, and in a transaction whenever a method is called.
-    """
+    """The entities and messages in a database, which is in a transaction whenever a method is called."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -194,12 +190,7 @@ class Store:
         _check_held(self._execute(query, {**values, "reason": reason, "description": description}))
 
     def release(self, place: Place, locks: str) -> None:
-        """Release all that is still held by the locks whose names match a pattern.
-
-        Args:
-            place: where.
-            locks: a pattern for GLOB.
-        """
+        """Release all that is still held by the locks whose names match a pattern for GLOB."""
         query = """
             UPDATE message SET free_at = 0, lock = NULL
             WHERE shelf = :shelf AND free_at > :now AND lock GLOB :locks

@@ -45,14 +45,7 @@ _RELEASE_WITHIN, _STOP_WITHIN = 1.0, 0.7
 
 
 class SQLiteTransport(Transport, Transactional):
-    """Queues and topics in one SQLite file.
-
-    Args:
-        url: ``sqlite:///absolute/path/to/file.db``; the options are in the README.
-
-    Raises:
-        ConfigurationError: the URL can't work.
-    """
+    """Queues and topics in one SQLite file; the options of its URL are in the README."""
 
     def __init__(self, url: str) -> None:
         parsed = parse_url(url)

@@ -45,8 +45,7 @@ class SQLiteUrl:
 def parse_url(url: str) -> SQLiteUrl:
     """Read ``sqlite:///absolute/path`` or ``sqlite://./relative/path``, with options.
 
-    Raises:
-        ConfigurationError: it can't work; the text says which part and why, without secrets.
+    Raises `ConfigurationError`, which says which part is wrong and why, without secrets.
     """
     read = BrokerUrl(url, _FORM, SCHEME)
     path, options = _path(read), read.options(*_OPTIONS)

@@ -24,11 +24,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02
 
 
 class SQLiteWorker(Worker):
-    """Runs jobs on one database; each is given the `Store`.
-
-    Args:
-        url: which database, and how long to wait for its lock.
-    """
+    """Runs jobs on one database; each is given the `Store`."""
 
     def __init__(self, url: SQLiteUrl) -> None:
         super().__init__("pairmq-sqlite")
@@ -148,11 +144,7 @@ class SQLiteWorker(Worker):
 
 
 def _attempt(database: Database, store: Store, job: Job[Any]) -> object:
-    """Do one job; if it fails, what it did is taken back.
-
-    Raises:
-        sqlite3.Error: SQLite failed it, which may have ended the transaction that it shares with others.
-    """
+    """Do one job; if it fails, what it did is taken back. An error of SQLite's may have ended the whole transaction."""
     database.mark()
     try:
         result = job.work(store)

@@ -36,13 +36,8 @@ _LOOK_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
 
 
 class Pump:
-    """The pump of one backlog queue.
-
-    Args:
-        tail: the secondary's sender to it.
-        missing: called when the queue itself does not exist any more, so that it is made again.
-        context: what all pumps share.
-    """
+    """The pump of one backlog queue; ``tail`` is the secondary's sender to it, ``missing`` is called when it does not
+    exist any more, so that it is made again."""
 
     def __init__(
         self, queue: Entity, tail: Sender, missing: Callable[[TransportError], None], context: PumpContext

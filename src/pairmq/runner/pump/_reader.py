@@ -98,11 +98,7 @@ class BacklogReader:
         self, operation: Awaitable[Sequence[TransportError | None]], count: int
     ) -> tuple[Sequence[TransportError | None], float]:
         """The same for an operation on several messages: one entry each, None for done, and the share of its time limit
-        that it took.
-
-        Args:
-            operation: gives the entries; when it fails as a whole, that is what came of each.
-        """
+        that it took. When it fails as a whole, that is what came of each."""
         began_at, limit = self._clock.now(), self._machine.time_limit
         try:
             results = await self._limits.run(operation, began_at + limit)
@@ -260,13 +256,7 @@ def _order_lost() -> TransportError:
 
 
 class Settler:
-    """Settles items, each of which stays locked until the broker has confirmed it, or until the lock is lost.
-
-    Args:
-        machine: decides what comes of it.
-        context: what all pumps share.
-        changed: called whenever something was settled, or failed to be.
-    """
+    """Settles items, each of which stays locked until the broker has confirmed it, or until the lock is lost."""
 
     def __init__(
         self, reader: BacklogReader, machine: PumpMachine, context: PumpContext, changed: Callable[[], None]

@@ -36,11 +36,7 @@ def simulate(settings: Settings) -> Report:
 
 
 def replay(scenario: Scenario, *, trace: bool = False) -> Report:
-    """Simulate a scenario.
-
-    Returns:
-        As `simulate`.
-    """
+    """Simulate a scenario, as `simulate`."""
     lines: list[str] = []
     history = World(scenario, lines.append if trace else None).run()
     violations = tuple(judged(history))

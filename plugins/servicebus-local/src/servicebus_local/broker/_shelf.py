@@ -19,11 +19,7 @@ _SLACK = 64
 
 
 class Shelf:
-    """See the module.
-
-    Args:
-        expires: whether messages expire here; in dead-letter queues they do not.
-    """
+    """See the module. In dead-letter queues nothing ``expires``."""
 
     __slots__ = (
         "_hub", "_order", "counts", "expires", "expiring", "free", "identity", "lanes", "main", "messages", "numbers",

@@ -235,11 +235,7 @@ def settle(source: Source, token: UUID, outcome: Outcome | None) -> None:
 
 
 class SendingLink(Endpoint):
-    """One of them.
-
-    Args:
-        limit: bytes of the largest message, or batch, that was announced.
-    """
+    """One of them; ``limit`` is in bytes of the largest message, or batch, that was announced."""
 
     def __init__(self, client: Owner, link: Link, path: str, limit: int) -> None:
         super().__init__(link)
