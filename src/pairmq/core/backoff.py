@@ -23,11 +23,7 @@ class Backoff:
     jitter: float = 0.5
 
     def wait(self, retry: int, chance: float) -> float:
-        """Return the seconds to wait before a retry.
-
-        Args:
-            chance: a random number in [0, 1).
-        """
+        """Return the seconds to wait before a retry, by a random number in [0, 1)."""
         # A large exponent would overflow long after the cap is reached.
         full = min(self.cap, self.first * self.factor ** min(retry, 60))
         return full * (1 - self.jitter * chance)

@@ -27,11 +27,8 @@ class EmptyWatch:
         self._since: list[float | None] = [None] * count
 
     def seen_empty(self, index: int, began_at: float) -> float | None:
-        """Note that a check which began at ``began_at`` reached the queue and saw it empty.
-
-        Returns:
-            The instant since which *all* queues are known to be empty; None while one is not.
-        """
+        """Note that a check which began at ``began_at`` reached the queue and saw it empty; return the instant since
+        which *all* queues are known to be empty, None while one is not."""
         self._since[index] = began_at
         return self.all_since()
 

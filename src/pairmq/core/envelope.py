@@ -64,17 +64,8 @@ def reserved_properties(message: Message) -> tuple[str, ...]:
 
 
 def divert(message: Message, diversion: Diversion) -> Message:
-    """Give a message the form in which it sits in a backlog queue.
-
-    Args:
-        message: has none of the `ALIASES`.
-
-    Returns:
-        The message with session id, time-to-live, schedule and priority cleared and kept under their aliases.
-
-    Raises:
-        ValueError: the message has an alias as a property of its own.
-    """
+    """Give a message the form in which it sits in a backlog queue: session id, time-to-live, schedule and priority are
+    cleared and kept under their aliases. Raises `ValueError`: it has an alias as a property of its own."""
     taken = reserved_properties(message)
     if taken:
         raise ValueError(f"the message has {', '.join(taken)} as application properties, which the envelope needs")
@@ -189,14 +180,8 @@ def _is_bare(message: Message) -> bool:
 
 
 def elapsed_time_to_live(message: Message, diversion: Diversion, now: datetime) -> float | None:
-    """Return what is left of a message's time-to-live when its time in the backlog counts (``ttl_policy="elapse"``).
-
-    Args:
-        now: the present instant.
-
-    Returns:
-        Seconds left, 0 or less when it has expired; None for a message without a time-to-live.
-    """
+    """Return what is left of a message's time-to-live when its time in the backlog counts (``ttl_policy="elapse"``):
+    seconds, 0 or less when it has expired; None for a message without one."""
     if message.time_to_live is None:
         return None
     waited = (now - diversion.diverted_at).total_seconds()

@@ -72,15 +72,8 @@ class LaneWatch:
     def step(
         self, now: float, held: int, *, stuck: bool, is_open: bool, primary_answers: bool | None = None
     ) -> LaneStep:
-        """What the syphon does next.
-
-        Args:
-            now: the present instant.
-            held: messages of the lane that it has locked.
-            stuck: some of them can't be delivered now.
-            is_open: the destination takes messages, as far as is known.
-            primary_answers: what came of `LaneStep.ASK`.
-        """
+        """What the syphon does next with a lane of which it has ``held`` messages locked, some ``stuck`` as they can't
+        be delivered now. ``primary_answers`` is what came of `LaneStep.ASK`."""
         if stuck:
             return LaneStep.LET_GO
         if self._reads_on:
@@ -240,14 +233,8 @@ class TwoSides:
         return first
 
     def outcome(self, call: Call, now: float, *, raises: bool, ended: bool) -> Outcome:
-        """What a receive does for which nothing is there.
-
-        Args:
-            call: the receive.
-            now: the present instant.
-            raises: it raises while neither side can be read, instead of waiting.
-            ended: neither transport can be used any more.
-        """
+        """What a receive does for which nothing is there; with ``raises`` it raises while neither side can be read,
+        instead of waiting, and always once ``ended``: neither transport can be used any more."""
         primary, sides = self.primary, (self.primary, self.lane)
         over = now >= call.ends_at and all(_was_asked(side, call.began_at, now) for side in sides)
         if primary.is_lost:
@@ -272,15 +259,8 @@ def renewal_due(left: float) -> float:
 
 
 def from_lane(message: Message, entity: Entity, options: PairOptions, instant: datetime) -> Message | Poison:
-    """Restore a message that a consumer received from a lane (SPEC 5.7, 11.3).
-
-    Args:
-        message: as received; nothing in it is trusted.
-        instant: now, by the wall clock.
-
-    Returns:
-        The original message; or why it is dead-lettered, as the syphon would.
-    """
+    """Restore a message that a consumer received from a lane, in which nothing is trusted (SPEC 5.7, 11.3); or return
+    why it is dead-lettered, as the syphon would."""
     try:
         original, diversion = restore(message)
     except EnvelopeError as error:

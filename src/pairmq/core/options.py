@@ -224,11 +224,7 @@ OPTION_NAMES = tuple(entry.name for entry in fields(PairOptions))
 
 
 def backlog_queue_name(template: str, primary_name: str, number: int, *, index: str | None = None) -> str:
-    """Name one backlog queue (SPEC 5.1).
-
-    Args:
-        template: ``backlog_name_template``.
-    """
+    """Name one backlog queue by the ``backlog_name_template`` (SPEC 5.1)."""
     return template.replace("{primary}", primary_name).replace("{index}", str(number) if index is None else index)
 
 

@@ -19,15 +19,8 @@ from pairmq.model import Entity
 
 
 def backlog_queue_of(entity: Entity, session: str | None, sender_id: str, count: int) -> int:
-    """Choose the backlog queue of a key: the same one in every process and version (SPEC 8.2).
-
-    Args:
-        session: their session id; None where the sender is the key.
-        sender_id: the sender's, for those without a session.
-
-    Returns:
-        The queue's index.
-    """
+    """Choose the backlog queue of a key, a session or else a sender: the same one in every process and version (SPEC
+    8.2)."""
     kind, name = ("sender", sender_id) if session is None else ("session", session)
     # No path holds a NUL, so that no two keys give one text. The hash guards nothing, it only has to stay the same.
     text = f"{entity.kind.value}\0{entity.path}\0{kind}\0{name}"
@@ -51,12 +44,7 @@ class Look(NamedTuple):
 
 
 class KeyOrder:
-    """Whether one key is clean; its sends go one after another.
-
-    Args:
-        now: the instant of its making.
-        fresh: nothing of this key can have been sent before, as with the id of a new sender.
-    """
+    """Whether one key is clean; its sends go one after another. Of a ``fresh`` one nothing can have been sent yet."""
 
     __slots__ = ("_clean", "_mark", "_returns", "_since")
 
@@ -82,12 +70,8 @@ class KeyOrder:
         self._clean = False
 
     def divert_ended(self, now: float, *, maybe_there: bool) -> None:
-        """The diverted send has ended.
-
-        Args:
-            now: when.
-            maybe_there: the queue may hold it; False when it certainly does not, and then nothing has changed.
-        """
+        """The diverted send has ended. With ``maybe_there`` False it is certainly not in the queue, and nothing has
+        changed."""
         if maybe_there:
             self._since, self._mark = now, None
         else:
@@ -123,15 +107,8 @@ class DrainView:
         self._since = 0.0
 
     def worth_waiting(self, look: Look) -> bool:
-        """Record a look; return whether a send should wait longer instead of joining the queue's end.
-
-        Args:
-            look: later than those before.
-
-        Returns:
-            False once the same message has been the oldest for 2 s: no syphon is running, or the destination is
-            unavailable.
-        """
+        """Record a look; return whether a send should wait longer instead of joining the queue's end: not once the same
+        message has been the oldest for 2 s, as no syphon is running, or the destination is unavailable."""
         if look.oldest != self._oldest:
             self._oldest, self._since = look.oldest, look.began_at
         return look.oldest is None or look.began_at - self._since < _PATIENCE
@@ -169,10 +146,6 @@ class DrainWait:
 
 class Key:
     """What order is kept for: a session of an entity, or a sender.
-
-    Args:
-        facts: whether it is clean.
-        now: the instant of its making.
 
     ``lined_up`` counts the messages of all calls that have a place in its line.
     """
@@ -228,12 +201,7 @@ class KeyRoute:
         return self._key.queue
 
     def way(self, now: float, deadline: float, *, enabled: bool) -> Way | LookAt:
-        """Decide for the send whose turn it is.
-
-        Args:
-            now: the present instant.
-            enabled: whether the primary takes sends.
-        """
+        """Decide for the send whose turn it is; ``enabled`` if the primary takes sends."""
         if not enabled:
             return Way.DIVERT
         if self._key.facts.clean:

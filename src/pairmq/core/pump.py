@@ -243,11 +243,8 @@ class Item:
         return (False, self.identity[1]) if session is None else (True, session)
 
     def step(self, symbol: Symbol) -> None:
-        """Take what has happened to it.
-
-        Raises:
-            ImpossibleInputError: that can't happen in its state, which stays as it was.
-        """
+        """Take what has happened to it. What can't happen in its state raises `ImpossibleInputError`, and changes
+        nothing."""
         try:
             self.state = ITEM[self.state][symbol]
         except KeyError:
@@ -477,11 +474,8 @@ class PumpMachine:
         """Return whether more may be received.
 
         Without order, a batch may be held; with it, what is held keeps its order in its line, and is redelivered in its
-        order when it is released: nothing but memory and the renewing of the locks bounds it.
-
-        Args:
-            now: the instant.
-            primary_answers: what came of `Room.ASK`: if it does not, no other destination could be served either.
+        order when it is released: nothing but memory and the renewing of the locks bounds it. ``primary_answers`` is
+        what came of `Room.ASK`: if it does not, no other destination could be served either.
         """
         waiting = [self._waiting(line, now) for line in self._lines.values()]
         held = sum(map(len, waiting)) + len(self._unsettled)
@@ -535,15 +529,8 @@ class PumpMachine:
     def received(
         self, deliveries: Sequence[Delivery], now: float, instant: datetime
     ) -> tuple[list[Item], list[DestinationLine]]:
-        """Put deliveries in the lines of their destinations.
-
-        Args:
-            now: when they came.
-            instant: the same by the wall clock.
-
-        Returns:
-            What is to be settled at once, and the lines that have begun.
-        """
+        """Put deliveries in the lines of their destinations; return what is to be settled at once, and the lines that
+        have begun. ``instant`` is ``now`` by the wall clock."""
         locked_until, renew_at = self._lock_from(now)
         settle: list[Item] = []
         groups: dict[Entity, list[Item]] = {}
@@ -593,13 +580,7 @@ class PumpMachine:
         return settle, [line for line in lines if line is not None]
 
     def receive_ended(self, asked: int, got: int | None, seconds: float) -> None:
-        """See how many a receive can carry (rule 5).
-
-        Args:
-            asked: messages that it was to carry at most.
-            got: messages that it did carry; None when it failed.
-            seconds: that it took.
-        """
+        """See how many a receive can carry (rule 5); it asked for so many, and got None when it failed."""
         if got is None:
             self._carries = max(1, asked // 2)
         elif got >= self._carries:
@@ -757,13 +738,8 @@ class PumpMachine:
     def sent(
         self, gate: Gate, items: Sequence[Item], results: Sequence[TransportError | None], took: float, now: float
     ) -> Sent:
-        """Take what the primary answered.
-
-        Args:
-            results: one entry each, None for confirmed.
-            took: share of its time limit that the operation took.
-            now: when it answered.
-        """
+        """Take what the primary answered: one entry each, None for confirmed, and the share of its time limit that it
+        took."""
         gate.most = adapted(gate.most, len(items), results, took, self._ceiling)
         if None in results:
             self._sent_in = _least(self._sent_in, took * self.time_limit)
@@ -859,11 +835,8 @@ class PumpMachine:
     def copied(
         self, line: DestinationLine, items: Sequence[Item], results: Sequence[TransportError | None], now: float
     ) -> tuple[list[Item], DestinationLine | None]:
-        """Take what came of the copies: one entry each, None for confirmed.
-
-        Returns:
-            What is to be completed, and the line that has begun, if what is left needs one.
-        """
+        """Take what came of the copies: one entry each, None for confirmed. Return what is to be completed, and the
+        line that has begun, if what is left needs one."""
         settle: list[Item] = []
         rest: list[Item] = []
         for item, result in zip(items, results, strict=True):
@@ -1006,13 +979,8 @@ class PumpMachine:
     def completed(
         self, items: Sequence[Item], used: Sequence[Delivery], errors: Sequence[TransportError | None], took: float
     ) -> tuple[list[Report], list[TransportError]]:
-        """Take what came of one operation that completes; see `settled`.
-
-        Args:
-            used: their deliveries when it began.
-            errors: one entry each, None for done.
-            took: share of its time limit that it took.
-        """
+        """Take what came of one operation that completes, and the share of its time limit that it took; see `settled`.
+        ``used`` are their deliveries when it began."""
         self.complete_at_once = adapted(self.complete_at_once, len(items), errors, took, MOST_COMPLETED)
         if None in errors:
             self._completed_in = _least(self._completed_in, took * self.time_limit)
@@ -1021,11 +989,8 @@ class PumpMachine:
     def settled(
         self, items: Sequence[Item], used: Sequence[Delivery], errors: Sequence[TransportError | None]
     ) -> tuple[list[Report], list[TransportError]]:
-        """Take what came of settlements.
-
-        Returns:
-            The reports of those that have ended, and the errors of those that are tried again.
-        """
+        """Take what came of settlements; return the reports of those that have ended, and the errors of those that are
+        retried."""
         reports: list[Report] = []
         failures: list[TransportError] = []
         for item, delivery, error in zip(items, used, errors, strict=True):

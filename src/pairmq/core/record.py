@@ -314,11 +314,8 @@ def _entry(body: bytes) -> Configuration | _Lane | None:
 
 
 def content_of(body: bytes) -> dict[str, Any]:
-    """Read what all messages of the record have in common, and return the content.
-
-    Raises:
-        RecordError: it is not what PairMQ writes, or a newer release wrote it.
-    """
+    """Read what all messages of the record have in common, and return the content; `RecordError` for what PairMQ does
+    not write, or a newer release wrote."""
     if len(body) > _MAX_BYTES:
         raise RecordError(f"a message of the record has more than {_MAX_BYTES} bytes")
     try:

@@ -72,15 +72,8 @@ class Rotation:
         return bool(self._in_use) or (lane is not None and lane not in self._out)
 
     def choose(self, kept: int | None, chance: float) -> int | None:
-        """Choose the queue for a sender: the one it kept while that is in use, else one at random (SPEC 5.4).
-
-        Args:
-            kept: the sender's queue so far, None if it has none yet.
-            chance: a random number in [0, 1).
-
-        Returns:
-            A queue in use; None when none is left.
-        """
+        """Choose the queue in use for a sender: the one it kept while that is, else one at random, None when none is
+        left (SPEC 5.4)."""
         if kept is not None and kept not in self._out:
             return kept
         if not self._in_use:
@@ -88,15 +81,9 @@ class Rotation:
         return self._in_use[int(chance * len(self._in_use))]
 
     def take_out(self, index: int, now: float, chance: float = 0.0, *, soon: bool = False) -> bool:
-        """Take a queue that failed out of use, for all senders, and plan its retry.
+        """Take a queue that failed out of use, for all senders, and plan its retry, at once if ``soon``.
 
-        Args:
-            now: when it failed.
-            chance: a random number in [0, 1) that spreads the probing sends.
-            soon: its retry is due at once.
-
-        Returns:
-            True when it was in use until now. A failure of a queue that is out already does not postpone its retry.
+        True when it was in use until now. A failure of a queue that is out already does not postpone its retry.
         """
         if index in self._out:
             return False
@@ -117,16 +104,8 @@ class Rotation:
     # Probing sends: a send with no queue in use tries one itself (SPEC 5.5).
 
     def trial(self, now: float, only: int | None = None, lane: int | None = None) -> int | None:
-        """Name the queue that a send may try now: one that is out, that no other send tries, and that has waited.
-
-        Args:
-            now: the present instant.
-            only: the only queue that the send may use, None for any.
-            lane: of the send's queue, if it has one.
-
-        Returns:
-            The one that has waited longest; None when a send has to wait.
-        """
+        """Name the queue that a send may try now, of all, or ``only`` that one: one that is out, that no other send
+        tries, and that has waited longest; None when the send has to wait."""
         indexes = self._out if only is None else (only,)
         due = [
             (out.trial_at, index)
@@ -141,17 +120,8 @@ class Rotation:
     def attempt(
         self, now: float, chance: float, kept: int | None = None, only: int | None = None, lane: int | None = None
     ) -> tuple[int | None, bool]:
-        """Choose the queue of one attempt, and register the trial of one that is out of use.
-
-        Args:
-            now: the present instant.
-            chance: a random number in [0, 1).
-            only: the only queue that the send may use, None for any.
-            lane: of the send's queue: before any other (SPEC 11.2).
-
-        Returns:
-            A queue, None when the send has to wait; and whether it is a trial, to be ended by `end_trial`.
-        """
+        """Choose the queue of one attempt, the ``lane`` before any other (SPEC 11.2), and register the trial of one
+        that is out of use. None when the send has to wait; and whether it is a trial, to be ended by `end_trial`."""
         if lane is not None and lane not in self._out:
             return lane, False
         if self.takes(only):
@@ -166,17 +136,11 @@ class Rotation:
         self._out[index].in_trial = True
 
     def end_trial(self, index: int, now: float, chance: float, *, works: bool | None) -> bool:
-        """The probing send has ended.
+        """The probing send has ended, perhaps without a result: then the next send tries. A queue that was brought back
+        meanwhile is left as it is.
 
-        Args:
-            index: which queue; one that was brought back meanwhile is left as it is.
-            now: when.
-            chance: a random number in [0, 1).
-            works: whether the queue does; one that ended without a result leaves it to the next send.
-
-        Returns:
-            Whether the queue is back in use by it. The others are then due for a retry: what failed together most
-            likely comes back together.
+        True if the queue is back in use by it. The others are then due for a retry: what failed together most likely
+        comes back together.
         """
         if works:
             self.hasten(now)
@@ -190,11 +154,8 @@ class Rotation:
         return False
 
     def try_soon(self, now: float, chance: float) -> bool:
-        """A send was refused for lack of a queue: let the retry of one be due now, at most as often as sends would try.
-
-        Returns:
-            Whether one is due.
-        """
+        """A send was refused for lack of a queue: let the retry of one be due now, at most as often as sends would try;
+        whether it is."""
         index = self.trial(now)
         if index is None:
             return False

@@ -278,11 +278,7 @@ class Destination(Router, Protocol):
 
 
 class SendRules:
-    """What all sends of a pair share.
-
-    Args:
-        chance: gives a random number in [0, 1).
-    """
+    """What all sends of a pair share; ``chance`` gives a random number in [0, 1)."""
 
     __slots__ = ("attempt_timeout", "chance", "raises", "rotation", "to_backlog", "to_primary")
 

@@ -72,11 +72,7 @@ class Decision:
         return (self.number, self.id)
 
     def message(self) -> Message:
-        """The decision as a message.
-
-        Raises:
-            ConfigurationError: it has more entities than fit one message.
-        """
+        """The decision as a message. Raises `ConfigurationError`: it has more entities than fit one."""
         content = {
             "pairmq_record": FORMAT,
             "kind": _DECISION,
@@ -163,12 +159,8 @@ class Following:
         """Ids of the decisions that it knows, for its report."""
 
     def follow(self, decisions: Decisions, now: float) -> list[Order]:
-        """Take what was read, and return what to do.
-
-        Args:
-            decisions: as they were read; any may be missing for a while.
-            now: seconds since 1970.
-        """
+        """Take what was read, of which any may be missing for a while, and return what to do; ``now`` is seconds since
+        1970."""
         first, self._first = self._first, False
         orders = []
         for entity, decision in decisions.in_force().items():
@@ -330,11 +322,7 @@ class SwitchStatus:
 
 
 def switch_queues(name: str) -> tuple[Entity, Entity] | None:
-    """The queues of the decisions and of the reports.
-
-    Returns:
-        None where the primary's name is so long that no queue can have these names.
-    """
+    """The queues of the decisions and of the reports; None where the primary's name is too long for them."""
     try:
         return Entity(f"{name}/switch/{RECORD_QUEUE}"), Entity(f"{name}/processes/{RECORD_QUEUE}")
     except ValueError:
@@ -342,11 +330,7 @@ def switch_queues(name: str) -> tuple[Entity, Entity] | None:
 
 
 def switch_action(action: SwitchAction | str, entities: Sequence[Entity], *, syphon: bool) -> SwitchAction:
-    """Check what an operator asks for.
-
-    Raises:
-        ConfigurationError: no such action, no entity, or ``syphon`` without a hold.
-    """
+    """Check what an operator asks for: an action there is, an entity, and ``syphon`` of a hold alone."""
     try:
         checked = SwitchAction(action)
     except ValueError:

@@ -203,8 +203,8 @@ class Queue:
     # Receiving.
 
     def take(self, holder: object, most: int, now: float, session: Session | None = None) -> list[Stored]:
-        """Lock the next messages for a holder, of a session that it has locked where there are some; none if another
-        has its turn."""
+        """Lock the next messages for a holder, of a session that it has locked where there are some; none if it has not
+        its turn."""
         if session is None and self.properties.requires_session and not self.is_dead:
             text = "it requires sessions, and is read one session at a time"
             raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)

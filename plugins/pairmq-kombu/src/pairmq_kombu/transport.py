@@ -73,12 +73,7 @@ class Transport(pyamqp.Transport):
 
 
 class TLSTransport(Transport):
-    """The same over TLS.
-
-    Args:
-        client: the `kombu.Connection`.
-        kwargs: of Kombu's transport.
-    """
+    """The same over TLS."""
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)

@@ -199,11 +199,5 @@ def _count(server: PostgresServer, queue: str) -> int:
         return int(connection.execute(_COUNT, (queue,)).fetchall()[0][0])
 
 
-def standby() -> StandbyChaos:
-    """Make a server with its standby, the variant ``postgres:standby``."""
-    return StandbyChaos()
-
-
-def chaos_broker() -> PostgresChaos:
-    """Make one; `pairmq.testing.chaos` looks for this name."""
-    return PostgresChaos()
+# The names by which `pairmq.testing.chaos` makes them: ``postgres``, ``postgres:standby``.
+chaos_broker, standby = PostgresChaos, StandbyChaos

@@ -200,11 +200,5 @@ class RabbitClusterChaos(ChaosBroker):
         self._cluster.close()
 
 
-def cluster() -> RabbitClusterChaos:
-    """Make one, for ``rabbitmq:cluster``."""
-    return RabbitClusterChaos()
-
-
-def chaos_broker() -> RabbitChaos:
-    """Make one; `pairmq.testing.chaos` looks for this name."""
-    return RabbitChaos()
+# The names by which `pairmq.testing.chaos` makes them: ``rabbitmq``, ``rabbitmq:cluster``.
+chaos_broker, cluster = RabbitChaos, RabbitClusterChaos

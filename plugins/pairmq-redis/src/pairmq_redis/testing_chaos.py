@@ -227,16 +227,5 @@ def _count(server: RedisServer, queue: str) -> int:
     return total
 
 
-def cluster() -> ClusterChaos:
-    """Make one, for ``redis:cluster``."""
-    return ClusterChaos()
-
-
-def sentinels() -> SentinelsChaos:
-    """Make one, for ``redis:sentinels``."""
-    return SentinelsChaos()
-
-
-def chaos_broker() -> RedisChaos:
-    """Make one; `pairmq.testing.chaos` looks for this name."""
-    return RedisChaos()
+# The names by which `pairmq.testing.chaos` makes them: ``redis``, ``redis:cluster``, ``redis:sentinels``.
+chaos_broker, cluster, sentinels = RedisChaos, ClusterChaos, SentinelsChaos

@@ -15,7 +15,7 @@ import pytest
 from servicebus_local import LocalServer, ServerSettings, amqp
 from servicebus_local.amqp import frames
 from servicebus_local.amqp import performatives as p
-from servicebus_local.front import _front
+from servicebus_local.front import _endpoint
 from servicebus_local.testing import ServerProcess
 
 pytestmark = pytest.mark.real_server
@@ -332,8 +332,8 @@ def test_a_client_that_reads_no_answers_is_disconnected(server: ServerProcess, d
 @pytest.fixture
 async def hasty(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalServer]:
     """A server in this process that has little patience."""
-    monkeypatch.setattr(_front, "HANDSHAKE", 0.3)
-    monkeypatch.setattr(_front, "LINGER", 0.3)
+    monkeypatch.setattr(_endpoint, "HANDSHAKE", 0.3)
+    monkeypatch.setattr(_endpoint, "LINGER", 0.3)
     server = LocalServer(ServerSettings(port=0, admin_port=0))
     await server.start()
     server.broker.create_queue("orders")
@@ -342,16 +342,16 @@ async def hasty(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalServer]:
 
 
 @pytest.fixture
-def came(monkeypatch: pytest.MonkeyPatch) -> list[_front.Client]:
+def came(monkeypatch: pytest.MonkeyPatch) -> list[_endpoint.Client]:
     """All clients that have come to servers in this process, whether they are still there or not."""
-    found: list[_front.Client] = []
-    connection_made = _front.Client.connection_made
+    found: list[_endpoint.Client] = []
+    connection_made = _endpoint.Client.connection_made
 
-    def noted(client: _front.Client, transport: asyncio.BaseTransport) -> None:
+    def noted(client: _endpoint.Client, transport: asyncio.BaseTransport) -> None:
         found.append(client)
         connection_made(client, transport)
 
-    monkeypatch.setattr(_front.Client, "connection_made", noted)
+    monkeypatch.setattr(_endpoint.Client, "connection_made", noted)
     return found
 
 
@@ -366,7 +366,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"AMQP", frames.SASL_HEADER, frames.AMQP_HEADER, frames.AMQP_HEADER + head(100)])
-async def test_who_does_not_open_is_cut_off(hasty: LocalServer, came: list[_front.Client], said: bytes) -> None:
+async def test_who_does_not_open_is_cut_off(hasty: LocalServer, came: list[_endpoint.Client], said: bytes) -> None:
     assert hasty.addresses is not None
     writers = [(await asyncio.open_connection("127.0.0.1", hasty.addresses.port))[1] for _ in range(20)]
     for writer in writers:
@@ -378,7 +378,7 @@ async def test_who_does_not_open_is_cut_off(hasty: LocalServer, came: list[_fron
         writer.close()
 
 
-async def test_saying_a_byte_now_and_then_does_not_help(hasty: LocalServer, came: list[_front.Client]) -> None:
+async def test_saying_a_byte_now_and_then_does_not_help(hasty: LocalServer, came: list[_endpoint.Client]) -> None:
     assert hasty.addresses is not None
     _, writer = await asyncio.open_connection("127.0.0.1", hasty.addresses.port)
     await until(lambda: len(came) == 1)
@@ -398,7 +398,7 @@ async def test_who_does_not_read_is_sent_no_more_and_cut_off_at_the_end(
     from servicebus_local.broker import Incoming
 
     # It opens in good time, however late it is held up here.
-    monkeypatch.setattr(_front, "HANDSHAKE", PATIENCE)
+    monkeypatch.setattr(_endpoint, "HANDSHAKE", PATIENCE)
     assert hasty.addresses is not None
     content = amqp.encode_message(body=bytes(200_000))
     for _ in range(320):

@@ -20,8 +20,7 @@ from servicebus_local.broker._descriptions import (
 from servicebus_local.broker._errors import EXISTS, NOT_FOUND, BrokerError, check_name
 from servicebus_local.broker._hub import Hub
 from servicebus_local.broker._rules import DEFAULT_RULE, CompiledRule, FilterFailure, Rule, TrueFilter
-from servicebus_local.broker._source import Source
-from servicebus_local.broker._source_base import SourceSettings
+from servicebus_local.broker._source import Source, SourceSettings
 from servicebus_local.broker._values import NEVER, Incoming, MessageId, MessageState, Stored, copy_of
 
 

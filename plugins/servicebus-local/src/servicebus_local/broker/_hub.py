@@ -26,14 +26,6 @@ class Timed(Protocol):
         ...
 
 
-class Waking(Protocol):
-    """Something that people wait at."""
-
-    def call_waiters(self) -> None:
-        """Calls everyone back."""
-        ...
-
-
 class Hub:
     """See the module."""
 
@@ -45,7 +37,7 @@ class Hub:
         self.operations: Counter[str] = Counter()
         self._timers: list[tuple[float, int, Timed]] = []
         self._order = count()
-        self._woken: dict[Waking, None] = {}
+        self._woken: dict[Callable[[], None], None] = {}
         self._notifying = False
 
     def begin(self) -> float:
@@ -67,9 +59,9 @@ class Hub:
             timed.armed_at = at
             heappush(self._timers, (at, next(self._order), timed))
 
-    def wake(self, waking: Waking) -> None:
+    def wake(self, call_waiters: Callable[[], None]) -> None:
         """Remembers that the waiters of a thing are to be called."""
-        self._woken[waking] = None
+        self._woken[call_waiters] = None
 
     def notify(self) -> None:
         """Calls the waiters of everything that was woken, as most operations do last."""
@@ -78,9 +70,9 @@ class Hub:
         self._notifying = True
         try:
             while self._woken:
-                waking = next(iter(self._woken))
-                del self._woken[waking]
-                waking.call_waiters()
+                call_waiters = next(iter(self._woken))
+                del self._woken[call_waiters]
+                call_waiters()
         finally:
             self._notifying = False
 

@@ -122,13 +122,11 @@ class Namespace(Forwarder):
         now = self._hub.clock()
         self._next_identity = max(self._next_identity, identity + 1)
         entity: Holder | Topic
-        if isinstance(description, QueueDescription):
-            entity = self._add_queue(identity, record["path"], description, now)
-        elif isinstance(description, TopicDescription):
-            entity = self._add_topic(identity, record["path"], description, now)
-        else:
+        if isinstance(description, SubscriptionDescription):
             topic = self._topic(record["topic"])
             entity = self._add_subscription(identity, topic, record["name"], description, rules, now)
+        else:
+            entity = self._add(identity, record["path"], description, now)
         entity.created_at, entity.updated_at = record["created_at"], record["updated_at"]
         self._hub.journal.entity_is_stored(identity)
         return entity
@@ -137,11 +135,7 @@ class Namespace(Forwarder):
 
     def create_queue(self, path: str, description: QueueDescription | None = None) -> None:
         """Makes a queue, unless the path or the description is not allowed, or something has the path."""
-        now = self._administer()
-        description = description or QueueDescription()
-        self._check_new(path)
-        self._check_description(path, description)
-        self._add_queue(self._identity(), path, description, now)
+        self._create(path, description or QueueDescription())
 
     def update_queue(self, path: str, description: QueueDescription) -> None:
         """Changes how a queue is set up; what is fixed at creation has to stay."""
@@ -167,11 +161,7 @@ class Namespace(Forwarder):
 
     def create_topic(self, path: str, description: TopicDescription | None = None) -> None:
         """Makes a topic; see `create_queue`."""
-        now = self._administer()
-        description = description or TopicDescription()
-        self._check_new(path)
-        self._check_description(path, description)
-        self._add_topic(self._identity(), path, description, now)
+        self._create(path, description or TopicDescription())
 
     def update_topic(self, path: str, description: TopicDescription) -> None:
         """Changes how a topic is set up; see `update_queue`."""
@@ -300,17 +290,23 @@ class Namespace(Forwarder):
             if target is not None and forward_path(target).lower() not in self._entities:
                 raise BrokerError(ARGUMENT, f"'{path}' cannot forward to '{forward_path(target)}': it does not exist.")
 
-    def _add_queue(self, identity: int, path: str, description: QueueDescription, now: float) -> Holder:
-        queue = Holder(self._hub, self, identity, path, description, now)
-        self._entities[path.lower()] = queue
-        self._equip(queue, description)
-        return queue
+    def _create(self, path: str, description: QueueDescription | TopicDescription) -> None:
+        now = self._administer()
+        self._check_new(path)
+        self._check_description(path, description)
+        self._add(self._identity(), path, description, now)
 
-    def _add_topic(self, identity: int, path: str, description: TopicDescription, now: float) -> Topic:
-        topic = Topic(self._hub, identity, path, description, now)
-        self._entities[path.lower()] = topic
-        self._equip(topic, description)
-        return topic
+    def _add(
+        self, identity: int, path: str, description: QueueDescription | TopicDescription, now: float
+    ) -> Holder | Topic:
+        entity: Holder | Topic
+        if isinstance(description, TopicDescription):
+            entity = Topic(self._hub, identity, path, description, now)
+        else:
+            entity = Holder(self._hub, self, identity, path, description, now)
+        self._entities[path.lower()] = entity
+        self._equip(entity, description)
+        return entity
 
     def _add_subscription(
         self,

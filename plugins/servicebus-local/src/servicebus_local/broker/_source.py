@@ -1,14 +1,16 @@
 """What receivers take from: the messages of a queue, a subscription or a dead-letter queue, their locks and sessions.
 
-The rules are those of Service Bus documentation: "Message transfers, locks, and settlement", "Message deferral" and
-"Overview of Service Bus dead-letter queues".
+The rules are those of Service Bus documentation: "Message transfers, locks, and settlement", "Message deferral",
+"Message expiration (Time to Live)" and "Overview of Service Bus dead-letter queues".
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import count
 from uuid import UUID
 
 from servicebus_local.broker._errors import (
@@ -17,14 +19,16 @@ from servicebus_local.broker._errors import (
     LOCK_LOST,
     MESSAGE_NOT_FOUND,
     NOT_ALLOWED,
+    NOT_FOUND,
+    OUT_OF_RANGE,
     SESSION_LOCK_LOST,
     SESSION_TAKEN,
     TOO_LARGE,
     BrokerError,
 )
-from servicebus_local.broker._shelf import Lane, SessionLock
-from servicebus_local.broker._source_base import SourceBase
-from servicebus_local.broker._values import MessageState, Stored
+from servicebus_local.broker._hub import Hub
+from servicebus_local.broker._shelf import Lane, SessionLock, Shelf
+from servicebus_local.broker._values import NEVER, MessageState, Stored
 
 BILLED_BYTES = 65536
 """Messages are billed in units of this many bytes (Service Bus pricing, frequently asked questions)."""
@@ -35,11 +39,243 @@ _SLACK = 64
 MAX_STATE_BYTES = 262144
 """A session's state is as large as one message at most (Service Bus documentation: "Message sessions")."""
 
+EXPIRED = "TTLExpiredException"
+TOO_MANY_DELIVERIES = "MaxDeliveryCountExceeded"
 
-class Source(SourceBase):
-    """What receivers take from, and what they do with it (Service Bus documentation: "Message sessions", "Message
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """The part of a description that a source goes by."""
+
+    lock_duration: float = 60.0  # seconds
+    max_delivery_count: int | None = None  # deliveries before a message is dead-lettered; `None` for no limit
+    dead_letters_expired: bool = False
+    receivable: bool = True
+
+
+class Source:
+    """Messages with locks, schedules, expiry and sessions (Service Bus documentation: "Message sessions", "Message
     browsing", and as above).
+
+    Args:
+        bury: dead-letters a message that was removed here; `None` makes this a dead-letter queue, where nothing
+            expires and deliveries are not limited.
+        activate: takes a scheduled message that was removed here because its time has come.
     """
+
+    def __init__(
+        self,
+        hub: Hub,
+        identity: int,
+        path: str,
+        settings: SourceSettings,
+        *,
+        requires_session: bool = False,
+        bury: Callable[[Stored], None] | None = None,
+        activate: Callable[[Stored, float], object] | None = None,
+        touch: Callable[[float], None] | None = None,
+    ) -> None:
+        self.path = path
+        self.requires_session = requires_session
+        self.settings = settings
+        self.deleted = False
+        self.armed_at = NEVER
+        self.shelf = Shelf(hub, identity, sessions=requires_session, expires=bury is not None)
+        self._hub = hub
+        self._bury_message = bury
+        self._activate = activate
+        self._touch = touch
+        self._locks: dict[UUID, Stored] = {}
+        # One entry for each take, with tokens and not messages, so that no content outlives its settlement.
+        self._lock_timers: list[tuple[float, int, list[UUID]]] = []
+        self._session_timers: list[tuple[float, int, SessionLock]] = []
+        self._order = count()
+        self._waiters: dict[object, Callable[[], None]] = {}
+
+    @property
+    def is_dead_letter(self) -> bool:
+        """Whether this is a dead-letter queue."""
+        return self._bury_message is None
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether somebody waits here, which keeps an entity from being idle."""
+        return bool(self._waiters)
+
+    # ------------------------------------------------------------------ the entity's side
+
+    def add(self, message: Stored) -> int:
+        """Keeps a message, which gets its sequence number."""
+        message.sequence_number = self.shelf.number()
+        self.restore(message)
+        journal = self._hub.journal
+        if journal.on:
+            journal.message(self.shelf.identity, message)
+        return message.sequence_number
+
+    def restore(self, message: Stored) -> None:
+        """Keeps a message that has its number, as one read from the store has."""
+        due = self.shelf.add(message)
+        if due < self.armed_at:
+            self._hub.arm(self, due)
+        if self._waiters and message.state is MessageState.ACTIVE:
+            self._hub.wake(self.call_waiters)
+
+    def cancel(self, sequence_numbers: Iterable[int]) -> None:
+        """Removes scheduled messages, all of them or none."""
+        found = []
+        for number in sequence_numbers:
+            message = self.shelf.messages.get(number)
+            if message is None or message.state is not MessageState.SCHEDULED:
+                raise BrokerError(MESSAGE_NOT_FOUND, f"'{self.path}' has no scheduled message number {number}.")
+            found.append(message)
+        for message in {message.sequence_number: message for message in found}.values():
+            self.shelf.remove(message)
+
+    def delete(self) -> None:
+        """Ends the source: its messages are gone, its locks lost, and its waiters called once more."""
+        self.deleted = True
+        for lane in self.shelf.lanes.values():
+            if lane.lock is not None:
+                lane.lock.lost = True
+        for message in self.shelf.messages.values():
+            self._hub.journal.no_message(message)
+        self.shelf = Shelf(self._hub, self.shelf.identity, sessions=self.requires_session, expires=False)
+        for timers in (self._lock_timers, self._session_timers, self._locks):
+            timers.clear()
+        self._hub.wake(self.call_waiters)
+
+    def configure(self, settings: SourceSettings) -> None:
+        """Goes by other settings from now on; locks that are out keep their time."""
+        opened = settings.receivable and not self.settings.receivable
+        self.settings = settings
+        if opened:
+            self._hub.wake(self.call_waiters)
+
+    def drain(self) -> list[Stored]:
+        """Removes and gives all messages that could be taken, as forwarding does."""
+        drained = []
+        for message in list(self.shelf.messages.values()):
+            if message.state is MessageState.ACTIVE and message.lock_token is None:
+                self.shelf.remove(message)
+                drained.append(message)
+        return drained
+
+    # ------------------------------------------------------------------ waiting
+
+    def on_ready(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Has someone called when `take` or `accept_session` may give something again."""
+        key = object()
+        self._waiters[key] = callback
+
+        def cancel() -> None:
+            self._waiters.pop(key, None)
+
+        return cancel
+
+    def call_waiters(self) -> None:
+        """Calls everyone who waits; the hub does this."""
+        for key, callback in list(self._waiters.items()):
+            if key in self._waiters:
+                callback()
+
+    # ------------------------------------------------------------------ time
+
+    def next_deadline(self) -> float:
+        """When a lock, a schedule or a message runs out, unix seconds; infinity for never."""
+        due = NEVER
+        if self._lock_timers:
+            due = self._lock_timers[0][0]
+        if self._session_timers:
+            due = min(due, self._session_timers[0][0])
+        if self.shelf.scheduled:
+            due = min(due, self.shelf.scheduled[0][0])
+        if self.shelf.expiring:
+            due = min(due, self.shelf.expiring[0][0])
+        return due
+
+    def run_due(self, now: float) -> None:
+        """Does what is due: lets go of locks, then activates, then expires."""
+        while self._lock_timers and self._lock_timers[0][0] <= now:
+            for token in heappop(self._lock_timers)[2]:
+                message = self._locks.get(token)
+                if message is not None and message.locked_until <= now:
+                    self._give_back(message, now, counted=True)
+        while self._session_timers and self._session_timers[0][0] <= now:
+            lock = heappop(self._session_timers)[2]
+            if not lock.lost and lock.locked_until <= now:
+                self._drop_session(lock, now, counted=True)
+        scheduled = self.shelf.scheduled
+        while scheduled and scheduled[0][0] <= now:
+            message = self.shelf.messages.get(heappop(scheduled)[1])
+            if message is not None and self._activate is not None:
+                self.shelf.remove(message)
+                self._activate(message, now)
+        while self.shelf.expiring and self.shelf.expiring[0][0] <= now:
+            message = self.shelf.messages.get(heappop(self.shelf.expiring)[1])
+            # A locked message may still be settled, and a deferred one waits until it is asked for.
+            if message is not None and message.state is MessageState.ACTIVE and message.lock_token is None:
+                self._expire(message, now)
+
+    def _expire(self, message: Stored, now: float) -> bool:
+        if message.expires_at > now or self.is_dead_letter:
+            return False
+        if self.settings.dead_letters_expired:
+            self.bury(message, EXPIRED, "The message expired before it was settled.")
+        else:
+            self.shelf.remove(message)
+        return True
+
+    def _drop_session(self, lock: SessionLock, now: float, *, counted: bool) -> None:
+        lock.lost = True
+        lane = self.shelf.lanes[lock.session_id]
+        lane.lock = None
+        for message in sorted((self._locks[token] for token in lane.tokens), key=lambda each: each.sequence_number):
+            self._give_back(message, now, counted=counted)
+        if self.shelf.first_ready(lane) is not None:
+            self.shelf.free[lock.session_id] = None
+            self._hub.wake(self.call_waiters)
+        self.shelf.forget_if_idle(lane)
+
+    # ------------------------------------------------------------------ shared
+
+    def _unlock(self, message: Stored) -> None:
+        token = message.lock_token
+        if token is not None:
+            self._locks.pop(token, None)
+            message.lock_token = None
+            if self.requires_session:
+                self.shelf.lane_of(message).tokens.discard(token)
+
+    def _give_back(self, message: Stored, now: float, *, counted: bool) -> None:
+        self._unlock(message)
+        if counted:
+            message.delivery_count += 1
+            limit = self.settings.max_delivery_count
+            if limit is not None and message.delivery_count >= limit and not self.is_dead_letter:
+                self.bury(message, TOO_MANY_DELIVERIES, f"The message was delivered {limit} times and never settled.")
+                return
+            self._hub.journal.message(self.shelf.identity, message)
+        if message.state is MessageState.ACTIVE and not self._expire(message, now):
+            self.shelf.make_ready(message, self.shelf.lane_of(message))
+            self._hub.wake(self.call_waiters)
+
+    def bury(self, message: Stored, reason: str | None, description: str | None) -> None:
+        """Dead-letters a message of this source that is not locked."""
+        self.shelf.remove(message)
+        if self._bury_message is not None:
+            message.dead_letter_reason = reason
+            message.dead_letter_description = description
+            message.dead_letter_source = self.path
+            self._bury_message(message)
+
+    def _begin(self) -> float:
+        now = self._hub.begin()
+        if self.deleted:
+            raise BrokerError(NOT_FOUND, f"'{self.path}' does not exist any more.")
+        if self._touch is not None:
+            self._touch(now)
+        return now
 
     # ------------------------------------------------------------------ taking
 
@@ -103,9 +339,12 @@ class Source(SourceBase):
             if self.requires_session:
                 raise BrokerError(NOT_ALLOWED, f"'{self.path}' requires sessions, and the receiver has none.")
             return self.shelf.main
+        self._check_sessions()
+        return self._held_lane(session)
+
+    def _check_sessions(self) -> None:
         if not self.requires_session:
             raise BrokerError(NOT_ALLOWED, f"'{self.path}' has no sessions.")
-        return self._held_lane(session)
 
     def _held_lane(self, session: SessionLock) -> Lane:
         lane = self.shelf.lanes.get(session.session_id)
@@ -228,7 +467,8 @@ class Source(SourceBase):
     def peek(self, from_sequence_number: int, count: int, session_id: str | None = None) -> list[Stored]:
         """Looks at messages without taking them, scheduled and deferred ones too, not those that have expired."""
         now = self._begin()
-        self._check_count(count)
+        if count < 0:
+            raise BrokerError(OUT_OF_RANGE, f"{count} messages were asked for.")
         self._hub.operations["peek"] += 1
         found: list[Stored] = []
         if count == 0:
@@ -246,8 +486,7 @@ class Source(SourceBase):
     def accept_session(self, session_id: str | None) -> SessionLock | None:
         """Locks a session, or the next that has messages; `None` when none is free now."""
         now = self._begin()
-        if not self.requires_session:
-            raise BrokerError(NOT_ALLOWED, f"'{self.path}' has no sessions.")
+        self._check_sessions()
         if not self.settings.receivable:
             raise BrokerError(DISABLED, f"'{self.path}' is disabled for receiving.")
         self._hub.operations["session"] += 1
@@ -318,8 +557,7 @@ class Source(SourceBase):
     def list_sessions(self, updated_since: float | None, skip: int, top: int) -> list[str]:
         """The ids of sessions (Service Bus documentation: "AMQP in Service Bus: request/response-based operations")."""
         self._begin()
-        if not self.requires_session:
-            raise BrokerError(NOT_ALLOWED, f"'{self.path}' has no sessions.")
+        self._check_sessions()
         self._hub.operations["session"] += 1
         lanes = self.shelf.lanes.values()
         if updated_since is None:
@@ -332,8 +570,7 @@ class Source(SourceBase):
 
     def _session_id(self, lock: SessionLock | str) -> str:
         self._begin()
-        if not self.requires_session:
-            raise BrokerError(NOT_ALLOWED, f"'{self.path}' has no sessions.")
+        self._check_sessions()
         self._hub.operations["session"] += 1
         if isinstance(lock, str):
             return lock

@@ -7,8 +7,8 @@ from servicebus_local.broker import BrokerError, Source
 from servicebus_local.faults import FaultAction, FaultPoint
 from servicebus_local.front._endpoint import (
     CBS,
+    Client,
     Endpoint,
-    Owner,
     fault_error,
     managed_entity,
     path_of,
@@ -29,7 +29,7 @@ _MAX_BATCH = 256 * 1024
 """Bytes of a batch (Service Bus documentation: quotas, Standard tier)."""
 
 
-def attach(client: Owner, link: Link) -> None:
+def attach(client: Client, link: Link) -> None:
     """Answer a link: at once, or when a session is free for it."""
     path = path_of(link.target if link.peer_role is SENDER else link.source)
     if not path:
@@ -52,7 +52,7 @@ def attach(client: Owner, link: Link) -> None:
         client.suffer(fault, link)
 
 
-def _attach(client: Owner, link: Link, path: str) -> None:
+def _attach(client: Client, link: Link, path: str) -> None:
     if link.state != "attaching":
         # The client did not wait for it.
         return
@@ -73,7 +73,7 @@ def _attach(client: Owner, link: Link, path: str) -> None:
         link.reject(wire_error(error))
 
 
-def _attach_node(client: Owner, link: Link, path: str, entity: str | None) -> None:
+def _attach_node(client: Client, link: Link, path: str, entity: str | None) -> None:
     link.accept()
     if link.peer_role is SENDER:
         client.add(RequestLink(client, link, path, entity))
@@ -81,7 +81,7 @@ def _attach_node(client: Owner, link: Link, path: str, entity: str | None) -> No
         client.add(ReplyLink(link))
 
 
-def _check_exists(client: Owner, entity: str) -> None:
+def _check_exists(client: Client, entity: str) -> None:
     broker = client.shared.broker
     try:
         broker.resolve_receive(entity)
@@ -91,7 +91,7 @@ def _check_exists(client: Owner, entity: str) -> None:
             raise
 
 
-def _attach_sender(client: Owner, link: Link, path: str) -> None:
+def _attach_sender(client: Client, link: Link, path: str) -> None:
     target = client.shared.broker.resolve_send(path)
     if target.disabled:
         raise BrokerError("com.microsoft:entity-disabled", f"'{path}' is disabled for sending.")
@@ -100,7 +100,7 @@ def _attach_sender(client: Owner, link: Link, path: str) -> None:
     client.add(SendingLink(client, link, path, limit))
 
 
-def _attach_receiver(client: Owner, link: Link, path: str) -> None:
+def _attach_receiver(client: Client, link: Link, path: str) -> None:
     source = client.shared.broker.resolve_receive(path)
     if not source.settings.receivable:
         raise BrokerError("com.microsoft:entity-disabled", f"'{path}' is disabled for receiving.")
@@ -120,7 +120,7 @@ def _attach_receiver(client: Owner, link: Link, path: str) -> None:
 class WaitingLink(Endpoint):
     """A receiving link that gets its answer when a session is free for it."""
 
-    def __init__(self, client: Owner, link: Link, path: str, source: Source, wish: SessionWish) -> None:
+    def __init__(self, client: Client, link: Link, path: str, source: Source, wish: SessionWish) -> None:
         super().__init__(link)
         self._client = client
         self._path = path

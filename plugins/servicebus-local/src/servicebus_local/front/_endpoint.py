@@ -1,4 +1,4 @@
-"""What all clients share, and what stands behind a link on our side.
+"""What all clients share, each client, its socket and engine, and what stands behind a link on our side.
 
 Changes become durable in a beat, before anybody hears of them. Faults, addresses and errors are written here, too."""
 
@@ -7,25 +7,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
+import struct
 import time
-from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
-from servicebus_local.amqp import AmqpError, Delivery, Link, Outcome, Source, Target
+from servicebus_local.amqp import (
+    AmqpError,
+    Connection,
+    ConnectionEnded,
+    Delivery,
+    Disposition,
+    Event,
+    Link,
+    LinkAttached,
+    LinkDetached,
+    LinkFlow,
+    Outcome,
+    SessionEnded,
+    Source,
+    Target,
+    Transfer,
+)
 from servicebus_local.broker import Broker, BrokerError, StoreError
-from servicebus_local.faults import FaultAction, FaultPlan, FaultRule
+from servicebus_local.faults import FaultAction, FaultPlan, FaultPoint, FaultRule
 from servicebus_local.front._tokens import Authorizer, Grants
 
 _log = logging.getLogger(__name__)
 
 _RETRY = 1.0  # s after which a store that failed is tried again
 
+HANDSHAKE = 60.0
+"""Seconds in which a client must have opened its connection."""
+LINGER = 10.0
+"""Seconds in which a client must have taken our last words."""
 
-class Holder(Protocol):
-    """A link that holds a session."""
-
-    def check_session(self) -> None:
-        """Detach it if the session's lock ran out."""
+_HIGH_WATER = 1024 * 1024  # bytes that may wait for a client that does not read
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time at all
 
 
 class Shared:
@@ -43,9 +62,10 @@ class Shared:
         self.faults = faults
         self.container_id = container_id
         self.max_message_bytes = max_message_bytes
-        self.clients: set[Owner] = set()
-        self.holders: set[Holder] = set()
-        self._writers: dict[Owner, None] = {}
+        self.clients: set[Client] = set()
+        self.checks: dict[Callable[[], None], None] = {}
+        """Detach each link whose session's lock ran out."""
+        self._writers: dict[Client, None] = {}
         self._turn: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
@@ -61,7 +81,7 @@ class Shared:
             client.check_entities()
         self.changed()
 
-    def wants_to_write(self, client: Owner) -> None:
+    def wants_to_write(self, client: Client) -> None:
         """Let a client write at the end of this turn."""
         self._writers[client] = None
         self.changed()
@@ -79,8 +99,8 @@ class Shared:
                 handle.cancel()
 
     def _end_turn(self) -> None:
-        for holder in list(self.holders):
-            holder.check_session()
+        for check in list(self.checks):
+            check()
         try:
             self.broker.flush()
         except StoreError as error:
@@ -167,58 +187,213 @@ class Endpoint:
         """Release what the link held; it is detached."""
 
 
-class Owner(Protocol):
-    """A client, as its links see it."""
+class Client(asyncio.Protocol):
+    """A socket with an engine behind it; ``attach`` answers the links that it wants."""
 
-    @property
-    def shared(self) -> Shared:
-        """What it shares with all clients."""
+    def __init__(self, shared: Shared, attach: Callable[[Client, Link], None]) -> None:
+        self.shared = shared
+        self._attach = attach
+        self.grants = Grants(shared.authorizer)
+        self.endpoints: dict[Link, Endpoint] = {}
+        self.congested = False
+        self._loop = asyncio.get_running_loop()
+        self._engine = Connection(container_id=shared.container_id)
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        self._leaving = False
+        self._mute = False
 
-    @property
-    def grants(self) -> Grants:
-        """What its tokens allow."""
+    # The socket.
 
-    @property
-    def endpoints(self) -> Mapping[Link, Endpoint]:
-        """What stands behind each of its links."""
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # what asyncio makes of a TCP socket
+        self._transport = transport
+        transport.set_write_buffer_limits(_HIGH_WATER)
+        self.shared.clients.add(self)
+        # A peer that never opens must not keep a socket forever, however often it says something.
+        self._patience = self._loop.call_later(HANDSHAKE, self._check_handshake)
 
-    @property
-    def congested(self) -> bool:
-        """Whether it does not read what it is sent."""
+    def data_received(self, data: bytes) -> None:
+        if not self._mute:
+            fault = self.shared.faults.strike(FaultPoint.CONNECTION)
+            if fault is not None:
+                self.suffer(fault, None)
+        if self._mute or self._transport is None or self._transport.is_closing():
+            return
+        self._handle(self._engine.receive_data(data, self._loop.time()))
 
-    def soon(self, action: Callable[[], None]) -> None:
-        """Do something when the broker's present call is over."""
+    def eof_received(self) -> bool:
+        self._handle(self._engine.receive_eof())
+        return False
 
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something after a while, if the client is still there."""
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self.shared.clients.discard(self)
+        for timer in (self._timer, self._patience):
+            if timer is not None:
+                timer.cancel()
+        self._forget_all()
+        self.shared.changed()
 
-    def add(self, endpoint: Endpoint) -> None:
-        """Put something behind a link, in place of what was there."""
+    def pause_writing(self) -> None:
+        # Who does not read is sent nothing more, and can't ask for more either.
+        self.congested = True
+        if self._transport is not None:
+            self._transport.pause_reading()
 
-    def suffer(self, fault: FaultRule, link: Link | None) -> None:
-        """Let a fault strike that is the same everywhere."""
-
-    def detach(self, link: Link, error: AmqpError) -> None:
-        """End a link with an error for the client; one that was not answered is refused."""
-
-    def forget(self, link: Link) -> None:
-        """Release what a link held."""
+    def resume_writing(self) -> None:
+        self.congested = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        for endpoint in list(self.endpoints.values()):
+            endpoint.pump()
+        self._after()
 
     def write(self) -> None:
         """Write what the engine has to say; the broker's changes are durable by now."""
-
-    def close(self) -> None:
-        """Say good-bye."""
+        data = self._engine.data_to_send()
+        transport = self._transport
+        if transport is None:
+            return
+        if data and not self._mute:
+            transport.write(data)
+        if self._engine.closed:
+            self._leave(transport)
 
     def drop(self) -> None:
         """Reset the socket."""
+        if self._transport is None:
+            return
+        own = self._transport.get_extra_info("socket")
+        if own is not None and not self._transport.is_closing():
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._transport.abort()
+
+    def close(self) -> None:
+        self._engine.close(AmqpError("amqp:connection:forced", "the server is stopping", {}))
+        self.write()
+        if self._transport is not None:
+            self._leave(self._transport)
+
+    def _leave(self, transport: asyncio.Transport) -> None:
+        transport.close()
+        if not self._leaving:
+            self._leaving = True
+            # A peer that does not read keeps nothing open.
+            if self._patience is not None:
+                self._patience.cancel()
+            self._patience = self._loop.call_later(LINGER, transport.abort)
+
+    def _after(self) -> None:
+        self.shared.wants_to_write(self)
+        due = self._engine.next_timer
+        if due is None or (self._timer is not None and self._timer.when() <= due):
+            # A timer that rings too early is set anew when it does: most of the time the due time only moves away.
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._handle(self._engine.handle_timer(self._loop.time()))
+
+    def _check_handshake(self) -> None:
+        if self._engine.remote is None and not self._mute:
+            self.drop()
+
+    # Helpers of the links.
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Do something when the broker's present call is over."""
+        self._loop.call_soon(self._act, action)
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something after a while, if the client is still there."""
+        self._loop.call_later(seconds, self._act, action)
+
+    def _act(self, action: Callable[[], None]) -> None:
+        if self._transport is not None and not self._engine.closed:
+            action()
+            self._after()
+
+    def add(self, endpoint: Endpoint) -> None:
+        """Put something behind a link, in place of what was there."""
+        self.endpoints[endpoint.link] = endpoint
+
+    def suffer(self, fault: FaultRule, link: Link | None) -> None:
+        """Let a fault strike that is the same everywhere."""
+        if fault.action is FaultAction.DROP:
+            self.drop()
+        elif fault.action is FaultAction.CLOSE:
+            self._engine.close(fault_error(fault))
+            self._after()
+        elif fault.action is FaultAction.DETACH and link is not None:
+            self.detach(link, fault_error(fault))
+        elif fault.action is FaultAction.SILENCE and link is None:
+            self._mute = True
+
+    def detach(self, link: Link, error: AmqpError) -> None:
+        """End a link with an error for the client; one that was not answered is refused."""
+        self.forget(link)
+        link.detach(error)
+        self._after()
+
+    def forget(self, link: Link) -> None:
+        """Release what a link held."""
+        endpoint = self.endpoints.pop(link, None)
+        if endpoint is not None:
+            endpoint.end()
 
     def check_entities(self) -> None:
         """Detach the links of entities that were deleted or take no part any more."""
+        for endpoint in list(self.endpoints.values()):
+            endpoint.check()
+
+    # Events.
+
+    def _handle(self, events: list[Event]) -> None:
+        try:
+            for event in events:
+                self._handle_one(event)
+        except Exception as error:
+            # A defect of ours costs this client its connection, and other clients nothing.
+            self._loop.call_exception_handler({"message": "a client's request failed", "exception": error})
+            self._engine.close(AmqpError("amqp:internal-error", "the server failed; its log says more", {}))
+            self._forget_all()
+        self._after()
+
+    def _handle_one(self, event: Event) -> None:
+        if isinstance(event, Transfer):
+            endpoint = self.endpoints.get(event.link)
+            if endpoint is not None:
+                endpoint.on_transfer(event.delivery, event.payload)
+        elif isinstance(event, Disposition):
+            endpoint = self.endpoints.get(event.delivery.link)
+            if endpoint is not None:
+                endpoint.on_disposition(event.delivery, event.outcome, event.settled)
+        elif isinstance(event, LinkFlow):
+            endpoint = self.endpoints.get(event.link)
+            if endpoint is not None:
+                endpoint.on_flow(event.credit)
+        elif isinstance(event, LinkAttached):
+            self._attach(self, event.link)
+        elif isinstance(event, LinkDetached):
+            self.forget(event.link)
+        elif isinstance(event, SessionEnded):
+            for link in [link for link in self.endpoints if link.session is event.session]:
+                self.forget(link)
+        elif isinstance(event, ConnectionEnded):
+            self._forget_all()
+
+    def _forget_all(self) -> None:
+        for link in list(self.endpoints):
+            self.forget(link)
 
 
 def done(
-    client: Owner,
+    client: Client,
     link: Link,
     fault: FaultRule | None,
     do: Callable[[], T],

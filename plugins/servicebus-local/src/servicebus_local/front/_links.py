@@ -31,7 +31,7 @@ from servicebus_local.amqp import Source as Terminus
 from servicebus_local.broker import BrokerError, SessionLock, Source, Stored
 from servicebus_local.faults import FaultPoint
 from servicebus_local.front import _messages
-from servicebus_local.front._endpoint import Endpoint, Owner, done, fault_error, wire_error
+from servicebus_local.front._endpoint import Client, Endpoint, done, fault_error, wire_error
 
 _SETTLED = 1  # AMQP 1.0 part 2.8.2: the sender sends all deliveries settled
 _AT_ONCE = 200
@@ -53,7 +53,7 @@ _TICKS_OF_1970 = 621_355_968_000_000_000
 class ReceivingLink(Endpoint):
     """One of them."""
 
-    def __init__(self, client: Owner, link: Link, path: str, source: Source, session: SessionLock | None) -> None:
+    def __init__(self, client: Client, link: Link, path: str, source: Source, session: SessionLock | None) -> None:
         super().__init__(link)
         self.path = path
         self.source = source
@@ -66,7 +66,7 @@ class ReceivingLink(Endpoint):
         self._asked = False  # for messages, and none came since
         self._pumps_soon = False
         if session is not None:
-            client.shared.holders.add(self)
+            client.shared.checks[self.check_session] = None
 
     def on_flow(self, credit: int) -> None:
         """Take a grant of credit, which ends the asking before, or a drain, which asks once more without waiting."""
@@ -192,7 +192,7 @@ class ReceivingLink(Endpoint):
         self._cancel()
         if self.session is None:
             return
-        self._client.shared.holders.discard(self)
+        self._client.shared.checks.pop(self.check_session, None)
         self._client.shared.changed()
         # Where it was lost, or its entity was deleted, there is nothing to release.
         with contextlib.suppress(BrokerError):
@@ -237,7 +237,7 @@ def settle(source: Source, token: UUID, outcome: Outcome | None) -> None:
 class SendingLink(Endpoint):
     """One of them; ``limit`` is in bytes of the largest message, or batch, that was announced."""
 
-    def __init__(self, client: Owner, link: Link, path: str, limit: int) -> None:
+    def __init__(self, client: Client, link: Link, path: str, limit: int) -> None:
         super().__init__(link)
         self.path = path
         self._client = client

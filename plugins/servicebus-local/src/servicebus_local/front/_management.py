@@ -34,7 +34,7 @@ from servicebus_local.amqp import (
 from servicebus_local.broker import BrokerError, SessionLock, Source
 from servicebus_local.faults import FaultPoint, FaultRule
 from servicebus_local.front import _messages
-from servicebus_local.front._endpoint import Endpoint, Owner, done, path_of, status_of
+from servicebus_local.front._endpoint import Client, Endpoint, done, path_of, status_of
 from servicebus_local.front._links import ReceivingLink
 
 _UNSETTLED = 0  # AMQP 1.0 part 2, section 2.8.2
@@ -109,7 +109,7 @@ class ReplyLink(Endpoint):
 class Management:
     """One request."""
 
-    def __init__(self, client: Owner, path: str, request: Request) -> None:
+    def __init__(self, client: Client, path: str, request: Request) -> None:
         self._client = client
         self._broker = client.shared.broker
         self._path = path
@@ -313,7 +313,7 @@ _AMQP_VALUE = 0x77  # AMQP 1.0 part 3, section 3.2.8
 class RequestLink(Endpoint):
     """A link over which requests come."""
 
-    def __init__(self, client: Owner, link: Link, path: str, entity: str | None) -> None:
+    def __init__(self, client: Client, link: Link, path: str, entity: str | None) -> None:
         super().__init__(link)
         self._client = client
         self._path = path
