@@ -11,7 +11,7 @@ from pairmq import ConfigurationError, Entity, Message, Pair, PairOptions
 from pairmq.model.events import SendCompleted
 from pairmq.observe.otel import OpenTelemetryObserver
 from pairmq.pair import load_settings
-from pairmq.pair._observers import observers_of
+from pairmq.pair._audience import observers_of
 from pairmq.plugins import ObserverRecord, Registry, hookimpl
 from pairmq.testing import memory_broker
 

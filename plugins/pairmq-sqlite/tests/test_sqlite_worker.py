@@ -72,7 +72,7 @@ async def test_a_send_that_is_cut_off_while_it_waits_has_sent_nothing(connect, q
 async def test_a_batch_of_which_a_part_was_stored_does_not_say_that_nothing_was_sent(
     connect, queue, message, locked, monkeypatch
 ):
-    monkeypatch.setattr("pairmq_sqlite._sender._CHUNK_MESSAGES", 2)
+    monkeypatch.setattr("pairmq_sqlite._transport._CHUNK_MESSAGES", 2)
     transport = connect(busy_timeout=LONG)
     sender = transport.sender(queue)
     store, chunks = sender._store, []

@@ -22,10 +22,9 @@ from pairmq.model import (
 from pairmq.model.events import Event
 from pairmq.pair import _active
 from pairmq.pair._arguments import seconds
-from pairmq.pair._audience import Audience
+from pairmq.pair._audience import Audience, observers_of
 from pairmq.pair._consumer import PairConsumer
 from pairmq.pair._continuity import ContinuousReceiver
-from pairmq.pair._observers import observers_of
 from pairmq.pair._outbox import PairOutbox
 from pairmq.pair._readiness import Readiness, find_readiness
 from pairmq.pair._receiver import PairDelivery, PairReceiver
