@@ -164,17 +164,8 @@ class EntityMachine:
         return self._next_ping_at
 
     def handle(self, input: Input, now: float) -> tuple[Effect, ...]:
-        """Take one fact and decide.
-
-        Args:
-            now: when; never earlier than in the call before.
-
-        Returns:
-            What to do, in order; often nothing.
-
-        Raises:
-            ImpossibleInputError: the input can't happen in this state; nothing has changed.
-        """
+        """Take one fact and decide: what to do, in order, often nothing. ``now`` is never earlier than in the call
+        before. What can't happen in this state raises `ImpossibleInputError`, and changes nothing."""
         return _HANDLERS[type(input)](self, input, now)
 
     # What every send gives it, without an input to be made and looked up.

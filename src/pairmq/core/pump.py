@@ -317,18 +317,11 @@ def expired(message: Message) -> Poison:
 
 
 def adapted(most: int, tried: int, errors: Sequence[TransportError | None], took: float, ceiling: int) -> int:
-    """Return how many messages the next operation should carry (rule 5).
+    """Return how many messages the next operation should carry, at most ``ceiling`` (rule 5).
 
     If the same number were tried again, a slow broker would never get anywhere. So fewer, until it fits; and more only
     while that will fit too, or the limit would be hit again and again, each time with second copies of what was done
-    before it.
-
-    Args:
-        most: messages that this one might carry.
-        tried: messages that it did carry.
-        errors: one entry each, None for done.
-        took: share of its time limit that it took.
-        ceiling: of the result.
+    before it. This one might carry ``most``, did carry ``tried``, and took a share of its time limit.
     """
     done = errors.count(None)
     if done < len(errors) and any(error and error.reason is FailureReason.TIMEOUT for error in errors):
@@ -350,13 +343,8 @@ def _is_delivering(item: Item) -> bool:
 
 
 class PumpMachine:
-    """Decides for one backlog queue what is received, sent, put back, settled and given up.
-
-    Args:
-        gates: the destinations' gates, shared by all pumps of a syphon.
-        is_system: whether an entity is internal to the primary.
-        ordered_batches: the primary's senders can send several messages of a session in order.
-    """
+    """Decides for one backlog queue what is received, sent, put back, settled and given up; all pumps of a syphon share
+    the gates."""
 
     def __init__(
         self,

@@ -126,11 +126,7 @@ async def serve(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone.
-
-    Args:
-        host: an IP address or a name; of names only ``localhost`` is known.
-    """
+    """Whether an address is reached from this machine alone; of names only ``localhost`` is known."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:

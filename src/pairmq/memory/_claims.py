@@ -40,7 +40,6 @@ class MemoryClaims(ClaimStore):
         return len(self._held) + len(self._done)
 
     async def claim(self, key: str, token: str, lease: float) -> Claim:
-        """See `ClaimStore`."""
         now = self._now()
         if self._is_done(key, now):
             return Claim.DONE
@@ -51,14 +50,12 @@ class MemoryClaims(ClaimStore):
         return Claim.WON
 
     async def renew(self, key: str, token: str, lease: float) -> bool:
-        """See `ClaimStore`."""
         if not self._is_own(key, token):
             return False
         self._held[key] = _Lease(token, self._now() + lease)
         return True
 
     async def confirm(self, key: str, token: str, window: float) -> bool:
-        """See `ClaimStore`."""
         now = self._now()
         own = self._is_own(key, token) or self._is_done(key, now)
         self._held.pop(key, None)
@@ -68,7 +65,6 @@ class MemoryClaims(ClaimStore):
         return own
 
     async def release(self, key: str, token: str) -> None:
-        """See `ClaimStore`."""
         if self._is_own(key, token):
             del self._held[key]
 

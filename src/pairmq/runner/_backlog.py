@@ -183,9 +183,6 @@ class BacklogQueues:
 
         Any number of sessions may find at once that their queue was not: one look is enough for all of them, and goes
         on when who began it is cancelled or has no time left.
-
-        Raises:
-            TransportError: it could not be asked, or is not; nothing was sent to it.
         """
         if index in self._checked:
             return
@@ -225,14 +222,8 @@ class BacklogQueues:
         return self.rotation.missing(index, self._clock.now())
 
     async def make_again(self, index: int, began_at: float) -> None:
-        """Make a queue that a send found missing (SPEC 5.5); any number of sends share one attempt.
-
-        Args:
-            began_at: when the send began that found it missing.
-
-        Raises:
-            TransportError: it was not made, or vanished a moment after it had been made.
-        """
+        """Make a queue that a send found missing (SPEC 5.5), unless it was made since that began; any number of sends
+        share one attempt. Raises `TransportError`."""
         if self.rotation.created_since(index, began_at):
             return
         if not self._is_missing(index):

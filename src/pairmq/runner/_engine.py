@@ -76,12 +76,8 @@ class Reader(Protocol):
 
 
 class Engine:
-    """Runs one pair. Make and start it inside a running loop.
-
-    Args:
-        secondary: the transport to the secondary.
-        syphon_queues: indexes of the backlog queues that are prepared and that the syphon empties; all when left out.
-    """
+    """Runs one pair. Make and start it inside a running loop. Only the backlog queues of these indexes are prepared and
+    emptied by the syphon, all when left out."""
 
     def __init__(
         self,
@@ -150,9 +146,8 @@ class Engine:
     async def start(self) -> None:
         """Make the backlog queues, look at the pair's record, and start the syphon if this process hosts it.
 
-        Raises:
-            ConfigurationError: another primary has this one's name or backlog queues (SPEC 13.3).
-            TransportError: the secondary refuses to let the backlog queues be made.
+        Raises `ConfigurationError`: another primary has this one's name or backlog queues (SPEC 13.3); and
+        `TransportError`: the secondary refuses to let the backlog queues be made.
         """
         if self.options.enable_syphon:
             self.syphon = Syphon(
@@ -247,11 +242,7 @@ class Engine:
         return MappingProxyType({runner.entity: runner.state for runner in self._known.runners()})
 
     def runner(self, entity: Entity) -> EntityRunner:
-        """The runner of an entity, made where it has none: at its first use, or since it was forgotten.
-
-        Raises:
-            PairClosed, PairFaulted: the pair has ended.
-        """
+        """The runner of an entity, made where it has none: at its first use, or since it was forgotten."""
         self.check_open()
         return self._known.runner(entity)
 
@@ -283,12 +274,8 @@ class Engine:
     def operator(self, entity: Entity, word: str, *, syphon: bool = False) -> None:
         """Carry out ``mark_healthy``, ``force_failover`` or ``hold`` (SPEC 4.7).
 
-        Args:
-            syphon: of a hold: this process's syphon delivers nothing to the entity either.
-
-        Raises:
-            ConfigurationError: there is no syphon in this process; nothing was done.
-            PairClosed, PairFaulted: the pair has ended.
+        With ``syphon`` this process's syphon delivers nothing to the entity either; without one it is a
+        `ConfigurationError`, and nothing is done.
         """
         runner = self.runner(entity)
         if syphon and self.syphon is None:

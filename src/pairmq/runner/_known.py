@@ -34,11 +34,8 @@ class KnownEntities:
     """Finds the runner of each entity, and keeps it for as long as it is needed.
 
     A sender object, an operation in flight and a timer hold the runner that they need, so that one is found by a weak
-    reference. What has to outlast them is kept in a line, until it can be forgotten.
-
-    Args:
-        transport: the primary's, makes a sender where none is spare, and closes all of them when it is closed.
-        time_limit: seconds that closing a sender may take.
+    reference. What has to outlast them is kept in a line, until it can be forgotten. Closing a sender may take
+    ``time_limit`` seconds.
     """
 
     def __init__(

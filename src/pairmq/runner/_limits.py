@@ -123,20 +123,12 @@ class TimeLimits:
         self._plan_again_at = now + max(_PLANNED, _SHARE * took)
 
     async def run(self, operation: Awaitable[T], limit_at: float | None = None) -> T:
-        """Await one operation at a broker until it ends or its limit is reached.
+        """Await one operation at a broker until it ends or its limit, an instant of the loop's clock, is reached;
+        return its result.
 
-        Args:
-            operation: a call of a transport.
-            limit_at: instant of the loop's clock; None for the limit of each.
-
-        Returns:
-            What the operation returns.
-
-        Raises:
-            TransportError: it failed. A time-out is *unavailable* and may have been applied unless the transport
-                knows that it had written nothing; so is any exception that a transport should have mapped and did not:
-                it most likely is about a connection, and taking it for a refusal would lose what failover can still
-                save.
+        Raises `TransportError`. A time-out is *unavailable* and may have been applied unless the transport knows that
+        it had written nothing; so is any exception that a transport should have mapped and did not: it most likely is
+        about a connection, and taking it for a refusal would lose what failover can still save.
         """
         if limit_at is None:
             limit_at = asyncio.get_running_loop().time() + self._each
@@ -376,14 +368,8 @@ def _wake(waiter: Waiter) -> None:
 
 
 async def settled_within(seconds: float, close: Callable[[], Awaitable[None]]) -> TransportError | None:
-    """Await a closing step of a transport, which never fails and ends soon if it keeps its promises.
-
-    Args:
-        seconds: after which it is cut off.
-
-    Returns:
-        How it failed all the same: by an error, by cancelling itself, or by lasting too long; None when it did not.
-    """
+    """Await a closing step of a transport, which never fails and ends soon if it keeps its promises; cut it off after
+    so many seconds. Return how it failed all the same: by an error, by cancelling itself, or by lasting too long."""
     task = None
     with contextlib.suppress(RuntimeError):  # no running loop
         task = asyncio.current_task()

@@ -135,14 +135,9 @@ class Outbox:
         return OutboxSend(state, jobs, envelopes, self._database, started, ready)
 
     async def begin(self, sending: OutboxSend, *, anew: bool = False) -> OutboxSend:
-        """Find out where messages are to be stored.
+        """Find out where messages from `draft` are to be stored, ``anew`` if the database was not where it had been.
 
-        Args:
-            sending: from `draft`.
-            anew: the database was not where it had been.
-
-        Raises:
-            SendError: a message is refused, or the secondary can't be asked: none was stored.
+        Raises `SendError`: a message is refused, or the secondary can't be asked: none was stored.
         """
         refusal = self._refusal(sending)
         if refusal is not None:
@@ -156,18 +151,11 @@ class Outbox:
         return sending._replace(database=self._database)
 
     async def store(self, sending: OutboxSend, connection: object, *, last: bool, blocking: bool = False) -> bool:
-        """Store what was begun; suspends only for a connection that has to be awaited.
+        """Store what was begun; suspends only for a connection that has to be awaited. If it was not stored, nothing
+        was, and it is worth to `begin` anew.
 
-        Args:
-            sending: from `draft`, if that is ready, or `begin`.
-            blocking: the caller has no event loop.
-
-        Returns:
-            Whether it was; if not, nothing was, and it is worth to `begin` anew.
-
-        Raises:
-            TypeError: it is not a connection of a driver that the secondary knows, or has to be awaited.
-            TransportError: nothing was stored.
+        Raises `TypeError`: it is not a connection of a driver that the secondary knows, or has to be awaited and
+        ``blocking`` says that there is no event loop; and `TransportError`: nothing was stored.
         """
         try:
             driver = await driver_connection(connection, blocking=blocking)

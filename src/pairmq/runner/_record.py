@@ -131,15 +131,10 @@ def configuration_of(primary: Endpoint, options: PairOptions) -> Configuration:
 async def find_agreement(
     primary: Endpoint, secondary: Transport, options: PairOptions, time_limit: float, *, everywhere: bool = False
 ) -> Agreement:
-    """Look for what other processes of a pair have left on the secondary; makes and changes nothing.
+    """Look for what other processes of a pair have left on the secondary, by operations of ``time_limit`` seconds;
+    makes and changes nothing. A broker that can't be asked is part of what is found.
 
-    Args:
-        secondary: where the backlog is.
-        time_limit: seconds for each operation.
-        everywhere: look also for backlog queues of other names, which takes a list of all the secondary's queues.
-
-    Returns:
-        What was found; a broker that can't be asked is part of it.
+    To look ``everywhere``, for backlog queues of other names, takes a list of all the secondary's queues.
     """
     own = configuration_of(primary, options)
     looker = Looker(secondary, TimeLimits(time_limit), by_default=primary.by_default)
@@ -168,14 +163,7 @@ async def find_agreement(
 
 async def write_anew(primary: Endpoint, secondary: Transport, options: PairOptions, time_limit: float) -> None:
     """Forget what any process wrote into the record, and write this process's configuration; running processes add
-    theirs again at their next look.
-
-    Args:
-        secondary: where the record is.
-        time_limit: seconds for each operation.
-
-    Raises:
-        TransportError: the secondary could not be asked, or refuses; the record may be empty then.
+    theirs again at their next look. An operation may take ``time_limit`` seconds. If it fails, the record may be empty.
     """
     own = configuration_of(primary, options)
     looker = Looker(secondary, TimeLimits(time_limit))
@@ -274,13 +262,10 @@ class RecordKeeper:
                 return
 
     async def refresh(self, *, everything: bool = False) -> bool:
-        """Look again unless that was done lately; for who is about to say that nothing is left.
+        """Look again unless that was done lately; for who is about to say that nothing is left. With ``everything``
+        look now, and also for queues of processes that keep no record, as at pairing.
 
-        Args:
-            everything: look now, and also for queues of processes that keep no record, as at pairing.
-
-        Returns:
-            Whether what others use is known; not while the secondary can't be asked.
+        Returns whether what others use is known; not while the secondary can't be asked.
         """
         if not everything and self._clock.now() - self._looked_at < _FRESH:
             return True

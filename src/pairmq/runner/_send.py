@@ -53,12 +53,7 @@ TAKEN: Final[Sequence[TransportError | None]] = (None,)
 
 
 class Admission:
-    """A first-come-first-served gate, counted in messages, that costs nothing while it is open.
-
-    Args:
-        limit: messages in flight at most.
-        limits: ends waits: thousands may end at one instant.
-    """
+    """A first-come-first-served gate, counted in messages in flight, that costs nothing while it is open."""
 
     def __init__(self, limit: int, limits: TimeLimits) -> None:
         self.limit = limit

@@ -167,17 +167,8 @@ class SwitchFollower:
 
 
 class SwitchWriter:
-    """An operator's side: writes a decision, and waits until the processes of the pair follow it.
-
-    Args:
-        primary: the primary's endpoint; nothing is asked of it.
-        secondary: where decisions are.
-        time_limit: seconds for each operation.
-        clock: time, and the ids of decisions.
-
-    Raises:
-        ConfigurationError: the primary's name is too long for a record.
-    """
+    """An operator's side: writes a decision, and waits until the processes of the pair follow it. Nothing is asked of
+    the primary; an operation on the secondary may take ``time_limit`` seconds."""
 
     def __init__(self, primary: Endpoint, secondary: Transport, time_limit: float, clock: Clock | None = None) -> None:
         places = switch_queues(primary.name)
@@ -228,18 +219,11 @@ class SwitchWriter:
         timeout: float | None = None,
         heard: Callable[[SwitchReport], None] | None = None,
     ) -> SwitchReport:
-        """Wait until all processes follow a decision, or until it is overruled, or for ``timeout``.
+        """Wait until all processes follow a decision, or until it is overruled, or for ``timeout`` seconds, by default
+        what the processes' intervals need; return who follows, and who does not. ``heard`` takes each report on the
+        way.
 
-        Args:
-            decision: from `write`.
-            timeout: seconds; by default what the processes' intervals need.
-            heard: takes each report on the way.
-
-        Returns:
-            Who follows, and who does not.
-
-        Raises:
-            TransportError: the secondary could not be asked at the end of the wait.
+        Raises `TransportError`: the secondary could not be asked at the end of the wait.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()

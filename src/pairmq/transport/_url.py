@@ -88,10 +88,6 @@ class _RenewedContext(ssl.SSLContext):
 
     A connection that is open keeps what it was made with. While the files can't be used, as between the writing of a
     certificate and that of its key, what was read before is.
-
-    Args:
-        options: name the files.
-        made: of these files.
     """
 
     def __new__(cls, *_: object) -> _RenewedContext:

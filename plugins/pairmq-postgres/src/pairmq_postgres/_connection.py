@@ -121,9 +121,6 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
         """Run statements in one transaction, and return the rows of each.
 
         psycopg's pipeline sends each by itself, which wakes the server; its cursors describe each column of an answer.
-
-        Raises:
-            psycopg.Error: as the server or libpq reported it.
         """
         begins = len(statements) > 1 and self.prepare_threshold is None  # else the settings say so
         if begins:

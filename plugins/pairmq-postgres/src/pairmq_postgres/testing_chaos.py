@@ -53,11 +53,9 @@ class PostgresChaos(ServerBroker):
 
     @property
     def address(self) -> tuple[str, int]:
-        """The server's."""
         return _HOST, self._server.port
 
     def apply(self, fault: str) -> None:
-        """Begin one of `faults`."""
         match fault:
             case "read-only":
                 self._server.set_read_only(True)
@@ -78,7 +76,6 @@ class PostgresChaos(ServerBroker):
                 super().apply(fault)
 
     def cure(self, fault: str) -> None:
-        """End it."""
         super().cure(fault)
         match fault:
             case "read-only":
@@ -96,7 +93,6 @@ class PostgresChaos(ServerBroker):
                 self._change("ALTER ROLE {} CONNECTION LIMIT -1")
 
     def heal(self) -> None:
-        """End everything."""
         for fault in ("locked", "read-only", "password", "permissions", "user-limit"):
             self.cure(fault)
 
@@ -147,22 +143,18 @@ class StandbyChaos(ServerBroker):
 
     @property
     def address(self) -> tuple[str, int]:
-        """The first one's."""
         return self._addresses[0]
 
     @property
     def addresses(self) -> Sequence[tuple[str, int]]:
-        """Both."""
         return self._addresses
 
     def start(self) -> None:
-        """Start both."""
         self._writer.start()
         self._standby.start()
         self._set_synchronous("*")
 
     def apply(self, fault: str) -> None:
-        """Begin one of `faults`."""
         match fault:
             case "kill-standby":
                 self._standby.kill()
@@ -177,7 +169,6 @@ class StandbyChaos(ServerBroker):
                 super().apply(fault)
 
     def cure(self, fault: str) -> None:
-        """End it."""
         super().cure(fault)
         self.start()
 
@@ -186,7 +177,6 @@ class StandbyChaos(ServerBroker):
         return _count(self._writer, queue)
 
     def close(self) -> None:
-        """End both."""
         self._standby.close()
         super().close()
 

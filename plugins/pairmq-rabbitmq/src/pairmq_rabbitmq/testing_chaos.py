@@ -148,7 +148,6 @@ class RabbitClusterChaos(ChaosBroker):
         self._turn = 0
 
     def start(self) -> None:
-        """Start the nodes."""
         self._cluster.start()
 
     @property
@@ -158,16 +157,13 @@ class RabbitClusterChaos(ChaosBroker):
 
     @property
     def address(self) -> tuple[str, int]:
-        """The first node's."""
         return self.addresses[0]
 
     @property
     def addresses(self) -> Sequence[tuple[str, int]]:
-        """The nodes'."""
         return [(_HOST, node.port) for node in self._cluster.nodes]
 
     def apply(self, fault: str) -> None:
-        """Begin one of `faults`."""
         self._turn += 1
         node = self._cluster.nodes[self._turn % 3]
         match fault:
@@ -187,7 +183,6 @@ class RabbitClusterChaos(ChaosBroker):
         self._cluster.start()
 
     def heal(self) -> None:
-        """Start what does not run."""
         self._cluster.start()
 
     def count(self, queue: str) -> int:
@@ -196,7 +191,6 @@ class RabbitClusterChaos(ChaosBroker):
         return sum(leader.queues().get(queue, (0, 0)))
 
     def close(self) -> None:
-        """End the nodes."""
         self._cluster.close()
 
 

@@ -80,7 +80,6 @@ class RedisChaos(ServerBroker):
                 command("ACL", "SETUSER", "default", "+@all")
 
     def heal(self) -> None:
-        """End everything."""
         for fault in ("password", "permissions", "out-of-memory", "replica"):
             self.cure(fault)
 
@@ -108,7 +107,6 @@ class _Group(ServerBroker):
 
     @property
     def address(self) -> tuple[str, int]:
-        """The first server's."""
         return _HOST, self._group.servers[0].port
 
     @property

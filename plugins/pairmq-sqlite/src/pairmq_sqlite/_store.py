@@ -120,14 +120,8 @@ class Store:
         return Place(live, dead, source.dead_letter, settings)
 
     def take(self, place: Place, lock: str, most: int, most_bytes: int) -> list[Row]:
-        """Lock the first messages that are free.
-
-        Args:
-            place: where.
-            lock: a name of this receive, like no other; up to its colon it is the receiver's.
-            most: how many.
-            most_bytes: no further message is taken once those that were have so many.
-        """
+        """Lock the first messages that are free, and no further one once those have ``most_bytes``. ``lock`` is a name
+        of this receive, like no other; up to its colon it is the receiver's."""
         self._sweep(place)
         if place.one_at_a_time and self._another_holds(place, lock):
             return []

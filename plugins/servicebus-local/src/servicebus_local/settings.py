@@ -103,14 +103,8 @@ class ServerSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address is one that only this machine reaches.
-
-    Args:
-        host: an IP address or a name; of the names only ``localhost`` counts, as others may mean anything.
-
-    Returns:
-        Whether it is.
-    """
+    """Tell whether an address is one that only this machine reaches; of names only ``localhost`` counts, as others may
+    mean anything."""
     if host.lower() == "localhost":
         return True
     try:

@@ -167,11 +167,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ConfigurationError: it is something else.
-        """
+        """Read what `to_json` wrote; anything else is a `ConfigurationError`."""
         try:
             plan: Plan = read(json.loads(text), cls, "plan")
             return plan

@@ -277,11 +277,7 @@ class Scenario:
 
     @classmethod
     def from_json(cls, text: str) -> Scenario:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ValueError: it is something else; says what is wrong.
-        """
+        """Read what `to_json` wrote; anything else is a `ValueError`, which says what is wrong."""
         try:
             data = json.loads(text)
             if data.pop("format") != FORMAT:

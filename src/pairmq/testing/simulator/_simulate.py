@@ -59,17 +59,11 @@ def shrink(
     most_runs: int = 300,
     progress: Callable[[int, Scenario], None] | None = None,
 ) -> Scenario:
-    """Cut a scenario that fails down to a small one that still fails in the same way.
+    """Cut a scenario that fails down to a small one that still fails in the same way, by ``most_runs`` simulations at
+    most.
 
     First its end, then its faults, then its sends, then its senders and processes, each in halves, quarters and so on.
-
-    Args:
-        scenario: one with violations.
-        most_runs: simulations to spend at most.
-        progress: called with the number of runs and the smallest scenario so far.
-
-    Returns:
-        The smallest one found; the scenario itself if it does not fail.
+    One that does not fail is returned as it is.
     """
     return _Shrinker(scenario, most_runs, progress).run()
 
@@ -183,15 +177,8 @@ _EVERY = 0.1  # s between two looks at whether Ctrl-C was pressed
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one seed, small enough to travel between processes.
-
-    Args:
-        settings: what was simulated.
-        counts: how much.
-        hours: of virtual time.
-        result: the report as `Report.to_dict` gives it.
-        text: the report for people; empty when all was well.
-    """
+    """What came of one seed, small enough to travel between processes; the text is for people, and empty when all was
+    well."""
 
     settings: Settings
     counts: Counts
@@ -212,14 +199,10 @@ def outcome_of(settings: Settings) -> Outcome:
 
 
 def campaign(runs: Sequence[Settings], *, jobs: int = 1) -> Iterator[Outcome]:
-    """Simulate many settings; outcomes come as they are ready, in no order with several jobs.
+    """Simulate many settings in so many processes, 1 for this one; outcomes come as they are ready, in no order with
+    several.
 
-    Args:
-        runs: what to simulate.
-        jobs: processes; 1 stays in this one.
-
-    Yields:
-        One outcome each. Leaving early, by Ctrl-C too, ends the processes.
+    Leaving early, by Ctrl-C too, ends the processes.
     """
     if jobs == 1 or len(runs) < 2:
         for each in runs:

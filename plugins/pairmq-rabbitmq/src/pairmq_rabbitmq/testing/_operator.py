@@ -80,15 +80,8 @@ class Operator(Evaluator):
         vhost: str = DEFAULT_VHOST,
         target: str = "queues",
     ) -> None:
-        """Set a policy.
-
-        Args:
-            name: the policy's.
-            pattern: expression for the names that it is for.
-            definition: such as ``{"max-length": 3, "overflow": "reject-publish"}``.
-            vhost: where.
-            target: ``queues``, ``exchanges`` or ``all``.
-        """
+        """Set a policy for the queues, the exchanges or all of a virtual host whose names fit the pattern; its
+        definition is such as ``{"max-length": 3, "overflow": "reject-publish"}``."""
         self.erl(
             f"ok = rabbit_policy:set({binary(vhost)}, {binary(name)}, {binary(pattern)},"
             f" maps:to_list(rabbit_json:decode({binary(json.dumps(definition))})), 0, {binary(target)}, {_ACTOR})"

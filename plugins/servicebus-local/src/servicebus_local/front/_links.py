@@ -200,15 +200,9 @@ class ReceivingLink(Endpoint):
 
 
 def settle(source: Source, token: UUID, outcome: Outcome | None) -> None:
-    """Settle a message by an outcome of AMQP.
-
-    Args:
-        outcome: accepted completes, released releases without counting, modified abandons, or defers where the
-            client says that it can't be delivered here, rejected dead-letters.
-
-    Raises:
-        BrokerError: the lock is lost, or the outcome means nothing.
-    """
+    """Settle a message by an outcome of AMQP: accepted completes, released releases without counting, modified
+    abandons, or defers where the client says that it can't be delivered here, rejected dead-letters. Raises
+    `BrokerError`."""
     if isinstance(outcome, Accepted):
         source.complete(token)
     elif isinstance(outcome, Released):
