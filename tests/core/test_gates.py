@@ -154,7 +154,7 @@ def test_a_destination_that_was_there_or_did_not_answer_is_waited_for_from_then_
 
 
 def test_of_forged_destinations_no_more_are_waited_for_than_there_is_room(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gates, "_MOST", 2)
+    monkeypatch.setattr(gates, "_MOST_MISSING", 2)
     them = Gates(60.0)
     forged = [Entity(f"e{number}") for number in range(4)]
     assert [poison(them, 0, entity=entity) for entity in forged] == [[False], [False], [True], [True]]

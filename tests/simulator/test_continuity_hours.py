@@ -9,7 +9,7 @@ import pytest
 from pairmq.core import lane_path
 from pairmq.testing.simulator import Counts, Scenario, Settings, Waits, replay, scenario_of, simulate
 
-SEEDS = (1, 15)  # with most traffic in lanes
+SEEDS = (1, 2)  # with most traffic in lanes
 MORE = (6, 12, 14, 19)
 HOURS = 0.25
 
@@ -40,7 +40,7 @@ def test_consumers_with_continuity_lose_and_double_nothing():
 
 
 def test_these_hours_hold_all_that_sets_consumers_apart():
-    scenarios = [scenario_of(hours(seed)) for seed in (*SEEDS, *MORE, 25, 30)]
+    scenarios = [scenario_of(hours(seed)) for seed in (*SEEDS, *MORE, 15, 25, 30)]
     setups = [scenario.setup for scenario in scenarios]
     plans = [plan for setup in setups for plan in setup.processes]
     assert {setup.options["lane_patience"] for setup in setups} == {0.0, 5.0, 60.0}

@@ -88,6 +88,14 @@ def killed_between(book: Book) -> None:
 
 def poison(book: Book) -> None:
     sent, copy = diverted(book)
+    book.write(sent, WriteResult(False, False, "refused", "malformed"), by="s/1")
+    book.gone(copy, "dead-lettered", "malformed")
+
+
+def of_a_queue_that_was_missing_for_long(book: Book) -> None:
+    sent, copy = diverted(book)
+    book.trouble("probe", result=REFUSED, at=("primary", ORDERS))
+    book.at += 180.0
     book.write(sent, REFUSED, by="s/1")
     book.gone(copy, "dead-lettered", "not-found")
 
@@ -156,6 +164,7 @@ def handled_from_both_sides_after_a_doubt(book: Book) -> None:
         unknown,
         killed_between,
         poison,
+        of_a_queue_that_was_missing_for_long,
         deleted_by_somebody,
         failing_and_back,
         handled_from_a_lane,
@@ -215,6 +224,14 @@ def dead_lettered_for_a_full_queue(book: Book) -> None:
     sent, copy = diverted(book)
     book.write(sent, WriteResult(False, False, "refused", "quota"), by="s/1")
     book.gone(copy, "dead-lettered", "quota")
+
+
+def dead_lettered_for_a_queue_that_was_missing_for_a_moment(book: Book) -> None:
+    sent, copy = diverted(book)
+    book.trouble("send", result=REFUSED, at=("primary", ORDERS))
+    book.at += 170.0
+    book.write(sent, REFUSED, by="s/1")
+    book.gone(copy, "dead-lettered", "not-found")
 
 
 def expired_in_the_backlog(book: Book) -> None:
@@ -517,6 +534,7 @@ WRONG: list[tuple[Verdict, Callable[[Book], None]]] = [
     (Verdict.LOST, completed_before_it_was_confirmed),
     (Verdict.LOST, dead_lettered_in_an_outage),
     (Verdict.LOST, dead_lettered_for_a_full_queue),
+    (Verdict.LOST, dead_lettered_for_a_queue_that_was_missing_for_a_moment),
     (Verdict.LOST, expired_in_the_backlog),
     (Verdict.LOST, said_to_be_expired),
     (Verdict.LOST, completed_and_never_handled),

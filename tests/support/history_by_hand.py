@@ -150,9 +150,15 @@ class Book:
         )
         self.history.notes.append(Note(self.at, tick, life, event))
 
-    def trouble(self, operation: str = "settle", life: str = "s/1", result: WriteResult = AWAY) -> None:
+    def trouble(
+        self,
+        operation: str = "settle",
+        life: str = "s/1",
+        result: WriteResult = AWAY,
+        at: tuple[str, Entity] = ("secondary", QUEUE),
+    ) -> None:
         tick = self.tick()
-        self.history.troubles.append(Trouble(self.at, tick, life, "secondary", QUEUE.path, operation, result))
+        self.history.troubles.append(Trouble(self.at, tick, life, at[0], at[1].path, operation, result))
 
     def stroke(self, kind: str, duration: float = 0.0, **where: str) -> None:
         tick = self.tick()

@@ -15,6 +15,8 @@ from pairmq.model import Entity, FailureKind, FailureReason, TransportError
 
 _MOST = 1000
 """Gates that are kept without users. Paths in a backlog queue are untrusted input, and each costs memory."""
+_MOST_MISSING = 10_000
+"""Destinations that messages wait for because they do not exist; each costs as little as its path."""
 _LOOKS = 3
 """For so many waits between probes, the longest, messages wait for a destination that does not exist."""
 
@@ -175,7 +177,7 @@ class Gates:
         since, seen = self._missing.pop(entity, (now, now))
         if now - seen > self._patience:
             since = now  # no process has looked for so long, and it may have existed meanwhile
-        if len(self._missing) >= _MOST:
+        if len(self._missing) >= _MOST_MISSING:
             eldest = next(iter(self._missing))
             if now - self._missing[eldest][1] <= self._patience:
                 return True  # forged paths: no more of them are waited for

@@ -272,6 +272,10 @@ class Facts:
             return False
         return self.history.attempts[copy.attempt].result(copy.message_number).confirmed
 
+    def was_missing_for_long(self, attempt: Attempt) -> bool:
+        """Whether a process may give up a destination that an attempt did not find; unknown where no probe is seen."""
+        return True
+
     def is_syphons(self, copy: Copy) -> bool:
         """Whether a syphon wrote it."""
         return copy.attempt is not None and self.history.attempts[copy.attempt].syphon
@@ -513,6 +517,8 @@ def _refused_for_good(facts: Facts, sent: Sent, before: int) -> bool:
     for each, result in facts.by_syphon[sent.number]:
         refused = result.kind == "refused" and result.reason not in _NO_REASON
         if refused and each.entity == sent.entity and (each.end_tick or 0) < before:
+            if result.reason == FailureReason.NOT_FOUND.value and not facts.was_missing_for_long(each):
+                continue
             return True
     return False
 

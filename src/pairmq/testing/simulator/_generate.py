@@ -59,6 +59,7 @@ _WEIGHTS = {
 _SENDS_AROUND_A_FAULT = 7
 _CONSUMERS_ENDED = 0.15  # for each fault: how often a consumer is killed or restarted around it
 _BURSTS = 0.012  # for each fault: about one an hour
+_WITHOUT_DISK = 0.4  # of the killed primaries
 _CONTINUED = 0.25  # of the seeds
 _LANES = (QUEUES, ("orders", "pri*", "stock"), ("orders",), ("?r*",))
 _TEMPLATE = "{primary}/spare/{index}"
@@ -71,6 +72,8 @@ def scenario_of(settings: Settings) -> Scenario:
     setup = _setup(rng)
     seconds = settings.hours * 3600
     faults = _faults(rng, settings, setup, seconds)
+    if "delete" in settings.faults:
+        faults = _without_disk(setup, faults, settings.seed)
     traffic = _traffic(rng, settings, setup, faults, seconds)
     scenario = Scenario(settings.seed, seconds, settings.mode, setup, faults, traffic)
     if settings.ordering != "none":
@@ -236,6 +239,18 @@ def _faults(rng: Random, settings: Settings, setup: Setup, seconds: float) -> tu
             # Locks of messages held because their destination is unavailable.
             before = round(max(0.0, at - rng.uniform(2.0, 15.0)), 3)
             faults.append(Fault(before, "refuse", 30.0, PRIMARY, seed=rng.randrange(2**31)))
+
+
+def _without_disk(setup: Setup, faults: tuple[Fault, ...], seed: int) -> tuple[Fault, ...]:
+    """The same faults, but that some killed primaries come back without their queues, which programs make later."""
+    rng = Random(f"pairmq disk {seed}")
+    found = list(faults)
+    for fault in faults:
+        if (fault.kind, fault.broker) == ("broker-kill", PRIMARY) and rng.random() < _WITHOUT_DISK:
+            lasts = fault.duration + math.exp(rng.uniform(math.log(0.3), math.log(60.0)))
+            paths = (text.rpartition(":")[2] for text in setup.entities)
+            found += [Fault(fault.at, "delete", round(lasts, 3), PRIMARY, entity=path) for path in paths]
+    return tuple(sorted(found, key=lambda fault: fault.at))
 
 
 def _fault(rng: Random, setup: Setup, at: float, kind: str) -> Fault:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from pairmq.core import RECORD_QUEUE, PairOptions, lane_path
-from pairmq.model import BacklogUnavailable, Entity, EntityState, PrimaryUnavailable
+from pairmq.model import BacklogUnavailable, Entity, EntityState, FailureReason, PrimaryUnavailable
 from pairmq.model.events import Cause, PingCompleted, RotationChanged, StateChanged
 from pairmq.runner import LOOK_INTERVAL
 from pairmq.testing import judge
@@ -96,6 +96,15 @@ class Facts(judge.Facts):
         ticks = self._trouble_ticks.get(life, [])
         found = self._troubles.get(life, [])
         return found[bisect.bisect_left(ticks, first_tick) : bisect.bisect_right(ticks, last_tick)]
+
+    def was_missing_for_long(self, attempt: Attempt) -> bool:
+        """Whether its process, one operation or probe at least, had not found the destination long before (ADR 4)."""
+        long_ago = (attempt.ended_at or attempt.at) - 3 * self.options.ping_primary_interval
+        return any(
+            each.at <= long_ago and each.broker == PRIMARY and each.path == attempt.entity.path
+            for each in self._troubles[attempt.life]
+            if each.result.reason == FailureReason.NOT_FOUND.value
+        )
 
     def is_calm(self, first: float, last: float) -> bool:
         """Whether no fault was on between two instants."""
