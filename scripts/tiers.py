@@ -224,7 +224,8 @@ class Tier:
             return TESTS_FAILED
         told = self._stories()
         print(f"\n== {self._name}: {len(first)} failed; once more, alone", flush=True)
-        status = self._pytest(["--lf", "--last-failed-no-failures", "none"])
+        again_xml = f"--junitxml={RESULTS / self._name}-again.xml"  # how long the others took stays in the first one
+        status = self._pytest(["--lf", "--last-failed-no-failures", "none", again_xml])
         again = self._failed() if status else set()
         flaky = first - again
         self.result.flaky = len(flaky)
