@@ -8,19 +8,12 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Capped exponential waiting with jitter.
+    """Capped exponential waiting with jitter."""
 
-    Args:
-        first: seconds before the first retry.
-        factor: by how much each wait grows.
-        cap: longest wait in seconds.
-        jitter: share of a wait, in [0, 1], that chance takes off it, so that many do not strike together.
-    """
-
-    first: float = 0.05
-    factor: float = 2.0
-    cap: float = 2.0
-    jitter: float = 0.5
+    first: float = 0.05  # seconds before the first retry
+    factor: float = 2.0  # by how much each wait grows
+    cap: float = 2.0  # longest wait in seconds
+    jitter: float = 0.5  # share of a wait, in [0, 1], that chance takes off it, so that many do not strike together
 
     def wait(self, retry: int, chance: float) -> float:
         """Return the seconds to wait before a retry, by a random number in [0, 1)."""

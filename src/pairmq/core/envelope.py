@@ -40,19 +40,13 @@ _PRIORITIES = {str(priority): priority for priority in range(MAX_PRIORITY + 1)}
 
 
 class Diversion(NamedTuple):
-    """What the envelope adds to a message.
-
-    Args:
-        diverted_at: when it was diverted; knows its time zone.
-        sequence: that sender's running number of it.
-        maybe_duplicate: the primary may hold a copy already.
-    """
+    """What the envelope adds to a message."""
 
     entity: Entity
-    diverted_at: datetime
+    diverted_at: datetime  # when it was diverted; knows its time zone
     sender_id: str
-    sequence: int
-    maybe_duplicate: bool = False
+    sequence: int  # that sender's running number of it
+    maybe_duplicate: bool = False  # the primary may hold a copy already
 
 
 def reserved_properties(message: Message) -> tuple[str, ...]:

@@ -29,18 +29,13 @@ def backlog_queue_of(entity: Entity, session: str | None, sender_id: str, count:
 
 
 class Look(NamedTuple):
-    """The result of one look at a backlog queue.
+    """The result of one look at a backlog queue."""
 
-    Args:
-        began_at: when it began, on the monotonic clock of the key's facts.
-        oldest: at most the position of the oldest message that is not settled, locked ones included; None when nothing
-            is left of what was confirmed before the look began, as in an empty queue.
-        newest: at least the position of every message that was confirmed before the look began.
-    """
-
-    began_at: float
+    began_at: float  # when it began, on the monotonic clock of the key's facts
+    # At most the position of the oldest message that is not settled, locked ones included; None when nothing is left of
+    # what was confirmed before the look began, as in an empty queue.
     oldest: int | None
-    newest: int
+    newest: int  # at least the position of every message that was confirmed before the look began
 
 
 class KeyOrder:

@@ -291,18 +291,12 @@ class Next(enum.Enum):
 
 
 class Sent(NamedTuple):
-    """What follows from an operation at the primary.
+    """What follows from an operation at the primary."""
 
-    Args:
-        settle: those to be completed or dead-lettered.
-        failure: for which the destination's gate is to be shut.
-        unknown_entity: the destination does not exist: nothing needs to be kept for it.
-        doubtful: those whose confirmation was lost, with the attempts for which it was, and the seconds until the next.
-    """
-
-    settle: list[Item]
-    failure: TransportError | None
-    unknown_entity: bool
+    settle: list[Item]  # those to be completed or dead-lettered
+    failure: TransportError | None  # for which the destination's gate is to be shut
+    unknown_entity: bool  # the destination does not exist: nothing needs to be kept for it
+    # Those whose confirmation was lost, with the attempts for which it was, and the seconds until the next.
     doubtful: list[tuple[Item, int, float]]
 
 

@@ -49,23 +49,15 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What processes of one pair must have in common.
+    """What processes of one pair must have in common."""
 
-    Args:
-        name: the primary's name, of which the names of the backlog queues are made.
-        identity: the primary's identity, with the machine where its address is another broker on every machine.
-        template: ``backlog_name_template``.
-        queues: ``backlog_queue_count``.
-        ordering: ``ordering``.
-        continuity: ``continuity``.
-    """
-
-    name: str
+    name: str  # the primary's name, of which the names of the backlog queues are made
+    # The primary's identity, with the machine where its address is another broker on every machine.
     identity: tuple[str, ...]
-    template: str
-    queues: int
-    ordering: str
-    continuity: tuple[str, ...] = ()
+    template: str  # ``backlog_name_template``
+    queues: int  # ``backlog_queue_count``
+    ordering: str  # ``ordering``
+    continuity: tuple[str, ...] = ()  # ``continuity``
 
     @classmethod
     def of(cls, name: str, identity: Sequence[str], scope: str, options: PairOptions) -> Configuration:
@@ -135,19 +127,12 @@ class _Lane(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was read.
+    """What was read."""
 
-    Args:
-        configurations: each once.
-        problems: why messages could not be read, each sentence once.
-        copies: messages that say what another one says.
-        lanes: lanes of patterns, each once.
-    """
-
-    configurations: tuple[Configuration, ...] = ()
-    problems: tuple[str, ...] = ()
-    copies: int = 0
-    lanes: tuple[_Lane, ...] = ()
+    configurations: tuple[Configuration, ...] = ()  # each once
+    problems: tuple[str, ...] = ()  # why messages could not be read, each sentence once
+    copies: int = 0  # messages that say what another one says
+    lanes: tuple[_Lane, ...] = ()  # lanes of patterns, each once
 
     @classmethod
     def read(cls, bodies: Iterable[bytes]) -> Record:

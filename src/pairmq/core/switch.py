@@ -93,15 +93,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What was read of the decisions.
+    """What was read of the decisions."""
 
-    Args:
-        all: each once, in their order.
-        problems: why messages could not be read, each sentence once.
-    """
-
-    all: tuple[Decision, ...] = ()
-    problems: tuple[str, ...] = ()
+    all: tuple[Decision, ...] = ()  # each once, in their order
+    problems: tuple[str, ...] = ()  # why messages could not be read, each sentence once
 
     @classmethod
     def read(cls, bodies: Iterable[bytes]) -> Self:
@@ -138,15 +133,11 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a process has to do with one entity.
-
-    Args:
-        syphon: of a hold: its syphon delivers nothing to the entity either.
-    """
+    """What a process has to do with one entity."""
 
     entity: Entity
     action: SwitchAction
-    syphon: bool
+    syphon: bool  # of a hold: its syphon delivers nothing to the entity either
 
 
 class Following:

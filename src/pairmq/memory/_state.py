@@ -22,47 +22,28 @@ _NEVER = float("inf")
 
 @dataclass(slots=True, eq=False)
 class Lock:
-    """A peek-lock: the token of one delivery.
-
-    Args:
-        holder: who may settle it.
-        until: when it ends; infinite for one that its session's lock ends.
-        session: the session that was locked, if any.
-    """
+    """A peek-lock: the token of one delivery."""
 
     stored: Stored
-    holder: object
-    until: float
-    session: Session | None = None
+    holder: object  # who may settle it
+    until: float  # when it ends; infinite for one that its session's lock ends
+    session: Session | None = None  # the session that was locked, if any
 
 
 @dataclass(slots=True, eq=False)
 class Stored:
-    """A message in a queue.
+    """A message in a queue."""
 
-    Args:
-        queue: where it is.
-        number: its place in the order of delivery; a scheduled message gets another one when it is due.
-        message: what was sent.
-        enqueued_at: when it was stored, or became due.
-        visible_at: when it is due.
-        expires_at: when its time-to-live ends.
-        deliveries: how many times it was locked.
-        lock: the present one, which may have ended.
-        reason: why it was dead-lettered.
-        description: the same in a sentence.
-    """
-
-    queue: Queue
-    number: int
-    message: Message
-    enqueued_at: float
-    visible_at: float
-    expires_at: float
-    deliveries: int = 0
-    lock: Lock | None = None
-    reason: str | None = None
-    description: str | None = None
+    queue: Queue  # where it is
+    number: int  # its place in the order of delivery; a scheduled message gets another one when it is due
+    message: Message  # what was sent
+    enqueued_at: float  # when it was stored, or became due
+    visible_at: float  # when it is due
+    expires_at: float  # when its time-to-live ends
+    deliveries: int = 0  # how many times it was locked
+    lock: Lock | None = None  # the present one, which may have ended
+    reason: str | None = None  # why it was dead-lettered
+    description: str | None = None  # the same in a sentence
 
     @property
     def locked_until(self) -> float | None:

@@ -40,21 +40,13 @@ class ObserverName(str):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything needed to make a pair.
+    """Everything needed to make a pair."""
 
-    Args:
-        primary: the primary's URL; may hold a password, so it is left out of the repr.
-        secondary: the secondary's URL, likewise.
-        options: how the pair behaves.
-        journal: the directory of the journal, None for no journal.
-        observers: names of observers that watch the pair.
-    """
-
-    primary: str = field(repr=False)
-    secondary: str = field(repr=False)
-    options: PairOptions
-    journal: str | None = None
-    observers: tuple[str, ...] = ()
+    primary: str = field(repr=False)  # the primary's URL; may hold a password, so it is left out of the repr
+    secondary: str = field(repr=False)  # the secondary's URL, likewise
+    options: PairOptions  # how the pair behaves
+    journal: str | None = None  # the directory of the journal, None for no journal
+    observers: tuple[str, ...] = ()  # names of observers that watch the pair
 
 
 def load_settings(

@@ -63,20 +63,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """A queue that holds messages and that this pair does not drain.
-
-    Args:
-        pending: messages in it.
-        reason: why it is not drained, and what to do.
-        certain: the messages are this primary's; else they may be another one's.
-        others: queues that are meant besides, where one stands for all that have the same reason.
-    """
+    """A queue that holds messages and that this pair does not drain."""
 
     queue: Entity
-    pending: int
-    reason: str
-    certain: bool = True
-    others: int = 0
+    pending: int  # messages in it
+    reason: str  # why it is not drained, and what to do
+    certain: bool = True  # the messages are this primary's; else they may be another one's
+    others: int = 0  # queues that are meant besides, where one stands for all that have the same reason
 
     def __str__(self) -> str:
         more = f" and {self.others} more queue{'' if self.others == 1 else 's'} hold" if self.others else " holds"
@@ -96,21 +89,15 @@ def by_reason(strays: Iterable[Stray]) -> list[Stray]:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What can be seen on the secondary of the processes of a pair.
-
-    Args:
-        found: backlog queues of this primary beyond the process's own options; the syphon drains them.
-        strays: queues that hold messages which no process that agrees with this one moves.
-        conflict: why the pair can't be used: another primary has its name or its queues.
-        unread: why the record could not be read, or queues not be looked for; None when all was.
-    """
+    """What can be seen on the secondary of the processes of a pair."""
 
     own: Configuration
     record: Record = field(default_factory=Record)
+    # Backlog queues of this primary beyond the process's own options; the syphon drains them.
     found: tuple[Entity, ...] = ()
-    strays: tuple[Stray, ...] = ()
-    conflict: str | None = None
-    unread: str | None = None
+    strays: tuple[Stray, ...] = ()  # queues that hold messages which no process that agrees with this one moves
+    conflict: str | None = None  # why the pair can't be used: another primary has its name or its queues
+    unread: str | None = None  # why the record could not be read, or queues not be looked for; None when all was
 
     @property
     def stranded(self) -> list[Stray]:

@@ -69,14 +69,10 @@ class _Token(NamedTuple):
 
 @dataclass(slots=True)
 class LeftLocks:
-    """What closed receivers of a source could not release, for the next one to do so.
+    """What closed receivers of a source could not release, for the next one to do so."""
 
-    Args:
-        receivers: whose leases are to be released.
-        doubtful: leases of receives whose answer never came, with the instant after which none comes.
-    """
-
-    receivers: set[str] = field(default_factory=set)
+    receivers: set[str] = field(default_factory=set)  # whose leases are to be released
+    # Leases of receives whose answer never came, with the instant after which none comes.
     doubtful: dict[str, float] = field(default_factory=dict)
 
     def current(self) -> list[str]:
@@ -192,27 +188,16 @@ class _Completion:
 
 
 class _Seen(NamedTuple):
-    """What a look has seen, besides messages.
+    """What a look has seen, besides messages."""
 
-    Args:
-        sessions_only: the source requires sessions.
-        in_vain: it was for several receivers, of which one alone may be given anything.
-        is_lost: the lock of the session is.
-        worn: some were dead-lettered.
-        expects: an open transaction has stored messages here.
-        until: when the locks end.
-        emptied: all that was free was taken.
-        free_in: seconds until more may be.
-    """
-
-    sessions_only: bool
-    in_vain: bool
-    is_lost: bool
-    worn: bool
-    expects: bool
-    until: datetime | None
-    emptied: bool
-    free_in: float
+    sessions_only: bool  # the source requires sessions
+    in_vain: bool  # it was for several receivers, of which one alone may be given anything
+    is_lost: bool  # the lock of the session is
+    worn: bool  # some were dead-lettered
+    expects: bool  # an open transaction has stored messages here
+    until: datetime | None  # when the locks end
+    emptied: bool  # all that was free was taken
+    free_in: float  # seconds until more may be
 
 
 class _Common:

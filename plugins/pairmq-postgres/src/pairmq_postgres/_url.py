@@ -51,27 +51,20 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class PostgresUrl:
-    """A broker URL, read and checked.
+    """A broker URL, read and checked."""
 
-    Args:
-        endpoint: what PairMQ shows of it.
-        hosts: each with its port; asked in turn for one that takes writes. Or the directory of a server's Unix socket.
-        connect_timeout: seconds for connecting to one host and logging in.
-        pool_size: connections at most, besides the one that listens.
-        poll_interval: seconds after which a waiting receiver looks again, whether or not it was notified.
-        listen: whether receivers are notified; not possible behind PgBouncer in transaction mode, where the server
-            keeps nothing for a client between two transactions: no prepared statement either.
-    """
-
-    endpoint: Endpoint
+    endpoint: Endpoint  # what PairMQ shows of it
+    # Each with its port; asked in turn for one that takes writes. Or the directory of a server's Unix socket.
     hosts: tuple[tuple[str, int], ...]
     database: str
     username: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
     tls: tuple[tuple[str, str], ...] = ()
-    connect_timeout: float = 5.0
-    pool_size: int = 10
-    poll_interval: float = _POLL
+    connect_timeout: float = 5.0  # seconds for connecting to one host and logging in
+    pool_size: int = 10  # connections at most, besides the one that listens
+    poll_interval: float = _POLL  # seconds after which a waiting receiver looks again, whether or not it was notified
+    # Whether receivers are notified; not possible behind PgBouncer in transaction mode, where the server keeps nothing
+    # for a client between two transactions: no prepared statement either.
     listen: bool = True
 
     def parameters(self, only: tuple[str, int] | None = None) -> dict[str, Any]:

@@ -34,34 +34,24 @@ _FAKEREDIS_OPTIONS = ("poll_interval", *ENDPOINT_OPTIONS)
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """A broker URL, read and checked.
-
-    Args:
-        host: name or address; of a broker on fakeredis its name, behind sentinels that of the master for them.
-        password: None to log in without one.
-        wait_replicas: replicas that must have a write before it counts as confirmed.
-        wait_timeout: seconds to wait for them.
-        poll_interval: seconds after which a waiting receiver looks for messages that became available unannounced.
-        connect_timeout: seconds for connecting and logging in.
-        sentinels: whom to ask where the master is; empty where it is at ``host`` and ``port``.
-        sentinel_login: whether they require the same login as the servers.
-        cluster: nodes of a cluster to begin with; empty for a single server.
-    """
+    """A broker URL, read and checked."""
 
     endpoint: Endpoint
-    host: str
+    host: str  # name or address; of a broker on fakeredis its name, behind sentinels that of the master for them
     port: int = DEFAULT_PORT
     db: int = 0
     username: str | None = field(default=None, repr=False)
-    password: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)  # None to log in without one
     tls: TlsOptions | None = None
-    wait_replicas: int = 0
-    wait_timeout: float = 1.0
+    wait_replicas: int = 0  # replicas that must have a write before it counts as confirmed
+    wait_timeout: float = 1.0  # seconds to wait for them
+    # Seconds after which a waiting receiver looks for messages that became available unannounced.
     poll_interval: float = 1.0
-    connect_timeout: float = 5.0
+    connect_timeout: float = 5.0  # seconds for connecting and logging in
+    # Whom to ask where the master is; empty where it is at ``host`` and ``port``.
     sentinels: tuple[tuple[str, int], ...] = ()
-    sentinel_login: bool = False
-    cluster: tuple[tuple[str, int], ...] = ()
+    sentinel_login: bool = False  # whether they require the same login as the servers
+    cluster: tuple[tuple[str, int], ...] = ()  # nodes of a cluster to begin with; empty for a single server
 
 
 def parse_redis_url(url: str) -> RedisUrl:

@@ -18,23 +18,14 @@ _MOST_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a queue's or topic's settings mean to its messages.
+    """What a queue's or topic's settings mean to its messages."""
 
-    Args:
-        lock_duration: how long a lock lasts.
-        max_delivery_count: deliveries after which a message is dead-lettered; None for no limit.
-        default_time_to_live: how long a message lives at most; None forever.
-        dead_letter_on_expiration: whether an expired message is dead-lettered, or dropped.
-        single_consumer: whether no receiver gets a message while another one holds one.
-        as_json: all settings, kept to be returned on request.
-    """
-
-    lock_duration: int
-    max_delivery_count: int | None
-    default_time_to_live: int | None
-    dead_letter_on_expiration: bool
-    single_consumer: bool
-    as_json: str
+    lock_duration: int  # how long a lock lasts
+    max_delivery_count: int | None  # deliveries after which a message is dead-lettered; None for no limit
+    default_time_to_live: int | None  # how long a message lives at most; None forever
+    dead_letter_on_expiration: bool  # whether an expired message is dead-lettered, or dropped
+    single_consumer: bool  # whether no receiver gets a message while another one holds one
+    as_json: str  # all settings, kept to be returned on request
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +44,15 @@ class NewRow:
 
 
 class Row(NamedTuple):
-    """A stored message.
+    """A stored message."""
 
-    Args:
-        number: its position, like no other's in the file.
-        enqueued_at: when it was stored.
-        deliveries: how often it was delivered, the one under way included.
-        reason: why it was dead-lettered.
-        description: the same in a sentence.
-        header: as in `NewRow`, or whatever another program wrote there.
-        body: likewise.
-    """
-
-    number: int
-    enqueued_at: int
-    deliveries: int
-    reason: str | None
-    description: str | None
-    header: object
-    body: object
+    number: int  # its position, like no other's in the file
+    enqueued_at: int  # when it was stored
+    deliveries: int  # how often it was delivered, the one under way included
+    reason: str | None  # why it was dead-lettered
+    description: str | None  # the same in a sentence
+    header: object  # as in `NewRow`, or whatever another program wrote there
+    body: object  # likewise
 
     @property
     def size(self) -> int:
@@ -81,19 +62,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a source reads.
+    """What a source reads."""
 
-    Args:
-        live: where its messages lie.
-        dead: where its dead letters lie.
-        reads_dead: whether the source is the dead letters.
-        settings: its entity's.
-    """
-
-    live: int
-    dead: int
-    reads_dead: bool
-    settings: Settings
+    live: int  # where its messages lie
+    dead: int  # where its dead letters lie
+    reads_dead: bool  # whether the source is the dead letters
+    settings: Settings  # its entity's
 
     @property
     def shelf(self) -> int:

@@ -25,21 +25,13 @@ _MOST_MEGABYTES = 10**6
 
 @dataclass(frozen=True, slots=True)
 class SQLiteUrl:
-    """A broker URL, read and checked.
+    """A broker URL, read and checked."""
 
-    Args:
-        endpoint: what PairMQ shows of it.
-        path: the database file, absolute and with links resolved.
-        busy_timeout: seconds that a call waits while another process holds the file locked.
-        poll_interval: seconds between two looks of a waiting receiver, at most.
-        max_megabytes: what the file may hold, in MB; None for as much as the disk does.
-    """
-
-    endpoint: Endpoint
-    path: Path
-    busy_timeout: float = 5.0
-    poll_interval: float = 0.25
-    max_megabytes: int | None = None
+    endpoint: Endpoint  # what PairMQ shows of it
+    path: Path  # the database file, absolute and with links resolved
+    busy_timeout: float = 5.0  # seconds that a call waits while another process holds the file locked
+    poll_interval: float = 0.25  # seconds between two looks of a waiting receiver, at most
+    max_megabytes: int | None = None  # what the file may hold, in MB; None for as much as the disk does
 
 
 def parse_url(url: str) -> SQLiteUrl:

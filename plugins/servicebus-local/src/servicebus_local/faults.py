@@ -49,36 +49,21 @@ class FaultAction(enum.StrEnum):
 
 @dataclass(slots=True)
 class FaultRule:
-    """One fault.
+    """One fault."""
 
-    Args:
-        at: where it strikes.
-        action: what happens.
-        entity: a pattern of entity paths, in the manner of file names; without regard to case.
-        operation: a pattern of management operations, without their prefix.
-        condition: the error condition, ``com.microsoft:server-busy`` for one.
-        description: the error's text.
-        info: whether the error carries an (empty) info map; without, clients have been seen to hang.
-        status: the status code that *cbs* and *management* answer; 0 for the usual one of an error.
-        apply: whether what was asked is done all the same, before the fault; without a meaning at *connection* and
-            *attach*.
-        seconds: how late, for *delay*.
-        times: how often it strikes before it is over; None forever.
-        skip: how many it lets pass first.
-    """
-
-    at: FaultPoint
-    action: FaultAction
-    entity: str = "*"
-    operation: str = "*"
-    condition: str = "amqp:internal-error"
-    description: str = "a fault that was asked for"
-    info: bool = True
-    status: int = 0
+    at: FaultPoint  # where it strikes
+    action: FaultAction  # what happens
+    entity: str = "*"  # a pattern of entity paths, in the manner of file names; without regard to case
+    operation: str = "*"  # a pattern of management operations, without their prefix
+    condition: str = "amqp:internal-error"  # the error condition, ``com.microsoft:server-busy`` for one
+    description: str = "a fault that was asked for"  # the error's text
+    info: bool = True  # whether the error carries an (empty) info map; without, clients have been seen to hang
+    status: int = 0  # the status code that *cbs* and *management* answer; 0 for the usual one of an error
+    # Whether what was asked is done all the same, before the fault; without a meaning at *connection* and *attach*.
     apply: bool = False
-    seconds: float = 0.0
-    times: int | None = None
-    skip: int = 0
+    seconds: float = 0.0  # how late, for *delay*
+    times: int | None = None  # how often it strikes before it is over; None forever
+    skip: int = 0  # how many it lets pass first
 
     @classmethod
     def from_json(cls, rule: object) -> FaultRule:

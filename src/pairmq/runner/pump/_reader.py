@@ -30,22 +30,16 @@ _CLOSE_TIMEOUT = 3.0  # s; a transport promises 2
 
 @dataclass(frozen=True, slots=True)
 class PumpContext:
-    """What all pumps of a syphon share.
-
-    Args:
-        secondary: where they wait.
-        sender: gives the primary's sender to an entity while it is used; never the pair's own, so that none can loop
-            (SPEC 7.2).
-        forget: drops what is kept for a destination that does not exist; paths in a backlog queue are untrusted input.
-        rate: of the syphon, if it has a limit.
-    """
+    """What all pumps of a syphon share."""
 
     primary: Transport
-    secondary: Transport
+    secondary: Transport  # where they wait
+    # Gives the primary's sender to an entity while it is used; never the pair's own, so that none can loop (SPEC 7.2).
     sender: Callable[[Entity], AbstractContextManager[Sender]]
+    # Drops what is kept for a destination that does not exist; paths in a backlog queue are untrusted input.
     forget: Callable[[Entity], None]
     gates: GateKeeper
-    rate: RateLimit | None
+    rate: RateLimit | None  # of the syphon, if it has a limit
     options: PairOptions
     clock: Clock
     emit: Emitter

@@ -46,42 +46,27 @@ _BLIPS_RARER = 4  # than faults of one broker: nothing is promised while there i
 class Settings:
     """How much chaos.
 
-    Args:
-        seed: the plan is drawn from it.
-        seconds: during which there are faults.
-        faults: names of the faults that may happen; None for all that the brokers can do.
-        every: seconds between two faults of one broker, and of the clients, on average.
-        longest: the longest fault in seconds; SIGSTOP of a minute needs a long run to matter.
-        clients: processes; the first one hosts the syphon.
-        rate: sends a second of each process.
-        lock_duration: seconds of a lock in the backlog queues, more where brokers are far: what a killed syphon held
-            restarts after as long.
-        patience: seconds until everything must be drained when all is healed.
-        consumers: processes that read the primary meanwhile; they are killed and restarted as the clients are.
-        continuity: the queues have lanes, which the consumers read as well (SPEC 11); it needs consumers.
-        ordering: of the clients' pairs; with ``"session"`` the order of each session is judged.
-        distance: the side that is far from all clients, or ``both``; empty for none.
-        differing: the clients have different numbers of backlog queues.
-        eager: the clients' tasks take their first step before they are returned, where Python can do that (3.12).
-
     Raises:
         ConfigurationError: a value out of its range.
     """
 
-    seed: int = 0
-    seconds: float = 120.0
-    faults: tuple[str, ...] | None = None
-    every: float = 4.0
-    longest: float = 10.0
-    clients: int = 3
-    rate: float = 20.0
+    seed: int = 0  # the plan is drawn from it
+    seconds: float = 120.0  # during which there are faults
+    faults: tuple[str, ...] | None = None  # names of the faults that may happen; None for all that the brokers can do
+    every: float = 4.0  # seconds between two faults of one broker, and of the clients, on average
+    longest: float = 10.0  # the longest fault in seconds; SIGSTOP of a minute needs a long run to matter
+    clients: int = 3  # processes; the first one hosts the syphon
+    rate: float = 20.0  # sends a second of each process
+    # Seconds of a lock in the backlog queues, more where brokers are far: what a killed syphon held restarts after as
+    # long.
     lock_duration: float = 5.0
-    patience: float = 120.0
-    consumers: int = 0
-    continuity: bool = False
-    ordering: Ordering = "none"
-    distance: str = ""
-    differing: bool = False
+    patience: float = 120.0  # seconds until everything must be drained when all is healed
+    consumers: int = 0  # processes that read the primary meanwhile; they are killed and restarted as the clients are
+    continuity: bool = False  # the queues have lanes, which the consumers read as well (SPEC 11); it needs consumers
+    ordering: Ordering = "none"  # of the clients' pairs; with ``"session"`` the order of each session is judged
+    distance: str = ""  # the side that is far from all clients, or ``both``; empty for none
+    differing: bool = False  # the clients have different numbers of backlog queues
+    # The clients' tasks take their first step before they are returned, where Python can do that (3.12).
     eager: bool = False
 
     def __post_init__(self) -> None:

@@ -22,14 +22,11 @@ NULLABLE: Final = {"nullable": True}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
-    """The type of a field.
+    """The type of a field."""
 
-    Args:
-        read: from the decoded value to the field's; raises `AmqpDecodeError`; never called with None.
-        write: from the field's value to one that encodes as the specification wants; never called with None.
-    """
-
+    # From the decoded value to the field's; raises `AmqpDecodeError`; never called with None.
     read: Callable[[Any], Any]
+    # From the field's value to one that encodes as the specification wants; never called with None.
     write: Callable[[Any], Any]
 
 
