@@ -454,8 +454,7 @@ def adopt(pair: PairArguments, json: Json = False) -> int:
 def requeue(pair: PairArguments, index: Index = None, outbox: Outbox = False, json: Json = False) -> int:
     """Move dead-lettered messages back to their backlog queue or the outbox, to be retried by the syphon.
 
-    Each is sent, confirmed, and only then removed from the dead-letter queue: none is lost, but a crash can leave a
-    copy.
+    Each is sent, confirmed, and only then removed from the dead-letter queue: none is lost; a crash can leave a copy.
     """
     backlog = _Backlog(pair, index, outbox=outbox)
 

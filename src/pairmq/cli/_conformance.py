@@ -47,8 +47,7 @@ def conformance(
     """Run the conformance suite against a transport; its harness starts and stops the broker.
 
     With --mutate each defect of the table that the transport can have is planted into it, one at a time, and the tests
-    that can find it run until one fails. A defect that is not found shows what the suite leaves untested with this
-    harness.
+    that can find it run until one fails. A defect that is not found shows what is left untested with this harness.
 
     Exit status: 0 when all tests passed and every defect was found, 1 when not, 130 after Ctrl-C, 143 after SIGTERM.
     """

@@ -17,16 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from pairmq.cli._common import (
-    BACKLOG,
-    Json,
-    Kind,
-    PairArguments,
-    entity_of,
-    examples,
-    transports_of,
-    with_pair,
-)
+from pairmq.cli._common import BACKLOG, Json, Kind, PairArguments, entity_of, examples, transports_of, with_pair
 from pairmq.cli._output import note, put_json, warn
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import BadUsage, file_problem, printable

@@ -43,8 +43,7 @@ class OwnServer:
         await asyncio.wrap_future(self._thread.submit(self._server.kill))
 
     async def restore(self) -> None:
-        """Start it, with the data that it kept; one that runs is left alone. Raises `CommandFailed`, with `last_words`
-        set."""
+        """Start it, with the data that it kept, unless it runs. Raises `CommandFailed`, with `last_words` set."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         # Kept, since the future that is awaited is done as soon as its task is cancelled.

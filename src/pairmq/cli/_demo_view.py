@@ -328,8 +328,7 @@ class Happening:
 
 @dataclass(slots=True)
 class Scene:
-    """Everything that the view draws. Unless the outage is ``staged``, the primary counts as down while an entity
-    fails."""
+    """All that the view draws. Unless the outage is ``staged``, the primary counts as down while an entity fails."""
 
     primary: str
     secondary: str

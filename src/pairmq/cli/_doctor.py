@@ -37,15 +37,7 @@ from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._status import BrokerLook, see_broker
 from pairmq.cli._values import grouped, plural, printable, without_secrets
 from pairmq.core import Diversion, PairOptions, backlog_queue_name, divert
-from pairmq.model import (
-    ConfigurationError,
-    Entity,
-    FailureKind,
-    FailureReason,
-    Message,
-    Source,
-    TransportError,
-)
+from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.pair import Settings, check_available, misspelt_variables
 from pairmq.pipeline import PipelineUnavailable
 from pairmq.pipeline.session import check_java, check_packages

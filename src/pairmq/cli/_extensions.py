@@ -59,8 +59,7 @@ class Extension:
 def installed(taken: Iterable[str] = ()) -> tuple[Extension, ...]:
     """Find the subcommands that are installed, by name; nothing is imported.
 
-    Names of PairMQ's own commands are ``taken``. Of two with one name the distribution that comes first in the alphabet
-    has it.
+    Names of PairMQ's own commands are ``taken``. Of two with one name the distribution first in the alphabet has it.
     """
     from importlib.metadata import distributions  # slow to import; PairMQ's own commands don't need it
 

@@ -58,8 +58,7 @@ def drain(
     """Drain the backlog with a Spark job, with a task for each backlog queue.
 
     Safe beside a syphon and beside another drain. Exit status: 0 when all backlog queues are empty; 1 when messages are
-    left or had to be dead-lettered, which are listed; 130 after Ctrl-C, when the tasks have finished their locked
-    messages.
+    left or had to be dead-lettered, which are listed; 130 after Ctrl-C, when the tasks have finished.
     """
     # Other commands don't need Spark.
     from pairmq.pipeline.drain import Drain, make_plan, session_settings

@@ -23,12 +23,7 @@ class Backoff:
 
 
 class Pace:
-    """Spreads what many ask for at one instant, but for the first few.
-
-    Args:
-        rate: times a second.
-        burst: times that need not wait.
-    """
+    """Spreads what many ask for at one instant to ``rate`` a second, but for the first ``burst``."""
 
     __slots__ = ("_apart", "_full_at", "_head_start")
 

@@ -6,10 +6,8 @@ from __future__ import annotations
 def drained_since(since: float | None, lane: int | None) -> float | None:
     """Since when an entity's backlog is known to be empty: its lane's, if it has one, and no other lane (SPEC 11.4).
 
-    Args:
-        since: the instant since which all shared queues are, None while one is not.
-        lane: messages of the entity's lane by a count that began after that: 0 without a lane; None where it could
-            not be counted.
+    ``since``: when all shared queues are, ``lane``: messages of its lane by a count that began after that, 0 without
+    one; None is unknown.
     """
     return since if lane == 0 else None
 

@@ -97,16 +97,10 @@ def divert(message: Message, diversion: Diversion) -> Message:
 
 
 def restore(message: Message) -> tuple[Message, Diversion]:
-    """Undo `divert`.
+    """Undo `divert`: return the original message, equal in every field, and what the envelope had added.
 
-    Args:
-        message: as received from a backlog queue; nothing in it is trusted.
-
-    Returns:
-        The original message, equal in every field, and what the envelope had added.
-
-    Raises:
-        EnvelopeError: an alias is missing or malformed; the text names it, not its value.
+    Nothing in a message from a backlog queue is trusted. An `EnvelopeError` names an alias that is missing or
+    malformed, not its value.
     """
     own: dict[str, PropertyValue] = {}
     found: dict[str, str] = {}

@@ -45,9 +45,6 @@ class Gates:
 
     A method that returns whether it has changed anything wants the caller to act on it: to report it, to wake who waits
     at the gate, or to begin or end its probes.
-
-    Args:
-        longest_wait: seconds between probes at most.
     """
 
     def __init__(self, longest_wait: float) -> None:

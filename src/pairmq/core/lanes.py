@@ -51,13 +51,10 @@ class LaneStep(enum.Enum):
 
 
 class LaneWatch:
-    """When the syphon may read a lane: once its consumers have made no progress for a while (SPEC 11.4).
+    """When the syphon may read a lane: once its consumers have made no progress for ``patience`` seconds (SPEC 11.4).
 
     Progress is a look that finds fewer messages than the one before. Nothing waits at the lane, and nothing is read
     while the primary takes no messages. Instants are seconds of one monotonic clock.
-
-    Args:
-        patience: seconds without progress, ``lane_patience``.
     """
 
     __slots__ = ("_empty_looks", "_looked", "_patience", "_pending", "_reads_on", "_since")

@@ -120,13 +120,9 @@ class DrainWait:
     """One send's waiting for its queue to drain: until when at most, and whether it has seen the queue.
 
     All that stand in line share the longest wait: were it given to each in its turn, the last ones would be refused at
-    their deadlines while both brokers work. An answer of the queue is waited for longer than for the queue to move,
-    or a long line would never get one.
-
-    Args:
-        now: when it begins.
-        left: seconds that the send has left.
-        lined_up: messages that stand in line, this one among them.
+    their deadlines while both brokers work. An answer of the queue is waited for longer than for the queue to move, or
+    a long line would never get one. ``left``: seconds that the send has; ``lined_up``: messages that stand in line,
+    this one among them.
     """
 
     __slots__ = ("asks_until", "ends_at", "looked", "pause")

@@ -15,14 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, NoReturn
 
-from pairmq.core.options import (
-    OPTION_RANGES,
-    RECORD_QUEUE,
-    PairOptions,
-    backlog_queue_name,
-    lane_name,
-    literal,
-)
+from pairmq.core.options import OPTION_RANGES, RECORD_QUEUE, PairOptions, backlog_queue_name, lane_name, literal
 from pairmq.model import Entity, Message
 
 FORMAT: Final = 1

@@ -338,12 +338,8 @@ class SendRules:
 class SendMachine:
     """Decides for one send, from its beginning or from the attempt on that `SendRules.at_once` began.
 
-    Args:
-        jobs: its messages without a result.
-        started: when it began.
-        deadline: when it ends at the latest.
-        key: where order is kept, the way of the messages' key; of such a send all messages have one key.
-        lane: of the entity, if it has one: tried before any other backlog queue (SPEC 11.2).
+    ``jobs`` are its messages without a result, of one key, of which ``key`` is the way. A ``lane`` is tried before any
+    other backlog queue (SPEC 11.2).
     """
 
     __slots__ = (
@@ -406,11 +402,8 @@ class SendMachine:
     def resume(self, now: float, lead: float = 0.0, *, changed: bool = False) -> Step:
         """Go on after an attempt, of which the outcome was reported, or after a wait.
 
-        Args:
-            now: the present instant.
-            lead: seconds that it takes to end all that runs, which may be very much: with less time than that left the
-                send begins no other attempt, unless there is a change.
-            changed: whether a change ended the wait.
+        With less than ``lead`` seconds left, which it takes to end all that runs, no other attempt begins, unless there
+        is a change. ``changed``: one ended the wait.
         """
         if not self.pending:
             return DONE

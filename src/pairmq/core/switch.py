@@ -123,11 +123,7 @@ class Decisions:
         return tuple(decision for decision in self.all if decision.order not in kept)
 
     def next_number(self, now: float) -> int:
-        """The number of a decision that is made now, also if the secondary has lost the earlier ones.
-
-        Args:
-            now: seconds since 1970.
-        """
+        """The number of a decision that is made now, also if the secondary has lost the earlier ones."""
         return max(self.all[-1].number + 1 if self.all else 0, int(now * 1000))
 
 
@@ -150,8 +146,7 @@ class Following:
         """Ids of the decisions that it knows, for its report."""
 
     def follow(self, decisions: Decisions, now: float) -> list[Order]:
-        """Take what was read, of which any may be missing for a while, and return what to do; ``now`` is seconds since
-        1970."""
+        """Take what was read, of which any may be missing for a while; what to do. ``now`` is seconds since 1970."""
         first, self._first = self._first, False
         orders = []
         for entity, decision in decisions.in_force().items():
@@ -220,11 +215,7 @@ class Fleet:
         self._last: dict[str, ProcessReport] = {}
 
     def read(self, bodies: Iterable[bytes], now: float) -> None:
-        """Take the messages of the reports' queue; what is old or can't be read is passed over.
-
-        Args:
-            now: seconds since 1970.
-        """
+        """Take the messages of the reports' queue; what is old or can't be read is passed over."""
         for body in bodies:
             try:
                 content = content_of(body)
@@ -245,11 +236,7 @@ class Fleet:
 
 
 def is_old_report(body: bytes, now: float) -> bool:
-    """Whether a message of the reports' queue can be removed: it is of no use to any process.
-
-    Args:
-        now: seconds since 1970.
-    """
+    """Whether a message of the reports' queue can be removed: it is of no use to any process."""
     try:
         content = content_of(body)
         return content.get("kind") == _REPORT and _report(content).at < now - REPORT_LIFETIME

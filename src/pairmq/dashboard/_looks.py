@@ -371,8 +371,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a drain is: the most that was counted since the backlog was empty, and until when it is empty at this
-    pace."""
+    """How far a drain is: the most that was counted since the backlog was empty, and when it is empty at this pace."""
 
     peak: int
     per_second: float

@@ -114,10 +114,7 @@ class StateTransport(Transport):
 
 
 class MemoryTransport(StateTransport):
-    """A transport to a broker in this process.
-
-    Args:
-        url: ``memory://name``, with the options ``name`` and ``identity``.
+    """A transport to a broker in this process: ``memory://name``, with the options ``name`` and ``identity``.
 
     Raises:
         ConfigurationError: the URL is invalid.

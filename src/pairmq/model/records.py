@@ -29,8 +29,7 @@ ColumnType = Literal["string", "int64", "float64", "bool", "list<string>"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the table; null in all rows whose kind lacks the field. It is of all ``kinds`` of event if none is
-    named."""
+    """One column of the table; null in rows whose kind lacks the field. It is of all ``kinds`` if none is named."""
 
     name: str
     type: ColumnType
@@ -212,8 +211,7 @@ def row_of(event: Event) -> dict[str, Any]:
 
 
 def event_of(row: Mapping[str, Any]) -> Event:
-    """Give the event of a row, the inverse of `row_of`; a missing column counts as null, one that the kind lacks is
-    ignored.
+    """Give the event of a row, the inverse of `row_of`; a missing column is null, one that the kind lacks ignored.
 
     Raises `ValueError` for a kind or value that it can't have: a newer PairMQ may have written the row.
     """
@@ -239,14 +237,11 @@ _SELF_HASHED = re.compile(r"[0-9a-f]{32}")
 
 
 def message_key(message_id: str | None) -> int | None:
-    """Hash a message id to a signed 64-bit number that is the same in every process and on every machine.
+    """Hash a message id to a signed 64-bit number that is the same in every process, on every machine; None has none.
 
     An id of 32 lower-case hexadecimal digits, such as PairMQ gives, is random already: its halves, combined by
     exclusive or, are its hash. Any other is hashed by BLAKE2b. That any two of 10 million ids share a key has a chance
     of 1 in 400 000.
-
-    Args:
-        message_id: of any length; None has no key.
     """
     if message_id is None:
         return None

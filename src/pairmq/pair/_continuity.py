@@ -9,16 +9,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from pairmq.core import ASKED, HELD, LANE_POLL, Call, Outcome, Poison, ReadSide, TwoSides, from_lane
-from pairmq.model import (
-    Delivery,
-    FailureKind,
-    FailureReason,
-    Message,
-    PairClosed,
-    PairFaulted,
-    Source,
-    TransportError,
-)
+from pairmq.model import Delivery, FailureKind, FailureReason, Message, PairClosed, PairFaulted, Source, TransportError
 from pairmq.model.events import MessageDeadLettered, ReceiverChanged, Side
 from pairmq.pair._arguments import count, seconds
 from pairmq.pair._receiver import PairDelivery, PairReceiver

@@ -10,15 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from pairmq.core import PairOptions, SwitchAction, SwitchReport
-from pairmq.model import (
-    ConfigurationError,
-    Entity,
-    EntityKind,
-    EntityState,
-    PairClosed,
-    Source,
-    TransportError,
-)
+from pairmq.model import ConfigurationError, Entity, EntityKind, EntityState, PairClosed, Source, TransportError
 from pairmq.model.events import Event
 from pairmq.pair import _active
 from pairmq.pair._arguments import seconds

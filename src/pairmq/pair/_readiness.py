@@ -76,14 +76,7 @@ class Readiness:
 
 
 async def find_readiness(engine: Engine, pair: str, entities: Sequence[Entity], timeout: float) -> Readiness:
-    """Ask both sides about all entities at the same time.
-
-    Args:
-        timeout: seconds for each side.
-
-    Returns:
-        What was found; a broker's failure is part of it.
-    """
+    """Ask both sides about all entities at once, each for ``timeout`` seconds; a failure is part of the answer."""
     if not entities:
         down, backlog = await asyncio.gather(
             _failure(engine.primary.admin.check(), timeout), _failure(engine.backlog.probe(), timeout)

@@ -322,9 +322,7 @@ def _chunks(messages: Iterable[Message]) -> Iterable[list[Message]]:
 async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int) -> AsyncGenerator[list[Message], None]:
     """Cut a source into chunks: full ones while it is fast, partial ones when it pauses.
 
-    Args:
-        source: of messages.
-        size: most messages in a chunk; it also ends with the message that brings it to a mebibyte of bodies.
+    A chunk has ``size`` messages at most, and ends with the one that brings it to a mebibyte of bodies.
     """
     if not isinstance(source, AsyncIterable):
         chunk: list[Message] = []

@@ -124,8 +124,7 @@ class TracingObserver(Observer, Protocol):
     def begin_send(self, pair: str, entity: Entity, messages: Sequence[Message]) -> SendTrace:
         """Start tracing one send, or one operation of a batch.
 
-        Called in the caller's task and context. If it raises, that is reported once, and the messages are sent
-        unchanged.
+        Called in the caller's task and context. If it raises, that is reported once, and the messages sent unchanged.
 
         Args:
             pair: the pair's name, as events carry it.

@@ -87,10 +87,8 @@ class BacklogQueues:
         """Check every queue and make the missing ones (SPEC 5.1).
 
         A queue that can't be reached is out of use and tried again later, so that a process can start while the
-        secondary is unavailable: the primary may be perfectly well.
-
-        Args:
-            only: indexes of the queues to look at; the others count as being there until a send finds out.
+        secondary is unavailable: the primary may be perfectly well. Of ``only`` some, the others count as being there
+        until a send finds out.
 
         Raises:
             TransportError: the secondary refuses this user or the names; waiting would not fix that.

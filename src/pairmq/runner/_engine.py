@@ -27,15 +27,7 @@ from pairmq.core import (
     SwitchReport,
     lane_path,
 )
-from pairmq.model import (
-    ConfigurationError,
-    Entity,
-    EntityState,
-    FailureKind,
-    PairClosed,
-    PairFaulted,
-    TransportError,
-)
+from pairmq.model import ConfigurationError, Entity, EntityState, FailureKind, PairClosed, PairFaulted, TransportError
 from pairmq.model.events import PairEnded, PairOpened, Side
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock

@@ -44,12 +44,7 @@ class EntityRunner:
     """One machine in its surroundings.
 
     Every method that gives the machine an input is synchronous: between a decision and its registration no other task
-    can run (SPEC 4.6).
-
-    Args:
-        probe: finds out whether the entity accepts writes.
-        pace: of pings and probes of all entities of a pair.
-        on_change: called with each change, after the sends that wait were woken.
+    can run (SPEC 4.6). ``on_change`` is called with each change, after the sends that wait were woken.
     """
 
     # A pair may know a hundred thousand entities.

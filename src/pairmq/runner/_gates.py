@@ -24,13 +24,8 @@ class GateKeeper:
 
     A probe that is refused for a reason that is not the message's, such as a wrong password, shows only that the broker
     answers. A delivery may need fewer rights, so one is tried at each such probe, *on trial*: the gate is open, but
-    reported as shut, and probed, until a delivery or a probe succeeds.
-
-    Args:
-        probe: finds out whether a destination accepts writes, within a time limit of its own.
-        longest_wait: seconds between probes at most.
-        pace: of all probes of a pair.
-        dropped: called with a destination whose gate was dropped, so that nothing else is kept for it either.
+    reported as shut, and probed, until a delivery or a probe succeeds. ``dropped`` is called with a destination whose
+    gate was dropped, so that nothing else is kept for it either.
     """
 
     def __init__(

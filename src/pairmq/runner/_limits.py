@@ -44,9 +44,7 @@ class TimeLimits:
     Thousands of limits may be reached at one instant, when a broker stops responding. A few are in each turn of the
     loop, so that it is not blocked, and the first ones early, so that the last ones are in time: as early as the sum of
     what those before each limit cost demands. Limits that are further apart than that are kept to the instant.
-
-    Args:
-        each: seconds that an operation may take for which `run` is given no other limit.
+    ``each``: seconds of an operation for which `run` is given no other limit.
     """
 
     def __init__(self, each: float = math.inf) -> None:
@@ -267,9 +265,6 @@ class Limit:
     A failure does not leave the ``with``: it is in ``failure`` then. So a send needs no coroutine for its limit, which
     the garbage collector would go through with all other objects of thousands of sends in flight. ``reached`` counts
     how often the task was cancelled.
-
-    Args:
-        at: instant of the loop's clock.
     """
 
     __slots__ = ("_limits", "began_at", "cancelling", "failure", "reached", "running", "task")

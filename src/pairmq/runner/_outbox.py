@@ -52,8 +52,7 @@ def outbox_queue(primary: Transport) -> Entity:
 
 
 class Outbox:
-    """The outbox of one pair; ``store`` and ``secondary`` are one object, which stores, and which is asked for the
-    queue."""
+    """The outbox of one pair; ``store`` and ``secondary`` are one object, which stores, and is asked for the queue."""
 
     def __init__(
         self,

@@ -23,15 +23,7 @@ from pairmq.core import (
     lane_path,
 )
 from pairmq.core.record import plain
-from pairmq.model import (
-    ConfigurationError,
-    Entity,
-    FailureKind,
-    FailureReason,
-    Message,
-    Source,
-    TransportError,
-)
+from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.model.events import Warned
 from pairmq.runner._backlog import backlog_properties
 from pairmq.runner._clock import Clock

@@ -17,16 +17,7 @@ from typing import Final
 
 from pairmq.core import Diversion, Job, PairOptions, SendMachine, SendRules, divert
 from pairmq.core.order import KeyRoute
-from pairmq.core.send import (
-    Attempt,
-    BacklogOutcome,
-    Check,
-    Done,
-    Fate,
-    RoundTrip,
-    Wait,
-    is_answer,
-)
+from pairmq.core.send import Attempt, BacklogOutcome, Check, Done, Fate, RoundTrip, Wait, is_answer
 from pairmq.model import (
     Entity,
     FailureKind,
@@ -196,18 +187,7 @@ class SendProcedure:
         await self._admission.wait_empty(seconds)
 
     async def send(self, state: SenderState, messages: Sequence[Message], timeout: float) -> list[Receipt | SendError]:
-        """Send one message or several inside one deadline, of a pair that the caller has just seen open.
-
-        Args:
-            messages: with or without ids.
-            timeout: seconds for everything.
-
-        Returns:
-            One result a message, in order.
-
-        Raises:
-            PairClosed, PairFaulted: the pair ended before a message was given to a broker.
-            TypeError, ValueError: no message, or a timeout of 0 or less.
+        """Send messages inside one deadline, of a pair that was just seen open; one result a message, in order.
 
         Cancellation leaves the outcome of those without a result unknown; the machine counts the attempt as given up.
         """

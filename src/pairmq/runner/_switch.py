@@ -220,8 +220,7 @@ class SwitchWriter:
         heard: Callable[[SwitchReport], None] | None = None,
     ) -> SwitchReport:
         """Wait until all processes follow a decision, or until it is overruled, or for ``timeout`` seconds, by default
-        what the processes' intervals need; return who follows, and who does not. ``heard`` takes each report on the
-        way.
+        what the processes' intervals need; return who follows, and who does not. ``heard`` takes each report.
 
         Raises `TransportError`: the secondary could not be asked at the end of the wait.
         """

@@ -87,8 +87,7 @@ class Syphon:
         return sum(len(pump.machine) for pump in self.pumps)
 
     def make_ready(self) -> None:
-        """Connect in the background, while it is looked whose backlog queues these are: over a distance it takes
-        seconds."""
+        """Connect in the background, while it is looked whose backlog queues these are: it can take seconds."""
         ways = partial(self._primary.make_ready, sends=True), partial(self._secondary.make_ready, receives=True)
         self._readying += [start_task(self._connect(way), name="connect for the syphon") for way in ways]
 

@@ -142,8 +142,7 @@ class PairSender:
             raise failure
 
     def close(self) -> None:
-        """Refuse further sends; those in flight continue, and the last one closes the link. Idempotent, never
-        raises."""
+        """Refuse further sends; those in flight continue, and the last closes the link. Idempotent, never raises."""
         self._closed = True
         if self._inner.is_here:
             run(self._inner.value.close())
@@ -189,8 +188,7 @@ class _Stream:
 
     @property
     def is_here(self) -> bool:
-        """Whether it belongs to this process: in a forked child it makes no progress, and waiting for it would never
-        end."""
+        """Whether it belongs to this process: in a forked child it makes no progress, and a wait would never end."""
         return self._process.is_here
 
     @classmethod

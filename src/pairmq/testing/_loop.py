@@ -47,8 +47,7 @@ class JumpingSelector(selectors.SelectSelector):
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """Runs coroutines that only wait for timers and each other, as fast as the processor can.
 
-    An hour of timeouts passes in milliseconds, and always in the same order. Not for real sockets: nothing waits for
-    them.
+    An hour of timeouts passes in milliseconds, always in the same order. Not for real sockets: nothing waits for them.
     """
 
     def __init__(self, selector: JumpingSelector | None = None) -> None:

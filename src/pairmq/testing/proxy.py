@@ -177,8 +177,7 @@ class TcpProxy:
     # ------------------------------------------------------------------ faults
 
     def cut(self) -> None:
-        """Close all connections in order (FIN) and refuse new ones, as a server that ends; bytes on their way are
-        lost.
+        """Close all connections in order (FIN) and refuse new ones, as a server that ends; bytes under way are lost.
 
         Raises:
             RuntimeError: the proxy does not run.

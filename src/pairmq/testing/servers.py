@@ -254,8 +254,7 @@ class ServerProcess:
         self._end(signal.SIGTERM, timeout)
 
     def pause(self) -> None:
-        """Stop it in its tracks (SIGSTOP): the kernel goes on taking connections and bytes for it, and it
-        answers nothing.
+        """Stop it in its tracks (SIGSTOP): the kernel goes on taking connections and bytes, and it answers nothing.
 
         Raises:
             ServerError: it does not run.

@@ -358,8 +358,7 @@ class Receiver(ABC):
 
 
 class SessionReceiver(Receiver):
-    """Reads one session, which it has locked: no other consumer gets its messages until the lock ends or this is
-    closed.
+    """Reads one session, which it has locked: no other consumer gets its messages until the lock ends or it is closed.
 
     Deliveries come in the session's order. The locks of its messages are the session's: they last as long, and
     `renew_lock` of one renews it. When it is lost, every call raises `TransportError` of reason *lock-lost*, and

@@ -209,8 +209,7 @@ class Exchange:
 def routed(
     message: Any, exchange: str, routing_key: str, declared: Recent[str, Exchange]
 ) -> tuple[Entity, Message] | None:
-    """Find the entity and the message for it of a publish through the pair; None for what is not meant to outlive an
-    outage.
+    """Find the entity and the message for it of a publish through the pair; None for what need not outlive an outage.
 
     Raises `NotCarried` for what is, but a pair can't carry.
     """

@@ -73,14 +73,11 @@ class Remote:
         self._ask(lambda channel: getattr(channel, method)(**arguments))
 
     def consume(self, arguments: dict[str, Any], give: Callable[[Any, Callable[[str], None]], object]) -> None:
-        """Consume a queue, now and on each new connection.
+        """Consume a queue, now and on each new connection; ``give`` gets each message, in the worker's thread, with
+        what settles it.
 
         Returns once the primary sends its messages, unless that is unavailable: commands to a worker that is ready must
         find its queue.
-
-        Args:
-            arguments: of ``basic_consume``.
-            give: gets each message, in the worker's thread, with what settles it.
         """
         tag = arguments["consumer_tag"]
         self._consumed[tag] = {**arguments, "callback": partial(self._given, tag, give)}

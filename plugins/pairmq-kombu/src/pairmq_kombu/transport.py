@@ -13,15 +13,7 @@ from pairmq_kombu._process import PairSettings, check_connection, pair_of_proces
 
 
 class Transport(pyamqp.Transport):
-    """RabbitMQ through a pair: Kombu's transport for py-amqp, but for what it publishes, and consumes with continuity.
-
-    Args:
-        client: the `kombu.Connection`.
-        kwargs: of Kombu's transport.
-
-    Raises:
-        ConfigurationError: the URL or the settings can't make a pair.
-    """
+    """RabbitMQ through a pair: Kombu's transport for py-amqp, but for what it publishes, and reads with continuity."""
 
     recoverable_channel_errors = (*pyamqp.Transport.recoverable_channel_errors, QueueMissing)
 

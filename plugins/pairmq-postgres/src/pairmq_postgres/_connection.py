@@ -46,11 +46,7 @@ _Prepared = tuple[str, tuple[int, ...]]  # a statement with types for its parame
 
 
 class Array:
-    """An array of one of the types below, ready to be sent: psycopg makes one value after the other, in Python.
-
-    Args:
-        values: none of them None.
-    """
+    """An array, of no None, ready to be sent: psycopg makes one value after the other, in Python."""
 
     __slots__ = ("values",)
     oid: ClassVar[int]

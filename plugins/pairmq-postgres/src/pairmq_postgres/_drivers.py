@@ -132,12 +132,7 @@ _PSYCOPG, _OTHERS = _Psycopg(), {"psycopg2": _Psycopg2(), "asyncpg": _Asyncpg()}
 
 
 def driver_of(connection: object) -> Driver:
-    """Find the driver of a connection that can be used.
-
-    Raises:
-        TypeError: it is not a connection of one that is known.
-        TransportError: it is closed, commits each statement by itself, or its transaction has failed.
-    """
+    """Find the driver of a connection; one that cannot be used, as in a failed transaction, is a `TransportError`."""
     kind: Any = type(connection)
     driver = _known(kind)
     if driver is None:

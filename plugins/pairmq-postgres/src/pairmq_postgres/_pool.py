@@ -258,8 +258,7 @@ class Calls:
     async def share(
         self, doing: str, asked: A, join: Callable[[], Shared[A]], answer_within: float | None = None
     ) -> Any:
-        """Wait for the call that ``join`` finds, for which others may wait, too, and return its result. Raises
-        `TransportError`."""
+        """Wait for the call that ``join`` finds, for which others may wait too; its result. Raises `TransportError`."""
         self.scope.check()
         shared = join()
         call = _Call(doing, answer_within, shared)

@@ -32,13 +32,7 @@ import psycopg
 
 from pairmq.model import Delivery, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.model.drafts import draft_of
-from pairmq.transport import (
-    MalformedHeader,
-    Receiver,
-    SessionReceiver,
-    decode_header,
-    start_task,
-)
+from pairmq.transport import MalformedHeader, Receiver, SessionReceiver, decode_header, start_task
 from pairmq_postgres import _errors, _sql
 from pairmq_postgres._capabilities import MAX_MESSAGE_BYTES
 from pairmq_postgres._connection import Numbers, Rows, Statement, Texts

@@ -196,17 +196,9 @@ def script(since: int = 0) -> str:
 
 
 def migrate(parameters: Mapping[str, Any]) -> tuple[int, int]:
-    """Make the tables, or bring those of an earlier version up to this one's; blocks.
+    """Make the tables, or bring earlier ones up to this version, as a role that may create a schema; blocks.
 
-    Args:
-        parameters: to connect as a role that may create a schema.
-
-    Returns:
-        The version before, 0 without tables, and after.
-
-    Raises:
-        psycopg.Error: it failed, and nothing was changed.
-        SchemaVersion: the tables are of a later version.
+    Returns the version before, 0 without tables, and after. A failure changes nothing.
     """
     with psycopg.connect(**parameters) as connection:
         connection.execute(_LOCK)

@@ -129,8 +129,7 @@ class Lane:
         return b"".join(for_driver)
 
     def _whole(self, taker: Taker, channel: int, data: bytes, at: int, stop: int) -> int:
-        """Hand on a delivery that has arrived completely, in the three frames that nearly every one has; 0 or where it
-        ends."""
+        """Hand on a delivery that is there completely, in the three frames that nearly all have; 0 or where it ends."""
         end = len(data)
         if end - stop < _SHORTEST_CONTENT:
             return 0

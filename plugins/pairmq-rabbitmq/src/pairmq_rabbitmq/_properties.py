@@ -52,8 +52,7 @@ _UNLIMITED_COUNT = 2**31  # in requested settings: no message reaches it
 
 
 def arguments_of(asked: QueueProperties, queue_type: QueueType, dead_letter: str, doing: str) -> dict[str, Any]:
-    """Write settings as the arguments of a queue; locks and batching are not the queue's, deliveries not a classic
-    one's.
+    """Write settings as the arguments of a queue; locks and batching are not its own, deliveries not a classic one's.
 
     A queue never drops what it has accepted: a full one rejects new messages. Raises `TransportError`: *malformed* for
     a number that RabbitMQ does not accept, *not-supported* for one consumer at a time with a classic queue.
@@ -115,8 +114,7 @@ def properties_of(
 
     Of an incomplete reading ``known`` are the names of the arguments that are known.
 
-    From RabbitMQ 4 on, a quorum queue without a setting drops after 20 deliveries. The client keeps the locks, in
-    seconds.
+    From RabbitMQ 4 on, a quorum queue without a setting drops after 20 deliveries. The client keeps locks, in seconds.
     """
     limit = _number(arguments.get(DELIVERY_LIMIT))
     if limit is None and arguments.get(QUEUE_TYPE) == "quorum" and server_version >= (4,):

@@ -76,8 +76,7 @@ class Nacked:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No answer arrived, and none will; if it was ``alone`` on the channel, the broker's refusal can only mean this
-    one."""
+    """No answer arrived, and none will; if it was ``alone`` on the channel, a refusal can only mean this one."""
 
     cause: BaseException
     alone: bool
@@ -182,8 +181,7 @@ class PublishChannel:
             await self._changed.wait()
 
     async def write(self, parcels: Sequence[Parcel], batch: Batch) -> None:
-        """Write publishes back to back, as one, of ids that differ and are not in flight here; `Unsent` if nothing was
-        written.
+        """Write publishes back to back, of ids that differ and are not in flight here; `Unsent` if nothing was written.
 
         There is one such call at a time.
         """

@@ -56,8 +56,7 @@ class Publisher:
         return not self._turn.locked() and (self._channel is None or self._channel.idle)
 
     async def publish(self, parcels: Sequence[Parcel], scope: Scope) -> list[Answer]:
-        """Publish in order and wait for the broker's answers, one each; a `TransportError` for what could not be
-        written.
+        """Publish in order and wait for the broker's answers, one each: a `TransportError` where nothing was written.
 
         A cancelled call may have published any part of them.
         """

@@ -44,8 +44,7 @@ def check_message(context: Context, entity: Entity, message: Message) -> None:
 
 
 def _pack(context: Context, message: Message, method: bytes, doing: str, priority_aside: bool = False) -> Parcel:
-    """Serialize a message; method and place of the priority as `RabbitSender._where` returns them. Raises
-    `TransportError`."""
+    """Serialize a message, with method and place of the priority of `RabbitSender._where`. Raises `TransportError`."""
     parcel = _plain.pack(method, message)
     if parcel is None:
         properties = _codec.encode(message, login=context.url.username, priority_aside=priority_aside)

@@ -22,10 +22,8 @@ class RabbitChaos(ServerBroker):
     Its own faults: ``memory-alarm`` (publishers are blocked), ``down`` (the broker stops, its virtual machine stays),
     ``drop-clients`` (closed by an operator), ``refuse-clients`` (open connections stay), ``queue-full`` (all queues
     reject new messages: reject-publish), ``password`` (changed, and all clients are disconnected), ``permissions`` (to
-    write, revoked), ``user-limit`` (the user may open no connection, and all clients are disconnected).
-
-    Args:
-        server: one that runs and is empty, which is reset and kept in the end; a new one when left out.
+    write, revoked), ``user-limit`` (the user may open no connection, and all clients are disconnected). A ``server`` of
+    the caller is reset, and kept in the end.
     """
 
     attempt_timeout: ClassVar[float] = 1.0

@@ -58,8 +58,7 @@ class Contents:
         )
 
     async def positions(self, queue: Entity) -> QueuePositions:
-        """Report how far a queue with one consumer at a time has been settled; a cancelled look may leave a marker
-        behind."""
+        """Report how far a queue with one consumer at a time is settled; a cancelled look may leave a marker behind."""
 
         async def ask(link: ClientSendLink) -> QueuePositions:
             return await _look(link.client, queue)

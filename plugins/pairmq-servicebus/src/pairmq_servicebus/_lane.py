@@ -116,8 +116,7 @@ class Look(Job[L]):
 
 
 class Lane(Generic[L]):
-    """The jobs of one link, which is closed when no caller asked for anything for ``idle_limit`` seconds; None keeps
-    it.
+    """The jobs of one link, closed when no caller asked for anything for ``idle_limit`` seconds; None keeps it.
 
     A link that ``spares`` takes more with it than its calls: one that is given up goes on to its end there.
     """

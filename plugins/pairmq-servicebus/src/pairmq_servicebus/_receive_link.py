@@ -283,8 +283,7 @@ async def open_receive_link(namespace: Namespace, source: Source, doing: str) ->
 
 
 async def open_link(namespace: Namespace, source: Source, doing: str) -> ReceiveLink:
-    """Open a link to receive on, as the source wants it: as its only consumer where it is such a queue. Raises
-    `TransportError`."""
+    """Open a link to receive on, as its only consumer where it is such a queue. Raises `TransportError`."""
     known, queue = namespace.single_consumers, source.entity
     if not is_queue_itself(source):
         return await open_receive_link(namespace, source, doing)

@@ -106,8 +106,7 @@ async def open_send_link(namespace: Namespace, entity: Entity, doing: str) -> Cl
 
 
 class BusSender(Sender):
-    """Sends to one queue or topic. Raises `TransportError`, reason *malformed*, when Service Bus can't have such a
-    name."""
+    """Sends to one queue or topic. Raises `TransportError`, reason *malformed*, if Service Bus can't have the name."""
 
     def __init__(self, namespace: Namespace, entity: Entity) -> None:
         _entities.check(entity)

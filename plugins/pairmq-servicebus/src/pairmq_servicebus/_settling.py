@@ -104,8 +104,7 @@ def delivery_of(received: Received, decoded: _codec.Decoded, token: object, *, a
 async def settle(
     link: ReceiveLink, shelf: Shelf, held: Held, how: Settlement, doing: str, reason: str = "", description: str = ""
 ) -> None:
-    """Settle one message, confirmed. Raises `TransportError`, reason *lock-lost*, or if the service could not be
-    reached."""
+    """Settle one message, confirmed. Raises `TransportError`, reason *lock-lost*, or if the service is unavailable."""
     if held.settled or held.lock_ended:
         shelf.forget(held)
         raise _errors.lock_lost(doing)
@@ -139,8 +138,7 @@ async def settle(
 
 
 class Completion:
-    """A message that a caller wants to be completed; ``held`` is None for one that was only looked at, or is another
-    receiver's."""
+    """A message to be completed; ``held`` is None for one that was only looked at, or is another receiver's."""
 
     __slots__ = ("done", "held", "job")
 

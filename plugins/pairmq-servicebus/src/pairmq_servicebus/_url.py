@@ -177,8 +177,7 @@ Credential = SharedKey | SharedSignature | Identity
 
 @dataclass(frozen=True, slots=True)
 class AdminAddress:
-    """Where the administration answers; by plain HTTP only on this machine, or with an emulator that was allowed
-    elsewhere."""
+    """Where the administration answers; by plain HTTP only on this machine, or with an emulator allowed elsewhere."""
 
     host: str
     plain: bool = False

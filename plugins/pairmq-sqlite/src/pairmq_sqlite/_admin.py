@@ -101,8 +101,7 @@ class SQLiteAdmin(Admin):
 
 
 def _settings_of(asked: QueueProperties, doing: str) -> Settings:
-    """Work out what settings mean here. What can't be kept is refused: to take it would be a promise that is broken
-    later."""
+    """Work out what settings mean here. What can't be kept is refused: to take it would be a broken promise later."""
     if asked.requires_session:
         text = f"{doing}: requires_session: a SQLite queue can't be read one session at a time"
         raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)

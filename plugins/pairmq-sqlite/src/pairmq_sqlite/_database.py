@@ -88,16 +88,9 @@ _Identity = tuple[int, int]
 class Database:
     """An open database file of PairMQ, created if it does not exist.
 
-    Args:
-        path: the file. Its directory must exist.
-        max_megabytes: the limit of its size; None for no limit but the disk's.
-        known: which file was used last time. If no file exists any more, no new one is created in its place: it would
-            be empty, and would take messages that no consumer finds when the old file is available again.
-
-    Raises:
-        OSError: it can't be reached.
-        sqlite3.Error: SQLite can't use it, or another process keeps it locked.
-        FileGone, NotOurs, LaterVersion, NoSharedMemory: as they say.
+    It is limited to ``max_megabytes``, or by the disk. ``known`` is the file that was used last time: if it is gone, no
+    new one is created in its place, which would be empty, and would take messages that no consumer finds when the old
+    file is available again.
     """
 
     def __init__(self, path: Path, *, max_megabytes: int | None = None, known: _Identity | None = None) -> None:
@@ -119,10 +112,7 @@ class Database:
     def begin(self) -> None:
         """Begin a transaction that holds the write lock from the start: no other process can write in between.
 
-        Raises:
-            sqlite3.Error: another process holds the lock, or worse.
-            FileGone: SQLite would go on writing to a file or a log that is no longer at its path, and what was
-                written would never be found.
+        `FileGone` if SQLite would go on writing to a file or a log that is no longer at its path.
         """
         self.connection.execute("BEGIN IMMEDIATE")
         if _identity(self._path) != self.identity or _identity(self._log) != self._log_identity:

@@ -34,8 +34,7 @@ _CLAIM = "INSERT INTO pairmq_inbox (key, until) VALUES (:key, :until) ON CONFLIC
 
 
 async def store(file: tuple[int, int], queue: Entity, messages: Sequence[Message], connection: Any) -> None:
-    """Store messages in a queue; see `pairmq.transport.Transactional.store`. ``file`` is device and inode of the
-    transport's."""
+    """Store messages in a queue; see `pairmq.transport.Transactional.store`. ``file``: device and inode."""
     doing = f"store in {queue}"
     try:
         begin = _begins_with(connection)

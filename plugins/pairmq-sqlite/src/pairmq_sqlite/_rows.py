@@ -1,6 +1,4 @@
-"""What goes into the store and comes out of it, as values. Instants and durations are whole microseconds: SQLite keeps
-these exactly.
-"""
+"""What goes into the store and comes out of it, as values. Instants and durations are whole microseconds."""
 
 from __future__ import annotations
 

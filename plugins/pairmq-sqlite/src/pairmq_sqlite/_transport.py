@@ -8,15 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import (
-    Admin,
-    Capabilities,
-    Receiver,
-    Sender,
-    Transactional,
-    Transport,
-    encode_header,
-)
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transactional, Transport, encode_header
 from pairmq_sqlite import _errors, _outbox
 from pairmq_sqlite._admin import SQLiteAdmin
 from pairmq_sqlite._context import Context

@@ -15,14 +15,7 @@ NO_CACHE: Final = {"Cache-Control": "no-store"}
 
 
 def answer(found: Readiness | PairMQError) -> Answer:
-    """Make the HTTP status and the body of what a check has found.
-
-    Args:
-        found: what `Pair.check` returned or raised.
-
-    Returns:
-        200 or 503, and JSON without secrets.
-    """
+    """Make the HTTP status, 200 or 503, and the body, JSON without secrets, of what `Pair.check` returned or raised."""
     if isinstance(found, Readiness):
         return (200 if found.ready else 503), found.as_json()
     return 503, {"ready": False, "reasons": [f"{type(found).__name__}: {found}"]}
@@ -79,9 +72,6 @@ def pair_lifespan(make: Callable[[], Pair] = Pair.connect) -> Callable[[Any], Ab
 def pair_of(app: Any) -> Pair:
     """Give the pair that `open_pair` holds for an application.
 
-    Args:
-        app: the application.
-
     Raises:
         ConfigurationError: it holds none, or is not running.
     """
@@ -90,9 +80,6 @@ def pair_of(app: Any) -> Pair:
 
 def pair_of_scope(scope: Event) -> Pair:
     """Give the pair of the application that serves a connection, or of the one that it is mounted in.
-
-    Args:
-        scope: of the connection, as Starlette completes it.
 
     Raises:
         ConfigurationError: none of them holds one, or is running.
@@ -112,13 +99,7 @@ def _first(*holders: Any) -> Pair:
 
 
 async def ask(pair: Callable[[], Pair], entities: tuple[str | Entity, ...], timeout: float) -> Answer:
-    """Check a pair and make the answer of it; whatever is wrong with the pair is an answer, too.
-
-    Args:
-        pair: gives it.
-        entities: as for `Pair.check`.
-        timeout: likewise, in seconds.
-    """
+    """Check a pair and make the answer of it; whatever is wrong with the pair is an answer, too."""
     try:
         return answer(await pair().check(*entities, timeout=timeout))
     except PairMQError as error:

@@ -15,9 +15,6 @@ __all__ = ["get_pair", "open_pair", "pair_lifespan", "pair_of", "readiness_route
 async def get_pair(connection: HTTPConnection) -> Pair:
     """Give the application's pair, or that of the one that it is mounted in; for ``Depends``, also in web sockets.
 
-    Args:
-        connection: FastAPI's.
-
     Raises:
         ConfigurationError: none of them holds one.
     """

@@ -9,20 +9,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from servicebus_local.amqp import (
-    Byte,
-    Char,
-    Float,
-    Int,
-    Long,
-    Short,
-    Symbol,
-    Timestamp,
-    UByte,
-    UInt,
-    ULong,
-    UShort,
-)
+from servicebus_local.amqp import Byte, Char, Float, Int, Long, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
 from servicebus_local.atom import Control, make_app
 from servicebus_local.broker import Broker, SqliteStore
 from servicebus_local.faults import FaultPlan

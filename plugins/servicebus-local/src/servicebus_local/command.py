@@ -78,18 +78,9 @@ def run(
 ) -> int:
     """Run the server until SIGINT or SIGTERM.
 
-    Args:
-        arguments: without the program's name.
-        prog: the program's name in its help.
-        key_variable: the environment variable that holds the key.
-        announcement: what describes the server that has started; by default `Announcement`.
-
     Returns:
         The exit status: 130 or 143 after a signal, 1 if it can't start, 2 for arguments that can't work. Errors are
         one line on stderr.
-
-    Raises:
-        BrokenPipeError: the reader of stdout has closed it.
     """
     try:
         return _run(_parser(prog, key_variable).parse_args(arguments), key_variable, announcement or Announcement)

@@ -35,8 +35,7 @@ _LAST_DAY = 2_932_896  # 9999-12-31, in days since 1970: what a date can be
 
 @dataclass(frozen=True, slots=True)
 class ProcessRun:
-    """One run of one process, as no other one is called: host, process id, start and chance, fit for the name of a
-    file."""
+    """One run of one process, as no other is called: host, process id, start and chance, fit for a file's name."""
 
     name: str
     host: str

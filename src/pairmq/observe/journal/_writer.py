@@ -42,8 +42,7 @@ def _steady() -> float:
 
 
 class Writer:
-    """Writes the parts of one process; ``finished`` takes each one that is complete, ``now`` are seconds that only
-    grow."""
+    """Writes the parts of one process; ``finished`` takes each complete one, ``now`` are seconds that only grow."""
 
     def __init__(
         self,

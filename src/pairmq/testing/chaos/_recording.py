@@ -13,14 +13,7 @@ from pairmq.core import MAYBE_DUPLICATE
 from pairmq.model import Delivery, Entity, Message, Source, TransportError
 from pairmq.testing.chaos._ledger import Ledger, made, number_of
 from pairmq.testing.history import CONFIRMED, PRIMARY, WriteResult
-from pairmq.transport import (
-    Receiver,
-    ReceiverWrapper,
-    Sender,
-    SenderWrapper,
-    Transport,
-    TransportWrapper,
-)
+from pairmq.transport import Receiver, ReceiverWrapper, Sender, SenderWrapper, Transport, TransportWrapper
 
 T = TypeVar("T")
 
@@ -161,10 +154,7 @@ class _Receiver(ReceiverWrapper):
     async def _noted(self, operation: str, call: Awaitable[T]) -> T:
         try:
             return await call
-        except TransportError as error:
-            self._link.trouble(self._path, operation, WriteResult.of(error))
-            raise
-        except asyncio.CancelledError as error:
+        except (TransportError, asyncio.CancelledError) as error:
             self._link.trouble(self._path, operation, WriteResult.of(error))
             raise
         except Exception as error:

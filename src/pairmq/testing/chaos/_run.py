@@ -165,8 +165,7 @@ def carry_out(
 ) -> ChaosReport:
     """Carry out a plan on real servers, and judge what came of it.
 
-    A KeyboardInterrupt ends the faults early; everything is healed, drained and judged all the same. A second one is
-    raised.
+    A KeyboardInterrupt ends the faults early; all is healed, drained and judged all the same. A second one is raised.
     """
     with ExitStack() as stack:
         run = _Run(plan, brokers, directory, say, stack, journal)

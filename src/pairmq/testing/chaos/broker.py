@@ -1,8 +1,7 @@
 """What a broker product brings to a chaos run: a real server, and what can be done to it.
 
 A plugin's package has a module ``testing_chaos`` with a function ``chaos_broker()`` that makes a `ChaosBroker`; the run
-finds it by the transport's name. What can be done to the network between client and server needs no product's help, see
-`pairmq.testing.chaos.network`.
+finds it by the transport's name. What can be done to the network between client and server needs no product's help.
 """
 
 from __future__ import annotations
@@ -53,11 +52,7 @@ class ChaosBroker(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start it, empty, and wait until it takes clients.
-
-        Raises:
-            RuntimeError: it does not start.
-        """
+        """Start it, empty, and wait until it takes clients."""
 
     @property
     @abstractmethod
@@ -76,11 +71,7 @@ class ChaosBroker(ABC):
 
     @abstractmethod
     def apply(self, fault: str) -> None:
-        """Begin a fault.
-
-        Args:
-            fault: a name of `faults`.
-        """
+        """Begin one of `faults`."""
 
     @abstractmethod
     def cure(self, fault: str) -> None:
@@ -92,11 +83,7 @@ class ChaosBroker(ABC):
 
     @abstractmethod
     def count(self, queue: str) -> int:
-        """Count the messages of a queue as the server itself does, not by PairMQ's transport.
-
-        Args:
-            queue: its path; one that does not exist holds none.
-        """
+        """Count the messages of a queue as the server itself does, not by PairMQ's transport; 0 without the queue."""
 
     @abstractmethod
     def close(self) -> None:
@@ -111,11 +98,8 @@ class Server(conformance.Server, Protocol):
 
 
 class ServerBroker(ChaosBroker):
-    """A chaos broker around a server process, with the faults `KILL` and `PAUSE`; a subclass adds its product's.
-
-    Args:
-        server: not started yet, or running and empty.
-    """
+    """A chaos broker around a server process, with the faults `KILL` and `PAUSE`; a subclass adds its product's. The
+    server runs and is empty, or is not started yet."""
 
     def __init__(self, server: Server) -> None:
         self._process = server

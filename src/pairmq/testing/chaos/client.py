@@ -21,15 +21,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from pairmq.core import PairOptions
-from pairmq.model import (
-    EntityState,
-    LockLost,
-    PairClosed,
-    PairFaulted,
-    Receipt,
-    SendError,
-    TransportError,
-)
+from pairmq.model import EntityState, LockLost, PairClosed, PairFaulted, Receipt, SendError, TransportError
 from pairmq.model.events import Event
 from pairmq.model.records import row_of
 from pairmq.pair import Pair, PairDelivery, PairSender

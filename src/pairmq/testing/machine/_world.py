@@ -319,9 +319,7 @@ class Process:
 
 
 class World:
-    """Everything that a machine acts on; ``beside``: the syphon is a process of its own. ``patience`` is in virtual
-    seconds.
-    """
+    """All a machine acts on; ``beside``: the syphon is a process of its own. ``patience`` is in virtual seconds."""
 
     def __init__(self, options: PairOptions, entities: Iterable[Entity], *, beside: bool, patience: float) -> None:
         self.options = options

@@ -11,15 +11,7 @@ from dataclasses import replace
 from random import Random
 
 from pairmq.core import PairOptions
-from pairmq.model import (
-    ConfigurationError,
-    LockLost,
-    PairClosed,
-    PairFaulted,
-    Receipt,
-    SendError,
-    TransportError,
-)
+from pairmq.model import ConfigurationError, LockLost, PairClosed, PairFaulted, Receipt, SendError, TransportError
 from pairmq.model.events import Event, RotationChanged
 from pairmq.observe._log import describe
 from pairmq.pair import Pair, PairDelivery, PairSender, _active

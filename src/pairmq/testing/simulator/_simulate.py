@@ -59,8 +59,7 @@ def shrink(
     most_runs: int = 300,
     progress: Callable[[int, Scenario], None] | None = None,
 ) -> Scenario:
-    """Cut a scenario that fails down to a small one that still fails in the same way, by ``most_runs`` simulations at
-    most.
+    """Cut a scenario that fails down to a small one that fails in the same way, by ``most_runs`` simulations at most.
 
     First its end, then its faults, then its sends, then its senders and processes, each in halves, quarters and so on.
     One that does not fail is returned as it is.

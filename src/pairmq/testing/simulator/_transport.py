@@ -11,16 +11,7 @@ from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, 
 from pairmq.testing.history import CONFIRMED, CUT, Attempt, WriteResult
 from pairmq.testing.simulator._broker import Broker, Poll
 from pairmq.testing.simulator._history import History, Trouble
-from pairmq.testing.simulator._network import (
-    ADMIN,
-    PROBE,
-    RECEIVE,
-    SEND,
-    SETTLE,
-    WAITING,
-    Connection,
-    Request,
-)
+from pairmq.testing.simulator._network import ADMIN, PROBE, RECEIVE, SEND, SETTLE, WAITING, Connection, Request
 from pairmq.testing.simulator._scenario import size_of
 from pairmq.transport import (
     Admin,

@@ -63,8 +63,7 @@ class DeadLetters:
         self._entries[locked] = _Entry(channel, reason, description)
 
     async def flush(self) -> None:
-        """Dead-letter what was added, and wait a moment for it; what fails stays locked, and is retried, also if
-        cancelled."""
+        """Dead-letter what was added, and wait a moment; what fails stays locked, and is retried, also if cancelled."""
         await self._waits.until(self._waits.begin(self._flush()), seconds=_MOMENT)
 
     async def _flush(self) -> None:

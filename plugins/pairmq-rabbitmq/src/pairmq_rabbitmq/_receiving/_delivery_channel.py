@@ -203,8 +203,7 @@ class DeliveryChannel:
         return self.usable and locked.state is GIVEN and locked.until > self._loop.time()
 
     def renew(self, locked: Locked) -> bool:
-        """Restart the lock of a message, without asking the broker; False when it has ended, and the message is
-        released."""
+        """Restart the lock of a message, without the broker; False when it has ended, and the message is released."""
         now = self._loop.time()
         if not self.usable or locked.state is GONE:
             return False

@@ -107,15 +107,12 @@ class PairedExchange(RobustExchange):
 
 
 def paired_exchange(exchange: AbstractExchange, pair: Pair, *, on_receipt: OnReceipt | None = None) -> PairedExchange:
-    """Make an exchange that publishes through a pair from one of aio-pika's.
+    """Make an exchange that publishes through a pair from one of aio-pika's, which is not modified.
 
     Args:
-        exchange: any, on any channel; it is not modified.
+        exchange: any, on any channel.
         pair: open, with this RabbitMQ as its primary.
         on_receipt: called with the receipt of each accepted message.
-
-    Returns:
-        The same exchange on the same channel.
     """
     known = cast(Any, exchange)
     return PairedExchange(

@@ -28,13 +28,7 @@ from pairmq_rabbitmq import _codec
 class Consumption:
     """One consumer of a queue, and what its messages take for the channel that they are settled on.
 
-    Args:
-        pair: open.
-        queue: with continuity.
-        tag: the consumer's.
-        callback: awaited with each message, any number at a time.
-        prefetch: unsettled messages at most; 0 for any number.
-        no_ack: messages are completed on arrival.
+    ``prefetch``: unsettled messages at most, 0 for any number. With ``no_ack`` messages are completed on arrival.
     """
 
     connection = SimpleNamespace(basic_nack=True)

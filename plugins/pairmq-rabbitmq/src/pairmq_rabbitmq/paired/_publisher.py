@@ -63,12 +63,7 @@ _KEYLESS: Final = frozenset((ExchangeType.FANOUT.value, ExchangeType.HEADERS.val
 
 
 class Confirmation(Basic.Ack):
-    """The broker's confirmation as aio-pika returns it, with the pair's receipt.
-
-    Args:
-        receipt: where the message went; None for one that was dropped because nothing takes it and ``mandatory`` is
-            off.
-    """
+    """The broker's confirmation as aio-pika returns it, with the pair's receipt, None for what was dropped."""
 
     # pamqp reads __slots__ when it writes a frame, so this class has none of its own.
 
@@ -80,9 +75,7 @@ class Confirmation(Basic.Ack):
 class Publisher:
     """Publishes aio-pika's messages through a pair. Any number of tasks may share one.
 
-    Args:
-        pair: its primary is RabbitMQ; open when the first message is published.
-        on_receipt: called with the receipt of each accepted message.
+    Its primary is RabbitMQ; it is open when the first message is published.
     """
 
     def __init__(self, pair: Pair, on_receipt: OnReceipt | None = None) -> None:
@@ -245,8 +238,7 @@ _CLASSES: Final[tuple[tuple[type[PairMQError], type[Exception]], ...]] = (
 
 
 def as_client_error(error: PairMQError) -> Exception:
-    """Convert PairMQ's error to one that users of aio-pika catch, with it as ``__cause__``; closes no channel or
-    connection."""
+    """Convert PairMQ's error to one that users of aio-pika catch, with it as ``__cause__``; closes nothing."""
     kind = next((chosen for kind, chosen in _CLASSES if isinstance(error, kind)), AMQPChannelError)
     made = kind(str(error))
     made.__cause__ = error

@@ -53,8 +53,7 @@ class Sides:
         self._allow_remote_emulator = allow_remote_emulator
 
     def of_connection_string(self, text: str, admin: str | None, *, primary: bool) -> ServiceBusTransport:
-        """Make the transport of a namespace; ``admin`` is its administration, where that is not on the namespace's own
-        host.
+        """Make the transport of a namespace; ``admin`` is its administration, where that is on another host.
 
         Raises `ConfigurationError`, which says why it can't work, without secrets.
         """

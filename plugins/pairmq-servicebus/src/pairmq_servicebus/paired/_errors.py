@@ -92,11 +92,6 @@ class PairedBatchError(ServiceBusError):
     """Some messages of a list or batch were not accepted; the others were, and should not be sent again.
 
     Where all of them failed alike it is that error's class too: ``except MessageSizeExceededError`` still works.
-
-    Args:
-        message: names them.
-        failures: the messages that were not accepted, in order.
-        receipts: the receipts of the others.
     """
 
     def __init__(self, message: str, failures: Sequence[SendFailure], receipts: Sequence[Receipt]) -> None:

@@ -83,8 +83,7 @@ class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender, Paired
         allow_remote_emulator: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """Make a client of the primary's connection string; the other arguments, and what is raised, are the class's
-        own."""
+        """Make a client of the primary's connection string; other arguments, and errors, are the class's."""
         sides = Sides(kwargs, allow_remote_emulator)
         made = cls.__new__(cls)
         made._start(

@@ -29,13 +29,7 @@ from azure.servicebus.aio import (
 from pairmq import Entity, EntityState, Pair
 from pairmq_servicebus.paired._convert import PairedMessageBatch, SingleMessage, make_batch
 from pairmq_servicebus.paired._receiving import SETTLEMENTS, SharedReceiver, renew
-from pairmq_servicebus.paired._sending import (
-    Messages,
-    Sending,
-    check_timeout,
-    settle,
-    taken,
-)
+from pairmq_servicebus.paired._sending import Messages, Sending, check_timeout, settle, taken
 from pairmq_servicebus.paired._shared import Own, SharedClient, SharedSender
 
 if TYPE_CHECKING:
@@ -142,8 +136,7 @@ class PairedServiceBusSender(SharedSender[ServiceBusSender]):
             settle(await self._sending.deliver(messages, timeout, single=single), self._on_receipt)
 
     async def create_message_batch(self, max_size_in_bytes: int | None = None) -> PairedMessageBatch:
-        """Make an empty batch of at most 1 MiB, 256 KiB when left out; no I/O, so that it works while the primary is
-        unavailable."""
+        """Make an empty batch of at most 1 MiB, 256 KiB when left out; no I/O: it works without the primary."""
         self._check_open()
         return make_batch(max_size_in_bytes)
 

@@ -52,10 +52,7 @@ def close_pair() -> None:
 
 
 def given_settings() -> Mapping[str, Any]:
-    """Read ``settings.PAIRMQ``.
-
-    Returns:
-        Its entries; none where the project has no such setting, as everything may be in ``PAIRMQ_*`` variables.
+    """Read ``settings.PAIRMQ``; empty where the project has none, as everything may be in ``PAIRMQ_*`` variables.
 
     Raises:
         ConfigurationError: it is no dict, has an unknown key, or an option that does not exist or can't have its value.

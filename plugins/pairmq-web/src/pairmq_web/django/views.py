@@ -12,13 +12,9 @@ from pairmq_web.django._pair import get_pair, given_settings
 
 @require_safe  # type: ignore[untyped-decorator]  # Django has no types
 def ready(request: HttpRequest) -> JsonResponse:
-    """Answer 200 when messages move, 503 with the reasons when they don't.
+    """Answer GET and HEAD with 200 when messages move, 503 with the reasons when they don't.
 
-    Args:
-        request: GET or HEAD; others are answered 405.
-
-    Returns:
-        The readiness of the entities in ``settings.PAIRMQ["READY"]``; without any, of those that this process has used.
+    Asks for the entities in ``settings.PAIRMQ["READY"]``; without any, for those that this process has used.
     """
     try:
         status, found = answer(get_pair().check(*given_settings().get("READY", ())))

@@ -9,14 +9,7 @@ from servicebus_local.amqp import frames
 from servicebus_local.amqp._incoming import handle_frame
 from servicebus_local.amqp._session import Session
 from servicebus_local.amqp._types import AmqpDecodeError, Symbol
-from servicebus_local.amqp.events import (
-    ConnectionEnded,
-    Event,
-    Opened,
-    SaslDone,
-    SessionBegun,
-    SessionEnded,
-)
+from servicebus_local.amqp.events import ConnectionEnded, Event, Opened, SaslDone, SessionBegun, SessionEnded
 from servicebus_local.amqp.performatives import (
     AmqpError,
     Begin,

@@ -20,13 +20,7 @@ from servicebus_local.atom._entries import (
     read_rule,
     rule_entry,
 )
-from servicebus_local.broker import (
-    Broker,
-    BrokerError,
-    QueueDescription,
-    SubscriptionDescription,
-    TopicDescription,
-)
+from servicebus_local.broker import Broker, BrokerError, QueueDescription, SubscriptionDescription, TopicDescription
 from servicebus_local.descriptions import Description, read_properties
 
 NOT_FOUND = "amqp:not-found"

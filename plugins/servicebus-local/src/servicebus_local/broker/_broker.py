@@ -57,14 +57,7 @@ class Broker(Namespace):
     """What a Service Bus namespace does, without any IO (Service Bus documentation: "Message transfers, locks, and
     settlement" and the pages that the modules name).
 
-    Args:
-        clock: gives unix seconds; must not go back.
-        store: where everything is kept; `None` for memory only. The broker closes it.
-        max_message_bytes: where an entity sets no limit of its own.
-        max_entities: queues and topics together.
-
-    Raises:
-        StoreError: the store cannot be read.
+    ``clock`` gives unix seconds and must not go back. The broker closes the store.
     """
 
     def __init__(

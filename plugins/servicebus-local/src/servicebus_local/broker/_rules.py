@@ -26,9 +26,7 @@ class FalseFilter:
 
 @dataclass(frozen=True, slots=True)
 class SqlFilter:
-    """Matches messages for which an expression is true (Service Bus documentation: "Subscription rule SQL filter
-    syntax").
-    """
+    """Matches where an expression is true (Service Bus documentation: "Subscription rule SQL filter syntax")."""
 
     expression: str
     # Values of what the text calls `@name`, with or without the sign.

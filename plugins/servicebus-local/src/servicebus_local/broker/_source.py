@@ -57,10 +57,8 @@ class Source:
     """Messages with locks, schedules, expiry and sessions (Service Bus documentation: "Message sessions", "Message
     browsing", and as above).
 
-    Args:
-        bury: dead-letters a message that was removed here; `None` makes this a dead-letter queue, where nothing
-            expires and deliveries are not limited.
-        activate: takes a scheduled message that was removed here because its time has come.
+    ``bury`` dead-letters a message that was removed here, ``activate`` takes one whose time has come. Without ``bury``
+    it is a dead-letter queue: nothing expires, and deliveries are not limited.
     """
 
     def __init__(

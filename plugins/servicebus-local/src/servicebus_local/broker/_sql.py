@@ -23,15 +23,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from servicebus_local.broker._errors import ARGUMENT, BrokerError
-from servicebus_local.broker._sql_values import (
-    SYSTEM,
-    EvaluationError,
-    Expression,
-    Scope,
-    compare,
-    compute,
-    is_like,
-)
+from servicebus_local.broker._sql_values import SYSTEM, EvaluationError, Expression, Scope, compare, compute, is_like
 
 MAX_DEPTH = 32
 """How deep parentheses, NOT and signs may nest."""

@@ -74,13 +74,8 @@ class Loaded:
 class SqliteStore:
     """Keeps everything in one file of a directory (SQLite documentation: "Write-Ahead Logging").
 
-    Args:
-        directory: made if it is not there; one broker at a time.
-        scalar_types: subclasses of int, float, str and bytes that values read back shall have again.
-        busy_timeout: seconds to wait for a process that is just about to end.
-
-    Raises:
-        StoreError: the file cannot be opened, is damaged, is another program's or of a newer version, or is in use.
+    ``scalar_types``: subclasses of int, float, str and bytes that values read back shall have again. For
+    ``busy_timeout`` seconds it waits for a process that is just about to end.
     """
 
     def __init__(

@@ -19,12 +19,7 @@ _MOST_TOKENS = 1000
 
 
 class Authorizer:
-    """Checks tokens.
-
-    Args:
-        keys: the name of each policy to its key; without any, every client is accepted.
-        any_token: let in what is no shared access signature, unchecked.
-    """
+    """Checks tokens; all, without keys, are accepted. ``any_token``: what is no shared access signature is let in."""
 
     def __init__(self, keys: Mapping[str, str], *, any_token: bool = False) -> None:
         self._keys = keys
