@@ -7,7 +7,7 @@ from pairmq.runner._engine import Engine
 from pairmq.runner._job import SenderState
 from pairmq.runner._limits import TimeLimits
 from pairmq.runner._outbox import Outbox, OutboxSend, outbox_queue
-from pairmq.runner._record import LOOK_INTERVAL, Agreement, Stray, configuration_of, find_agreement, write_anew
+from pairmq.runner._record import LOOK_INTERVAL, Agreement, Stray, find_agreement, write_anew
 from pairmq.runner._switch import SwitchWriter
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "SwitchWriter",
     "TimeLimits",
     "backlog_properties",
-    "configuration_of",
     "find_agreement",
     "outbox_queue",
     "write_anew",

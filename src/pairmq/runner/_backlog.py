@@ -14,7 +14,7 @@ from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, Fa
 from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
-from pairmq.runner._limits import TimeLimits, Waiter, remembered
+from pairmq.runner._limits import TimeLimits, Waiter, end, remembered
 from pairmq.transport import QueueProperties, Sender, Transport, start_task
 
 _PROPERTIES = QueueProperties(
@@ -100,7 +100,7 @@ class BacklogQueues:
         self._prepared = True
         tasks = [start_task(self._prepare_one(index, turns)) for index in indexes]
         # One limit for all: a secondary that hangs must not hold up the start of every process for minutes.
-        _, late = await _settled(tasks, self._options.attempt_timeout)
+        late = await end(tasks, self._options.attempt_timeout)
         refusals = [task.exception() for task in tasks if task not in late]
         for refusal in refusals:
             if refusal is not None:
@@ -349,20 +349,3 @@ class BacklogQueues:
         left = len(self.rotation.in_use)
         self._emit(RotationChanged, queue=self.queue(index).path, in_use=True, left=left)
         TimeLimits.wake(self.waiting)
-
-
-async def _settled(
-    tasks: list[asyncio.Task[None]], seconds: float
-) -> tuple[set[asyncio.Task[None]], set[asyncio.Task[None]]]:
-    """Wait for tasks and cancel the late ones; returns those that ended in time and those that did not."""
-    try:
-        done, late = await asyncio.wait(tasks, timeout=seconds)
-    except asyncio.CancelledError:
-        for task in tasks:
-            task.cancel()
-        raise
-    for task in late:
-        task.cancel()
-    if late:
-        await asyncio.wait(late, timeout=1)
-    return done, late

@@ -421,17 +421,19 @@ async def pause(seconds: float, *events: asyncio.Event) -> None:
     await first([event.wait() for event in events], seconds)
 
 
-async def end(tasks: Sequence[asyncio.Task[None]], grace: float) -> None:
-    """Let tasks end within ``grace`` seconds, then cancel them and wait a moment; at once when cancelled."""
+async def end(tasks: Sequence[asyncio.Task[None]], grace: float) -> set[asyncio.Task[None]]:
+    """Let tasks end within ``grace`` seconds, then cancel them and wait a moment; at once when cancelled. The late ones
+    are returned."""
     if not tasks:
-        return
+        return set()
     try:
-        _, running = await asyncio.wait(tasks, timeout=grace)
+        _, late = await asyncio.wait(tasks, timeout=grace)
     except asyncio.CancelledError:
         for task in tasks:
             task.cancel()
         raise
-    for task in running:
+    for task in late:
         task.cancel()
-    if running:
-        await asyncio.wait(running, timeout=1)
+    if late:
+        await asyncio.wait(late, timeout=1)
+    return late

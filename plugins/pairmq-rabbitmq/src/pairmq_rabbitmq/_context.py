@@ -16,13 +16,13 @@ import asyncio
 import ssl
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from aiormq.channel import Channel
 from aiormq.exceptions import ConnectionInternalError
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
-from pairmq.transport import Scope, bracketed, raise_failure
+from pairmq.transport import Receiver, Scope, bracketed, raise_failure
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Link, Nodes, Session
@@ -36,10 +36,6 @@ _SILENCE = 0.1  # s without a frame from the broker after which giving up a ques
 _MOST_FORSAKEN = 20  # questions without an answer, with a channel each, until a connection is changed to be rid of them
 _SAFE_NAME = 60  # bytes, with those of the virtual host's: the broker's longest sentences have 190 beside them
 _MAX_PUBLISHERS = 1500  # with a channel each; RabbitMQ's default limit is 2047 a connection
-
-
-class _Closable(Protocol):
-    async def close(self) -> None: ...
 
 
 class Context:
@@ -58,7 +54,7 @@ class Context:
         self.markers = MarkerLine(self._ordering)
         self.one_consumer: dict[str, bool] = {}
         """Queues of which it is known whether they are for one consumer at a time: see `is_for_one_consumer`."""
-        self.receivers: set[_Closable] = set()
+        self.receivers: set[Receiver] = set()
         self.full: dict[str, int] = {}
         """Queues that rejected a publish: how many messages they held then."""
         self.full_until: dict[str, float] = {}

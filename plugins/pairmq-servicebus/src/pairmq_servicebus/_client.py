@@ -11,7 +11,7 @@ import contextlib
 import ssl
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import certifi
@@ -20,7 +20,7 @@ from azure.servicebus import ServiceBusReceiveMode, ServiceBusSubQueue, Transpor
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 
 from pairmq.model import ConfigurationError, Entity, EntityKind, Source
-from pairmq.transport import TlsOptions, raise_failure, start_task
+from pairmq.transport import Receiver, Sender, TlsOptions, raise_failure, start_task
 from pairmq_servicebus import _errors, _private
 from pairmq_servicebus._entities import SingleConsumers
 from pairmq_servicebus._url import DEFAULT_TLS_PORT, Identity, NamespaceUrl, SharedKey, SharedSignature, make_identity
@@ -31,13 +31,6 @@ _CUT_OFF = 0.1  # and when it was cut off
 _LEFTOVERS = 5.0  # s for what the client still does with a connection that was shut
 _SOCKET_SOON = 0.05  # s between looks for the socket of a link that is being opened
 _READ_SLICE = 0.05  # s: how long a receiver's read lasts at most; a receive that has something ends after one more
-
-
-class Closable(Protocol):
-    """What a transport closes with itself."""
-
-    async def close(self) -> None:
-        """End it; never raises, over within 1.5 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +60,7 @@ class Namespace:
         if self.identity is None and isinstance(url.credential, Identity):
             self.identity = make_identity(url.credential)
         self.single_consumers = SingleConsumers()
-        self.open_objects: set[Closable] = set()
+        self.open_objects: set[Sender | Receiver] = set()
         self.closed = False
         self.max_message_bytes: int | None = None
         """Of the smallest link that was opened so far; None before the first."""

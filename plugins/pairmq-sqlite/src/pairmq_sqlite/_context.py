@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from pairmq.model import Source
-from pairmq.transport import Arrivals, Scope, raise_failure
+from pairmq.transport import Arrivals, Receiver, Scope, raise_failure
 from pairmq_sqlite import _errors
 from pairmq_sqlite._errors import Failed
 from pairmq_sqlite._store import Store
@@ -36,10 +36,6 @@ class Calls:
         raise_failure(error)
 
 
-class _Closing(Protocol):
-    def close(self) -> Awaitable[None]: ...
-
-
 class Context:
     """What a transport gives to its senders, receivers and admin."""
 
@@ -49,7 +45,7 @@ class Context:
         self.arrivals = Arrivals()
         """Other processes' messages are found by looking (see `_receiver`)."""
         self._scope = scope
-        self.receivers: set[_Closing] = set()
+        self.receivers: set[Receiver] = set()
         self.left_locks: dict[Source, list[str]] = {}
         """Locks of closed receivers that could not release them, for their source's next receiver to do so."""
 

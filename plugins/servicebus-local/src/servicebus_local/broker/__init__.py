@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servicebus_local.broker._broker import Broker, SendTarget
+from servicebus_local.broker._broker import Broker
 from servicebus_local.broker._descriptions import (
     EntityInfo,
     EntityStatus,
@@ -40,7 +40,6 @@ __all__ = [
     "MessageState",
     "QueueDescription",
     "Rule",
-    "SendTarget",
     "SessionLock",
     "Source",
     "SqlFilter",
