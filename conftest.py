@@ -40,7 +40,7 @@ SERVERS |= {"chromium", "google-chrome"}
 # are, how servers are started, which proxy leads out. Variables of the tests themselves stay.
 _OTHERS = re.compile(
     r"PAIRMQ_(?!TEST_|SAIL_)|(?:PG|RABBITMQ_|REDIS|OTEL_|SPARK_|PYSPARK_|CELERY_|DJANGO_|AZURE_)"
-    r"|(?:FORCE_COLOR|CLICOLOR|CLICOLOR_FORCE|NO_COLOR|COLUMNS|LINES)$",
+    r"|(?:FORCE_COLOR|CLICOLOR|CLICOLOR_FORCE|NO_COLOR|COLUMNS|LINES|TERM)$",
 )
 for _name in filter(_OTHERS.match, tuple(os.environ)):
     del os.environ[_name]

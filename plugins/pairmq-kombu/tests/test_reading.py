@@ -146,7 +146,9 @@ def test_a_worker_runs_the_tasks_of_both_brokers(options: dict[str, Any], pair: 
         late.apply_async((f"{where} eta",), countdown=0.2)
         again.delay(f"{where} again")
         refused.delay(f"{where} refused")
-        revoked.add(early.delay("revoked").id)
+        unwanted = uuid4().hex
+        revoked.add(unwanted)  # before the worker can get it
+        early.apply_async(("revoked",), task_id=unwanted)
         parts = ("late", "eta", "again 0", "again 1", "refused", *(f"early {number}" for number in range(10)))
         return {f"{where} {part}" for part in parts}
 
