@@ -284,8 +284,13 @@ def _is_described() -> bool:
     return bool(os.environ.get("SPARK_REMOTE") or os.environ.get("PYSPARK_GATEWAY_PORT"))
 
 
+_ASKED = {
+    "api.python.PythonUtils": ("toSeq",),
+    "sql.functions": ("coalesce", "col", "expr", "lit", "max", "min", "sum", "when"),
+}
+
+
 def _local(settings: Mapping[str, str], errors: IO[bytes] | None = None) -> SparkSession:
-    from py4j.java_gateway import java_import
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
@@ -301,10 +306,13 @@ def _local(settings: Mapping[str, str], errors: IO[bytes] | None = None) -> Spar
         builder = builder.config(name, value)
     made = builder.getOrCreate()
     if hasattr(made, "_jsparkSession"):
-        # PySpark calls them by their bare names for every column: else Java looks for them each time in all packages
-        # that PySpark imports, and in all archives.
-        for name in ("api.python.PythonUtils", "sql.functions"):
-            java_import(made._jvm, f"org.apache.spark.{name}")
+        # PySpark names these for every column, and would ask Java each time, which looks for a class in all archives.
+        for name, members in _ASKED.items():
+            known, full = getattr(made._jvm, f"org.apache.spark.{name}"), f"org.apache.spark.{name}"
+            for called in (full, name.rpartition(".")[2]):
+                setattr(made._jvm, called, known)
+            for member in members:
+                setattr(known, member, getattr(known, member))
     return made
 
 
