@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 3
 _REPEAT = 0.2  # s
 _SMALL = 200_000  # rows for which it does not pay to send them into parts
-_FEW = 250_000  # rows from which small tables are made without generated code
+_FEW = 250_000  # rows from which small tables are made without generated code, each as often as it is read
 _OF = "of"
 _FILE = "part-00000.parquet"
 _WRITTEN = {
@@ -194,9 +194,10 @@ def write_pieces(
                     progress(piece.name, begun, len(pieces))
                     begun += 1
                 waiting.remove(group)
-                needs = {need for piece in group for need in piece.needs}
+                reads = [need for piece in group for need in piece.needs]
+                needs = {*reads}
                 used = None
-                if group[0].small and _few(map(folder_of, needs)):
+                if group[0].small and _few(map(folder_of, reads)):
                     plain = plain or for_few_rows(spark)
                     used = None if plain is None else read(needs, plain, plain_frames, _FEW)
                 used = used or read(needs, spark, frames, _SMALL)
