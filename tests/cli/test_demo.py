@@ -1,9 +1,12 @@
+import contextlib
 import json
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
+from pairmq.cli._demo import DemoReport
 from pairmq.cli._demo_tally import Plan, Tally, Texts
 from pairmq.model import Entity, Receipt, Route, SendRefused, SendUnknown
 
@@ -195,3 +198,27 @@ def test_demo_of_the_outbox_finds_a_message_for_each_row_and_for_nothing_else(cl
     ]
     refused = cli("demo", "--outbox", "--entity", "orders")
     assert (refused.status, "--outbox takes --real" in refused.err) == (2, True)
+
+
+def test_spark_rehearses_the_report_until_the_demo_is_over(monkeypatch, tmp_path) -> None:
+    pytest.importorskip("pyspark")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("pairmq.pipeline.session.check_java", lambda: 17)
+    monkeypatch.setattr("pairmq.pipeline.session.is_given", lambda: False)
+    monkeypatch.setattr("pairmq.pipeline.session.session", lambda **_: contextlib.nullcontext("session"))
+    began, ended = threading.Event(), threading.Event()
+
+    def rehearse(spark, enough):
+        began.set()
+        assert spark == "session"
+        assert enough.wait(60)
+        ended.set()
+
+    monkeypatch.setattr("pairmq.pipeline.batch.rehearse", rehearse)
+    demo = DemoReport(None, aside=False, open=False)
+    demo.prepare(100)
+    assert began.wait(60)
+    assert not ended.is_set()
+    assert demo.make(130) == 130  # after Ctrl-C there is no report
+    assert ended.wait(60)
+    assert [*tmp_path.iterdir()] == []

@@ -179,6 +179,27 @@ def test_a_directory_whose_name_reads_like_a_pattern_takes_tables(spark, tmp_pat
     assert (_making.read_written(spark, piece.schema, out / "ids").count(), os.listdir(tmp_path)) == (3, [out.name])
 
 
+def test_a_rehearsal_makes_tables_until_there_is_enough_of_it(spark, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made, enough, write = [], threading.Event(), _making._Work.write
+
+    def written(self, group, frames, folder_of):
+        kept = write(self, group, frames, folder_of)
+        made.extend(piece.name for piece in group)
+        if transforms.PROCESSES.name in made:
+            enough.set()
+        return kept
+
+    monkeypatch.setattr(_making._Work, "write", written)
+    batch.rehearse(spark, enough)
+    assert {"notes", "messages", "processes"} <= {*made}
+    assert "reconciliation" not in made
+    assert [*tmp_path.iterdir()] == []
+    made.clear()
+    batch.rehearse(spark, enough)
+    assert made == []
+
+
 def test_pieces_of_a_group_have_folders_of_their_own(spark, tmp_path):
     at = StructType([StructField("at", TimestampType()), StructField("id", LongType())])
     ids = StructType([StructField("id", LongType())])

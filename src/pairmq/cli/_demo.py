@@ -255,10 +255,12 @@ class DemoReport:
         self._say = note if aside else say
         self._open = open
         self._spark: Future[tuple[AbstractContextManager[SparkSession], SparkSession]] | None = None
+        self._over = threading.Event()
+        self._rehearsal: threading.Thread | None = None
 
     def prepare(self, messages: int) -> None:
-        """Start Spark while the demo leaves the machine idle, for the report of so many messages."""
-        from pairmq.pipeline import session
+        """Start Spark while the demo leaves the machine idle, for the report of so many messages, and rehearse it."""
+        from pairmq.pipeline import batch, session
 
         if messages > _FEW or session.is_given():
             return
@@ -269,16 +271,20 @@ class DemoReport:
                 with Path(self._folder, "spark.log").open("wb") as log:
                     opened = session.session(settings=session.SMALL, errors=log)
                     spark = opened.__enter__()
-                spark.range(1).count()  # loads what every query needs
                 started.set_result((opened, spark))
             except Exception as error:  # it is met again, and reported, when the report is made
                 started.set_exception(error)
+                return
+            with contextlib.suppress(Exception):  # likewise
+                batch.rehearse(spark, self._over)
 
         self._spark = started
-        threading.Thread(target=start, name="pairmq-spark", daemon=True).start()
+        self._rehearsal = threading.Thread(target=start, name="pairmq-spark", daemon=True)
+        self._rehearsal.start()
 
     def make(self, status: int) -> int:
         """Make the tables and the report; 1 where it says that something is lost, else the demo's own exit status."""
+        self._over.set()
         if status > _SIGNALLED:
             shutil.rmtree(self._folder, ignore_errors=True)
             return status
@@ -297,17 +303,19 @@ class DemoReport:
 
         tables = self._folder / "tables"
         note("making the report with Spark: this takes a minute")
-        with contextlib.ExitStack() as stack, Progress("made", "tables") as progress:
+        with contextlib.ExitStack() as stack:
             spark = None
-            if self._spark is not None and self._spark.exception() is None:
+            if self._rehearsal is not None and self._spark is not None and self._spark.exception() is None:
                 opened, spark = self._spark.result()
                 stack.push(opened)
+                self._rehearsal.join()
+            with Progress("made", "tables") as progress:
 
-            def show_progress(name: str, number: int, total: int) -> None:
-                progress.update(number, text=f"of {total}; now {name}")
+                def show_progress(name: str, number: int, total: int) -> None:
+                    progress.update(number, text=f"of {total}; now {name}")
 
-            run(self.journal, tables, spark=spark, patience=_PATIENCE, progress=show_progress)
-        return report(tables, self._folder / "report.html")
+                run(self.journal, tables, spark=spark, patience=_PATIENCE, progress=show_progress)
+            return report(tables, self._folder / "report.html")
 
 
 def _holds_a_journal(folder: Path) -> bool:

@@ -7,11 +7,13 @@ import heapq
 import importlib.metadata
 import json
 import os
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,7 +24,15 @@ from pyspark.errors import PySparkException
 
 from pairmq.model import ConfigurationError, Price
 from pairmq.pipeline import transforms
-from pairmq.pipeline._making import Progress, fact_pieces, read_written, table_pieces, write_pieces, written_rows
+from pairmq.pipeline._making import (
+    Piece,
+    Progress,
+    fact_pieces,
+    read_written,
+    table_pieces,
+    write_pieces,
+    written_rows,
+)
 from pairmq.pipeline._storage import (
     Place,
     check_place,
@@ -255,17 +265,48 @@ def put_tables_in_place(work: Place, out: Place, document: Mapping[str, Any]) ->
     publish(work, out, names, json.dumps(document, indent=1) + "\n")
 
 
+def rehearse(spark: SparkSession, enough: Event) -> None:
+    """Make the tables of no rows, each by itself, so that Java has loaded what a run needs.
+
+    Args:
+        spark: a local session.
+        enough: asks to end early, as soon as those tables are made that have begun.
+    """
+
+    def go_on(*_: object) -> None:
+        if enough.is_set():
+            raise _Enough
+
+    with (
+        tempfile.TemporaryDirectory(prefix="pairmq-", ignore_cleanup_errors=True) as name,
+        contextlib.suppress(_Enough),
+    ):
+        go_on()
+        work = Path(name)
+        known = _pieces(spark, Contents((), ()), settings_of(), work)
+        pieces = [each if each.count else replace(each, group=None) for each in known]
+        write_pieces(spark, pieces, {}, lambda piece: work / piece, go_on)
+
+
+class _Enough(Exception):
+    pass
+
+
 def _made(
     spark: SparkSession, work: Place, contents: Contents, settings: Settings, progress: Progress
 ) -> dict[str, Any]:
     """Write facts and tables in one go: a table may be ready while facts that it does not need are still being made."""
     known = replace(settings, unread=unread_of(contents.bad), unfinished=unfinished_of(contents.parts))
+    pieces = _pieces(spark, contents, known, work)
+    write_pieces(spark, pieces, {}, lambda name: work / name_of(name), progress)
+    return fields_of_report(work)
+
+
+def _pieces(spark: SparkSession, contents: Contents, settings: Settings, work: Place) -> tuple[Piece, ...]:
     level = spark.conf.get(KEPT, None)
     kept = None if level is None else getattr(StorageLevel, level)
     rows = read_rows(spark, contents, work / "_rows")
-    pieces = (*fact_pieces(rows, kept, single_files(contents, work / "_rows")), *table_pieces(known))
-    write_pieces(spark, pieces, {}, lambda name: work / name_of(name), progress)
-    return fields_of_report(work)
+    return (*fact_pieces(rows, kept, single_files(contents, work / "_rows")), *table_pieces(settings))
 
 
 def name_of(piece: str) -> str:
