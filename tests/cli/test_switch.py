@@ -198,11 +198,25 @@ def files(tmp_path: Path) -> list[str]:
     return [f"sqlite://{tmp_path}/primary.db", f"sqlite://{tmp_path}/secondary.db"]
 
 
+def stopped(pid: int) -> bool:
+    """Whether each thread has stopped; one that is in the kernel, to write for example, goes on until it returns."""
+    threads = Path(f"/proc/{pid}/task")
+    if not threads.exists():  # another system than Linux shows the whole process
+        state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout
+        return state.startswith("T")
+    return all(
+        (each / "stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] == "T" for each in threads.iterdir()
+    )
+
+
 def freeze(pid: int, files: list[str]) -> None:
     """Stop a process for a while, at a moment at which it locks neither file, as no other one could write."""
     deadline = time.monotonic() + 60
     while True:
         os.kill(pid, signal.SIGSTOP)
+        while not stopped(pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         try:
             for each in files:
                 with closing(sqlite3.connect(each.removeprefix("sqlite://"), timeout=0)) as database:

@@ -58,5 +58,5 @@ def test_systemd_finds_nothing_wrong_with_the_unit(block: Block, tmp_path: Path)
     unit = tmp_path / "pairmq-syphon@.service"
     unit.write_text(block.text.replace(PROGRAM, str(program)))
     command = [str(VERIFIER), "verify", "--man=no", "--recursive-errors=no", str(unit)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "LC_ALL": "C"})
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "LC_ALL": "C"})
     assert (ended.returncode, ended.stderr) == (0, "")

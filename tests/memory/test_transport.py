@@ -182,5 +182,5 @@ def test_it_needs_no_package_besides_pairmq() -> None:
         "    pair.primary.admin.create(Entity('orders'))\n"
         "    print(pair.sender('orders').send(Message(b'x')).route.value)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert (ended.stdout, ended.stderr) == ("primary\n", "")

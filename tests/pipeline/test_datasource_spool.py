@@ -112,7 +112,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
         spool = Spool(Path({str(tmp_path / "spool")!r}), "q")
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=300, check=False)
     assert done.returncode == -signal.SIGKILL
     Spool(tmp_path / "spool", "q", patience=0).close()
 

@@ -155,7 +155,7 @@ def test_ctrl_c_ends_the_program_cleanly_and_no_password_is_in_any_log(servers, 
         (settings,) = temporary.glob("pairmq-drain-*/settings")
         assert "p4ss-e" in settings.read_text()  # what follows looks in the right places
         program.send_signal(signal.SIGINT)
-        out, err = program.communicate(timeout=60)
+        out, err = program.communicate(timeout=300)
     finally:
         program.kill()
         program.wait()

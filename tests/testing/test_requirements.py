@@ -9,7 +9,7 @@ import pytest
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize(

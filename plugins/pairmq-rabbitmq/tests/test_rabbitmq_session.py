@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pamqp.frame
@@ -180,6 +181,7 @@ async def test_a_connection_that_a_call_gave_up_stays_for_the_others(
 def cluster_link(addresses: list[str], options: str = "", *, first: str = "", leaves: bool = False) -> Link:
     """A link to several nodes, of which one is tried first."""
     url = parse_rabbitmq_url(f"amqp://alice:hunter2@{','.join(addresses)}/{options}")
+    url = replace(url, connect_timeout=300.0)  # on a busy machine a handshake may take long
     nodes = Nodes(url.nodes)
     if first:
         host, port = first.split(":")

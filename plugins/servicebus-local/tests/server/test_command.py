@@ -46,7 +46,7 @@ class Running:
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         self.process.send_signal(how)
-        out, err = self.process.communicate(timeout=50)
+        out, err = self.process.communicate(timeout=300)
         assert out == ""
         return self.process.returncode, err
 
@@ -204,7 +204,7 @@ def test_help_needs_none_of_the_server_s_dependencies() -> None:
         "for name in ('aiohttp', 'defusedxml', 'trustme'): sys.modules[name] = None\n"
         "from servicebus_local.command import run; sys.exit(run(['--help']))"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=50)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "Examples:\n  servicebus-local\n" in ended.stdout
 
@@ -217,7 +217,7 @@ def test_the_program_does_not_read_the_system_s_authorities() -> None:
         "with contextlib.suppress(SystemExit): main()\n"
         "print(len(ssl.create_default_context().get_ca_certs()))"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert ended.stdout.splitlines()[-1] == "0"
 
 
@@ -349,7 +349,7 @@ def test_a_certificate_of_its_own_serves_both_tls_ports(start: Callable[..., Run
 
 def test_input_that_is_a_file_is_no_reason_to_end() -> None:
     command = [sys.executable, "-m", "servicebus_local", "--until-eof", *_FREE]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 2
     assert "--until-eof: standard input is a file, or closed: give it a pipe" in ended.stderr
     assert "Traceback" not in ended.stderr
