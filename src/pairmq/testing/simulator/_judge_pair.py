@@ -98,13 +98,22 @@ class Facts(judge.Facts):
         return found[bisect.bisect_left(ticks, first_tick) : bisect.bisect_right(ticks, last_tick)]
 
     def was_missing_for_long(self, attempt: Attempt) -> bool:
-        """Whether its process, one operation or probe at least, had not found the destination long before (ADR 4)."""
-        long_ago = (attempt.ended_at or attempt.at) - 3 * self.options.ping_primary_interval
-        return any(
-            each.at <= long_ago and each.broker == PRIMARY and each.path == attempt.entity.path
+        """Whether its process, by an operation or a probe, had not found the destination long before (ADR 4)."""
+        path, missing = attempt.entity.path, FailureReason.NOT_FOUND.value
+        found = [
+            each.at
             for each in self._troubles[attempt.life]
-            if each.result.reason == FailureReason.NOT_FOUND.value
-        )
+            if (each.broker, each.path, each.result.reason) == (PRIMARY, path, missing)
+        ]
+        # A batch of which each message is refused is no operation that failed.
+        found += [
+            each.ended_at or each.at
+            for each in self.history.attempts
+            if each.syphon and (each.life, each.entity.path) == (attempt.life, path)
+            if any(result.reason == missing for result in each.results or ())
+        ]
+        ended_at = attempt.ended_at or attempt.at
+        return min(found, default=ended_at) <= ended_at - 3 * self.options.ping_primary_interval
 
     def is_calm(self, first: float, last: float) -> bool:
         """Whether no fault was on between two instants."""
