@@ -90,7 +90,7 @@ def test_stopping_it_in_an_outage_leaves_the_messages_in_the_backlog(program, cl
 @pytest.mark.real_server
 def test_what_can_not_be_delivered_is_dead_lettered_reported_and_can_be_requeued(cli, diverted) -> None:
     assert cli("entity", "delete", "orders", "--yes", *diverted[:2]).status == 0
-    ended = cli("syphon", "--until-empty", *diverted)
+    ended = cli("syphon", "--until-empty", "--ping-interval", "200ms", *diverted)
     assert ended.status == 1
     assert "dead-lettered 3 messages" in ended.err
     assert "not-found" in ended.err
