@@ -204,9 +204,11 @@ def stopped(pid: int) -> bool:
     if not threads.exists():  # another system than Linux shows the whole process
         state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout
         return state.startswith("T")
-    return all(
-        (each / "stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] == "T" for each in threads.iterdir()
-    )
+    try:
+        states = [(each / "stat").read_text("ascii", "replace") for each in threads.iterdir()]
+    except (FileNotFoundError, ProcessLookupError):  # a thread has ended meanwhile
+        return False
+    return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
 
 
 def freeze(pid: int, files: list[str]) -> None:

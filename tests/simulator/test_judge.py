@@ -95,7 +95,9 @@ def poison(book: Book) -> None:
 def of_a_queue_that_was_missing_for_long(book: Book) -> None:
     sent, copy = diverted(book)
     book.trouble("probe", result=REFUSED, at=("primary", ORDERS))
-    book.at += 180.0
+    book.at += 90.0
+    book.write(sent, REFUSED, by="s/1")
+    book.at += 90.0
     book.write(sent, REFUSED, by="s/1")
     book.gone(copy, "dead-lettered", "not-found")
 
@@ -228,8 +230,28 @@ def dead_lettered_for_a_full_queue(book: Book) -> None:
 
 def dead_lettered_for_a_queue_that_was_missing_for_a_moment(book: Book) -> None:
     sent, copy = diverted(book)
-    book.trouble("send", result=REFUSED, at=("primary", ORDERS))
+    book.trouble("probe", result=REFUSED, at=("primary", ORDERS))
     book.at += 170.0
+    book.write(sent, REFUSED, by="s/1")
+    book.gone(copy, "dead-lettered", "not-found")
+
+
+def dead_lettered_for_a_queue_that_was_found_meanwhile(book: Book) -> None:
+    first, first_copy = diverted(book)
+    book.write(first, REFUSED, by="s/1")
+    book.at += 2.0
+    book.write(first, by="s/1")
+    book.gone(first_copy)
+    second, second_copy = diverted(book, 2)
+    book.at += 170.0
+    book.write(second, REFUSED, by="s/1")
+    book.gone(second_copy, "dead-lettered", "not-found")
+
+
+def dead_lettered_for_a_queue_that_was_missing_long_ago(book: Book) -> None:
+    book.trouble("probe", result=REFUSED, at=("primary", ORDERS))
+    sent, copy = diverted(book)
+    book.at += 400.0
     book.write(sent, REFUSED, by="s/1")
     book.gone(copy, "dead-lettered", "not-found")
 
@@ -535,6 +557,8 @@ WRONG: list[tuple[Verdict, Callable[[Book], None]]] = [
     (Verdict.LOST, dead_lettered_in_an_outage),
     (Verdict.LOST, dead_lettered_for_a_full_queue),
     (Verdict.LOST, dead_lettered_for_a_queue_that_was_missing_for_a_moment),
+    (Verdict.LOST, dead_lettered_for_a_queue_that_was_found_meanwhile),
+    (Verdict.LOST, dead_lettered_for_a_queue_that_was_missing_long_ago),
     (Verdict.LOST, expired_in_the_backlog),
     (Verdict.LOST, said_to_be_expired),
     (Verdict.LOST, completed_and_never_handled),

@@ -181,12 +181,17 @@ def demo(
                 restart = servers.primary.boot_time
                 return await made(urls, servers.primary, restart=restart, products=servers.products).run(stop)
 
-        if products is not None:
-            status = run_async(on_own_servers, graceful=True)
-        else:
-            for url in urls:
-                transport_of(url)  # a bad one fails here, before anything is drawn
-            status = run_async(made(urls, _control(urls[0])).run, graceful=True)
+        try:
+            if products is not None:
+                status = run_async(on_own_servers, graceful=True)
+            else:
+                for url in urls:
+                    transport_of(url)  # a bad one fails here, before anything is drawn
+                status = run_async(made(urls, _control(urls[0])).run, graceful=True)
+        except BaseException:
+            if report is not None:
+                report.cancel()
+            raise
     # The journal is closed by now, and whole.
     return status if report is None else report.make(status)
 
@@ -225,6 +230,7 @@ def _control(url: str) -> BrokerControl | None:
     return None if control is None else control(url)
 
 
+_REHEARSED = 60.0  # s that a rehearsal may go on when the demo has ended
 _PATIENCE = 1.0  # s: the demo's consumer holds nothing, and the demo waits until it has seen everything
 _SIGNALLED = 128  # exit statuses above this are those of signals
 _FEW = 10_000  # messages, of which the journal has as few rows as suit a session for little data
@@ -282,10 +288,18 @@ class DemoReport:
         self._rehearsal = threading.Thread(target=start, name="pairmq-spark", daemon=True)
         self._rehearsal.start()
 
+    def cancel(self) -> None:
+        """End the rehearsal, for which the program's exit would wait."""
+        self._over.set()
+        if self._spark is not None and self._spark.done() and self._spark.exception() is None:
+            with contextlib.suppress(Exception):  # Java may have ended by the same signal
+                self._spark.result()[1].sparkContext.cancelAllJobs()
+
     def make(self, status: int) -> int:
         """Make the tables and the report; 1 where it says that something is lost, else the demo's own exit status."""
         self._over.set()
         if status > _SIGNALLED:
+            self.cancel()
             shutil.rmtree(self._folder, ignore_errors=True)
             return status
         written = self._written()
@@ -308,7 +322,7 @@ class DemoReport:
             if self._rehearsal is not None and self._spark is not None and self._spark.exception() is None:
                 opened, spark = self._spark.result()
                 stack.push(opened)
-                self._rehearsal.join()
+                self._rehearsal.join(_REHEARSED)
             with Progress("made", "tables") as progress:
 
                 def show_progress(name: str, number: int, total: int) -> None:

@@ -58,7 +58,8 @@ def drain(
     """Drain the backlog with a Spark job, with a task for each backlog queue.
 
     Safe beside a syphon and beside another drain. Exit status: 0 when all backlog queues are empty; 1 when messages are
-    left or had to be dead-lettered, which are listed; 130 after Ctrl-C, when the tasks have finished.
+    left or had to be dead-lettered, which are listed; 130 after Ctrl-C, when the tasks have finished their
+    locked messages.
     """
     # Other commands don't need Spark.
     from pairmq.pipeline.drain import Drain, make_plan, session_settings

@@ -338,8 +338,8 @@ class SendRules:
 class SendMachine:
     """Decides for one send, from its beginning or from the attempt on that `SendRules.at_once` began.
 
-    ``jobs`` are its messages without a result, of one key, of which ``key`` is the way. A ``lane`` is tried before any
-    other backlog queue (SPEC 11.2).
+    ``jobs`` are its messages without a result. Where order is kept they have one key, and ``key`` is its way. A
+    ``lane`` is tried before any other backlog queue (SPEC 11.2).
     """
 
     __slots__ = (

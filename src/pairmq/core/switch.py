@@ -123,7 +123,8 @@ class Decisions:
         return tuple(decision for decision in self.all if decision.order not in kept)
 
     def next_number(self, now: float) -> int:
-        """The number of a decision that is made now, also if the secondary has lost the earlier ones."""
+        """The number of a decision that is made now, also if the secondary has lost the earlier ones. ``now`` is
+        seconds since 1970."""
         return max(self.all[-1].number + 1 if self.all else 0, int(now * 1000))
 
 
@@ -215,7 +216,8 @@ class Fleet:
         self._last: dict[str, ProcessReport] = {}
 
     def read(self, bodies: Iterable[bytes], now: float) -> None:
-        """Take the messages of the reports' queue; what is old or can't be read is passed over."""
+        """Take the messages of the reports' queue; what is old or can't be read is passed over. ``now`` is
+        seconds since 1970."""
         for body in bodies:
             try:
                 content = content_of(body)
@@ -236,7 +238,8 @@ class Fleet:
 
 
 def is_old_report(body: bytes, now: float) -> bool:
-    """Whether a message of the reports' queue can be removed: it is of no use to any process."""
+    """Whether a message of the reports' queue can be removed: it is of no use to any process. ``now`` is seconds since
+    1970."""
     try:
         content = content_of(body)
         return content.get("kind") == _REPORT and _report(content).at < now - REPORT_LIFETIME

@@ -266,8 +266,8 @@ class Engine:
     def operator(self, entity: Entity, word: str, *, syphon: bool = False) -> None:
         """Carry out ``mark_healthy``, ``force_failover`` or ``hold`` (SPEC 4.7).
 
-        With ``syphon`` this process's syphon delivers nothing to the entity either; without one it is a
-        `ConfigurationError`, and nothing is done.
+        With ``syphon`` this process's syphon delivers nothing to the entity either; in a process without a
+        syphon that is a `ConfigurationError`, and nothing is done.
         """
         runner = self.runner(entity)
         if syphon and self.syphon is None:

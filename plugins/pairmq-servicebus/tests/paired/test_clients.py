@@ -337,7 +337,7 @@ def test_ctrl_c_ends_a_program_that_waits_for_two_brokers(
     from pairmq import PairOptions
     from pairmq_servicebus.paired import PairedServiceBusClient
 
-    options = PairOptions(backlog_queue_count=1, close_grace=0.5)
+    options = PairOptions(backlog_queue_count=1, close_grace=0.5, send_timeout=3600)
     with PairedServiceBusClient.from_connection_string(
         {primary.connection_string!r}, secondary={secondary.connection_string!r}, options=options,
         admin_endpoint={given["admin_endpoint"]!r}, secondary_admin_endpoint={given["secondary_admin_endpoint"]!r},
@@ -367,7 +367,7 @@ def test_ctrl_c_ends_a_program_that_waits_for_two_brokers(
         assert program.stdout.readline() == "sending\n"
         time.sleep(0.3)
         program.send_signal(signal.SIGINT)
-        # Without Ctrl-C it would try for a minute.
+        # Without Ctrl-C it would try for an hour.
         _, errors = program.communicate(timeout=300)
         assert "KeyboardInterrupt" in errors
     finally:

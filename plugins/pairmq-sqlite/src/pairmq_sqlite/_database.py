@@ -88,9 +88,9 @@ _Identity = tuple[int, int]
 class Database:
     """An open database file of PairMQ, created if it does not exist.
 
-    It is limited to ``max_megabytes``, or by the disk. ``known`` is the file that was used last time: if it is gone, no
-    new one is created in its place, which would be empty, and would take messages that no consumer finds when the old
-    file is available again.
+    Its directory must exist. It is limited to ``max_megabytes``, or by the disk. ``known`` is the file that was used
+    last time: if it is gone, no new one is created in its place, which would be empty, and would take messages that no
+    consumer finds when the old file is available again.
     """
 
     def __init__(self, path: Path, *, max_megabytes: int | None = None, known: _Identity | None = None) -> None:

@@ -34,7 +34,8 @@ _CLAIM = "INSERT INTO pairmq_inbox (key, until) VALUES (:key, :until) ON CONFLIC
 
 
 async def store(file: tuple[int, int], queue: Entity, messages: Sequence[Message], connection: Any) -> None:
-    """Store messages in a queue; see `pairmq.transport.Transactional.store`. ``file``: device and inode."""
+    """Store messages in a queue; see `pairmq.transport.Transactional.store`. ``file`` is device and inode; the
+    messages have no time-to-live and no schedule."""
     doing = f"store in {queue}"
     try:
         begin = _begins_with(connection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pairmq.testing import judge
 from pairmq.testing.history import PRIMARY, SECONDARY, Attempt, Copy, Handover, Life, Note, Result, Sent
 from pairmq.testing.judge import Verdict, Violation
 from pairmq.testing.simulator._history import History, Trouble
+from pairmq.testing.simulator._network import PROBE
 from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS, merged
 
 
@@ -98,22 +100,38 @@ class Facts(judge.Facts):
         return found[bisect.bisect_left(ticks, first_tick) : bisect.bisect_right(ticks, last_tick)]
 
     def was_missing_for_long(self, attempt: Attempt) -> bool:
-        """Whether its process, by an operation or a probe, had not found the destination long before (ADR 4)."""
-        path, missing = attempt.entity.path, FailureReason.NOT_FOUND.value
-        found = [
-            each.at
-            for each in self._troubles[attempt.life]
-            if (each.broker, each.path, each.result.reason) == (PRIMARY, path, missing)
-        ]
-        # A batch of which each message is refused is no operation that failed.
-        found += [
-            each.ended_at or each.at
-            for each in self.history.attempts
-            if each.syphon and (each.life, each.entity.path) == (attempt.life, path)
-            if any(result.reason == missing for result in each.results or ())
-        ]
+        """Whether its process may have found the destination missing, and nothing else, for so long (ADR 4)."""
+        patience = 3 * self.options.ping_primary_interval
         ended_at = attempt.ended_at or attempt.at
-        return min(found, default=ended_at) <= ended_at - 3 * self.options.ping_primary_interval
+        since, seen = None, 0.0
+        for at, missing in self._looks.get((attempt.life, attempt.entity.path), ()):
+            if at > ended_at:
+                break
+            if not missing:
+                since = None
+            elif since is None or at - seen > patience:
+                since = at
+            seen = at
+        return since is not None and since <= ended_at - patience
+
+    @functools.cached_property
+    def _looks(self) -> dict[tuple[str, str], list[tuple[float, bool]]]:
+        """When a process asked for a destination at the primary, by a probe or a syphon's send, and if it was missing.
+
+        Pings are among them, which look like probes: so a destination may seem to be missing for longer.
+        """
+        gone = FailureReason.NOT_FOUND.value
+        found: dict[tuple[str, str], list[tuple[float, bool]]] = defaultdict(list)
+        for trouble in self.history.troubles:
+            if trouble.broker == PRIMARY and trouble.operation == PROBE and trouble.result.reason == gone:
+                found[trouble.life, trouble.path].append((trouble.at, True))
+        for each in self.history.attempts:
+            if each.syphon and each.ended_at is not None and each.results:
+                missing = any(result.reason == gone for result in each.results)
+                found[each.life, each.entity.path].append((each.ended_at, missing))
+        for looks in found.values():
+            looks.sort()
+        return found
 
     def is_calm(self, first: float, last: float) -> bool:
         """Whether no fault was on between two instants."""

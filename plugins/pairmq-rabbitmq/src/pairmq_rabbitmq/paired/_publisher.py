@@ -63,7 +63,8 @@ _KEYLESS: Final = frozenset((ExchangeType.FANOUT.value, ExchangeType.HEADERS.val
 
 
 class Confirmation(Basic.Ack):
-    """The broker's confirmation as aio-pika returns it, with the pair's receipt, None for what was dropped."""
+    """The broker's confirmation as aio-pika returns it, with the pair's receipt; None for a message that was dropped
+    because nothing takes it and ``mandatory`` is off."""
 
     # pamqp reads __slots__ when it writes a frame, so this class has none of its own.
 
@@ -75,7 +76,9 @@ class Confirmation(Basic.Ack):
 class Publisher:
     """Publishes aio-pika's messages through a pair. Any number of tasks may share one.
 
-    Its primary is RabbitMQ; it is open when the first message is published.
+    Args:
+        pair: its primary is RabbitMQ; open when the first message is published.
+        on_receipt: called with the receipt of each accepted message.
     """
 
     def __init__(self, pair: Pair, on_receipt: OnReceipt | None = None) -> None:

@@ -91,7 +91,8 @@ class SendFailure:
 class PairedBatchError(ServiceBusError):
     """Some messages of a list or batch were not accepted; the others were, and should not be sent again.
 
-    Where all of them failed alike it is that error's class too: ``except MessageSizeExceededError`` still works.
+    ``failures`` are the messages that were not accepted, in order, and ``receipts`` those of the others. Where all of
+    them failed alike it is that error's class too: ``except MessageSizeExceededError`` still works.
     """
 
     def __init__(self, message: str, failures: Sequence[SendFailure], receipts: Sequence[Receipt]) -> None:
