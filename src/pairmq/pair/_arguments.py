@@ -8,7 +8,7 @@ _LONGEST = 31_536_000.0  # s, a year: brokers and event loops can't count to inf
 def seconds(name: str, value: float, *, zero: bool = False) -> float:
     """Return a time limit as the loop's clock needs it; more than a year counts as a year.
 
-    ``name`` is for the error: a `TypeError` for what is no number, a `ValueError` for one that is too small or NaN.
+    ``name`` is for the error: a `TypeError` for another type, a `ValueError` for one that is too small or NaN.
     """
     if not isinstance(value, int | float):
         raise TypeError(f"{name} is {value!r}: give a number of seconds")

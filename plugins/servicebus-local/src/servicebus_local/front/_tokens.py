@@ -19,7 +19,7 @@ _MOST_TOKENS = 1000
 
 
 class Authorizer:
-    """Checks tokens; all, without keys, are accepted. ``any_token``: what is no shared access signature is let in."""
+    """Checks tokens; all, without keys, are accepted. ``any_token`` accepts any other token, too."""
 
     def __init__(self, keys: Mapping[str, str], *, any_token: bool = False) -> None:
         self._keys = keys
