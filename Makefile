@@ -54,13 +54,13 @@ test-spark: ## tests of the pipeline that need Spark
 	@$(READY) system
 	@$(TIERS) spark $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-test-all: ## checks, all tiers, other event loops, and 300 simulated hours
+test-all: ## checks, all tiers, and 300 simulated hours
 	@$(READY) system
-	@$(TIERS) --checks first servers spark search eager uvloop simulated
+	@$(TIERS) --checks first servers spark search simulated
 
-test-rest: ## what test-all runs besides test
+test-rest: ## what .ci/run runs after test: the other tiers, 300 simulated hours, other event loops, the model
 	@$(READY) system
-	@$(TIERS) servers spark search eager uvloop simulated
+	@$(TIERS) servers spark search eager uvloop simulated model
 
 test-long: ## what takes minutes: more outages of real servers, more examples; Spark's kills, drains, judged chaos journals, a cluster, Connect
 	@$(READY) system

@@ -3,7 +3,7 @@
 
     python scripts/model.py                writes a table
     python scripts/model.py --hazard 7     tells the stories of one hazard
-    python scripts/model.py --check        compares what was found with what is kept, as `make test-all` does
+    python scripts/model.py --check        compares what was found with what is kept, as `.ci/run` does
     python scripts/model.py --write        keeps what was found for docs/explanation/model.md, if all is well
 
 Exit status: 0 when each planted hazard was found and each world is clean, and --check found no difference; 1 when not.

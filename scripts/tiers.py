@@ -1,10 +1,11 @@
 """Run tiers of the tests, run again what failed on a real server, and print what came of it as a table.
 
 Run it with: .venv/bin/python scripts/tiers.py [--workers N] [--checks] [--report] TIER... [-- PYTEST ARGUMENTS]
-The tiers are first, search, servers, spark, long (see conftest.py) and simulated; eager and uvloop are those tests of
-the first tier that depend on the event loop, in other loops; examples are those that draw examples, with three times
-as many others. The first runs before the others, which run side by side, but search, eager, uvloop and examples one
-after the other. The simulation begins at once, beside the first tier, too: it uses what others leave.
+The tiers are first, search, servers, spark, long (see conftest.py) and simulated; model searches the core's worlds that
+are too large for the first tier; eager and uvloop are those tests of the first tier that depend on the event loop, in
+other loops; examples are those that draw examples, with three times as many others. The first runs before the others,
+which run side by side, but search, eager, uvloop and examples one after the other. The simulation and the model begin
+at once, beside the first tier, too: they use what others leave.
 
 A test of a tier with real servers that fails is run once more, alone, when the tier is over: if it fails again, it has
 failed; if it passes, it is flaky, and its log is kept. More than three flaky tests fail the tier. The first tier has no
@@ -41,7 +42,7 @@ MOST_FLAKY = 3
 MOST_REPEATED = 20  # of more it is plain that something is broken, and one by one they would take very long
 TESTS_FAILED = 1  # pytest's exit status
 # What only computes leaves the processors to what also watches the clock.
-NICENESS = {"search": 5, "eager": 5, "uvloop": 5, "examples": 5, "simulated": 19}
+NICENESS = {"search": 5, "eager": 5, "uvloop": 5, "examples": 5, "simulated": 19, "model": 19}
 # What tests of a tier have in their file, or in a conftest.py of their folders; to import all others takes each process
 # longer than a hundred tests.
 WORDS = {"search": "mark.search", "servers": "real_server", "spark": "spark"}
@@ -68,6 +69,7 @@ _EAGER = (
 _UVLOOP = ("tests/sync", "plugins/pairmq-sqlite/tests/test_conformance.py", "plugins/servicebus-local/tests/server")
 LOOPS = {"eager": _EAGER, "uvloop": _UVLOOP}  # their tests
 IN_TURN = ("search", *LOOPS, "examples")  # one process after the other; none of them needs a server
+BESIDE = ("simulated", "model")  # the first tier, whose tests wait at times
 
 
 @dataclass
@@ -124,11 +126,12 @@ class Tier:
         if self._name == "simulated":
             simulate = [sys.executable, "-m", "pairmq", "simulate"]
             hours = ([*simulate, "--ordering", each, "--seeds", f"0..{many - 1}"] for each, many in HOURS.items())
-            # With the worlds that are too large for the first tier; it is one process, which would be the last to run.
-            model = [sys.executable, str(ROOT / "scripts" / "model.py"), "--check"]
             with ThreadPoolExecutor() as side_by_side:
-                self.result.status = int(any(side_by_side.map(self._call, (*hours, model))))
+                self.result.status = int(any(side_by_side.map(self._call, hours)))
             self.result.passed, self.result.failed = (0, 1) if self.result.status else (sum(HOURS.values()), 0)
+        elif self._name == "model":
+            self.result.status = self._call([sys.executable, str(ROOT / "scripts" / "model.py"), "--check"])
+            self.result.passed, self.result.failed = (0, 1) if self.result.status else (1, 0)
         else:
             status = self._pytest(self._parallel)
             self._count()
@@ -338,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run tiers, and print their table."""
     parser = argparse.ArgumentParser(description="run tiers of the tests, and print a table of what came of them")
     parser.add_argument(
-        "tiers", nargs="*", choices=["first", "servers", "spark", "long", *IN_TURN, "simulated", []], metavar="TIER"
+        "tiers", nargs="*", choices=["first", "servers", "spark", "long", *IN_TURN, *BESIDE, []], metavar="TIER"
     )
     parser.add_argument(
         "--workers",
@@ -367,9 +370,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(tiers: dict[str, Tier], with_checks: bool) -> bool:
-    """Run the first tier, with the simulation beside it, and then the others; gives whether the checks have passed."""
-    first, simulated = tiers.pop("first", None), tiers.pop("simulated", None)
-    threads = [_lane([simulated])] if simulated else []
+    """Run the first tier, with what runs beside it, and then the others; gives whether the checks have passed."""
+    first = tiers.pop("first", None)
+    beside = [tiers.pop(name) for name in BESIDE if name in tiers]
+    threads = [_lane([tier]) for tier in beside]
     if first:
         first.quiet = False
         checks = Checks(first) if with_checks else None
@@ -378,8 +382,8 @@ def _run(tiers: dict[str, Tier], with_checks: bool) -> bool:
             first.run()
             passed = not checks or checks.passed()
         finally:
-            if simulated and not passed:
-                simulated.stop()
+            for tier in beside if not passed else ():
+                tier.stop()
         if not passed:
             for thread in threads:
                 thread.join()

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT = json.loads((ROOT / "docs" / "explanation" / "model.json").read_text(encoding="utf-8"))
 FEWEST_STATES = 4_000
 # What has more states, with the real rules or a planted hazard, is searched by `scripts/model.py --check`, in
-# `make test-all`.
+# `.ci/run`.
 MOST_STATES = 7_700
 MOST_STATES_PLANTED = 2_500
 CHECKS = [

@@ -54,23 +54,23 @@ def test_a_failed_check_stops_the_tests_and_is_reported(command: Any, capsys: py
     assert "checks FAILED, so no more tests are run\nno such type\n" in capsys.readouterr().out
 
 
-def test_the_simulation_begins_beside_the_first_tier_and_others_after_it(command: Any) -> None:
+def test_the_simulation_and_the_model_begin_beside_the_first_tier_and_others_after_it(command: Any) -> None:
     log: list[str] = []
-    begun = threading.Event()
+    begun = {"simulated": threading.Event(), "model": threading.Event()}
 
     class Noted(command.Tier):  # type: ignore[misc, name-defined]
         def run(self) -> None:
             log.append(self.result.tier)
-            if self.result.tier == "simulated":
-                begun.set()
+            if self.result.tier in begun:
+                begun[self.result.tier].set()
             elif self.result.tier == "first":
-                assert begun.wait(60)
+                assert all(each.wait(60) for each in begun.values())
                 log.append("first is over")
 
-    assert command._run({name: Noted(name, 0, [], True) for name in ("first", "servers", "eager", "simulated")}, False)
-    assert sorted(log[:2]) == ["first", "simulated"]
-    assert log[2] == "first is over"
-    assert sorted(log[3:]) == ["eager", "servers"]
+    assert command._run({name: Noted(name, 0, [], True) for name in ("servers", "eager", "first", *begun)}, False)
+    assert sorted(log[:3]) == ["first", "model", "simulated"]
+    assert log[3] == "first is over"
+    assert sorted(log[4:]) == ["eager", "servers"]
 
 
 def test_a_failed_check_stops_the_simulation_too(
@@ -82,10 +82,11 @@ def test_a_failed_check_stops_the_simulation_too(
 
     checks = command.Checks
     monkeypatch.setattr(command, "Checks", lambda first: checks(first, ["sh", "-c", "sleep 0.3; exit 1"]))
-    tiers = {name: Long(name, 0, [], True) for name in ("first", "servers", "simulated")}
+    tiers = {name: Long(name, 0, [], True) for name in ("first", "servers", "simulated", "model")}
     assert not command._run(dict(tiers), True)
     assert tiers["first"].result.status != 0
     assert tiers["simulated"].result.status != 0
+    assert tiers["model"].result.status != 0
     assert tiers["servers"].result.status == 0  # not begun
     assert "checks FAILED" in capsys.readouterr().out
 
