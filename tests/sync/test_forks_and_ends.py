@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import thread
+
 import pytest
 
+from pairmq import Entity
 from pairmq.observe.journal import read_rows
+from pairmq.sync import Pair
+from pairmq.sync._loop import run as on_the_loop
 
 # Every child settles by itself; the parent's pair must not notice that there are any.
 FORKS = """
@@ -208,6 +214,36 @@ def test_a_pair_that_is_not_closed_is_closed_as_the_process_ends(program, tmp_pa
     kinds = [row["kind"] for row in read_rows(tmp_path / "journal")]
     assert kinds[-1] == "JournalClosed"
     assert kinds.index("SendCompleted") < kinds.index("PairEnded")
+
+
+AFTER_THE_MAIN_THREAD = """
+import sys, threading, time
+from pairmq import Message
+from pairmq.sync import Pair
+
+# Names, which are looked up by another thread than the event loop's.
+pair = Pair.connect(*[url.replace("127.0.0.1", "localhost") for url in sys.argv[1:3]], failover_interval=0).open()
+
+def work():
+    while threading.main_thread().is_alive():
+        time.sleep(0.05)
+    print(pair.sender("orders").send(Message(b"1")).route)
+
+threading.Thread(target=work).start()
+"""
+
+
+@pytest.mark.real_server
+def test_threads_that_outlive_the_main_thread_connect_to_brokers_by_name(program, processes):
+    """The event loop could start no lookup of a name any more: a primary in good order was failed over."""
+    with Pair.connect(*[server.url for server in processes]) as pair:
+        pair.primary.admin.create(Entity("orders"))
+    assert program(AFTER_THE_MAIN_THREAD).stdout == "primary\n"
+
+
+def test_the_loop_has_threads_for_work_after_the_end_of_the_main_thread(monkeypatch):
+    monkeypatch.setattr(thread, "_shutdown", True)  # as it is then
+    assert on_the_loop(asyncio.to_thread(int, "7")) == 7
 
 
 CTRL_C = """

@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
+from pairmq.transport import OwnThreads
+
 T = TypeVar("T")
 
 _THREAD = "pairmq"
@@ -58,6 +60,7 @@ class _Loop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(OwnThreads())
         self._ends: set[asyncio.Task[object]] = set()
         self._thread = threading.Thread(target=self._work, name=_THREAD, daemon=True)
         self._thread.start()

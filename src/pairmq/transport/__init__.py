@@ -1,7 +1,7 @@
 """The abstract interfaces to a broker, and the values that transports report."""
 
 from pairmq.transport._claims import Claim, ClaimStore
-from pairmq.transport._dial import dial
+from pairmq.transport._dial import dial, lookup
 from pairmq.transport._header import MalformedHeader, decode_header, encode_header
 from pairmq.transport._naming import (
     ENDPOINT_OPTIONS,
@@ -28,7 +28,7 @@ from pairmq.transport._transport import (
 )
 from pairmq.transport._url import LOOPBACK, TLS_OPTIONS, BrokerUrl, TlsOptions, UrlOptions, bracketed
 from pairmq.transport._values import Capabilities, ConfirmRisk, Endpoint, QueueCounts, QueuePositions, QueueProperties
-from pairmq.transport._worker import Job, Worker
+from pairmq.transport._worker import Job, OwnThreads, Worker
 from pairmq.transport._wrappers import AdminWrapper, ReceiverWrapper, SenderWrapper, TransportWrapper
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "Job",
     "MalformedHeader",
     "OtherDatabase",
+    "OwnThreads",
     "QueueCounts",
     "QueuePositions",
     "QueueProperties",
@@ -78,6 +79,7 @@ __all__ = [
     "in_turns",
     "is_local_address",
     "is_nothing_sent",
+    "lookup",
     "nothing_sent",
     "outcomes_in_order",
     "raise_failure",

@@ -1,20 +1,71 @@
-"""Connecting to a host whose name has several addresses, one of which may be dead."""
+"""Looking up a host's name, and connecting to it where it has several addresses, one of which may be dead."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import socket
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from pairmq.transport._tasks import start_task
+from pairmq.transport._worker import OwnThreads
 
 _PATIENCE = 0.25  # s until the next address is tried as well, as in RFC 8305
+_SHARED = 5.0  # s for which callers join a lookup that is under way
+
+_threads = OwnThreads()
+_lookups: dict[tuple[str, int, int], tuple[float, Future[list[Any]]]] = {}
+
+
+async def lookup(host: str, port: int) -> list[Any]:
+    """Look up a host's name in a thread that is used for nothing else.
+
+    An event loop has few threads for this. Lookups of one broker's name that hang would keep those of the other
+    broker's from beginning: the resolver of names is a part of many an outage.
+
+    Args:
+        host: a name or an address.
+        port: of TCP.
+
+    Returns:
+        What `socket.getaddrinfo` returns; nothing for an address.
+
+    Raises:
+        OSError: the name has no address, or can't be looked up.
+    """
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return await asyncio.wrap_future(_looked_up(host, port))
+    return []
+
+
+def _looked_up(host: str, port: int) -> Future[list[Any]]:
+    """Begin a lookup, or join one: attempts to connect end sooner than lookups that hang."""
+    key = (host, port, os.getpid())  # a forked child has none of its parent's threads
+    now = time.monotonic()
+    # Without a lock, which a fork could leave locked: two threads may do the same lookup.
+    begun_at, found = _lookups.get(key, (0.0, None))
+    if found is None or now - begun_at > _SHARED:
+        found = _threads.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        _lookups[key] = now, found
+    found.add_done_callback(lambda ended: _forget(key, ended))
+    return found
+
+
+def _forget(key: tuple[str, int, int], ended: Future[list[Any]]) -> None:
+    if _lookups.get(key, (0.0, None))[1] is ended:
+        _lookups.pop(key, None)
 
 
 async def dial(host: str, port: int) -> socket.socket | None:
     """Connect to the first of a name's addresses that answers, trying the next one when one is silent or has failed.
+
+    The name is looked up by `lookup`.
 
     An event loop tries them one after the other: a dead host that drops packets would use up every attempt's time.
     asyncio's own way around that, `happy_eyeballs_delay`, is missing in uvloop, and fails with eager tasks in some
@@ -25,19 +76,13 @@ async def dial(host: str, port: int) -> socket.socket | None:
         port: of TCP.
 
     Returns:
-        The socket, not blocking; None for an address, or a name with one: nothing was done.
+        The socket, not blocking; None for an address: nothing was done.
 
     Raises:
-        OSError: why the first address failed, when all have.
+        OSError: why the first address failed, when all have; or why the name was not found.
     """
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        pass
-    else:
-        return None
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return await _first(found) if len(found) > 1 else None
+    found = await lookup(host, port)
+    return await _first(found) if found else None
 
 
 async def _first(found: Sequence[Any]) -> socket.socket:

@@ -1,4 +1,4 @@
-"""A thread for a client library that blocks: it does one job after the other, while the event loop goes on."""
+"""Threads for what blocks: one that does a client library's jobs one after the other, and one for each single work."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar, cast
 
 from pairmq.model import FailureKind, FailureReason, TransportError
@@ -16,6 +17,40 @@ from pairmq.transport._scope import Scope
 from pairmq.transport._transport import nothing_sent
 
 T = TypeVar("T")
+
+
+class OwnThreads(ThreadPoolExecutor):
+    """An executor that gives each work a thread of its own, for event loops in threads of PairMQ's.
+
+    The executor that a loop makes itself takes no more work from the end of the main thread on, though other threads
+    and handlers of `atexit` may still send; and a few calls that hang, such as lookups of names, hold up all others.
+    """
+
+    def submit(self, work: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
+        """Do something in a new thread, or at once where the interpreter is exiting and starts no threads.
+
+        Raises:
+            RuntimeError: the system gives no thread.
+        """
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                result = work(*arguments, **named)
+            except BaseException as error:  # as other executors do
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        # A daemon: a call that never returns must not keep the program from ending.
+        try:
+            threading.Thread(target=run, name="pairmq work", daemon=True).start()
+        except RuntimeError as error:
+            if "shutdown" not in str(error):
+                raise
+            run()
+        return future
 
 
 class _State(enum.Enum):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import select
-import socket
 import struct
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
@@ -16,7 +15,7 @@ from psycopg import AsyncConnection, abc, waiting
 from psycopg.adapt import Dumper, Transformer
 from psycopg.pq import ConnStatus, ExecStatus, Format
 
-from pairmq.transport import dial, start_task
+from pairmq.transport import dial, lookup, start_task
 from pairmq_postgres._drivers import numbered
 from pairmq_postgres._errors import NotSent
 from pairmq_postgres._url import PostgresUrl, is_directory
@@ -300,15 +299,14 @@ class Hosts:
         return made
 
     async def _addresses(self, host: tuple[str, int]) -> dict[str, str]:
-        """The addresses of a name that has several, first the one that answers: psycopg waits for each in turn."""
+        """The addresses of a name, first the one that answers where it has several: psycopg waits for each in turn."""
         async with asyncio.timeout(self._url.connect_timeout):
-            connection = await dial(*host)
-        if connection is None:
-            return {}
-        answers = connection.getpeername()[0]
-        connection.close()
-        found = await asyncio.get_running_loop().getaddrinfo(*host, type=socket.SOCK_STREAM)
-        every = list(dict.fromkeys((answers, *(address[0] for *_, address in found))))
+            every = list(dict.fromkeys(address[0] for *_, address in await lookup(*host)))
+            if not every:
+                return {}
+            if len(every) > 1 and (connection := await dial(*host)) is not None:
+                every = list(dict.fromkeys((connection.getpeername()[0], *every)))
+                connection.close()
         return {"host": ",".join([host[0]] * len(every)), "hostaddr": ",".join(map(str, every))}
 
     async def _find(self) -> tuple[tuple[str, int], Connection]:

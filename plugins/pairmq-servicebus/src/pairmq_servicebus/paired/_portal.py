@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from pairmq.transport import OwnThreads
+
 T = TypeVar("T")
 
 _LAST_TURN = 0.01  # s
@@ -114,6 +116,7 @@ class Portal:
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             loop = asyncio.new_event_loop()
+            loop.set_default_executor(OwnThreads())
             try:
                 thread = threading.Thread(target=self._serve, args=(loop,), name=self._name, daemon=True)
                 thread.start()
