@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, LiteralString
 
 import psycopg
@@ -44,7 +45,18 @@ class PostgresChaos(ServerBroker):
     def __init__(self) -> None:
         self._server = PostgresServer()
         self._locking: psycopg.Connection[Any] | None = None
-        super().__init__(self._server)
+        read_only = self._server.set_read_only
+        super().__init__(
+            self._server,
+            {
+                "locked": (self._lock, self._unlock),
+                "read-only": (partial(read_only, True), partial(read_only, False)),
+                "password": (self._change_password, partial(self._set_password, self._server.password)),
+                "permissions": (partial(self._change, _REVOKE), partial(self._change, *GRANTS)),
+                "user-limit": (self._forbid_connections, partial(self._change, "ALTER ROLE {} CONNECTION LIMIT -1")),
+                "drop-clients": (self._drop, lambda: None),
+            },
+        )
 
     @property
     def url(self) -> str:
@@ -55,50 +67,26 @@ class PostgresChaos(ServerBroker):
     def address(self) -> tuple[str, int]:
         return _HOST, self._server.port
 
-    def apply(self, fault: str) -> None:
-        match fault:
-            case "read-only":
-                self._server.set_read_only(True)
-            case "locked":
-                self._locking = psycopg.connect(**self._server.parameters())
-                self._locking.execute("LOCK TABLE pairmq.message")
-            case "drop-clients":
-                self._drop()
-            case "password":
-                self._set_password(_OTHER_PASSWORD)
-                self._drop()
-            case "permissions":
-                self._change(_REVOKE)
-            case "user-limit":
-                self._change("ALTER ROLE {} CONNECTION LIMIT 0")
-                self._drop()
-            case _:
-                super().apply(fault)
-
-    def cure(self, fault: str) -> None:
-        super().cure(fault)
-        match fault:
-            case "read-only":
-                self._server.set_read_only(False)
-            case "locked":
-                if self._locking is not None:
-                    self._locking.close()
-                    self._locking = None
-            case "password":
-                self._set_password(self._server.password)
-            case "permissions":
-                for grant in GRANTS:
-                    self._change(grant)
-            case "user-limit":
-                self._change("ALTER ROLE {} CONNECTION LIMIT -1")
-
-    def heal(self) -> None:
-        for fault in ("locked", "read-only", "password", "permissions", "user-limit"):
-            self.cure(fault)
-
     def count(self, queue: str) -> int:
         """The rows of the queue, scheduled and locked ones too."""
         return _count(self._server, queue)
+
+    def _lock(self) -> None:
+        self._locking = psycopg.connect(**self._server.parameters())
+        self._locking.execute("LOCK TABLE pairmq.message")
+
+    def _unlock(self) -> None:
+        if self._locking is not None:
+            self._locking.close()
+            self._locking = None
+
+    def _change_password(self) -> None:
+        self._set_password(_OTHER_PASSWORD)
+        self._drop()
+
+    def _forbid_connections(self) -> None:
+        self._change("ALTER ROLE {} CONNECTION LIMIT 0")
+        self._drop()
 
     def _drop(self) -> None:
         self._run(_DROP, self._server.role)
@@ -106,8 +94,9 @@ class PostgresChaos(ServerBroker):
     def _set_password(self, password: str) -> None:
         self._run(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(self._server.role), password))
 
-    def _change(self, statement: LiteralString) -> None:
-        self._run(sql.SQL(statement).format(sql.Identifier(self._server.role)))
+    def _change(self, *statements: LiteralString) -> None:
+        for statement in statements:
+            self._run(sql.SQL(statement).format(sql.Identifier(self._server.role)))
 
     def _run(self, statement: LiteralString | sql.Composed, *values: str) -> psycopg.Cursor[Any]:
         with psycopg.connect(**self._server.parameters(), autocommit=True) as connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from pairmq.testing.chaos.broker import KILL, PAUSE, ChaosBroker, FaultKind, ServerBroker
@@ -12,6 +13,13 @@ from pairmq_rabbitmq.testing import RabbitCluster, RabbitServer
 _HOST = "127.0.0.1"
 _USER, _PASSWORD = "app", "app"
 _POLICY = "pairmq-chaos"
+_CLEAR_POLICY = f'rabbit_policy:delete(<<"/">>, <<"{_POLICY}">>, <<"pairmq">>)'
+_SET_LIMIT = (
+    f'ok = rabbit_auth_backend_internal:set_user_limits(<<"{_USER}">>, #{{<<"max-connections">> => 0}}, <<"pairmq">>)'
+)
+_CLEAR_LIMIT = (
+    f'ok = rabbit_auth_backend_internal:clear_user_limits(<<"{_USER}">>, <<"max-connections">>, <<"pairmq">>)'
+)
 _LOCK = 10  # s; with the usual minute, a few failed completions would last as long as a run waits for its end
 _START_TIMEOUT = 600.0  # s, on a busy machine: without its server a run has no verdict
 
@@ -42,8 +50,23 @@ class RabbitChaos(ServerBroker):
 
     def __init__(self, server: RabbitServer | None = None) -> None:
         self._borrowed = server is not None
-        self._server = server or RabbitServer(start_timeout=_START_TIMEOUT)
-        super().__init__(self._server)
+        self._server = server = server or RabbitServer(start_timeout=_START_TIMEOUT)
+        super().__init__(
+            server,
+            {
+                "down": (self._go_down, self._come_up),
+                "memory-alarm": (server.block, server.unblock),
+                "refuse-clients": (server.refuse_clients, server.accept_clients),
+                "queue-full": (self._fill_queues, partial(server.erl, _CLEAR_POLICY)),
+                "password": (self._change_password, partial(server.change_password, _USER, _PASSWORD)),
+                "permissions": (
+                    partial(server.set_permissions, _USER, write=""),
+                    partial(server.set_permissions, _USER),
+                ),
+                "user-limit": (self._forbid_connections, partial(server.erl, _CLEAR_LIMIT)),
+                "drop-clients": (server.drop_clients, lambda: None),
+            },
+        )
 
     def start(self) -> None:
         """Start it, and create the clients' user."""
@@ -59,61 +82,6 @@ class RabbitChaos(ServerBroker):
     def address(self) -> tuple[str, int]:
         return _HOST, self._server.port
 
-    def apply(self, fault: str) -> None:
-        server = self._server
-        match fault:
-            case "memory-alarm":
-                server.block()
-            case "down":
-                server.settle()  # it loses queues that were created a moment ago, as `kill` says
-                server.go_down()
-            case "drop-clients":
-                server.drop_clients()
-            case "refuse-clients":
-                server.refuse_clients()
-            case "queue-full":
-                # One after the other: a queue that gets the limit first drops all messages beyond it.
-                server.set_policy(_POLICY, ".*", {"overflow": "reject-publish"})
-                server.set_policy(_POLICY, ".*", {"overflow": "reject-publish", "max-length": 1})
-            case "password":
-                server.change_password(_USER, "changed by an operator")
-                server.drop_clients()
-            case "permissions":
-                server.set_permissions(_USER, write="")
-            case "user-limit":
-                limit = '#{<<"max-connections">> => 0}, <<"pairmq">>'
-                server.erl(f'ok = rabbit_auth_backend_internal:set_user_limits(<<"{_USER}">>, {limit})')
-                server.drop_clients()
-            case _:
-                super().apply(fault)
-
-    def cure(self, fault: str) -> None:
-        super().cure(fault)
-        server = self._server
-        match fault:
-            case "memory-alarm":
-                server.unblock()
-            case "down":
-                server.come_up()
-            case "refuse-clients":
-                server.accept_clients()
-            case "queue-full":
-                server.erl(f'rabbit_policy:delete(<<"/">>, <<"{_POLICY}">>, <<"pairmq">>)')
-            case "password":
-                server.change_password(_USER, _PASSWORD)
-            case "permissions":
-                server.set_permissions(_USER)
-            case "user-limit":
-                limit = f'<<"{_USER}">>, <<"max-connections">>, <<"pairmq">>'
-                server.erl(f"ok = rabbit_auth_backend_internal:clear_user_limits({limit})")
-
-    def heal(self) -> None:
-        super().heal()
-        if self._server.erl("rabbit:is_running()") != "true":
-            self._server.come_up()
-        for fault in ("memory-alarm", "refuse-clients", "queue-full", "password", "permissions", "user-limit"):
-            self.cure(fault)
-
     def count(self, queue: str) -> int:
         """The ready messages, and those delivered and not acknowledged, as counted by the queue itself."""
         return sum(self._server.queues().get(queue, (0, 0)))
@@ -124,6 +92,27 @@ class RabbitChaos(ServerBroker):
             self._server.reset()
         else:
             super().close()
+
+    def _go_down(self) -> None:
+        self._server.settle()  # it loses queues that were created a moment ago, as `kill` says
+        self._server.go_down()
+
+    def _come_up(self) -> None:
+        if self._server.erl("rabbit:is_running()") != "true":
+            self._server.come_up()
+
+    def _fill_queues(self) -> None:
+        # One after the other: a queue that gets the limit first drops all messages beyond it.
+        self._server.set_policy(_POLICY, ".*", {"overflow": "reject-publish"})
+        self._server.set_policy(_POLICY, ".*", {"overflow": "reject-publish", "max-length": 1})
+
+    def _change_password(self) -> None:
+        self._server.change_password(_USER, "changed by an operator")
+        self._server.drop_clients()
+
+    def _forbid_connections(self) -> None:
+        self._server.erl(_SET_LIMIT)
+        self._server.drop_clients()
 
 
 class RabbitClusterChaos(ChaosBroker):

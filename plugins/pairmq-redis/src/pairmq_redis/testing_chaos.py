@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from pairmq.model import Entity
@@ -37,7 +38,21 @@ class RedisChaos(ServerBroker):
 
     def __init__(self) -> None:
         self._server = RedisServer()
-        super().__init__(self._server)
+        command = self._server.command
+        config, permit = partial(command, "CONFIG", "SET"), partial(command, "ACL", "SETUSER", "default")
+        super().__init__(
+            self._server,
+            {
+                "password": (self._change_password, self._restore_password),
+                "permissions": (partial(permit, "-@write"), partial(permit, "+@all")),
+                "out-of-memory": (partial(config, "maxmemory", "1"), partial(config, "maxmemory", "0")),
+                "replica": (
+                    lambda: command("REPLICAOF", _HOST, str(free_port())),
+                    partial(command, "REPLICAOF", "NO", "ONE"),
+                ),
+                "drop-clients": (self._drop_clients, lambda: None),
+            },
+        )
 
     @property
     def url(self) -> str:
@@ -47,41 +62,17 @@ class RedisChaos(ServerBroker):
     def address(self) -> tuple[str, int]:
         return _HOST, self._server.port
 
-    def apply(self, fault: str) -> None:
-        command = self._server.command
-        match fault:
-            case "out-of-memory":
-                command("CONFIG", "SET", "maxmemory", "1")
-            case "replica":
-                command("REPLICAOF", _HOST, str(free_port()))
-            case "password":
-                command("CONFIG", "SET", "requirepass", _OTHER_PASSWORD)
-                self._server.password = _OTHER_PASSWORD
-                command("CLIENT", "KILL", "TYPE", "normal")
-            case "permissions":
-                command("ACL", "SETUSER", "default", "-@write")
-            case "drop-clients":
-                command("CLIENT", "KILL", "TYPE", "normal")
-            case _:
-                super().apply(fault)
+    def _drop_clients(self) -> None:
+        self._server.command("CLIENT", "KILL", "TYPE", "normal")
 
-    def cure(self, fault: str) -> None:
-        super().cure(fault)
-        command = self._server.command
-        match fault:
-            case "out-of-memory":
-                command("CONFIG", "SET", "maxmemory", "0")
-            case "replica":
-                command("REPLICAOF", "NO", "ONE")
-            case "password":
-                command("CONFIG", "SET", "requirepass", "")
-                self._server.password = None
-            case "permissions":
-                command("ACL", "SETUSER", "default", "+@all")
+    def _change_password(self) -> None:
+        self._server.command("CONFIG", "SET", "requirepass", _OTHER_PASSWORD)
+        self._server.password = _OTHER_PASSWORD
+        self._drop_clients()
 
-    def heal(self) -> None:
-        for fault in ("password", "permissions", "out-of-memory", "replica"):
-            self.cure(fault)
+    def _restore_password(self) -> None:
+        self._server.command("CONFIG", "SET", "requirepass", "")
+        self._server.password = None
 
     def count(self, queue: str) -> int:
         """The length of the queue's stream, and the number of scheduled messages."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, cast
 
@@ -98,11 +98,19 @@ class Server(conformance.Server, Protocol):
 
 
 class ServerBroker(ChaosBroker):
-    """A chaos broker around a server process, with the faults `KILL` and `PAUSE`; a subclass adds its product's. The
-    server runs and is empty, or is not started yet."""
+    """A chaos broker around a server process, with the faults `KILL` and `PAUSE`, and the product's own.
 
-    def __init__(self, server: Server) -> None:
+    Args:
+        server: runs and is empty, or is not started yet.
+        own: for each of the product's faults what begins it, and what ends it; `heal` ends them in this order, also
+            those that did not begin.
+    """
+
+    def __init__(
+        self, server: Server, own: Mapping[str, tuple[Callable[[], object], Callable[[], object]]] | None = None
+    ) -> None:
         self._process = server
+        self._own = own or {}
         self._paused = False
 
     def start(self) -> None:
@@ -110,8 +118,10 @@ class ServerBroker(ChaosBroker):
         self._process.start()
 
     def apply(self, fault: str) -> None:
-        """Kill or pause it."""
-        if fault == KILL.name:
+        """Kill or pause it, or begin a fault of its own."""
+        if fault in self._own:
+            self._own[fault][0]()
+        elif fault == KILL.name:
             self._process.kill()
         elif fault == PAUSE.name:
             self._process.pause()
@@ -120,15 +130,18 @@ class ServerBroker(ChaosBroker):
             raise ValueError(f"{type(self).__name__} knows no fault {fault!r}")
 
     def cure(self, fault: str) -> None:
-        """Start it again, or let it go on."""
+        """Start it again, or let it go on, and end a fault of its own."""
         if self._paused:
             self._process.resume()
             self._paused = False
         self._process.start()
+        if fault in self._own:
+            self._own[fault][1]()
 
     def heal(self) -> None:
-        """End a kill or a pause."""
-        self.cure("")
+        """End a kill or a pause, and all faults of its own."""
+        for fault in self._own or ("",):
+            self.cure(fault)
 
     def close(self) -> None:
         """End the process."""
