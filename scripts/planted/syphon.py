@@ -192,7 +192,7 @@ SYPHON = (
     ),
     Mutant(
         "an entity is called drained while its lane holds messages",
-        "src/pairmq/core/drain.py",
+        "src/pairmq/core/lanes.py",
         "    return since if lane == 0 else None",
         "    return since",
         tests=("tests/runner/test_lanes.py",),

@@ -1,7 +1,6 @@
 """Decisions without IO: time and randomness come in as values, effects go out as values."""
 
-from pairmq.core._effects import Changed, Effect, LateResult, SendPing, StopPing, ToBacklog, ToPrimary
-from pairmq.core._inputs import (
+from pairmq.core._signals import (
     DIVERT_ENDED,
     DIVERT_REQUESTED,
     FORCE_FAILOVER,
@@ -9,11 +8,14 @@ from pairmq.core._inputs import (
     MARK_HEALTHY,
     ROUTE_REQUESTED,
     BacklogSeenEmpty,
+    Changed,
     DivertEnded,
     DivertRequested,
+    Effect,
     ForceFailover,
     Hold,
     Input,
+    LateResult,
     MarkHealthy,
     PingFailed,
     PingRefused,
@@ -23,11 +25,14 @@ from pairmq.core._inputs import (
     PrimaryAccepted,
     PrimaryFailed,
     RouteRequested,
+    SendPing,
+    StopPing,
     TimerFired,
+    ToBacklog,
+    ToPrimary,
 )
-from pairmq.core._states import Backlog, Health, visible
+from pairmq.core._transitions import Backlog, Health, visible
 from pairmq.core.backoff import TRANSIENT_RETRIES, Backoff, Pace
-from pairmq.core.drain import EmptyWatch, drained_since
 from pairmq.core.envelope import (
     ALIASES,
     MAYBE_DUPLICATE,
@@ -44,11 +49,13 @@ from pairmq.core.lanes import (
     LANE_LOOK_INTERVAL,
     LANE_POLL,
     Call,
+    EmptyWatch,
     LaneStep,
     LaneWatch,
     Outcome,
     ReadSide,
     TwoSides,
+    drained_since,
     from_lane,
     renewal_due,
 )

@@ -1,8 +1,9 @@
 """What holds for lanes: backlog queues that consumers read beside the primary while it is unavailable (SPEC 11).
 
-Which sends go to a lane is `Rotation`'s to decide, and when an entity's backlog counts as drained `EmptyWatch`'s. Here
-is what a consumer may be given of a lane, which side its receiver reads (`TwoSides`), and when the syphon reads the
-lane as well (`LaneWatch`): a message that a consumer takes from the lane is spared the way over the primary.
+Which sends go to a lane is `Rotation`'s to decide. Here is what a consumer may be given of a lane, which side its
+receiver reads (`TwoSides`), when the syphon reads the lane as well (`LaneWatch`): a message that a consumer takes from
+the lane is spared the way over the primary; and when the backlog, lane included, counts as empty (`EmptyWatch`,
+SPEC 4.5).
 """
 
 from __future__ import annotations
@@ -126,6 +127,48 @@ class LaneWatch:
             return max(_SHORTEST_LOOK, min(self._patience, self._since + self._patience - now))
         usual = max(_SHORTEST_LOOK, self._patience)
         return min(LANE_LOOK_INTERVAL, usual * _LANE_FACTOR ** min(self._empty_looks, 20))
+
+
+def drained_since(since: float | None, lane: int | None) -> float | None:
+    """Since when an entity's backlog is known to be empty: its lane's, if it has one, and no other lane (SPEC 11.4).
+
+    ``since``: when all shared queues are, ``lane``: messages of its lane by a count that began after that, 0 without
+    one; None is unknown.
+    """
+    return since if lane == 0 else None
+
+
+class EmptyWatch:
+    """Remembers since when each backlog queue is known to be empty.
+
+    A queue counts from the beginning of the check that saw it empty: what arrived during the check may have been
+    missed. A queue that could not be reached, or that held a message, does not count until it is seen empty again.
+    """
+
+    __slots__ = ("_since",)
+
+    def __init__(self, count: int) -> None:
+        self._since: list[float | None] = [None] * count
+
+    def seen_empty(self, index: int, began_at: float) -> float | None:
+        """Note that a check which began at ``began_at`` reached the queue and saw it empty; return the instant since
+        which *all* queues are known to be empty, None while one is not."""
+        self._since[index] = began_at
+        return self.all_since()
+
+    def not_empty(self, index: int) -> None:
+        """Note that the queue held something, or could not be reached."""
+        self._since[index] = None
+
+    def all_since(self) -> float | None:
+        """Return the instant at or after which every queue's check began; None while one is not known to be empty."""
+        earliest: float | None = None
+        for since in self._since:
+            if since is None:
+                return None
+            if earliest is None or since < earliest:
+                earliest = since
+        return earliest
 
 
 class Call(NamedTuple):

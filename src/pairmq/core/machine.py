@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from pairmq.core import _inputs as i
-from pairmq.core._effects import Changed, Effect, LateResult, SendPing, StopPing, ToBacklog, ToPrimary
-from pairmq.core._inputs import Input
-from pairmq.core._states import Backlog, Health, visible
-from pairmq.core._transitions import BACKLOG, HEALTH, BacklogSymbol, Do, Row, Symbol, starts_epoch
+from pairmq.core import _signals as i
+from pairmq.core._signals import Changed, Effect, Input, LateResult, SendPing, StopPing, ToBacklog, ToPrimary
+from pairmq.core._transitions import (
+    BACKLOG,
+    HEALTH,
+    Backlog,
+    BacklogSymbol,
+    Do,
+    Health,
+    Row,
+    Symbol,
+    starts_epoch,
+    visible,
+)
 from pairmq.core.backoff import TRIALS
 from pairmq.core.options import PairOptions
 from pairmq.model import EntityState, FailureKind

@@ -40,7 +40,7 @@ import enum
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from pairmq.core._effects import ToBacklog, ToPrimary
+from pairmq.core._signals import ToBacklog, ToPrimary
 from pairmq.core.backoff import TRANSIENT_RETRIES, Backoff
 from pairmq.core.machine import ImpossibleInputError
 from pairmq.core.options import PairOptions
