@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from azure.core.credentials import TokenCredential
 from azure.servicebus import ServiceBusClient, ServiceBusReceivedMessage, ServiceBusReceiver, ServiceBusSender
@@ -17,7 +17,16 @@ from pairmq import Entity, EntityState, Pair
 from pairmq_servicebus.paired._convert import PairedMessageBatch, SingleMessage, make_batch
 from pairmq_servicebus.paired._portal import Portal
 from pairmq_servicebus.paired._receiving import SETTLEMENTS, SharedReceiver, renew
-from pairmq_servicebus.paired._sending import SHUT_DOWN, Messages, OnReceipt, Sending, check_timeout, settle, taken
+from pairmq_servicebus.paired._sending import (
+    SHUT_DOWN,
+    Handler,
+    Messages,
+    OnReceipt,
+    Sending,
+    check_timeout,
+    settle,
+    taken,
+)
 from pairmq_servicebus.paired._shared import Own, SharedClient, SharedSender
 
 if TYPE_CHECKING:
@@ -119,19 +128,44 @@ class PairedServiceBusClient(
         )
 
 
-class PairedServiceBusSender(SharedSender[ServiceBusSender]):
+T = TypeVar("T", ServiceBusSender, ServiceBusReceiver)
+
+
+class _Handler(Handler[T]):
+    """One whose way to the pair is in the client's portal."""
+
+    def __init__(self, portal: Portal, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._portal = portal
+        # The client's own senders and receivers are not thread-safe.
+        self._own_lock = threading.Lock()
+
+    def close(self) -> None:
+        """Take no more messages, and release what a receiver has not settled, on both sides. Idempotent."""
+        self._closed = True
+        if self._portal.elsewhere:
+            return  # both connections are the parent's
+        if not self._portal.closed:
+            with contextlib.suppress(RuntimeError):  # the client is being closed by another thread
+                self._portal.run(self._way.close)
+        with self._own_lock:
+            if self._own is not None:
+                self._own.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._portal.closed:
+            raise ValueError(SHUT_DOWN)
+        super()._check_open()
+
+
+class PairedServiceBusSender(_Handler[ServiceBusSender], SharedSender[ServiceBusSender]):
     """Sends to a queue or topic of the primary, or to the backlog while the primary is unavailable.
 
     Made by the client's ``get_queue_sender`` and ``get_topic_sender``. Any number of threads may share one.
     """
-
-    def __init__(
-        self, portal: Portal, sending: Sending, own: Own[ServiceBusSender], on_receipt: OnReceipt | None
-    ) -> None:
-        super().__init__(sending, own, on_receipt)
-        self._portal = portal
-        # The client's own sender is not thread-safe.
-        self._own_lock = threading.Lock()
 
     def send_messages(self, message: Messages, *, timeout: float | None = None, **kwargs: Any) -> None:
         """Send one message, several, or a batch, and return when all of them are accepted.
@@ -180,42 +214,16 @@ class PairedServiceBusSender(SharedSender[ServiceBusSender]):
         with self._own_lock:
             self._primary().cancel_scheduled_messages(sequence_numbers, **kwargs)
 
-    def close(self) -> None:
-        """Take no more messages. Idempotent."""
-        self._closed = True
-        if self._portal.elsewhere:
-            return  # both connections are the parent's
-        if not self._portal.closed:
-            with contextlib.suppress(RuntimeError):  # the client is being closed by another thread
-                self._portal.run(self._sending.close)
-        with self._own_lock:
-            if self._own is not None:
-                self._own.close()
-
     def __enter__(self) -> Self:
         self._check_open()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
-    def _check_open(self) -> None:
-        if self._portal.closed:
-            raise ValueError(SHUT_DOWN)
-        super()._check_open()
-
-
-class PairedServiceBusReceiver(SharedReceiver[ServiceBusReceiver]):
+class PairedServiceBusReceiver(_Handler[ServiceBusReceiver], SharedReceiver[ServiceBusReceiver]):
     """Reads a queue with continuity: the primary's, and its lane on the secondary, until both are gone for good.
 
     Made by the client's ``get_queue_receiver``. Any number of threads may share one.
     """
-
-    def __init__(self, portal: Portal, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._portal = portal
-        # The client's own receiver is not thread-safe.
-        self._own_lock = threading.Lock()
 
     def receive_messages(
         self, max_message_count: int | None = 1, max_wait_time: float | None = None
@@ -298,27 +306,7 @@ class PairedServiceBusReceiver(SharedReceiver[ServiceBusReceiver]):
         with self._own_lock:
             return self._primary().receive_deferred_messages(sequence_numbers, **kwargs)
 
-    def close(self) -> None:
-        """Release what is not settled, on both sides. Idempotent."""
-        self._closed = True
-        if self._portal.elsewhere:
-            return  # both connections are the parent's
-        if not self._portal.closed:
-            with contextlib.suppress(RuntimeError):  # the client is being closed by another thread
-                self._portal.run(self.reading.close)
-        with self._own_lock:
-            if self._own is not None:
-                self._own.close()
-
     def __enter__(self) -> Self:
         self._check_open()
         self._portal.run(self.reading.open)
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        if self._portal.closed:
-            raise ValueError(SHUT_DOWN)
-        super()._check_open()

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Final, Generic, TypeGuard, TypeVar
+from typing import Any, Final, TypeGuard
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiveMode
 from azure.servicebus.exceptions import MessageAlreadySettled
@@ -19,14 +19,12 @@ from pairmq import Pair, PairClosed, PairDelivery, PairMQError, PairReceiver
 from pairmq.model.events import Side
 from pairmq_servicebus import _codec, _private
 from pairmq_servicebus.paired._errors import as_client_error
-from pairmq_servicebus.paired._sending import SHUT_DOWN, Opening
+from pairmq_servicebus.paired._sending import SHUT_DOWN, Handler, Opening, OwnHandler
 
 _WAIT: Final = 60.0  # s that ``receive_messages`` waits, as the client's does
 _ARGUMENTS: Final = frozenset(
     ("receive_mode", "max_wait_time", "auto_lock_renewer", "prefetch_count", "client_identifier", "socket_timeout")
 )
-
-OwnReceiver = TypeVar("OwnReceiver")
 
 
 class PairedReceivedMessage(ServiceBusReceivedMessage):
@@ -114,13 +112,13 @@ class Reading:
             await self._receiver.close()
 
 
-class SharedReceiver(Generic[OwnReceiver]):
+class SharedReceiver(Handler[OwnHandler]):
     """A receiver of a queue with continuity; see the two classes that are made of it."""
 
     session: None = None
 
     def __init__(
-        self, pair: Pair, opening: Opening, queue: str, namespace: str, make_own: Callable[[], OwnReceiver], given: Any
+        self, pair: Pair, opening: Opening, queue: str, namespace: str, make_own: Callable[[], OwnHandler], given: Any
     ) -> None:
         unknown = sorted(given.keys() - _ARGUMENTS)
         if unknown:
@@ -133,18 +131,10 @@ class SharedReceiver(Generic[OwnReceiver]):
         if deletes and self._renewer is not None:
             raise ValueError("messages received and deleted have no lock: leave auto_lock_renewer out")
         self._prefetch: int = given.get("prefetch_count") or 0
-        self._name: str = given.get("client_identifier") or f"SBReceiver-{uuid.uuid4()}"
+        name = given.get("client_identifier") or f"SBReceiver-{uuid.uuid4()}"
         self.reading = Reading(pair, opening, queue, self._prefetch, deletes=deletes)
-        self._make_own = make_own
-        self._own: OwnReceiver | None = None
-        self._closed = False
         self.entity_path = queue
-        self.fully_qualified_namespace = namespace
-
-    @property
-    def client_identifier(self) -> str:
-        """Its name, as given or made."""
-        return self._name
+        super().__init__(self.reading, name, namespace, make_own)
 
     @property
     def _running(self) -> bool:
@@ -184,16 +174,6 @@ class SharedReceiver(Generic[OwnReceiver]):
         if message._settled:
             raise MessageAlreadySettled(action=action)
         return True
-
-    def _primary(self) -> OwnReceiver:
-        self._check_open()
-        if self._own is None:
-            self._own = self._make_own()
-        return self._own
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError(SHUT_DOWN)
 
 
 async def _complete(message: PairedReceivedMessage) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from azure.servicebus import ServiceBusMessageBatch
@@ -111,6 +111,37 @@ class Opening:
     @property
     def _failed(self) -> bool:
         return self._task is not None and (self._task.cancelled() or self._task.exception() is not None)
+
+
+OwnHandler = TypeVar("OwnHandler")
+
+
+class Handler(Generic[OwnHandler]):
+    """What senders and receivers have in common: their way to the pair, and Azure's own one, on the primary, which is
+    made when something is asked of it."""
+
+    def __init__(self, way: Closing, name: str, namespace: str, make_own: Callable[[], OwnHandler]) -> None:
+        self._way = way
+        self._name = name
+        self._make_own = make_own
+        self._own: OwnHandler | None = None
+        self._closed = False
+        self.fully_qualified_namespace = namespace
+
+    @property
+    def client_identifier(self) -> str:
+        """Its name, as given or made."""
+        return self._name
+
+    def _primary(self) -> OwnHandler:
+        self._check_open()
+        if self._own is None:
+            self._own = self._make_own()
+        return self._own
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(SHUT_DOWN)
 
 
 class Sending:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 from pairmq import Entity, EntityKind, Pair, PairOptions
 from pairmq_servicebus.paired._arguments import Sides, entity_path_of
 from pairmq_servicebus.paired._receiving import SharedReceiver
-from pairmq_servicebus.paired._sending import SHUT_DOWN, OnReceipt, Opening, Sending
+from pairmq_servicebus.paired._sending import SHUT_DOWN, Handler, OnReceipt, Opening, OwnHandler, Sending
 
 if TYPE_CHECKING:
     from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential, TokenCredential
@@ -22,7 +22,6 @@ Token = TypeVar("Token", "TokenCredential", "AsyncTokenCredential")
 """What gets tokens: azure-core has a type for asyncio and one without it."""
 
 Receiver = TypeVar("Receiver")
-OwnSender = TypeVar("OwnSender")
 PairedSender = TypeVar("PairedSender")
 PairedReceiver = TypeVar("PairedReceiver", bound=SharedReceiver[Any])
 
@@ -30,16 +29,16 @@ _log = logging.getLogger("pairmq")
 
 
 @dataclass(frozen=True)
-class Own(Generic[OwnSender]):
+class Own(Generic[OwnHandler]):
     """The sender of Azure's that belongs to a paired one; made when something is scheduled at the primary itself."""
 
     entity: str
     namespace: str
     identifier: str
-    make: Callable[[str], OwnSender]
+    make: Callable[[], OwnHandler]
 
 
-class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender, PairedReceiver]):
+class SharedClient(ABC, Generic[Token, Receiver, OwnHandler, PairedSender, PairedReceiver]):
     """A client whose senders fail over; see the two classes that are made of it."""
 
     _CLIENT: ClassVar[Any]
@@ -110,7 +109,7 @@ class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender, Paired
     def _is_closed(self) -> bool: ...
 
     @abstractmethod
-    def _make_sender(self, sending: Sending, own: Own[OwnSender]) -> PairedSender: ...
+    def _make_sender(self, sending: Sending, own: Own[OwnHandler]) -> PairedSender: ...
 
     @abstractmethod
     def _make_receiver(self, queue: str, make_own: Callable[[], Receiver], given: Any) -> PairedReceiver: ...
@@ -149,16 +148,17 @@ class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender, Paired
     ) -> PairedSender:
         self._check_name(name, kind)
         Entity(name, EntityKind(kind))
+        identifier = client_identifier or f"SBSender-{uuid.uuid4()}"
 
-        def make_own(identifier: str) -> OwnSender:
+        def make_own() -> OwnHandler:
             # It keeps the client alive as long as the sender: a program may hold on to nothing else.
             make = self._own.get_queue_sender if kind == "queue" else self._own.get_topic_sender
-            made: OwnSender = make(name, client_identifier=identifier, socket_timeout=socket_timeout)
+            made: OwnHandler = make(name, client_identifier=identifier, socket_timeout=socket_timeout)
             return made
 
         return self._make_sender(
             Sending(self._pair, self._opening, name, kind),
-            Own(name, self.fully_qualified_namespace, client_identifier or f"SBSender-{uuid.uuid4()}", make_own),
+            Own(name, self.fully_qualified_namespace, identifier, make_own),
         )
 
     def get_queue_receiver(
@@ -213,33 +213,14 @@ class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender, Paired
         return getattr(self._own, name)
 
 
-class SharedSender(Generic[OwnSender]):
+class SharedSender(Handler[OwnHandler]):
     """A sender that fails over; see the two classes that are made of it."""
 
-    def __init__(self, sending: Sending, own: Own[OwnSender], on_receipt: OnReceipt | None) -> None:
+    def __init__(self, sending: Sending, own: Own[OwnHandler], on_receipt: OnReceipt | None) -> None:
+        super().__init__(sending, own.identifier, own.namespace, own.make)
         self._sending = sending
-        self._make_own = own.make
-        self._own: OwnSender | None = None
-        self._name = own.identifier
         self._on_receipt = on_receipt
-        self._closed = False
         self.entity_name = own.entity
-        self.fully_qualified_namespace = own.namespace
-
-    @property
-    def client_identifier(self) -> str:
-        """Its name, as given or made."""
-        return self._name
 
     def __str__(self) -> str:
         return f"Sender client id: {self.client_identifier}, entity: {self.entity_name}"
-
-    def _primary(self) -> OwnSender:
-        self._check_open()
-        if self._own is None:
-            self._own = self._make_own(self._name)
-        return self._own
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError(SHUT_DOWN)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from azure.core.credentials_async import AsyncTokenCredential
 from azure.servicebus import ServiceBusReceivedMessage
@@ -29,7 +29,7 @@ from azure.servicebus.aio import (
 from pairmq import Entity, EntityState, Pair
 from pairmq_servicebus.paired._convert import PairedMessageBatch, SingleMessage, make_batch
 from pairmq_servicebus.paired._receiving import SETTLEMENTS, SharedReceiver, renew
-from pairmq_servicebus.paired._sending import Messages, Sending, check_timeout, settle, taken
+from pairmq_servicebus.paired._sending import Handler, Messages, Sending, check_timeout, settle, taken
 from pairmq_servicebus.paired._shared import Own, SharedClient, SharedSender
 
 if TYPE_CHECKING:
@@ -116,7 +116,22 @@ class PairedServiceBusClient(
         )
 
 
-class PairedServiceBusSender(SharedSender[ServiceBusSender]):
+T = TypeVar("T", ServiceBusSender, ServiceBusReceiver)
+
+
+class _Handler(Handler[T]):
+    async def close(self) -> None:
+        """Take no more messages, and release what a receiver has not settled, on both sides. Idempotent."""
+        self._closed = True
+        await self._way.close()
+        if self._own is not None:
+            await self._own.close()
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+
+class PairedServiceBusSender(_Handler[ServiceBusSender], SharedSender[ServiceBusSender]):
     """Sends to a queue or topic of the primary, or to the backlog while the primary is unavailable.
 
     Made by the client's ``get_queue_sender`` and ``get_topic_sender``. Any number of tasks may share one.
@@ -154,22 +169,12 @@ class PairedServiceBusSender(SharedSender[ServiceBusSender]):
         """Cancel what `schedule_messages` has scheduled, at the primary itself."""
         await self._primary().cancel_scheduled_messages(sequence_numbers, **kwargs)
 
-    async def close(self) -> None:
-        """Take no more messages. Idempotent."""
-        self._closed = True
-        await self._sending.close()
-        if self._own is not None:
-            await self._own.close()
-
     async def __aenter__(self) -> Self:
         self._check_open()
         return self
 
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
 
-
-class PairedServiceBusReceiver(SharedReceiver[ServiceBusReceiver]):
+class PairedServiceBusReceiver(_Handler[ServiceBusReceiver], SharedReceiver[ServiceBusReceiver]):
     """Reads a queue with continuity: the primary's, and its lane on the secondary, until both are gone for good.
 
     Made by the client's ``get_queue_receiver``. Any number of tasks may share one. Arguments and errors are those of
@@ -234,17 +239,7 @@ class PairedServiceBusReceiver(SharedReceiver[ServiceBusReceiver]):
         """Receive messages that another receiver has deferred at the primary; as the client's own, which it is."""
         return await self._primary().receive_deferred_messages(sequence_numbers, **kwargs)
 
-    async def close(self) -> None:
-        """Release what is not settled, on both sides. Idempotent."""
-        self._closed = True
-        await self.reading.close()
-        if self._own is not None:
-            await self._own.close()
-
     async def __aenter__(self) -> Self:
         self._check_open()
         await self.reading.open()
         return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
