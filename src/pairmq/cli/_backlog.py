@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -326,8 +327,25 @@ class _Backlog:
 
         await write_anew(self._primary, self.transport, self._options, self.limit)
 
-    def failed(self, error: TransportError) -> CommandFailed:
-        return failed_at(self.transport, error)
+    @contextmanager
+    def at_each(self, done: str = "", counts: Mapping[str, int] | None = None) -> Iterator[None]:
+        """What is done at one queue: one that does not exist is omitted; before another failure ends the command, it
+        says how many messages were ``done`` by then."""
+        try:
+            yield
+        except TransportError as error:
+            if error.reason is FailureReason.NOT_FOUND:
+                return
+            if counts is not None:
+                note(f"{done} so far: {grouped(sum(counts.values()))}")
+            raise failed_at(self.transport, error) from error
+
+
+def _show_done(done: str, counts: Mapping[str, int], json: bool) -> None:
+    if json:
+        put_json({done: sum(counts.values()), "queues": counts}, indent=2)
+    else:
+        say(f"{done} {plural(sum(counts.values()), 'message')}")
 
 
 @group.command(name="list")
@@ -370,13 +388,10 @@ def peek(
         async with backlog.transport:
             await backlog.find_others(with_outbox=True)
             for at, queue in backlog.queues:
-                source = Source(queue, dead_letter=dead_letter)
-                try:
+                found: Sequence[Delivery] = ()
+                with backlog.at_each():
+                    source = Source(queue, dead_letter=dead_letter)
                     found = await within(backlog.limit, backlog.transport.admin.peek(source, number))
-                except TransportError as error:
-                    if error.reason is FailureReason.NOT_FOUND:
-                        continue
-                    raise backlog.failed(error) from error
                 seen += len(found)
                 for delivery in found:
                     if json:
@@ -410,18 +425,10 @@ def purge(
         async with backlog.transport:
             await backlog.find_others()
             for _, queue in backlog.queues:
-                try:
+                with backlog.at_each("deleted", deleted):
                     source = Source(queue, dead_letter=dead_letter)
                     deleted[queue.path] = await within(backlog.limit, backlog.transport.admin.purge(source))
-                except TransportError as error:
-                    if error.reason is FailureReason.NOT_FOUND:
-                        continue
-                    note(f"deleted so far: {grouped(sum(deleted.values()))}")
-                    raise backlog.failed(error) from error
-        if json:
-            put_json({"deleted": sum(deleted.values()), "queues": deleted}, indent=2)
-        else:
-            say(f"deleted {plural(sum(deleted.values()), 'message')}")
+        _show_done("deleted", deleted, json)
         return 0
 
     return run_async(run)
@@ -466,18 +473,10 @@ def requeue(pair: PairArguments, index: Index = None, outbox: Outbox = False, js
                 if stop.asked:
                     break
                 moved[queue.path] = 0
-                try:
+                with backlog.at_each("requeued", moved):
                     async for count in requeue_queue(backlog.transport, queue, backlog.limit, stop):
                         moved[queue.path] += count
-                except TransportError as error:
-                    if error.reason is FailureReason.NOT_FOUND:
-                        continue
-                    note(f"requeued so far: {grouped(sum(moved.values()))}")
-                    raise backlog.failed(error) from error
-        if json:
-            put_json({"requeued": sum(moved.values()), "queues": moved}, indent=2)
-        else:
-            say(f"requeued {plural(sum(moved.values()), 'message')}")
+        _show_done("requeued", moved, json)
         if stop.asked:
             note(f"stopped by {stop.name}: the rest is still in the dead-letter queues")
             return stop.exit_status

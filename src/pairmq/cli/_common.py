@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -290,6 +291,17 @@ async def within(seconds: float, operation: Awaitable[T]) -> T:
     except TimeoutError:
         text = f"no answer within {seconds:g} s"
         raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.TIMEOUT) from None
+
+
+async def timed(seconds: float, operation: Awaitable[object]) -> tuple[float, TransportError | None]:
+    """How long an operation of a broker took, and its failure, if any."""
+    started = time.monotonic()
+    error = None
+    try:
+        await within(seconds, operation)
+    except TransportError as failure:
+        error = failure
+    return time.monotonic() - started, error
 
 
 def at_broker(transport: Transport, error: BaseException) -> str:

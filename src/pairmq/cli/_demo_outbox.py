@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -51,32 +51,24 @@ class OutboxPlan:
     backlog_queues: int
 
 
+@dataclass(eq=False)
 class OutboxRun:
     """One run; ``database`` is the secondary if it is a server of this run, else that is a file of SQLite."""
 
-    def __init__(
-        self,
-        plan: OutboxPlan,
-        options: PairOptions,
-        control: BrokerControl | OwnServer,
-        database: OwnServer | None,
-        *,
-        products: dict[str, str] | None,
-        json: bool,
-    ) -> None:
-        self._plan = plan
-        self._options = options
-        self._control = control
-        self._database = database
-        self._products = products
-        self._json = json
-        self._arrived: Counter[int] = Counter()
-        self._last_arrival = 0.0
+    plan: OutboxPlan
+    options: PairOptions
+    control: BrokerControl | OwnServer
+    database: OwnServer | None
+    _: KW_ONLY
+    products: dict[str, str] | None
+    json: bool
+    _arrived: Counter[int] = field(default_factory=Counter, init=False)
+    _last_arrival: float = field(default=0.0, init=False)
 
     async def run(self, stop: Stop) -> int:
         """Write, kill, and count. Raises `CommandFailed`."""
-        plan = self._plan
-        pair = Pair.connect(transport_of(plan.primary), transport_of(plan.secondary), options=self._options)
+        plan = self.plan
+        pair = Pair.connect(transport_of(plan.primary), transport_of(plan.secondary), options=self.options)
         await pair.primary.admin.create(_ORDERS)
         async with pair:
             await self._query(_TABLE, "GRANT SELECT, INSERT ON pairmq_demo_orders TO PUBLIC")
@@ -93,11 +85,11 @@ class OutboxRun:
 
     async def _write(self, stop: Stop) -> None:
         """Run the program to its end, through the death of the broker and its own."""
-        whole = self._plan.messages
+        whole = self.plan.messages
         moments: list[tuple[int, str, Callable[[], Any] | None]] = [
-            (whole // 3, "the broker is killed: orders are written as before", self._control.stop),
+            (whole // 3, "the broker is killed: orders are written as before", self.control.stop),
             (whole // 2, "the program is killed, and started again", None),
-            (2 * whole // 3, "the broker is started again: the syphon moves what waits", self._control.restore),
+            (2 * whole // 3, "the broker is started again: the syphon moves what waits", self.control.restore),
         ]
         done = 0
         while done < whole and not stop.asked:
@@ -114,7 +106,7 @@ class OutboxRun:
                     if done < whole and not stop.asked:
                         raise CommandFailed("the program that writes orders ended early: its error is above")
         for _, _, act in moments:  # after a signal: what follows asks the broker
-            if act == self._control.restore:
+            if act == self.control.restore:
                 await act()
 
     @contextlib.asynccontextmanager
@@ -123,7 +115,7 @@ class OutboxRun:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, start_new_session=True)
         try:
-            cast(asyncio.StreamWriter, process.stdin).write(json.dumps(vars(self._plan)).encode() + b"\n")
+            cast(asyncio.StreamWriter, process.stdin).write(json.dumps(vars(self.plan)).encode() + b"\n")
             yield process
         finally:
             if process.returncode is None:
@@ -155,9 +147,9 @@ class OutboxRun:
             await stop.wait(_RETRY)
 
     async def _query(self, *statements: str) -> list[tuple[Any, ...]]:
-        if self._database is not None:
-            return await self._database.query(*statements)
-        with contextlib.closing(sqlite3.connect(_file(self._plan.secondary), timeout=60)) as connection, connection:
+        if self.database is not None:
+            return await self.database.query(*statements)
+        with contextlib.closing(sqlite3.connect(_file(self.plan.secondary), timeout=60)) as connection, connection:
             return connection.execute(statements[0]).fetchall()
 
     def _judge(self, rows: set[int], stop: Stop) -> int:
@@ -170,8 +162,8 @@ class OutboxRun:
             "copies": arrived.total() - len(arrived),
         }
         ok = not (verdict["lost"] or verdict["invented"]) and bool(rows)
-        if self._json:
-            more = {} if self._products is None else {"servers": self._products}
+        if self.json:
+            more = {} if self.products is None else {"servers": self.products}
             put_json({"ok": ok, **verdict, "stopped": stop.asked, **more})
         else:
             say(f"{plural(verdict['rows'], 'row')} committed, {plural(verdict['messages'], 'message')} arrived")

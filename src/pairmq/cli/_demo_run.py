@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
@@ -402,36 +403,28 @@ _POLL = 2.0  # s of one long poll
 _LIMIT = 5.0  # s of one operation
 
 
+@dataclass(eq=False)
 class Consumer:
     """Reads all entities at the same time, through every outage, over a transport of its own."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        entities: Sequence[Entity],
-        tally: Tally,
-        scene: Scene,
-        *,
-        journal: Journal | None = None,
-        pair: str = "",
-    ) -> None:
-        self.transport = transport
-        self._journal = journal
-        self._pair = pair
-        self._entities = entities
-        self._tally = tally
-        self._scene = scene
-        self._tasks: list[asyncio.Task[None]] = []
-        self._uncompleted: set[tuple[Entity, bool, str]] = set()  # counted, and still in the broker
+    transport: Transport
+    entities: Sequence[Entity]
+    tally: Tally
+    scene: Scene
+    journal: Journal | None = None
+    pair: str = ""
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+    # Counted, and still in the broker.
+    _uncompleted: set[tuple[Entity, bool, str]] = field(default_factory=set, init=False)
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._consume(entity)) for entity in self._entities]
+        self._tasks = [asyncio.create_task(self._consume(entity)) for entity in self.entities]
 
     async def has_all(self) -> bool | None:
         """Whether nothing is left in the primary; None if it does not answer."""
         admin = self.transport.admin
         try:
-            counts = [await within(_POLL, admin.counts(Source(entity))) for entity in self._entities]
+            counts = [await within(_POLL, admin.counts(Source(entity))) for entity in self.entities]
         except TransportError:
             return None
         return not any(one.pending for one in counts)
@@ -445,7 +438,7 @@ class Consumer:
         options = pair.options
         through = [
             asyncio.create_task(self._consume_through(pair.receiver(entity.path), entity))
-            for entity in self._entities
+            for entity in self.entities
             if options.continues(entity.path)
         ]
         try:
@@ -466,7 +459,7 @@ class Consumer:
                         await self._take_one(entity, delivery)
 
     async def _take_one(self, entity: Entity, delivery: PairDelivery) -> None:
-        index = self._tally.index(delivery.message.message_id)
+        index = self.tally.index(delivery.message.message_id)
         if index is None:
             await delivery.abandon()
             return
@@ -477,9 +470,9 @@ class Consumer:
 
     async def _consume(self, entity: Entity) -> None:
         receiver = self.transport.receiver(Source(entity))
-        if self._journal is not None:
+        if self.journal is not None:
             journalled = journal_package().journal_deliveries
-            receiver = journalled(receiver, self._journal, source=Source(entity), pair=self._pair)
+            receiver = journalled(receiver, self.journal, source=Source(entity), pair=self.pair)
         while True:
             try:
                 deliveries = await within(_POLL + _LIMIT, receiver.receive(_PREFETCH, _POLL))
@@ -490,7 +483,7 @@ class Consumer:
     async def _take(self, receiver: Receiver, entity: Entity, deliveries: Sequence[Delivery]) -> None:
         ours = []
         for delivery in deliveries:
-            index = self._tally.index(delivery.message.message_id)
+            index = self.tally.index(delivery.message.message_id)
             if index is None:
                 await receiver.abandon(delivery)  # not one of the demo's
                 continue
@@ -513,8 +506,8 @@ class Consumer:
         # Until completing it is confirmed, it may be delivered again.
         self._uncompleted.add(copy)
         # A killed broker may forget even a completion that it confirmed, and then says that it delivers again.
-        self._tally.arrived(index, again=again and not numbered, lane=lane)
-        self._scene.entities[entity].delivered += 1
+        self.tally.arrived(index, again=again and not numbered, lane=lane)
+        self.scene.entities[entity].delivered += 1
 
 
 def _copy(entity: Entity, delivery: Delivery, *, lane: bool = False) -> tuple[Entity, bool, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +17,7 @@ from pairmq.cli._common import (
     entity_of,
     examples,
     source_of,
+    timed,
     transport_of,
     used,
     with_pair,
@@ -26,10 +26,10 @@ from pairmq.cli._common import (
 from pairmq.cli._output import FAIL, OK, put_json, say
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import BadUsage, CommandFailed, Duration, printable, short_duration
-from pairmq.model import Entity, EntityKind, TransportError
+from pairmq.model import EntityKind
 
 if TYPE_CHECKING:
-    from pairmq.transport import Transport
+    pass
 
 EPILOG = examples("pairmq ping --entity orders", "pairmq ping --entity orders --count 10 --json")
 
@@ -56,35 +56,21 @@ def ping(
         failures = 0
         async with transport:
             for number in range(1, count + 1):
-                record = await _ping_once(transport, target, limit)
-                failures += not record["ok"]
+                seconds, failure = await timed(limit, transport.admin.probe(target))
+                failures += failure is not None
+                error = None if failure is None else at_broker(transport, failure)
                 if json:
-                    put_json({"number": number, **record})
+                    ended = {"ok": error is None, "seconds": round(seconds, 6), "error": error}
+                    put_json({"number": number, "entity": str(target), **ended})
+                elif error is None:
+                    say(f"{target}: accepts messages, {short_duration(seconds)}", style=OK)
                 else:
-                    _print_result(record)
+                    say(f"{target}: fails, {short_duration(seconds)}: {printable(error)}", style=FAIL)
                 if number < count and await stop.wait(interval):
                     return stop.exit_status
         return 1 if failures else 0
 
     return run_async(run)
-
-
-async def _ping_once(transport: Transport, entity: Entity, time_limit: float) -> dict[str, object]:
-    started = time.monotonic()
-    error: str | None = None
-    try:
-        await within(time_limit, transport.admin.probe(entity))
-    except TransportError as failure:
-        error = at_broker(transport, failure)
-    return {"entity": str(entity), "ok": error is None, "seconds": round(time.monotonic() - started, 6), "error": error}
-
-
-def _print_result(record: dict[str, object]) -> None:
-    after = short_duration(float(str(record["seconds"])))
-    if record["ok"]:
-        say(f"{record['entity']}: accepts messages, {after}", style=OK)
-    else:
-        say(f"{record['entity']}: fails, {after}: {printable(str(record['error']))}", style=FAIL)
 
 
 _EPILOG = examples("pairmq entity create orders", "pairmq entity list", "pairmq entity delete orders --yes")

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Self
 
 from typer import Option
@@ -150,48 +151,36 @@ class Output:
         os.close(self._descriptor)
 
 
+@dataclass(eq=False)
 class ReceiveJob:
     """One run of the command; ends after so many messages, or so many idle seconds."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        source: Source,
-        output: Output,
-        *,
-        most: int | None,
-        idle: float | None,
-        prefetch: int,
-        unique: bool,
-        time_limit: float,
-        journal: Journal | None = None,
-        pair: str = "",
-    ) -> None:
-        self._transport = transport
-        self._source = source
-        self._output = output
-        self._most = most
-        self._idle = idle
-        self._prefetch = prefetch
-        self._seen: dict[str, None] | None = {} if unique else None
-        self._limit = time_limit
-        self._journal = journal
-        self._pair = pair
-        self._taken = 0
-        self._written = 0
-        self._repeated = 0
-        self._uncompleted = 0
+    transport: Transport
+    source: Source
+    output: Output
+    most: int | None
+    idle: float | None
+    prefetch: int
+    unique: bool
+    time_limit: float
+    journal: Journal | None = None
+    pair: str = ""
+    _seen: dict[str, None] = field(default_factory=dict, init=False)
+    _taken: int = field(default=0, init=False)
+    _written: int = field(default=0, init=False)
+    _repeated: int = field(default=0, init=False)
+    _uncompleted: int = field(default=0, init=False)
 
     async def run(self, stop: Stop) -> int:
         """Receive until the limit, the idle time or a signal; returns the exit status."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        async with self._transport:
+        async with self.transport:
             await self._check(stop)
-            receiver = self._transport.receiver(self._source)
-            if self._journal is not None:
+            receiver = self.transport.receiver(self.source)
+            if self.journal is not None:
                 journalled = journal_package().journal_deliveries
-                receiver = journalled(receiver, self._journal, source=self._source, pair=self._pair)
+                receiver = journalled(receiver, self.journal, source=self.source, pair=self.pair)
             receiver.on_dead_lettered = self._dead_lettered
             try:
                 with Progress("received", "messages") as progress:
@@ -200,13 +189,13 @@ class ReceiveJob:
                 await receiver.close()
         seconds = loop.time() - started
         speed = f" ({rate(self._written / seconds)})" if seconds > 0 else ""
-        note(f"{plural(self._written, 'message')} written to {self._output.name} in {short_duration(seconds)}{speed}")
+        note(f"{plural(self._written, 'message')} written to {self.output.name} in {short_duration(seconds)}{speed}")
         if self._repeated:
             note(f"  dropped, their id was seen before: {grouped(self._repeated)}")
         if self._uncompleted:
             note(f"  written, but not completed; will be redelivered: {grouped(self._uncompleted)}")
         if stop.asked:
-            note(f"stopped by {stop.name}: {self._source} keeps what was not written")
+            note(f"stopped by {stop.name}: {self.source} keeps what was not written")
             return stop.exit_status
         return 0
 
@@ -216,27 +205,27 @@ class ReceiveJob:
 
     async def peek(self, stop: Stop) -> int:
         """Show the oldest messages and leave them there; returns the exit status."""
-        async with self._transport:
+        async with self.transport:
             await self._check(stop)
-            operation = within(self._limit, self._transport.admin.peek(self._source, self._most or _PEEKED))
+            operation = within(self.time_limit, self.transport.admin.peek(self.source, self.most or _PEEKED))
             deliveries = await stop.or_result(operation)
             if deliveries is None:
                 return stop.exit_status
-            await self._output.write(deliveries)
+            await self.output.write(deliveries)
         return 0
 
     async def _check(self, stop: Stop) -> None:
         """Fail at once, and clearly, where waiting would not help or nothing is there yet."""
         try:
-            async with told_when_slow(f"waiting for {self._transport.endpoint}"):
-                await stop.or_result(within(self._limit, self._transport.admin.check()))
-            exists = await stop.or_result(within(self._limit, self._transport.admin.exists(self._source.entity)))
+            async with told_when_slow(f"waiting for {self.transport.endpoint}"):
+                await stop.or_result(within(self.time_limit, self.transport.admin.check()))
+            exists = await stop.or_result(within(self.time_limit, self.transport.admin.exists(self.source.entity)))
         except TransportError as error:
-            raise failed_at(self._transport, error) from error
+            raise failed_at(self.transport, error) from error
         if exists is False:
-            entity = self._source.entity
+            entity = self.source.entity
             raise CommandFailed(
-                f"{self._transport.endpoint} has no {entity.kind} {entity.path!r}: "
+                f"{self.transport.endpoint} has no {entity.kind} {entity.path!r}: "
                 "create it with 'pairmq entity create', or check its name"
             )
 
@@ -247,18 +236,18 @@ class ReceiveJob:
         loop = asyncio.get_running_loop()
         last = loop.time()
         retry = 0
-        while not stop.asked and (self._most is None or self._taken < self._most):
+        while not stop.asked and (self.most is None or self._taken < self.most):
             # After any delay, receive once more before leaving: only that shows that the queue is empty.
-            wait = _POLL if self._idle is None else max(0.0, min(_POLL, last + self._idle - loop.time()))
-            wanted = self._prefetch if self._most is None else min(self._prefetch, self._most - self._taken)
+            wait = _POLL if self.idle is None else max(0.0, min(_POLL, last + self.idle - loop.time()))
+            wanted = self.prefetch if self.most is None else min(self.prefetch, self.most - self._taken)
             try:
-                deliveries = await stop.or_result(within(wait + self._limit, receiver.receive(wanted, wait)))
+                deliveries = await stop.or_result(within(wait + self.time_limit, receiver.receive(wanted, wait)))
                 retry = 0
             except TransportError as error:
                 if error.kind is FailureKind.REFUSED:
-                    raise failed_at(self._transport, error) from error
+                    raise failed_at(self.transport, error) from error
                 if not retry:
-                    warn(f"{at_broker(self._transport, error)}; trying again")
+                    warn(f"{at_broker(self.transport, error)}; trying again")
                 await stop.wait(backoff.wait(retry, 0.5))
                 retry += 1
                 last = loop.time()  # an unavailable broker shows nothing, and its messages may arrive once it is back
@@ -266,19 +255,19 @@ class ReceiveJob:
             if deliveries:
                 await self._take(receiver, deliveries)
                 last = loop.time()  # writing and completing is not idle time
-            elif self._idle is not None and loop.time() - last >= self._idle:
+            elif self.idle is not None and loop.time() - last >= self.idle:
                 return
             progress.update(self._written)
 
     async def _take(self, receiver: Receiver, deliveries: list[Delivery]) -> None:
         self._taken += len(deliveries)
-        fresh = deliveries if self._seen is None else [one for one in deliveries if self._is_new(one)]
+        fresh = [one for one in deliveries if self._is_new(one)] if self.unique else deliveries
         self._repeated += len(deliveries) - len(fresh)
         if fresh:
-            await self._output.write(fresh)
+            await self.output.write(fresh)
             self._written += len(fresh)
         try:
-            results = await within(self._limit, receiver.complete_batch(deliveries))
+            results = await within(self.time_limit, receiver.complete_batch(deliveries))
         except TransportError as error:
             results = [error] * len(deliveries)
         failures = [result for result in results if result is not None]
@@ -289,7 +278,7 @@ class ReceiveJob:
 
     def _is_new(self, delivery: Delivery) -> bool:
         message_id = delivery.message.message_id
-        if self._seen is None or message_id is None:
+        if message_id is None:
             return True
         if message_id in self._seen:
             return False

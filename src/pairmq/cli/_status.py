@@ -34,6 +34,7 @@ from pairmq.cli._common import (
     entity_of,
     examples,
     outbox_of,
+    timed,
     transports_of,
     with_pair,
     within,
@@ -274,26 +275,16 @@ async def look(
 
 async def see_broker(transport: Transport, time_limit: float) -> BrokerLook:
     """Make one round trip to a broker."""
-    seconds, error = await _timed(transport.admin.check(), time_limit)
-    return BrokerLook(transport.endpoint.url, seconds, error, transport.node)
+    seconds, error = await timed(time_limit, transport.admin.check())
+    return BrokerLook(transport.endpoint.url, seconds, None if error is None else str(error), transport.node)
 
 
 async def _see_entity(primary: Transport, entity: Entity, time_limit: float) -> EntityLook:
-    seconds, error = await _timed(primary.admin.probe(entity), time_limit)
+    seconds, error = await timed(time_limit, primary.admin.probe(entity))
     counts = None
     if entity.kind is EntityKind.QUEUE:
         try:
             counts = await within(time_limit, primary.admin.counts(Source(entity)))
         except TransportError as failure:
-            error = error or str(failure)
-    return EntityLook(entity, seconds, error, counts)
-
-
-async def _timed(operation: Awaitable[None], time_limit: float) -> tuple[float, str | None]:
-    started = time.monotonic()
-    error = None
-    try:
-        await within(time_limit, operation)
-    except TransportError as failure:
-        error = str(failure)
-    return time.monotonic() - started, error
+            error = error or failure
+    return EntityLook(entity, seconds, None if error is None else str(error), counts)
