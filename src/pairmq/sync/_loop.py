@@ -6,10 +6,11 @@ import asyncio
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
+from pairmq.pair import Pair
 from pairmq.transport import OwnThreads
 
 T = TypeVar("T")
@@ -179,6 +180,33 @@ class PerProcess(Generic[T]):
             _keep_forever(self._value)
             self._value, self._generation = made, _generation
         return self._value
+
+
+class OfPair(PerProcess[T]):
+    """A sender, a receiver or an outbox: what the open pair makes, in a forked child anew."""
+
+    def __init__(self, attached: Callable[[], Awaitable[Pair]], make: Callable[[Pair], T]) -> None:
+        self._attached = attached
+        self._make = make
+        self._closed = False
+        super().__init__(run(self._made()))
+
+    async def _made(self) -> T:
+        return self._make(await self._attached())
+
+    async def own(self) -> T:
+        """Give it, on the loop."""
+        pair = await self._attached()
+        inner = self.get(lambda: self._make(pair))
+        if self._closed:
+            await cast(Any, inner).close()  # a parent has closed it before it forked
+        return inner
+
+    def close(self) -> None:
+        """Close it; what a parent made is the parent's to close."""
+        self._closed = True
+        if self.is_here:
+            run(cast(Any, self.value).close())
 
 
 def _keep_forever(thing: object) -> None:

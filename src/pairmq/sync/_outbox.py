@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 from pairmq import pair as asynchronous
 from pairmq.model import Entity, Message, Receipt, TransportError
 from pairmq.runner import Outbox, OutboxSend
-from pairmq.sync._loop import PerProcess, check_thread, run, soon
+from pairmq.sync._loop import OfPair, check_thread, run, soon
 
 T = TypeVar("T")
 
@@ -20,10 +20,7 @@ class PairOutbox:
     """
 
     def __init__(self, attached: Callable[[], Awaitable[asynchronous.Pair]], path: str, kind: str) -> None:
-        self._attached = attached
-        self._path = path
-        self._kind = kind
-        self._inner = PerProcess(run(self._make()))
+        self._inner = OfPair(attached, lambda pair: pair.outbox(path, kind=kind))
 
     @property
     def entity(self) -> Entity:
@@ -66,7 +63,7 @@ class PairOutbox:
         check_thread()
         # The loop's thread takes part only where something has to be asked or reported: two changes of threads cost as
         # much as the row.
-        inner = self._inner.value if self._inner.is_here else run(self._make_again())
+        inner = self._inner.value if self._inner.is_here else run(self._inner.own())
         inner._engine.check_open()
         outbox = inner._outbox
         sending = outbox.draft(inner._state, whole)
@@ -85,13 +82,6 @@ class PairOutbox:
 
     def __repr__(self) -> str:
         return repr(self._inner.value)
-
-    async def _make_again(self) -> asynchronous.PairOutbox:
-        pair = await self._attached()
-        return self._inner.get(lambda: pair.outbox(self._path, kind=self._kind))
-
-    async def _make(self) -> asynchronous.PairOutbox:
-        return (await self._attached()).outbox(self._path, kind=self._kind)
 
 
 def finished(operation: Coroutine[Any, Any, T]) -> T:

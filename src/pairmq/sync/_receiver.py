@@ -9,7 +9,7 @@ from typing import Any, Self
 from pairmq import pair as asynchronous
 from pairmq.model import Delivery, LockLost, Message, PairMQError, Source
 from pairmq.model.events import Event, Settlement, Side
-from pairmq.sync._loop import PerProcess, run
+from pairmq.sync._loop import OfPair, PerProcess, run
 from pairmq.sync._outbox import finished
 from pairmq.transport import ClaimStore, Endpoint, Inbox
 
@@ -112,16 +112,8 @@ class PairReceiver:
     """
 
     def __init__(self, attached: Callable[[], Awaitable[asynchronous.Pair]], path: str, **arguments: Any) -> None:
-        self._attached = attached
-        self._path = path
-        self._arguments = arguments
-        self._closed = False
+        self._inner = OfPair(attached, lambda pair: pair.receiver(path, **arguments))
         self._sinks: tuple[Callable[[Event], None], ...] = ()
-
-        async def made() -> asynchronous.PairReceiver:
-            return (await attached()).receiver(path, **arguments)
-
-        self._inner = PerProcess(run(made()))
 
     @property
     def source(self) -> Source:
@@ -172,9 +164,7 @@ class PairReceiver:
 
     def close(self) -> None:
         """Release unsettled messages; idempotent, never raises."""
-        self._closed = True
-        if self._inner.is_here:
-            run(self._inner.value.close())
+        self._inner.close()
 
     def __enter__(self) -> Self:
         return self
@@ -186,12 +176,9 @@ class PairReceiver:
         return repr(self._inner.value)
 
     async def _own(self) -> asynchronous.PairReceiver:
-        pair = await self._attached()
-        inner = self._inner.get(lambda: pair.receiver(self._path, **self._arguments))
+        inner = await self._inner.own()
         for sink in self._sinks:
             inner.report_to(sink)
-        if self._closed:
-            await inner.close()  # a parent has closed it before it forked
         return inner
 
 

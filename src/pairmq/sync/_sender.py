@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from pairmq import pair as asynchronous
 from pairmq.model import Entity, Message, PairClosed, Receipt, SendError
-from pairmq.sync._loop import PerProcess, finish, run, soon
+from pairmq.sync._loop import OfPair, PerProcess, finish, run, soon
 
 T = TypeVar("T")
 
@@ -22,15 +22,7 @@ class PairSender:
     """
 
     def __init__(self, attached: Callable[[], Awaitable[asynchronous.Pair]], path: str, kind: str) -> None:
-        self._attached = attached
-        self._path = path
-        self._kind = kind
-        self._closed = False
-
-        async def made() -> asynchronous.PairSender:
-            return (await attached()).sender(path, kind=kind)
-
-        self._inner = PerProcess(run(made()))
+        self._inner = OfPair(attached, lambda pair: pair.sender(path, kind=kind))
 
     @property
     def entity(self) -> Entity:
@@ -111,7 +103,7 @@ class PairSender:
         return self._streamed(source, window, timeout)
 
     def _streamed(self, source: Iterable[Message], window: int, timeout: float | None) -> Iterator[Receipt | SendError]:
-        stream = run(_Stream.begin(self._own, window, timeout), unwanted=_Stream.end)
+        stream = run(_Stream.begin(self._inner.own, window, timeout), unwanted=_Stream.end)
         in_window = 0
         failure: Exception | None = None
         try:
@@ -143,9 +135,7 @@ class PairSender:
 
     def close(self) -> None:
         """Refuse further sends; those in flight continue, and the last closes the link. Idempotent, never raises."""
-        self._closed = True
-        if self._inner.is_here:
-            run(self._inner.value.close())
+        self._inner.close()
 
     def __enter__(self) -> Self:
         return self
@@ -158,16 +148,9 @@ class PairSender:
 
     def _run(self, operation: Callable[[asynchronous.PairSender], Coroutine[Any, Any, T]]) -> T:
         async def asked() -> T:
-            return await operation(await self._own())
+            return await operation(await self._inner.own())
 
         return run(asked())
-
-    async def _own(self) -> asynchronous.PairSender:
-        pair = await self._attached()
-        inner = self._inner.get(lambda: pair.sender(self._path, kind=self._kind))
-        if self._closed:
-            await inner.close()  # a parent has closed it before it forked
-        return inner
 
 
 class _End:

@@ -85,11 +85,7 @@ class FakeRedisBroker:
 
     async def stop(self) -> None:
         """Drop every connection and refuse new ones; what is stored stays."""
-        with self._lock:
-            self.fault = _Fault(stopped=True)
-            self._late.clear()
-            for wire in list(self._wires):
-                wire.break_off()
+        self._change(_Fault(stopped=True), drop=True)
 
     async def hang(self) -> None:
         """Take connections and commands and answer nothing; commands already taken are done at `restore`,
@@ -123,17 +119,19 @@ class FakeRedisBroker:
     async def forget(self) -> None:
         """End every fault, drop every connection, and lose all data."""
         with self._lock:
-            self._late.clear()
-            for wire in list(self._wires):
-                wire.break_off()
             self._connection = None
-        self._change(_SOUND)
+            self._change(_SOUND, drop=True)
 
-    def _change(self, fault: _Fault) -> None:
+    def _change(self, fault: _Fault, *, drop: bool = False) -> None:
         with self._lock:
             self.fault = fault
+            if drop:
+                self._late.clear()
             for wire in list(self._wires):
-                wire.wake()
+                if drop:
+                    wire.break_off()
+                else:
+                    wire.wake()
 
     # --------------------------------------------------------------------- wires
 

@@ -142,7 +142,7 @@ def test_whatever_a_description_says_it_is_taken_or_refused_in_a_sentence(
     broker.create_queue("q")
     broker.create_topic("t")
     broker.create_subscription("t", "s")
-    namespace = Namespace(broker, "n", "Standard", 1000.0)
+    namespace = Namespace(broker, "n", 1000.0)
     content = "".join(tag(name, value) for name, value in said)
     body = f"<entry><content><{kind}>{content}</{kind}></content></entry>".encode()
     try:

@@ -65,10 +65,9 @@ def make_app(
     namespace: str,
     on_change: Callable[[], None],
     control: Control | None,
-    sku: str = "Standard",
 ) -> web.Application:
     """Make the administration of a namespace."""
-    administration = _Administration(broker, authorize, namespace, on_change, control, sku)
+    administration = _Administration(broker, authorize, namespace, on_change, control)
     # One byte more than is read, so that the error for a longer body is ours.
     app = web.Application(client_max_size=MAX_BYTES + 1, middlewares=[_in_our_words])
     app.router.add_route("*", "/{path:.*}", administration.answer)
@@ -83,14 +82,13 @@ class _Administration:
         name: str,
         on_change: Callable[[], None],
         control: Control | None,
-        sku: str,
     ) -> None:
         self._broker = broker
         self._authorize = authorize
         self._name = name
         self._on_change = on_change
         self._control_of = control
-        self._namespace = Namespace(broker, name, sku, time.time())
+        self._namespace = Namespace(broker, name, time.time())
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer any request."""

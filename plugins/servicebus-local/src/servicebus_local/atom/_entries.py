@@ -159,11 +159,11 @@ def rule_entry(topic: str, subscription: str, rule: Rule) -> Entry:
     return Entry(rule.name, path, write_rule(rule), rule.created_at, rule.created_at)
 
 
-def namespace_entry(name: str, sku: str, since: float) -> Entry:
+def namespace_entry(name: str, since: float) -> Entry:
     """Show the namespace of a server that started at the Unix time `since`."""
     values = {
         "CreatedTime": instant(since),
-        "MessagingSKU": sku,
+        "MessagingSKU": "Standard",
         "ModifiedTime": instant(since),
         "Name": name,
         "NamespaceType": "Messaging",

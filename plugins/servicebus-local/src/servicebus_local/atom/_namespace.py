@@ -78,9 +78,9 @@ class Namespace:
     `PropertyError` for a property that can't be. ``since`` is the Unix time of the server's start.
     """
 
-    def __init__(self, broker: Broker, name: str, sku: str, since: float) -> None:
+    def __init__(self, broker: Broker, name: str, since: float) -> None:
         self._broker = broker
-        self._about = namespace_entry(name, sku, since)
+        self._about = namespace_entry(name, since)
 
     def get(self, path: Path) -> Entry | None:
         """Show one thing; None when it is not there."""

@@ -284,13 +284,18 @@ class Management:
         return tokens
 
 
-def _refusal(condition: str, description: str) -> Response:
+def _refusal(condition: str, description: str, status: int | None = None) -> Response:
     arguments = {
-        "statusCode": Int(status_of(condition)),
+        "statusCode": Int(status or status_of(condition)),
         "statusDescription": description,
         "errorCondition": Symbol(condition),
     }
     return Response(arguments, None)
+
+
+def _token_answer(status: int, description: str) -> Response:
+    """What the node that takes tokens answers: without names of conditions."""
+    return Response({"status-code": Int(status), "status-description": description}, None)
 
 
 def _uuid(token: object) -> UUID:
@@ -348,38 +353,29 @@ class RequestLink(Endpoint):
             self._client.shared.faults.strike(point, self._entity or "", operation),
             lambda: self._perform(request),
             lambda response: reply.answer(request, response),
-            lambda fault: reply.answer(request, self._refusal(fault)),
+            lambda fault: reply.answer(request, self._struck(fault)),
         )
 
-    def _refusal(self, fault: FaultRule) -> Response:
-        return self._response(fault.status or status_of(fault.condition), fault.description, fault.condition)
+    def _struck(self, fault: FaultRule) -> Response:
+        if self._entity is None:
+            return _token_answer(fault.status or status_of(fault.condition), fault.description)
+        return _refusal(fault.condition, fault.description, fault.status)
 
     def _perform(self, request: Request) -> Response:
         if self._entity is None:
             return self._put_token(request)
         return Management(self._client, self._entity, request).perform()
 
-    def _response(self, status: int, description: str, condition: str) -> Response:
-        if self._entity is None:
-            # The node that takes tokens answers with numbers only.
-            return Response({"status-code": Int(status), "status-description": description}, None)
-        arguments = {
-            "statusCode": Int(status),
-            "statusDescription": description,
-            "errorCondition": Symbol(condition),
-        }
-        return Response(arguments, None)
-
     def _put_token(self, request: Request) -> Response:
         audience = request.arguments.get("name")
         if str(request.arguments.get("operation")) != "put-token" or not isinstance(audience, str):
-            return self._response(400, "put-token needs an operation and a name", "")
+            return _token_answer(400, "put-token needs an operation and a name")
         if not isinstance(request.value, str):
-            return self._response(400, "put-token needs a token in its body", "")
+            return _token_answer(400, "put-token needs a token in its body")
         problem = self._client.grants.put(request.value, audience)
         if problem is not None:
-            return self._response(401, f"Unauthorized: {problem}", "")
-        return self._response(202, "Accepted", "")
+            return _token_answer(401, f"Unauthorized: {problem}")
+        return _token_answer(202, "Accepted")
 
     def _reply_link(self, request: Request) -> ReplyLink | None:
         """The link back to who asks: the one that the request names, else one of the same node and session."""
