@@ -476,6 +476,14 @@ def test_the_time_in_the_backlog_counts_where_asked_for(waited: float, left: flo
     assert elapsed_time_to_live(message, DIVERSION, AT + timedelta(seconds=waited)) == left
 
 
+@pytest.mark.parametrize(
+    ("due", "waited", "left"), [(3600, 600, 10.0), (3600, 3604, 6.0), (2, 6, 6.0), (-3600, 4, 6.0)]
+)
+def test_the_time_of_a_scheduled_message_begins_when_it_is_due(due: float, waited: float, left: float):
+    message = Message(time_to_live=10, scheduled_enqueue_at=AT + timedelta(seconds=due))
+    assert elapsed_time_to_live(message, DIVERSION, AT + timedelta(seconds=waited)) == left
+
+
 def test_a_clock_that_went_back_gives_no_time_away():
     assert elapsed_time_to_live(Message(time_to_live=10), DIVERSION, AT - timedelta(hours=1)) == 10.0
 

@@ -21,6 +21,8 @@ from pamqp.header import ContentHeader
 from pairmq.model import MAX_TIME_TO_LIVE, Message
 from pairmq_rabbitmq import _codec
 from pairmq_rabbitmq._codec import MalformedMessage, _dead_letter, _encode, _layout
+from pairmq_rabbitmq._receiving._receiver import read
+from pairmq_rabbitmq._receiving._settling import Locked
 from patient_examples import examples
 
 # --------------------------------------------------------------------------- messages
@@ -225,7 +227,7 @@ def test_headers_are_named_after_amqp_1() -> None:
         time_to_live=1.0,
         scheduled_enqueue_at=datetime(2030, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))),
     )
-    properties = _codec.encode(message, login="guest")
+    properties = _codec.encode(message, login="guest", delayed=True)
     assert properties.expiration is None
     assert properties.headers == {
         "group-id": "s",
@@ -235,6 +237,18 @@ def test_headers_are_named_after_amqp_1() -> None:
         "ttl": "1",
         "x-opt-scheduled-enqueue-time": "2030-01-01T00:00:00.000000+00:00",
     }
+
+
+@pytest.mark.parametrize("days", [1, 36_500])
+def test_a_message_that_was_due_when_it_was_sent_lives_from_then_on(days: int) -> None:
+    """One that had waited in a backlog for longer than its time-to-live was dead-lettered as expired."""
+    message = Message(time_to_live=60.0 * days, scheduled_enqueue_at=datetime.now(UTC) - timedelta(days=days))
+    properties = over_the_wire(_codec.encode(message, login="guest"))
+    assert properties.expiration == ("60000" if days == 1 else "2190000000")
+    frame = pamqp.frame.marshal(ContentHeader(body_size=0, properties=properties), 1)
+    locked = Locked(1, False, frame[7:-1], b"", 0.0, 60.0)
+    assert read(locked, dead=False) is None
+    assert locked.message == message
 
 
 def test_properties_are_native_where_amqp_has_the_type() -> None:

@@ -965,8 +965,9 @@ async def test_scheduled_message_is_dead_lettered_when_it_expired(
     server: RabbitServer, context: Context, receiver: RabbitReceiver
 ) -> None:
     earlier = (datetime.now(UTC) - timedelta(seconds=60)).isoformat()
-    publish(server, "late", headers={"x-opt-scheduled-enqueue-time": earlier, "ttl": "30"})
-    publish(server, "in time", headers={"x-opt-scheduled-enqueue-time": earlier, "ttl": "90"})
+    scheduled = {"x-opt-scheduled-enqueue-time": earlier, "x-death": [{"queue": "pairmq.delay.0", "count": 1}]}
+    publish(server, "late", headers={**scheduled, "ttl": "30"})
+    publish(server, "in time", headers={**scheduled, "ttl": "90"})
     assert bodies(await receiver.receive(10, WAIT)) == ["in time"]
     [found] = await RabbitReceiver(context, DEAD_SOURCE).receive(10, WAIT)
     assert (bodies([found]), found.dead_letter_reason) == (["late"], "expired")

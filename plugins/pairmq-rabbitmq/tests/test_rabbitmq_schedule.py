@@ -154,6 +154,25 @@ async def test_scheduled_message_is_received_unchanged(transport: Transport) -> 
     assert delivery.delivery_count == 1
 
 
+async def test_a_message_that_is_due_when_it_is_sent_lives_from_then_on(quorum: Transport) -> None:
+    """As from a backlog; one that was scheduled lives from its time on."""
+    sender, receiver = quorum.sender(QUEUE), quorum.receiver(Source(QUEUE))
+    overdue, brief = in_(-3600, time_to_live=600.0), in_(0.1, time_to_live=0.000001)
+    await sender.send(overdue)
+    await sender.send(in_(-3600, time_to_live=0.001))
+    await sender.send(brief)
+    [delivery] = await receiver.receive(1, WAIT)
+    assert delivery.message == overdue
+    dead = quorum.receiver(Source(QUEUE, dead_letter=True))
+    reasons: list[str | None] = []
+    while len(reasons) < 2:  # the receiver itself finds one of them
+        assert await receiver.receive(1, 0.2) == []
+        found = await dead.receive(2, 0.2)
+        reasons += [each.dead_letter_reason for each in found]
+        await dead.complete_batch(found)
+    assert reasons == ["expired", "expired"]
+
+
 @pytest.fixture
 def retrying(rabbit: RabbitServer) -> Iterator[RabbitServer]:
     """A server that, once it was started again, tries a message again after a second that found no way on."""

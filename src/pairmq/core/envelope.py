@@ -169,10 +169,13 @@ def _is_bare(message: Message) -> bool:
 
 def elapsed_time_to_live(message: Message, diversion: Diversion, now: datetime) -> float | None:
     """Return what is left of a message's time-to-live when its time in the backlog counts (``ttl_policy="elapse"``):
-    seconds, 0 or less when it has expired; None for a message without one."""
+    seconds, 0 or less when it has expired; None for a message without one. That of a scheduled message begins when it
+    is due."""
     if message.time_to_live is None:
         return None
-    waited = (now - diversion.diverted_at).total_seconds()
+    due = message.scheduled_enqueue_at
+    begins_at = diversion.diverted_at if due is None else max(due, diversion.diverted_at)
+    waited = (now - begins_at).total_seconds()
     return message.time_to_live - max(0.0, waited)
 
 

@@ -43,11 +43,13 @@ def check_message(context: Context, entity: Entity, message: Message) -> None:
     _check_body(message, context.max_body_bytes or MAX_MESSAGE_BYTES, doing)
 
 
-def _pack(context: Context, message: Message, method: bytes, doing: str, priority_aside: bool = False) -> Parcel:
-    """Serialize a message, with method and place of the priority of `RabbitSender._where`. Raises `TransportError`."""
+def _pack(
+    context: Context, message: Message, method: bytes, doing: str, delayed: bool = False, priority_aside: bool = False
+) -> Parcel:
+    """Serialize a message, with the answers of `RabbitSender._where`. Raises `TransportError`."""
     parcel = _plain.pack(method, message)
     if parcel is None:
-        properties = _codec.encode(message, login=context.url.username, priority_aside=priority_aside)
+        properties = _codec.encode(message, login=context.url.username, delayed=delayed, priority_aside=priority_aside)
         parcel = Parcel.of(method, properties, message.body)
     session = context.publishing.current
     most = (_FRAME_MAX if session is None else session.frame_max) - _FRAME_OVERHEAD
@@ -126,15 +128,16 @@ class RabbitSender(Sender):
         except Unsent as error:
             raise_failure(_errors.failure(error, self._doing))
 
-    def _parcel(self, message: Message, method: bytes, priority_aside: bool = False) -> Parcel:
-        return _pack(self._context, message, method, self._doing, priority_aside)
+    def _parcel(self, message: Message, method: bytes, *more: bool) -> Parcel:
+        return _pack(self._context, message, method, self._doing, *more)
 
     def _is_special(self, message: Message) -> bool:
         """Whether a message has a route of its own."""
         return message.scheduled_enqueue_at is not None or (self._topic and bool(message.subject))
 
-    async def _where(self, message: Message) -> tuple[bytes, bool]:
-        """The method that publishes it, to the entity or to a delay queue if scheduled, and whether without priority.
+    async def _where(self, message: Message) -> tuple[bytes, bool, bool]:
+        """The method that publishes it, whether that is to a delay queue, as it is not due yet, and whether without
+        priority.
 
         Nothing of any message is written before all of a call's are known; a cancellation reports so.
         """
@@ -144,14 +147,14 @@ class RabbitSender(Sender):
                 try:
                     check_delay(delay, self._doing)
                     method = await self.scope.race(self._schedule.route(self._entity, delay, self._doing))
-                    return method, self._schedule.priority_aside
+                    return method, True, self._schedule.priority_aside
                 except asyncio.CancelledError as cancellation:
                     nothing_sent(cancellation)
                     raise
         if not self._topic or not message.subject:
-            return self._method, False
+            return self._method, False, False
         _check_routing_key(message.subject, self._doing)
-        return publish_method(self._entity.path, message.subject), False
+        return publish_method(self._entity.path, message.subject), False, False
 
     async def _explain(self, answers: Sequence[Answer]) -> list[TransportError | None]:
         """Turn each answer into a result; the broker is asked once for all that it returned or rejected."""

@@ -53,11 +53,12 @@ _pack_double = struct.Struct(">cd").pack
 _pack_decimal = struct.Struct(">cBi").pack
 
 
-def encode(message: Message, *, login: str, priority_aside: bool = False) -> Basic.Properties:
+def encode(message: Message, *, login: str, delayed: bool = False, priority_aside: bool = False) -> Basic.Properties:
     """Write a message's properties, to be sent as they are: a field-by-field copy may lose digits and names.
 
-    RabbitMQ refuses a ``user_id`` that is not the login of the connection. With ``priority_aside`` the target queue
-    must treat it as a message without priority.
+    RabbitMQ refuses a ``user_id`` that is not the login of the connection. A ``delayed`` message goes through delay
+    queues, where it must not expire. With ``priority_aside`` the target queue must treat it as a message without
+    priority.
     """
     headers: dict[str, Any] = {}
     properties = blank()
@@ -79,8 +80,7 @@ def encode(message: Message, *, login: str, priority_aside: bool = False) -> Bas
     elif message.priority is not None:
         headers[PRIORITY] = message.priority
     if message.time_to_live is not None:
-        scheduled = message.scheduled_enqueue_at is not None
-        properties.expiration, exactly = lifetime(message.time_to_live, scheduled=scheduled)
+        properties.expiration, exactly = lifetime(message.time_to_live, delayed=delayed)
         if exactly is not None:
             headers[TTL] = exactly
     if message.scheduled_enqueue_at is not None:

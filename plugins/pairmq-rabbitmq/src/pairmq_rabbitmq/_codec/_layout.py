@@ -122,9 +122,9 @@ class MalformedMessage(ValueError):
     """A message that PairMQ can't represent as it is; the text says why in a sentence."""
 
 
-def lifetime(seconds: float, *, scheduled: bool) -> tuple[str | None, str | None]:
+def lifetime(seconds: float, *, delayed: bool) -> tuple[str | None, str | None]:
     """Write a time to live: the property ``expiration``, and the header ``ttl`` where the former is not exact."""
-    if scheduled:
+    if delayed:
         # It is held in a delay queue, from which expiration would remove it too early.
         return None, seconds_text(seconds)
     ms = round(seconds * 1000) if seconds < _MAX_EXPIRATION_MS else 0
@@ -156,7 +156,7 @@ def header_seconds(text: object, expiration: str | None) -> float | None:
     if not 0 < seconds <= MAX_TIME_TO_LIVE:
         return None
     if expiration is not None:
-        beside, _ = lifetime(seconds, scheduled=False)
+        beside, _ = lifetime(seconds, delayed=False)
         if beside is None or expiration_seconds(beside) != expiration_seconds(expiration):
             return None
     return seconds

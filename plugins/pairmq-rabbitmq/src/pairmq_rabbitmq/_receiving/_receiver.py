@@ -329,8 +329,14 @@ def read(locked: Locked, dead: bool) -> tuple[str, str] | None:
         message = _codec.decode(locked.properties, locked.body)
     except _codec.MalformedMessage as problem:
         return "malformed", str(problem)
-    if message.scheduled_enqueue_at is not None and message.time_to_live is not None:
-        # It was in a delay queue, where the broker could not let it expire at the right time.
+    if (
+        message.scheduled_enqueue_at is not None
+        and message.time_to_live is not None
+        and headers
+        and "x-death" in headers
+    ):
+        # It was in a delay queue, where the broker could not let it expire at the right time. One that was due when it
+        # was sent, as from a backlog, was not, and the broker keeps its time-to-live.
         try:
             end = message.scheduled_enqueue_at + timedelta(seconds=message.time_to_live)
         except OverflowError:
