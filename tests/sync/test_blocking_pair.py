@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import gc
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from pairmq import ConfigurationError, Entity, EntityState, Message, PairClosed,
 from pairmq.model import Source
 from pairmq.model.events import MessageDelivered, SendCompleted, Side, StateChanged
 from pairmq.sync import Pair
+from pairmq.sync._loop import _Call
 from pairmq.sync._loop import run as on_the_loop
 
 ORDERS = Entity("orders")
@@ -125,6 +127,25 @@ def test_a_send_that_a_signal_interrupts_is_over_when_the_caller_goes_on(servers
     assert sender.send(Message(b"after"), timeout=20).route is Route.PRIMARY
 
 
+def test_what_a_signal_raises_as_a_call_ends_is_raised_as_it_is():
+    """An event's wait turned it into "release unlocked lock": Ctrl-C was no KeyboardInterrupt then."""
+
+    def interrupt(frame, *_):
+        if frame.f_code.co_name in ("_acquire_restore", "result"):  # when a wait in Python code ends, or else after it
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    async def operation():
+        await asyncio.sleep(0.01)
+
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            on_the_loop(operation())
+    finally:
+        sys.settrace(None)
+
+
 def test_a_hold_of_the_syphon_is_refused_when_the_process_has_none(pair):
     with pytest.raises(ConfigurationError, match="this process has no syphon"):
         pair.hold("orders", syphon=True)
@@ -141,16 +162,15 @@ def test_a_receive_that_a_signal_interrupts_loses_nothing(pair):
 def test_what_was_received_as_the_caller_was_interrupted_is_released(pair, monkeypatch):
     pair.sender("orders").send(Message(b"once"))
     receiver = pair.receiver("orders")
-    real, interrupted = threading.Event.wait, []
+    real, interrupted = _Call.wait, []
 
-    def interrupted_at_the_end(event, timeout=None):
-        done = real(event, timeout)
-        if not interrupted and threading.current_thread() is threading.main_thread():
+    def interrupted_at_the_end(call):
+        real(call)
+        if not interrupted:
             interrupted.append(True)
             raise Enough
-        return done
 
-    monkeypatch.setattr(threading.Event, "wait", interrupted_at_the_end)
+    monkeypatch.setattr(_Call, "wait", interrupted_at_the_end)
     with pytest.raises(Enough):
         receiver.receive(wait=10)
     monkeypatch.undo()

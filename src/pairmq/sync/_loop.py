@@ -31,21 +31,24 @@ class _Call(Generic[T]):
         # The operation runs in the caller's context, e.g. in its tracing span.
         self._context = copy_context()
         self._task: asyncio.Task[T] | None = None
-        self._done = threading.Event()
+        # A lock, not an event: that waits in Python code, which an exception of a signal handler can break.
+        self._busy = threading.Lock()
+        self._busy.acquire()
 
     def start(self) -> None:
         self._task = self._loop.create_task(self._operation, name="pairmq call", context=self._context)
-        self._task.add_done_callback(lambda _: self._done.set())
+        self._task.add_done_callback(lambda _: self._busy.release())
 
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
         else:  # interrupted before it was handed over
             self._operation.close()
-            self._done.set()
+            self._busy.release()
 
     def wait(self) -> None:
-        self._done.wait()
+        with self._busy:
+            pass
 
     @property
     def succeeded(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import gc
 import os
 import signal
@@ -16,6 +15,7 @@ import weakref
 
 import pytest
 
+from pairmq_servicebus.paired import _portal
 from pairmq_servicebus.paired._portal import Portal
 
 PATIENCE = 100.0  # s
@@ -47,10 +47,10 @@ async def others() -> int:
 
 
 def waits_for_a_result(thread: int) -> bool:
-    """Whether a thread waits in `Future.result`."""
+    """Whether a thread waits for a result."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
-        if frame.f_code is concurrent.futures.Future.result.__code__:
+        if frame.f_code is _portal._wait_for.__code__:
             return True
         frame = frame.f_back
     return False

@@ -64,6 +64,7 @@ class Portal:
                     raise RuntimeError("the paired client is closed: make a new one")
                 loop = self._running_loop()
                 future = asyncio.run_coroutine_threadsafe(work(), loop)
+            _wait_for(future)
             return future.result()
         except concurrent.futures.CancelledError:
             raise RuntimeError("the paired client was closed meanwhile") from None
@@ -157,6 +158,15 @@ class Portal:
             await loop.shutdown_default_executor()
         # Connections that were shut just now let go of their sockets in the next turn of the loop.
         await asyncio.sleep(_LAST_TURN)
+
+
+def _wait_for(future: concurrent.futures.Future[T]) -> None:
+    """Wait by a lock: a future waits in Python code, which an exception of a signal handler can break."""
+    busy = threading.Lock()
+    busy.acquire()
+    future.add_done_callback(lambda _: busy.release())
+    with busy:
+        pass
 
 
 @atexit.register
