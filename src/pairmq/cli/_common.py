@@ -154,30 +154,25 @@ class PairArguments:
 
     def settings(self, **forced: Any) -> Settings:
         """Both URLs and all options; ``forced`` wins over everything."""
-        from pairmq.pair import load_settings
-
-        return load_settings(
-            primary=self.primary,
-            secondary=self.secondary,
-            journal=self.journal,
-            config=self.config,
-            overrides={**self.options, **forced},
-        )
+        return self._settings(self.secondary, **forced)
 
     def primary_settings(self) -> Settings:
         """The primary's URL and all options; a secondary is not asked for. Raises as `settings`."""
-        from pairmq.pair import load_settings
-
         try:
             return self.settings()
         except ConfigurationError:
             pass  # no secondary, or another error that is reported anyway
+        return self._settings(self.secondary or _UNUSED)
+
+    def _settings(self, secondary: str | None, **forced: Any) -> Settings:
+        from pairmq.pair import load_settings
+
         return load_settings(
             primary=self.primary,
-            secondary=self.secondary or _UNUSED,
+            secondary=secondary,
             journal=self.journal,
             config=self.config,
-            overrides=self.options,
+            overrides={**self.options, **forced},
         )
 
 

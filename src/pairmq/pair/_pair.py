@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from pairmq.core import PairOptions, SwitchAction, SwitchReport
@@ -238,9 +237,7 @@ class Pair:
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     # Messages.

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from pairmq.model import Entity, Message, PairClosed, PairFaulted, Receipt, SendError, SendRefused
@@ -183,9 +182,7 @@ class PairSender:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable
-from types import TracebackType
 from typing import Protocol, Self, cast
 
 from pairmq.plugins import BrokerControl, registry
@@ -78,9 +77,7 @@ class MemoryBroker:
         await self.forget()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.forget()
 
     def __repr__(self) -> str:

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from random import random
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from pairmq.testing.servers import free_port
@@ -124,9 +123,7 @@ class TcpProxy:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # ------------------------------------------------------------------ addresses and counters

@@ -17,7 +17,6 @@ import itertools
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from pairmq.core import PairOptions
@@ -73,9 +72,7 @@ class MemoryBrokers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # A loop of its own: the test's may be closed by now, and brokers belong to none.
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
             for broker in self._brokers.values():
@@ -147,9 +144,7 @@ class VirtualTime:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._runner.close()
 
 

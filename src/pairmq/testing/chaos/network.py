@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from types import TracebackType
 from typing import Final, Self
 
 from pairmq.testing.chaos.broker import FaultKind
@@ -114,8 +113,6 @@ class Network:
         self.heal()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for proxy in chain.from_iterable(self._ways.values()):
             proxy.close()

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import fields
-from types import CoroutineType, TracebackType
+from types import CoroutineType
 from typing import Any, NoReturn, Self, TypeVar, cast
 from uuid import uuid4
 
@@ -187,14 +187,13 @@ async def receive_one(receiver: Receiver, *, wait: float | None = None) -> Deliv
     return deliveries[0]
 
 
-async def receive_all(receiver: Receiver, count: int) -> list[Delivery]:
-    """Receive this many, in as many calls as needed; fewer if no more arrive."""
+async def receive_all(receiver: Receiver, count: int, *, complete: bool = False) -> list[Delivery]:
+    """Receive this many, in as many calls as needed, and complete them if asked to; fewer if no more arrive."""
     found: list[Delivery] = []
-    while len(found) < count:
-        some = await receiver.receive(count - len(found), limits().patience)
-        if not some:
-            break
+    while len(found) < count and (some := await receiver.receive(count - len(found), limits().patience)):
         found += some
+        if complete:
+            await receiver.complete_batch(some)
     return found
 
 
@@ -208,14 +207,7 @@ async def receive_some(receiver: Receiver, most: int) -> list[Delivery]:
 
 async def drain(receiver: Receiver, count: int) -> list[Delivery]:
     """Receive and complete this many; fewer if no more arrive."""
-    found: list[Delivery] = []
-    while len(found) < count:
-        some = await receiver.receive(count - len(found), limits().patience)
-        if not some:
-            break
-        found += some
-        await receiver.complete_batch(some)
-    return found
+    return await receive_all(receiver, count, complete=True)
 
 
 async def up_to(broker: Broker, queue: Entity, last: str | None, *, least: int = 0) -> list[str]:
@@ -474,9 +466,7 @@ class Stopwatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended = time.monotonic()
         self._over.set()
         self._thread.join()
