@@ -58,7 +58,7 @@ def main(directory: Path, seed: int) -> None:
             lock = ordered.accept_session(chance.choice([None, "a", "b", "c"]))
             if lock is not None:
                 for message in ordered.take(chance.randrange(15), session=lock):
-                    ordered.complete(message.lock_token, lock)
+                    ordered.complete(message.lock_token)
                 ordered.set_session_state(lock, chance.choice([None, chance.randbytes(5)]))
                 ordered.release_session(lock)
         os.write(1, f"try {snapshot(broker)}\n".encode())

@@ -139,8 +139,7 @@ class QueueMachine(RuleBasedStateMachine):
     def take(self, count: int, delete: bool, data: st.DataObject) -> None:
         session = data.draw(st.sampled_from(sorted(self.locks))) if self.sessions else None
         expected = self.ready(session)[:count]
-        mode = "receive-and-delete" if delete else "peek-lock"
-        taken = self.source.take(count, mode=mode, session=self.locks[session] if session else None)
+        taken = self.source.take(count, delete=delete, session=self.locks[session] if session else None)
         assert [m.content for m in taken] == [each.body for each in expected]
         self.note(taken, delete)
 

@@ -151,7 +151,7 @@ def test_a_deferred_message_is_received_by_its_number_only(broker, queue, clock)
         queue.receive_deferred([1])
     queue.abandon(message.lock_token)
     assert queue.take(1) == []
-    assert queue.receive_deferred([1], mode="receive-and-delete")[0].delivery_count == 1
+    assert queue.receive_deferred([1], delete=True)[0].delivery_count == 1
     assert broker.get_queue("orders").counts.total == 0
 
 
@@ -172,7 +172,7 @@ def test_a_scheduled_message_comes_in_its_time_under_a_new_number(broker, queue,
     broker.send("orders", [text("now")])
     assert broker.next_deadline() == clock.now + 60
     assert [each.state for each in queue.peek(0, 9)] == [MessageState.SCHEDULED, MessageState.ACTIVE]
-    assert bodies(queue.take(5, mode="receive-and-delete")) == ["now"]
+    assert bodies(queue.take(5, delete=True)) == ["now"]
     clock.now += 60
     (late,) = queue.take(5)
     assert (late.content, late.enqueued_at, late.state) == (b"late", clock.now, MessageState.ACTIVE)
@@ -192,7 +192,7 @@ def test_what_is_cancelled_never_comes_and_all_numbers_must_be_right(broker, que
 
 def test_receive_and_delete_takes_a_message_for_good(broker, queue, clock):
     broker.send("orders", [text("a")])
-    assert queue.take(1, mode="receive-and-delete")[0].lock_token is None
+    assert queue.take(1, delete=True)[0].lock_token is None
     clock.now += 100
     assert queue.take(1) == []
 
@@ -209,7 +209,7 @@ def test_a_full_queue_takes_nothing_until_there_is_room(broker):
     broker.send("q", [Incoming(b"", 262144)] * 4)
     with refused("resource-limit-exceeded"):
         broker.send("q", [text("a")])
-    broker.resolve_receive("q").take(1, mode="receive-and-delete")
+    broker.resolve_receive("q").take(1, delete=True)
     broker.send("q", [text("a")])
 
 
@@ -224,7 +224,7 @@ def test_an_id_is_taken_once_within_the_window(broker, clock):
     )
     source = broker.resolve_receive("q")
     broker.send("q", [text("a", message_id="1"), text("b", message_id="1"), text("c"), text("d", message_id=1)])
-    assert bodies(source.take(9, mode="receive-and-delete")) == ["a", "c", "d"]
+    assert bodies(source.take(9, delete=True)) == ["a", "c", "d"]
     clock.now += 19.9
     broker.send("q", [text("e", message_id="1")])
     assert source.take(9) == []

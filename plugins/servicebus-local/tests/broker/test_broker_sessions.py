@@ -58,8 +58,6 @@ def test_a_released_session_is_free_at_once_and_counts_no_delivery(broker, sourc
         source.release_session(lock)
     assert len(called) == 5
     assert lock.lost
-    with refused("session-lock-lost"):
-        source.complete(token, lock)
     with refused("message-lock-lost"):
         source.complete(token)
 
@@ -86,7 +84,7 @@ def test_renewing_a_session_renews_its_messages(broker, source, clock):
         assert source.renew_session(lock) == message.locked_until == clock.now + 60
     with refused("not-allowed"):
         source.renew(message.lock_token)
-    source.complete(message.lock_token, lock)
+    source.complete(message.lock_token)
     clock.now += 60
     with refused("session-lock-lost"):
         source.renew_session(lock)
@@ -129,13 +127,11 @@ def test_sessions_are_listed_by_messages_and_state_or_by_the_age_of_their_state(
 def test_a_deferred_message_belongs_to_its_session(broker, source):
     broker.send("q", [text("x", "1"), text("y", "2")])
     lock, other = source.accept_session("x"), source.accept_session("y")
-    source.defer(source.take(1, session=lock)[0].lock_token, session=lock)
+    source.defer(source.take(1, session=lock)[0].lock_token)
     with refused("message-not-found"):
         source.receive_deferred([1], other)
     (message,) = source.receive_deferred([1], lock)
-    with refused("message-lock-lost"):
-        source.complete(message.lock_token, other)
-    source.complete(message.lock_token, lock)
+    source.complete(message.lock_token)
 
 
 def test_a_queue_without_sessions_has_none(broker):

@@ -156,7 +156,7 @@ def test_sequence_numbers_are_never_given_twice(clock, tmp_path):
     for _ in range(4):
         for _ in range(40):
             given += broker.send("q", [text("a")] * 30)
-            broker.resolve_receive("q").take(30, mode="receive-and-delete")
+            broker.resolve_receive("q").take(30, delete=True)
         broker = reopened(broker, clock, tmp_path)
     assert len(set(given)) == len(given) == 4800
     assert given == sorted(given)

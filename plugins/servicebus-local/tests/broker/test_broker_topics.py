@@ -38,7 +38,7 @@ def topic(broker):
 
 
 def taken(broker, name: str, **more) -> list[str]:
-    return bodies(broker.resolve_receive(f"news/Subscriptions/{name}").take(99, mode="receive-and-delete"))
+    return bodies(broker.resolve_receive(f"news/Subscriptions/{name}").take(99, delete=True))
 
 
 def test_every_subscription_gets_its_own_copy_and_numbers(topic):

@@ -14,7 +14,6 @@ from itertools import count
 from uuid import UUID
 
 from servicebus_local.broker._errors import (
-    ARGUMENT,
     DISABLED,
     LOCK_LOST,
     MESSAGE_NOT_FOUND,
@@ -33,7 +32,6 @@ from servicebus_local.broker._values import NEVER, MessageState, Stored
 BILLED_BYTES = 65536
 """Messages are billed in units of this many bytes (Service Bus pricing, frequently asked questions)."""
 
-_MODES = ("peek-lock", "receive-and-delete")
 _SLACK = 64
 
 MAX_STATE_BYTES = 262144
@@ -277,10 +275,10 @@ class Source:
 
     # ------------------------------------------------------------------ taking
 
-    def take(self, count: int, *, mode: str = "peek-lock", session: SessionLock | None = None) -> list[Stored]:
-        """The next messages in order."""
+    def take(self, count: int, *, delete: bool = False, session: SessionLock | None = None) -> list[Stored]:
+        """The next messages in order, locked or deleted."""
         now = self._begin()
-        self._check_receivable(mode)
+        self._check_receivable()
         lane = self._lane_for(session)
         taken: list[Stored] = []
         ready = lane.ready
@@ -289,20 +287,15 @@ class Source:
             message = messages.get(heappop(ready))
             if message is not None:
                 taken.append(message)
-        self._count_receive(taken)
-        if mode == "receive-and-delete":
-            for message in taken:
-                self.shelf.remove(message)
-        elif taken:
-            self._lock(taken, lane, now)
+        self._hand_out(taken, lane, now, delete=delete)
         return taken
 
     def receive_deferred(
-        self, sequence_numbers: Iterable[int], session: SessionLock | None = None, mode: str = "peek-lock"
+        self, sequence_numbers: Iterable[int], session: SessionLock | None = None, *, delete: bool = False
     ) -> list[Stored]:
-        """Messages that were deferred, by their numbers."""
+        """Messages that were deferred, by their numbers; locked or deleted."""
         now = self._begin()
-        self._check_receivable(mode)
+        self._check_receivable()
         lane = self._lane_for(session)
         found: dict[int, Stored] = {}
         for number in sequence_numbers:
@@ -317,18 +310,19 @@ class Source:
             found[number] = message
         # A deferred message is looked at for expiry only here, as "Message deferral" says.
         live = [message for message in found.values() if not self._expire(message, now)]
-        self._count_receive(live)
-        if mode == "receive-and-delete":
-            for message in live:
-                self.shelf.remove(message)
-        elif live:
-            self._lock(live, lane, now)
+        self._hand_out(live, lane, now, delete=delete)
         self._hub.notify()
         return live
 
-    def _check_receivable(self, mode: str) -> None:
-        if mode not in _MODES:
-            raise BrokerError(ARGUMENT, f"'{mode}' is no way to receive.")
+    def _hand_out(self, messages: list[Stored], lane: Lane, now: float, *, delete: bool) -> None:
+        self._hub.operations["receive"] += sum(1 + (message.size - 1) // BILLED_BYTES for message in messages)
+        if delete:
+            for message in messages:
+                self.shelf.remove(message)
+        elif messages:
+            self._lock(messages, lane, now)
+
+    def _check_receivable(self) -> None:
         if not self.settings.receivable:
             raise BrokerError(DISABLED, f"'{self.path}' is disabled for receiving.")
 
@@ -379,31 +373,27 @@ class Source:
 
     # ------------------------------------------------------------------ settling
 
-    def complete(self, lock_token: UUID, session: SessionLock | None = None) -> None:
+    def complete(self, lock_token: UUID) -> None:
         """Removes a message that was worked off."""
-        message = self._settle(lock_token, session)
+        message = self._settle(lock_token)
         self._unlock(message)
         self.shelf.remove(message)
 
-    def abandon(
-        self, lock_token: UUID, properties: Mapping[str, object] | None = None, session: SessionLock | None = None
-    ) -> None:
-        """Gives a message back, which counts as a delivery; see `complete`."""
-        message = self._settle(lock_token, session)
+    def abandon(self, lock_token: UUID, properties: Mapping[str, object] | None = None) -> None:
+        """Gives a message back, which counts as a delivery."""
+        message = self._settle(lock_token)
         self._modify(message, properties)
         self._give_back(message, self._hub.clock(), counted=True)
         self._hub.notify()
 
-    def release(self, lock_token: UUID, session: SessionLock | None = None) -> None:
-        """Gives a message back as if it had not been taken; see `complete`."""
-        self._give_back(self._settle(lock_token, session), self._hub.clock(), counted=False)
+    def release(self, lock_token: UUID) -> None:
+        """Gives a message back as if it had not been taken."""
+        self._give_back(self._settle(lock_token), self._hub.clock(), counted=False)
         self._hub.notify()
 
-    def defer(
-        self, lock_token: UUID, properties: Mapping[str, object] | None = None, session: SessionLock | None = None
-    ) -> None:
-        """Puts a message aside; from now on it is had by its number only. See `abandon`."""
-        message = self._settle(lock_token, session)
+    def defer(self, lock_token: UUID, properties: Mapping[str, object] | None = None) -> None:
+        """Puts a message aside; from now on it is had by its number only."""
+        message = self._settle(lock_token)
         self._modify(message, properties)
         self._unlock(message)
         self.shelf.set_state(message, MessageState.DEFERRED)
@@ -415,12 +405,11 @@ class Source:
         reason: str | None = None,
         description: str | None = None,
         properties: Mapping[str, object] | None = None,
-        session: SessionLock | None = None,
     ) -> None:
-        """Moves a message to the dead-letter queue; see `abandon`."""
+        """Moves a message to the dead-letter queue."""
         if self.is_dead_letter:
             raise BrokerError(NOT_ALLOWED, f"'{self.path}' is a dead-letter queue: nothing is dead-lettered from it.")
-        message = self._settle(lock_token, session)
+        message = self._settle(lock_token)
         self._modify(message, properties)
         self._unlock(message)
         self.bury(message, reason, description)
@@ -430,22 +419,21 @@ class Source:
         """Makes a message's lock last longer."""
         now = self._begin()
         self._hub.operations["renew"] += 1
-        message = self._locked(lock_token, None)
+        message = self._locked(lock_token)
         if self.requires_session:
             raise BrokerError(NOT_ALLOWED, f"'{self.path}' requires sessions: the session's lock is renewed instead.")
         message.locked_until = now + self.settings.lock_duration
         self._time_lock(message.locked_until, [lock_token])
         return message.locked_until
 
-    def _settle(self, token: UUID, session: SessionLock | None) -> Stored:
+    def _settle(self, token: UUID) -> Stored:
         self._begin()
         self._hub.operations["settle"] += 1
-        return self._locked(token, session)
+        return self._locked(token)
 
-    def _locked(self, token: UUID, session: SessionLock | None) -> Stored:
-        lane = None if session is None else self._held_lane(session)
+    def _locked(self, token: UUID) -> Stored:
         message = self._locks.get(token)
-        if message is None or (lane is not None and token not in lane.tokens):
+        if message is None:
             raise BrokerError(LOCK_LOST, f"The lock of a message of '{self.path}' is lost, or it was settled before.")
         return message
 
@@ -456,9 +444,6 @@ class Source:
     def count_empty_receive(self) -> None:
         """Note that a client asked for messages and got none: only its front knows when it stopped waiting."""
         self._hub.operations["empty-receive"] += 1
-
-    def _count_receive(self, taken: list[Stored]) -> None:
-        self._hub.operations["receive"] += sum(1 + (message.size - 1) // BILLED_BYTES for message in taken)
 
     # ------------------------------------------------------------------ browsing and sessions
 

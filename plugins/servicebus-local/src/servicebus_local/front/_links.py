@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 from servicebus_local.amqp import (
@@ -60,7 +60,6 @@ class ReceivingLink(Endpoint):
         self.session = session
         self._client = client
         self._settled = link.snd_settle_mode == _SETTLED
-        self._mode: Literal["receive-and-delete", "peek-lock"] = "receive-and-delete" if self._settled else "peek-lock"
         self._cancel: Callable[[], None] = source.on_ready(self._on_ready)
         self._at_once = 16
         self._asked = False  # for messages, and none came since
@@ -95,7 +94,7 @@ class ReceivingLink(Endpoint):
                         self._pump_soon()
                     return
                 count = min(link.credit, self._at_once)
-                found = self.source.take(count, mode=self._mode, session=self.session)
+                found = self.source.take(count, delete=self._settled, session=self.session)
                 size = sum(self._send(message) for message in found)
                 sent += size
                 if len(found) < count:

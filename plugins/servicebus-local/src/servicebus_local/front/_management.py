@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 from uuid import UUID
 
 from servicebus_local.amqp import (
@@ -171,11 +171,10 @@ class Management:
 
     def _receive_deferred(self) -> Answer:
         at_once = self._number("receiver-settle-mode") == _RECEIVE_AND_DELETE
-        mode: Literal["receive-and-delete", "peek-lock"] = "receive-and-delete" if at_once else "peek-lock"
         lock = self._session_lock()
         found = [
             {"message": _messages.outgoing(message), **({} if token is None else {"lock-token": token})}
-            for message in self._source.receive_deferred(self._numbers(), session=lock, mode=mode)
+            for message in self._source.receive_deferred(self._numbers(), session=lock, delete=at_once)
             for token in (message.lock_token,)
         ]
         return (_OK, {"messages": found}) if found else (_NO_CONTENT, None)
