@@ -115,7 +115,7 @@ class Book:
 
     def gone(self, copy: Copy, how: str = "completed", reason: str = "") -> None:
         copy.gone_tick = self.tick()
-        copy.gone, copy.gone_at, copy.gone_by, copy.reason = how, self.at, "s/1", reason
+        copy.gone, copy.gone_at, copy.reason = how, self.at, reason
 
     def handle(self, copy: Copy, *, settled: bool = True, said: str = "", message: Message | None = None) -> None:
         """A consumer is given a copy, handles it and completes it."""

@@ -224,7 +224,6 @@ class Copy:
     gone: str = ""
     gone_at: float | None = None
     gone_tick: int | None = None
-    gone_by: str = ""
     reason: str = ""
 
 

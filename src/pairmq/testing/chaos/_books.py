@@ -403,7 +403,7 @@ class _Books:
                 continue
             # It may be gone from here on: whether and when it was, only the broker knows.
             copy.gone = "completed" if line["how"] == "complete" else "dead-lettered"
-            copy.gone_at, copy.gone_tick, copy.gone_by, copy.reason = self._at, self._tick, who, line["reason"]
+            copy.gone_at, copy.gone_tick, copy.reason = self._at, self._tick, line["reason"]
 
     def _number_backlog(self) -> None:
         """Give the copies of the backlog their places, and the attempts that wrote them where only one can have."""

@@ -165,20 +165,20 @@ class Broker:
         lock: Lock = delivery.lock_token  # type: ignore[assignment]  # made by take
         return queue.held(lock, lock.holder, self._loop.time())
 
-    def complete(self, queue: Queue, delivery: Delivery, by: str) -> None:
+    def complete(self, queue: Queue, delivery: Delivery) -> None:
         """Remove a copy. Raises as `held`."""
         stored = self.held(queue, delivery)
         queue.complete(stored)
-        self._gone(self._copies.pop(stored), "completed", by)
+        self._gone(self._copies.pop(stored), "completed")
         self._settled(queue)
 
-    def dead_letter(self, queue: Queue, delivery: Delivery, reason: str, by: str) -> None:
+    def dead_letter(self, queue: Queue, delivery: Delivery, reason: str) -> None:
         """Set a copy aside. Raises as `held`."""
         stored = self.held(queue, delivery)
         queue.bury(stored, reason, "")
         copy = self._copies[stored]
         copy.reason = reason
-        self._gone(copy, "dead-lettered", by)
+        self._gone(copy, "dead-lettered")
         self._settled(queue)
 
     def _settled(self, queue: Queue) -> None:
@@ -278,9 +278,8 @@ class Broker:
     def _readable(self) -> list[Queue]:
         return [each for queue in self.queues.values() for each in (queue, *queue.subscriptions.values())]
 
-    def _gone(self, copy: Copy, how: str, by: str = "") -> None:
-        copy.gone, copy.gone_by = how, by
-        copy.gone_at, copy.gone_tick = self._loop.time(), self._history.tick()
+    def _gone(self, copy: Copy, how: str) -> None:
+        copy.gone, copy.gone_at, copy.gone_tick = how, self._loop.time(), self._history.tick()
         if self._history.trace is not None:
             self._history.say(self.name, f"{copy.number} ({copy.message.message_id}) is {how} {copy.reason}")
 

@@ -223,17 +223,17 @@ class _Receiver(Receiver):
         return found
 
     async def complete(self, delivery: Delivery) -> None:
-        await self._settle(lambda queue: self._link.broker.complete(queue, delivery, self.connection.life.name))
+        await self._settle(lambda queue: self._link.broker.complete(queue, delivery))
 
     async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
         results: list[TransportError | None] = []
-        link, life = self._link, self.connection.life.name
+        link = self._link
 
         def apply(request: Request) -> list[TransportError | None]:
             errors: list[TransportError | None] = []
             for delivery in deliveries:
                 try:
-                    link.broker.complete(link.broker.state.source(self._source), delivery, life)
+                    link.broker.complete(link.broker.state.source(self._source), delivery)
                     errors.append(None)
                 except TransportError as error:
                     errors.append(error)
@@ -252,8 +252,7 @@ class _Receiver(Receiver):
         await self._settle(lambda queue: self._link.broker.abandon(queue, delivery))
 
     async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
-        life = self.connection.life.name
-        await self._settle(lambda queue: self._link.broker.dead_letter(queue, delivery, reason, life))
+        await self._settle(lambda queue: self._link.broker.dead_letter(queue, delivery, reason))
 
     async def renew_lock(self, delivery: Delivery) -> Delivery:
         renewed = await self._settle(lambda queue: self._link.broker.renew(queue, delivery))

@@ -20,10 +20,9 @@ AMQP's types and back. `_dead_letter` writes and reads the copy in a dead-letter
 
 from pairmq_rabbitmq._codec._dead_letter import (
     MAX_REASON_LENGTH,
-    Death,
     count_of,
     dead_letter_reason,
-    death,
+    death_reason,
     delivery_count,
     with_dead_letter,
 )
@@ -35,11 +34,10 @@ __all__ = [
     "DELIVERY_COUNT",
     "DIRECT_REPLY_TO",
     "MAX_REASON_LENGTH",
-    "Death",
     "MalformedMessage",
     "count_of",
     "dead_letter_reason",
-    "death",
+    "death_reason",
     "decode",
     "decode_leniently",
     "delivery_count",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from pamqp.commands import Basic
@@ -69,27 +68,19 @@ def dead_letter_reason(properties: Basic.Properties) -> tuple[str | None, str | 
     reason, description = headers.get(REASON), headers.get(DESCRIPTION)
     if isinstance(reason, str):
         return reason, description if isinstance(description, str) else None
-    found = death(properties)
+    found = death_reason(properties)
     if found is None:
         return None, None
-    return {"maxlen": "max-length", "delivery_limit": "max-delivery-count"}.get(found.reason, found.reason), None
+    return {"maxlen": "max-length", "delivery_limit": "max-delivery-count"}.get(found, found), None
 
 
 def _cut(text: str) -> str:
     return text[:MAX_REASON_LENGTH].encode(errors="replace").decode()
 
 
-@dataclass(frozen=True, slots=True)
-class Death:
-    """Why RabbitMQ dead-lettered a message, the last time it did; it removed an ``expiration`` of so many seconds."""
-
-    reason: str
-    queue: str
-    original_expiration: float | None = None
-
-
-def death(properties: Basic.Properties) -> Death | None:
-    """Read why the broker dead-lettered a message; None if it never did, or its header can't be read."""
+def death_reason(properties: Basic.Properties) -> str | None:
+    """Read why the broker dead-lettered a message, the last time it did; None if it never did, or its header can't be
+    read."""
     headers = properties.headers
     if not headers:
         return None
@@ -99,10 +90,8 @@ def death(properties: Basic.Properties) -> Death | None:
     # The newest comes first, but RabbitMQ 4 also names it, and orders those of one instant differently.
     named = [entry for entry in found if all(entry.get(key) == value for key, value in last.items())]
     entry: dict[str, Any] = (named or found or [last])[0]
-    reason, queue, expiration = entry.get("reason"), entry.get("queue"), entry.get("original-expiration")
-    if not isinstance(reason, str) or not isinstance(queue, str):
-        return None
-    return Death(reason, queue, expiration_seconds(expiration) if isinstance(expiration, str) else None)
+    reason, queue = entry.get("reason"), entry.get("queue")
+    return reason if isinstance(reason, str) and isinstance(queue, str) else None
 
 
 def delivery_count(properties: Basic.Properties, redelivered: bool) -> int:
