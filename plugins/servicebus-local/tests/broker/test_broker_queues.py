@@ -36,7 +36,7 @@ def test_messages_are_taken_in_the_order_of_their_numbers(broker, queue):
 
 def test_the_path_is_found_whatever_its_case_and_kept_as_written(broker, queue):
     assert broker.resolve_receive("ORDERS") is queue
-    assert broker.resolve_send("Orders").path == "orders"
+    assert broker.get_queue("Orders").path == "orders"
 
 
 def test_a_completed_message_is_gone(broker, queue, clock):

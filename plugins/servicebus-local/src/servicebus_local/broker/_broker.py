@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from servicebus_local.broker._codec import Decoder, from_micros
 from servicebus_local.broker._descriptions import QueueDescription, TopicDescription
@@ -40,17 +39,6 @@ HOPS_EXCEEDED = "MaxTransferHopCountExceeded"
 NO_TARGET = "TransferDestinationNotFound"
 
 _MEGABYTE = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class SendTarget:
-    """What a path to send to leads to."""
-
-    path: str
-    kind: Literal["queue", "topic"]
-    max_message_bytes: int
-    requires_session: bool
-    disabled: bool = False
 
 
 class Broker(Namespace):
@@ -84,14 +72,13 @@ class Broker(Namespace):
 
     # ------------------------------------------------------------------ paths
 
-    def resolve_send(self, path: str) -> SendTarget:
-        """What a path to send to leads to."""
+    def resolve_send(self, path: str) -> int:
+        """The bytes of the largest message that may be sent to a path."""
         self._hub.begin()
         entity = self._send_entity(path)
-        kind: Literal["queue", "topic"] = "topic" if isinstance(entity, Topic) else "queue"
-        requires_session = isinstance(entity, Holder) and entity.description.requires_session
-        disabled = not entity.description.status.sends
-        return SendTarget(entity.path, kind, self._max_bytes(entity), requires_session, disabled)
+        if not entity.description.status.sends:
+            raise BrokerError(DISABLED, f"'{path}' is disabled for sending.")
+        return self._max_bytes(entity)
 
     def resolve_receive(self, path: str) -> Source:
         """What a path to receive from leads to, always the same object for the same entity."""

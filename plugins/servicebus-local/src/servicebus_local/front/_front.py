@@ -97,10 +97,7 @@ def _check_exists(client: Client, entity: str) -> None:
 
 
 def _attach_sender(client: Client, link: Link, path: str) -> None:
-    target = client.shared.broker.resolve_send(path)
-    if target.disabled:
-        raise BrokerError("com.microsoft:entity-disabled", f"'{path}' is disabled for sending.")
-    limit = target.max_message_bytes
+    limit = client.shared.broker.resolve_send(path)
     link.accept(max_message_size=limit, properties={_BATCH_SIZE: min(limit, _MAX_BATCH)})
     client.add(SendingLink(client, link, path, limit))
 

@@ -255,8 +255,7 @@ class SendingLink(Endpoint):
     def check(self) -> None:
         """Detach the link if nothing may be sent over it any more."""
         try:
-            if self._client.shared.broker.resolve_send(self.path).disabled:
-                raise BrokerError("com.microsoft:entity-disabled", f"'{self.path}' is disabled for sending.")
+            self._client.shared.broker.resolve_send(self.path)
         except BrokerError as error:
             self._client.detach(self.link, wire_error(error))
 
