@@ -83,7 +83,9 @@ def broker() -> Broker:
 
 
 @pytest.fixture
-def publisher(broker: Broker) -> Publisher:
+def publisher(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Publisher:
+    """A publisher that takes no pause of this machine for a silent broker."""
+    monkeypatch.setattr(_publisher, "_SILENCE", 1000.0)
     return Publisher(cast("Link", broker), "send to orders")
 
 
