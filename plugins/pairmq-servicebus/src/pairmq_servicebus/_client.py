@@ -20,7 +20,7 @@ from azure.servicebus import ServiceBusReceiveMode, ServiceBusSubQueue, Transpor
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 
 from pairmq.model import ConfigurationError, Entity, EntityKind, Source
-from pairmq.transport import Receiver, Sender, TlsOptions, raise_failure, start_task
+from pairmq.transport import Receiver, Sender, TlsOptions, lookup, raise_failure, start_task
 from pairmq_servicebus import _errors, _private
 from pairmq_servicebus._entities import SingleConsumers
 from pairmq_servicebus._url import DEFAULT_TLS_PORT, Identity, NamespaceUrl, SharedKey, SharedSignature, make_identity
@@ -97,7 +97,7 @@ class Namespace:
             raise _errors.closed(doing)
         self._leaving.add(made)
         # In a task of its own: cancelled, the client first closes what it began, however long that takes.
-        opening = self.spawn(made.__aenter__())
+        opening = self.spawn(self._enter(made))
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + (limit or self.url.connect_timeout)
         try:
@@ -119,6 +119,16 @@ class Namespace:
             self.discard(made)
             raise_failure(_errors.failure(error, doing))
         self._leaving.discard(made)
+
+    async def _enter(self, made: ServiceBusSender | ServiceBusReceiver) -> None:
+        given = self.given.arguments
+        elsewhere = "custom_endpoint_address" in given or "http_proxy" in given
+        if not self.url.websocket and not elsewhere and given.get("transport_type") in (None, TransportType.Amqp):
+            # The client's own lookups of a name, while they hang, would hold up those of the other broker. One that
+            # fails is repeated by the client, for its error.
+            with contextlib.suppress(OSError, UnicodeError, RuntimeError):
+                await lookup(self.url.host, self.url.port)
+        await made.__aenter__()
 
     def discard(self, made: ServiceBusSender | ServiceBusReceiver, call: asyncio.Task[Any] | None = None) -> None:
         """Let a sender or receiver go at once, whatever its peer does."""

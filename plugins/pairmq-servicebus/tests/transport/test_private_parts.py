@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 
 import pytest
 from azure.servicebus import ServiceBusReceivedMessage
@@ -11,7 +13,7 @@ from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from pairmq.model import Entity, Message, Source
+from pairmq.model import Entity, Message, Source, TransportError
 from pairmq.transport import Transport
 from pairmq_servicebus import _private
 from pairmq_servicebus._client import Namespace
@@ -43,6 +45,34 @@ def test_a_sender_has_no_keep_alive_of_its_own() -> None:
     assert sender._config.retry_total == 0
     assert _private.socket_of(sender) is None
     assert not _private.is_open(sender)
+
+
+async def test_a_name_is_looked_up_before_the_client_looks_it_up_in_the_threads_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the client's own lookups hung, the other broker's could not begin."""
+    free, opened = threading.Event(), []
+    failed = socket.gaierror(socket.EAI_AGAIN, "try again")
+
+    def resolve(*_: object, **__: object) -> list[object]:
+        free.wait()
+        raise failed
+
+    async def enter(sender: ServiceBusSender) -> ServiceBusSender:
+        opened.append(sender)
+        raise failed
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(ServiceBusSender, "__aenter__", enter)
+    namespace = Namespace(parse_servicebus_url("sb://k:v@queues.test/"))
+    with pytest.raises(TransportError, match="in time"):
+        await namespace.open(namespace.new_sender(Entity("orders")), "open", 0.05)
+    assert opened == []
+    free.set()
+    with pytest.raises(TransportError, match="try again"):  # the client's error, as ever
+        await namespace.open(namespace.new_sender(Entity("orders")), "open", 60)
+    assert len(opened) == 1
+    await namespace.close()
 
 
 def test_the_names_are_there() -> None:
