@@ -82,6 +82,11 @@ def test_silence_is_unavailable(error: Exception, reason: FailureReason) -> None
     assert lost.__cause__ is error
 
 
+def test_the_words_of_our_own_scripts_are_for_the_table_only() -> None:
+    made = failure(DefaultParser.parse_error("OTHERKIND the name belongs to a topic"), "create orders")
+    assert str(made) == "create orders: there is an entity of another kind by this name"
+
+
 def test_a_refused_user_is_named_nowhere() -> None:
     made = failure(DefaultParser.parse_error("NOPERM User alice has no permissions"), "send")
     assert "alice" not in f"{made!r} {made.__cause__!r}"

@@ -61,6 +61,7 @@ class _Row:
 
 _NOT_ALLOWED = "the broker does not let this user in, or do this: check user, password and ACL"
 _NO_ENTITY = "the broker has no such queue, topic or subscription"
+_OTHER_KIND = "there is an entity of another kind by this name"
 _NOT_OURS = "a key of it holds something else: rename or delete the key pairmq:{path}:…, or use another database"
 _NO_DATABASE = "the server has no database of this number: check the URL's path"
 _CLUSTER = "this is a node of a Redis Cluster: write the URL with redis+cluster:// or rediss+cluster://"
@@ -101,7 +102,7 @@ _ANSWERS: tuple[_Row, ...] = (
     # It became a replica, or an operator did it.
     _Row("UNBLOCKED", _UNAVAILABLE, FailureReason.CONNECTION, elsewhere=True),
     _Row("The XGROUP subcommand requires the key", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),
-    _Row("OTHERKIND", _REFUSED, FailureReason.ALREADY_EXISTS),
+    _Row("OTHERKIND", _REFUSED, FailureReason.ALREADY_EXISTS, _OTHER_KIND),
     _Row("WRONGTYPE", _REFUSED, FailureReason.DISABLED, _NOT_OURS),
     _Row("Protocol error: invalid bulk length", _REFUSED, FailureReason.TOO_LARGE),
     _Row("Elements are too large", _REFUSED, FailureReason.TOO_LARGE),
