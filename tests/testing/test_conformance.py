@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import reduce
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,7 +18,7 @@ import pairmq.transport
 from pairmq.model import ConfigurationError, Delivery, TransportError
 from pairmq.plugins import registry
 from pairmq.testing.conformance import MemoryHarness, suites
-from pairmq.testing.conformance._broker import capabilities_of, capability
+from pairmq.testing.conformance._broker import Stopwatch, capabilities_of, capability
 from pairmq.testing.conformance._limits import Limits, limited
 from pairmq.testing.conformance.mutation import TESTS, Outcome, find, harness_for, planted, run_test, run_tests
 from pairmq.testing.defects import DEFECTS, Defect
@@ -76,6 +78,22 @@ async def test_a_sound_transport_passes_what_catches_the_defects() -> None:
 
     outcomes = await asyncio.gather(*map(run_soon, tests), return_exceptions=True)
     assert {test: error for test, error in zip(tests, outcomes, strict=True) if error} == {}
+
+
+def test_a_stall_of_the_machine_at_the_end_of_a_measurement_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, watching = [0.0], threading.Event()
+
+    def monotonic() -> float:
+        if threading.current_thread() is not threading.main_thread():
+            watching.set()
+        return now[0]
+
+    monkeypatch.setattr("pairmq.testing.conformance._broker._TICK", 60.0)  # only the end of the block wakes the thread
+    monkeypatch.setattr("pairmq.testing.conformance._broker.time", SimpleNamespace(monotonic=monotonic))
+    with Stopwatch() as watch:
+        assert watching.wait(60)
+        now[0] = 67.0
+    assert watch.elapsed == 60.0
 
 
 class OneAtATime(ReceiverWrapper):

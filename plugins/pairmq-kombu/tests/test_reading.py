@@ -248,7 +248,7 @@ def test_a_message_whose_acknowledgement_was_forgotten_is_not_given_again(
 
 def test_without_continuity_nothing_is_read_through_the_pair(options: dict[str, Any]) -> None:
     del options["pairmq"]["continuity"]
-    with kombu.Connection(NOWHERE, transport_options=options, connect_timeout=1) as connection:
+    with kombu.Connection(NOWHERE, transport_options=options, connect_timeout=60) as connection:
         transport = connection.transport
         assert (transport.driver_type, transport.implements.asynchronous) == ("amqp", False)
         with pytest.raises(OSError, match="unreachable"):

@@ -17,6 +17,7 @@ from pamqp import commands
 from pairmq.model import FailureKind, FailureReason
 from pairmq.testing.servers import free_port
 from pairmq.transport import Scope
+from pairmq_rabbitmq import _driver
 from pairmq_rabbitmq._driver import close_channel
 from pairmq_rabbitmq._errors import Unsent, failure
 from pairmq_rabbitmq._link import Link, Nodes, _Underlay
@@ -140,8 +141,11 @@ async def test_closing_a_link_leaves_no_task_when_the_broker(broker: Broker, end
     assert asyncio.all_tasks() - before - broker.tasks == set()
 
 
-async def test_a_channel_is_not_closed_across_the_answer_to_its_question(broker: Broker) -> None:
+async def test_a_channel_is_not_closed_across_the_answer_to_its_question(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If that is the broker's own close, it would take ours for the one of the next channel with that number."""
+    monkeypatch.setattr(_driver, "_TURN", 600.0)
     link = Link(parse_rabbitmq_url(broker.url), None, "test")
     channel = await (await link.session()).open_channel(confirms=False)
     question = asyncio.create_task(channel.queue_declare("gone", passive=True))

@@ -475,11 +475,11 @@ class Stopwatch:
         while True:
             asked = time.monotonic()
             over = self._over.wait(_TICK)
-            if over:
-                return
-            late = time.monotonic() - asked - _TICK
+            late = (self._ended if over else time.monotonic()) - asked - _TICK
             if late > self._stall:
                 self._lag += late
+            if over:
+                return
 
 
 class LockClock:
