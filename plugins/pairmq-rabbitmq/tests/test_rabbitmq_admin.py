@@ -251,6 +251,27 @@ async def test_a_long_name_that_is_not_ascii_is_asked_about_over_connections_of_
     assert (context.consuming.current, context.control.current) == (consuming, control)
 
 
+async def test_a_queue_is_made_although_the_reply_that_it_is_missing_does_not_fit(
+    transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with RabbitMQ 4: of its dead-letter queue, too."""
+    entity = Entity("日本" * 36)
+    ask = transport._context.ask
+
+    async def cut_off(doing: str, question: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return await ask(doing, question, *args, **options)
+        except TransportError as error:
+            if error.reason is FailureReason.NOT_FOUND:
+                unknown = TransportError(str(error), FailureKind.UNAVAILABLE, FailureReason.OTHER)
+                raise unknown from ConnectionInternalError("INTERNAL_ERROR")
+            raise
+
+    monkeypatch.setattr(transport._context, "ask", cut_off)
+    assert await transport.admin.create(entity, BACKLOG)
+    assert not await transport.admin.create(entity, BACKLOG)
+
+
 async def test_settings_are_unknown_when_the_reply_does_not_fit(
     transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:

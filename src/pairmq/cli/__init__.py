@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -39,13 +40,15 @@ def main(application: typer.Typer | None = None, *, name: str = "pairmq") -> Non
 
 
 def _version_is_written() -> bool:
-    """Write the version without the parser, whose import takes ten times as long; its errors are left to the parser."""
+    """Write the version without the parser, whose import takes ten times as long; its errors are left to the parser.
+
+    Past the stream, which would keep what it can't write, and fail again when it is closed.
+    """
     from pairmq._version import version
 
     try:
-        sys.stdout.write(f"pairmq {version()}\n")
-        sys.stdout.flush()
-    except (AttributeError, OSError):  # the former if the program was started without stdout
+        os.write(sys.stdout.fileno(), f"pairmq {version()}\n".encode())
+    except (AttributeError, OSError, ValueError):  # not OSError if the program was started without stdout
         return False
     return True
 

@@ -260,6 +260,15 @@ class RabbitAdmin(Admin):
     async def _queue_exists(self, name: str, doing: str) -> bool:
         return await self._count_if_there(name, doing) is not None
 
+    async def _is_there(self, name: str, doing: str) -> bool | None:
+        """Whether a queue exists; None if RabbitMQ can't say, where declaring it will show the difference."""
+        try:
+            return await self._queue_exists(name, doing)
+        except TransportError as error:
+            if _is_cut_off(error):
+                return None
+            raise
+
     async def _count_if_there(self, queue: str, doing: str) -> int | None:
         """How many messages of a queue are ready; None when there is no such queue."""
         try:
@@ -290,17 +299,13 @@ class RabbitAdmin(Admin):
         )
 
     async def _create_queue(self, name: str, properties: QueueProperties | None, doing: str) -> bool:
-        try:
-            if await self._queue_exists(name, doing):
-                return False
-        except TransportError as error:
-            if not _is_cut_off(error):  # otherwise declaring it will show the difference
-                raise
+        if await self._is_there(name, doing):
+            return False
         queue_type = await self._queue_type("classic" if properties is None else "quorum", doing)
         dead_letter = _names.dead_letter_of(name)
         arguments = arguments_of(properties or QueueProperties(), queue_type, dead_letter, doing)
         # The dead-letter queue first, so that no message is dead-lettered to a queue that does not exist.
-        was_there = await self._queue_exists(dead_letter, doing)
+        was_there = await self._is_there(dead_letter, doing) is not False
         await self._declare(dead_letter, dead_letter_arguments(queue_type), doing)
         try:
             return await self._declare(name, arguments, doing)

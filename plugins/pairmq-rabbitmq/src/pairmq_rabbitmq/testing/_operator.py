@@ -94,9 +94,9 @@ class Operator(Evaluator):
             " [begin [R, U] = case amqqueue:get_type(Q) of"
             # What the server itself reports about a quorum queue is some seconds old: its leader knows.
             " rabbit_quorum_queue -> Id = amqqueue:get_pid(Q), {ok, {_, O}, _} ="
-            " try ra:leader_query(Id, fun rabbit_fifo:overview/1, 10000)"
+            " try ra:leader_query(Id, fun rabbit_fifo:overview/1, 60000)"
             # From 4.3 on it accepts a function by its name only.
-            " catch error:function_clause -> ra:leader_query(Id, {rabbit_fifo, overview, []}, 10000) end,"
+            " catch error:function_clause -> ra:leader_query(Id, {rabbit_fifo, overview, []}, 60000) end,"
             " [maps:get(K, O) || K <- [num_ready_messages, num_checked_out]];"
             " _ -> [N || {_, N} <- rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged])] end,"
             " [element(4, element(2, Q)), R, U] end"

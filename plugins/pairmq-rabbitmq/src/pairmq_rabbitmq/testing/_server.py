@@ -383,7 +383,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
             raise
 
     def _json(self, expression: str) -> Any:
-        return json.loads(self._call(expression, "rabbit_json:encode(PairmqValue)", 30.0))
+        return json.loads(self._call(expression, "rabbit_json:encode(PairmqValue)", 100.0))
 
     def _call(self, expression: str, as_text: str, timeout: float) -> str:
         self._running_process()
