@@ -35,8 +35,9 @@ def test_waiting_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             await asyncio.sleep(1)
             monkeypatch.setattr(control, "execute", counted)
             await asyncio.sleep(59.5)
-            # Each looks when its poll interval of a second is over: one script and one read, with the time.
-            assert 500 <= done <= 2500
+            # Each looks when its poll interval of a second is over: a script, the time, and a read in the beginning and
+            # at the end; one more where a timer of the loop ends a rounding error before its time.
+            assert 500 <= done <= 3500
             await asyncio.gather(*waiting)
         await control.forget()
 
