@@ -42,7 +42,7 @@ MOST_FLAKY = 3
 MOST_REPEATED = 20  # of more it is plain that something is broken, and one by one they would take very long
 TESTS_FAILED = 1  # pytest's exit status
 # What only computes leaves the processors to what also watches the clock.
-NICENESS = {"search": 5, "eager": 5, "uvloop": 5, "examples": 5, "simulated": 19, "model": 19}
+NICENESS = {"search": 5, "eager": 5, "uvloop": 5, "examples": 5, "simulated": 10, "model": 10}
 # What tests of a tier have in their file, or in a conftest.py of their folders; to import all others takes each process
 # longer than a hundred tests.
 WORDS = {"search": "mark.search", "servers": "real_server", "spark": "spark"}
