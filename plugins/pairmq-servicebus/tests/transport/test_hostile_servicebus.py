@@ -285,7 +285,7 @@ async def test_every_good_neighbour_comes_and_every_forged_message_is_one_or_a_d
     await sender.send(Message(b"good", message_id="good-3"))
     found = await take_all(transport, Source(queue))
     good = [delivery.message.message_id for delivery in found if delivery.message.body == b"good"]
-    assert sorted(good) == ["good-0", "good-1", "good-2", "good-3"]  # a receive that ends gives back what comes then
+    assert sorted(good) == ["good-0", "good-1", "good-2", "good-3"]  # a receive that ends releases what comes then
     dead = (await transport.admin.counts(Source(queue))).dead_letter
     assert taken > 100
     assert dead > 50
