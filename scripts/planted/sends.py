@@ -270,6 +270,12 @@ SENDS = (
         "    return max(0.001, message.time_to_live - max(0.0, waited))",
     ),
     Mutant(
+        "the time-to-live of a scheduled message begins before it is due",
+        "src/pairmq/core/envelope.py",
+        "    begins_at = diversion.diverted_at if due is None else max(due, diversion.diverted_at)\n",
+        "    begins_at = diversion.diverted_at\n",
+    ),
+    Mutant(
         "the failover interval never ends",
         "src/pairmq/core/_transitions.py",
         "        _S.INTERVAL_OVER: Row(DOWN, (Do.STOP_INTERVAL, Do.START_PINGS), Cause.INTERVAL_OVER),",

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from pairmq.core import lane_path
 from pairmq.model import Entity
+from pairmq.testing._loop import WALL_EPOCH
 from pairmq.testing.history import PRIMARY, SECONDARY, Handling, Handover, Reading, Result, Sent
 from pairmq.testing.judge import WALLS, Verdict, Violation, messages_judged
 from pairmq.testing.simulator._history import History
@@ -125,23 +126,31 @@ def judged(history: History) -> list[Violation]:
 
 
 def _expired(facts: Facts, sent: Sent) -> Iterator[Violation]:
-    """Where the time in the backlog counts, what has run out of it is not delivered."""
+    """Where the time in the backlog counts, what has run out of it is not delivered, and nothing else has expired."""
     backlog, lives = facts.at_secondary[sent.number], sent.message.time_to_live
     if not backlog or lives is None or facts.options.ttl_policy != "elapse":
         return
     diverted_at = max(copy.at for copy in backlog if not facts.is_syphons(copy))
+    due = sent.message.scheduled_enqueue_at
+    due_at = 0.0 if due is None else due.timestamp() - WALL_EPOCH  # its time begins then
+    first_at, last_at = max(due_at, sent.at), max(due_at, diverted_at)
     for attempt, _ in facts.by_syphon[sent.number]:
-        if attempt.broker == PRIMARY and attempt.at > diverted_at + lives + WALLS:
-            waited = attempt.at - diverted_at
-            text = f"{sent.number} lives {lives:g} s, and was sent to the primary {waited:.3f} s after it was diverted"
+        if attempt.broker == PRIMARY and attempt.at > last_at + lives + WALLS:
+            waited = attempt.at - last_at
+            text = f"{sent.number} lives {lives:g} s, and was sent to the primary {waited:.3f} s after its time began"
             yield Violation(Verdict.PHANTOM, attempt.at, text, sent.number)
+    for copy in backlog:
+        expired_at = copy.gone_at if copy.reason == "TTLExpiredException" else None
+        if expired_at is not None and expired_at < first_at + lives - WALLS:
+            text = f"{sent.number} lives {lives:g} s, and expired {expired_at - first_at:.3f} s after its time began"
+            yield Violation(Verdict.LOST, expired_at, text, sent.number)
 
     # What a consumer has under lock does not expire any more, as at any broker.
     for copy in backlog:
         for each in copy.handovers:
-            if each.consumer and each.at > diverted_at + lives + WALLS and _was_handled(facts, sent, each):
-                waited = each.at - diverted_at
-                text = f"{sent.number} lives {lives:g} s, and a lane gave it {waited:.3f} s after it was diverted"
+            if each.consumer and each.at > last_at + lives + WALLS and _was_handled(facts, sent, each):
+                waited = each.at - last_at
+                text = f"{sent.number} lives {lives:g} s, and a lane gave it {waited:.3f} s after its time began"
                 yield Violation(Verdict.PHANTOM, each.at, text, sent.number)
 
 
