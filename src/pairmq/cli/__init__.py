@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import signal
 import sys
@@ -46,8 +47,11 @@ def _version_is_written() -> bool:
     """
     from pairmq._version import version
 
+    text = f"pairmq {version()}\n"
     try:
-        os.write(sys.stdout.fileno(), f"pairmq {version()}\n".encode())
+        os.write(sys.stdout.fileno(), text.encode())
+    except io.UnsupportedOperation:  # a stream in memory, as of a program that calls this one
+        sys.stdout.write(text)
     except (AttributeError, OSError, ValueError):  # not OSError if the program was started without stdout
         return False
     return True
