@@ -114,7 +114,8 @@ async def test_lookups_that_hang_hold_up_no_other_name(resolver):
 
 
 async def test_a_lookup_that_hangs_is_shared_until_it_is_old(resolver, monkeypatch):
-    hanging = [asyncio.create_task(lookup("east", 1)) for _ in range(3)]
+    port = 2  # a lookup of another test may still be under way
+    hanging = [asyncio.create_task(lookup("east", port)) for _ in range(3)]
     await asyncio.sleep(0)
     hanging[0].cancel()
     await lookup("west", 1)
@@ -122,7 +123,7 @@ async def test_a_lookup_that_hangs_is_shared_until_it_is_old(resolver, monkeypat
         await asyncio.sleep(0)
     assert resolver.count("east") == 1
     monkeypatch.setattr(_dial, "_SHARED", 0.0)  # the name server may be back
-    hanging.append(asyncio.create_task(lookup("east", 1)))
+    hanging.append(asyncio.create_task(lookup("east", port)))
     while resolver.count("east") < 2:
         await asyncio.sleep(0)
     for task in hanging:
