@@ -122,7 +122,7 @@ async def test_a_lookup_that_hangs_is_shared_until_it_is_old(resolver, monkeypat
     while "east" not in resolver:
         await asyncio.sleep(0)
     assert resolver.count("east") == 1
-    monkeypatch.setattr(_dial, "_SHARED", 0.0)  # the name server may be back
+    monkeypatch.setattr(_dial, "_SHARED", -1.0)  # the name server may be back
     hanging.append(asyncio.create_task(lookup("east", port)))
     while resolver.count("east") < 2:
         await asyncio.sleep(0)
