@@ -43,6 +43,7 @@ MOST_REPEATED = 20  # of more it is plain that something is broken, and one by o
 TESTS_FAILED = 1  # pytest's exit status
 # What only computes leaves the processors to what also watches the clock.
 NICENESS = {"search": 5, "eager": 5, "uvloop": 5, "examples": 5, "simulated": 10, "model": 10}
+EXTRA = {"servers": 3}  # processes besides the workers: most of their tests wait
 # What tests of a tier have in their file, or in a conftest.py of their folders; to import all others takes each process
 # longer than a hundred tests.
 WORDS = {"search": "mark.search", "servers": "real_server", "spark": "spark"}
@@ -112,7 +113,7 @@ class Tier:
         self.quiet = quiet
         # One Spark session serves all tests of the pipeline; those of other loops fill what the servers' tests leave.
         alone = not workers or name in ("spark", *IN_TURN)
-        self._parallel = [] if alone else ["--forks", str(workers)]
+        self._parallel = [] if alone else ["--forks", str(workers + EXTRA.get(name, 0))]
         self._xml = RESULTS / f"{name}.xml"
         self._cache = RESULTS / f"{name}-cache"
         self._processes: set[subprocess.Popen[Any]] = set()  # that run now; the simulation has several
