@@ -99,17 +99,11 @@ def test_brokers_have_different_names(brokers: list[tuple[str, int, str]]) -> No
     assert len({endpoint.name for endpoint in endpoints}) == len({endpoint.identity for endpoint in endpoints})
 
 
-def test_a_virtual_host_that_shared_a_name_knows_it() -> None:
-    assert parse_rabbitmq_url("amqp://h/a%2fb").endpoint.former_names == ("h-5672-a-b",)
-    assert parse_rabbitmq_url("amqp://h/a-b").endpoint.former_names == ()
-
-
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST."])
 def test_names_of_this_machine_are_one_broker(host: str) -> None:
     url = parse_rabbitmq_url(f"amqp://{host}/v")
     assert url.endpoint.identity == ("rabbitmq", "127.0.0.1", "5672", "v")
     assert url.endpoint.name == parse_rabbitmq_url("amqp://localhost/v").endpoint.name
-    assert {"localhost-5672-v", "127.0.0.1-5672-v"} <= set(url.endpoint.former_names)
 
 
 def test_ipv6_is_shown_in_brackets() -> None:

@@ -42,7 +42,7 @@ def endpoint_with_default_name(
         unique: no other identity of this product has this readable part. It is the whole name then, if it needs no
             change to be a segment of a path; otherwise a digest of the identity follows.
         local: the address means another broker on every machine, as ``localhost`` or a file's path does.
-        former: default names that earlier releases gave to this broker, under any spelling of its address.
+        former: names that queues of this broker may have, as those of a process with the URL of one node of a cluster.
 
     Returns:
         The endpoint. Its name depends on the identity alone, and for a local address on the machine.

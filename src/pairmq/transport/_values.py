@@ -74,8 +74,8 @@ class Endpoint:
         url: the URL with its password left out, fit for logs.
         scope: the machine that the identity is meant on, where the address is another broker on every machine
             (``localhost``); empty where it is the same one everywhere, and where the URL gives the name.
-        former_names: names that backlog queues of this broker may still have: default names of earlier releases, and of
-            its address if the URL states a name or an identity.
+        former_names: names that backlog queues of this broker may still have: the default name of its address if the
+            URL states a name or an identity, and those of its nodes if the URL names several.
         address: product, host, port and virtual host, if the URL states the identity; else empty, as they are the
             identity.
         nodes: such an address for each of the nodes, if the URL names several nodes of one cluster.

@@ -135,14 +135,13 @@ def _endpoint(scheme: str, nodes: tuple[Node, ...], vhost: str) -> Endpoint:
     # In whatever order the nodes are written, the cluster is the same one.
     named = sorted(addresses)
     identity = ("rabbitmq", ",".join(each[1] for each in named), ",".join(each[2] for each in named), vhost)
-    alone = [_endpoint_of_one(address, address[1], "") for address in named]
     endpoint = endpoint_with_default_name(
         identity,
         url,
         "-".join(dict.fromkeys(host for _, host, _, _ in named)),
         unique=False,
         local=any(is_local_address(host) for host, _ in nodes),
-        former=[name for each in alone for name in (each.name, *each.former_names)],
+        former=[_endpoint_of_one(address, address[1], "").name for address in named],
     )
     return replace(endpoint, nodes=tuple(named))
 
@@ -151,16 +150,9 @@ def _endpoint_of_one(identity: tuple[str, ...], host: str, url: str) -> Endpoint
     _, _, port, vhost = identity
     place = port if vhost == "/" else f"{port}-{vhost}"
     if is_local_address(host):
-        former = [_former_name(each, port, vhost) for each in dict.fromkeys((*sorted(LOOPBACK), host))]
-        return endpoint_with_default_name(identity, url, place, local=True, former=former)
+        return endpoint_with_default_name(identity, url, place, local=True)
     plain = f"{host}-{place}"
-    return endpoint_with_default_name(
-        identity,
-        url,
-        plain,
-        unique=_as_read(plain) == (host, port, vhost),
-        former=(_former_name(host, port, vhost),),
-    )
+    return endpoint_with_default_name(identity, url, plain, unique=_as_read(plain) == (host, port, vhost))
 
 
 def _as_read(name: str) -> tuple[str, str, str] | None:
@@ -175,11 +167,6 @@ def _as_read(name: str) -> tuple[str, str, str] | None:
 
 def _unlikely(port: int) -> int:
     return 0 if port in (DEFAULT_PORT, DEFAULT_TLS_PORT) else 1 if port >= _FIRST_USER_PORT else 2
-
-
-def _former_name(host: str, port: str, vhost: str) -> str:
-    """The default name of earlier releases, which two virtual hosts could share."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{host}-{port}-{vhost}")[:128].strip("-")
 
 
 def _management(options: UrlOptions, username: str, password: str) -> ManagementUrl | None:

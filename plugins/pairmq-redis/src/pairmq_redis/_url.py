@@ -162,12 +162,5 @@ def _db(read: BrokerUrl, text: str) -> int:
 def _endpoint(identity: tuple[str, ...], host: str, url: str) -> Endpoint:
     place = "-".join(identity[2:])  # port and database: from the right they can be read in one way only
     if is_local_address(host):
-        former = [_former_name(f"{each}-{place}") for each in dict.fromkeys((*sorted(LOOPBACK), host))]
-        return endpoint_with_default_name(identity, url, place, local=True, former=former)
-    plain = f"{host}-{place}"
-    return endpoint_with_default_name(identity, url, plain, former=(_former_name(plain),))
-
-
-def _former_name(plain: str) -> str:
-    """The default name of earlier releases, which two brokers could share."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-")
+        return endpoint_with_default_name(identity, url, place, local=True)
+    return endpoint_with_default_name(identity, url, f"{host}-{place}")

@@ -329,21 +329,10 @@ def _admin(options: UrlOptions, host: str, emulator: bool, remote_allowed: bool)
 
 def _endpoint(identity: tuple[str, ...], host: str, port: int, url: str) -> Endpoint:
     if is_local_address(host):
-        former = [_former_name(each, port) for each in dict.fromkeys((*sorted(LOOPBACK), host))]
-        return endpoint_with_default_name(identity, url, str(port), local=True, former=former)
-    former = [_former_name(host, port)]
+        return endpoint_with_default_name(identity, url, str(port), local=True)
     label, _, domain = host.partition(".")
     if domain == _AZURE:  # the first label is the namespace's name, and unique
-        return endpoint_with_default_name(
-            identity, url, label, unique=identity[2] == str(DEFAULT_TLS_PORT), former=former
-        )
+        return endpoint_with_default_name(identity, url, label, unique=identity[2] == str(DEFAULT_TLS_PORT))
     numeric = re.fullmatch(r"[0-9.]+", host)
     readable = f"{host}-{port}" if numeric or ":" in host else label
-    return endpoint_with_default_name(identity, url, readable, unique=bool(numeric), former=former)
-
-
-def _former_name(host: str, port: int) -> str:
-    """The default name of earlier releases: the first label, which namespaces of two clouds could share."""
-    numeric = ":" in host or host in LOOPBACK or re.fullmatch(r"[0-9.]+", host)
-    plain = f"{host}-{port}" if numeric else host.partition(".")[0]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", plain)[:128].strip("-")
+    return endpoint_with_default_name(identity, url, readable, unique=bool(numeric))

@@ -6,8 +6,6 @@ password is never repeated: error texts end up in logs (SPEC 10.2).
 
 from __future__ import annotations
 
-import hashlib
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -43,8 +41,10 @@ def parse_url(url: str) -> SQLiteUrl:
     path, options = _path(read), read.options(*_OPTIONS)
     # Two URLs of one file must have one identity, or a file could be paired with itself (SPEC 9.3).
     identity = (SCHEME, str(path))
+    # Files of one path on two machines are two brokers, which may share a secondary.
+    default = endpoint_with_default_name(identity, f"{SCHEME}://{path}", path.stem, local=True)
     return SQLiteUrl(
-        endpoint=chosen_endpoint(_endpoint(identity, path), options, read.where),
+        endpoint=chosen_endpoint(default, options, read.where),
         path=path,
         busy_timeout=options.number("busy_timeout", 5.0, 0, 300),
         poll_interval=options.number("poll_interval", 0.25, 0.01, 60),
@@ -65,16 +65,3 @@ def _path(read: BrokerUrl) -> Path:
         raise ConfigurationError(f"the {SCHEME}:// URL names no file: write it as {_FORM}")
     # Resolved here and now: the program may change its working directory later.
     return Path(parts.netloc + path).resolve()
-
-
-def _endpoint(identity: tuple[str, ...], path: Path) -> Endpoint:
-    # Files of one path on two machines are two brokers, which may share a secondary.
-    former = (_former_name(path),)
-    return endpoint_with_default_name(identity, f"{SCHEME}://{path}", path.stem, local=True, former=former)
-
-
-def _former_name(path: Path) -> str:
-    """The default name of earlier releases, which files of one path on two machines shared."""
-    digest = hashlib.sha256(str(path).encode(errors="surrogateescape")).hexdigest()[:8]
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.")[:40]
-    return f"{stem or SCHEME}-{digest}"
