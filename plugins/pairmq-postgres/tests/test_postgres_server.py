@@ -18,7 +18,7 @@ from command_line import run
 from doc_blocks import blocks
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import QueueProperties, Transport
-from pairmq_postgres import _sql
+from pairmq_postgres import _schema, _sql
 from pairmq_postgres._connection import Blobs, Numbers, Rows, Statement, Texts
 from pairmq_postgres._errors import SchemaVersion
 from pairmq_postgres._pool import Pool
@@ -149,57 +149,26 @@ def test_printed_sql_makes_the_same_tables(server):
     assert migrate(server.parameters("printed")) == (VERSION, VERSION)
 
 
-_VERSION_2 = """
-INSERT INTO pairmq.version VALUES (2);
-INSERT INTO pairmq.entity (path, kind, lock_duration, max_delivery_count, dead_letter_on_expiration, requires_session,
-    single_consumer, settings)
-VALUES ('orders', 'queue', '60 s', 3, true, false, false, '{}');
-INSERT INTO pairmq.source (entity, subscription) SELECT id, '' FROM pairmq.entity;
-INSERT INTO pairmq.message (shelf, due_at, locked_until, lock, deliveries, reason, header, body)
-SELECT id * sign, due_at, locked_until, lock, deliveries, reason, '{}', convert_to(body, 'utf8')
-FROM pairmq.source, (VALUES
-    (1, NULL::timestamptz, now() + interval '1 h', 'other:1', 2, NULL, 'locked'),
-    (1, NULL, now() - interval '1 h', 'other:0', 1, NULL, 'was locked'),
-    (1, now() + interval '1 h', NULL, NULL, 0, NULL, 'scheduled'),
-    (1, NULL, now() + interval '1 h', 'other:1', 1, NULL, 'locked with the first'),
-    (1, NULL, NULL, NULL, 0, NULL, 'ready'),
-    (-1, NULL, NULL, NULL, 0, 'malformed', 'dead')
-) AS m (sign, due_at, locked_until, lock, deliveries, reason, body);
-GRANT USAGE ON SCHEMA pairmq TO messenger;
-GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pairmq TO messenger;
-GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA pairmq TO messenger;
-"""
-
-
 @pytest.mark.parametrize("by", ["command", "printed"])
-async def test_messages_outlive_the_migration_from_version_2(server, connect, by):
-    """Locks and counts too, and the rights of a role that was granted all tables before there was the last one."""
+async def test_messages_outlive_a_migration(server, connect, monkeypatch, by):
     server.query("DROP DATABASE IF EXISTS older", "CREATE DATABASE older", database="postgres")
     parameters = server.parameters("older")
+    migrate(parameters)
     with psycopg.connect(**parameters, autocommit=True) as connection:
-        for statement in (*STEPS[0], *STEPS[1]):
-            connection.execute(statement)
-        connection.execute(_VERSION_2)
-        if by == "printed":
-            connection.execute(script(since=2))
-    assert migrate(parameters) == (2 if by == "command" else VERSION, VERSION)
-    transport = connect(server.url.replace("/queues", "/older"))
-    await transport.admin.check()
-    source = Source(ORDERS)
-    counts = await transport.admin.counts(source)
-    assert (counts.active, counts.locked, counts.scheduled, counts.dead_letter) == (2, 2, 1, 1)
-    receiver = transport.receiver(source)
-    found = await receiver.receive(10, 0)
-    assert [(each.message.body, each.delivery_count) for each in found] == [(b"was locked", 2), (b"ready", 1)]
-    assert list(await receiver.complete_batch(found)) == [None, None]
-    server.query("UPDATE pairmq.lease SET until = now(), numbers = numbers", database="older")
-    found = await receiver.receive(10, PATIENCE)
-    assert [(each.message.body, each.delivery_count) for each in found] == [
-        (b"locked", 3),
-        (b"locked with the first", 2),
+        for grant in GRANTS:
+            connection.execute(grant.format("messenger"))
+    older = connect(server.url.replace("/queues", "/older"))
+    await older.admin.create(ORDERS)
+    await older.sender(ORDERS).send(Message(b"kept"))
+    monkeypatch.setattr(_schema, "STEPS", (*STEPS, ("ALTER TABLE pairmq.message ADD COLUMN later_added text",)))
+    monkeypatch.setattr(_schema, "VERSION", VERSION + 1)
+    if by == "printed":
+        with psycopg.connect(**parameters, autocommit=True) as connection:
+            connection.execute(script(since=VERSION))
+    assert migrate(parameters) == (VERSION if by == "command" else VERSION + 1, VERSION + 1)
+    assert server.query("SELECT later_added, convert_from(body, 'utf8') FROM pairmq.message", database="older") == [
+        (None, "kept")
     ]
-    dead = await transport.receiver(Source(ORDERS, dead_letter=True)).receive(10, 0)
-    assert [(each.message.body, each.dead_letter_reason) for each in dead] == [(b"dead", "malformed")]
 
 
 # Locks.

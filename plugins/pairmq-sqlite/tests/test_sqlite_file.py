@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import sqlite3
@@ -17,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import encode_header
 from pairmq_sqlite import _database
 from pairmq_sqlite._database import STEPS, VERSION, Database
 from pairmq_sqlite._rows import shown
@@ -117,28 +115,17 @@ async def test_a_later_versions_file_is_refused(path, connect, transport, queue)
     await fails(connect().admin.check(), FailureKind.REFUSED, FailureReason.DISABLED)
 
 
-async def test_an_earlier_versions_file_is_brought_up_and_keeps_what_it_holds(path, transport, connect, monkeypatch):
-    monkeypatch.setattr(_database, "STEPS", STEPS[:1])
-    monkeypatch.setattr(_database, "VERSION", 1)
-    Database(path).close()
-    monkeypatch.undo()
-    with sqlite3.connect(path) as earlier:
-        settings = json.dumps({"lock_duration": 60.0})
-        earlier.execute(
-            "INSERT INTO entity (id, path, kind, lock_duration, dead_letter_on_expiration, settings)"
-            " VALUES (1, 'orders', 'queue', 60000000, 1, ?)",
-            (settings,),
-        )
-        earlier.executemany("INSERT INTO shelf VALUES (?, 1, '', ?)", [(1, 0), (2, 1)])
-        earlier.execute(
-            "INSERT INTO message (shelf, enqueued_at, free_at, header, body) VALUES (1, 1, 1, ?, ?)",
-            (encode_header(Message(b"", message_id="m")), b"kept"),
-        )
-    earlier.close()
-    (delivery,) = await transport.receiver(Source(QUEUE)).receive(1, 5.0)
+async def test_an_earlier_versions_file_is_brought_up_and_keeps_what_it_holds(transport, connect, queue, monkeypatch):
+    await transport.sender(QUEUE).send(Message(b"kept"))
+    await transport.close()
+    monkeypatch.setattr(_database, "STEPS", (*STEPS, ("ALTER TABLE message ADD COLUMN later_added TEXT",)))
+    monkeypatch.setattr(_database, "VERSION", VERSION + 1)
+    later = connect()
+    (delivery,) = await later.receiver(Source(QUEUE)).receive(1, 5.0)
     assert delivery.message.body == b"kept"
-    assert not (await transport.admin.properties(QUEUE)).single_consumer
     await connect().admin.check()  # once more: there is nothing left to be done
+    monkeypatch.undo()
+    await fails(connect().admin.check(), FailureKind.REFUSED, FailureReason.DISABLED)
 
 
 async def test_an_empty_file_is_made_into_one_of_ours(path, transport):

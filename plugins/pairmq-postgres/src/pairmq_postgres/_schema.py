@@ -14,7 +14,7 @@ import psycopg
 
 from pairmq_postgres._errors import SchemaVersion
 
-_FIRST: tuple[LiteralString, ...] = (
+_TABLES: tuple[LiteralString, ...] = (
     """
 CREATE SCHEMA pairmq
 """,
@@ -45,37 +45,31 @@ CREATE TABLE pairmq.source (
 )
 """,
     # No foreign key to the source: each send would write a row lock there, all senders of a queue into the same row.
-    # What changes at every delivery is in no index, so that the update stays within the page (a HOT update), for which
-    # the fillfactor leaves room; `held` changes in queues of a single consumer alone.
     """
 CREATE TABLE pairmq.message (
-    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    number bigint GENERATED ALWAYS AS IDENTITY,
     shelf bigint NOT NULL,  -- the id of the source; negative among its dead letters
     enqueued_at timestamptz NOT NULL DEFAULT statement_timestamp(),
     due_at timestamptz,  -- scheduled; cleared once it is due
     expires_at timestamptz,
-    locked_until timestamptz,
-    lock text COLLATE "C",  -- which receiver, and which of its receives
-    held boolean NOT NULL DEFAULT false,  -- locked in a queue of a single consumer
-    deliveries bigint NOT NULL DEFAULT 0,
+    deliveries bigint NOT NULL DEFAULT 0,  -- those that have ended
     session bytea,  -- where the entity requires sessions
     reason text,
     description text,
     header text NOT NULL,
-    body bytea NOT NULL
+    body bytea NOT NULL,
+    -- Where order is kept: the transaction that stored it, if that was one of an application. What is at or above the
+    -- oldest that still runs is not read yet, lest one that commits later have a message before it.
+    tx xid8,
+    later boolean NOT NULL GENERATED ALWAYS AS (due_at IS NOT NULL) STORED,
+    PRIMARY KEY (shelf, later, number)  -- what is scheduled is not in the way of what is ready
 ) WITH (
-    fillfactor = 45,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000,
     autovacuum_vacuum_cost_delay = 0,
     toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000,
     toast.autovacuum_vacuum_cost_delay = 0
 )
-""",
-    # Not by `number` itself: the planner would walk along the primary key, past all other queues' messages, to get some
-    # of one queue in order, where its statistics let that look cheap.
-    """
-CREATE INDEX message_ready ON pairmq.message (shelf, (number + 0)) WHERE due_at IS NULL
 """,
     """
 CREATE INDEX message_due ON pairmq.message (shelf, due_at) WHERE due_at IS NOT NULL
@@ -87,9 +81,6 @@ CREATE INDEX message_expiring ON pairmq.message (shelf, expires_at) WHERE expire
 CREATE INDEX message_session ON pairmq.message (shelf, session, number) WHERE session IS NOT NULL
 """,
     """
-CREATE INDEX message_held ON pairmq.message (shelf) WHERE held
-""",
-    """
 CREATE TABLE pairmq.session (
     shelf bigint NOT NULL REFERENCES pairmq.source ON DELETE CASCADE,
     name bytea NOT NULL,
@@ -99,26 +90,6 @@ CREATE TABLE pairmq.session (
     PRIMARY KEY (shelf, name)
 ) WITH (fillfactor = 70)
 """,
-)
-
-_OUTBOX_AND_INBOX: tuple[LiteralString, ...] = (
-    # Where order is kept: the transaction that stored it, if that was one of an application. What is at or above the
-    # oldest that still runs is not read yet, lest one that commits later have a message before it.
-    """
-ALTER TABLE pairmq.message ADD COLUMN tx xid8
-""",
-    """
-CREATE TABLE pairmq.inbox (
-    key text COLLATE "C" PRIMARY KEY,
-    until timestamptz NOT NULL
-)
-""",
-    """
-CREATE INDEX inbox_until ON pairmq.inbox (until)
-""",
-)
-
-_LEASES: tuple[LiteralString, ...] = (
     # What a receive has locked, all of it in one row: so a message's own row is written once, and removed once. A
     # message is locked if and only if a lease lists it.
     """
@@ -138,42 +109,18 @@ CREATE TABLE pairmq.lease (
     """
 ALTER TABLE pairmq.lease ALTER COLUMN numbers SET STORAGE EXTERNAL
 """,
-    # Roles that were granted all tables, before there was this one.
     """
-DO $$
-DECLARE role record;
-BEGIN
-    FOR role IN
-        SELECT DISTINCT a.grantee::regrole AS name FROM pg_class c, aclexplode(c.relacl) a
-        WHERE c.oid = 'pairmq.session'::regclass AND a.privilege_type = 'DELETE' AND a.grantee <> 0
-    LOOP
-        EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON pairmq.lease TO %s', role.name);
-    END LOOP;
-END $$
+CREATE TABLE pairmq.inbox (
+    key text COLLATE "C" PRIMARY KEY,
+    until timestamptz NOT NULL
+)
 """,
     """
-INSERT INTO pairmq.lease (shelf, name, until, numbers)
-SELECT shelf, lock, max(locked_until), array_agg(number) FROM pairmq.message
-WHERE locked_until > now() GROUP BY shelf, lock
-""",
-    # Deliveries that have ended are counted; those under a lease are not yet.
-    """
-UPDATE pairmq.message SET deliveries = deliveries - 1 WHERE locked_until > now()
-""",
-    """
-DROP INDEX pairmq.message_ready, pairmq.message_held
-""",
-    """
-ALTER TABLE pairmq.message DROP CONSTRAINT message_pkey, DROP COLUMN locked_until, DROP COLUMN lock, DROP COLUMN held,
-    ADD COLUMN later boolean NOT NULL GENERATED ALWAYS AS (due_at IS NOT NULL) STORED
-""",
-    # What is scheduled is not in the way of what is ready.
-    """
-ALTER TABLE pairmq.message ADD PRIMARY KEY (shelf, later, number), RESET (fillfactor)
+CREATE INDEX inbox_until ON pairmq.inbox (until)
 """,
 )
 
-STEPS: tuple[tuple[LiteralString, ...], ...] = (_FIRST, _OUTBOX_AND_INBOX, _LEASES)
+STEPS: tuple[tuple[LiteralString, ...], ...] = (_TABLES,)
 """What leads from each version to the next, beginning without tables. A change to the tables adds a step."""
 
 VERSION = len(STEPS)

@@ -17,7 +17,7 @@ from pairmq_sqlite._errors import FileFull, FileGone, LaterVersion, NoSharedMemo
 APPLICATION_ID = 0x506D5131
 """In the file's header; distinguishes PairMQ's files from those of other programs ("PmQ1")."""
 
-_FIRST = (
+_TABLES = (
     """
     CREATE TABLE entity (
         id INTEGER PRIMARY KEY,
@@ -27,6 +27,7 @@ _FIRST = (
         max_delivery_count INTEGER,
         default_time_to_live INTEGER,
         dead_letter_on_expiration INTEGER NOT NULL,
+        single_consumer INTEGER NOT NULL,
         settings TEXT NOT NULL  -- all requested settings, as JSON, to be returned on request
     )
     """,
@@ -61,6 +62,8 @@ _FIRST = (
     """,
     # A receiver walks along a shelf in order. With free_at in the index, what it must pass over costs it no row.
     "CREATE INDEX message_order ON message (shelf, number, free_at)",
+    # Whose turn it is at a queue with one consumer is asked at every look.
+    "CREATE INDEX message_locked ON message (shelf, free_at) WHERE lock IS NOT NULL",
     # For finding what has to be put away, without looking at what has not.
     "CREATE INDEX message_expiring ON message (shelf, expires_at) WHERE expires_at IS NOT NULL",
     "CREATE INDEX message_returned ON message (shelf, deliveries) WHERE deliveries > 0",
@@ -68,13 +71,8 @@ _FIRST = (
     "CREATE TABLE probe (id INTEGER PRIMARY KEY, at INTEGER NOT NULL)",
     "INSERT INTO probe (id, at) VALUES (1, 0)",
 )
-_ONE_CONSUMER_AT_A_TIME = (
-    "ALTER TABLE entity ADD COLUMN single_consumer INTEGER NOT NULL DEFAULT 0",
-    # Whose turn it is is asked at every look.
-    "CREATE INDEX message_locked ON message (shelf, free_at) WHERE lock IS NOT NULL",
-)
 
-STEPS = (_FIRST, _ONE_CONSUMER_AT_A_TIME)
+STEPS = (_TABLES,)
 """What leads from each version to the next, beginning with an empty file. A change to the tables adds a step."""
 
 VERSION = len(STEPS)
