@@ -14,21 +14,7 @@ from rich.text import Text
 from pairmq.cli._backlog import Depths
 from pairmq.cli._demo_tally import Fate, Tally, Totals
 from pairmq.cli._values import grouped, plural, printable, short_duration
-from pairmq.model import Entity, EntityState
-from pairmq.model.events import (
-    DestinationChanged,
-    Event,
-    MessageDeadLettered,
-    MessageMoved,
-    PingCompleted,
-    ReceiverChanged,
-    RotationChanged,
-    SendCompleted,
-    SendOutcome,
-    StateChanged,
-    SyphonFailed,
-    Warned,
-)
+from pairmq.model import Entity, EntityState, events
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _LABEL = 9
@@ -390,47 +376,47 @@ class Scene:
         recent: Sequence[Bucket] = self.buckets[-11:-1] or self.buckets
         return sum(bucket.moved for bucket in recent) / (len(recent) * BUCKET)
 
-    def on_event(self, event: Event) -> None:
-        if isinstance(event, SendCompleted):
+    def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.SendCompleted):
             entity = self.entities[event.entity]
-            if event.outcome is SendOutcome.PRIMARY:
+            if event.outcome is events.SendOutcome.PRIMARY:
                 entity.primary += 1
                 self.buckets[-1].primary += 1
-            elif event.outcome is SendOutcome.BACKLOG:
+            elif event.outcome is events.SendOutcome.BACKLOG:
                 entity.backlog += 1
                 self.buckets[-1].backlog += 1
-        elif isinstance(event, MessageMoved):
+        elif isinstance(event, events.MessageMoved):
             self.moved += 1
             self.buckets[-1].moved += 1
             if event.maybe_duplicate or event.redelivered or not event.completed:
                 self.tally.announced(event.message_id)
-        elif isinstance(event, StateChanged):
+        elif isinstance(event, events.StateChanged):
             entity = self.entities[event.entity]
             entity.state, entity.since = event.current, self.now
             text = f"{event.entity}: {event.previous} → {event.current} ({event.cause})"
             if event.diverted:
                 text += f", {event.diverted} diverted in {short_duration(event.lasted)}"
             self.add(text, STATE_STYLES[event.current])
-        elif isinstance(event, ReceiverChanged):
+        elif isinstance(event, events.ReceiverChanged):
             text = "is read again" if event.open else "can't be read; consumers go on with the other broker"
             self.add(f"{event.entity}: the {event.side} {text}", "green" if event.open else "yellow")
-        elif isinstance(event, PingCompleted):
+        elif isinstance(event, events.PingCompleted):
             self._saw_ping(event)
-        elif isinstance(event, RotationChanged):
+        elif isinstance(event, events.RotationChanged):
             back = "is back in use" if event.in_use else f"is out of use: {event.error}"
             self.add(f"backlog queue {event.queue} {back}", "yellow")
-        elif isinstance(event, DestinationChanged):
+        elif isinstance(event, events.DestinationChanged):
             text = "delivers again" if event.open else f"waits: {event.error}"
             self.add(f"syphon to {event.entity} {text}", "cyan" if event.open else "yellow")
-        elif isinstance(event, MessageDeadLettered):
+        elif isinstance(event, events.MessageDeadLettered):
             self.dead_lettered += 1
             self.add(f"dead-lettered {event.message_id}: {event.reason}: {event.description}", "red")
-        elif isinstance(event, SyphonFailed):
+        elif isinstance(event, events.SyphonFailed):
             self.add(f"syphon of {event.queue}: {event.error}", "yellow")
-        elif isinstance(event, Warned):
+        elif isinstance(event, events.Warned):
             self.add(event.text, "yellow")
 
-    def _saw_ping(self, event: PingCompleted) -> None:
+    def _saw_ping(self, event: events.PingCompleted) -> None:
         """Failed pings come in series: only the first is reported, and their number."""
         failed = self._pings.get(event.entity, 0)
         if not event.ok:

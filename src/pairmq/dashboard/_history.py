@@ -11,23 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from pairmq.dashboard._looks import plural, shown
-from pairmq.model import Entity, EntityState
-from pairmq.model.events import (
-    BacklogQueueChecked,
-    Cause,
-    DestinationChanged,
-    Event,
-    MessageDeadLettered,
-    PairEnded,
-    PairOpened,
-    PingCompleted,
-    ReceiverChanged,
-    RotationChanged,
-    Side,
-    StateChanged,
-    SyphonFailed,
-    Warned,
-)
+from pairmq.model import Entity, EntityState, events
 
 MOST_ENTITIES = 5000
 """Entities whose past is kept; of the others only the present state is shown."""
@@ -56,24 +40,24 @@ class Past:
 
     def __init__(self) -> None:
         self.changes: deque[Change] = deque(maxlen=MOST_CHANGES)
-        self.last: StateChanged | None = None
-        self.ping: PingCompleted | None = None
+        self.last: events.StateChanged | None = None
+        self.ping: events.PingCompleted | None = None
         self.open = True
         """Whether the syphon delivers to it."""
         self.error: str | None = None
         """Why the syphon does not."""
-        self.lost: dict[Side, float] = {}
+        self.lost: dict[events.Side, float] = {}
         """The brokers that a consumer of this pair can't read, with continuity, and since when."""
         self.unread_since: float | None = None
         self.unread_time = 0.0
 
-    def read_by_consumers(self, event: ReceiverChanged) -> None:
+    def read_by_consumers(self, event: events.ReceiverChanged) -> None:
         """A consumer of the queue lost a broker, or reads it again."""
         if event.open:
             self.lost.pop(event.side, None)
         else:
             self.lost.setdefault(event.side, event.at)
-        if len(self.lost) == len(Side):
+        if len(self.lost) == len(events.Side):
             self.unread_since = event.at if self.unread_since is None else self.unread_since
         elif self.unread_since is not None:
             self.unread_time += max(0.0, event.at - self.unread_since)
@@ -108,48 +92,48 @@ class History:
     def __init__(self) -> None:
         self.dead_lettered = 0
         """Messages that this process's syphon dead-lettered."""
-        self.ended: PairEnded | None = None
+        self.ended: events.PairEnded | None = None
         self._pasts: OrderedDict[Entity, Past] = OrderedDict()  # what changed last stands last
         self._lines: deque[HistoryLine] = deque(maxlen=MOST_LINES)  # newest first
-        self._out: dict[str, RotationChanged] = {}
+        self._out: dict[str, events.RotationChanged] = {}
 
     @property
     def pasts(self) -> Mapping[Entity, Past]:
         return MappingProxyType(self._pasts)
 
     @property
-    def out(self) -> Mapping[str, RotationChanged]:
+    def out(self) -> Mapping[str, events.RotationChanged]:
         """The backlog queues that are out of use, by name."""
         return MappingProxyType(self._out)
 
     def lines(self) -> Iterator[HistoryLine]:
         return iter(self._lines)
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: events.Event) -> None:
         match event:
-            case StateChanged():
+            case events.StateChanged():
                 past = self._past(event.entity)
                 if not past.changes:
                     # The time in the previous state counts, too: it may have begun before this was watching.
                     past.changes.append(Change(event.at - event.lasted, event.previous, False))
-                past.changes.append(Change(event.at, event.current, event.cause is Cause.HELD))
+                past.changes.append(Change(event.at, event.current, event.cause is events.Cause.HELD))
                 past.last = event
                 if event.current is not EntityState.FAILED_OVER:
                     past.ping = None
-            case PingCompleted():
+            case events.PingCompleted():
                 self._past(event.entity).ping = event
-            case DestinationChanged():
+            case events.DestinationChanged():
                 past = self._past(event.entity)
                 past.open, past.error = event.open, event.error
-            case ReceiverChanged():
+            case events.ReceiverChanged():
                 self._past(event.entity).read_by_consumers(event)
-            case RotationChanged(in_use=True):
+            case events.RotationChanged(in_use=True):
                 self._out.pop(event.queue, None)
-            case RotationChanged():
+            case events.RotationChanged():
                 self._out[event.queue] = event
-            case MessageDeadLettered():
+            case events.MessageDeadLettered():
                 self.dead_lettered += 1
-            case PairEnded():
+            case events.PairEnded():
                 self.ended = event
         sentence = sentence_of(event)
         if sentence is not None:
@@ -205,59 +189,59 @@ _STATE_TONES = {
 }
 
 
-def sentence_of(event: Event) -> Sentence | None:
+def sentence_of(event: events.Event) -> Sentence | None:
     """Describe an event; None for one that is not listed.
 
     Pings are left out: an entity's row shows its last one, and a long outage would fill the list with them.
     """
     match event:
-        case StateChanged():
+        case events.StateChanged():
             text = _change(event)
             return Sentence(_STATE_TONES[event.current], str(event.entity), text, (event.at, text))
-        case RotationChanged(queue=queue, in_use=True, left=left):
+        case events.RotationChanged(queue=queue, in_use=True, left=left):
             text = f"is used again; {plural(left, 'backlog queue')} in use"
             return Sentence(Tone.GOOD, queue, text, ("rotation", queue, True))
-        case RotationChanged(queue=queue, left=left, error=error):
+        case events.RotationChanged(queue=queue, left=left, error=error):
             text = f"is out of use, {left} left: {shown(error or '')}"
             return Sentence(Tone.BAD if left == 0 else Tone.WARN, queue, text, ("rotation", queue, False))
-        case DestinationChanged(entity=entity, open=True):
+        case events.DestinationChanged(entity=entity, open=True):
             return Sentence(Tone.GOOD, str(entity), "accepts the syphon's messages again", ("gate", entity, True))
-        case DestinationChanged(entity=entity, error=error):
+        case events.DestinationChanged(entity=entity, error=error):
             text = f"accepts none of the syphon's messages, they wait: {shown(error or '')}"
             return Sentence(Tone.WARN, str(entity), text, ("gate", entity, False))
-        case ReceiverChanged(entity=entity, side=side, open=True):
+        case events.ReceiverChanged(entity=entity, side=side, open=True):
             return Sentence(
                 Tone.GOOD, str(entity), f"a consumer reads the {side} again", ("receiver", entity, side, True)
             )
-        case ReceiverChanged(entity=entity, side=side, error=error):
+        case events.ReceiverChanged(entity=entity, side=side, error=error):
             text = f"a consumer can't read the {side}: {shown(error or '')}"
             return Sentence(Tone.WARN, str(entity), text, ("receiver", entity, side, False))
-        case MessageDeadLettered(queue=queue, reason=reason, entity=path):
+        case events.MessageDeadLettered(queue=queue, reason=reason, entity=path):
             text = f"a message for {shown(path or '(unknown)', 80)} was dead-lettered: {shown(reason, 60)}"
             text += f": {shown(event.description)}" if event.description else ""
             return Sentence(Tone.BAD, queue, text, ("dead-letter", queue, reason, path))
-        case SyphonFailed(queue=queue, error=error):
+        case events.SyphonFailed(queue=queue, error=error):
             return Sentence(Tone.WARN, queue, f"the syphon retries: {shown(error)}", ("syphon", error))
-        case BacklogQueueChecked(queue=queue, created=True):
+        case events.BacklogQueueChecked(queue=queue, created=True):
             return Sentence(Tone.PLAIN, queue, "was made", ("made", queue))
-        case Warned(subject=subject, text=text):
+        case events.Warned(subject=subject, text=text):
             return Sentence(Tone.WARN, shown(subject, 80), shown(text), ("warned", text))
-        case PairOpened():
+        case events.PairOpened():
             return Sentence(Tone.PLAIN, "", "the pair opened", ("opened", event.at))
-        case PairEnded(fault=None):
+        case events.PairEnded(fault=None):
             return Sentence(Tone.WARN, "", "the pair was closed", ("ended",))
-        case PairEnded(fault=fault):
+        case events.PairEnded(fault=fault):
             return Sentence(Tone.BAD, "", f"the pair has faulted: {shown(fault or '')}", ("ended",))
         case _:
             return None
 
 
-def _change(event: StateChanged) -> str:
+def _change(event: events.StateChanged) -> str:
     previous, current = (state.value.replace("-", " ") for state in (event.previous, event.current))
     words = {
-        Cause.HELD: "was held in failover by an operator",
-        Cause.FORCED: "was failed over by an operator",
-        Cause.MARKED_HEALTHY: f"was marked healthy by an operator, and is {current}",
+        events.Cause.HELD: "was held in failover by an operator",
+        events.Cause.FORCED: "was failed over by an operator",
+        events.Cause.MARKED_HEALTHY: f"was marked healthy by an operator, and is {current}",
     }
     text = words.get(event.cause, f"is {current}, was {previous}: {event.cause.value}")
     counted = [f"{count} {what}" for count, what in ((event.diverted, "diverted"), (event.failed, "failed")) if count]

@@ -16,26 +16,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observa
 
 from pairmq._version import version
 from pairmq.core import OUTBOX_QUEUE
-from pairmq.model import Entity, EntityState, Source, TransportError
-from pairmq.model.events import (
-    AttemptFailed,
-    BacklogQueueChecked,
-    Event,
-    MessageDeadLettered,
-    MessageDelivered,
-    MessageMoved,
-    OperationsCounted,
-    PairEnded,
-    PairOpened,
-    PingCompleted,
-    RotationChanged,
-    SendCompleted,
-    SendOutcome,
-    Side,
-    StateChanged,
-    SyphonFailed,
-    Warned,
-)
+from pairmq.model import Entity, EntityState, Source, TransportError, events
 from pairmq.observe.otel import _names as names
 from pairmq.observe.otel._names import Brokers
 from pairmq.transport import Transport, start_task
@@ -65,23 +46,18 @@ class Instruments:
 
     def __init__(self, meter: Meter) -> None:
         self._asked: dict[str, list[Question]] = {}
+        counter = meter.create_counter
 
-        def counter(name: str, unit: str, description: str) -> metrics.Counter:
-            return meter.create_counter(name, unit, description)
+        def seconds(name: str, description: str, buckets: Sequence[float]) -> metrics.Histogram:
+            return meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=buckets)
 
-        self.duration = meter.create_histogram(
-            names.OPERATION_DURATION,
-            "s",
-            "Duration of a send, from the call to its end, or of a ping.",
-            explicit_bucket_boundaries_advisory=_OPERATION_BUCKETS,
+        self.duration = seconds(
+            names.OPERATION_DURATION, "Duration of a send, from the call to its end, or of a ping.", _OPERATION_BUCKETS
         )
         self.sent = counter(names.SENT_MESSAGES, "{message}", "Messages passed to a sender, by outcome.")
         self.consumed = counter(names.CONSUMED_MESSAGES, "{message}", "Messages that consumers settled.")
-        self.processing = meter.create_histogram(
-            names.PROCESS_DURATION,
-            "s",
-            "Duration of a consumer's settlement of a message.",
-            explicit_bucket_boundaries_advisory=_OPERATION_BUCKETS,
+        self.processing = seconds(
+            names.PROCESS_DURATION, "Duration of a consumer's settlement of a message.", _OPERATION_BUCKETS
         )
         self.transitions = counter(names.TRANSITIONS, "{transition}", "Changes of an entity's state.")
         self.failed_attempts = counter(names.FAILED_ATTEMPTS, "{attempt}", "Failed attempts at a broker.")
@@ -90,17 +66,13 @@ class Instruments:
         )
         self.pings = counter(names.PINGS, "{ping}", "Pings of failed-over entities, by their result.")
         self.rotation = counter(names.ROTATION_CHANGES, "{change}", "Backlog queues that left or joined those in use.")
-        self.wait = meter.create_histogram(
-            names.BACKLOG_WAIT,
-            "s",
-            "Time from a message's divert to its delivery by the syphon.",
-            explicit_bucket_boundaries_advisory=_WAIT_BUCKETS,
+        self.wait = seconds(
+            names.BACKLOG_WAIT, "Time from a message's divert to its delivery by the syphon.", _WAIT_BUCKETS
         )
-        self.outbox_wait = meter.create_histogram(
+        self.outbox_wait = seconds(
             names.OUTBOX_WAIT,
-            "s",
             "Time from when a message was stored in the outbox to its delivery by the syphon.",
-            explicit_bucket_boundaries_advisory=_OUTBOX_BUCKETS,
+            _OUTBOX_BUCKETS,
         )
         self.moved = counter(names.MOVED, "{message}", "Messages that the syphon moved to the primary.")
         self.dead_lettered = counter(names.DEAD_LETTERED, "{message}", "Messages that the syphon dead-lettered.")
@@ -155,7 +127,7 @@ OTHER: Final = "other"
 """Placeholder for every entity beyond the limit."""
 
 _SETTLEMENTS: Final = {"completed": "complete", "abandoned": "abandon", "dead-lettered": "dead_letter"}
-_SECONDARY: Final = (SendOutcome.BACKLOG, SendOutcome.OUTBOX)
+_SECONDARY: Final = (events.SendOutcome.BACKLOG, events.SendOutcome.OUTBOX)
 _OPERATIONS: Final = ("sends", "receives", "settlements", "pings", "admin")
 
 
@@ -171,33 +143,33 @@ class Metrics:
         self._brokers = brokers
         self._max_entities = max_entities
         self._names: dict[Entity, str] = {}
-        self._sends: dict[tuple[str, Entity, SendOutcome, str | None], Attributes] = {}
+        self._sends: dict[tuple[str, Entity, events.SendOutcome, str | None], Attributes] = {}
         self._states: dict[tuple[str, Entity], EntityState] = {}
         self._queues: dict[str, int] = {}  # of each open pair
         self._out: dict[str, set[str]] = {}  # those of them that are out of use
-        self._takers: dict[type[Event], Callable[[Any], None]] = {
-            SendCompleted: self.sent,
-            StateChanged: self._state_changed,
-            AttemptFailed: self._attempt_failed,
-            PingCompleted: self._pinged,
-            BacklogQueueChecked: self._queue_checked,
-            RotationChanged: self._rotated,
-            MessageMoved: self._moved,
-            MessageDeadLettered: self._dead_lettered,
-            MessageDelivered: self._delivered,
-            SyphonFailed: self._syphon_failed,
-            OperationsCounted: self._counted,
-            PairOpened: self._opened,
-            PairEnded: self._ended,
-            Warned: self._warned,
+        self._takers: dict[type[events.Event], Callable[[Any], None]] = {
+            events.SendCompleted: self.sent,
+            events.StateChanged: self._state_changed,
+            events.AttemptFailed: self._attempt_failed,
+            events.PingCompleted: self._pinged,
+            events.BacklogQueueChecked: self._queue_checked,
+            events.RotationChanged: self._rotated,
+            events.MessageMoved: self._moved,
+            events.MessageDeadLettered: self._dead_lettered,
+            events.MessageDelivered: self._delivered,
+            events.SyphonFailed: self._syphon_failed,
+            events.OperationsCounted: self._counted,
+            events.PairOpened: self._opened,
+            events.PairEnded: self._ended,
+            events.Warned: self._warned,
         }
 
-    def take(self, event: Event) -> None:
+    def take(self, event: events.Event) -> None:
         taker = self._takers.get(type(event))
         if taker is not None:
             taker(event)
 
-    def sent(self, event: SendCompleted) -> None:
+    def sent(self, event: events.SendCompleted) -> None:
         """Take the end of a send, which is on the path of every one."""
         pair, entity, outcome, error = event.pair, event.entity, event.outcome, event.error
         attributes = self._sends.get((pair, entity, outcome, error))
@@ -224,7 +196,7 @@ class Metrics:
 
     # Single events.
 
-    def _new_send(self, pair: str, entity: Entity, outcome: SendOutcome, error: str | None) -> Attributes:
+    def _new_send(self, pair: str, entity: Entity, outcome: events.SendOutcome, error: str | None) -> Attributes:
         broker = self._brokers.secondary(pair) if outcome in _SECONDARY else self._brokers.primary(pair)
         attributes = {
             **self._of(pair, entity),
@@ -240,7 +212,7 @@ class Metrics:
             self._sends[pair, entity, outcome, error] = attributes
         return attributes
 
-    def _state_changed(self, event: StateChanged) -> None:
+    def _state_changed(self, event: events.StateChanged) -> None:
         self._saw(event.pair, event.entity, event.current)
         attributes = {
             names.PREVIOUS_STATE: event.previous.value,
@@ -249,12 +221,12 @@ class Metrics:
         }
         self._to.transitions.add(1, {**self._of(event.pair, event.entity), **attributes})
 
-    def _attempt_failed(self, event: AttemptFailed) -> None:
-        side = Side.PRIMARY if event.queue is None else Side.SECONDARY
+    def _attempt_failed(self, event: events.AttemptFailed) -> None:
+        side = events.Side.PRIMARY if event.queue is None else events.Side.SECONDARY
         attributes = {names.SIDE: side.value, names.FAILURE_KIND: event.kind}
         self._to.failed_attempts.add(1, {**self._of(event.pair, event.entity), **attributes})
 
-    def _pinged(self, event: PingCompleted) -> None:
+    def _pinged(self, event: events.PingCompleted) -> None:
         of = self._of(event.pair, event.entity)
         self._to.pings.add(1, {**of, names.RESULT: "good" if event.ok else "failed"})
         attributes: dict[str, str | int | bool] = {
@@ -266,13 +238,13 @@ class Metrics:
             attributes[names.ERROR_TYPE] = "PingFailed"
         self._to.duration.record(event.elapsed, attributes)
 
-    def _queue_checked(self, event: BacklogQueueChecked) -> None:
+    def _queue_checked(self, event: events.BacklogQueueChecked) -> None:
         # A new pair starts as good, regardless of an earlier one of the same name that did not open. In an open pair a
         # queue that is there may still take no messages.
         if event.pair not in self._queues:
             self._out.get(event.pair, set()).discard(event.queue)
 
-    def _rotated(self, event: RotationChanged) -> None:
+    def _rotated(self, event: events.RotationChanged) -> None:
         out = self._out.setdefault(event.pair, set())
         if event.in_use:
             out.discard(event.queue)
@@ -285,7 +257,7 @@ class Metrics:
         }
         self._to.rotation.add(1, attributes)
 
-    def _moved(self, event: MessageMoved) -> None:
+    def _moved(self, event: events.MessageMoved) -> None:
         of = self._of(event.pair, event.entity)
         if event.queue.endswith(OUTBOX_QUEUE):
             self._to.outbox_wait.record(event.waited, of)  # a road, not a detour (SPEC 12.4)
@@ -293,11 +265,11 @@ class Metrics:
         self._to.moved.add(1, of)
         self._to.wait.record(event.waited, of)
 
-    def _dead_lettered(self, event: MessageDeadLettered) -> None:
+    def _dead_lettered(self, event: events.MessageDeadLettered) -> None:
         # Without the entity: what a message in the backlog says of it may be anything.
         self._to.dead_lettered.add(1, {names.PAIR: event.pair, names.REASON: event.reason})
 
-    def _delivered(self, event: MessageDelivered) -> None:
+    def _delivered(self, event: events.MessageDelivered) -> None:
         attributes = {
             **self._of(event.pair, event.entity),
             **self._brokers.primary(event.pair).attributes,
@@ -310,22 +282,22 @@ class Metrics:
             attributes[names.ERROR_TYPE] = "SettlementFailed"
         self._to.consumed.add(1, attributes)
 
-    def _syphon_failed(self, event: SyphonFailed) -> None:
+    def _syphon_failed(self, event: events.SyphonFailed) -> None:
         self._to.syphon_errors.add(1, {names.PAIR: event.pair, names.QUEUE: event.queue})
 
-    def _counted(self, event: OperationsCounted) -> None:
+    def _counted(self, event: events.OperationsCounted) -> None:
         for operation in _OPERATIONS:
             count = getattr(event, operation)
             if count:
                 attributes = {names.PAIR: event.pair, names.SIDE: event.side.value, names.OPERATION: operation}
                 self._to.operations.add(count, attributes)
 
-    def _opened(self, event: PairOpened) -> None:
+    def _opened(self, event: events.PairOpened) -> None:
         count = json.loads(event.options).get("backlog_queue_count")
         if isinstance(count, int):
             self._queues[event.pair] = count
 
-    def _ended(self, event: PairEnded) -> None:
+    def _ended(self, event: events.PairEnded) -> None:
         if event.fault is not None:
             self._to.faults.add(1, {names.PAIR: event.pair})
         self._queues.pop(event.pair, None)
@@ -333,7 +305,7 @@ class Metrics:
         for known in [known for known in self._states if known[0] == event.pair]:
             del self._states[known]
 
-    def _warned(self, event: Warned) -> None:
+    def _warned(self, event: events.Warned) -> None:
         self._to.warnings.add(1, {names.PAIR: event.pair})
 
     # Names.
