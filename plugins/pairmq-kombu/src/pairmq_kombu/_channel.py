@@ -368,7 +368,6 @@ class PairedChannel(base.StdChannel):
         return None
 
     def basic_ack(self, delivery_tag: int, multiple: bool = False, **more: Any) -> Any:
-        """Acknowledge a message."""
         if isinstance(delivery_tag, Tag):
             return self._settle(delivery_tag, ACK, multiple=multiple)
         return self._on_link().basic_ack(delivery_tag, multiple, **more)
@@ -487,7 +486,6 @@ class PairedConnection:
         return not self._closed
 
     def channel(self, channel_id: int | None = None) -> PairedChannel:
-        """Make a channel."""
         channel = PairedChannel(self, self._process)
         self._channels = [known for known in self._channels if known.is_open]
         self._channels.append(channel)

@@ -72,7 +72,6 @@ class PostgresSender(Sender):
         return outcomes
 
     async def make_ready(self) -> None:
-        """Connect."""
         await self._calls.run(f"connect to {self._entity}", ("SELECT 1", {}))
 
     async def _store(self, rows: Sequence[_Row]) -> list[TransportError | None]:

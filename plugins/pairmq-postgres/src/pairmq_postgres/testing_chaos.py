@@ -127,7 +127,6 @@ class StandbyChaos(ServerBroker):
 
     @property
     def url(self) -> str:
-        """The address with both."""
         return self._url
 
     @property

@@ -345,10 +345,7 @@ class Session:
         """Await a call of the driver, or the end of the connection.
 
         A cancelled caller gets control back at once: the driver cleans up with further calls to the broker, which may
-        never answer; that goes on behind the scenes.
-
-        Raises:
-            Exception: the driver's, or why the connection ended; never a cancellation that no caller asked for.
+        never answer; that goes on behind the scenes. A cancellation that no caller asked for is never raised.
         """
         if self.cause is not None:
             operation.close()

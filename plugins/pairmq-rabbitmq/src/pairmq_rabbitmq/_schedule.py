@@ -117,7 +117,8 @@ class Schedule:
             # The others wait: most of them need the same.
             async with self._turn:
                 await self._prepare(bits, entity, target, doing)
-        return publish_method(self._names.level(bits[-1]), _routing_key(units, target))
+        routing_key = ".".join((*f"{units:0{LEVELS}b}", target))
+        return publish_method(self._names.level(bits[-1]), routing_key)
 
     def _all_known(self, bits: list[int], entity: Entity) -> bool:
         if self._session is None or self._context.control.current is not self._session:
@@ -222,10 +223,6 @@ def _units(delay: float) -> int:
     while units * UNIT - units.bit_count() < delay * 1000:
         units += 1
     return units
-
-
-def _routing_key(units: int, target: str) -> str:
-    return ".".join((*f"{units:0{LEVELS}b}", target))
 
 
 def _binding_key(level: int, digit: str) -> str:

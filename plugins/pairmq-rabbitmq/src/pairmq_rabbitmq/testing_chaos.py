@@ -139,7 +139,6 @@ class RabbitClusterChaos(ChaosBroker):
 
     @property
     def url(self) -> str:
-        """The address with all nodes."""
         return f"{self._cluster.url}?queue_type=quorum"
 
     @property

@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from operator import attrgetter
@@ -80,7 +80,7 @@ def encode(message: Message) -> list[bytes]:
         put(str(message.priority).encode())
     if message.application_properties:
         put(_PROPERTIES)
-        put(_encode_properties(message.application_properties))
+        put(_write({key: _tagged(value) for key, value in message.application_properties.items()}).encode())
     return fields
 
 
@@ -163,10 +163,6 @@ def instant(ms: float) -> datetime:
 
 def _microseconds(at: datetime) -> int:
     return (at - _EPOCH) // _MICROSECOND  # integers throughout: exact
-
-
-def _encode_properties(properties: Mapping[str, PropertyValue]) -> bytes:
-    return _write({key: _tagged(value) for key, value in properties.items()}).encode()
 
 
 def _tagged(value: PropertyValue) -> object:

@@ -109,7 +109,6 @@ class FakeRedisBroker:
         self._change(_Fault(lose_confirms=True, applied=applied))
 
     async def restore(self) -> None:
-        """End every fault."""
         with self._lock:
             late, self._late = self._late, []
             for command in late:
@@ -154,7 +153,6 @@ class FakeRedisBroker:
         return reply
 
     def attach(self, wire: FakeRedisWire) -> None:
-        """Count a connection."""
         with self._lock:
             self._wires.add(wire)
 

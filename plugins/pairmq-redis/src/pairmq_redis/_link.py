@@ -154,17 +154,11 @@ class Line(Protocol):
     """What carries commands: a `Link`, or one for each node of a cluster."""
 
     async def call(self, commands: Sequence[Command], scope: Scope) -> list[Reply]:
-        """Write commands and return their replies.
+        """Write commands and return one reply each: an error reply, or `Unanswered`, takes its command's place;
+        `NotSent` too, where others were sent.
 
-        Returns:
-            One reply per command; an error reply, or `Unanswered`, takes its command's place; `NotSent` too, where
-            other commands were sent.
-
-        Raises:
-            NotSent: no connection could be made; nothing was written.
-            TransportError: the scope was closed; ``maybe_applied`` is False when nothing was written.
-
-        A call that is cancelled before it has written reports that with `nothing_sent`.
+        Raises `NotSent` if nothing was written, and `TransportError` if the scope was closed. A call that is cancelled
+        before it has written reports that with `nothing_sent`.
         """
 
     async def nodes(self, scope: Scope) -> Sequence[Line]:

@@ -163,7 +163,6 @@ class _Group:
 
     @property
     def running(self) -> bool:
-        """Whether all processes run."""
         return all(each.running for each in self._processes)
 
     def start(self) -> None:
@@ -171,7 +170,6 @@ class _Group:
         raise NotImplementedError
 
     def kill(self) -> None:
-        """Kill all processes."""
         for each in self._processes:
             each.kill()
 

@@ -165,7 +165,6 @@ class SentinelsChaos(_Group):
                 super().apply(fault)
 
     def count(self, queue: str) -> int:
-        """As the master counts."""
         return _count(self._sentinels.master, queue)
 
 
@@ -203,7 +202,6 @@ class ClusterChaos(_Group):
                 super().apply(fault)
 
     def count(self, queue: str) -> int:
-        """As the queue's node counts."""
         return _count(self._cluster.owner(queue), queue)
 
 

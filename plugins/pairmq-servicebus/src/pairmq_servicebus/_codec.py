@@ -64,7 +64,7 @@ def take_apart(message: Message, *, single_consumer: bool = False) -> Parts:
         milliseconds, exact = _values.to_milliseconds(message.scheduled_enqueue_at)
         annotations[SCHEDULED_TIME] = typed(TIMESTAMP, milliseconds)
         if not exact:
-            fields["scheduled"] = _values.to_iso(message.scheduled_enqueue_at)
+            fields["scheduled"] = message.scheduled_enqueue_at.isoformat()
     if single_consumer or message.session_id == SESSION:
         _put_session(message, properties, fields)
     elif message.partition_key is not None:

@@ -153,7 +153,6 @@ class Lane(Generic[L]):
 
     @property
     def current(self) -> Job[L] | None:
-        """The job under way."""
         return self._current
 
     def submit(self, job: Job[L], *, first: bool = False) -> None:

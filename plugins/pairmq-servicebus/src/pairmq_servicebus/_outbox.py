@@ -210,7 +210,6 @@ class Outbox:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
         return self._lane.closed
 
     @property

@@ -190,7 +190,6 @@ class BusSender(Sender):
         await self._box.close()
 
     def _parcel(self, message: Message) -> Parcel:
-        """Pack a message."""
         if self._namespace.closed or self._box.closed:
             raise _errors.closed(self._doing)
         return _pack(self._namespace, self._entity, message, self._doing)

@@ -115,10 +115,6 @@ def as_json(value: Any) -> str:
     return to_json(from_wire(value, None))
 
 
-def to_iso(value: datetime) -> str:
-    return value.isoformat()
-
-
 def from_iso(text: str) -> datetime:
     try:
         value = datetime.fromisoformat(text)

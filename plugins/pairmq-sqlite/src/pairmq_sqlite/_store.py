@@ -75,7 +75,6 @@ class Store:
         return self._execute(query, (entity.path, entity.kind.value)).fetchone() is not None
 
     def settings(self, entity: Entity) -> Settings:
-        """Read an entity's settings."""
         return self._entity(entity)[1]
 
     def delete(self, entity: Entity) -> bool:

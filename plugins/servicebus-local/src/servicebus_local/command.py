@@ -76,12 +76,8 @@ def run(
     key_variable: str = KEY_VARIABLE,
     announcement: type[Announcement] | None = None,
 ) -> int:
-    """Run the server until SIGINT or SIGTERM.
-
-    Returns:
-        The exit status: 130 or 143 after a signal, 1 if it can't start, 2 for arguments that can't work. Errors are
-        one line on stderr.
-    """
+    """Run the server until SIGINT or SIGTERM; the exit status is then 130 or 143, 1 if it can't start, 2 for arguments
+    that can't work."""
     try:
         return _run(_parser(prog, key_variable).parse_args(arguments), key_variable, announcement or Announcement)
     except BadUsage as error:
@@ -396,7 +392,6 @@ class Announcement:
         }
 
     def lines(self) -> list[str]:
-        """All of it, for people."""
         ports = [f"amqp://{self.name}:{self.port}"]
         if self.tls_port is not None:
             ports.append(f"amqps://{self.name}:{self.tls_port}")

@@ -60,13 +60,13 @@ def decode_leniently(properties: Basic.Properties, body: bytes) -> Message:
     except MalformedMessage:
         pass
     try:
-        values, application_properties = _read(properties, lambda _: None)
+        values, own = _read(properties, lambda _: None)
     except Exception:
         return Message(bytes(body))
     fields = {name: value for name, value in values.items() if _holds(**{name: value})}
     if not _holds(**fields):
         fields.pop("partition_key", None)  # differs from the session id
-    kept = {name: value for name, value in application_properties.items() if _holds_property(name, value)}
+    kept = {name: value for name, value in own.items() if _holds(application_properties={name: value})}
     return Message(bytes(body), application_properties=kept, **fields)
 
 
@@ -80,10 +80,6 @@ def _holds(**fields: Any) -> bool:
     except Exception:
         return False
     return True
-
-
-def _holds_property(name: str, value: Any) -> bool:
-    return _holds(application_properties={name: value})
 
 
 def _read(properties: Basic.Properties, refuse: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:

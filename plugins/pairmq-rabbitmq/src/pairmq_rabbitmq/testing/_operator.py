@@ -65,7 +65,6 @@ class Operator(Evaluator):
         self.erl(f"ok = rabbit_vhost:delete({binary(name)}, {_ACTOR})")
 
     def delete_queue(self, name: str, *, vhost: str = DEFAULT_VHOST) -> None:
-        """Delete a queue with its messages."""
         self.erl(
             f"{{ok, Queue}} = rabbit_amqqueue:lookup(rabbit_misc:r({binary(vhost)}, queue, {binary(name)})),"
             f" {{ok, _}} = rabbit_amqqueue:delete(Queue, false, false, {_ACTOR})"
@@ -105,7 +104,6 @@ class Operator(Evaluator):
         return {name: (ready, unacknowledged) for name, ready, unacknowledged in found}
 
     def connections(self) -> int:
-        """Count the clients' connections."""
         return int(self.erl("length(rabbit_networking:connections())"))
 
 

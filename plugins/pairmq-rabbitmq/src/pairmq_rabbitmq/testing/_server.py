@@ -61,7 +61,6 @@ class Detour(socketserver.ThreadingTCPServer):
 
     @property
     def port(self) -> int:
-        """Its TCP port."""
         return int(self.server_address[1])
 
     def lead_to(self, node: str, port: int) -> None:

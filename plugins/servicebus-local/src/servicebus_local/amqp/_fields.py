@@ -39,11 +39,10 @@ class _Field:
 
 
 class Composite:
-    """A composite type: the descriptor, and the dataclass whose fields are the list's items.
+    """A composite type: the descriptor, and the dataclass whose fields are the list's items, in their order.
 
-    Args:
-        type_: the dataclass, its fields in the same order; those with a default, or `NULLABLE`, may be missing.
-        short: leave null fields at the end out, as the specification allows; clients are known that then fail.
+    Fields with a default, or `NULLABLE`, may be missing. A ``short`` one leaves null fields at the end out, as the
+    specification allows: clients are known that then fail.
     """
 
     def __init__(self, code: int, symbol: str, type_: type, *kinds: Kind, short: bool = False) -> None:

@@ -143,7 +143,6 @@ class Namespace:
         return entry
 
     def delete(self, path: Path) -> None:
-        """Delete one thing."""
         broker = self._broker
         match path:
             case "entity", (name,):

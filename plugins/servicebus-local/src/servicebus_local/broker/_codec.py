@@ -104,11 +104,9 @@ class Decoder:
         self._types: dict[str, Callable[[object], object]] = {kind.__name__: kind for kind in scalar_types}
 
     def decode(self, data: bytes) -> object:
-        """The value."""
         return self._unwrap(json.loads(data))
 
     def decode_message(self, data: bytes, content: bytes) -> Stored:
-        """The message."""
         row = json.loads(data)
         if not isinstance(row, list) or len(row) != len(_FIELDS):
             raise ValueError("not the row of a message")

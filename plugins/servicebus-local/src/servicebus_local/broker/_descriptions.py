@@ -30,7 +30,6 @@ class EntityStatus(StrEnum):
 
     @property
     def receives(self) -> bool:
-        """Whether messages may be received."""
         return self in (EntityStatus.ACTIVE, EntityStatus.SEND_DISABLED)
 
 
@@ -112,7 +111,6 @@ class MessageCounts:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return sum(astuple(self))
 
 

@@ -171,7 +171,6 @@ class Holder(_Entity):
 
     @property
     def counts(self) -> MessageCounts:
-        """How many messages there are."""
         counts = self.source.shelf.counts
         return MessageCounts(
             active=counts[MessageState.ACTIVE],
@@ -317,18 +316,15 @@ class Subscription(Holder):
 
     @property
     def rules(self) -> list[Rule]:
-        """Its rules by name."""
         return sorted((each.rule for each in self._rules.values()), key=lambda rule: rule.name.lower())
 
     def rule(self, name: str) -> Rule:
-        """The rule of a name."""
         found = self._rules.get(name.lower())
         if found is None:
             raise BrokerError(NOT_FOUND, f"'{self.path}' has no rule '{name}'.")
         return found.rule
 
     def put_rule(self, rule: Rule, now: float, *, is_new: bool) -> Rule:
-        """Adds or replaces a rule."""
         check_name(rule.name, "rule")
         key = rule.name.lower()
         if is_new and key in self._rules:
@@ -390,7 +386,6 @@ class Topic(_Entity):
 
     @property
     def counts(self) -> MessageCounts:
-        """How many messages there are."""
         each = [subscription.counts for subscription in self.subscriptions.values()]
         return MessageCounts(
             active=sum(counts.active for counts in each),
@@ -410,7 +405,6 @@ class Topic(_Entity):
         return message.sequence_number
 
     def subscription(self, name: str) -> Subscription:
-        """The subscription of a name."""
         found = self.subscriptions.get(name.lower())
         if found is None:
             raise BrokerError(NOT_FOUND, f"'{self.path}/Subscriptions/{name}' does not exist.")

@@ -112,7 +112,6 @@ class Namespace(Forwarder):
     # ------------------------------------------------------------------ starting
 
     def load_store(self) -> Loaded:
-        """What the store holds."""
         return self._hub.journal.load()
 
     def restore_entity(
@@ -143,7 +142,6 @@ class Namespace(Forwarder):
         self._update(self._queue(path), description, now)
 
     def delete_queue(self, path: str) -> None:
-        """Removes a queue with everything in it."""
         self._administer()
         self._delete(self._queue(path))
 
@@ -210,7 +208,6 @@ class Namespace(Forwarder):
         self._update(self._topic(topic).subscription(name), description, now)
 
     def delete_subscription(self, topic: str, name: str) -> None:
-        """Removes a subscription with everything in it."""
         self._administer()
         self._delete(self._topic(topic).subscription(name))
 
@@ -220,14 +217,12 @@ class Namespace(Forwarder):
         return _info(self._topic(topic).subscription(name))
 
     def subscriptions(self, topic: str) -> list[EntityInfo[SubscriptionDescription]]:
-        """The subscriptions of a topic, by name."""
         self._administer()
         return [_info(each) for _, each in sorted(self._topic(topic).subscriptions.items())]
 
     # ------------------------------------------------------------------ rules
 
     def add_rule(self, topic: str, name: str, rule: Rule) -> Rule:
-        """Adds a rule to a subscription."""
         return self._put_rule(topic, name, rule, is_new=True)
 
     def update_rule(self, topic: str, name: str, rule: Rule) -> Rule:
@@ -235,7 +230,6 @@ class Namespace(Forwarder):
         return self._put_rule(topic, name, rule, is_new=False)
 
     def remove_rule(self, topic: str, name: str, rule_name: str) -> None:
-        """Removes a rule."""
         now = self._administer()
         subscription = self._topic(topic).subscription(name)
         subscription.remove_rule(rule_name, now)
@@ -247,7 +241,6 @@ class Namespace(Forwarder):
         return self._topic(topic).subscription(name).rules
 
     def get_rule(self, topic: str, name: str, rule_name: str) -> Rule:
-        """One rule of a subscription."""
         self._administer()
         return self._topic(topic).subscription(name).rule(rule_name)
 

@@ -90,7 +90,6 @@ class Source:
 
     @property
     def is_dead_letter(self) -> bool:
-        """Whether this is a dead-letter queue."""
         return self._bury_message is None
 
     @property

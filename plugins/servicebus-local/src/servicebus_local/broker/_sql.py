@@ -380,7 +380,6 @@ class Token:
         return self.kind is Kind.WORD and self.text.upper() in words
 
     def is_sign(self, *signs: str) -> bool:
-        """Whether it is one of these signs."""
         return self.kind is Kind.SIGN and self.text in signs
 
 

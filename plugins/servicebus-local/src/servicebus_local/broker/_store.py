@@ -96,7 +96,6 @@ class SqliteStore:
             raise
 
     def load(self) -> Loaded:
-        """Everything."""
         return self._guard(self._load)
 
     def write(self, changes: Changes) -> None:

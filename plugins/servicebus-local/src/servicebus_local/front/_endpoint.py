@@ -262,7 +262,6 @@ class Client(asyncio.Protocol):
             self._leave(transport)
 
     def drop(self) -> None:
-        """Reset the socket."""
         if self._transport is None:
             return
         own = self._transport.get_extra_info("socket")

@@ -172,7 +172,6 @@ class WaitingLink(Endpoint):
             self._client.detach(self.link, AmqpError("com.microsoft:timeout", text, {}))
 
     def end(self) -> None:
-        """Wait no more."""
         self._cancel()
 
 

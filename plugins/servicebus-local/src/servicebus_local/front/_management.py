@@ -7,7 +7,7 @@ request-response-based operations".
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from uuid import UUID
@@ -146,7 +146,7 @@ class Management:
             text = "messages: each needs the annotation x-opt-scheduled-enqueue-time"
             raise BrokerError("com.microsoft:argument-error", text)
         numbers = self._broker.schedule(self._path, messages)
-        return _OK, {"sequence-numbers": _longs(numbers)}
+        return _OK, {"sequence-numbers": Array([Long(number) for number in numbers], Long)}
 
     def _cancel(self) -> Answer:
         self._broker.cancel(self._path, self._numbers())
@@ -171,7 +171,7 @@ class Management:
 
     def _receive_deferred(self) -> Answer:
         at_once = self._number("receiver-settle-mode") == _RECEIVE_AND_DELETE
-        lock = self._session_lock()
+        lock = None if self._body.get("session-id") is None else self._held_session()
         found = [
             {"message": _messages.outgoing(message), **({} if token is None else {"lock-token": token})}
             for message in self._source.receive_deferred(self._numbers(), session=lock, delete=at_once)
@@ -242,9 +242,6 @@ class Management:
     def _source(self) -> Source:
         return self._broker.resolve_receive(self._path)
 
-    def _session_lock(self) -> SessionLock | None:
-        return self._held_session() if self._body.get("session-id") is not None else None
-
     def _held_session(self) -> SessionLock:
         """The lock of the session in question, which one of this client's links has to hold."""
         session_id = self._body.get("session-id")
@@ -304,10 +301,6 @@ def _uuid(token: object) -> UUID:
         return UUID(str(token))
     except ValueError:
         raise BrokerError("com.microsoft:argument-error", "lock-tokens holds something that is no token") from None
-
-
-def _longs(numbers: Iterable[int]) -> Array:
-    return Array([Long(number) for number in numbers], Long)
 
 
 _CREDIT = 100

@@ -27,7 +27,6 @@ class Authorizer:
 
     @property
     def open(self) -> bool:
-        """Whether no token is needed."""
         return not self._keys
 
     def check(self, token: str, resource: str, now: float) -> str | None:
