@@ -18,7 +18,7 @@ from _measuring import Contender, arguments, interleaved, report
 from _nowhere import Nowhere
 
 from pairmq import Entity, Pair, PairOptions
-from pairmq.core import EntityMachine
+from pairmq.core.machine import EntityMachine
 
 MOST = 1024  # bytes
 MACHINE, ENTITY, SENDER = "the machine", "an entity of a pair", "an entity and its sender"

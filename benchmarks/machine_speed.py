@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 from _measuring import Contender, arguments, interleaved, report
 
-from pairmq.core import (
+from pairmq.core import PairOptions
+from pairmq.core.machine import EntityMachine
+from pairmq.core.signals import (
     DIVERT_ENDED,
     ROUTE_REQUESTED,
     BacklogSeenEmpty,
-    EntityMachine,
-    PairOptions,
     PingSucceeded,
     PrimaryAccepted,
     PrimaryFailed,

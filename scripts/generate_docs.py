@@ -21,8 +21,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pairmq.core import Backlog, Health, PairOptions, options, visible
-from pairmq.core._transitions import BACKLOG, HEALTH, MEANING, BacklogSymbol, Row, Symbol
+from pairmq.core import PairOptions, options
+from pairmq.core._transitions import BACKLOG, HEALTH, MEANING, Backlog, BacklogSymbol, Health, Row, Symbol, visible
 from pairmq.model import EntityState, records
 from pairmq.model.events import Cause, Event
 

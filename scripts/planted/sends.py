@@ -20,8 +20,8 @@ SENDS = (
     Mutant(
         "drained is said while a diverted send is in flight",
         "src/pairmq/core/machine.py",
-        "self._health in _RUNNING and self._diverting == 0 and input.since >= self._settled_at",
-        "self._health in _RUNNING",
+        "self.health in _RUNNING and self.diverting == 0 and input.since >= self._settled_at",
+        "self.health in _RUNNING",
     ),
     Mutant(
         "a pair with a syphon starts clean",
@@ -32,17 +32,17 @@ SENDS = (
     Mutant(
         "a success while failing forgets the backlog",
         "src/pairmq/core/machine.py",
-        "        left, self._health = self._health, health\n",
-        "        left, self._health = self._health, health\n"
-        "        if left is Health.FAILING and health is Health.UP:\n            self._backlog = Backlog.CLEAN\n",
+        "        left, self.health = self.health, health\n",
+        "        left, self.health = self.health, health\n"
+        "        if left is Health.FAILING and health is Health.UP:\n            self.backlog = Backlog.CLEAN\n",
     ),
     Mutant(
         "a late result moves the state",
         "src/pairmq/core/machine.py",
-        "        row = self._row(symbol if epoch == self._epoch else Symbol.LATE)\n"
-        "        self._sending -= 1\n        if epoch != self._epoch:\n",
+        "        row = self._row(symbol if epoch == self.epoch else Symbol.LATE)\n"
+        "        self.sending -= 1\n        if epoch != self.epoch:\n",
         "        row = self._rows.get(symbol) or self._row(Symbol.LATE)\n"
-        "        self._sending -= 1\n        if symbol not in self._rows:\n",
+        "        self.sending -= 1\n        if symbol not in self._rows:\n",
     ),
     Mutant(
         "a good ping is enough, and no canary follows",
@@ -53,7 +53,7 @@ SENDS = (
     Mutant(
         "a flapping entity needs no more pings than before",
         "src/pairmq/core/machine.py",
-        "min(MOST_PINGS_NEEDED, self._pings_needed * 2) if self._flaps(now) else 1",
+        "min(MOST_PINGS_NEEDED, self.pings_needed * 2) if self._flaps(now) else 1",
         "1",
     ),
     Mutant(
@@ -191,8 +191,8 @@ SENDS = (
     Mutant(
         "a waiting send pings an entity that is held",
         "src/pairmq/core/machine.py",
-        "        if self._health is not Health.DOWN or self._ping is not None or now < self._ping_wanted_from:",
-        "        if self._health not in _AWAY or self._ping is not None or now < self._ping_wanted_from:",
+        "        if self.health is not Health.DOWN or self._ping is not None or now < self._ping_wanted_from:",
+        "        if self.health not in _AWAY or self._ping is not None or now < self._ping_wanted_from:",
         tests=("tests/core/test_machine_rules.py", "tests/runner/test_backlog.py"),
     ),
     Mutant(

@@ -6,7 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from pairmq.core import TRANSIENT_RETRIES, Backoff, Pace
+from pairmq.core import Backoff
+from pairmq.core.backoff import TRANSIENT_RETRIES, Pace
 
 
 @pytest.mark.parametrize(("retry", "seconds"), [(0, 0.05), (1, 0.1), (2, 0.2), (5, 1.6), (6, 2.0), (7, 2.0)])

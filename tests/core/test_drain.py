@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from pairmq.core import EmptyWatch
+from pairmq.core.lanes import EmptyWatch
 
 
 def test_nothing_is_known_at_the_beginning():

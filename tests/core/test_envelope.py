@@ -12,7 +12,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from pairmq.core import ALIASES, Diversion, divert, elapsed_time_to_live, reserved_properties, restore
+from pairmq.core import ALIASES, Diversion, divert, restore
+from pairmq.core.envelope import elapsed_time_to_live, reserved_properties
 from pairmq.model import MAX_PRIORITY, MAX_TIME_TO_LIVE, Entity, EntityKind, EnvelopeError, Message
 from patient_examples import examples
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pairmq.core import Gates, gates
-from pairmq.core.gates import Gate
+from pairmq.core import gates
+from pairmq.core.gates import Gate, Gates
 from pairmq.model import Entity, FailureKind, FailureReason, TransportError
 
 ORDERS, PRICES = Entity("orders"), Entity("prices")

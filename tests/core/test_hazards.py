@@ -9,20 +9,19 @@ import inspect
 
 import pytest
 
-from pairmq.core import (
+from pairmq.core import PairOptions
+from pairmq.core._transitions import Backlog, Health
+from pairmq.core.lanes import EmptyWatch
+from pairmq.core.machine import EntityMachine
+from pairmq.core.signals import (
     DIVERT_ENDED,
     FORCE_FAILOVER,
     HOLD,
     MARK_HEALTHY,
     ROUTE_REQUESTED,
-    Backlog,
     BacklogSeenEmpty,
     Changed,
-    EmptyWatch,
-    EntityMachine,
-    Health,
     LateResult,
-    PairOptions,
     PingFailed,
     PingSucceeded,
     PrimaryAbandoned,

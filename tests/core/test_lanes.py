@@ -9,22 +9,11 @@ import pytest
 from hypothesis import given
 
 from pairmq import ConfigurationError, Entity, Message, PairOptions
-from pairmq.core import (
-    Configuration,
-    Diversion,
-    LaneStep,
-    LaneWatch,
-    Outcome,
-    Poison,
-    Record,
-    Rotation,
-    TwoSides,
-    divert,
-    drained_since,
-    from_lane,
-    lane_name,
-    lane_path,
-)
+from pairmq.core import Diversion, divert, lane_name, lane_path
+from pairmq.core.lanes import LaneStep, LaneWatch, Outcome, TwoSides, drained_since, from_lane
+from pairmq.core.pump import Poison
+from pairmq.core.record import Configuration, Record
+from pairmq.core.rotation import Rotation
 from pairmq.testing.strategies import entity_paths
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -10,21 +10,19 @@ import pytest
 from hypothesis import note, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pairmq.core import (
+from pairmq.core import PairOptions
+from pairmq.core._transitions import Backlog, Health
+from pairmq.core.machine import EntityMachine, ImpossibleInputError
+from pairmq.core.signals import (
     DIVERT_ENDED,
     FORCE_FAILOVER,
     HOLD,
     MARK_HEALTHY,
     ROUTE_REQUESTED,
-    Backlog,
     BacklogSeenEmpty,
     Changed,
-    EntityMachine,
-    Health,
-    ImpossibleInputError,
     Input,
     LateResult,
-    PairOptions,
     PingFailed,
     PingRefused,
     PingSucceeded,

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairmq.core import DrainView, KeyOrder, Look, backlog_queue_of
-from pairmq.core.order import DrainWait, Key, KeyRoute, LookAt, Way
+from pairmq.core.order import DrainView, DrainWait, Key, KeyOrder, KeyRoute, Look, LookAt, Way, backlog_queue_of
 from pairmq.model import Entity, EntityKind
 
 ORDERS = Entity("orders")
@@ -31,7 +30,7 @@ def test_the_queue_of_a_session_never_changes():
 
 def test_the_queue_of_a_session_is_the_same_in_every_process():
     program = (
-        "from pairmq.core import backlog_queue_of; from pairmq.model import Entity\n"
+        "from pairmq.core.order import backlog_queue_of; from pairmq.model import Entity\n"
         "print([backlog_queue_of(Entity('orders'), f'session-{n}', 'sender', 10) for n in range(8)])"
     )
     told = {

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pairmq.core import MAYBE_DUPLICATE, Diversion, Gates, ImpossibleInputError, PairOptions, PumpMachine, divert
-from pairmq.core.pump import ITEM, DestinationLine, Ending, Item, Next, Room, State, Symbol, adapted
+from pairmq.core import MAYBE_DUPLICATE, Diversion, PairOptions, divert
+from pairmq.core.gates import Gates
+from pairmq.core.machine import ImpossibleInputError
+from pairmq.core.pump import ITEM, DestinationLine, Ending, Item, Next, PumpMachine, Room, State, Symbol, adapted
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, TransportError
 from patient_examples import examples
 

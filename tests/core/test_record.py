@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairmq import PairOptions
-from pairmq.core import Configuration, Record, conflict_text
+from pairmq.core.record import Configuration, Record, conflict_text
 
 OWN = Configuration.of("contoso", ("product", "h", "1"), "", PairOptions())
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pairmq.core import Rotation
+from pairmq.core.rotation import Rotation
 from patient_examples import examples
 
 

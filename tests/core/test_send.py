@@ -9,18 +9,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from pairmq.core import (
-    TRANSIENT_RETRIES,
-    DrainView,
-    ImpossibleInputError,
-    KeyOrder,
-    Look,
-    PairOptions,
-    Rotation,
-    ToBacklog,
-    ToPrimary,
-)
-from pairmq.core.order import Key, KeyRoute, LookAt
+from pairmq.core import PairOptions
+from pairmq.core.backoff import TRANSIENT_RETRIES
+from pairmq.core.machine import ImpossibleInputError
+from pairmq.core.order import DrainView, Key, KeyOrder, KeyRoute, Look, LookAt
+from pairmq.core.rotation import Rotation
 from pairmq.core.send import (
     FAIR_TRIAL,
     TRIALS_AT_ONCE,
@@ -37,6 +30,7 @@ from pairmq.core.send import (
     is_answer,
     worst_kind,
 )
+from pairmq.core.signals import ToBacklog, ToPrimary
 from pairmq.model import (
     BacklogUnavailable,
     EntityState,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairmq import ConfigurationError, Entity, EntityKind
-from pairmq.core import (
+from pairmq.core.switch import (
     REPORT_LIFETIME,
     Decision,
     Decisions,

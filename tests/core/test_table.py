@@ -11,22 +11,30 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pairmq.core import (
+from pairmq.core import PairOptions
+from pairmq.core._transitions import (
+    BACKLOG,
+    HEALTH,
+    MEANING,
+    Backlog,
+    BacklogSymbol,
+    Health,
+    Symbol,
+    starts_epoch,
+    visible,
+)
+from pairmq.core.machine import EntityMachine, ImpossibleInputError
+from pairmq.core.signals import (
     DIVERT_ENDED,
     DIVERT_REQUESTED,
     FORCE_FAILOVER,
     HOLD,
     MARK_HEALTHY,
     ROUTE_REQUESTED,
-    Backlog,
     BacklogSeenEmpty,
     Changed,
-    EntityMachine,
-    Health,
-    ImpossibleInputError,
     Input,
     LateResult,
-    PairOptions,
     PingFailed,
     PingRefused,
     PingSucceeded,
@@ -38,9 +46,7 @@ from pairmq.core import (
     TimerFired,
     ToBacklog,
     ToPrimary,
-    visible,
 )
-from pairmq.core._transitions import BACKLOG, HEALTH, MEANING, BacklogSymbol, Symbol, starts_epoch
 from pairmq.model import EntityState, FailureKind
 from pairmq.model.events import Cause
 
@@ -371,7 +377,7 @@ def test_a_late_result_of_any_kind_changes_nothing_but_counters(health: Health, 
     machine = in_health(health)
     before = slots(machine)
     assert machine.handle(fact, 999) == (LateResult(0),)
-    assert slots(machine) == before | {"_late": before["_late"] + 1, "_sending": before["_sending"] - 1}
+    assert slots(machine) == before | {"_late": before["_late"] + 1, "sending": before["sending"] - 1}
 
 
 @pytest.mark.parametrize("health", Health, ids=lambda health: health.name)
@@ -443,7 +449,7 @@ def test_throttling_and_a_refusal_leave_an_entity_that_is_up_alone(health: Healt
     machine = in_health(health)
     before = slots(machine)
     assert machine.handle(PrimaryFailed(machine.epoch, kind), 1000) == ()
-    assert slots(machine) == before | {"_sending": before["_sending"] - 1}
+    assert slots(machine) == before | {"sending": before["sending"] - 1}
 
 
 @pytest.mark.parametrize("kind", [FailureKind.BUSY, FailureKind.REFUSED])
@@ -472,7 +478,7 @@ def test_a_cancelled_attempt_says_nothing_about_the_primary(health: Health):
     machine = in_health(health)
     before = slots(machine)
     assert machine.handle(PrimaryAbandoned(machine.epoch), 1000) == ()
-    assert slots(machine) == before | {"_sending": before["_sending"] - 1}
+    assert slots(machine) == before | {"sending": before["sending"] - 1}
 
 
 # ------------------------------------------------------------------------------------------------- impossible pairs

@@ -7,7 +7,8 @@ import pytest
 from core_search import WORLDS, Design
 from core_search._cells import Cells, snapshot
 from core_search._sends import Sending, facts
-from pairmq.core import KeyOrder, Look, Rotation
+from pairmq.core.order import KeyOrder, Look
+from pairmq.core.rotation import Rotation
 
 
 def test_a_machine_at_another_instant_is_the_same_state():

@@ -12,8 +12,9 @@ from core_search import HAZARDS, MEANING, WORLDS, Design, Found, Hazard, Naive, 
 from core_search import _design as worlds
 from core_search._model import Model
 from core_search._state import Fate, Message, Phase
-from pairmq.core import ImpossibleInputError, Item, KeyOrder, PumpMachine
-from pairmq.core.pump import ITEM
+from pairmq.core.machine import ImpossibleInputError
+from pairmq.core.order import KeyOrder
+from pairmq.core.pump import ITEM, Item, PumpMachine
 from pairmq.core.pump import State as ItemState
 from pairmq.core.pump import Symbol as ItemSymbol
 from pairmq.core.send import Job

@@ -38,6 +38,7 @@ ALLOWED = {
     "tests/runner/test_limits.py": "a loop whose time passes as the test says",
     "tests/support/command_line.py": "`pairmq` without the exit of the process",
     "tests/support/core_search/_cells.py": "the search drives the core",
+    "tests/support/core_search/_model.py": "the search drives the core",
     "tests/support/core_search/_sends.py": "the search drives the core",
     "tests/support/eager_tasks.py": "lets simulated pairs run with eager tasks, too",
     "tests/support/history_by_hand.py": "histories for tests of the simulator's judge",

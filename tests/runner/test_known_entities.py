@@ -10,7 +10,7 @@ import pytest
 
 from pairmq import Entity, EntityState, Message, Route
 from pairmq import testing as simulated
-from pairmq.core import EntityMachine
+from pairmq.core.machine import EntityMachine
 from pairmq.model.events import StateChanged
 from pairmq.testing import Fault, Operation, in_virtual_time
 

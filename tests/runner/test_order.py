@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from pairmq import BacklogUnavailable, ConfigurationError, Entity, Message, Pair, PairOptions, Receipt, Route
-from pairmq.core import backlog_queue_of
+from pairmq.core.order import backlog_queue_of
 from pairmq.model import EntityState, SendError, SendUnknown, TransportError
 from pairmq.model.events import BacklogQueueChecked, Cause, MessageMoved, StateChanged, SyphonFailed
 from pairmq.runner import Clock, _ordered

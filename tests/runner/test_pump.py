@@ -12,7 +12,9 @@ import pytest
 
 from pairmq import Message
 from pairmq import testing as simulated
-from pairmq.core import Diversion, Gates, Item, PairOptions, PumpMachine, divert
+from pairmq.core import Diversion, PairOptions, divert
+from pairmq.core.gates import Gates
+from pairmq.core.pump import Item, PumpMachine
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, TransportError
 from pairmq.model.events import MessageMoved, SyphonFailed
 from pairmq.runner import Clock

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pairmq import ConfigurationError, Entity, Message, Pair, PairFaulted, PairOptions
-from pairmq.core import Configuration
+from pairmq.core.record import Configuration
 from pairmq.model import EntityState
 from pairmq.model.events import BacklogQueueChecked, Event, Warned
 from pairmq.runner import LOOK_INTERVAL, find_agreement

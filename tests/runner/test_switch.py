@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pairmq import ConfigurationError, Entity, EntityState, Message, Pair, PairOptions, Route, TransportError
-from pairmq.core import REPORT_LIFETIME
+from pairmq.core.switch import REPORT_LIFETIME
 from pairmq.model.events import Event, Warned
 from pairmq.runner import Clock, SwitchWriter
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall

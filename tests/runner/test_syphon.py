@@ -13,7 +13,8 @@ import pytest
 
 from pairmq import ConfigurationError, Message, Pair, Route
 from pairmq import testing as simulated
-from pairmq.core import Diversion, Pace, PairOptions, divert
+from pairmq.core import Diversion, PairOptions, divert
+from pairmq.core.backoff import Pace
 from pairmq.memory import StateReceiver
 from pairmq.model import Delivery, Entity, EntityState, FailureKind, FailureReason, TransportError
 from pairmq.model.events import DestinationChanged, MessageDeadLettered, MessageMoved

@@ -74,7 +74,6 @@ class Depths:
 
     @property
     def by_queue(self) -> dict[str, int]:
-        """Likewise, by queue."""
         return {depth.queue.path: depth.counts.pending for depth in self.queues if depth.counts is not None}
 
     @property

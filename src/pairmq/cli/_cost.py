@@ -12,7 +12,9 @@ from typer import Option
 from pairmq.cli._common import Json, examples
 from pairmq.cli._output import put_json, say
 from pairmq.cli._values import BadUsage, Duration, grouped, positive, price_number, read_prices
-from pairmq.core import LANE_LOOK_INTERVAL, LANE_POLL, REPORT_INTERVAL, PairOptions
+from pairmq.core import PairOptions
+from pairmq.core.lanes import LANE_LOOK_INTERVAL, LANE_POLL
+from pairmq.core.switch import REPORT_INTERVAL
 from pairmq.model import DAYS_A_MONTH, Price
 from pairmq.runner import LOOK_INTERVAL
 

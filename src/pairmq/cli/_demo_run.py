@@ -20,7 +20,8 @@ from pairmq.cli._demo_view import DemoView, EntityScene, PlainView, Scene, verdi
 from pairmq.cli._output import note, put_json, stderr_console, stdout_console
 from pairmq.cli._signals import Stop
 from pairmq.cli._values import CommandFailed, short_duration
-from pairmq.core import RECORD_QUEUE, PairOptions, switch_queues
+from pairmq.core import RECORD_QUEUE, PairOptions
+from pairmq.core.switch import switch_queues
 from pairmq.model import (
     Delivery,
     Entity,

@@ -121,7 +121,7 @@ _ok, _warn, _fail = partial(Finding, Grade.OK), partial(Finding, Grade.WARN), pa
 
 async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
     """Run all checks; those that depend on a failed one are omitted."""
-    yield _python()
+    yield _ok("python", f"{platform.python_version()} on {platform.system()}")
     for finding in _plugins():
         yield finding
     # Java takes a moment to report its version.
@@ -165,10 +165,6 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
                 yield finding
             async for finding in _outbox(primary, secondary, limit, primary_answers=reachable["primary"]):
                 yield finding
-
-
-def _python() -> Finding:
-    return _ok("python", f"{platform.python_version()} on {platform.system()}")
 
 
 def _plugins() -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
@@ -27,9 +27,6 @@ from pairmq.cli._output import FAIL, OK, put_json, say
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import BadUsage, CommandFailed, Duration, printable, short_duration
 from pairmq.model import EntityKind
-
-if TYPE_CHECKING:
-    pass
 
 EPILOG = examples("pairmq ping --entity orders", "pairmq ping --entity orders --count 10 --json")
 

@@ -696,7 +696,6 @@ class SyphonJob:
             note(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {self.progress().line()}")
 
     def progress(self) -> SyphonProgress:
-        """How far it is."""
         from pairmq.runner import backlog_properties
 
         depths = self._depths

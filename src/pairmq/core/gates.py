@@ -73,7 +73,6 @@ class Gates:
         return frozenset(gate.entity for gate in self._held)
 
     def get(self, entity: Entity) -> Gate | None:
-        """The gate of a destination that has one."""
         return self._gates.get(entity)
 
     def of(self, entity: Entity) -> Gate:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from pairmq.core import _signals as i
-from pairmq.core._signals import Changed, Effect, Input, LateResult, SendPing, StopPing, ToBacklog, ToPrimary
+from pairmq.core import signals as i
 from pairmq.core._transitions import (
     BACKLOG,
     HEALTH,
@@ -21,6 +20,7 @@ from pairmq.core._transitions import (
 )
 from pairmq.core.backoff import TRIALS
 from pairmq.core.options import PairOptions
+from pairmq.core.signals import Changed, Effect, Input, LateResult, SendPing, StopPing, ToBacklog, ToPrimary
 from pairmq.model import EntityState, FailureKind
 from pairmq.model.events import Cause
 
@@ -50,24 +50,16 @@ class EntityMachine:
     It does nothing by itself: hand it every fact with the instant it happened, carry out the effects in their order,
     and fire its timer at `next_deadline`. Instants are seconds of one monotonic clock.
 
-    Args:
-        options: the pair's; one object serves all machines.
-        now: the instant of its making.
-        tracks_backlog: whether `BacklogSeenEmpty` will be reported: true in a process with a syphon, which starts
-            dirty, as an earlier process may have left messages (SPEC 4.5).
-        drained: the backlog was seen empty since the pair began, and nothing was diverted to this entity later.
+    One that ``tracks_backlog`` hears `BacklogSeenEmpty`, in a process with a syphon. It starts dirty, as an earlier
+    process may have left messages (SPEC 4.5), unless its backlog was ``drained`` since the pair began.
     """
 
     __slots__ = (
         "_asked_pings",
-        "_backlog",
         "_diverted",
-        "_diverting",
         "_entered_at",
-        "_epoch",
         "_failed",
         "_good_pings",
-        "_health",
         "_interval_ends_at",
         "_late",
         "_next_ping_at",
@@ -76,15 +68,19 @@ class EntityMachine:
         "_ping_ends_at",
         "_ping_wanted_from",
         "_pings",
-        "_pings_needed",
         "_recovered_at",
         "_refused_pings",
         "_rows",
-        "_sending",
         "_sent",
         "_settled_at",
         "_to_primary",
         "_tracks_backlog",
+        "backlog",
+        "diverting",
+        "epoch",
+        "health",
+        "pings_needed",
+        "sending",
     )
 
     def __init__(
@@ -92,20 +88,19 @@ class EntityMachine:
     ) -> None:
         self._options = options
         self._tracks_backlog = tracks_backlog
-        self._health = Health.UP
+        self.health = Health.UP
+        self.backlog = Backlog.DIRTY if tracks_backlog and not drained else Backlog.CLEAN
+        self.epoch = 0  # how many times the health has changed; attempts carry it
+        self.sending = self.diverting = 0  # attempts in flight, at the primary and at the backlog
         self._rows = HEALTH[Health.UP]
-        self._backlog = Backlog.DIRTY if tracks_backlog and not drained else Backlog.CLEAN
-        self._epoch = 0
         self._to_primary = ToPrimary(0)
-        self._sending = 0
-        self._diverting = 0
         self._settled_at = now
         self._interval_ends_at: float | None = None
         self._next_ping_at: float | None = None
         self._ping: int | None = None
         self._ping_ends_at: float | None = None
         self._pings = 0
-        self._pings_needed = 1
+        self.pings_needed = 1  # good ones in a row, which the present failover, or the last one, needs to end
         self._good_pings = 0
         self._refused_pings = 0
         self._asked_pings = 0
@@ -117,37 +112,12 @@ class EntityMachine:
     @property
     def state(self) -> EntityState:
         """The state that people see."""
-        return visible(self._health, self._backlog)
+        return visible(self.health, self.backlog)
 
     @property
-    def health(self) -> Health:
-        """The first of the two facts."""
-        return self._health
-
-    @property
-    def backlog(self) -> Backlog:
-        """The second of the two facts."""
-        return self._backlog
-
-    @property
-    def epoch(self) -> int:
-        """How many times the health has changed; attempts carry it."""
-        return self._epoch
-
-    @property
-    def sending(self) -> int:
-        """Attempts at the primary in flight."""
-        return self._sending
-
-    @property
-    def diverting(self) -> int:
-        """Diverted attempts in flight."""
-        return self._diverting
-
-    @property
-    def pings_needed(self) -> int:
-        """Consecutive good pings that the present failover, or the last one, needs to end."""
-        return self._pings_needed
+    def awaits_drain(self) -> bool:
+        """Whether it wants to hear when the backlog is empty."""
+        return self.backlog is Backlog.DIRTY and self.health in _RUNNING
 
     @property
     def awaits_ping(self) -> bool:
@@ -157,10 +127,10 @@ class EntityMachine:
     def is_as_new(self, now: float) -> bool:
         """Return whether a new machine would decide the same from now on, so that this one may be dropped."""
         return (
-            self._health is Health.UP
-            and self._backlog is Backlog.CLEAN
-            and not self._sending
-            and not self._diverting
+            self.health is Health.UP
+            and self.backlog is Backlog.CLEAN
+            and not self.sending
+            and not self.diverting
             and not self._flaps(now)
         )
 
@@ -182,13 +152,13 @@ class EntityMachine:
     def route(self) -> ToPrimary | ToBacklog:
         """`RouteRequested`."""
         if self._rows[_ROUTE].does[0] is _TO_PRIMARY:
-            self._sending += 1
+            self.sending += 1
             return self._to_primary
-        self._diverting += 1
+        self.diverting += 1
         self._diverted += 1
         # Dirty from before the first diverted send leaves (SPEC 4.5); no one sees it change while failed over.
-        self._backlog = BACKLOG[self._backlog][BacklogSymbol.DIVERT]
-        return ToBacklog(self._epoch)
+        self.backlog = BACKLOG[self.backlog][BacklogSymbol.DIVERT]
+        return ToBacklog(self.epoch)
 
     def accepted(self, epoch: int, now: float) -> tuple[Effect, ...]:
         """`PrimaryAccepted`."""
@@ -196,10 +166,10 @@ class EntityMachine:
 
     def divert_ended(self, now: float) -> None:
         """`DivertEnded`."""
-        if self._diverting == 0:
+        if self.diverting == 0:
             raise ImpossibleInputError("a diverted attempt ended without one in flight")
-        self._diverting -= 1
-        if self._diverting == 0:
+        self.diverting -= 1
+        if self.diverting == 0:
             self._settled_at = now
 
     # One handler an input: it asks the guards which symbol the input is.
@@ -209,12 +179,12 @@ class EntityMachine:
 
     def _on_divert_requested(self, _: i.DivertRequested, now: float) -> tuple[Effect, ...]:
         before = self.state
-        self._diverting += 1
+        self.diverting += 1
         self._diverted += 1
         # Without a syphon here nothing but coming up makes a backlog clean: an entity that is not down stays as it is.
-        if self._tracks_backlog or self._health in _AWAY:
-            self._backlog = BACKLOG[self._backlog][BacklogSymbol.DIVERT]
-        return (ToBacklog(self._epoch), *self._changed(before, Cause.ORDER_KEPT, now))
+        if self._tracks_backlog or self.health in _AWAY:
+            self.backlog = BACKLOG[self.backlog][BacklogSymbol.DIVERT]
+        return (ToBacklog(self.epoch), *self._changed(before, Cause.ORDER_KEPT, now))
 
     def _on_accepted(self, input: i.PrimaryAccepted, now: float) -> tuple[Effect, ...]:
         return self.accepted(input.epoch, now)
@@ -233,16 +203,14 @@ class EntityMachine:
         return self._on_result(input.epoch, Symbol.NEUTRAL, now)
 
     def _on_result(self, epoch: int, symbol: Symbol, now: float) -> tuple[Effect, ...]:
-        if self._sending == 0 or epoch > self._epoch:
-            raise ImpossibleInputError(
-                f"a result of epoch {epoch} without an attempt in flight, in epoch {self._epoch}"
-            )
-        row = self._row(symbol if epoch == self._epoch else Symbol.LATE)
-        self._sending -= 1
-        if epoch != self._epoch:
+        if self.sending == 0 or epoch > self.epoch:
+            raise ImpossibleInputError(f"a result of epoch {epoch} without an attempt in flight, in epoch {self.epoch}")
+        row = self._row(symbol if epoch == self.epoch else Symbol.LATE)
+        self.sending -= 1
+        if epoch != self.epoch:
             self._late += 1
             return (LateResult(epoch),)
-        if row.next is self._health:
+        if row.next is self.health:
             # The healthy path: nothing moves, only counters.
             if symbol is _ACCEPTED:
                 self._sent += 1
@@ -269,7 +237,7 @@ class EntityMachine:
         return self._apply(self._row(symbol), now, input.jitter)
 
     def _on_ping_wanted(self, input: i.PingWanted, now: float) -> tuple[Effect, ...]:
-        if self._health is not Health.DOWN or self._ping is not None or now < self._ping_wanted_from:
+        if self.health is not Health.DOWN or self._ping is not None or now < self._ping_wanted_from:
             return self._apply(self._row(Symbol.NOT_DUE), now)
         self._ping_wanted_from = now + TRIALS.wait(self._asked_pings, input.chance)
         self._asked_pings += 1
@@ -280,7 +248,7 @@ class EntityMachine:
             return self._late_ping()
         self._good_pings += 1
         self._refused_pings = 0
-        recovered = self._good_pings >= self._pings_needed
+        recovered = self._good_pings >= self.pings_needed
         row = self._row(Symbol.PING_RECOVERED if recovered else Symbol.PING_GOOD)
         self._ping = self._ping_ends_at = None  # it has answered: nothing is left to cancel
         return self._apply(row, now, input.jitter)
@@ -302,10 +270,10 @@ class EntityMachine:
         return self._apply(row, now, input.jitter)
 
     def _on_seen_empty(self, input: i.BacklogSeenEmpty, now: float) -> tuple[Effect, ...]:
-        counts = self._health in _RUNNING and self._diverting == 0 and input.since >= self._settled_at
+        counts = self.health in _RUNNING and self.diverting == 0 and input.since >= self._settled_at
         before = self.state
         symbol = BacklogSymbol.DRAINED if counts else BacklogSymbol.NOT_DRAINED
-        self._backlog = BACKLOG[self._backlog][symbol]
+        self.backlog = BACKLOG[self.backlog][symbol]
         return self._changed(before, Cause.DRAINED, now)
 
     def _on_operator(self, input: Input, now: float) -> tuple[Effect, ...]:
@@ -316,12 +284,12 @@ class EntityMachine:
     def _row(self, symbol: Symbol) -> Row:
         row = self._rows.get(symbol)
         if row is None:
-            raise ImpossibleInputError(f"{symbol.name} in {self._health.name}")
+            raise ImpossibleInputError(f"{symbol.name} in {self.health.name}")
         return row
 
     def _apply(self, row: Row, now: float, jitter: float = 0.0) -> tuple[Effect, ...]:
         effects: list[Effect] = []
-        before, left = self.state, self._health
+        before, left = self.state, self.health
         for action in row.does:
             self._do(action, now, jitter, effects)
         if row.next is not left:
@@ -346,28 +314,28 @@ class EntityMachine:
             case Do.START_PINGS_LATER:
                 # An operator's decision holds for one interval, against any other request.
                 self._asked_pings, self._ping_wanted_from = 0, now + self._options.ping_primary_interval
-                self._pings_needed, self._good_pings, self._refused_pings = 1, 0, 0
+                self.pings_needed, self._good_pings, self._refused_pings = 1, 0, 0
                 self._next_ping_at = now + self._options.ping_primary_interval
             case Do.PING:
                 self._pings += 1
                 self._ping, self._next_ping_at = self._pings, None
                 self._ping_ends_at = now + self._options.ping_timeout
-                effects.append(SendPing(self._epoch, self._pings))
+                effects.append(SendPing(self.epoch, self._pings))
             case Do.NEXT_PING:
                 self._ping = self._ping_ends_at = None
                 self._next_ping_at = now + self._options.ping_primary_interval * (1 + PING_JITTER * jitter)
             case Do.STOP_PINGS | Do.CANCEL_PING:
                 if self._ping is not None:
-                    effects.append(StopPing(self._epoch, self._ping))
+                    effects.append(StopPing(self.epoch, self._ping))
                 self._ping = self._ping_ends_at = self._next_ping_at = None
             case _:  # pragma: no cover
                 raise ImpossibleInputError(f"{action.name} does not apply to this path")
 
     def _plan_first_ping(self, now: float) -> None:
         """A ping at once (SPEC 6.1), but an entity that flaps is asked for more, and later (SPEC 4.8)."""
-        self._pings_needed = min(MOST_PINGS_NEEDED, self._pings_needed * 2) if self._flaps(now) else 1
+        self.pings_needed = min(MOST_PINGS_NEEDED, self.pings_needed * 2) if self._flaps(now) else 1
         self._good_pings = self._refused_pings = 0
-        self._next_ping_at = now + self._options.ping_primary_interval * (self._pings_needed // 2)
+        self._next_ping_at = now + self._options.ping_primary_interval * (self.pings_needed // 2)
 
     def _flaps(self, now: float) -> bool:
         """Whether a failure now would come too soon after a recovery (SPEC 4.8)."""
@@ -375,22 +343,22 @@ class EntityMachine:
         return self._recovered_at is not None and now - self._recovered_at < self._options.flap_window
 
     def _enter(self, health: Health, now: float) -> None:
-        left, self._health = self._health, health
+        left, self.health = self.health, health
         self._rows = HEALTH[health]
         if starts_epoch(left, health):
-            self._epoch += 1
-            self._to_primary = ToPrimary(self._epoch)
+            self.epoch += 1
+            self._to_primary = ToPrimary(self.epoch)
         if left in _AWAY and health in _RUNNING:
             self._recovered_at = self._settled_at = now
             if not self._tracks_backlog:
-                self._backlog = BACKLOG[self._backlog][BacklogSymbol.CAME_UP_UNTRACKED]
+                self.backlog = BACKLOG[self.backlog][BacklogSymbol.CAME_UP_UNTRACKED]
 
     def _changed(self, before: EntityState, cause: Cause, now: float, *, operator: bool = False) -> tuple[Effect, ...]:
         after = self.state
         if after is before and not operator:
             return _NOTHING
         change = Changed(
-            epoch=self._epoch,
+            epoch=self.epoch,
             previous=before,
             current=after,
             cause=cause,
@@ -411,7 +379,7 @@ class EntityMachine:
 
     def _late_ping(self) -> tuple[Effect, ...]:
         self._late += 1
-        return (LateResult(self._epoch),)
+        return (LateResult(self.epoch),)
 
 
 _BY_OPERATOR = frozenset((Cause.FORCED, Cause.HELD, Cause.MARKED_HEALTHY))

@@ -118,53 +118,16 @@ class Symbol(enum.IntEnum):
 (_TAKEN, _POSTPONED, _CONFIRMED, _POISON, _KNOWN, _NOT_TAKEN, _SETTLED, _NOT_SETTLED, _LOCK_LOST) = Symbol
 
 ITEM: dict[State, dict[Symbol, State]] = {
-    _WAITING: {
-        _TAKEN: _SENDING,
-        _POSTPONED: _COPYING,
-        _POISON: _SETTLING,
-        _KNOWN: _SETTLING,
-        _LOCK_LOST: _LOST,
-    },
-    _SENDING: {
-        _CONFIRMED: _SETTLING,
-        _POISON: _SETTLING,
-        _KNOWN: _SETTLING,
-        _NOT_TAKEN: _WAITING,
-        _LOCK_LOST: _LOST,
-    },
-    _COPYING: {
-        _CONFIRMED: _SETTLING,
-        _NOT_TAKEN: _WAITING,
-        _LOCK_LOST: _LOST,
-    },
+    _WAITING: {_TAKEN: _SENDING, _POSTPONED: _COPYING, _POISON: _SETTLING, _KNOWN: _SETTLING, _LOCK_LOST: _LOST},
+    _SENDING: {_CONFIRMED: _SETTLING, _POISON: _SETTLING, _KNOWN: _SETTLING, _NOT_TAKEN: _WAITING, _LOCK_LOST: _LOST},
+    _COPYING: {_CONFIRMED: _SETTLING, _NOT_TAKEN: _WAITING, _LOCK_LOST: _LOST},
     # From here on it is never sent again: each way leads to GONE.
-    _SETTLING: {
-        _SETTLED: _GONE,
-        _NOT_SETTLED: _UNSETTLED,
-        _LOCK_LOST: _LAPSED,
-    },
-    _UNSETTLED: {
-        _SETTLED: _GONE,
-        _NOT_SETTLED: _UNSETTLED,
-        _LOCK_LOST: _FORFEIT,
-    },
-    _FORFEIT: {
-        _SETTLED: _GONE,
-        _NOT_SETTLED: _GONE,
-        _LOCK_LOST: _FORFEIT,
-    },
+    _SETTLING: {_SETTLED: _GONE, _NOT_SETTLED: _UNSETTLED, _LOCK_LOST: _LAPSED},
+    _UNSETTLED: {_SETTLED: _GONE, _NOT_SETTLED: _UNSETTLED, _LOCK_LOST: _FORFEIT},
+    _FORFEIT: {_SETTLED: _GONE, _NOT_SETTLED: _GONE, _LOCK_LOST: _FORFEIT},
     # Its operation may still be under way, and end well.
-    _LOST: {
-        _CONFIRMED: _LAPSED,
-        _POISON: _LAPSED,
-        _NOT_TAKEN: _LOST,
-        _LOCK_LOST: _LOST,
-    },
-    _LAPSED: {
-        _SETTLED: _GONE,
-        _NOT_SETTLED: _GONE,
-        _LOCK_LOST: _LAPSED,
-    },
+    _LOST: {_CONFIRMED: _LAPSED, _POISON: _LAPSED, _NOT_TAKEN: _LOST, _LOCK_LOST: _LOST},
+    _LAPSED: {_SETTLED: _GONE, _NOT_SETTLED: _GONE, _LOCK_LOST: _LAPSED},
     _GONE: {},
 }
 """What becomes of a message; a pair without an entry is impossible."""

@@ -75,7 +75,6 @@ class Configuration:
             return ()
 
     def queue_names(self) -> tuple[str, ...]:
-        """The names of its backlog queues, by their index."""
         return tuple(backlog_queue_name(self.template, self.name, index) for index in range(self.queues))
 
     def lane_names(self) -> tuple[str, ...]:

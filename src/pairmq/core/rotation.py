@@ -25,11 +25,8 @@ class Rotation:
     """The backlog queues of a pair, some of them out of use after a failure; shared by all senders of the pair.
 
     Queues are named by their index. The shared ones come first; each further one is a lane, which only the sends of its
-    queue use, and before any other (SPEC 11.2). Instants are seconds of one monotonic clock.
-
-    Args:
-        count: how many queues there are, at least 1.
-        retry_interval: seconds after which a queue that is out is to be tried again; a lane sooner at first.
+    queue use, and before any other (SPEC 11.2). Instants are seconds of one monotonic clock, and so is
+    ``retry_interval``, after which a queue that is out is to be tried again; a lane sooner at first.
     """
 
     __slots__ = ("_created_at", "_in_use", "_lanes", "_missing", "_out", "_retry_interval", "_shared")

@@ -40,12 +40,12 @@ import enum
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from pairmq.core._signals import ToBacklog, ToPrimary
 from pairmq.core.backoff import TRANSIENT_RETRIES, Backoff
 from pairmq.core.machine import ImpossibleInputError
 from pairmq.core.options import PairOptions
 from pairmq.core.order import KeyRoute, Look, LookAt, Way
 from pairmq.core.rotation import Rotation
+from pairmq.core.signals import ToBacklog, ToPrimary
 from pairmq.model import (
     BacklogUnavailable,
     EntityState,

@@ -152,7 +152,6 @@ class Broker(StateBroker):
         self._change(Fault(loses_confirms=True, applied=applied))
 
     async def restore(self) -> None:
-        """End every fault."""
         with self.lock:
             late, self._late = self._late, []
             for act in late:

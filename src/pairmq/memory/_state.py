@@ -230,7 +230,6 @@ class Queue:
         raise TransportError(text, FailureKind.REFUSED, FailureReason.LOCK_LOST)
 
     def complete(self, stored: Stored) -> None:
-        """Remove a message."""
         self._remove(stored)
 
     def abandon(self, stored: Stored) -> None:

@@ -1,6 +1,6 @@
 """The front door: a pair of brokers, its senders and its receivers."""
 
-from pairmq.core import Decision, ProcessReport, SwitchAction, SwitchReport
+from pairmq.core.switch import Decision, ProcessReport, SwitchAction, SwitchReport
 from pairmq.memory import MemoryClaims
 from pairmq.pair._consumer import PairConsumer
 from pairmq.pair._deduplicator import Deduplicator, FirstDelivery

@@ -81,11 +81,7 @@ _CAPACITY = 10_000  # events that wait for a stream's reader
 
 
 class Audience:
-    """Forwards a pair's events to its observers, the log and event streams.
-
-    Raises:
-        TypeError: an observer lacks a method, or its ``on_event`` is a coroutine function.
-    """
+    """Forwards a pair's events to its observers, the log and event streams."""
 
     def __init__(self, name: str, clock: Clock, observers: Iterable[Observer]) -> None:
         self._observers = tuple(observers)
@@ -160,13 +156,9 @@ async def _close(observer: Observer) -> None:
 class EventStream(AsyncIterator[Event]):
     """Yields events as they happen, and ends with the pair.
 
-    A reader that is slower than the events misses the oldest; a `Warned` event in their place says how many.
-
-    Args:
-        left: called when its reader has closed it. The producer holds the stream weakly, so that one that is dropped
-            without being closed is collected.
-        waited_for: holds it while a reader waits, as the reader's task may have no other reference.
-        capacity: events that wait for the reader, at most.
+    A reader that is slower than the events misses the oldest; a `Warned` event in their place says how many. The
+    producer holds the stream weakly, so that one that is dropped without being closed is collected; ``waited_for``
+    holds it while a reader waits, as the reader's task may have no other reference.
     """
 
     def __init__(
@@ -184,7 +176,6 @@ class EventStream(AsyncIterator[Event]):
         self._arrived = asyncio.Event()
 
     def put(self, event: Event) -> None:
-        """Take one event."""
         if len(self._events) >= self._capacity:
             self._events.popleft()
             self._missed += 1

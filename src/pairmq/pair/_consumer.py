@@ -7,7 +7,8 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from pairmq.core import LANE_POLL, Backoff
+from pairmq.core import Backoff
+from pairmq.core.lanes import LANE_POLL
 from pairmq.model import LockLost, PairClosed, PairFaulted, PairMQError
 from pairmq.pair._receiver import PairDelivery, PairReceiver
 from pairmq.pair._renewals import Renewals

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from pairmq.core import ASKED, HELD, LANE_POLL, Call, Outcome, Poison, ReadSide, TwoSides, from_lane
+from pairmq.core.lanes import ASKED, HELD, LANE_POLL, Call, Outcome, ReadSide, TwoSides, from_lane
+from pairmq.core.pump import Poison
 from pairmq.model import Delivery, FailureKind, FailureReason, Message, PairClosed, PairFaulted, Source, TransportError
 from pairmq.model.events import MessageDeadLettered, ReceiverChanged, Side
 from pairmq.pair._arguments import count, seconds
@@ -34,7 +35,6 @@ class LaneDelivery(PairDelivery):
 
     @property
     def message(self) -> Message:
-        """What was sent."""
         return self._original
 
     @property
@@ -47,7 +47,6 @@ class LaneDelivery(PairDelivery):
 
     @property
     def body(self) -> bytes:
-        """The message's body."""
         return self._original.body
 
     @property
@@ -98,7 +97,6 @@ class _Side:
             self._task.add_done_callback(self._ended)
 
     def take(self) -> PairDelivery | None:
-        """The oldest delivery that is there."""
         if not self.ready:
             return None
         self._taken.set()
@@ -135,7 +133,6 @@ class _Side:
             await self._hold()
 
     async def _poll(self) -> Sequence[PairDelivery]:
-        """One long poll."""
         owner = self.owner
         now = owner.clock.now()
         wait = owner.sides.poll(self.state, now)

@@ -278,7 +278,6 @@ class _Renewals:
         self._timer = asyncio.get_running_loop().call_later(self._every, self._begin)
 
     async def end(self) -> None:
-        """Stop renewing."""
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()

@@ -8,7 +8,8 @@ import os
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from pairmq.core import PairOptions, SwitchAction, SwitchReport
+from pairmq.core import PairOptions
+from pairmq.core.switch import SwitchAction, SwitchReport
 from pairmq.model import ConfigurationError, Entity, EntityKind, EntityState, PairClosed, Source, TransportError
 from pairmq.model.events import Event
 from pairmq.pair import _active

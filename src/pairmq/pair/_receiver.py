@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from pairmq.core import ASKED, Backoff
+from pairmq.core import Backoff
+from pairmq.core.lanes import ASKED
 from pairmq.model import Delivery, FailureKind, FailureReason, LockLost, Message, Source, TransportError
 from pairmq.model.events import Event, MessageDelivered, Settlement, Side, Warned
 from pairmq.pair._arguments import count, seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from pairmq.core import renewal_due
+from pairmq.core.lanes import renewal_due
 from pairmq.pair._receiver import PairDelivery
 from pairmq.runner import Clock
 from pairmq.transport import start_task
@@ -14,9 +14,7 @@ from pairmq.transport import start_task
 class Renewals:
     """Renews the locks of deliveries, each when half of its time is over, on the event loop that it is used on.
 
-    Args:
-        clock: the pair's.
-        failed: called with a delivery whose lock could not be renewed, and why; returns whether it is tried again.
+    ``failed`` says of a delivery whose lock could not be renewed whether it is tried again.
     """
 
     def __init__(self, clock: Clock, failed: Callable[[PairDelivery, Exception], bool]) -> None:
@@ -27,7 +25,6 @@ class Renewals:
         self._task: asyncio.Task[None] | None = None
 
     def keep(self, deliveries: Iterable[PairDelivery]) -> None:
-        """Keep the locks of these, too."""
         now, instant = self._clock.now(), self._clock.instant()
         for delivery in deliveries:
             until = delivery.locked.locked_until

@@ -239,7 +239,6 @@ class _Stream:
         self._reader = start_task(self._read(), name="send_stream reader")
 
     async def results(self) -> AsyncGenerator[Receipt | SendError, None]:
-        """The results in the order of the source."""
         while (task := await self._operations.get()) is not None:
             results = await task
             for result in results:

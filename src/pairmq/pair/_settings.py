@@ -268,16 +268,13 @@ def _check_tables(document: Mapping[str, Any], path: str | os.PathLike[str]) -> 
         raise ConfigurationError(
             f"settings file {_shown(path)}: {', '.join(loose)} before any table: write [pair] in a line above"
         )
-    alike = [name for name in sorted(document.keys() - {"pair"}) if _is_alike(name)]
+    others = sorted(document.keys() - {"pair"})
+    alike = [name for name in others if difflib.get_close_matches("pair", [name.lower()], 1, _ALIKE)]
     if alike or (document and "pair" not in document):
         tables = ", ".join(f"[{_shown(name)}]" for name in (alike or sorted(document)))
         raise ConfigurationError(
             f"settings file {_shown(path)}: nothing reads {tables}: the table of a pair's settings is named [pair]"
         )
-
-
-def _is_alike(table: str) -> bool:
-    return bool(difflib.get_close_matches("pair", [table.lower()], 1, _ALIKE))
 
 
 def _checked_names(name: str, value: Any, where: str) -> tuple[str, ...]:
@@ -296,13 +293,9 @@ def _own_type(name: str, value: Any, where: str) -> Any:
     """TOML has arrays where options have tuples, and people like to write durations with their unit."""
     if isinstance(value, list):
         return tuple(value)
-    if isinstance(value, str) and _is_duration(name):
+    if isinstance(value, str) and isinstance(_DEFAULTS.get(name), float):
         return _parse(name, value, where)
     return value
-
-
-def _is_duration(name: str) -> bool:
-    return isinstance(_DEFAULTS.get(name), float)
 
 
 def _parse(name: str, text: str, where: str) -> Any:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from pairmq.core import PairOptions, Rotation, lane_name
+from pairmq.core import PairOptions, lane_name
+from pairmq.core.rotation import Rotation
 from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, FailureReason, TransportError
 from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
 from pairmq.runner._clock import Clock
@@ -88,10 +89,7 @@ class BacklogQueues:
 
         A queue that can't be reached is out of use and tried again later, so that a process can start while the
         secondary is unavailable: the primary may be perfectly well. Of ``only`` some, the others count as being there
-        until a send finds out.
-
-        Raises:
-            TransportError: the secondary refuses this user or the names; waiting would not fix that.
+        until a send finds out. Raises `TransportError` for a refusal only: waiting would not fix that.
         """
         turns = asyncio.Semaphore(_AT_ONCE)
         # Lanes are drained by a process that drains all queues.

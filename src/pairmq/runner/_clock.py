@@ -17,12 +17,8 @@ def _random_id() -> str:
 class Clock:
     """Two clocks and the dice; a simulation brings its own.
 
-    Intervals are measured by the event loop's clock, so that a loop with virtual time needs nothing else.
-
-    Args:
-        wall: seconds since 1970 UTC, for instants that other processes and people read.
-        rng: the source of chance; not for secrets.
-        new_id: makes message and sender ids; the default is safe across forks, as a shared generator would not be.
+    Intervals are measured by the event loop's clock, so that a loop with virtual time needs nothing else. ``wall``
+    gives seconds since 1970 UTC. Ids are made without ``rng``, whose numbers forks would share.
     """
 
     def __init__(

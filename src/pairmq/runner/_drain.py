@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from pairmq.core import Backlog, EmptyWatch, Health, drained_since
+from pairmq.core.lanes import EmptyWatch, drained_since
 from pairmq.model import Entity, FailureReason, Source, TransportError
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
@@ -64,11 +64,7 @@ class DrainWatch:
                     wait = min(_LONGEST_WAIT, wait * 1.5)
 
     def _waiting(self) -> list[EntityRunner]:
-        return [
-            runner
-            for runner in self._runners()
-            if runner.machine.backlog is Backlog.DIRTY and runner.machine.health in (Health.UP, Health.TRIAL)
-        ]
+        return [runner for runner in self._runners() if runner.machine.awaits_drain]
 
     async def _count(self) -> float | None:
         """Count all queues once; returns since when all are empty, if they are."""

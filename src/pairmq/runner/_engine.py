@@ -12,21 +12,11 @@ from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from pairmq._version import version
-from pairmq.core import (
-    FORCE_FAILOVER,
-    HOLD,
-    MARK_HEALTHY,
-    Backlog,
-    Changed,
-    EntityMachine,
-    Input,
-    Order,
-    Pace,
-    PairOptions,
-    SwitchAction,
-    SwitchReport,
-    lane_path,
-)
+from pairmq.core import PairOptions, lane_path
+from pairmq.core.backoff import Pace
+from pairmq.core.machine import EntityMachine
+from pairmq.core.signals import FORCE_FAILOVER, HOLD, MARK_HEALTHY, Changed, Input
+from pairmq.core.switch import Order, SwitchAction, SwitchReport
 from pairmq.model import ConfigurationError, Entity, EntityState, FailureKind, PairClosed, PairFaulted, TransportError
 from pairmq.model.events import PairEnded, PairOpened, Side
 from pairmq.runner._backlog import BacklogQueues
@@ -371,7 +361,7 @@ class Engine:
         tracks = self.options.enable_syphon
         # What was forgotten had been seen drained since the pair began, and nothing was diverted to it later.
         machine = EntityMachine(self.options, self._clock.now(), tracks_backlog=tracks, drained=self._known.forgot)
-        if self._drain is not None and machine.backlog is Backlog.DIRTY:
+        if self._drain is not None and machine.awaits_drain:
             self._drain.wake()
         probe = self.primary.admin.probe
         return EntityRunner(entity, machine, self._clock, self.emit, probe, self._pings, self._entity_changed)

@@ -6,27 +6,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
-from pairmq.core import (
-    DIVERT_REQUESTED,
-    BacklogSeenEmpty,
-    Changed,
-    Effect,
-    EntityMachine,
-    Input,
-    LateResult,
-    Pace,
-    PingFailed,
-    PingRefused,
-    PingSucceeded,
-    PingWanted,
-    PrimaryAbandoned,
-    PrimaryFailed,
-    SendPing,
-    StopPing,
-    TimerFired,
-    ToBacklog,
-    ToPrimary,
-)
+from pairmq.core import signals
+from pairmq.core.backoff import Pace
+from pairmq.core.machine import EntityMachine
 from pairmq.core.send import TRIALS_AT_ONCE
 from pairmq.model import Entity, EntityState, FailureKind, FailureReason, TransportError
 from pairmq.model.events import Cause, PingCompleted, StateChanged, Warned
@@ -86,7 +68,7 @@ class EntityRunner:
         emit: Emitter,
         probe: Callable[[Entity], Awaitable[None]],
         pace: Pace,
-        on_change: Callable[[EntityRunner, Changed], None],
+        on_change: Callable[[EntityRunner, signals.Changed], None],
     ) -> None:
         self.entity = entity
         self.machine = machine
@@ -124,13 +106,13 @@ class EntityRunner:
 
     # Inputs of sends. The healthy path runs through route and accepted, once a send each.
 
-    def route(self) -> ToPrimary | ToBacklog:
+    def route(self) -> signals.ToPrimary | signals.ToBacklog:
         """Route one attempt and register it as in flight."""
         return self.machine.route()
 
-    def divert(self) -> ToBacklog:
+    def divert(self) -> signals.ToBacklog:
         """Register one attempt at the backlog, whatever the health (SPEC 8.3)."""
-        effects = self.machine.handle(DIVERT_REQUESTED, self._loop.time())
+        effects = self.machine.handle(signals.DIVERT_REQUESTED, self._loop.time())
         self._carry_out(effects[1:])
         return effects[0]  # type: ignore[return-value]  # the first one is the route
 
@@ -149,11 +131,11 @@ class EntityRunner:
         """An attempt at the primary failed or was refused there; returns whether the result came late (SPEC 4.6)."""
         if error.kind is not FailureKind.REFUSED:
             self.last_failure = remembered(error)
-        return self._handle(PrimaryFailed(epoch, error.kind))
+        return self._handle(signals.PrimaryFailed(epoch, error.kind))
 
     def abandoned(self, epoch: int) -> None:
         """An attempt at the primary was given up without a verdict."""
-        self._handle(PrimaryAbandoned(epoch))
+        self._handle(signals.PrimaryAbandoned(epoch))
 
     def divert_ended(self) -> None:
         """A diverted attempt ended: that is only counted."""
@@ -219,9 +201,9 @@ class EntityRunner:
 
     def backlog_seen_empty(self, since: float) -> None:
         """Every backlog queue was seen empty by checks that began at or after ``since``."""
-        self._handle(BacklogSeenEmpty(since))
+        self._handle(signals.BacklogSeenEmpty(since))
 
-    def operator(self, word: Input) -> None:
+    def operator(self, word: signals.Input) -> None:
         """An operator's order (SPEC 4.7)."""
         self._handle(word)
 
@@ -232,7 +214,7 @@ class EntityRunner:
         """
         now = self._loop.time()
         if self._pace.is_free(now):
-            effects = self.machine.handle(PingWanted(self._clock.chance()), now)
+            effects = self.machine.handle(signals.PingWanted(self._clock.chance()), now)
             if effects:
                 self._pace.delay(now)
             self._carry_out(effects)
@@ -240,13 +222,10 @@ class EntityRunner:
     async def wait_for_change(
         self, until: float, limits: TimeLimits, besides: set[Waiter] | None = None, *, last: bool = False
     ) -> bool:
-        """Return whether there was a change of the entity until ``until``, at its instant.
+        """Return whether there was a change of the entity until ``until`` of the loop's clock, at its instant.
 
-        Args:
-            until: instant of the loop's clock.
-            limits: ends the wait: thousands may end at one instant.
-            besides: whose futures are set at another change that ends the wait.
-            last: whether the wait may end a little early, where thousands end together.
+        Futures in ``besides`` are set at another change that ends the wait. The ``last`` wait of a send may end a
+        little early, where thousands end together.
         """
         waiter = self._loop.create_future()
         waiters = self._waiters = self._waiters or set()
@@ -286,22 +265,22 @@ class EntityRunner:
 
     # The machine's effects.
 
-    def _handle(self, input: Input) -> bool:
+    def _handle(self, input: signals.Input) -> bool:
         effects = self.machine.handle(input, self._loop.time())
         self._carry_out(effects)
-        return bool(effects) and isinstance(effects[0], LateResult)
+        return bool(effects) and isinstance(effects[0], signals.LateResult)
 
-    def _carry_out(self, effects: Iterable[Effect]) -> None:
+    def _carry_out(self, effects: Iterable[signals.Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Changed):
+            if isinstance(effect, signals.Changed):
                 self._announce(effect)
-            elif isinstance(effect, SendPing) and self._pings:
+            elif isinstance(effect, signals.SendPing) and self._pings:
                 self._ping_task = start_task(self._ping(effect.number), name=f"ping {self.entity}", loop=self._loop)
-            elif isinstance(effect, StopPing) and self._ping_task is not None:
+            elif isinstance(effect, signals.StopPing) and self._ping_task is not None:
                 self._ping_task.cancel()
         self._arm()
 
-    def _announce(self, change: Changed) -> None:
+    def _announce(self, change: signals.Changed) -> None:
         self.seen = change.current
         self._emit(
             StateChanged,
@@ -353,7 +332,7 @@ class EntityRunner:
         # A loop may call a timer up to one clock tick early; the machine would not take that for its deadline.
         deadline = self.machine.next_deadline()
         now = self._loop.time() if deadline is None else max(deadline, self._loop.time())
-        self._carry_out(self.machine.handle(TimerFired(self._clock.jitter()), now))
+        self._carry_out(self.machine.handle(signals.TimerFired(self._clock.jitter()), now))
 
     async def _ping(self, number: int) -> None:
         started = self._loop.time()
@@ -390,5 +369,5 @@ class EntityRunner:
                 f"{self.entity.path}` tries again",
             )
         jitter = self._clock.jitter()
-        answer = PingSucceeded if error is None else PingRefused if missing else PingFailed
+        answer = signals.PingSucceeded if error is None else signals.PingRefused if missing else signals.PingFailed
         self._handle(answer(number, jitter))

@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from pairmq.core import Gate, Gates, Pace
+from pairmq.core.backoff import Pace
+from pairmq.core.gates import Gate, Gates
 from pairmq.model import Entity, FailureKind, FailureReason, TransportError
 from pairmq.model.events import DestinationChanged
 from pairmq.runner._clock import Clock
@@ -100,7 +101,6 @@ class GateKeeper:
             self._opened(gate)
 
     async def wait_open(self, gate: Gate) -> None:
-        """Wait until a gate is open."""
         while not gate.is_open:
             await self._openings.setdefault(gate, asyncio.Event()).wait()
 
@@ -111,7 +111,6 @@ class GateKeeper:
         return gate.is_open
 
     async def close(self) -> None:
-        """Stop all probes."""
         self._closed = True
         for task in self._tasks:
             task.cancel()

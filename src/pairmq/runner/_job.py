@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from pairmq.core import Diversion, Job, divert, reserved_properties
+from pairmq.core import Diversion, divert
+from pairmq.core.envelope import reserved_properties
+from pairmq.core.send import Job
 from pairmq.model import (
     Entity,
     EntityNotFound,
@@ -51,12 +53,8 @@ _A_PROPERTY = 64  # bytes that surely hold what a codec writes beside a property
 class SenderState:
     """What belongs to one sender object.
 
-    Args:
-        sender_id: is in the envelope of each message that it diverts.
-
-        lane: index of the entity's lane among the backlog queues, if it has one.
-
-    ``line`` is for `_ordered` to keep what it knows of the sender.
+    ``lane`` is the index of the entity's lane among the backlog queues; ``line`` is for `_ordered` to keep what it
+    knows of the sender.
     """
 
     __slots__ = ("called", "lane", "line", "primary", "queue", "runner", "sender_id", "sequence")

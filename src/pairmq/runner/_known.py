@@ -54,7 +54,6 @@ class KnownEntities:
         self._loop = asyncio.get_running_loop()
 
     def runners(self) -> Iterable[EntityRunner]:
-        """All runners, at this moment."""
         return self._runners.values()
 
     def runner(self, entity: Entity) -> EntityRunner:

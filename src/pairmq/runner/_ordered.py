@@ -11,8 +11,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from pairmq.core import DrainView, Job, KeyOrder, Look, PairOptions, backlog_queue_of
-from pairmq.core.order import Key, KeyRoute, LookAt
+from pairmq.core import PairOptions
+from pairmq.core.order import DrainView, Key, KeyOrder, KeyRoute, Look, LookAt, backlog_queue_of
+from pairmq.core.send import Job
 from pairmq.model import Entity, TransportError
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
@@ -126,7 +127,6 @@ class Orders:
         return await self._watches[wanted.queue].look(wanted.until)
 
     async def close(self) -> None:
-        """Stop looking."""
         await asyncio.gather(*(watch.close() for watch in self._watches))
 
 

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
-from pairmq.core import OUTBOX_QUEUE, Diversion, Job, PairOptions, divert
+from pairmq.core import OUTBOX_QUEUE, Diversion, PairOptions, divert
+from pairmq.core.send import Job
 from pairmq.model import (
     ConfigurationError,
     Entity,
@@ -190,7 +191,6 @@ class Outbox:
         self._refuse(sending, error)
 
     async def close(self) -> None:
-        """End what is under way."""
         if self._making is not None:
             self._making.cancel()
         await self.tail.close()

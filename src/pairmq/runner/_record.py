@@ -8,21 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from pairmq.core import (
-    LANE_QUEUE,
-    MAX_ENTRIES,
-    MOST_LANES,
-    OPTION_RANGES,
-    RECORD_QUEUE,
-    Backoff,
-    Configuration,
-    PairOptions,
-    Record,
-    backlog_queue_name,
-    conflict_text,
-    lane_path,
-)
-from pairmq.core.record import plain
+from pairmq.core import OPTION_RANGES, RECORD_QUEUE, Backoff, PairOptions, backlog_queue_name, lane_path
+from pairmq.core.options import LANE_QUEUE
+from pairmq.core.record import MAX_ENTRIES, MOST_LANES, Configuration, Record, conflict_text, plain
 from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.model.events import Warned
 from pairmq.runner._backlog import backlog_properties
@@ -154,12 +142,8 @@ async def write_anew(primary: Endpoint, secondary: Transport, options: PairOptio
 class RecordKeeper:
     """Writes this process's configuration, and compares it with those of the others at pairing and now and then.
 
-    Args:
-        secondary: where the record is.
-        agreed: called when a first look has ended: it is known what others use, or that it can't be.
-        found: takes backlog queues that others use, again and again.
-        lost: called when the secondary has lost what was there: its backlog queues are probably missing too.
-        conflict: takes the error when another primary has this one's name or queues, after the pair has opened.
+    ``found`` takes backlog queues that others use, again and again; ``lost`` is called when the secondary has lost
+    what was there, as its backlog queues are probably missing too.
     """
 
     def __init__(
@@ -332,7 +316,7 @@ class RecordKeeper:
             self._wrote = True
 
     async def _look_for_queues(self, record: Record) -> None:
-        """Look for what processes left that kept no record, as those of earlier releases did."""
+        """Look for what processes left that kept no record, as where it was refused or removed."""
         own, looker = self._own, self._looker
         for queue, pending in await looker.beyond(own, record):
             if pending:
@@ -470,7 +454,7 @@ class Looker:
         return [each async for each in self._row(own.template, own.name, record.most_queues(own))]
 
     async def former(self, own: Configuration, names: Sequence[str]) -> list[Stray]:
-        """Find what is left under other names of this primary: of earlier releases, and of its URL as it was."""
+        """Find what is left under other names of this primary: those that its URL gave it before."""
         strays: list[Stray] = []
         if "{primary}" not in own.template:
             return strays
@@ -482,7 +466,7 @@ class Looker:
             reason, certain = owner
             if not certain:
                 reason = (
-                    f"an earlier release called this primary {name!r}, and maybe others too; where all of these "
+                    f"this primary's address alone calls it {name!r}, and maybe others too; where all of these "
                     f"messages are this primary's, drain them with ?name={name} in its URL"
                 )
             strays += [Stray(queue, pending, reason, certain) for queue, pending in holding]

@@ -15,9 +15,21 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Sequence
 from typing import Final
 
-from pairmq.core import Diversion, Job, PairOptions, SendMachine, SendRules, divert
+from pairmq.core import Diversion, PairOptions, divert
 from pairmq.core.order import KeyRoute
-from pairmq.core.send import Attempt, BacklogOutcome, Check, Done, Fate, RoundTrip, Wait, is_answer
+from pairmq.core.send import (
+    Attempt,
+    BacklogOutcome,
+    Check,
+    Done,
+    Fate,
+    Job,
+    RoundTrip,
+    SendMachine,
+    SendRules,
+    Wait,
+    is_answer,
+)
 from pairmq.model import (
     Entity,
     FailureKind,
@@ -168,7 +180,6 @@ class SendProcedure:
 
     @property
     def in_flight(self) -> int:
-        """Messages in flight now."""
         return self._admission.in_flight
 
     async def close(self) -> None:

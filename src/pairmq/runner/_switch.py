@@ -9,15 +9,15 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from pairmq.core import (
-    MAX_ENTRIES,
+from pairmq.core import PairOptions
+from pairmq.core.record import MAX_ENTRIES
+from pairmq.core.switch import (
     REPORT_INTERVAL,
     Decision,
     Decisions,
     Fleet,
     Following,
     Order,
-    PairOptions,
     ProcessReport,
     SwitchAction,
     SwitchReport,
@@ -181,15 +181,9 @@ class SwitchWriter:
         self._fleet = Fleet()
 
     async def write(self, action: SwitchAction | str, entities: Sequence[Entity], *, syphon: bool = False) -> Decision:
-        """Write a decision.
+        """Write a decision; with ``syphon`` a hold, in which syphons deliver nothing to them either.
 
-        Args:
-            syphon: of a hold: syphons deliver nothing to them either.
-
-        Raises:
-            ConfigurationError: no such action, or no entity, or too many of them.
-            TransportError: the secondary could not be asked, or refuses: nothing has changed, unless the error is that
-                of an unconfirmed write (``maybe_applied``).
+        Nothing has changed when it raises, unless the error is that of an unconfirmed write (``maybe_applied``).
         """
         chosen = switch_action(action, entities, syphon=syphon)
         await self._looker.make(self._decisions, RECORD_PROPERTIES)

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
-from pairmq.core import Pace, PairOptions
+from pairmq.core import PairOptions
+from pairmq.core.backoff import Pace
 from pairmq.model import Entity, TransportError
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock

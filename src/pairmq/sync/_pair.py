@@ -9,7 +9,8 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from pairmq import pair as asynchronous
-from pairmq.core import PairOptions, SwitchAction, SwitchReport
+from pairmq.core import PairOptions
+from pairmq.core.switch import SwitchAction, SwitchReport
 from pairmq.model import ConfigurationError, Entity, EntityState, PairClosed
 from pairmq.model.events import Event
 from pairmq.plugins import Observer, Registry, registry

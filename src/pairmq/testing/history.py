@@ -295,6 +295,5 @@ class History:
     """Of each life: when its event loop should have run, and when it did."""
 
     def tick(self) -> int:
-        """The next tick."""
         self.ticks += 1
         return self.ticks

@@ -16,10 +16,12 @@ from datetime import datetime
 from types import FunctionType, NoneType
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from pairmq.core import DrainView, EmptyWatch, EntityMachine, Gate, Gates, KeyOrder, LaneWatch, PumpMachine, Rotation
-from pairmq.core.order import DrainWait, Key
-from pairmq.core.pump import Item
-from pairmq.core.rotation import _Out
+from pairmq.core.gates import Gate, Gates
+from pairmq.core.lanes import EmptyWatch, LaneWatch
+from pairmq.core.machine import EntityMachine
+from pairmq.core.order import DrainView, DrainWait, Key, KeyOrder
+from pairmq.core.pump import Item, PumpMachine
+from pairmq.core.rotation import Rotation, _Out
 from pairmq.core.send import Job, SendMachine
 from pairmq.model import Delivery, Entity, Message
 
@@ -127,7 +129,7 @@ def is_set(value: object) -> bool:
 
 VIEWS: Final[Mapping[type, Mapping[str, View]]] = {
     EntityMachine: {
-        **dict.fromkeys(("_options", "_rows", "_to_primary", "_epoch", "_entered_at", "_settled_at", "_pings")),
+        **dict.fromkeys(("_options", "_rows", "_to_primary", "epoch", "_entered_at", "_settled_at", "_pings")),
         **dict.fromkeys(("_sent", "_diverted", "_failed", "_late", "_asked_pings", "_ping_wanted_from")),
         **dict.fromkeys(("_recovered_at", "_good_pings")),  # see `order`
         **dict.fromkeys(("_interval_ends_at", "_next_ping_at", "_ping", "_ping_ends_at"), is_set),

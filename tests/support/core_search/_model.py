@@ -39,7 +39,9 @@ from core_search._state import (
     with_queue,
 )
 from core_search._syphon import PumpFacts, Settling, Syphon
-from pairmq.core import Health, LaneStep, Room, drained_since
+from pairmq.core._transitions import Health
+from pairmq.core.lanes import LaneStep, drained_since
+from pairmq.core.pump import Room
 
 Steps = Iterator[Step[State]]
 

@@ -11,36 +11,31 @@ from typing import Any, ClassVar, Final, NamedTuple
 from core_search._cells import Outputs, View
 from core_search._design import Design, Naive
 from core_search._state import HOME
-from pairmq.core import (
+from pairmq.core import PairOptions
+from pairmq.core._transitions import HEALTH, Backlog, Do, Health, Row, Symbol
+from pairmq.core.lanes import EmptyWatch
+from pairmq.core.machine import EntityMachine
+from pairmq.core.order import DrainView, Key, KeyOrder, KeyRoute, Look, LookAt, Way
+from pairmq.core.rotation import Rotation
+from pairmq.core.send import Attempt, Check, Done, Fate, Job, SendMachine, SendRules, Step, Wait
+from pairmq.core.signals import (
     DIVERT_ENDED,
     DIVERT_REQUESTED,
     ROUTE_REQUESTED,
-    Backlog,
     BacklogSeenEmpty,
     Changed,
-    DrainView,
     Effect,
-    EmptyWatch,
-    EntityMachine,
-    Health,
     Input,
-    KeyOrder,
-    Look,
-    PairOptions,
     PingFailed,
     PingSucceeded,
     PrimaryAbandoned,
     PrimaryAccepted,
     PrimaryFailed,
-    Rotation,
     SendPing,
     TimerFired,
     ToBacklog,
     ToPrimary,
 )
-from pairmq.core._transitions import HEALTH, Do, Row, Symbol
-from pairmq.core.order import Key, KeyRoute, LookAt, Way
-from pairmq.core.send import Attempt, Check, Done, Fate, Job, SendMachine, SendRules, Step, Wait
 from pairmq.model import EntityState, FailureKind, FailureReason, Message, Route, SendUnknown, TransportError
 from pairmq.model.events import Cause
 
@@ -238,7 +233,7 @@ class Sending:
 
     def _on_registered(self, number: int) -> None:
         self.unregistered.remove(number)
-        self.entity._diverting += 1
+        self.entity.diverting += 1
 
     # A send's steps.
 
@@ -264,7 +259,7 @@ class Sending:
                         self.queue = to
                     self.at[number] = (to, trial)
                     if self.design.does(Naive.AWAIT_BETWEEN_ROUTE_AND_REGISTER):
-                        self.entity._diverting -= 1
+                        self.entity.diverting -= 1
                         self.unregistered.append(number)
                 self._out.append(("send", number, to, job.unknown))
                 return
@@ -399,7 +394,7 @@ class _DrainedInFlight(EntityMachine):
     def handle(self, input: Input, now: float) -> tuple[Effect, ...]:
         if not isinstance(input, BacklogSeenEmpty):
             return super().handle(input, now)
-        before, self._backlog = self.state, Backlog.CLEAN
+        before, self.backlog = self.state, Backlog.CLEAN
         return self._changed(before, Cause.DRAINED, now)
 
 
@@ -407,8 +402,8 @@ class _OneChain(EntityMachine):
     __slots__ = ()
 
     def _enter(self, health: Health, now: float) -> None:
-        if self._health is Health.FAILING and health is Health.UP:
-            self._backlog = Backlog.CLEAN
+        if self.health is Health.FAILING and health is Health.UP:
+            self.backlog = Backlog.CLEAN
         super()._enter(health, now)
 
 
@@ -416,12 +411,12 @@ class _WithoutEpochs(EntityMachine):
     __slots__ = ()
 
     def _on_result(self, epoch: int, symbol: Symbol, now: float) -> Any:
-        return super()._on_result(self._epoch, symbol, now)
+        return super()._on_result(self.epoch, symbol, now)
 
     def _row(self, symbol: Symbol) -> Row:
-        if self._health is Health.DOWN and symbol is Symbol.ACCEPTED:
+        if self.health is Health.DOWN and symbol is Symbol.ACCEPTED:
             return Row(Health.UP, (Do.COUNT_SENT, Do.STOP_PINGS), Cause.SEND_SUCCEEDED)
-        if self._health is Health.DOWN and symbol not in HEALTH[Health.DOWN]:
+        if self.health is Health.DOWN and symbol not in HEALTH[Health.DOWN]:
             return Row(Health.DOWN)
         return super()._row(symbol)
 
@@ -430,7 +425,7 @@ class _Reopened(_WithoutEpochs):
     __slots__ = ()
 
     def _on_result(self, epoch: int, symbol: Symbol, now: float) -> Any:
-        if self._health is Health.DOWN and symbol is Symbol.ACCEPTED:
+        if self.health is Health.DOWN and symbol is Symbol.ACCEPTED:
             return super()._on_result(epoch, symbol, now)
         return EntityMachine._on_result(self, epoch, symbol, now)
 

@@ -11,18 +11,10 @@ from core_search._cells import Outputs, View
 from core_search._design import Design, Naive
 from core_search._sends import FAILURES as OF_SENDS
 from core_search._sends import TICK, options_of
-from pairmq.core import (
-    DestinationLine,
-    Diversion,
-    Gates,
-    Item,
-    LaneStep,
-    LaneWatch,
-    Next,
-    PumpMachine,
-    Room,
-    divert,
-)
+from pairmq.core import Diversion, divert
+from pairmq.core.gates import Gates
+from pairmq.core.lanes import LaneStep, LaneWatch
+from pairmq.core.pump import DestinationLine, Item, Next, PumpMachine, Room
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import behind_failed
 

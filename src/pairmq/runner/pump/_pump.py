@@ -10,19 +10,10 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from pairmq.core import (
-    REPORTED_DOUBT,
-    Backoff,
-    DestinationLine,
-    Gate,
-    Item,
-    LaneStep,
-    LaneWatch,
-    Next,
-    PumpMachine,
-    Room,
-    lane_path,
-)
+from pairmq.core import Backoff, lane_path
+from pairmq.core.gates import Gate
+from pairmq.core.lanes import LaneStep, LaneWatch
+from pairmq.core.pump import REPORTED_DOUBT, DestinationLine, Item, Next, PumpMachine, Room
 from pairmq.model import Entity, FailureReason, Message, Source, TransportError
 from pairmq.model.events import SyphonFailed, Warned
 from pairmq.runner._limits import end, first, pause
@@ -66,7 +57,6 @@ class Pump:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to pump."""
         self._task = start_task(self._run(), name=f"pump {self.queue}")
         self._reader.start()
 

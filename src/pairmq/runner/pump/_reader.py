@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pairmq.core import DEAD_LETTERS_AT_ONCE, MOST_COMPLETED, Backoff, Item, PairOptions, Poison, PumpMachine, Report
+from pairmq.core import Backoff, PairOptions
+from pairmq.core.pump import DEAD_LETTERS_AT_ONCE, MOST_COMPLETED, Item, Poison, PumpMachine, Report
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.model.events import MessageDeadLettered, MessageMoved, SyphonFailed
 from pairmq.runner._clock import Clock
@@ -106,11 +107,7 @@ class BacklogReader:
         return results, took
 
     async def receive(self) -> list[Delivery]:
-        """One long poll; before the first one of each receiver the queue is asked for its properties.
-
-        Raises:
-            TransportError: the queue can't be asked or read, or order was lost with a lock: then `reset`.
-        """
+        """One long poll, after a look at the queue's properties for each new receiver; when it raises, `reset`."""
         machine = self._machine
         if self._receiver is None:
             properties = await self.limited(self._secondary.admin.properties(self.queue))
@@ -153,7 +150,6 @@ class BacklogReader:
             self._receiver.read_ahead(messages)
 
     async def complete(self, deliveries: Sequence[Delivery]) -> tuple[Sequence[TransportError | None], float]:
-        """Complete deliveries; as `each`."""
         if self._receiver is None:
             return [_gone()] * len(deliveries), 0.0
         return await self.each(self._receiver.complete_batch(deliveries), len(deliveries))

@@ -78,7 +78,6 @@ class Ledger:
         self._file = path.open("ab", buffering=0)
 
     def write(self, kind: str, **values: Any) -> None:
-        """Write one line, with the instant."""
         self._file.write(json.dumps({"t": time.monotonic(), "k": kind, **values}).encode() + b"\n")
 
     def close(self) -> None:

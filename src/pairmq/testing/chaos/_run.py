@@ -54,7 +54,6 @@ class ClientProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
@@ -81,7 +80,6 @@ class ClientProcess:
         self._write(json.dumps({**self._spec, "life": self.life, "ledger": str(path)}))
 
     def kill(self) -> None:
-        """End it with SIGKILL."""
         if self._process is not None and self.running:
             self._process.kill()
             self._process.wait()

@@ -114,7 +114,6 @@ class ServerBroker(ChaosBroker):
         self._paused = False
 
     def start(self) -> None:
-        """Start the process."""
         self._process.start()
 
     def apply(self, fault: str) -> None:
@@ -144,7 +143,6 @@ class ServerBroker(ChaosBroker):
             self.cure(fault)
 
     def close(self) -> None:
-        """End the process."""
         self._process.close()
 
 

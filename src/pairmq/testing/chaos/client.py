@@ -76,7 +76,6 @@ class Client:
         return NotedJournal(Path(self._spec["journal"]), self._ledger)
 
     async def run(self) -> None:
-        """Live."""
         loop = asyncio.get_running_loop()
         if self._spec["eager"]:
             loop.set_task_factory(getattr(asyncio, "eager_task_factory", None))  # from Python 3.12 on

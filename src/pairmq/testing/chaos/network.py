@@ -76,7 +76,6 @@ class Network:
                     self._become(way, faults[-1] if faults else "")
 
     def heal(self) -> None:
-        """End all faults."""
         with self._lock:
             for way, faults in self._faults.items():
                 faults.clear()

@@ -154,7 +154,6 @@ class ChaosReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every promise was kept."""
         return not self.violations
 
     def text(self, *, most: int = 10, timeline: bool = False) -> str:

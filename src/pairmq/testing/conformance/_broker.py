@@ -117,7 +117,6 @@ class Broker:
     # Faults.
 
     async def stop(self) -> None:
-        """Stop the broker: connections are refused."""
         await self._interrupt(Interruption.STOP)
 
     async def freeze(self) -> None:
@@ -152,7 +151,6 @@ class Broker:
         pytest.skip(f"{name} can't do this to its broker: implement {name}.{method}() if there is a way")
 
     async def restore(self) -> None:
-        """Bring it back."""
         await self.harness.restore()
         self._interrupted = False
 

@@ -80,7 +80,6 @@ class RecordingBroker(SimulatedBroker):
         return self._losing
 
     def store(self, entity: Entity, message: Message) -> None:
-        """Store a message, and remember it."""
         super().store(entity, message)
         stored = next(reversed(self.queues[entity].stored.values()), None)
         deliveries = (lambda: 0) if stored is None else lambda: stored.deliveries

@@ -62,7 +62,6 @@ class Broker:
         return True
 
     def delete(self, entity: Entity) -> bool:
-        """Delete an entity with all it holds."""
         queue = self.queues.get(entity)
         if queue is None:
             return False
@@ -122,7 +121,6 @@ class Broker:
             self._polls[queue].remove(poll)
 
     def serve(self, queue: Queue) -> None:
-        """Answer the polls that can be answered."""
         for poll in tuple(self._polls.get(queue, ())):
             found = self.take(queue, poll) if poll.open() else []
             if found:
@@ -261,7 +259,6 @@ class Broker:
     # Counting.
 
     def counts(self, queue: Queue) -> QueueCounts:
-        """What a queue holds."""
         self._advance_and_serve(queue)
         return queue.counts(self._loop.time())
 

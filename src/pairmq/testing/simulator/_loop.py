@@ -192,7 +192,6 @@ class SimulationLoop(VirtualTimeLoop):
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Call something at an instant."""
         self._check_closed()  # type: ignore[attr-defined]
         timer = _Timer(when, callback, args, self, context)
         heappush(self._scheduled, (when, timer))

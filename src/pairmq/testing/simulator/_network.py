@@ -146,7 +146,6 @@ class Network:
     # Requests.
 
     def submit(self, request: Request) -> None:
-        """Let a request leave."""
         connection = request.connection
         connection.pending[request] = None
         spread = max(0.25, self._jitter)
@@ -347,7 +346,6 @@ class Network:
         self._locks_end_with(connection)
 
     def open(self, broker: Broker, life: Life) -> Connection:
-        """A new connection."""
         connection = Connection(self, broker, life)
         self.connections.append(connection)
         return connection

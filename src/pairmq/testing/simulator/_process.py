@@ -124,7 +124,6 @@ class Process:
     # Life and death; called by the world.
 
     def start(self) -> None:
-        """Begin a life."""
         world = self._world
         number = next(self._lives)
         syphon = self.plan.syphon
@@ -391,7 +390,6 @@ class Process:
             reading.until = self._world.loop.time()
 
     async def _read(self, life: Life, pair: Pair, path: str, subscription: str) -> None:
-        """Empty a subscription."""
         CONSUMING.set(True)
         while self.life is life:
             with contextlib.suppress(TransportError, LockLost):

@@ -65,7 +65,6 @@ class SimulatedLink(Transport):
 
     @property
     def broker(self) -> Broker:
-        """The broker at the other end."""
         return self.connection.broker
 
     def sender(self, entity: Entity) -> Sender:
@@ -92,7 +91,6 @@ class SimulatedLink(Transport):
             raise
 
     def trouble(self, operation: str, path: str, result: WriteResult) -> None:
-        """Note that an operation failed."""
         if self.connection.dead:
             return
         history, life, broker = self.history, self.connection.life.name, self.broker.name

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
-from pairmq.core import LANE_LOOK_INTERVAL, RECORD_QUEUE, Diversion, PairOptions, divert, lane_path
+from pairmq.core import RECORD_QUEUE, Diversion, PairOptions, divert, lane_path
+from pairmq.core.lanes import LANE_LOOK_INTERVAL
 from pairmq.memory import Queue
 from pairmq.model import Entity, EntityKind, EntityState, Message
 from pairmq.pair import Pair
@@ -74,7 +75,6 @@ class World:
         ]
 
     def run(self) -> History:
-        """Simulate all of it."""
         logger = logging.getLogger("pairmq")
         level = logger.level
         logger.setLevel(logging.CRITICAL)  # thousands of warnings, all of them asked for
