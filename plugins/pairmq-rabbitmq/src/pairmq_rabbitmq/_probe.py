@@ -13,7 +13,6 @@ from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Transpo
 from pairmq.transport import Scope
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
-from pairmq_rabbitmq._inspection import fetch_one
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._publisher import Publisher
 
@@ -36,15 +35,15 @@ class Probe:
 
     - the broker is reachable, accepts this user, and reads what publishers write: no memory or disk alarm, no flow
       control that lasts longer than the ping's time limit;
-    - the entity exists and its process answers; a quorum queue that holds no message has a leader with a majority,
-      which had to answer (where the user may read it);
+    - the entity exists;
     - publishing works to the end, on the connection that sends use: the broker confirmed a persistent message, or
       returned it because no queue takes it;
     - a queue that rejected a message for lack of room, as far as this process knows, holds fewer messages now.
 
     What it can't prove: that the next, larger message fits; that the nodes and disks which hold the entity's own
-    messages work as well as those of the ping queue; that a quorum queue with messages in it has its majority, as
-    RabbitMQ counts them without one; that no policy changes in between; that another process did not fill the queue.
+    messages work as well as those of the ping queue; that a quorum queue has its majority, as RabbitMQ counts messages
+    without one, and only to fetch a message would show it (ADR 38); that no policy changes in between; that another
+    process did not fill the queue.
     For a topic it proves that the exchange exists and its node accepts writes: a queue that is bound to it may be full
     or missing.
 
@@ -65,25 +64,11 @@ class Probe:
         else:
             waiting, _ = await self._context.count(entity.path, doing)
             self._check_room(entity.path, waiting, doing)
-            if not waiting:
-                await self._ask_leader(entity.path, doing)
         try:
             await self._ping(doing)
         except TransportError as error:
             # A topic's user may write to its exchange only; a refusal shows that the broker read the publish.
             if entity.kind is not EntityKind.TOPIC or error.reason is not FailureReason.UNAUTHORIZED:
-                raise
-
-    async def _ask_leader(self, queue: str, doing: str) -> None:
-        """Ask an empty queue for a message, which a quorum queue can answer by its leader only.
-
-        A message that is in it after all, published just now or not counted by a leader that was late to answer,
-        is requeued in its place.
-        """
-        try:
-            await self._context.ask(doing, lambda channel: fetch_one(channel, queue), about=queue)
-        except TransportError as error:
-            if error.kind is not FailureKind.REFUSED:  # not allowed to this user, or locked by an exclusive consumer
                 raise
 
     def _check_room(self, queue: str, waiting: int, doing: str) -> None:
