@@ -38,31 +38,16 @@ _REMEMBERED = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """A segment's messages, not yet on the disk.
+    """A segment's messages, not yet on the disk."""
 
-    Args:
-        deliveries: in the broker's order.
-        began_at: when the first of them had come, by the loop's clock; infinite where none came.
-        dry: the queue seemed empty at the end, or could not be read any more.
-        trickled: a receive returned fewer than allowed: no more were waiting.
-    """
-
-    deliveries: list[Delivery]
-    began_at: float
-    dry: bool = False
-    trickled: bool = False
+    deliveries: list[Delivery]  # in the broker's order
+    began_at: float  # when the first of them had come, by the loop's clock; infinite where none came
+    dry: bool = False  # the queue seemed empty at the end, or could not be read any more
+    trickled: bool = False  # a receive returned fewer than allowed: no more were waiting
 
 
 class Intake:
-    """Moves messages of one source into a spool.
-
-    Args:
-        transport: of the broker; closed by `close`.
-        source: what is consumed.
-        place: the same as in rows.
-        spool: where messages go.
-        limit: seconds that one operation at the broker may take.
-    """
+    """Moves messages of one source into a spool; one operation at the broker may take so many seconds."""
 
     def __init__(self, transport: Transport, source: Source, place: Place, spool: Spool, limit: float) -> None:
         self._transport = transport
@@ -87,17 +72,10 @@ class Intake:
         return counts.active
 
     async def fill(self, most: int, wait: float, start: int, *, whole: bool = False) -> int:
-        """Move messages until no more are waiting, or there were enough.
+        """Move messages until no more are waiting, or there were enough; ``whole``: also where they come one by one.
 
-        Args:
-            most: messages.
-            wait: seconds to wait for the first one.
-            start: the lowest number that a segment may get.
-            whole: take as many as ``most`` also where they come one by one, however long that takes.
-
-        Raises:
-            TransportError: the source can't be read, and nothing was moved.
-            OSError: the spool can't be written; nothing of that segment was acknowledged.
+        Segments get numbers from the start on. It waits so many seconds for the first message, and raises
+        `TransportError` only where nothing was moved, and `OSError` where nothing of a segment was acknowledged.
         """
         loop = asyncio.get_running_loop()
         moved, ends_at = 0, math.inf
@@ -132,7 +110,6 @@ class Intake:
         await self._transport.close()
 
     async def _gather(self, most: int, wait: float) -> _Gathered:
-        """Receive a segment's messages."""
         if self._receiver is None:
             self._receiver = self._transport.receiver(self._source)
         loop = asyncio.get_running_loop()

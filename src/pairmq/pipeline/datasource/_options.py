@@ -36,47 +36,25 @@ WRITE: Final = _BROKERS | {"entity", "kind", "journal", "window"}
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """How to find the brokers; read anew in each process that calls them. Picklable.
+    """How to find the brokers; read anew in each process that calls them. Picklable."""
 
-    Args:
-        config: a settings file, on every computer that works.
-        primary_url: the primary's URL, which may hold a password; None where the environment or the file has it.
-        secondary_url: the secondary's, likewise.
-        journal: a directory that takes the events of writers.
-        pair: options of the pair, as text.
-    """
-
-    config: str | None = None
+    config: str | None = None  # a settings file, on every computer that works
+    # It may hold a password; None where the environment or the file has it.
     primary_url: str | None = field(default=None, repr=False)
     secondary_url: str | None = field(default=None, repr=False)
-    journal: str | None = None
-    pair: tuple[tuple[str, str], ...] = ()
+    journal: str | None = None  # a directory that takes the events of writers
+    pair: tuple[tuple[str, str], ...] = ()  # options of the pair, as text
 
     def settings(self, side: str | None = None) -> Settings:
-        """Both URLs and the options of the pair.
-
-        Args:
-            side: the only one whose URL is needed; both are when left out.
-        """
-        unused = {"primary": "secondary", "secondary": "primary", None: None}[side]
-        primary = self.primary_url or (_UNUSED if unused == "primary" else None)
-        secondary = self.secondary_url or (_UNUSED if unused == "secondary" else None)
-        return self._load(primary, secondary)
-
-    def transport(self, side: str) -> tuple[Transport, Settings]:
-        """The transport of one side, without IO. Raises as `settings`, and where no plugin serves the URL."""
-        settings = self.settings(side)
-        return registry.transport(settings.primary if side == "primary" else settings.secondary), settings
-
-    def _load(self, primary: str | None, secondary: str | None) -> Settings:
+        """Both URLs, or that of one side alone, and the options of the pair."""
         given = dict(self.pair)
         environment = {**os.environ, **{_variable(name): text for name, text in given.items()}}
         # The environment of a program that runs a syphon must not start one in every task.
         forced = {} if "enable_syphon" in given else {"enable_syphon": False}
         try:
             return load_settings(
-                primary=primary,
-                secondary=secondary,
+                primary=self.primary_url or (_UNUSED if side == "secondary" else None),
+                secondary=self.secondary_url or (_UNUSED if side == "primary" else None),
                 journal=self.journal,
                 config=self.config,
                 environ=environment,
@@ -87,6 +65,11 @@ class Brokers:
             for name in given:
                 text = text.replace(_variable(name), f"option {name}")
             raise ConfigurationError(text) from None
+
+    def transport(self, side: str) -> tuple[Transport, Settings]:
+        """The transport of one side, without IO. Raises as `settings`, and where no plugin serves the URL."""
+        settings = self.settings(side)
+        return registry.transport(settings.primary if side == "primary" else settings.secondary), settings
 
 
 class Options:
@@ -126,7 +109,6 @@ class Options:
         return int(text)
 
     def seconds(self, name: str, default: float, least: float, most: float) -> float:
-        """A duration such as ``500ms``."""
         text = self.text(name)
         if text is None:
             return default
@@ -139,7 +121,6 @@ class Options:
         return seconds
 
     def brokers(self) -> Brokers:
-        """How to find the brokers."""
         pair = tuple((name, self._given[name]) for name in OPTION_NAMES if name in self._given)
         return Brokers(
             self.text("config"), self.text("primary_url"), self.text("secondary_url"), self.text("journal"), pair
@@ -169,11 +150,9 @@ class Options:
             raise ConfigurationError(str(error)) from None
 
     def side(self) -> str:
-        """``primary`` or ``secondary``."""
         return self.choice("side", *_SIDES)
 
     def spool(self) -> Path:
-        """The directory of the spool."""
         text = self.text("spool")
         if text is None:
             raise ConfigurationError(

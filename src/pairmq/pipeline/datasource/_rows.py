@@ -72,19 +72,12 @@ class RowRefused(PairMQError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where messages are read.
+    """Where messages are read."""
 
-    Args:
-        side: ``primary`` or ``secondary``.
-        queue: the name of what is read.
-        entity: its path.
-        backlog: whether it is a backlog queue, whose messages belong elsewhere.
-    """
-
-    side: str
-    queue: str
-    entity: str
-    backlog: bool = False
+    side: str  # ``primary`` or ``secondary``
+    queue: str  # the name of what is read
+    entity: str  # its path
+    backlog: bool = False  # whether it is a backlog queue, whose messages belong elsewhere
 
 
 def to_batch(deliveries: Iterable[Delivery], place: Place) -> pa.RecordBatch:
@@ -108,33 +101,20 @@ def _row(delivery: Delivery, place: Place) -> dict[str, object]:
             row["maybe_duplicate"] = diversion.maybe_duplicate
     row.update((name, getattr(message, name)) for name in _SENT)
     row["application_properties"] = [(k, property_json.encode(v)) for k, v in message.application_properties.items()]
-    row["side"] = place.side
-    row["queue"] = place.queue
-    row["sequence_number"] = delivery.sequence_number or None
-    row["enqueued_at"] = delivery.enqueued_at
-    row["delivery_count"] = delivery.delivery_count
-    row["dead_letter_reason"] = delivery.dead_letter_reason
-    row["dead_letter_description"] = delivery.dead_letter_description
-    return row
+    for name in ("enqueued_at", "delivery_count", "dead_letter_reason", "dead_letter_description"):
+        row[name] = getattr(delivery, name)
+    return row | {"side": place.side, "queue": place.queue, "sequence_number": delivery.sequence_number or None}
 
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """Makes messages of a data frame's rows; picklable.
+    """Makes messages of a data frame's rows; picklable."""
 
-    Args:
-        columns: those that go into messages.
-    """
-
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # those that go into messages
 
     @classmethod
     def of(cls, schema: t.StructType) -> RowReader:
-        """Look a data frame's schema over.
-
-        Raises:
-            ConfigurationError: a column is missing, unknown or of a wrong type; says what to do.
-        """
+        """Look a data frame's schema over; says what to do where a column is missing, unknown or of a wrong type."""
         found = {field.name: field.dataType for field in schema.fields}
         if "message_id" not in found:
             raise ConfigurationError(
@@ -154,11 +134,7 @@ class RowReader:
         return cls(tuple(name for name in _SENT if name in found))
 
     def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
-        """Make a message of each row.
-
-        Raises:
-            RowRefused: a row breaks a rule; those before it have been given.
-        """
+        """Make a message of each row, up to the one for which it raises `RowRefused`."""
         columns = {name: batch.column(name).to_pylist() for name in self.columns}
         for index in range(batch.num_rows):
             yield self._message({name: column[index] for name, column in columns.items()})

@@ -16,7 +16,7 @@ from pairmq.pipeline.datasource import _options
 from pairmq.pipeline.datasource._options import Brokers, Options
 from pairmq.pipeline.datasource._rows import SCHEMA, Place, to_batch
 from pairmq.pipeline.datasource._stream import SpoolStreamReader
-from pairmq.pipeline.datasource._write import BatchWriter, Destination, StreamWriter
+from pairmq.pipeline.datasource._write import Writer
 from pairmq.plugins import registry
 
 _SPECULATION: Final = (
@@ -35,7 +35,6 @@ class PairMQDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format(…)`` takes."""
         return "pairmq"
 
     def schema(self) -> StructType:
@@ -43,29 +42,22 @@ class PairMQDataSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> BrowseReader:
-        """Serve ``spark.read``."""
         _check_schema(schema)
         return BrowseReader.of(Options(self.options, _options.BROWSE))
 
     def streamReader(self, schema: StructType) -> SpoolStreamReader:
-        """Serve ``spark.readStream``."""
         _check_schema(schema)
         return SpoolStreamReader.of(Options(self.options, _options.STREAM))
 
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """Serve ``df.write``."""
-        return BatchWriter(self._destination(schema, overwrite))
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """Serve ``df.writeStream``."""
-        return StreamWriter(self._destination(schema, overwrite))
-
-    def _destination(self, schema: StructType, overwrite: bool) -> Destination:
+    def writer(self, schema: StructType, overwrite: bool) -> Writer:
         if overwrite:
             raise ConfigurationError("messages can't be overwritten: use mode('append')")
         if self.speculation:
             raise ConfigurationError(_SPECULATION)
-        return Destination.of(Options(self.options, _options.WRITE), schema)
+        return Writer.of(Options(self.options, _options.WRITE), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Writer:
+        return self.writer(schema, overwrite)
 
 
 class SpeculativeDataSource(PairMQDataSource):
@@ -93,32 +85,17 @@ class _Part:
     place: Place
 
 
-class _Partition(InputPartition):
-    """One queue."""
-
-    def __init__(self, part: _Part) -> None:
-        super().__init__(part)
-
-
+@dataclass(frozen=True)
 class BrowseReader(DataSourceReader):
-    """Shows the oldest messages of each queue through `Admin.peek`.
+    """Shows the oldest messages of each queue through `Admin.peek`."""
 
-    Args:
-        brokers: how to find them.
-        side: whose queues they are.
-        parts: what is looked at, a partition each.
-        limit: messages of each; None for all of them, which are refused if they are very many.
-    """
-
-    def __init__(self, brokers: Brokers, side: str, parts: tuple[_Part, ...], limit: int | None) -> None:
-        self._brokers = brokers
-        self._side = side
-        self._parts = parts
-        self._limit = limit
+    brokers: Brokers
+    side: str
+    parts: tuple[_Part, ...]  # what is looked at, a partition each
+    limit: int | None  # messages of each; None for all of them, which are refused if they are very many
 
     @classmethod
     def of(cls, options: Options) -> BrowseReader:
-        """Read the options. Raises `ConfigurationError`."""
         limit = options.count("limit", 0, _MOST) or None
         brokers = options.brokers()
         if not options.switch("backlog"):
@@ -131,19 +108,17 @@ class BrowseReader(DataSourceReader):
         return cls(brokers, "secondary", _backlog_parts(brokers, options.switch("dead_letter")), limit)
 
     def partitions(self) -> list[InputPartition]:
-        """One for each queue."""
-        return [_Partition(part) for part in self._parts]
+        return [InputPartition(part) for part in self.parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Look at one queue."""
         part: _Part = partition.value
         found = asyncio.run(self._peek(part))
         for at in range(0, len(found), _BATCH):
             yield to_batch(found[at : at + _BATCH], part.place)
 
     async def _peek(self, part: _Part) -> list[Delivery]:
-        transport, settings = self._brokers.transport(self._side)
-        most = self._limit or _UNASKED + 1
+        transport, settings = self.brokers.transport(self.side)
+        most = self.limit or _UNASKED + 1
         async with transport:
             try:
                 async with asyncio.timeout(settings.options.attempt_timeout):
@@ -160,7 +135,7 @@ class BrowseReader(DataSourceReader):
                 if part.place.backlog and error.reason is FailureReason.NOT_FOUND:
                     return []  # it is made when a pair opens
                 raise
-        if self._limit is None and len(found) > _UNASKED:
+        if self.limit is None and len(found) > _UNASKED:
             raise ConfigurationError(
                 f"{part.source} holds more than {_UNASKED} messages: set the option limit; the broker copies the "
                 "messages in one go, and a worker holds them in memory"

@@ -44,34 +44,20 @@ class SpoolInUse(ConfigurationError):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file of the spool.
+    """One file of the spool."""
 
-    Args:
-        number: its place in the order.
-        rows: messages in it.
-    """
-
-    number: int
-    rows: int
+    number: int  # its place in the order
+    rows: int  # messages in it
 
     @property
     def name(self) -> str:
-        """The file's name."""
         return f"{self.number:012d}-{self.rows}.arrow"
 
 
 class Spool:
-    """A spool as its one owner sees it.
+    """A spool as its one owner sees it, in a directory that driver and executors share; never used for two sources.
 
-    Args:
-        directory: made if it is missing; on a file system that driver and executors share.
-        source: what it keeps messages of, in words; a spool is never used for two sources.
-        patience: seconds to wait for the lock of another process, which may be exiting.
-
-    Raises:
-        SpoolInUse: another query has it.
-        ConfigurationError: it belongs to another source, or is not a spool.
-        OSError: the directory can't be made or written.
+    It waits some seconds for the lock of another process, which may be exiting, before it raises `SpoolInUse`.
     """
 
     def __init__(self, directory: Path, source: str, *, patience: float = 20.0) -> None:
@@ -98,15 +84,7 @@ class Spool:
         return _segments(self._directory, start)
 
     def append(self, batch: pa.RecordBatch, start: int) -> Segment:
-        """Write a segment and return when it is synced to the disk.
-
-        Args:
-            batch: its rows.
-            start: the lowest number that it may get, from the checkpoint.
-
-        Raises:
-            OSError: it can't be written; no segment was made.
-        """
+        """Write a segment, whose number is at least the start, and return when it is synced to the disk."""
         last = max((segment.number for segment in self.segments()), default=-1)
         segment = Segment(max(last + 1, start, self._floor), batch.num_rows)
         part = self._directory / f".{segment.name}.part"
@@ -172,11 +150,7 @@ class Spool:
 
 
 def read_segment(directory: Path, segment: Segment) -> Iterator[pa.RecordBatch]:
-    """Read a segment, in any process that sees the directory.
-
-    Raises:
-        SpoolError: it is not there, or is damaged.
-    """
+    """Read a segment, in any process that sees the directory; raises `SpoolError`."""
     path = directory / segment.name
     try:
         with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:

@@ -12,6 +12,7 @@ heartbeats would stop while a batch is computed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -28,7 +29,7 @@ from pairmq.model import ConfigurationError, FailureKind, Source, TransportError
 from pairmq.pipeline.datasource._intake import Intake
 from pairmq.pipeline.datasource._options import Brokers, Options
 from pairmq.pipeline.datasource._rows import Place
-from pairmq.pipeline.datasource._spool import Segment, Spool, SpoolError, read_segment
+from pairmq.pipeline.datasource._spool import Spool, SpoolError, read_segment
 
 _log = logging.getLogger("pairmq.pipeline")
 
@@ -52,33 +53,21 @@ class _Plan:
     spool_wait: float
 
 
-class _Partition(InputPartition):
-    """One segment of the spool."""
-
-    def __init__(self, segment: Segment) -> None:
-        super().__init__(segment)
-
-
 class _Consumer:
     """What lives as long as the query, in one process: the spool's lock and the broker's connection."""
 
     def __init__(self, plan: _Plan) -> None:
         transport, settings = plan.brokers.transport(plan.side)
-        self._loop = LoopThread()
-        try:
+        with contextlib.ExitStack() as opened:
+            self._loop = LoopThread()
+            opened.callback(self._loop.close)
             self.spool = Spool(plan.directory, f"{plan.source} ({plan.side})", patience=plan.spool_wait)
-        except BaseException:
-            self._loop.close()
-            raise
-        try:
+            opened.callback(self.spool.close)
             place = Place(plan.side, str(plan.source), plan.source.entity.path)
             self.intake = Intake(transport, plan.source, place, self.spool, settings.options.attempt_timeout)
             for segment in self.spool.segments():
                 self.intake.remember(read_segment(plan.directory, segment))
-        except BaseException:
-            self._loop.close()
-            self.spool.close()
-            raise
+            self._opened = opened.pop_all()
 
     def available(self) -> int:
         return self._loop.run(self.intake.available())
@@ -87,9 +76,8 @@ class _Consumer:
         return self._loop.run(self.intake.fill(most, wait, start, whole=whole))
 
     def close(self) -> None:
-        self._loop.run(self.intake.close())
-        self._loop.close()
-        self.spool.close()
+        with self._opened:
+            self._loop.run(self.intake.close())
 
 
 class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -107,7 +95,6 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @classmethod
     def of(cls, options: Options) -> SpoolStreamReader:
-        """Read the options. Raises `ConfigurationError`."""
         brokers, side, source = options.brokers(), options.side(), options.source()
         settings = brokers.settings(side)  # their errors are raised immediately
         if settings.options.is_backlog_queue(source.entity.path):
@@ -137,27 +124,20 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _offset(spool, spool.first)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The option ``max_rows``."""
         return ReadMaxRows(self._plan.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Settle how much such a query takes: what can be received now.
 
-        Raises:
-            TransportError: the broker can't be asked. A query that ends must not look as if it had taken everything.
+        An error of the broker is raised: a query that ends must not look as if it had taken everything.
         """
         self._left = self._consumer.available()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next batch; receives from the broker only if the spool has no messages.
 
-        Args:
-            start: where it begins.
-            limit: `ReadMaxRows`; anything else means what the broker has at this moment.
-
-        Raises:
-            SpoolError: the checkpoint belongs to another spool.
-            TransportError: the broker refuses; for an unavailable one it waits, batch after batch.
+        A limit that is no `ReadMaxRows` means what the broker has at this moment. For an unavailable broker it waits,
+        batch after batch.
         """
         spool = self._consumer.spool
         at = self._number(start)
@@ -175,11 +155,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _offset(spool, end)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """One for each segment from ``start`` up to ``end``.
-
-        Raises:
-            SpoolError: not all of them are there.
-        """
+        """One for each segment from ``start`` up to ``end``; raises `SpoolError` where one is missing."""
         first, last = self._number(start), self._number(end)
         there = [segment for segment in self._consumer.spool.segments(first) if segment.number < last]
         if last > first and (not there or there[-1].number != last - 1 or len(there) != last - first):
@@ -187,10 +163,9 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"spool {self._plan.directory} does not have all segments from {first} to {last - 1}: some were "
                 "deleted, or were read by a query with another checkpoint"
             )
-        return [_Partition(segment) for segment in there]
+        return [InputPartition(segment) for segment in there]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Delete what Spark has committed."""
         self._consumer.spool.discard(self._number(end))
 
     def stop(self) -> None:
@@ -202,7 +177,6 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Rows, in the tasks' processes.
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Give a segment's rows. Raises `SpoolError`."""
         return read_segment(self._plan.directory, partition.value)
 
     @property
@@ -278,7 +252,6 @@ class LoopThread:
             raise
 
     def run(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Wait for a coroutine's result; raises what it raises."""
         return asyncio.run_coroutine_threadsafe(operation, self._loop).result()
 
     def close(self) -> None:

@@ -28,61 +28,43 @@ _WINDOW: Final = 2000
 _MOST_WINDOW: Final = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Sent(WriterCommitMessage):
-    """A successful task's report: rows by destination.
-
-    Args:
-        primary: accepted by the primary.
-        backlog: accepted by a backlog queue.
-        maybe_duplicate: of both, those that the primary may hold a second time.
-    """
-
-    primary: int
-    backlog: int
-    maybe_duplicate: int
-
-
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """Where rows go, and how; picklable.
-
-    Args:
-        brokers: how to find the pair.
-        entity: on the primary.
-        rows: makes messages of rows.
-        window: messages in flight in each task.
-    """
+@dataclass(frozen=True)
+class Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+    """Serves ``df.write`` and ``df.writeStream``, of which only the latter has numbered batches; picklable."""
 
     brokers: Brokers
     entity: Entity
     rows: RowReader
-    window: int
+    window: int  # messages in flight in each task
 
     @classmethod
-    def of(cls, options: Options, schema: StructType) -> Destination:
-        """Read the options.
-
-        Raises:
-            ConfigurationError: an option, a setting or a column is wrong; nothing was sent.
-        """
+    def of(cls, options: Options, schema: StructType) -> Writer:
+        """Read the options, and check them with the columns before anything is sent."""
         path = options.required_entity()
         try:
             entity = Entity(path, options.choice("kind", "queue", "topic"))  # type: ignore[arg-type]  # takes its text too
         except ValueError as error:
             raise ConfigurationError(str(error)) from None
         brokers = options.brokers()
-        settings = brokers.settings()
-        if settings.options.is_backlog_queue(path):
+        if brokers.settings().options.is_backlog_queue(path):
             raise ConfigurationError(f"{path} is a backlog queue: name the destination entity")
         rows = RowReader.of(schema)
         return cls(brokers, entity, rows, options.count("window", _WINDOW, _MOST_WINDOW))
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> Sent:
-        """Send a task's rows; ends when each has its receipt. Raises as `RowSender.send`, and as `Pair.open`."""
-        return asyncio.run(self._write(batches))
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Tally:
+        """Send one task's rows; ends when each has its receipt. Raises as `RowSender.send`, and as `Pair.open`."""
+        return asyncio.run(self._write(iterator))
 
-    async def _write(self, batches: Iterator[pa.RecordBatch]) -> Sent:
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:
+        """Log what was sent; every task has succeeded."""
+        _log.info("%ssent %s", "" if batchId is None else f"batch {batchId}: ", self._summary(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:
+        """Say what was sent although the job, or the batch, failed."""
+        what = "the job" if batchId is None else f"batch {batchId}"
+        _log.warning("%s failed; its successful tasks had sent %s", what, self._summary(messages))
+
+    async def _write(self, batches: Iterator[pa.RecordBatch]) -> Tally:
         settings = self.brokers.settings()
         pair = Pair.connect(
             settings.primary,
@@ -92,60 +74,12 @@ class Destination:
             journal=settings.journal,
         )
         async with pair, pair.sender(self.entity.path, kind=self.entity.kind.value) as sender:
-            tally = await RowSender(sender, self.rows, self.window).send(batches)
-        return Sent(tally.primary, tally.backlog, tally.maybe_duplicate)
+            return await RowSender(sender, self.rows, self.window).send(batches)
 
-    def summary(self, messages: Sequence[WriterCommitMessage | None]) -> str:
-        """Sum up what tasks said."""
-        sent = [message for message in messages if isinstance(message, Sent)]
+    def _summary(self, messages: Sequence[WriterCommitMessage | None]) -> str:
+        sent = [message for message in messages if isinstance(message, Tally)]
         primary, backlog = sum(message.primary for message in sent), sum(message.backlog for message in sent)
         return f"{primary + backlog} messages to {self.entity}: {primary} to the primary, {backlog} to the backlog"
-
-
-class BatchWriter(DataSourceArrowWriter):
-    """Serves ``df.write``.
-
-    Args:
-        destination: where rows go.
-    """
-
-    def __init__(self, destination: Destination) -> None:
-        self._destination = destination
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        """Send one task's rows."""
-        return self._destination.write(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log what was sent; every task has succeeded."""
-        _log.info("sent %s", self._destination.summary(messages))
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Say what was sent although the job failed."""
-        _log.warning("the job failed; its successful tasks had sent %s", self._destination.summary(messages))
-
-
-class StreamWriter(DataSourceStreamArrowWriter):
-    """Serves ``df.writeStream``.
-
-    Args:
-        destination: where rows go.
-    """
-
-    def __init__(self, destination: Destination) -> None:
-        self._destination = destination
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        """Send one task's rows of a batch."""
-        return self._destination.write(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Log what was sent; every task of the batch has succeeded."""
-        _log.info("batch %d: sent %s", batchId, self._destination.summary(messages))
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Say what was sent although the batch failed."""
-        _log.warning("batch %d failed; its successful tasks had sent %s", batchId, self._destination.summary(messages))
 
 
 _CHUNK = 500
@@ -159,30 +93,20 @@ class RowsNotSent(PairMQError):
 
 
 @dataclass(slots=True)
-class Tally:
-    """What became of the rows so far.
+class Tally(WriterCommitMessage):
+    """What became of the rows so far; also the report of a successful task, in which no row has failed."""
 
-    Args:
-        primary: accepted by the primary.
-        backlog: accepted by a backlog queue.
-        maybe_duplicate: of both, those that the primary may hold a second time.
-        failed: rows without a receipt, the first ones with their error.
-        failures: how many these are.
-    """
-
-    primary: int = 0
-    backlog: int = 0
-    maybe_duplicate: int = 0
-    failed: list[SendError] = field(default_factory=list)
-    failures: int = 0
+    primary: int = 0  # accepted by the primary
+    backlog: int = 0  # accepted by a backlog queue
+    maybe_duplicate: int = 0  # of both, those that the primary may hold a second time
+    failed: list[SendError] = field(default_factory=list)  # of the first rows without a receipt
+    failures: int = 0  # rows without a receipt
 
     @property
     def sent(self) -> int:
-        """Rows with a receipt."""
         return self.primary + self.backlog
 
     def add(self, outcomes: Sequence[Receipt | SendError]) -> None:
-        """Count a chunk."""
         for outcome in outcomes:
             if isinstance(outcome, SendError):
                 self.failures += 1
@@ -197,13 +121,7 @@ class Tally:
 
 
 class RowSender:
-    """Sends the rows of one task.
-
-    Args:
-        sender: of an open pair.
-        reader: makes messages of rows.
-        window: messages in flight at most.
-    """
+    """Sends the rows of one task, with a window of so many messages in flight."""
 
     def __init__(self, sender: PairSender, reader: RowReader, window: int) -> None:
         self._sender = sender
@@ -214,16 +132,10 @@ class RowSender:
         self._tally = Tally()
 
     async def send(self, batches: Iterator[pa.RecordBatch]) -> Tally:
-        """Send all rows.
+        """Send all rows, which are read in a thread, as computing the next ones may take long.
 
-        Args:
-            batches: as Spark gives them; read in a thread, as computing the next one may take long.
-
-        Raises:
-            RowsNotSent: a row was refused, or its outcome stayed unknown. No chunk was begun after that, and those in
-                flight have ended.
-            RowRefused: no message can be made of a row; likewise.
-            PairFaulted: the pair lost a broker permanently.
+        After a row that was refused, or whose outcome stayed unknown, no chunk is begun, and those in flight end before
+        `RowRefused` or `RowsNotSent` is raised.
         """
         refused: RowRefused | None = None
         try:
