@@ -29,7 +29,11 @@ def check_reporting() -> None:
 
 
 def report(tables: str | os.PathLike[str], to: str | os.PathLike[str] | None = None) -> Written:
-    """Write the report of what a run found; see `pairmq.pipeline.reporting._report.report`."""
+    """Write the report of what a run found; the page is ``report.html`` beside the tables when left out.
+
+    The document stands beside the page, and is called the same but for ``.json`` at the end. It needs no Spark, but for
+    places at URLs. Each file is put in its place whole.
+    """
     check_reporting()
     from pairmq.pipeline.reporting import _report
 

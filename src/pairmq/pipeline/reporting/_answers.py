@@ -6,8 +6,9 @@ The rules by which messages are judged are in the pipeline's transforms.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
 from pairmq.pipeline.reporting._values import Findings, Key, Latency
@@ -23,38 +24,23 @@ _HOLES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One figure at the head.
-
-    Args:
-        label: what it is.
-        value: the figure.
-        note: what to compare it with.
-        tone: ``good`` or empty.
-    """
+    """One figure at the head."""
 
     label: str
     value: str
-    note: str
-    tone: str = ""
+    note: str  # what to compare the value with
+    tone: str = ""  # ``good`` or empty
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the head says.
+    """What the head says."""
 
-    Args:
-        verdict: in a word.
-        headline: in a sentence.
-        sentence: what became of the messages.
-        tiles: the figures.
-        caveats: what can't be known.
-    """
-
-    verdict: Verdict
-    headline: str
-    sentence: str
+    verdict: Verdict  # in a word
+    headline: str  # in a sentence
+    sentence: str  # what became of the messages
     tiles: Sequence[Tile]
-    caveats: Sequence[Caveat]
+    caveats: Sequence[Caveat]  # what can't be known
 
 
 def answers(findings: Findings) -> Answers:
@@ -230,19 +216,12 @@ MOST_NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class Caveat:
-    """One reason.
+    """One reason for which figures may be too low."""
 
-    Args:
-        kind: a word for programs.
-        count: of what the text counts.
-        text: a sentence.
-        names: what it is about, the first few.
-    """
-
-    kind: str
-    count: int
-    text: str
-    names: Sequence[str] = ()
+    kind: str  # a word for programs
+    count: int  # of what the text counts
+    text: str  # a sentence
+    names: Sequence[str] = ()  # what it is about, the first few
 
 
 def caveats(findings: Findings) -> Sequence[Caveat]:
@@ -254,89 +233,87 @@ def caveats(findings: Findings) -> Sequence[Caveat]:
     )
 
 
+def _counted(kind: str, count: int, word: str, text: str, names: Iterable[str] = ()) -> Caveat:
+    return Caveat(kind, count, f"{plural(count, word)} {text}", tuple(islice(names, MOST_NAMED)))
+
+
 def _of_the_journal(findings: Findings) -> Iterator[Caveat]:
-    bad = findings.run["journal"].get("bad_segments") or []
-    yield Caveat(
-        "bad-segments",
-        len(bad),
-        f"{plural(len(bad), 'file')} of the journal could not be read.",
-        tuple(f"{visible(each['path'])}: {visible(each['problem'])}" for each in bad[:MOST_NAMED]),
-    )
-    programs = findings.programs
-    names = tuple(visible(each.process) for each in programs.incomplete if each.missing or each.dropped)
-    yield Caveat(
-        "missing-rows", programs.missing, f"{plural(programs.missing, 'row')} of the journal are missing.", names
-    )
-    yield Caveat(
-        "dropped-events", programs.dropped, f"Programs could not write {plural(programs.dropped, 'event')}.", names
-    )
-    yield Caveat(
-        "misdated-rows",
-        programs.misdated,
-        f"{plural(programs.misdated, 'row')} of the journal are ignored: their clock was before 2020 or after 2100.",
-    )
-    clocks = findings.run["journal"].get("clock_errors") or {}
-    worst = sorted(clocks, key=lambda each: (-clocks[each], each))
-    yield Caveat(
+    journal, programs = findings.run["journal"], findings.programs
+    bad = journal.get("bad_segments") or []
+    problems = (f"{visible(each['path'])}: {visible(each['problem'])}" for each in bad)
+    yield _counted("bad-segments", len(bad), "file", "of the journal could not be read.", problems)
+    lacking = tuple(visible(each.process) for each in programs.incomplete if each.missing or each.dropped)
+    yield _counted("missing-rows", programs.missing, "row", "of the journal are missing.", lacking)
+    unwritten = f"Programs could not write {plural(programs.dropped, 'event')}."
+    yield Caveat("dropped-events", programs.dropped, unwritten, lacking)
+    ignored = "of the journal are ignored: their clock was before 2020 or after 2100."
+    yield _counted("misdated-rows", programs.misdated, "row", ignored)
+    clocks = journal.get("clock_errors") or {}
+    theirs, they = ("its clock", "it") if len(clocks) == 1 else ("their clocks", "they")
+    yield _counted(
         "clock-errors",
         len(clocks),
-        f"{plural(len(clocks), 'program')} had {'its clock' if len(clocks) == 1 else 'their clocks'} set while "
-        f"{'it' if len(clocks) == 1 else 'they'} ran, by up to {duration(max(clocks.values(), default=None))}: what "
-        "depends on these instants is unproven.",
-        tuple(f"{visible(each)}: {duration(clocks[each])}" for each in worst[:MOST_NAMED]),
+        "program",
+        f"had {theirs} set while {they} ran, by up to {duration(max(clocks.values(), default=None))}: what depends on "
+        "these instants is unproven.",
+        (
+            f"{visible(each)}: {duration(clocks[each])}"
+            for each in sorted(clocks, key=lambda each: (-clocks[each], each))
+        ),
     )
-    absent = findings.run["journal"].get("absent_consumers") or []
-    yield Caveat(
+    absent = journal.get("absent_consumers") or []
+    yield _counted(
         "absent-consumers",
         len(absent),
-        f"{plural(len(absent), 'queue')} without any delivery in the journal, which has those of other queues of the "
-        "same pair: the journal of the consumers is missing, or they keep none.",
-        tuple(visible(each["entity"]) for each in absent[:MOST_NAMED]),
+        "queue",
+        "without any delivery in the journal, which has those of other queues of the same pair: the journal of the "
+        "consumers is missing, or they keep none.",
+        (visible(each["entity"]) for each in absent),
     )
-    parts = findings.run["journal"].get("unfinished_parts") or []
-    yield Caveat(
+    parts = journal.get("unfinished_parts") or []
+    yield _counted(
         "unfinished-parts",
         len(parts),
-        f"{plural(len(parts), 'part')} of the journal not finished, whose rows are not read: programs that run finish "
-        "theirs, pairmq journal recover finishes those of killed ones.",
-        tuple(visible(each["path"]) for each in parts[:MOST_NAMED]),
+        "part",
+        "of the journal not finished, whose rows are not read: programs that run finish theirs, pairmq journal recover "
+        "finishes those of killed ones.",
+        (visible(each["path"]) for each in parts),
     )
     killed = programs.ended.get("killed", 0)
-    yield Caveat(
+    yield _counted(
         "killed",
         killed,
-        f"{plural(killed, 'program')} ended abnormally; what {'it' if killed == 1 else 'they'} did last may be "
-        "missing.",
-        tuple(visible(each.process) for each in programs.incomplete if each.ended == "killed"),
+        "program",
+        f"ended abnormally; what {'it' if killed == 1 else 'they'} did last may be missing.",
+        (visible(each.process) for each in programs.incomplete if each.ended == "killed"),
     )
-    running = programs.ended.get("open", 0)
-    yield Caveat(
+    yield _counted(
         "running",
-        running,
-        f"{plural(running, 'program')} may be running still, or the latest rows of their machines have not arrived: "
-        "later events are not in the journal.",
+        programs.ended.get("open", 0),
+        "program",
+        "may be running still, or the latest rows of their machines have not arrived: later events are not in the "
+        "journal.",
     )
-    yield Caveat(
+    yield _counted(
         "sampled",
         programs.sampled,
-        f"{plural(programs.sampled, 'program')} kept only a part of the healthy sends: availability is extrapolated, "
-        "single messages are not known.",
+        "program",
+        "kept only a part of the healthy sends: availability is extrapolated, single messages are not known.",
     )
 
 
 def _of_the_messages(findings: Findings) -> Iterator[Caveat]:
     verdicts = findings.messages.verdicts
-    unseen = sorted(
-        (key for key, each in findings.messages.by_entity.items() if each.get("delivery not observed")),
-        key=lambda key: -findings.messages.by_entity[key]["delivery not observed"],
-    )
+    unseen = Counter({key: each.get("delivery not observed", 0) for key, each in findings.messages.by_entity.items()})
+    entities = [key for key, count in unseen.most_common() if count]
     many = verdicts.get("delivery not observed", 0)
-    yield Caveat(
+    yield _counted(
         "not-observed",
         many,
-        f"{plural(many, 'message')} at the primary: no journal records {'its' if many == 1 else 'their'} delivery. "
-        f"{'It concerns' if len(unseen) == 1 else 'They concern'} {plural(len(unseen), 'entity')}.",
-        tuple(visible(key.entity) for key in unseen[:MOST_NAMED]),
+        "message",
+        f"at the primary: no journal records {'its' if many == 1 else 'their'} delivery. "
+        f"{'It concerns' if len(entities) == 1 else 'They concern'} {plural(len(entities), 'entity')}.",
+        (visible(key.entity) for key in entities),
     )
     for kind, verdict, text in (
         (
@@ -352,8 +329,7 @@ def _of_the_messages(findings: Findings) -> Iterator[Caveat]:
         ("unknown", "unknown", "had an unknown outcome, and no delivery is in the journal."),
         ("not-journalled", "not journalled", "were seen without an accepted send in the journal."),
     ):
-        many = verdicts.get(verdict, 0)
-        yield Caveat(kind, many, f"{plural(many, 'message')} {text}")
+        yield _counted(kind, verdicts.get(verdict, 0), "message", text)
 
 
 def _of_the_rest(findings: Findings) -> Iterator[Caveat]:

@@ -51,15 +51,7 @@ _TEXTS = ("pair", "entity", "verdict", "sent_by")
 def messages(
     tables: Directory, outages: Outages, overview: Grid | None, close_up: Grid | None, continuous: Iterable[Key] = ()
 ) -> Messages:
-    """Count the messages.
-
-    Args:
-        tables: where they are.
-        outages: determine the phases.
-        overview: all of the time; None for an empty journal.
-        close_up: a part of it.
-        continuous: the queues with continuity.
-    """
+    """Count the messages, by phases of the outages, within the grids, and of the queues with continuity."""
     scan = _Scan(outages, [grid for grid in (overview, close_up) if grid is not None], continuous)
     apart = (f"evidence.{name}" for name in (*_APART, *_COUNTS, "backlog_queue"))
     wanted = ("message_id", *_TEXTS, "called_at", "accepted_at", "delivered_at", *apart)
@@ -284,7 +276,6 @@ class Depth:
         self._change -= self._changes(left[there & (left != NEVER)])
 
     def most(self) -> Counts:
-        """The most messages in each slot."""
         depth = self._change[:-1].cumsum().reshape(self._grid.slots, _FINER)
         found: Counts = np.maximum(depth.max(axis=1), 0)
         return found
@@ -306,11 +297,7 @@ _CLOSE_ENOUGH = 10  # slots of the overview that the longest outage covers: more
 
 
 def grid_of(span: Span) -> Grid:
-    """Cut a time into slots of a width that people count in, which begin at its multiples.
-
-    Args:
-        span: what to cut; the grid covers all of it.
-    """
+    """Cut a time into slots of a width that people count in, which begin at its multiples, and cover all of it."""
     seconds = max(span.seconds, SLOTS * _WIDTHS[0] / 2)
     width = next((each for each in _WIDTHS if seconds <= (SLOTS - 1) * each), None)
     if width is None:
@@ -323,8 +310,7 @@ def grid_of(span: Span) -> Grid:
 def closer(grid: Grid, out: Sequence[Span], drained: Sequence[Span]) -> Grid | None:
     """Choose what a closer look is worth: the longest outage, with what came before and after it.
 
-    Returns:
-        None where the grid shows it well enough.
+    None where the grid shows it well enough.
     """
     if not out or grid.width < 1:
         return None
@@ -351,12 +337,7 @@ class Histogram:
         self._longest = np.full(rows, np.nan)
 
     def add(self, rows: Counts, seconds: Numbers) -> None:
-        """Count durations; those that are not a number are left out.
-
-        Args:
-            rows: for each, whose histogram.
-            seconds: as many.
-        """
+        """Count durations, each in one of the rows; those that are not a number are left out."""
         known = ~np.isnan(seconds)
         rows, seconds = rows[known], seconds[known]
         buckets = np.ceil(np.log(np.clip(seconds, _LEAST, _MOST) / _LEAST) / _STEP - 1e-9).astype(np.int64)
@@ -365,7 +346,6 @@ class Histogram:
         np.fmax.at(self._longest, rows, seconds)
 
     def count(self, row: int) -> int:
-        """How many durations one histogram has."""
         return int(self._counts[row].sum())
 
     def longest(self) -> Numbers:

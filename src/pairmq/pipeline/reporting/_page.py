@@ -17,7 +17,7 @@ from pairmq.pipeline._storage import Place
 from pairmq.pipeline.reporting._answers import VERDICTS, Answers, meaning_of, most_out, phases
 from pairmq.pipeline.reporting._plots import MOST_ROWS, course, drawn_wider, name_of
 from pairmq.pipeline.reporting._svg import bar, reach, scale_of
-from pairmq.pipeline.reporting._values import Fault, Findings, Key, Sends, Series, Spans
+from pairmq.pipeline.reporting._values import Fault, Findings, Key, Series, Spans
 from pairmq.pipeline.reporting._words import clock, date, duration, grouped, moment, percent, period, visible
 
 MOST_ENTITIES = 20
@@ -171,14 +171,7 @@ def _latency(findings: Findings) -> Sequence[Row]:
     scale = scale_of([latency for *_, latency in found])
     return [
         Row(
-            (
-                name,
-                grouped(each.sends),
-                duration(each.p50),
-                duration(each.p95),
-                duration(each.p99),
-                duration(each.longest),
-            ),
+            (name, grouped(each.sends), *map(duration, (each.p50, each.p95, each.p99, each.longest))),
             reach(each, scale, class_),
         )
         for class_, name, each in found
@@ -198,7 +191,7 @@ def _available(findings: Findings, key: Key, several: bool) -> Row:
             grouped(sends.refused + sends.unknown),
             duration(spans.seconds_out) if spans and spans.seconds_out else "–",
         ),
-        bar(_outcomes(sends), sends.attempted),
+        bar([(name, getattr(sends, name)) for name in ("primary", "backlog", "unknown", "refused")], sends.attempted),
     )
 
 
@@ -222,15 +215,6 @@ def _consumed(findings: Findings, key: Key, several: bool) -> Row:
     )
 
 
-def _outcomes(sends: Sends) -> Sequence[tuple[str, float]]:
-    return (
-        ("primary", sends.primary),
-        ("backlog", sends.backlog),
-        ("unknown", sends.unknown),
-        ("refused", sends.refused),
-    )
-
-
 def _verdicts(findings: Findings) -> Sequence[tuple[str, Row]]:
     order = {name: number for number, name in enumerate(VERDICTS)}
     counts = findings.messages.verdicts
@@ -250,10 +234,7 @@ def _cost(findings: Findings) -> Sequence[Row]:
         Row(
             (
                 visible(name, 40),
-                grouped(side.total),
-                grouped(side.sends),
-                grouped(side.receives),
-                grouped(side.pings),
+                *map(grouped, (side.total, side.sends, side.receives, side.pings)),
                 f"{side.price:,.4f}" if findings.cost.priced else "",
             ),
             bar([("primary", side.sends), ("moved", side.receives), ("failing", side.pings)], most),

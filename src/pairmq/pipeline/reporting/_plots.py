@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -30,14 +31,7 @@ _NAME = 30  # characters of an entity's name beside its state
 
 
 def course(series: Series, spans: Mapping[Key, Spans], rows: Sequence[Key], names: Mapping[Key, str]) -> Markup:
-    """Draw it.
-
-    Args:
-        series: what happened in each slot.
-        spans: the states of the entities.
-        rows: whose states are drawn, in this order.
-        names: what they are called.
-    """
+    """Draw it, with the states of the entities in the rows, in this order."""
     grid = series.grid
     top = len(rows) * ROW + 14
     panels = (sends_panel(series), backlog_panel(series), latency_panel(series))
@@ -110,56 +104,40 @@ PLOT, HEAD = 104, 40
 _MOST_PEAKS = 3
 
 
+@dataclass(frozen=True, slots=True)
 class Panel:
-    """One plot with its head and its scale.
+    """One plot with its head and its scale."""
 
-    Args:
-        title: above it.
-        legend: class and word of each colour.
-        ticks: share of the height, and label, of each line.
-        marks: what is drawn, in a drawing of the plot's height.
-        readouts: for each slot what its values are.
-        notes: texts within the plot: share of the width, y, words.
-    """
-
-    def __init__(
-        self,
-        title: str,
-        legend: Sequence[tuple[str, str]],
-        ticks: Sequence[tuple[float, str]],
-        marks: Sequence[Markup | None],
-        readouts: Sequence[str],
-        notes: Sequence[tuple[float, float, str]] = (),
-    ) -> None:
-        self._title, self._legend, self._ticks = title, legend, ticks
-        self._marks, self._notes = marks, notes
-        self.readouts = readouts
+    title: str
+    legend: Sequence[tuple[str, str]]  # class and word of each colour
+    ticks: Sequence[tuple[float, str]]  # share of the height, and label, of each line
+    marks: Sequence[Markup | None]  # what is drawn, in a drawing of the plot's height
+    readouts: Sequence[str]  # for each slot what its values are
+    notes: Sequence[tuple[float, float, str]] = ()  # texts within the plot: share of the width, y, words
 
     def drawn(self, y: float) -> Sequence[Markup]:
         """Draw it, its head at this height."""
         base = y + HEAD
-        legend = [
-            part for class_, word in self._legend for part in (element("tspan", "■", class_=class_), f" {word}  ")
-        ]
+        legend = [part for class_, word in self.legend for part in (element("tspan", "■", class_=class_), f" {word}  ")]
         return (
-            text(self._title, 0, y + 12, class_="title"),
+            text(self.title, 0, y + 12, class_="title"),
             element("text", *legend, x=0, y=y + 30, class_="legend"),
             *(
                 element(
                     "line", x1=0, x2="100%", y1=base + PLOT * (1 - share), y2=base + PLOT * (1 - share), class_="grid"
                 )
-                for share, _ in self._ticks
+                for share, _ in self.ticks
             ),
             element("line", x1=0, x2="100%", y1=base + PLOT, y2=base + PLOT, class_="axis"),
-            stretched(PLOT, base, *(mark for mark in self._marks if mark is not None)),
+            stretched(PLOT, base, *(mark for mark in self.marks if mark is not None)),
             *(
                 text(label, 0, base + PLOT * (1 - share) + (11 if share > 0.95 else -3), class_="tick halo")
-                for share, label in self._ticks
+                for share, label in self.ticks
                 if label
             ),
             *(
                 text(words, share, base + high, class_="tick halo", end="end" if share > 0.5 else "start")
-                for share, high, words in self._notes
+                for share, high, words in self.notes
             ),
         )
 
@@ -172,7 +150,6 @@ class _Unit(NamedTuple):
     sign: str
 
     def of(self, value: float) -> str:
-        """Write a rate."""
         text = grouped(value) if value >= 9.95 or value == int(value) else f"{value:.2g}"
         return f"{text}/{self.sign}"
 
@@ -184,28 +161,22 @@ def sends_panel(series: Series) -> Panel:
     """Plot where sends went."""
     unit = _unit(series)
     width = series.grid.width / unit.seconds
-    stack = [
-        ("primary", "primary", series.primary),
-        ("backlog", "backlog", series.backlog),
-        ("unknown", "unknown", series.unknown),
-        ("refused", "refused", series.refused),
-    ]
-    rates = [(class_, word, counts / width) for class_, word, counts in stack]
+    rates = [(name, getattr(series, name) / width) for name in ("primary", "backlog", "unknown", "refused")]
     moved = series.moved / width
-    total = np.sum([each for *_, each in rates], axis=0)
+    total = np.sum([each for _, each in rates], axis=0)
     top, lines = _rate_scale(np.maximum(total, moved))
     marks, low = [], np.zeros(series.grid.slots)
-    for class_, _, each in rates:
+    for name, each in rates:
         high = low + each
-        marks.append(steps(_y(high, top), _y(low, top), class_=f"fill {class_}"))
+        marks.append(steps(_y(high, top), _y(low, top), class_=f"fill {name}"))
         low = high
     for class_ in ("line casing", "line moved"):
         marks.append(stairs(_y(np.where(moved > 0, moved, np.nan), top), class_=class_))
-    legend = [(f"ink-{class_}", word) for class_, word, each in rates if each.any() or class_ in ("primary", "backlog")]
+    legend = [(f"ink-{name}", name) for name, each in rates if each.any() or name in ("primary", "backlog")]
     legend += [("ink-moved", "moved back")] if moved.any() else []
     readouts = [
-        f"{unit.of(rates[0][2][slot])} primary, {unit.of(rates[1][2][slot])} backlog"
-        + "".join(f", {unit.of(each[slot])} {word}" for _, word, each in rates[2:] if each[slot])
+        f"{unit.of(rates[0][1][slot])} primary, {unit.of(rates[1][1][slot])} backlog"
+        + "".join(f", {unit.of(each[slot])} {name}" for name, each in rates[2:] if each[slot])
         + (f", {unit.of(moved[slot])} moved back" if moved[slot] else "")
         for slot in range(series.grid.slots)
     ]

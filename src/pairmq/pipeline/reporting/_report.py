@@ -10,40 +10,25 @@ from typing import Any
 
 from pairmq.model import ConfigurationError
 from pairmq.pipeline._storage import HadoopPath, Place
+from pairmq.pipeline.reporting import _tables
 from pairmq.pipeline.reporting._answers import answers
 from pairmq.pipeline.reporting._messages import closer, grid_of, messages
 from pairmq.pipeline.reporting._page import page
 from pairmq.pipeline.reporting._summary import summary
-from pairmq.pipeline.reporting._tables import (
-    Directory,
-    TableReplaced,
-    availability,
-    consumers,
-    cost,
-    order,
-    outages,
-    programs,
-)
 from pairmq.pipeline.reporting._values import Findings, Span
 
-PAGE, DOCUMENT = "report.html", "report.json"
+PAGE = "report.html"
 
 _TRIES = 5  # to read tables that a follower replaces every now and then
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A report that was written.
+    """A report that was written."""
 
-    Args:
-        page: the HTML file.
-        document: the JSON file.
-        content: what is in the latter.
-    """
-
-    page: Place
-    document: Place
-    content: Mapping[str, Any]
+    page: Place  # the HTML file
+    document: Place  # the JSON file
+    content: Mapping[str, Any]  # what is in the latter
 
     @property
     def lost(self) -> int:
@@ -52,18 +37,7 @@ class Written:
 
 
 def report(directory: Place, to: Place | None = None) -> Written:
-    """Write the report of what a run found.
-
-    Args:
-        directory: that the run wrote.
-        to: the page's file; ``report.html`` beside the tables when left out. The document stands beside it, and is
-            called the same but for ``.json`` at the end.
-
-    Returns:
-        Where they are, and what the document says.
-
-    It needs no Spark, but for places at URLs. Each file is put in its place whole.
-    """
+    """Write the report; see `pairmq.pipeline.reporting.report`."""
     place = directory / PAGE if to is None else to
     beside = place.with_suffix(".json")
     if beside == place or place.is_dir():
@@ -78,22 +52,22 @@ def report(directory: Place, to: Place | None = None) -> Written:
 
 def read(directory: Place) -> Findings:
     """Read the tables."""
-    tables = Directory(directory)
-    wrote = programs(tables)
+    tables = _tables.Directory(directory)
+    wrote = _tables.programs(tables)
     first, last = wrote.first_at, wrote.last_at
-    out = outages(tables, wrote)
+    out = _tables.outages(tables, wrote)
     overview = None if first is None or last is None else grid_of(Span(first, last))
     drained = [span for each in out.spans.values() for span in each.draining]
-    read_by = consumers(tables)
+    read_by = _tables.consumers(tables)
     close_up = None if overview is None else closer(overview, out.union, drained)
     return Findings(
         run=tables.run,
         programs=wrote,
         outages=out,
-        availability=availability(tables),
+        availability=_tables.availability(tables),
         consumers=read_by,
-        cost=cost(tables),
-        order=order(tables),
+        cost=_tables.cost(tables),
+        order=_tables.order(tables),
         messages=messages(tables, out, overview, close_up, read_by),
     )
 
@@ -103,7 +77,7 @@ def _read_whole(directory: Place) -> Findings:
     for _ in range(_TRIES - 1):
         try:
             return read(directory)
-        except TableReplaced:
+        except _tables.TableReplaced:
             continue
     return read(directory)
 

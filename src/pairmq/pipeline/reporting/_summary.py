@@ -143,9 +143,7 @@ def _outage(outage: Outage) -> dict[str, Any]:
 
 def _operations(side: Operations) -> dict[str, Any]:
     return {
-        "sends": side.sends,
-        "receives": side.receives,
-        "pings": side.pings,
+        **{name: getattr(side, name) for name in ("sends", "receives", "pings")},
         "operations": side.total,
         "price": str(side.price),
     }

@@ -25,12 +25,9 @@ WIDE = 1000
 
 
 def element(name: str, *children: str, **attributes: object) -> Markup:
-    """Make an element.
+    """Make an element of texts, which are escaped, and markup, which is not.
 
-    Args:
-        name: its name.
-        children: texts, which are escaped, and markup, which is not.
-        attributes: ``class_`` means ``class``, other underscores mean hyphens; None values are omitted.
+    In names of attributes ``class_`` means ``class``, other underscores mean hyphens; None values are omitted.
     """
     written = Markup("").join(
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value)
@@ -106,17 +103,11 @@ _NARROW_TICKS = 4
 
 
 class Tick(NamedTuple):
-    """A line across time.
+    """A line across time."""
 
-    Args:
-        share: where it is, from 0 to 1.
-        label: its text.
-        always: whether narrow screens have room for the label too.
-    """
-
-    share: float
+    share: float  # where it is, from 0 to 1
     label: str
-    always: bool
+    always: bool  # whether narrow screens have room for the label too
 
 
 def time_ticks(grid: Grid) -> Sequence[Tick]:

@@ -54,11 +54,7 @@ class TableReplaced(ConfigurationError):
 
 
 class Directory:
-    """The tables that one run wrote.
-
-    Args:
-        path: the output directory.
-    """
+    """The tables that one run wrote into an output directory."""
 
     def __init__(self, path: Place) -> None:
         self.path = path
@@ -181,12 +177,8 @@ def programs(tables: Directory) -> Programs:
             lasts[row["process"]] = row["last_at"]
     return Programs(
         count=sum(ended.values()),
-        rows=sums["rows"],
-        missing=sums["missing"],
-        dropped=sums["dropped"],
-        misdated=sums["misdated"],
+        **{name: sums[name] for name in ("rows", "missing", "dropped", "misdated", "sampled")},
         ended=dict(ended),
-        sampled=sums["sampled"],
         incomplete=tuple(bad),
         first_at=min(firsts, default=None),
         last_at=max(lasts.values(), default=None),
@@ -195,12 +187,7 @@ def programs(tables: Directory) -> Programs:
 
 
 def outages(tables: Directory, wrote: Programs) -> Outages:
-    """Read the outages.
-
-    Args:
-        tables: where they are.
-        wrote: until when an open outage is known.
-    """
+    """Read the outages."""
     names = (
         *("process", "pair", "entity", "started_at", "failed_over_at", "up_at", "ended_at", "open_because", "cause"),
         *("failure_kind", "time_to_divert", "downtime", "time_to_recover", "drain_time", "diverted", "refused"),

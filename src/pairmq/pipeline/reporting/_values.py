@@ -29,17 +29,12 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
         return self.ended - self.began
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """One row of the table ``episodes``; see the reference for what the columns mean.
-
-    Args:
-        until: its end; if it is open, how far it is known.
-    """
+    """One row of the table ``episodes``; see the reference for what the columns mean."""
 
     process: str
     key: Key
@@ -47,7 +42,7 @@ class Outage:
     failed_over_at: float | None
     up_at: float | None
     ended_at: float | None
-    until: float
+    until: float  # its end; if it is open, how far it is known
     open_because: str | None
     cause: str | None
     failure_kind: str | None
@@ -68,43 +63,27 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """In what state one entity was, of all processes together: the times in which any of them saw it so.
+    """In what state one entity was, of all processes together: the times in which any of them saw it so."""
 
-    Args:
-        failing: it failed, and failover was not engaged.
-        failed_over: sends were diverted.
-        draining: it took messages again, and the backlog was not empty.
-        out: failing or failed over.
-    """
-
-    failing: Sequence[Span] = ()
-    failed_over: Sequence[Span] = ()
-    draining: Sequence[Span] = ()
-    out: Sequence[Span] = ()
+    failing: Sequence[Span] = ()  # it failed, and failover was not engaged
+    failed_over: Sequence[Span] = ()  # sends were diverted
+    draining: Sequence[Span] = ()  # it took messages again, and the backlog was not empty
+    out: Sequence[Span] = ()  # failing or failed over
 
     @property
     def seconds_out(self) -> float:
-        """How long it was out."""
         return sum(span.seconds for span in self.out)
 
 
 @dataclass(frozen=True, slots=True)
 class Outages:
-    """The table ``episodes``.
-
-    Args:
-        count: rows in it.
-        still_open: of these, not ended where the journal ends.
-        worst: the longest ones, listed individually.
-        spans: by entity.
-        union: when any entity was out.
-    """
+    """The table ``episodes``."""
 
     count: int
-    still_open: int
-    worst: Sequence[Outage]
+    still_open: int  # not ended where the journal ends
+    worst: Sequence[Outage]  # the longest ones, listed individually
     spans: Mapping[Key, Spans]
-    union: Sequence[Span]
+    union: Sequence[Span]  # when any entity was out
 
 
 @dataclass(slots=True)
@@ -118,7 +97,6 @@ class Sends:
     unknown: float = 0.0
 
     def add(self, other: Sends) -> None:
-        """Count others too."""
         for name in ("attempted", "primary", "backlog", "refused", "unknown"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -135,12 +113,7 @@ class Sends:
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """The table ``availability``.
-
-    Args:
-        total: of all entities.
-        entities: of each.
-    """
+    """The table ``availability``."""
 
     total: Sends
     entities: Mapping[Key, Sends]
@@ -179,30 +152,19 @@ class Operations:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The table ``cost``.
+    """The table ``cost``."""
 
-    Args:
-        sides: by ``primary`` and ``secondary``.
-        source: ``counted``, ``estimated`` or ``mixed``; None without operations.
-        priced: whether there was a price list.
-    """
-
-    sides: Mapping[str, Operations]
-    source: str | None
-    priced: bool
+    sides: Mapping[str, Operations]  # by ``primary`` and ``secondary``
+    source: str | None  # ``counted``, ``estimated`` or ``mixed``; None without operations
+    priced: bool  # whether there was a price list
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The table ``order``.
+    """The table ``order``."""
 
-    Args:
-        delivered: messages that were accepted and delivered.
-        overtaken: of these, overtaken by newer ones as ``ordering="none"`` has it.
-    """
-
-    delivered: int
-    overtaken: int
+    delivered: int  # messages that were accepted and delivered
+    overtaken: int  # of these, overtaken by newer ones as ``ordering="none"`` has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,29 +187,16 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What happened in each slot of a grid.
-
-    Args:
-        grid: the slots.
-        primary: messages accepted by the primary, by the instant of their receipt.
-        backlog: by a backlog queue.
-        refused: refused.
-        unknown: with an unknown outcome.
-        moved: moved to the primary by a syphon.
-        depth: most messages in the backlog.
-        p50: seconds from call to receipt of half of those accepted; not a number in a slot without any.
-        p99: of 99 %.
-        longest: the longest.
-    """
+    """What happened in each slot of a grid."""
 
     grid: Grid
-    primary: Counts
-    backlog: Counts
+    primary: Counts  # messages accepted by the primary, by the instant of their receipt
+    backlog: Counts  # by a backlog queue
     refused: Counts
     unknown: Counts
-    moved: Counts
-    depth: Counts
-    p50: Numbers
+    moved: Counts  # to the primary by a syphon
+    depth: Counts  # most messages in the backlog
+    p50: Numbers  # seconds from call to receipt of half of those accepted; not a number in a slot without any
     p99: Numbers
     longest: Numbers
 
@@ -276,31 +225,22 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The table ``reconciliation``.
+    """The table ``reconciliation``."""
 
-    Args:
-        verdicts: messages of each.
-        by_entity: the same of each entity.
-        faults: the first ones of each verdict that is a fault, oldest first.
-        handled: of queues with continuity, from the receipt of a message to its first settlement: of those that
-            the primary accepted at once, and of those that were diverted.
-        latencies: by phase; without sends if the tables do not record when they were called. ``backlog`` is the time
-            from divert to the move to the primary.
-        overview: all of the time.
-        close_up: the longest outage; None where the overview shows it well enough.
-    """
-
-    verdicts: Mapping[str, int]
+    verdicts: Mapping[str, int]  # messages of each
     by_entity: Mapping[Key, Mapping[str, int]]
-    faults: Mapping[str, Sequence[Fault]]
+    faults: Mapping[str, Sequence[Fault]]  # the first ones of each verdict that is a fault, oldest first
+    # Of queues with continuity, from the receipt of a message to its first settlement: of those that the primary
+    # accepted at once, and of those that were diverted.
     handled: Mapping[Key, tuple[Latency | None, Latency | None]]
+    # By phase; without sends if the tables do not record when they were called. ``backlog`` is the time from divert to
+    # the move to the primary.
     latencies: Mapping[str, Latency]
-    overview: Series | None
-    close_up: Series | None
+    overview: Series | None  # all of the time
+    close_up: Series | None  # the longest outage; None where the overview shows it well enough
 
     @property
     def count(self) -> int:
-        """All of them."""
         return sum(self.verdicts.values())
 
 
@@ -316,49 +256,30 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The table ``processes``.
-
-    Args:
-        count: rows in it.
-        rows: of the journal.
-        missing: rows that are not in it.
-        dropped: events that were never written.
-        misdated: rows that count for nothing, as their instants can't be.
-        ended: programs by how they ended.
-        sampled: those that keep only a part of the healthy sends.
-        incomplete: the first few whose journals are not whole, or that were killed.
-        first_at: the first row of any; None without rows.
-        last_at: the last one.
-        lasts: the last one of each program.
-    """
+    """The table ``processes``."""
 
     count: int
-    rows: int
-    missing: int
-    dropped: int
-    misdated: int
-    ended: Mapping[str, int]
-    sampled: int
-    incomplete: Sequence[Program]
-    first_at: float | None
+    rows: int  # of the journal
+    missing: int  # rows that are not in it
+    dropped: int  # events that were never written
+    misdated: int  # rows that count for nothing, as their instants can't be
+    ended: Mapping[str, int]  # programs by how they ended
+    sampled: int  # those that keep only a part of the healthy sends
+    incomplete: Sequence[Program]  # the first few whose journals are not whole, or that were killed
+    first_at: float | None  # the first row of any; None without rows
     last_at: float | None
-    lasts: Mapping[str, float]
+    lasts: Mapping[str, float]  # the last row of each program
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Everything from the tables of one directory.
+    """Everything from the tables of one directory."""
 
-    Args:
-        run: the document ``run.json``.
-        consumers: of queues with continuity, those first that could not be read for longest.
-    """
-
-    run: Mapping[str, Any]
+    run: Mapping[str, Any]  # the document ``run.json``
     programs: Programs
     outages: Outages
     availability: Availability
-    consumers: Mapping[Key, Reads]
+    consumers: Mapping[Key, Reads]  # of queues with continuity, those first that could not be read for longest
     cost: Cost
     order: Order
     messages: Messages

@@ -15,15 +15,11 @@ _KEY = re.compile(r"(?i)(SharedAccess(?:Key|Signature)\s*=)\s*[^;\s]+")
 
 
 def visible(text: str | None, longest: int = LONGEST_TEXT) -> str:
-    """Make a text from the journal fit to be shown.
+    """Make a text from the journal fit to be shown; None is a dash.
 
     Control characters, and those that turn the direction of text around, become escapes; the rest of a long text is
     counted instead. A journal holds no passwords; what looks like one is left out all the same. Markup is escaped where
     the text enters the page, not here.
-
-    Args:
-        text: anything; None is shown as a dash.
-        longest: characters that are kept.
     """
     if text is None:
         return "–"
