@@ -18,16 +18,10 @@ _ROOT = Path("/")
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """A place where control groups can be seen.
+    """A place where control groups can be seen."""
 
-    Args:
-        type: of its file system.
-        group: the group that is seen there, as it is called outside.
-        place: where.
-    """
-
-    type: str
-    group: PurePosixPath
+    type: str  # of its file system
+    group: PurePosixPath  # the group that is seen there, as it is called outside
     place: str
 
 

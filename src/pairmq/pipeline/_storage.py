@@ -51,15 +51,10 @@ _LOCAL = re.compile(r"file:(//)?(?=/)")
 
 @dataclass(frozen=True, order=True, slots=True)
 class HadoopPath:
-    """A file or folder at a URL.
+    """A file or folder at a URL."""
 
-    Args:
-        url: its whole URL; nothing in it is escaped.
-        spark: the session by which it is reached.
-    """
-
-    url: str
-    spark: SparkSession = field(compare=False, repr=False)
+    url: str  # whole; nothing in it is escaped
+    spark: SparkSession = field(compare=False, repr=False)  # the session by which it is reached
 
     def __str__(self) -> str:
         return self.url
@@ -69,26 +64,21 @@ class HadoopPath:
 
     @property
     def name(self) -> str:
-        """The last part."""
         return self.url.rstrip("/").rpartition("/")[2]
 
     @property
     def parent(self) -> HadoopPath:
-        """The folder that it is in."""
         return HadoopPath(self.url.rstrip("/").rpartition("/")[0], self.spark)
 
     def with_suffix(self, suffix: str) -> HadoopPath:
-        """The same with another end of the name."""
         stem, dot, _ = self.name.rpartition(".")
         return self.parent / f"{stem if dot else self.name}{suffix}"
 
     def exists(self) -> bool:
-        """Whether there is a file or folder."""
         with self._errors():
             return bool(self._files.exists(self._path))
 
     def is_dir(self) -> bool:
-        """Whether there is a folder."""
         try:
             with self._errors():
                 return bool(self._files.getFileStatus(self._path).isDirectory())
@@ -122,12 +112,10 @@ class HadoopPath:
         return sorted(found)
 
     def mkdir(self, *, parents: bool = False, exist_ok: bool = False) -> None:
-        """Make the folder, with those above it."""
         with self._errors():
             self._files.mkdirs(self._path)
 
     def delete(self) -> None:
-        """Delete the file, or the folder with all that is in it."""
         with self._errors():
             self._files.delete(self._path, True)
 
@@ -142,12 +130,10 @@ class HadoopPath:
             return io.BufferedWriter(_Output(self), _BLOCK)
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """Read the file."""
         with self.open_input() as file:
             return file.read().decode(encoding)
 
     def write_text(self, text: str, encoding: str = "utf-8") -> None:
-        """Write the file anew."""
         with self.open_output() as file:
             file.write(text.encode(encoding))
 
@@ -183,11 +169,24 @@ Place = Path | HadoopPath
 _BLOCK = 1 << 20
 
 
-class _Input(io.RawIOBase):
-    def __init__(self, path: HadoopPath) -> None:
+class _Stream(io.RawIOBase):
+    """A stream of Java's, which one buffered file has for its own."""
+
+    def __init__(self, path: HadoopPath, stream: Any) -> None:
         self._owner = path
+        self._stream = stream
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            with self._owner._errors():
+                self._stream.close()
+
+
+class _Input(_Stream):
+    def __init__(self, path: HadoopPath) -> None:
+        super().__init__(path, path._files.open(path._path))
         self._size = path._files.getFileStatus(path._path).getLen()
-        self._stream = path._files.open(path._path)
         self._at = 0
 
     def readable(self) -> bool:
@@ -214,17 +213,10 @@ class _Input(io.RawIOBase):
         self._at += len(data)
         return len(data)
 
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            with self._owner._errors():
-                self._stream.close()
 
-
-class _Output(io.RawIOBase):
+class _Output(_Stream):
     def __init__(self, path: HadoopPath) -> None:
-        self._owner = path
-        self._stream = path._files.create(path._path, True)
+        super().__init__(path, path._files.create(path._path, True))
 
     def writable(self) -> bool:
         return True
@@ -233,12 +225,6 @@ class _Output(io.RawIOBase):
         with self._owner._errors():
             self._stream.write(bytes(data))
         return len(data)
-
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            with self._owner._errors():
-                self._stream.close()
 
 
 def is_url(place: str | os.PathLike[str]) -> bool:
@@ -253,11 +239,7 @@ def local(place: str | os.PathLike[str]) -> Path:
 
 
 def reached(place: str | os.PathLike[str], spark: SparkSession) -> Place:
-    """Return a place as it is reached.
-
-    Raises:
-        ConfigurationError: it is a URL, and the session one of Spark Connect, or can't reach URLs of this kind.
-    """
+    """Return a place as it is reached, or raise `ConfigurationError` where this session can't reach such URLs."""
     if not is_url(place):
         return local(place)
     text = os.fspath(place).rstrip("/")
@@ -299,11 +281,7 @@ def delete_folder(place: Place) -> None:
 
 
 def latest_run(out: Place) -> Place:
-    """Return where the tables of the latest run are, of those that came to their end.
-
-    Raises:
-        FileNotFoundError: no run came to its end.
-    """
+    """Return where the tables of the latest run are, of those that came to their end, or raise `FileNotFoundError`."""
     if isinstance(out, Path):
         return out
     for run in reversed(_runs(out)):
@@ -322,14 +300,7 @@ def _is_whole(file: HadoopPath) -> bool:
 
 
 def publish(work: Place, out: Place, tables: tuple[str, ...], document: str) -> None:
-    """Make the tables of a work folder those of the output directory, and then the run file.
-
-    Args:
-        work: of `work_folder`; has a folder for each table.
-        out: of the tables.
-        tables: their names.
-        document: what the run file says.
-    """
+    """Make the tables of a `work_folder` those of the output directory, and then the run file."""
     if isinstance(work, Path) and isinstance(out, Path):
         for table in tables:
             put_in_place(work / table, out / table)
@@ -370,10 +341,7 @@ def _runs(out: HadoopPath) -> list[HadoopPath]:
 def work_folder(out: Place, holder: str) -> Iterator[Place]:
     """Give a folder to write in, where the tables will be; deleted in the end, unless it has become a run.
 
-    Args:
-        out: the output directory, made where it is missing.
-        holder: who works there, for those who are refused meanwhile; at a URL several may, and the one that began last
-            counts.
+    Those who are refused meanwhile read the holder. At a URL several may work, and the one that began last counts.
     """
     if isinstance(out, Path):
         with local_work_folder(out, holder) as local_work:
@@ -446,15 +414,7 @@ def check_place(place: Path) -> None:
 
 
 def put_in_place(new: Path, place: Path) -> None:
-    """Put a directory in its place, and delete what was there.
-
-    Args:
-        new: complete; on the same file system.
-        place: what it is to be called; a directory, or nothing.
-
-    Raises:
-        ConfigurationError: as `check_place`; nothing was changed.
-        OSError: the place can't be written.
+    """Put a directory in its place on the same file system, and delete what was there.
 
     Cut short at any instant, it leaves either the old or the new directory in the place, and on systems that can't
     exchange two names perhaps none for the moment between two renames.
@@ -482,14 +442,7 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Name the file around what writes it: only what opens or renames one names it by itself, a full disk never.
-
-    Args:
-        path: the file, or the directory whose names are written.
-
-    Raises:
-        OSError: as it came, with a path.
-    """
+    """Name the file around what writes it: only what opens or renames one names it by itself, a full disk never."""
     try:
         yield
     except OSError as error:

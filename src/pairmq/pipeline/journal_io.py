@@ -29,13 +29,11 @@ if TYPE_CHECKING:
 _VERSION = b"pairmq.schema_version"
 _NUMBER = re.compile(rb"[0-9]{1,9}")
 _SUFFIX = ".parquet"
-_NAME = re.compile(r"segment-(.+)-[0-9]{6,12}\.parquet")
+SEGMENT_NAME = re.compile(r"segment-(.+)-[0-9]{6,12}\.parquet")
 _OPEN = "_open"
 _HIDDEN = re.compile(r"/[_.]")
 _IN_OPEN = re.compile(rf"(?:(?![_.])[^/]+/)*{_OPEN}/[^/]+")
-_PART = re.compile(r"(.+)-[0-9]{6,12}\.(?:part|lost-[0-9-]+(?:closed-[0-9]+)?)")
-
-
+PART_NAME = re.compile(r"(.+)-[0-9]{6,12}\.(?:part|lost-[0-9-]+(?:closed-[0-9]+)?)")
 _AT_ONCE = 8  # footers that are read at the same time: a store may take long to answer
 
 FEW = 50_000
@@ -44,41 +42,27 @@ FEW = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One good file of the journal.
-
-    Args:
-        path: where it is.
-        rows: in it.
-        process: the writer of the rows; None if there are several, or it is unknown.
-        first_seq: the lowest number of a row; None if unknown.
-        last_seq: the highest.
-    """
+    """One good file of the journal."""
 
     path: Place
     rows: int
-    process: str | None
-    first_seq: int | None
-    last_seq: int | None
+    process: str | None  # the writer of the rows; None if there are several, or it is unknown
+    first_seq: int | None  # the lowest number of a row; None if unknown
+    last_seq: int | None  # the highest
 
 
 @dataclass(frozen=True, slots=True)
 class BadSegment:
-    """A file that is not read.
-
-    Args:
-        path: where it is.
-        problem: why not, in a sentence.
-        foreign: it is whole, and its columns are not those of a journal.
-    """
+    """A file that is not read."""
 
     path: Place
-    problem: str
-    foreign: bool = False
+    problem: str  # why not, in a sentence
+    foreign: bool = False  # it is whole, and its columns are not those of a journal
 
     @property
     def process(self) -> str | None:
         """Whose rows its name says it has; None if it is not named as a segment."""
-        named = _NAME.fullmatch(self.path.name)
+        named = SEGMENT_NAME.fullmatch(self.path.name)
         return None if named is None else named[1]
 
     @property
@@ -93,28 +77,16 @@ class BadSegment:
 
 @dataclass(frozen=True, slots=True)
 class OpenPart:
-    """Rows that are in no segment yet: of a process that runs, or of one that was killed and not recovered.
-
-    Args:
-        path: where they are.
-        process: whose.
-        changed_at: when the latest of them were written, seconds since 1970 UTC.
-    """
+    """Rows that are in no segment yet: of a process that runs, or of one that was killed and not recovered."""
 
     path: Place
     process: str
-    changed_at: float
+    changed_at: float  # when the latest of them were written, seconds since 1970 UTC
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a journal's directory holds.
-
-    Args:
-        segments: that are read, by path.
-        bad: that are not.
-        parts: those that are not yet segments.
-    """
+    """What a journal's directory holds."""
 
     segments: tuple[Segment, ...]
     bad: tuple[BadSegment, ...]
@@ -128,19 +100,10 @@ class Contents:
 
 
 def look_over(journal: str | os.PathLike[str] | HadoopPath) -> Contents:
-    """Find a journal's segments.
+    """Find a journal's segments and open parts; an empty directory is an empty journal.
 
     Every file below the directory whose name ends in ``.parquet`` counts; files and folders whose names begin with
     ``_`` or ``.`` are work in progress.
-
-    Args:
-        journal: the directory.
-
-    Returns:
-        Good and bad segments, and parts. An empty directory is an empty journal.
-
-    Raises:
-        ConfigurationError: it is not a directory, or can't be read.
     """
     root = journal if isinstance(journal, HadoopPath) else Path(journal)
     if not root.is_dir():
@@ -150,14 +113,7 @@ def look_over(journal: str | os.PathLike[str] | HadoopPath) -> Contents:
 
 
 def look_at(paths: Iterable[Place]) -> Contents:
-    """Separate good segments from bad ones.
-
-    Args:
-        paths: of the files.
-
-    Returns:
-        Both, in the order given; a file without rows is in neither.
-    """
+    """Separate good segments from bad ones, in the order given; a file without rows is neither."""
     segments: list[Segment] = []
     bad: list[BadSegment] = []
     with ThreadPoolExecutor(_AT_ONCE, "pairmq-footers") as threads:
@@ -170,35 +126,34 @@ def look_at(paths: Iterable[Place]) -> Contents:
 
 
 def read_rows(spark: SparkSession, contents: Contents, compared: Place | None = None) -> DataFrame:
-    """Give the rows of all good segments, each once.
+    """Give the rows of all good segments, each once: a segment that was copied, or recovered again, doubles nothing.
 
-    Args:
-        spark: the session.
-        contents: of the journal.
-        compared: a folder for the rows that have to be compared with each other to find the same ones, which are few.
-            They are written there at once; when left out, they are compared again by every reader of what is returned.
-
-    Returns:
-        All columns of the journal. Rows with the same process and number are one row: a segment that was copied, or
-        that a recovery made again, doubles nothing.
+    What overlaps is compared by process and number. The result of that is small, and written to the folder `compared`;
+    without one, every reader of these rows compares again.
     """
-    schema = rows_schema()
-    names = [column.name for column in COLUMNS]
-    parts = []
     apart, overlapping = _by_overlap(contents.segments)
-    if apart:
-        parts.append(spark.read.schema(schema).parquet(*map(spark_path, apart)).select(*names))
+    parts = [segment_rows(spark, apart)] if apart else []
     if overlapping:
-        doubled = spark.read.schema(schema).parquet(*map(spark_path, overlapping)).select(*names)
-        single = doubled.dropDuplicates(["process", "seq"])
+        single = segment_rows(spark, overlapping).dropDuplicates(["process", "seq"])
         if compared is not None:
             single.write.mode("overwrite").parquet(spark_target(compared))
-            single = spark.read.schema(schema).parquet(spark_path(compared)).select(*names)
+            single = segment_rows(spark, [compared])
         parts.append(single)
     if not parts:
-        return spark.createDataFrame([], schema)
+        return spark.createDataFrame([], rows_schema())
+    return together(parts, sum(segment.rows for segment in contents.segments))
+
+
+def segment_rows(spark: SparkSession, paths: Iterable[Place]) -> DataFrame:
+    """Give the rows of files, with all columns of the journal, and none for a folder's name."""
+    names = [column.name for column in COLUMNS]
+    return spark.read.schema(rows_schema()).parquet(*map(spark_path, paths)).select(*names)
+
+
+def together(parts: Sequence[DataFrame], count: int) -> DataFrame:
+    """Give the rows of all parts; as one partition, if they are so few that one task handles them sooner."""
     rows = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
-    return rows.coalesce(1) if sum(segment.rows for segment in contents.segments) <= FEW else rows
+    return rows.coalesce(1) if count <= FEW else rows
 
 
 def single_files(contents: Contents, compared: Place) -> list[Path] | None:
@@ -254,16 +209,16 @@ def open_parts(root: Place) -> tuple[OpenPart, ...]:
     if isinstance(root, HadoopPath):
         # Only processes of a machine that mounts the store have them there.
         found += [path for below, path in root.files() if _IN_OPEN.fullmatch(below)]
-        return tuple(part for path in found if (part := _open_part(path)) is not None)
-    for folder, folders, files in os.walk(root):
-        if Path(folder).name == _OPEN:
-            found += [Path(folder, name) for name in sorted(files)]
-        folders[:] = sorted(name for name in folders if name == _OPEN or not name.startswith(("_", ".")))
+    else:
+        for folder, folders, files in os.walk(root):
+            if Path(folder).name == _OPEN:
+                found += [Path(folder, name) for name in sorted(files)]
+            folders[:] = sorted(name for name in folders if name == _OPEN or not name.startswith(("_", ".")))
     return tuple(part for path in found if (part := _open_part(path)) is not None)
 
 
 def _open_part(path: Place) -> OpenPart | None:
-    named = _PART.fullmatch(path.name)
+    named = PART_NAME.fullmatch(path.name)
     try:
         changed_at = path.changed_at() if isinstance(path, HadoopPath) else path.stat().st_mtime
         return None if named is None else OpenPart(path, named[1], changed_at)
@@ -324,9 +279,9 @@ def _by_overlap(segments: Sequence[Segment]) -> tuple[list[Place], list[Place]]:
             # Whose rows a file has is not known: it may be any process's.
             overlapping += [each.path for each in owned]
             continue
-        groups = _chains(owned)
-        for group in groups:
-            alone = len(group) == 1 and group[0].rows <= _width(group[0])
+        for group in _chains(owned):
+            first, last = group[0].first_seq or 0, group[0].last_seq or 0
+            alone = len(group) == 1 and group[0].rows <= last - first + 1
             (apart if alone else overlapping).extend(each.path for each in group)
     return sorted(apart, key=str), sorted(overlapping, key=str)
 
@@ -342,10 +297,6 @@ def _chains(segments: Iterable[Segment]) -> list[list[Segment]]:
             groups.append([segment])
         reach = max(reach, segment.last_seq or 0)
     return groups
-
-
-def _width(segment: Segment) -> int:
-    return (segment.last_seq or 0) - (segment.first_seq or 0) + 1
 
 
 def _line(problem: object) -> str:

@@ -14,51 +14,30 @@ _LOST = "lost"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run found; ``run.json`` holds the same.
+    """What a run found; ``run.json`` holds the same."""
 
-    Args:
-        version: PairMQ's.
-        spark: Spark's version.
-        patience: seconds, as it was asked for.
-        segments: how many were read.
-        rows: in them, each once.
-        bad: the files that were not read.
-        unfinished: the parts that are not yet segments, whose rows were not read.
-        first_at: the journal's first instant, seconds since 1970 UTC; None if it is empty.
-        last_at: its last.
-        missing: rows that the numbers of the others show to be missing.
-        dropped: events that processes say they could not write.
-        misdated: rows that count for nothing, as their instants can't be.
-        clocks: by how many seconds the clocks of processes were set, or went wrong, while they ran; those of more than
-            a second.
-        absent: the queues, as pair and entity, whose consumers' journal is missing, as far as the pair's other queues
-            show.
-        processes: by how they ended.
-        verdicts: messages by their verdict.
-        faults: for each verdict that breaks a promise, the first few messages, as pair, entity and id.
-        tables: rows of each table.
-        seconds: how long it took.
-    """
-
-    version: str
-    spark: str
-    patience: float
-    segments: int
-    rows: int
-    bad: Sequence[BadSegment]
-    unfinished: Sequence[OpenPart]
-    first_at: float | None
-    last_at: float | None
-    missing: int
-    dropped: int
-    misdated: int
+    version: str  # PairMQ's
+    spark: str  # Spark's version
+    patience: float  # seconds, as it was asked for
+    segments: int  # how many were read
+    rows: int  # in them, each once
+    bad: Sequence[BadSegment]  # the files that were not read
+    unfinished: Sequence[OpenPart]  # the parts that are not yet segments, whose rows were not read
+    first_at: float | None  # the journal's first instant, seconds since 1970 UTC; None if it is empty
+    last_at: float | None  # its last
+    missing: int  # rows that the numbers of the others show to be missing
+    dropped: int  # events that processes say they could not write
+    misdated: int  # rows that count for nothing, as their instants can't be
+    # By how many seconds the clock of a process was set, or went wrong, while it ran; where it was more than one.
     clocks: Mapping[str, float]
+    # The queues, as pair and entity, whose consumers' journal is missing, as far as the pair's other queues show.
     absent: Sequence[tuple[str, str]]
-    processes: Mapping[str, int]
-    verdicts: Mapping[str, int]
+    processes: Mapping[str, int]  # by how they ended
+    verdicts: Mapping[str, int]  # messages by their verdict
+    # For each verdict that breaks a promise, the first few messages, as pair, entity and id.
     faults: Mapping[str, Sequence[tuple[str, str | None, str]]]
-    tables: Mapping[str, int]
-    seconds: float
+    tables: Mapping[str, int]  # rows of each table
+    seconds: float  # how long it took
 
     @property
     def lost(self) -> int:
@@ -76,7 +55,6 @@ class Report:
         return "incomplete" if any(lacks) else "good"
 
     def to_dict(self) -> dict[str, Any]:
-        """The document."""
         return {
             "verdict": self.verdict,
             "versions": {"pairmq": self.version, "spark": self.spark, "schema": SCHEMA_VERSION},

@@ -146,16 +146,9 @@ def session(
 
     In this order: the one given; one that is active in this process; the one that ``spark-submit`` or ``SPARK_REMOTE``
     describes; else a local one, which is stopped at the end. Sessions that others made are left running, and their
-    settings are left alone but for `OUR_WAY`, which is restored.
-
-    Args:
-        given: the caller's own.
-        cores: of a local session; all that this process may use when left out.
-        settings: of a local session, besides and above `local_settings`.
-        errors: a file for what Java says on its own; the terminal when left out.
-
-    Raises:
-        PipelineUnavailable: PySpark or Java is missing, or too old.
+    settings are left alone but for `OUR_WAY`, which is restored. Of a local one, the settings come above
+    `local_settings`,
+    and what Java says on its own goes to the file of errors, if there is one.
     """
     check_packages()
     from pyspark.sql import SparkSession
@@ -186,14 +179,7 @@ def for_few_rows(spark: SparkSession) -> SparkSession | None:
 
 
 def local_settings(cores: int) -> dict[str, str]:
-    """Return the settings of a local session.
-
-    Args:
-        cores: threads that compute.
-
-    Returns:
-        Names and values for ``SparkSession.builder.config``.
-    """
+    """Return the settings of a local session with so many threads that compute."""
     return {
         _OURS: "true",
         "spark.app.name": "pairmq pipeline",
@@ -231,17 +217,7 @@ def local_settings(cores: int) -> dict[str, str]:
 
 
 def check_java(environment: Mapping[str, str] = os.environ) -> int:
-    """Find the Java that Spark would start.
-
-    Args:
-        environment: ``JAVA_HOME`` and ``PATH`` are looked at, in this order, as Spark does.
-
-    Returns:
-        Its major version.
-
-    Raises:
-        PipelineUnavailable: it is missing, or older than `OLDEST_JAVA`.
-    """
+    """Find the Java that Spark would start, by ``JAVA_HOME`` and then ``PATH``, and return its major version."""
     how = f"install a Java {OLDEST_JAVA} runtime (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
     home = environment.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environment.get("PATH"))
@@ -336,11 +312,7 @@ def usable_cores() -> int:
 
 
 def heap_of(memory: int | None) -> int:
-    """Return the size of Java's heap in MiB: half of the memory, as Java and Python need some beside it.
-
-    Args:
-        memory: bytes that this process may use; None if that is not known.
-    """
+    """Return the size of Java's heap in MiB: half of the memory in bytes, as Java and Python need some beside it."""
     return _LARGEST_HEAP if memory is None else max(_SMALLEST_HEAP, min(_LARGEST_HEAP, memory // 2**21))
 
 
@@ -348,12 +320,7 @@ _WHERE = ("callSite.short", "callSite.long")
 
 
 class Tag:
-    """Tags jobs, to distinguish them from others of the session, which may be the caller's.
-
-    Args:
-        spark: the session.
-        name: what the jobs do.
-    """
+    """Tags jobs, to distinguish them from others of the session, which may be the caller's."""
 
     def __init__(self, spark: SparkSession, name: str) -> None:
         self._text = f"{name}-{secrets.token_hex(4)}"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -20,17 +19,11 @@ _AT_ONCE = 8  # queues asked for side by side: soon done, without a burst of con
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """What one queue holds.
+    """What one queue holds."""
 
-    Args:
-        counts: None when it could not be asked; all zero when it does not exist.
-        error: why it could not be asked.
-        exists: False when the broker knows no such queue.
-    """
-
-    counts: QueueCounts | None
-    error: str | None = None
-    exists: bool = True
+    counts: QueueCounts | None  # None when it could not be asked; all zero when it does not exist
+    error: str | None = None  # why it could not be asked
+    exists: bool = True  # False when the broker knows no such queue
 
     @property
     def pending(self) -> int | None:
@@ -59,16 +52,7 @@ def set_aside(before: Depth, after: Depth) -> int | None:
 
 
 async def count(transport: Transport, queues: Sequence[Entity], time_limit: float) -> tuple[Depth, ...]:
-    """Count every queue; failures are part of the result.
-
-    Args:
-        transport: the secondary.
-        queues: which.
-        time_limit: seconds for each.
-
-    Returns:
-        One entry each, in the same order.
-    """
+    """Count every queue, in order; failures are part of the result. The limit is that of each, in seconds."""
     return tuple(_depth(transport, counts) for counts in await counts_of(transport, queues, time_limit))
 
 
@@ -80,15 +64,6 @@ async def count_surely(
     RabbitMQ's quick answer is 0 too while a queue has no leader, and it looks closer only where the same transport was
     asked to make the queue, as a pair asks for its own when it opens. So that is done for the queues that seem empty:
     they stay as they are, and those that do not exist are not made.
-
-    Args:
-        transport: the secondary.
-        queues: backlog queues.
-        time_limit: seconds for each operation.
-        properties: what the pair's backlog queues are asked to be.
-
-    Returns:
-        One entry each, in the same order.
     """
     depths = await count(transport, queues, time_limit)
     empty = [queue for queue, depth in zip(queues, depths, strict=True) if depth.exists and depth.pending == 0]
@@ -115,45 +90,33 @@ def _depth(transport: Transport, counts: QueueCounts | TransportError) -> Depth:
     return Depth(None, text if transport.endpoint.url in text else f"{transport.endpoint}: {text}")
 
 
-_SEGMENT = re.compile(r"segment-(.+)-[0-9]{6,12}\.parquet")
-_PART = re.compile(r"(.+)-[0-9]{6,12}\.(?:part|lost-[0-9-]+(?:closed-[0-9]+)?)")
-
-
 @dataclass(frozen=True, slots=True)
 class Journalled:
-    """Results of a drain from the journals.
+    """Results of a drain from the journals."""
 
-    Args:
-        moved: messages that were moved back and left their backlog queue.
-        again: of these, those of which the primary may hold a second copy: marked by the sender, or locked by an
-            earlier attempt.
-        dead_lettered: messages dead-lettered.
-    """
-
-    moved: int
+    moved: int  # messages that were moved back and left their backlog queue
+    # Of these, those of which the primary may hold a second copy: marked by the sender, or locked by an earlier
+    # attempt.
     again: int
-    dead_lettered: int
+    dead_lettered: int  # messages dead-lettered
 
 
 def count_journalled(directory: str, runs: Collection[str]) -> Journalled:
-    """Count what some processes journalled, also those that were killed.
-
-    Raises:
-        OSError: the directory can't be read, or something of these processes in it is damaged or may not be read.
-    """
+    """Count what some processes journalled, also those that were killed; damage to it raises `OSError`."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     from pairmq.observe.journal import recover, segments
+    from pairmq.pipeline.journal_io import PART_NAME, SEGMENT_NAME
 
     for path, why in recover(directory).failed.items():
-        name = _PART.fullmatch(path.name)
+        name = PART_NAME.fullmatch(path.name)
         if name is not None and name[1] in runs:
             raise OSError(f"{path}: {why}")
     moved = again = dead_lettered = 0
     for path in segments(directory):
-        name = _SEGMENT.fullmatch(path.name)
+        name = SEGMENT_NAME.fullmatch(path.name)
         if name is None or name[1] not in runs:
             continue
         columns = ["kind", "completed", "maybe_duplicate", "redelivered"]

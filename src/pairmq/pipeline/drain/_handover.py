@@ -25,33 +25,19 @@ from pairmq.pipeline._storage import writing
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Parameters of every task; Spark pickles them.
+    """Parameters of every task; Spark pickles them."""
 
-    Args:
-        options: the pair's, with this task's share of the rate.
-        primary: the primary's URL without its password: the worker's own must lead to the same broker.
-        secondary: likewise.
-        config: absolute path of the settings file that the worker reads, None for its environment alone.
-        handover: the directory shared with the driver (see `Handover`); None where it is on another machine.
-        handed_over: the URLs are in there.
-        journal: directory for the task's journal, None for none.
-        patience: seconds without progress after which the queue is left.
-        ends_at: seconds since 1970 UTC at which the task ends, None for no such instant.
-        log_level: of the logger ``pairmq``, as the driver has it.
-        observers: names of those that watch the task's pair.
-    """
-
-    options: PairOptions
-    primary: str
-    secondary: str
-    config: str | None
-    handover: str | None
-    handed_over: bool
-    journal: str | None
-    patience: float
-    ends_at: float | None
-    log_level: int
-    observers: tuple[str, ...] = ()
+    options: PairOptions  # the pair's, with this task's share of the rate
+    primary: str  # the primary's URL without its password: the worker's own must lead to the same broker
+    secondary: str  # likewise
+    config: str | None  # absolute path of the settings file that the worker reads, None for its environment alone
+    handover: str | None  # the directory shared with the driver; None where it is on another machine
+    handed_over: bool  # whether the URLs are in there
+    journal: str | None  # directory for the task's journal
+    patience: float  # seconds without progress after which the queue is left
+    ends_at: float | None  # seconds since 1970 UTC
+    log_level: int  # of the logger ``pairmq``, as the driver has it
+    observers: tuple[str, ...] = ()  # names of those that watch the task's pair
 
 
 class Ending(StrEnum):
@@ -75,29 +61,20 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a task ended. Without the number of moved messages: an attempt that died can't report it.
+    """How a task ended. Without the number of moved messages: an attempt that died can't report it."""
 
-    Args:
-        index: of the queue.
-        ending: how it ended.
-        attempt: 0 for the first; others before it died.
-        shut: destinations that took no messages at the end, each with the reason.
-        problem: what went wrong last, None for nothing.
-    """
-
-    index: int
+    index: int  # of the queue
     ending: Ending
-    attempt: int = 0
+    attempt: int = 0  # 0 for the first; others before it died
+    # Destinations that took no messages at the end, each with the reason.
     shut: Mapping[str, str] = field(default_factory=dict)
-    problem: str | None = None
+    problem: str | None = None  # what went wrong last
 
     def to_json(self) -> str:
-        """As text, the result of a task."""
         return json.dumps({**asdict(self), "shut": dict(self.shut)})
 
     @classmethod
     def from_json(cls, text: str) -> Outcome:
-        """The inverse of `to_json`."""
         values: dict[str, Any] = json.loads(text)
         return cls(**{**values, "ending": Ending(values["ending"])})
 
@@ -107,23 +84,14 @@ _SETTINGS, _STOP, _ATTEMPTS = "settings", "stop", "attempts"
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One task's attempt at a queue.
+    """One task's attempt at a queue."""
 
-    Args:
-        index: of the queue.
-        journal: the name under which it journals; empty where it does not.
-    """
-
-    index: int
-    journal: str
+    index: int  # of the queue
+    journal: str  # the name under which it journals; empty where it does not
 
 
 class Handover:
-    """The driver's side; a context manager.
-
-    Args:
-        urls: the primary's and the secondary's, if the workers need them; None if they have their own settings.
-    """
+    """The driver's side, with the URLs if the workers need them; a context manager."""
 
     def __init__(self, urls: tuple[str, str] | None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="pairmq-drain-"))  # made with mode 0700
@@ -155,17 +123,12 @@ class Handover:
 
 
 class Worker:
-    """A worker's side.
-
-    Args:
-        directory: the driver's, None where it is out of reach.
-    """
+    """A worker's side of the driver's directory, which may be out of reach."""
 
     def __init__(self, directory: str | None) -> None:
         self._directory = None if directory is None else Path(directory)
 
     def urls(self) -> tuple[str, str]:
-        """Read the URLs that the driver left."""
         assert self._directory is not None  # noqa: S101  # a driver that is out of reach hands nothing over
         primary, secondary = json.loads((self._directory / _SETTINGS).read_text())
         return str(primary), str(secondary)

@@ -118,7 +118,8 @@ class Drain:
         if wrong is not None:
             raise ConfigurationError(wrong.problem or "the workers' settings can't work")
         if not local:
-            return self._report(await self._count(), outcomes, _known_attempts(outcomes), None, problem, stop.is_set())
+            ended = {index: outcome.attempt + 1 for index, outcome in outcomes.items()}  # no others are known of
+            return self._report(await self._count(), outcomes, ended, None, problem, stop.is_set())
         journalled = self._journalled([attempt.journal for attempt in begun])
         attempts = Counter(attempt.index for attempt in begun)
         return self._report(await self._count(), outcomes, attempts, journalled, problem, stop.is_set())
@@ -228,8 +229,3 @@ class Drain:
             stopped=stopped,
             seconds=time.monotonic() - self._began_at,
         )
-
-
-def _known_attempts(outcomes: Mapping[int, Outcome]) -> dict[int, int]:
-    """The number of attempts, known only for those that ended."""
-    return {index: outcome.attempt + 1 for index, outcome in outcomes.items()}

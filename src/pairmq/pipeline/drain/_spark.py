@@ -83,20 +83,10 @@ def most_at_once(spark: SparkSession, tasks: int) -> int:
 
 
 def run_job(spark: SparkSession, job: Job, indexes: Sequence[int], tag: Tag) -> list[Outcome]:
-    """Run one task for each queue; waits for all.
+    """Run one task for each queue, and give the outcomes of all in any order.
 
-    Args:
-        spark: where.
-        job: the parameters of each.
-        indexes: of the queues.
-        tag: by which it can be cancelled from another thread; its tasks' messages are redelivered when their locks
-            expire.
-
-    Returns:
-        The outcomes, in any order.
-
-    Raises:
-        JobFailed: it did not finish; its tasks' messages are redelivered when their locks expire.
+    By the tag it can be cancelled from another thread. Its tasks' messages are then redelivered when their locks
+    expire, as they are when `JobFailed` is raised.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException

@@ -34,12 +34,7 @@ _JOURNAL_CLOSE = 10.0  # s
 
 
 class Task:
-    """What Spark calls, with the number of a partition; gives the outcome as text.
-
-    Args:
-        job: what to do; holds no secret, as Spark pickles it.
-        indexes: of the queues, by the number of their partition.
-    """
+    """What Spark pickles and calls, with the number of a partition; gives the outcome as text."""
 
     __name__ = "drain_queue"  # what Spark's plans show
 
@@ -48,7 +43,6 @@ class Task:
         self._indexes = indexes
 
     def __call__(self, partition: int) -> str:
-        """Empty one queue."""
         from pyspark import TaskContext
 
         logging.getLogger("pairmq").setLevel(self._job.log_level)
@@ -60,14 +54,8 @@ class Task:
 async def drain_queue(job: Job, index: int, attempt: int = 0) -> Outcome:
     """Move the messages of one backlog queue back until none is left, or until the job says to end.
 
-    Args:
-        job: what to do.
-        index: of the queue.
-        attempt: 0 for the first of this task.
-
-    Returns:
-        How it ended. An unavailable broker is an outcome, not an exception: another attempt would not reach it sooner,
-        and a task that fails permanently would end all others.
+    An unavailable broker is an outcome, not an exception: another attempt would not reach it sooner, and a task that
+    fails permanently would end all others.
     """
     worker = Worker(job.handover)
     if worker.stopped():

@@ -18,30 +18,18 @@ from pairmq.pipeline.journal_io import segment_files
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file of the journal.
-
-    Args:
-        path: where it is.
-        size: bytes.
-        changed: when its content, its name or the rights to it were last changed, nanoseconds since 1970.
-        is_segment: whether rows could be read from it.
-    """
+    """A file of the journal."""
 
     path: Path
-    size: int
-    changed: int
-    is_segment: bool = False
+    size: int  # bytes
+    changed: int  # its content, its name or the rights to it, nanoseconds since 1970
+    is_segment: bool = False  # whether rows could be read from it
 
 
 class Files:
-    """The files that were looked at.
+    """The files that were looked at, as a file of them says.
 
-    Args:
-        path: where they are kept.
-
-    Raises:
-        OSError: it can't be read.
-        ValueError: it is damaged; the text has its path.
+    Raises `ValueError` with its path where that is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -86,11 +74,7 @@ class Files:
         return found
 
     def add(self, found: Iterable[Found], commits: int) -> None:
-        """Note files that were looked at.
-
-        Raises:
-            OSError: it can't be written, and they are looked at again.
-        """
+        """Note files that were looked at; those that can't be noted are looked at again."""
         found = list(found)
         self.commits = commits
         self._write(self._path, "a", found)

@@ -19,17 +19,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, types
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pairmq.model.records import COLUMNS
 from pairmq.pipeline._making import Piece, fact_pieces, read_written, write_pieces
 from pairmq.pipeline._storage import Place, opened
 from pairmq.pipeline.follow._files import Files, Found
 from pairmq.pipeline.follow._ledger import Entry, Ledger, Ranges, Seen, Waiting, all_joined, joined, size, without
-from pairmq.pipeline.journal_io import FEW, Contents, Segment, damaged, look_at, spark_path
-from pairmq.pipeline.schema import rows_schema
-from pairmq.pipeline.transforms._fact import Fact
+from pairmq.pipeline.journal_io import Contents, Segment, damaged, look_at, segment_rows, spark_path, together
+from pairmq.pipeline.transforms._fact import COUNT, TEXT, Fact, schema_of
 from pairmq.pipeline.transforms.facts import FACTS, MESSAGES
 
 if TYPE_CHECKING:
@@ -41,27 +39,15 @@ AT_ONCE = 256 << 20
 
 @dataclass(slots=True)
 class Taken:
-    """What was taken in a while.
+    """What was taken in a while."""
 
-    Args:
-        files: that were looked at.
-        rows: that were taken.
-        seconds: that it took.
-    """
-
-    files: int = 0
-    rows: int = 0
-    seconds: float = 0.0
+    files: int = 0  # that were looked at
+    rows: int = 0  # that were taken
+    seconds: float = 0.0  # that it took
 
 
 class Intake:
-    """Takes files.
-
-    Args:
-        spark: the session.
-        ledger: where rows are kept.
-        files: where files are.
-    """
+    """Takes files into the ledger."""
 
     def __init__(self, spark: SparkSession, ledger: Ledger, files: Files) -> None:
         self._spark = spark
@@ -73,9 +59,7 @@ class Intake:
     def look(self, journal: Path, *, at_all: bool = False) -> list[list[Found]]:
         """Find what is to be taken, in lots of no more than `AT_ONCE` bytes, or of one file.
 
-        Args:
-            journal: its directory.
-            at_all: also the files that could not be read and were not changed: the disk may have been what was wrong.
+        With ``at_all`` also the files that could not be read and were not changed: the disk may have been at fault.
         """
         news = {str(each.path): each for each in self._files.news(journal)}
         for each in self._ledger.waiting:
@@ -93,12 +77,7 @@ class Intake:
         return lots
 
     def take(self, files: Sequence[Found]) -> None:
-        """Take the rows of files.
-
-        Raises:
-            OSError: the ledger can't be written; nothing was taken.
-            pyspark.errors.PySparkException: Spark failed, likewise.
-        """
+        """Take the rows of files; where Spark or the disk fails, nothing was taken."""
         began = time.monotonic()
         there = [each for each in files if each.path.exists()]
         contents, sifted, folder = self._written(look_at(each.path for each in there))
@@ -127,7 +106,7 @@ class Intake:
                 return contents, sifted, None
             number = self._ledger.next_number
             folder = self._ledger.new_folder(number, number)
-            write_facts(self._spark, new_rows(self._spark, sifted), folder)
+            _write(self._spark, fact_pieces(new_rows(self._spark, sifted)), {}, folder)
         except (OSError, pa.ArrowException, PySparkException, Py4JJavaError):
             # Footers may be sound where pages are not: only now is it worth reading everything to see which.
             bad = damaged(contents)
@@ -145,30 +124,17 @@ def _size(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_ctime_ns
 
 
-_RANGES = types.StructType(
-    [
-        types.StructField("of", types.StringType(), False),
-        types.StructField("first", types.LongType(), False),
-        types.StructField("last", types.LongType(), False),
-    ]
-)
+_RANGES = schema_of({"of": TEXT, "first": COUNT, "last": COUNT})
 
 
 @dataclass(frozen=True, slots=True)
 class Sifted:
-    """What is to be read of some files.
+    """What is to be read of some files."""
 
-    Args:
-        whole: files of which every row is new, and in no other file.
-        partly: files that also have rows which were taken before, or which another of them has as well.
-        wanted: the rows that are to be taken from the latter, each once.
-        new: all rows that are to be taken, of the former too.
-    """
-
-    whole: tuple[Place, ...]
-    partly: tuple[Place, ...]
-    wanted: Seen
-    new: Seen
+    whole: tuple[Place, ...]  # files of which every row is new, and in no other file
+    partly: tuple[Place, ...]  # files that also have rows which were taken before, or which another of them has as well
+    wanted: Seen  # the rows that are to be taken from the latter, each once
+    new: Seen  # all rows that are to be taken, of the former too
 
     @property
     def count(self) -> int:
@@ -177,11 +143,7 @@ class Sifted:
 
 
 def sift(segments: Sequence[Segment], seen: Seen) -> Sifted:
-    """Find the rows that were not taken yet.
-
-    Raises:
-        OSError, pyarrow.ArrowException: a file whose footer does not give its rows can't be read.
-    """
+    """Find the rows that were not taken yet."""
     whole: list[Place] = []
     partly: list[Place] = []
     wanted: dict[str, Ranges] = {}
@@ -205,24 +167,15 @@ def sift(segments: Sequence[Segment], seen: Seen) -> Sifted:
 
 
 def new_rows(spark: SparkSession, sifted: Sifted) -> DataFrame:
-    """Give the rows that are to be taken, each once, with all columns of the journal.
-
-    Args:
-        spark: the session.
-        sifted: with one row at least.
-    """
-    schema, names = rows_schema(), [column.name for column in COLUMNS]
-    parts = []
-    if sifted.whole:
-        parts.append(spark.read.schema(schema).parquet(*map(spark_path, sifted.whole)).select(*names))
+    """Give the rows that are to be taken, one at least, each once, with all columns of the journal."""
+    parts = [segment_rows(spark, sifted.whole)] if sifted.whole else []
     if sifted.partly:
-        found = spark.read.schema(schema).parquet(*map(spark_path, sifted.partly)).select(*names)
         spans = [(process, *span) for process, ranges in sifted.wanted.items() for span in ranges]
         inside = (F.col("process") == F.col("of")) & F.col("seq").between(F.col("first"), F.col("last"))
-        wanted = found.join(F.broadcast(spark.createDataFrame(spans, _RANGES)), inside, "left_semi")
-        parts.append(wanted.dropDuplicates(["process", "seq"]))
-    rows = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
-    return rows.coalesce(1) if sifted.count <= FEW else rows
+        wanted = F.broadcast(spark.createDataFrame(spans, _RANGES))
+        found = segment_rows(spark, sifted.partly).join(wanted, inside, "left_semi")
+        parts.append(found.dropDuplicates(["process", "seq"]))
+    return together(parts, sifted.count)
 
 
 def _held(segment: Segment) -> dict[str, Ranges]:
@@ -257,32 +210,13 @@ def _ranges(numbers: pa.Array) -> Ranges:
     return tuple(zip(firsts.tolist(), lasts.tolist(), strict=True))
 
 
-def write_facts(spark: SparkSession, rows: DataFrame, folder: Path) -> None:
-    """Write the facts of some rows.
-
-    Args:
-        spark: the session.
-        rows: the journal's, each once.
-        folder: exclusive; gets a folder for each fact.
-    """
-    _write(spark, fact_pieces(rows), {}, folder)
-
-
 def merge_facts(
     spark: SparkSession, parts: Sequence[Path], folder: Path, messages: Path, settled: Sequence[Path]
 ) -> None:
-    """Write what the facts of several parts are together.
-
-    Args:
-        spark: the session.
-        parts: folders that `write_facts` or this wrote.
-        folder: exclusive.
-        messages: the folder for the messages, likewise.
-        settled: files of more messages.
-    """
+    """Write what the facts of several parts are together, those of messages, with more from settled files, apart."""
 
     def merged(fact: Fact) -> Piece:
-        read = [_read(spark, fact, part) for part in parts]
+        read = [read_written(spark, fact.schema, part / fact.name) for part in parts]
         if fact is MESSAGES and settled:
             read.append(spark.read.schema(fact.schema).parquet(*map(spark_path, settled)))
         union = functools.reduce(DataFrame.unionByName, read)
@@ -293,7 +227,3 @@ def merge_facts(
 
 def _write(spark: SparkSession, pieces: Sequence[Piece], apart: Mapping[str, Path], folder: Path) -> None:
     write_pieces(spark, pieces, {}, lambda name: apart.get(name, folder / name), lambda *_: None)
-
-
-def _read(spark: SparkSession, fact: Fact, part: Path) -> DataFrame:
-    return read_written(spark, fact.schema, part / fact.name)

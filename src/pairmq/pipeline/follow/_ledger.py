@@ -34,53 +34,36 @@ _PIECE = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A file that could not be read, and is looked at again when it has changed.
-
-    Args:
-        path: where it is.
-        problem: why not, in a sentence; None if it is gone.
-        foreign: as `pairmq.pipeline.journal_io.BadSegment` has it.
-    """
+    """A file that could not be read, and is looked at again when it has changed."""
 
     path: str
-    problem: str | None
-    foreign: bool = False
+    problem: str | None  # why not, in a sentence; None if it is gone
+    foreign: bool = False  # as `pairmq.pipeline.journal_io.BadSegment` has it
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One commit, or several that were merged.
-
-    Args:
-        first: the number of the first commit.
-        last: the number of the last.
-        facts: the name of the folder of its facts; None where no new row came.
-        seen: the rows whose facts these are, of these commits alone.
-        waiting: the files that could not be read as of the last commit.
-        settled: the names of the pieces that hold the messages of these commits which are not among the facts.
-    """
+    """One commit, or several that were merged."""
 
     first: int
     last: int
-    facts: str | None
-    seen: Seen = field(default_factory=dict)
-    waiting: tuple[Waiting, ...] = ()
+    facts: str | None  # the name of the folder of its facts; None where no new row came
+    seen: Seen = field(default_factory=dict)  # the rows whose facts these are, of these commits alone
+    waiting: tuple[Waiting, ...] = ()  # the files that could not be read as of the last commit
+    # The names of the pieces that hold the messages of these commits which are not among the facts.
     settled: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """The name of the entry's file."""
         return f"{self.first:06d}-{self.last:06d}.json"
 
     def to_json(self) -> str:
-        """The entry's document."""
         waiting = [[each.path, each.problem, each.foreign] for each in self.waiting]
         known = {name: getattr(self, name) for name in ("first", "last", "facts", "seen", "settled")}
         return json.dumps(known | {"waiting": waiting})
 
     @classmethod
     def from_json(cls, text: str) -> Entry:
-        """The entry that a document holds."""
         found = json.loads(text)
         try:
             seen = {name: tuple((first, last) for first, last in ranges) for name, ranges in found.pop("seen").items()}
@@ -106,12 +89,7 @@ class Entry:
 class Ledger:
     """All commits. One process at a time may have it open: the lock on the tables sees to that.
 
-    Args:
-        folder: where it is kept; made where it is missing.
-
-    Raises:
-        OSError: it can't be read or made.
-        ValueError: an entry, or what it names, is damaged or missing; the text has its path.
+    Raises `ValueError` with the path of an entry, or of what it names, that is damaged or missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -134,7 +112,6 @@ class Ledger:
 
     @property
     def next_number(self) -> int:
-        """The number of the commit that comes next."""
         return self.chain[-1].last + 1 if self.chain else 0
 
     def new_folder(self, first: int, last: int) -> Path:
@@ -151,7 +128,6 @@ class Ledger:
         return [self._facts / entry.facts for entry in self.chain if entry.facts is not None]
 
     def new_piece(self) -> Path:
-        """Make a folder for settled messages."""
         folder = self._settled / secrets.token_hex(8)
         folder.mkdir()
         return folder
@@ -161,24 +137,15 @@ class Ledger:
         return [self._settled / name for entry in self.chain for name in entry.settled]
 
     def commit(self, entry: Entry) -> None:
-        """Enter the next commit.
-
-        Raises:
-            OSError: it can't be written, and is not in the ledger.
-        """
+        """Enter the next commit; where it can't be written, it is not in the ledger."""
         self._write(entry)
         self.chain = (*self.chain, entry)
         self.seen.update(all_joined({name: self.seen.get(name, ()) for name in entry.seen}, entry.seen))
 
     def merge(self, folder: Path | None, settled: Sequence[Path] = ()) -> None:
-        """Put one entry in the place of all.
+        """Put one entry in the place of all; where it can't be written, all is as it was.
 
-        Args:
-            folder: of all facts, but for those of settled messages; None if there are none.
-            settled: the pieces that have these.
-
-        Raises:
-            OSError: it can't be written, and all is as it was.
+        The folder has all facts, but for those of settled messages, which are in pieces.
         """
         newest = self.chain[-1]
         pieces = tuple(piece.name for piece in settled)

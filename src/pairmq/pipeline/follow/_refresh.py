@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +44,7 @@ _FEW = 200_000  # messages which it does not pay to send into parts
 class Tables:
     """Makes tables.
 
-    Args:
-        spark: the session.
-        ledger: where all that was taken is kept.
-
-    Raises:
-        ValueError: what is kept of settled messages is damaged; the text has its path.
+    Raises `ValueError` with the path of what is kept of settled messages and damaged.
     """
 
     def __init__(self, spark: SparkSession, ledger: Ledger) -> None:
@@ -61,18 +56,10 @@ class Tables:
             Context.kept(part / _CONTEXT)
 
     def make(self, work: Path, settings: Settings, progress: Progress) -> dict[str, Any]:
-        """Write all tables, and commit what is settled and merged.
-
-        Args:
-            work: exclusive; gets a folder for each table.
-            settings: what else the tables depend on.
-            progress: as for `write_pieces`.
-
-        Returns:
-            What a `Report` says of them: its fields by name.
-        """
+        """Write all tables into an exclusive folder, and commit what is settled and merged."""
         if self._ledger.facts():
-            pieces = _Round(self._spark, self._ledger, self._pieces(), work, settings, progress).make()
+            folder = self._ledger.new_folder(self._ledger.chain[0].first, self._ledger.chain[-1].last)
+            pieces = _Round(self._spark, self._ledger, self._pieces(), work, settings, progress, folder).make()
         else:
             pieces = []
             if len(self._ledger.chain) > 1:
@@ -87,73 +74,64 @@ class Tables:
         return [*self._known.values()]
 
 
+@dataclass(slots=True)
 class _Round:
     """One refresh: what is known of it so far."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        ledger: Ledger,
-        pieces: list[Piece],
-        work: Path,
-        settings: Settings,
-        progress: Progress,
-    ) -> None:
-        self._spark = spark
-        self._ledger = ledger
-        self._pieces = pieces
-        self._work = work
-        self._settings = settings
-        self._progress = progress
-        self._opened: list[Piece] = []
-        self._messages: list[Path] = []
-        """The files of all messages that are judged."""
-        self._folder = ledger.new_folder(ledger.chain[0].first, ledger.chain[-1].last)
+    spark: SparkSession
+    ledger: Ledger
+    pieces: list[Piece]
+    work: Path
+    settings: Settings
+    progress: Progress
+    folder: Path  # of the facts of all that was taken
+    opened: list[Piece] = field(default_factory=list)
+    messages: list[Path] = field(default_factory=list)  # the files of all messages that are judged
 
     def make(self) -> list[Piece]:
         """Make the tables and the next state; gives its pieces."""
         before = self._merge()
-        steps = table_pieces(self._settings)
+        steps = table_pieces(self.settings)
         first = [step.name for step in steps].index(_LATE)
         self._write(steps[:first], (), len(steps))
-        places = pq.read_table(self._work / "_places", partitioning=None)
+        places = pq.read_table(self.work / "_places", partitioning=None)
         context = Context.of(
             places,
-            columns_of(self._work / PROCESSES.name, "process", "clock_error"),
-            columns_of(self._work / "_blind", "place", "minute", "untold"),
-            self._settings.patience,
+            columns_of(self.work / PROCESSES.name, "process", "clock_error"),
+            columns_of(self.work / "_blind", "place", "minute", "untold"),
+            self.settings.patience,
         )
         if before is not None:
             self._open([piece for piece in self._shut() if context.concerns(piece, before)], {})
         self._write(steps[first:], steps[:first], len(steps))
         self._settle(places)
-        with writing(self._folder / _CONTEXT):
-            (self._folder / _CONTEXT).write_text(context.to_json(), "utf-8")
-        self._ledger.merge(self._folder, [piece.folder for piece in self._pieces])
-        return self._pieces
+        with writing(self.folder / _CONTEXT):
+            (self.folder / _CONTEXT).write_text(context.to_json(), "utf-8")
+        self.ledger.merge(self.folder, [piece.folder for piece in self.pieces])
+        return self.pieces
 
     def _shut(self) -> list[Piece]:
-        return [piece for piece in self._pieces if piece not in self._opened]
+        return [piece for piece in self.pieces if piece not in self.opened]
 
     def _merge(self) -> Context | None:
         """Merge the facts of what is new, of what is not settled, and of the pieces which that concerns."""
-        parts = self._ledger.facts()
+        parts = self.ledger.facts()
         before = Context.kept(parts[0] / _CONTEXT)
         news = parts if before is None else parts[1:]
         keys, instants = _keys(news), _instants(news)
-        concerned = [piece for piece in self._pieces if piece.has(keys) or settled.struck(piece, instants)]
+        concerned = [piece for piece in self.pieces if piece.has(keys) or settled.struck(piece, instants)]
         was = [*([] if before is None else _files(parts[0] / MESSAGES.name)), *(piece.messages for piece in concerned)]
         if len(parts) == 1 and not concerned:
             for small in SMALL:
-                shutil.copytree(parts[0] / small.name, self._folder / small.name, copy_function=_link)
-            self._messages = _files(parts[0] / MESSAGES.name)
+                shutil.copytree(parts[0] / small.name, self.folder / small.name, copy_function=_link)
+            self.messages = _files(parts[0] / MESSAGES.name)
         else:
-            apart = self._work / "_messages"
-            merge_facts(self._spark, parts, self._folder, apart, [piece.messages for piece in concerned])
-            self._messages = _files(apart)
-        self._opened = concerned
+            apart = self.work / "_messages"
+            merge_facts(self.spark, parts, self.folder, apart, [piece.messages for piece in concerned])
+            self.messages = _files(apart)
+        self.opened = concerned
         if self._shut():
-            rows = planned(self._messages)
+            rows = planned(self.messages)
             changed = pa.concat_tables([settled.with_keys(each, keys) for each in (rows, planned(was))])
             self._meet(stood_in(rows), stood_in(changed))
         return before
@@ -164,18 +142,18 @@ class _Round:
 
     def _open(self, pieces: Sequence[Piece], changed: settled.Stood) -> None:
         if pieces:
-            self._opened += pieces
-            self._messages += [piece.messages for piece in pieces]
+            self.opened += pieces
+            self.messages += [piece.messages for piece in pieces]
             self._meet(stood_in(planned(piece.messages for piece in pieces)), {})
 
     def _frames(self) -> Mapping[str, DataFrame]:
-        small = {each.name: read_written(self._spark, each.schema, self._folder / each.name) for each in SMALL}
-        return {**small, MESSAGES.name: self._read(MESSAGES.schema, self._messages)}
+        small = {each.name: read_written(self.spark, each.schema, self.folder / each.name) for each in SMALL}
+        return {**small, MESSAGES.name: self._read(MESSAGES.schema, self.messages)}
 
     def _read(self, schema: Any, paths: Sequence[Path]) -> DataFrame:
         if not paths:
-            return self._spark.createDataFrame([], schema)
-        frame = self._spark.read.schema(schema).parquet(*map(spark_path, paths))
+            return self.spark.createDataFrame([], schema)
+        frame = self.spark.read.schema(schema).parquet(*map(spark_path, paths))
         return frame.coalesce(1) if sum(pq.read_metadata(path).num_rows for path in paths) <= _FEW else frame
 
     def _with_settled(self, step: Made) -> Made:
@@ -198,40 +176,40 @@ class _Round:
         return step
 
     def _written(self, name: str, table: pa.Table) -> Path:
-        path = self._work / f"{name}.parquet"  # of a name with a line in front Spark would read nothing
+        path = self.work / f"{name}.parquet"  # of a name with a line in front Spark would read nothing
         with writing(path):
             pq.write_table(table, path)
         return path
 
     def _write(self, steps: Sequence[Made], done: Sequence[Made], total: int) -> None:
         write_pieces(
-            self._spark,
+            self.spark,
             [self._with_settled(step) for step in steps],
             self._frames(),
             self._place_of,
-            lambda name, number, _: self._progress(name, len(done) + number, total),
+            lambda name, number, _: self.progress(name, len(done) + number, total),
             done=done,
         )
 
     def _place_of(self, name: str) -> Path:
         if name == RECONCILIATION.name:
-            return self._work / "_judged"
-        return self._folder / name if name in _FACTS else self._work / batch.name_of(name)
+            return self.work / "_judged"
+        return self.folder / name if name in _FACTS else self.work / batch.name_of(name)
 
     def _settle(self, places: pa.Table) -> None:
         """Take the messages that are settled now out of the others, and put the table together."""
-        table, rest = self._work / RECONCILIATION.name, self._folder / MESSAGES.name
+        table, rest = self.work / RECONCILIATION.name, self.folder / MESSAGES.name
         for folder in (table, rest):
             folder.mkdir()
-        opened = self._opened if sum(piece.rows for piece in self._opened) <= settled.AT_MOST else []
-        found = settled.destinations(planned(self._messages), opened, self._settings.patience)
-        groups = settled.divided(self._messages, found, rest / "part-00000.parquet")
+        opened = self.opened if sum(piece.rows for piece in self.opened) <= settled.AT_MOST else []
+        found = settled.destinations(planned(self.messages), opened, self.settings.patience)
+        groups = settled.divided(self.messages, found, rest / "part-00000.parquet")
         written = _files(self._place_of(RECONCILIATION.name))
         judged = settled.judged_apart(written, places, groups, table / "not-settled.parquet")
         becomes: dict[Piece, Piece] = {}
         new: list[Piece] = []
         wanted = [number for number, group in enumerate(groups) if len(group)]
-        folders = {number: self._ledger.new_piece() for number in wanted}
+        folders = {number: self.ledger.new_piece() for number in wanted}
         paths = {number: settled.write_messages(folders[number], groups[number]) for number in wanted}
         for number, arrived in self._arrivals(paths).items():
             rows, messages = judged[number]
@@ -242,12 +220,12 @@ class _Round:
                 becomes[opened[number]] = piece
             else:
                 new.append(piece)
-        kept = [becomes.get(piece, piece) for piece in self._pieces if piece in becomes or piece not in self._opened]
+        kept = [becomes.get(piece, piece) for piece in self.pieces if piece in becomes or piece not in self.opened]
         for piece in new:
             kept.append(piece)
             while len(kept) > 1 and kept[-2].rows < 2 * kept[-1].rows <= 2 * (settled.IN_A_PIECE - kept[-2].rows):
-                kept[-2:] = [settled.merged(kept[-2:], self._ledger.new_piece())]
-        self._pieces = kept
+                kept[-2:] = [settled.merged(kept[-2:], self.ledger.new_piece())]
+        self.pieces = kept
         for piece in kept:
             _link(piece.judged, table / f"{piece.folder.name}.parquet")
 
@@ -258,12 +236,12 @@ class _Round:
             frame = self._read(MESSAGES.schema, [path])
             return Made(f"settled{number}", ARRIVALS, (), lambda _: arrivals(frame), "snappy", "settled")
 
-        where = {number: self._work / f"_settled{number}" for number in paths}
+        where = {number: self.work / f"_settled{number}" for number in paths}
         write_pieces(
-            self._spark,
+            self.spark,
             [asked(number, path) for number, path in paths.items()],
             {},
-            lambda name: self._work / f"_{name}",
+            lambda name: self.work / f"_{name}",
             lambda *_: None,
         )
         return {number: pq.read_table(folder, partitioning=None) for number, folder in where.items()}

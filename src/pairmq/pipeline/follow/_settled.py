@@ -65,13 +65,9 @@ Stood = Mapping[Queue, tuple[np.ndarray, np.ndarray]]
 
 
 class Piece:
-    """Some settled messages.
+    """Some settled messages, kept in a folder.
 
-    Args:
-        folder: where they are kept.
-
-    Raises:
-        ValueError: it is damaged; the text has its path.
+    Raises `ValueError` with its path where it is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -131,9 +127,7 @@ class Piece:
     def is_among(self, stood: Stood, changed: Stood) -> bool:
         """Whether its messages decide which of all that stood in its queues were overtaken.
 
-        Args:
-            stood: all that are judged.
-            changed: those of them that are new or were changed, as they are and as they were.
+        What is new there or was changed is given as it is and as it was.
         """
         for queue, (first, last, accepted) in self.spans.items():
             if queue in stood and ((stood[queue][0] >= first) & (stood[queue][0] <= last)).any():
@@ -145,25 +139,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What settled messages were judged by, beside the journal's rows about them.
-
-    Args:
-        patience: of the run.
-        least_kept: of `PLACES`.
-        strict: places where order is promised.
-        clocks: errors of clocks, of places and processes, but for those without any.
-        untold: places and minutes of which a row may be in a hole.
-    """
+    """What settled messages were judged by, beside the journal's rows about them."""
 
     patience: float
     least_kept: float | None
-    strict: frozenset[int]
-    clocks: frozenset[tuple[str, float]]
-    untold: frozenset[tuple[int, int]]
+    strict: frozenset[int]  # places where order is promised
+    clocks: frozenset[tuple[str, float]]  # errors of clocks, of places and processes, but for those without any
+    untold: frozenset[tuple[int, int]]  # places and minutes of which a row may be in a hole
 
     @classmethod
     def of(cls, places: pa.Table, processes: pa.Table, blind: pa.Table, patience: float) -> Context:
-        """What the tables and steps say of it."""
         where = places["place"].to_pylist()
         errors = [*zip(map(str, where), places["clock_error"].to_pylist(), strict=True)]
         errors += zip(processes["process"].to_pylist(), processes["clock_error"].to_pylist(), strict=True)
@@ -186,18 +171,13 @@ class Context:
         )
 
     def to_json(self) -> str:
-        """Its document."""
         return json.dumps(
             [self.patience, self.least_kept, sorted(self.strict), sorted(self.clocks), sorted(self.untold)]
         )
 
     @classmethod
     def kept(cls, path: Path) -> Context | None:
-        """What a file says; None if it does not exist.
-
-        Raises:
-            ValueError: it is damaged; the text has its path.
-        """
+        """What a file says; None if it does not exist. Raises `ValueError` with its path where it is damaged."""
         if not path.exists():
             return None
         try:
@@ -237,15 +217,9 @@ def _queues(messages: pa.Table) -> tuple[np.ndarray, list[Queue]]:
 
 
 def destinations(messages: pa.Table, opened: Sequence[Piece], patience: float) -> np.ndarray:
-    """Decide which messages are settled now.
+    """Decide which messages are settled now: the number of its piece for each of those that are judged, -1 for others.
 
-    Args:
-        messages: of `planned`: all that are judged.
-        opened: pieces whose messages are among them, and get back to where they were.
-        patience: of the run.
-
-    Returns:
-        For each the number of its piece: first come those that were opened, then new ones; -1 for the others.
+    First come the pieces that were opened, whose messages get back to where they were, then new ones.
     """
     keys, delivered = messages["message_key"].to_numpy(), messages["delivered_at"].to_numpy()
     done = messages["accepted_at"].is_valid().to_numpy() & (messages["deliveries"].to_numpy() > 0)
@@ -274,16 +248,7 @@ def destinations(messages: pa.Table, opened: Sequence[Piece], patience: float) -
 
 
 def divided(paths: Iterable[Path], found: np.ndarray, rest: Path) -> list[pa.Table]:
-    """Take the messages that are settled now out of the others.
-
-    Args:
-        paths: of what `planned` gave.
-        found: of `destinations`.
-        rest: where the others are written.
-
-    Returns:
-        Those of each piece.
-    """
+    """Take the messages that are settled now, by piece, out of the others, which are written apart."""
     begin = 0
     parts: list[list[pa.RecordBatch]] = [[] for _ in range(int(found.max(initial=-1)) + 1)]
     with writing(rest), pq.ParquetWriter(rest, _MESSAGES) as writer:
@@ -298,16 +263,9 @@ def divided(paths: Iterable[Path], found: np.ndarray, rest: Path) -> list[pa.Tab
 def judged_apart(
     paths: Sequence[Path], places: pa.Table, pieces: Sequence[pa.Table], rest: Path
 ) -> list[tuple[pa.Table, pa.Table]]:
-    """Take the rows of settled messages out of the table.
+    """Take the rows of settled messages out of the table's files, the rest of which is written apart.
 
-    Args:
-        paths: its files.
-        places: of `PLACES`.
-        pieces: the messages of each piece.
-        rest: where the others are written.
-
-    Returns:
-        The rows of each piece, and its messages with one more column, the backlog queue that took each.
+    Gives the rows of each piece, and its messages with one more column, the backlog queue that took each.
     """
     wanted = [_identity(piece["place"], piece["message_id"]) for piece in pieces]
     everything = pa.chunked_array([chunk for each in wanted for chunk in each.chunks], pa.string())
@@ -354,9 +312,6 @@ def frontier(messages: pa.Table) -> pa.Table:
     """Of each order of messages the one that was called last: all that the order of other messages needs of them.
 
     Those who ask are behind all of them, or before all of them. What was diverted counts apart, by its backlog queue.
-
-    Args:
-        messages: with ``route``.
     """
     placed = messages.filter(
         pc.is_valid(pc.field("position"))
@@ -415,15 +370,7 @@ def write_messages(folder: Path, messages: pa.Table) -> Path:
 
 
 def write_piece(folder: Path, messages: pa.Table, judged: pa.Table, arrivals: pa.Table, last: pa.Table) -> Piece:
-    """Write the rest of a piece.
-
-    Args:
-        folder: exclusive; `write_messages` has been there.
-        messages: all of its own.
-        judged: their rows of the table.
-        arrivals: of `rolled`.
-        last: of `frontier`.
-    """
+    """Write the rest of a piece, where `write_messages` has been."""
     stood = messages.filter(pc.is_valid(messages["position"]))
     number, queues = _queues(stood)
     positions, accepted = stood["position"].to_numpy(), stood["accepted_at"].to_numpy()

@@ -13,25 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """The tables were made anew.
+    """The tables were made anew."""
 
-    Args:
-        report: what they say; its seconds are those of the refresh.
-        commit: the number of the last commit in them.
-        new_files: files that were looked at since the last refresh.
-        new_rows: rows that were taken since then.
-        vanished: files that were noted and are gone before they could be read.
-        complete_until: seconds since 1970 UTC, see `pairmq.pipeline.follow.follow`; None if the journal is empty.
-        taking: seconds that it took to take the new rows.
-    """
-
-    report: Report
-    commit: int
-    new_files: int
-    new_rows: int
-    vanished: int
-    complete_until: float | None
-    taking: float
+    report: Report  # what they say; its seconds are those of the refresh
+    commit: int  # the number of the last commit in them
+    new_files: int  # that were looked at since the last refresh
+    new_rows: int  # that were taken since then
+    vanished: int  # files that were noted and are gone before they could be read
+    complete_until: float | None  # seconds since 1970 UTC; None if the journal is empty
+    taking: float  # seconds that it took to take the new rows
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``run.json``: the one of a run, and how far it follows."""
@@ -61,7 +51,6 @@ class Stop:
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def ask(self) -> None:
-        """Ask it to end."""
         self.asked = True
         self._woken.put(None)
 
