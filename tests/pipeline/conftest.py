@@ -50,7 +50,7 @@ def verdicts_alone(spark, monkeypatch):
             needed.update(step.needs)
 
     def without_rows(step):
-        return replace(step, make=lambda _, __: spark.createDataFrame([], step.schema))
+        return replace(step, made=lambda *_, **__: spark.createDataFrame([], step.schema))
 
     steps = tuple(step if step.name in needed else without_rows(step) for step in STEPS)
     monkeypatch.setattr(_making, "STEPS", steps)

@@ -71,7 +71,7 @@ PRICES = {"primary": Price(Decimal("0.80"), Decimal(30)), "secondary": Price(Dec
 @pytest.fixture(scope="module")
 def made(spark):
     rows = rows_of(spark, host(), killed(), sampling()).cache()
-    return tables_of(rows, Settings(patience=PATIENCE, **PRICES))
+    return tables_of(rows, Settings(patience=PATIENCE, prices=PRICES))
 
 
 @pytest.fixture(scope="module")

@@ -59,29 +59,19 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Something to write.
-
-    Args:
-        name: its own, and that of its folder.
-        schema: what it is read back with.
-        needs: names of what must be there before.
-        make: given everything that is there by name; computes nothing yet.
-        compression: of its files.
-        group: those of one group are written by one query; None for one of its own.
-        kept: Spark keeps it at hand, in memory or beside what it shuffles, and writes no file: for what is as large as
-            the journal and only read by this call. To encode its columns takes longer than to make them.
-        small: what it is made of grows with time and faults, not with messages.
-        count: for small facts, instead of ``make``: gives the facts of each part of the rows.
-    """
+    """Something to write, in a folder of its name, and read back with its schema."""
 
     name: str
     schema: StructType
-    needs: tuple[str, ...]
-    make: Callable[[Mapping[str, DataFrame]], DataFrame]
+    needs: tuple[str, ...]  # names of what must be there before
+    make: Callable[[Mapping[str, DataFrame]], DataFrame]  # given everything that is there by name; computes nothing yet
     compression: str
-    group: str | None = None
+    group: str | None = None  # those of one group are written by one query; None for one of its own
+    # Spark keeps it at hand, in memory or beside what it shuffles, and writes no file: for what is as large as the
+    # journal and only read by this call. To encode its columns takes longer than to make them.
     kept: StorageLevel | None = None
-    small: bool = False
+    small: bool = False  # what it is made of grows with time and faults, not with messages
+    # For small facts, instead of ``make``: gives the facts of each part of the rows.
     count: Callable[[Place], Iterator[Digest]] | None = None
 
 
@@ -90,10 +80,8 @@ def fact_pieces(
 ) -> tuple[Piece, ...]:
     """What makes the facts of some rows.
 
-    Args:
-        rows: of the journal.
-        kept: how Spark keeps the messages at hand; None to write them.
-        files: where this process can read the same rows, each once; if it can't, Spark reads them for the small facts.
+    Arrow counts the small ones, of the files with the same rows where this process can read them; else Spark reads
+    them.
     """
 
     def count(folder: Place) -> Iterator[Digest]:
@@ -150,21 +138,10 @@ def write_pieces(
     progress: Progress,
     done: Sequence[Piece] = (),
 ) -> None:
-    """Write pieces.
+    """Write pieces, in an order in which what each needs comes before it; those that are done were written before.
 
-    Args:
-        spark: the session.
-        pieces: in an order in which what each needs comes before it.
-        given: what is there already, by name.
-        folder_of: the folder for a name, of what is given, too, if it was written.
-        progress: called with each piece's name before it is made, its number from 0, and the number of pieces.
-        done: what was written there before.
-
-    Raises:
-        Exception: of the first piece that failed, once the others have been stopped.
-
-    Interrupted, as by Ctrl-C, it stops what is being made, and returns once that has ended; interrupted a second time,
-    at once.
+    When one fails, the others are stopped, and then its exception is raised. Interrupted, as by Ctrl-C, it stops what
+    is being made, and returns once that has ended; interrupted a second time, at once.
     """
     there, frames = {*given, *(piece.name for piece in done)}, dict(given)
     waiting = _grouped(pieces)
@@ -230,11 +207,7 @@ def _grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:
 
 
 class _Work:
-    """The jobs of one call, which can be ended.
-
-    Args:
-        spark: the session; it may be the caller's, with other jobs.
-    """
+    """The jobs of one call, which can be ended; the session may be the caller's, with other jobs."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark

@@ -22,17 +22,9 @@ import pyarrow.parquet as pq
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 
-from pairmq.model import ConfigurationError, Price
+from pairmq.model import ConfigurationError
 from pairmq.pipeline import transforms
-from pairmq.pipeline._making import (
-    Piece,
-    Progress,
-    fact_pieces,
-    read_written,
-    table_pieces,
-    write_pieces,
-    written_rows,
-)
+from pairmq.pipeline._making import Piece, Progress, fact_pieces, read_written, table_pieces, write_pieces, written_rows
 from pairmq.pipeline._storage import (
     Place,
     check_place,
@@ -57,8 +49,8 @@ from pairmq.pipeline.journal_io import (
 )
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.session import KEPT, LARGE, ONE_COMPILER, QUICK, SMALL, session, usable_cores
+from pairmq.pipeline.transforms import Settings, Unfinished, Unread
 from pairmq.pipeline.transforms._rows import SLACK
-from pairmq.pipeline.transforms.steps import Settings, Unfinished, Unread
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,10 +62,8 @@ except ImportError:  # the client of Spark Connect comes without it
 else:
     _SPARK_ERRORS = (PySparkException, Py4JError)
 
-PATIENCE = 300.0
-"""Default for the seconds by which others of its queue may overtake a message before it counts as lost."""
-
 _DAY = 86_400.0  # s
+_PARTS = "spark.sql.shuffle.partitions"
 _ROWS_A_PARTITION = 500_000  # so that what one task keeps of them stays within some hundred MiB
 _BRIEF = 1_000_000  # rows for which it does not pay to compile everything for speed
 _QUICK = 1_000_000  # rows whose messages the heap holds
@@ -84,78 +74,48 @@ _COUNTS = ("rows", "missing", "dropped", "misdated")  # of each process
 def run(
     journal: str | os.PathLike[str],
     out: str | os.PathLike[str],
+    settings: Settings,
     *,
-    spark: SparkSession | None = None,
-    cores: int | None = None,
-    prices: Mapping[str, Price] | None = None,
-    patience: float = PATIENCE,
-    format: str | None = None,
-    progress: Progress | None = None,
+    spark: SparkSession | None,
+    cores: int | None,
+    format: str | None,
+    progress: Progress,
 ) -> Report:
-    """Make all tables of a journal.
-
-    Args:
-        journal: the directory that processes keep it in; they may be writing. Or a URL that the session can read, such
-            as ``s3a://bucket/journal``.
-        out: the directory of the tables, made where it is missing; each table is a directory of Parquet files in it.
-            Or a URL, where each run has a folder of its own, ``runs/<time>-<token>``, and counts once its ``run.json``
-            is there.
-        spark: a session to work in; a local one when left out, or the one that is active.
-        cores: of a local session; all when left out.
-        prices: of ``primary`` and ``secondary``.
-        patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
-        format: another one in which the tables are also written, to ``out/<format>/<table>``, such as ``delta``; its
-            package must be in the session.
-        progress: called with each piece's name before it is made, its number from 0, and the number of pieces.
-
-    Returns:
-        What was found, as ``run.json`` has it.
-
-    Raises:
-        PipelineUnavailable: PySpark or Java is missing.
-        ConfigurationError: a directory or URL can't be used, another run is writing there, or the format is unknown.
-
-    Interrupted, it leaves every table of ``out`` as the old or the new run made it, whole in either case.
-    """
-    settings = settings_of(patience=patience, prices=prices)
+    """Make all tables of a journal; see `pairmq.pipeline.run`."""
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
+        mine: SparkSession | None = None
         source: Place
         target: Place
-        holder = "pairmq pipeline run"
         if is_url(journal) or is_url(out):
             # Spark has to be there before the journal's size is known: only by it the two are reached.
             mine = stack.enter_context(session(spark, cores=cores, settings=LARGE))
             source, target = reached(journal, mine), reached(out, mine)
-            contents = look_over(source)
-            if mine.conf.get(KEPT, None) is not None:
-                name = "spark.sql.shuffle.partitions"
-                mine.conf.set(name, sized(contents, cores or usable_cores())[name])
-            check_places(target)
-            work = stack.enter_context(work_folder(target, holder))
         else:
             source, target = local(journal), local(out)
-            check_places(target)
-            contents = look_over(source)
-            work = stack.enter_context(work_folder(target, holder))
-            fit = sized(contents, cores or usable_cores())
+        check_places(target)
+        contents = look_over(source)
+        work = stack.enter_context(work_folder(target, "pairmq pipeline run"))
+        fit = sized(contents, cores or usable_cores())
+        if mine is None:
             mine = stack.enter_context(session(spark, cores=cores, settings=fit))
+        elif mine.conf.get(KEPT, None) is not None:
+            mine.conf.set(_PARTS, fit[_PARTS])
         if format is not None:
             check_format(mine, format, target)
-        show_progress = progress or (lambda *_: None)
         try:
-            found = _made(mine, work, contents, settings, show_progress)
+            found = _made(mine, work, contents, settings, progress)
         except (*_SPARK_ERRORS, OSError, pa.ArrowException):
             # Footers may be sound where pages are not: only now is it worth reading everything to see which.
             bad = damaged(contents)
             if not bad:
                 raise
             contents = contents.without(bad)
-            found = _made(mine, work, contents, settings, show_progress)
+            found = _made(mine, work, contents, settings, progress)
         report = Report(
             version=importlib.metadata.version("pairmq"),
             spark=mine.version,
-            patience=patience,
+            patience=settings.patience,
             segments=len(contents.segments),
             bad=contents.bad,
             unfinished=contents.parts,
@@ -169,11 +129,7 @@ def run(
 
 
 def check_format(spark: SparkSession, name: str, out: Place) -> None:
-    """See that the session can write a format, before the work of making the tables is done.
-
-    Raises:
-        ConfigurationError: it lacks the package of the format.
-    """
+    """See that the session has the package of a format, before the work of making the tables is done."""
     try:
         spark.read.format(name).load(spark_target(out / "_none")).schema  # noqa: B018  # analyses it
     except _SPARK_ERRORS as error:
@@ -203,31 +159,7 @@ def sized(contents: Contents, cores: int) -> dict[str, str]:
     quick = rows <= _QUICK
     parts = str(max(cores if quick else 4 * cores, rows // _ROWS_A_PARTITION))
     compiled = ONE_COMPILER if rows <= _BRIEF else {}
-    return {**(QUICK if quick else LARGE), **compiled, "spark.sql.shuffle.partitions": parts}
-
-
-def settings_of(
-    *,
-    patience: float = PATIENCE,
-    prices: Mapping[str, Price] | None = None,
-    bad: Iterable[BadSegment] = (),
-    parts: Iterable[OpenPart] = (),
-) -> Settings:
-    """Put together what tables depend on beside the journal.
-
-    Args:
-        patience: as for `run`.
-        prices: likewise.
-        bad: the files that are not read.
-        parts: the parts that are not yet segments.
-
-    Raises:
-        ConfigurationError: the patience is invalid.
-    """
-    if not patience >= 0:
-        raise ConfigurationError(f"patience is {patience!r}: it must be 0 seconds or more")
-    known = prices or {}
-    return Settings(patience, known.get("primary"), known.get("secondary"), unread_of(bad), unfinished_of(parts))
+    return {**(QUICK if quick else LARGE), **compiled, _PARTS: parts}
 
 
 def unread_of(bad: Iterable[BadSegment]) -> tuple[Unread, ...]:
@@ -249,11 +181,7 @@ def unfinished_of(parts: Iterable[OpenPart]) -> tuple[Unfinished, ...]:
 
 
 def check_places(out: Place) -> None:
-    """See that tables can be put in their places.
-
-    Raises:
-        ConfigurationError: something else is where a table is to be.
-    """
+    """See that nothing else is where a table is to be."""
     if isinstance(out, Path):
         for table in transforms.TABLES:
             check_place(out / table.name)
@@ -268,9 +196,7 @@ def put_tables_in_place(work: Place, out: Place, document: Mapping[str, Any]) ->
 def rehearse(spark: SparkSession, enough: Event) -> None:
     """Make the tables of no rows, each by itself, so that Java has loaded what a run needs.
 
-    Args:
-        spark: a local session.
-        enough: asks to end early, as soon as those tables are made that have begun.
+    Once it is ``enough``, it ends as soon as those tables are made that have begun.
     """
 
     def go_on(*_: object) -> None:
@@ -283,7 +209,7 @@ def rehearse(spark: SparkSession, enough: Event) -> None:
     ):
         go_on()
         work = Path(name)
-        known = _pieces(spark, Contents((), ()), settings_of(), work)
+        known = _pieces(spark, Contents((), ()), Settings(), work)
         pieces = [each if each.count else replace(each, group=None) for each in known]
         write_pieces(spark, pieces, {}, lambda piece: work / piece, go_on)
 
@@ -320,11 +246,8 @@ _TABLES = frozenset(table.name for table in transforms.TABLES)
 def fields_of_report(work: Place, counted: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
     """Give what the report says of the tables: its fields by name.
 
-    It is read from their files: five queries of Spark's would take longer.
-
-    Args:
-        work: has the tables.
-        counted: the verdicts in files of the reconciliation, by their names, where they are known.
+    It is read from their files: five queries of Spark's would take longer. What files of the reconciliation were
+    counted before are known by their names.
     """
     known = {name: Counter(each) for name, each in (counted or {}).items()}
     files = {table.name: parquet_files(work / name_of(table.name)) for table in transforms.TABLES}
@@ -338,28 +261,23 @@ def fields_of_report(work: Place, counted: Mapping[str, Mapping[str, int]] | Non
     verdicts = sum((known[path.name] for path in judged), Counter[str]())
     faults = [verdict.value for verdict in transforms.FAULTS if verdicts[verdict.value]]
     at_fault = (path for path in judged if known[path.name].keys() & faults)
-    counts, ended, instants = Counter(dict.fromkeys(_COUNTS, 0)), Counter[str](), set[float]()
-    clocks: dict[str, float] = {}
-    wanted = [*_COUNTS, "ended", "first_at", "last_at", "process", "clock_error"]
-    for batch in _batches(files[transforms.PROCESSES.name], wanted):
-        for name in _COUNTS:
-            counts[name] += pc.sum(batch[name]).as_py() or 0
-        ended.update(batch["ended"].to_pylist())
-        wrong = batch.filter(pc.greater(batch["clock_error"], SLACK))
-        clocks.update(zip(wrong["process"].to_pylist(), wrong["clock_error"].to_pylist(), strict=True))
-        for name in ("first_at", "last_at"):
-            instants.update(micros / 1_000_000 for micros in batch[name].cast(pa.int64()).drop_null().to_pylist())
-    absent: list[tuple[str, str]] = []
-    for batch in _batches(files[transforms.OBSERVATION.name], ["pair", "entity", "absent"]):
-        owned = batch.filter(batch["absent"])
-        absent += zip(owned["pair"].to_pylist(), owned["entity"].to_pylist(), strict=True)
+    counts, ended, clocks = Counter(dict.fromkeys(_COUNTS, 0)), Counter[str](), dict[str, float]()
+    instants: list[float] = []
+    wanted = (*_COUNTS, "ended", "first_at", "last_at", "process", "clock_error")
+    for row in _rows(files[transforms.PROCESSES.name], wanted):
+        counts.update({name: row[name] or 0 for name in _COUNTS})
+        ended[row["ended"]] += 1
+        instants += (row[name].timestamp() for name in ("first_at", "last_at") if row[name] is not None)
+        if (row["clock_error"] or 0.0) > SLACK:
+            clocks[row["process"]] = row["clock_error"]
+    observed = _rows(files[transforms.OBSERVATION.name], ("pair", "entity", "absent"))
     return {
         **counts,
         "clocks": dict(sorted(clocks.items())),
-        "absent": sorted(absent),
+        "absent": sorted((row["pair"], row["entity"]) for row in observed if row["absent"]),
         "first_at": min(instants, default=None),
         "last_at": max(instants, default=None),
-        "tables": {name: written_rows(work / name_of(name)) for name in _TABLES},
+        "tables": {table.name: written_rows(work / name_of(table.name)) for table in transforms.TABLES},
         "processes": dict(ended),
         "verdicts": dict(verdicts),
         "faults": _first_of(at_fault, faults),
@@ -370,6 +288,11 @@ def _batches(paths: Iterable[Place], columns: Sequence[str]) -> Iterator[pa.Reco
     for path in paths:
         with pq.ParquetFile(opened(path)) as file:
             yield from file.iter_batches(columns=list(columns))
+
+
+def _rows(paths: Iterable[Place], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for batch in _batches(paths, columns):
+        yield from batch.to_pylist()
 
 
 def _first_of(paths: Iterable[Place], verdicts: Sequence[str]) -> dict[str, list[tuple[str, str | None, str]]]:

@@ -74,19 +74,11 @@ def follow(
     """
     check_packages()
     from pairmq.pipeline.follow import _follow
+    from pairmq.pipeline.transforms import Settings
 
-    return _follow.follow(
-        journal,
-        out,
-        spark=spark,
-        cores=cores,
-        prices=prices,
-        patience=patience,
-        every=every,
-        once=once,
-        until_idle=until_idle,
-        restart=restart,
-        stop=stop,
-        on_refresh=on_refresh,
-        progress=progress,
+    nothing: Callable[..., None] = lambda *_: None  # noqa: E731  # a default
+    settings = Settings(patience, prices or {})
+    wishes = _follow.Wishes(
+        settings, every, once, until_idle, stop or Stop(), on_refresh or nothing, progress or nothing
     )
+    return _follow.follow(journal, out, wishes, spark=spark, cores=cores, restart=restart)

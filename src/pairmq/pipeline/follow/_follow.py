@@ -22,15 +22,15 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pairmq.model import ConfigurationError, Price
+from pairmq.model import ConfigurationError
 from pairmq.pipeline import batch
 from pairmq.pipeline._storage import is_url, local, local_work_folder, writing
 from pairmq.pipeline.follow._files import Files, Found
@@ -41,7 +41,7 @@ from pairmq.pipeline.follow._values import Refreshed, Stop
 from pairmq.pipeline.journal_io import BadSegment, OpenPart, open_parts
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.session import session
-from pairmq.pipeline.transforms import PROCESSES
+from pairmq.pipeline.transforms import PROCESSES, Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,34 +50,34 @@ HOLDER = "pairmq pipeline run --follow"
 
 
 @dataclass(frozen=True, slots=True)
-class _Wishes:
+class Wishes:
+    """What `pairmq.pipeline.follow.follow` is asked for, beside where."""
+
+    settings: Settings
     every: float
     once: bool
     until_idle: float | None
-    prices: Mapping[str, Price]
-    patience: float
+    stop: Stop
     on_refresh: Callable[[Refreshed], None]
     progress: Callable[[int, str], None]
+
+    def __post_init__(self) -> None:
+        if not self.every > 0:
+            raise ConfigurationError(f"every is {self.every!r}: it must be more than 0 seconds")
+        if self.until_idle is not None and not self.until_idle >= 0:
+            raise ConfigurationError(f"until_idle is {self.until_idle!r}: it must be 0 seconds or more")
 
 
 def follow(
     journal: str | os.PathLike[str],
     out: str | os.PathLike[str],
+    wishes: Wishes,
     *,
-    spark: SparkSession | None = None,
-    cores: int | None = None,
-    prices: Mapping[str, Price] | None = None,
-    patience: float = batch.PATIENCE,
-    every: float = 60.0,
-    once: bool = False,
-    until_idle: float | None = None,
-    restart: bool = False,
-    stop: Stop | None = None,
-    on_refresh: Callable[[Refreshed], None] | None = None,
-    progress: Callable[[int, str], None] | None = None,
+    spark: SparkSession | None,
+    cores: int | None,
+    restart: bool,
 ) -> Report:
-    """Keep all tables of a journal up to date; see `pairmq.pipeline.follow`, which says what each argument is."""
-    _check(patience=patience, every=every, until_idle=until_idle)
+    """Keep all tables of a journal up to date."""
     for place in (journal, out):
         if is_url(place):
             raise ConfigurationError(f"{place} can't be followed: give a local directory, or run without --follow")
@@ -85,29 +85,23 @@ def follow(
     if not source.is_dir():
         raise ConfigurationError(f"{source} is not a directory: give the journal's directory")
     batch.check_places(target)
-    nothing: Callable[..., None] = lambda *_: None  # noqa: E731  # a default
-    wishes = _Wishes(every, once, until_idle, dict(prices or {}), patience, on_refresh or nothing, progress or nothing)
-    stopping = Stop() if stop is None else stop
-    with local_work_folder(target, HOLDER) as work, session(spark, cores=cores) as mine, stopping:
+    with local_work_folder(target, HOLDER) as work, session(spark, cores=cores) as mine, wishes.stop:
         if not hasattr(mine, "_jsparkSession"):
             raise ConfigurationError(
                 "a journal can't be followed through Spark Connect: this process has to see its files"
             )
         state = state_of(target, source, restart=restart)
-        follower = _Follower(mine, source.resolve(), target, work, state, wishes, stopping)
-        return follower.run()
+        return _Follower(mine, source.resolve(), target, work, state, wishes).run()
 
 
 class _Follower:
-    def __init__(
-        self, spark: SparkSession, journal: Path, out: Path, work: Path, state: Path, wishes: _Wishes, stop: Stop
-    ) -> None:
+    def __init__(self, spark: SparkSession, journal: Path, out: Path, work: Path, state: Path, wishes: Wishes) -> None:
         self._spark = spark
         self._journal = journal
         self._out = out
         self._work = work
         self._wishes = wishes
-        self._stop = stop
+        self._stop = wishes.stop
         try:
             self._files = Files(state / "files.jsonl")
             self._ledger = Ledger(state)
@@ -158,17 +152,17 @@ class _Follower:
     def _open_parts(self) -> frozenset[tuple[str, float]]:
         """What the tables depend on of the parts: of one beyond the journal only that."""
         last = self._report.last_at if self._report is not None else None
-        end = math.inf if last is None else last + self._wishes.patience
+        end = math.inf if last is None else last + self._wishes.settings.patience
         return frozenset((part.process, min(part.changed_at, end)) for part in self._parts)
 
     def _refreshed(self, coming: Sequence[Found] = ()) -> Report:
         """Make the tables of all that was taken, and put them in place.
 
-        Args:
-            coming: files that were found and not read yet: their rows are a hole until then.
+        Files that are coming were found and not read yet: their rows are a hole until then.
         """
         began = time.monotonic()
         wishes, ledger = self._wishes, self._ledger
+        patience = wishes.settings.patience
         waiting = ledger.waiting
         bad = tuple(
             BadSegment(Path(each.path), each.problem, each.foreign) for each in waiting if each.problem is not None
@@ -177,7 +171,7 @@ class _Follower:
         work = Path(tempfile.mkdtemp(prefix="tables-", dir=self._work))
         found = self._tables.make(
             work,
-            batch.settings_of(patience=wishes.patience, prices=wishes.prices, bad=unread, parts=self._parts),
+            replace(wishes.settings, unread=batch.unread_of(unread), unfinished=batch.unfinished_of(self._parts)),
             lambda name, number, total: wishes.progress(
                 self._intake.since.rows, f"{number} of {total} tables; now {name}"
             ),
@@ -185,7 +179,7 @@ class _Follower:
         report = Report(
             version=importlib.metadata.version("pairmq"),
             spark=self._spark.version,
-            patience=wishes.patience,
+            patience=patience,
             segments=self._files.segments,
             bad=bad,
             unfinished=self._parts,
@@ -199,7 +193,7 @@ class _Follower:
             new_files=taken.files,
             new_rows=taken.rows,
             vanished=sum(each.problem is None for each in waiting),
-            complete_until=complete_until(work, wishes.patience),
+            complete_until=complete_until(work, patience),
             taking=taken.seconds,
         )
         batch.put_tables_in_place(work, self._out, refreshed.to_dict())
@@ -208,15 +202,6 @@ class _Follower:
         self._open = self._open_parts()
         wishes.on_refresh(refreshed)
         return report
-
-
-def _check(*, patience: float, every: float, until_idle: float | None) -> None:
-    if not patience >= 0:
-        raise ConfigurationError(f"patience is {patience!r}: it must be 0 seconds or more")
-    if not every > 0:
-        raise ConfigurationError(f"every is {every!r}: it must be more than 0 seconds")
-    if until_idle is not None and not until_idle >= 0:
-        raise ConfigurationError(f"until_idle is {until_idle!r}: it must be 0 seconds or more")
 
 
 STATE = "_follow"
@@ -233,13 +218,7 @@ _NAME = "follow.json"
 
 
 def state_of(out: Path, journal: Path, *, restart: bool) -> Path:
-    """Give the folder of the state, made where it is missing.
-
-    Args:
-        out: the output directory, which the caller has locked.
-        journal: the journal's directory.
-        restart: delete what is kept, so that the whole journal is read again.
-    """
+    """Give the folder of the state, made where it is missing; to restart, without what was kept."""
     folder = out / STATE
     if restart and folder.exists():
         # One rename, so that a kill leaves the whole state or none; names like this are deleted by the next run.
@@ -291,16 +270,9 @@ _HOLES = "_holes"  # what a run works with is hidden from readers of the tables
 
 
 def complete_until(tables: Path, patience: float) -> float | None:
-    """Find the first hole of the journal that reaches into its last seconds.
+    """Find the first hole that reaches into the journal's last seconds of patience: its beginning, else the last row.
 
-    An older hole is given up: only waiting distinguishes a late row from a missing one.
-
-    Args:
-        tables: the folder of a run's tables, and of what they were made of.
-        patience: how many seconds at the journal's end may still be filled.
-
-    Returns:
-        Seconds since 1970 UTC: its beginning, else the journal's last row; None if the journal is empty.
+    An older hole is given up: only waiting distinguishes a late row from a missing one. None if the journal is empty.
     """
     processes = pq.read_table(tables / PROCESSES.name, columns=["last_at"], partitioning=None)
     end = pc.max(processes["last_at"].cast("timestamp[us]").cast("int64")).as_py()

@@ -16,19 +16,13 @@ TEXT, COUNT, NUMBER, FLAG = types.StringType(), types.LongType(), types.DoubleTy
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A digest of rows: for any partition of the rows, the parts' facts combine to those of all rows.
+    """A digest of rows: for any partition of the rows, the parts' facts combine to those of all rows."""
 
-    Args:
-        name: of the directory, or the view, that holds it.
-        schema: its columns; each may be null.
-        of: the facts of some rows, each of which is given once.
-        merged: the facts of all rows from the union of the facts of parts. It may be given any part's facts, merged
-            ones too, but none twice.
-    """
-
-    name: str
-    schema: types.StructType
-    of: Callable[[DataFrame], DataFrame]
+    name: str  # of the directory, or the view, that holds it
+    schema: types.StructType  # its columns; each may be null
+    of: Callable[[DataFrame], DataFrame]  # the facts of some rows, each of which is given once
+    # The facts of all rows from the union of the facts of parts. It may be given any part's facts, merged ones too, but
+    # none twice.
     merged: Callable[[DataFrame], DataFrame]
 
 
@@ -62,19 +56,13 @@ EVIDENCE = "evidence"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One column of a table.
-
-    Args:
-        name: the column's.
-        type: one of ``text``, ``count``, ``number``, ``yes or no``, ``instant``, ``day``, ``money``.
-        meaning: a line for the reference; durations are in seconds.
-        usual: what holds of a row without evidence, in SQL over the table's columns; empty for a column that every row
-            has. To write a value of every row is much of what a large table costs.
-    """
+    """One column of a table."""
 
     name: str
-    type: str
-    meaning: str
+    type: str  # one of the keys of `_TYPES`
+    meaning: str  # a line for the reference; durations are in seconds
+    # What holds of a row without evidence, in SQL over the table's columns; empty for a column that every row has. To
+    # write a value of every row is much of what a large table costs.
     usual: str = ""
 
     @property
@@ -90,22 +78,14 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that the pipeline writes.
+    """A table that the pipeline writes."""
 
-    Args:
-        name: of the table, and of the directory that holds it.
-        row: the meaning of one row.
-        fields: its columns in order; those with something usual are in one more column, `EVIDENCE`.
-    """
-
-    name: str
-    row: str
-    fields: tuple[Field, ...]
+    name: str  # of the table, and of the directory that holds it
+    row: str  # the meaning of one row
+    fields: tuple[Field, ...]  # its columns in order; those with something usual are in one more column, `EVIDENCE`
 
     @property
     def schema(self) -> types.StructType:
-        """The table's schema; every column may be null."""
-
         def typed_as(fields: Sequence[Field]) -> types.StructType:
             return types.StructType([types.StructField(each.name, _TYPES[each.type], True) for each in fields])
 
@@ -113,11 +93,7 @@ class Table:
         return typed_as(plain).add(EVIDENCE, typed_as(apart), True) if apart else typed_as(plain)
 
     def in_full(self, source: str) -> str:
-        """Give the query that has a column of each field, also where there is no evidence.
-
-        Args:
-            source: what SQL calls the table as it was written.
-        """
+        """Give the query of a source that has a column of each field, also where there is no evidence."""
         columns = (
             f"CASE WHEN {EVIDENCE} IS NULL THEN {each.usual} ELSE {each.column} END AS {each.name}"
             if each.usual
@@ -127,12 +103,9 @@ class Table:
         return f"SELECT {', '.join(columns)} FROM {source}"  # noqa: S608  # its own columns
 
     def of(self, frame: DataFrame, has_evidence: str = "", *, usual: bool = False) -> DataFrame:
-        """Give exactly the table's columns, in order and of their types.
+        """Give exactly the table's columns, in order and of their types; instants come as seconds since 1970 UTC.
 
-        Args:
-            frame: has all of them; instants are seconds since 1970 UTC.
-            has_evidence: which rows have any, in SQL.
-            usual: no row has any; those columns may be missing.
+        Which rows have evidence is said in SQL. What is ``usual`` has none, and may lack those columns.
         """
         plain, apart = self._divided()
         columns = [_cast(each) for each in plain]

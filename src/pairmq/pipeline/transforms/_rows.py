@@ -22,14 +22,8 @@ HOUR, MINUTE, DAY = 3600, 60, 86_400
 SLACK = 1.0
 """Seconds by which the clocks of two machines may differ."""
 
-
 EARLIEST, LATEST = 1_577_836_800.0, 4_102_444_800.0
 """2020 and 2100: an event of PairMQ was between the two, or the clock that dated it was wrong."""
-
-
-def dated() -> Column:
-    """Whether a row has a valid instant; NaN is not."""
-    return F.col("at").between(EARLIEST, LATEST)
 
 
 def of_kind(*kinds: type[Event]) -> Column:
@@ -89,17 +83,10 @@ def buckets_of(values: pa.Array) -> pa.Array:
 
 
 def percentiles(histogram: DataFrame, keys: Sequence[str], prefix: str, sums: Sequence[str]) -> DataFrame:
-    """Merge a histogram's buckets into one row for each key.
+    """Merge a histogram's buckets into one row for each key: its percentiles, 2 % too high at most, and some sums.
 
-    Args:
-        histogram: one row for each key and ``bucket``, with ``weight`` and ``most``, the bucket's weight and greatest
-            value, both ignored where the bucket is null, and the columns of ``sums``.
-        keys: the columns that make a key.
-        prefix: of the columns' names: ``prefix_p50`` and so on, and ``prefix_max``.
-        sums: columns to add up.
-
-    Returns:
-        The keys, the sums, and the percentiles: each the upper bound of its bucket, 2 % too high at most.
+    The histogram has one row for each key and ``bucket``, with ``weight`` and ``most``, the bucket's weight and
+    greatest value, both ignored where the bucket is null.
     """
     valued = F.when(F.col("bucket").isNotNull(), F.col("weight")).otherwise(0.0)
     group = Window.partitionBy(*keys)

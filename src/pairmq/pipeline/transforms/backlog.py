@@ -6,10 +6,7 @@ what was moved back and how long it had waited, and ``rotation`` each time that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
-
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from pairmq.model.events import MessageDeadLettered, MessageMoved, RotationChanged, SendOutcome
@@ -70,10 +67,7 @@ def backlog(notes: DataFrame, minutes: DataFrame) -> DataFrame:
         "message_key",
         # Foreign messages without an id can't be identified: each counts as one.
         F.coalesce("message_id", F.concat_ws(":", "process", "seq")).alias("message_id"),
-        "kind",
-        "outcome",
-        "completed",
-        "at",
+        *("kind", "outcome", "completed", "at"),
     )
     end = minutes.agg(F.floor(F.max("last_at") / MINUTE).alias("end"))
     days = minutes.select(F.floor(F.col("minute") / DAY).alias("day")).distinct()
@@ -92,36 +86,24 @@ def backlog(notes: DataFrame, minutes: DataFrame) -> DataFrame:
     return BACKLOG.of(result.withColumn("oldest_age", age))
 
 
-def _minute(instant: str) -> Column:
-    return F.floor(F.col(instant) / MINUTE) * MINUTE
+_FLOWS = ("diverted", "moved", "dead_lettered", "unmatched")
 
 
 def _depths(counts: DataFrame, stays: DataFrame) -> DataFrame:
     """Minutes in which something came or went, with the depth at their end."""
-    known = stays.filter(F.col("came_at").isNotNull())
-    entries = known.groupBy(*_QUEUE, _minute("came_at").alias("minute")).agg(F.count("*").alias("change"))
-    exits = (
-        known.filter(F.col("left_at").isNotNull())
-        .groupBy(*_QUEUE, _minute("left_at").alias("minute"))
-        .agg((-F.count("*")).alias("change"))
+    came, left = (f"floor({name} / {MINUTE}) * {MINUTE}" for name in ("came_at", "left_at"))
+    changes = stays.selectExpr(
+        *_QUEUE,
+        f"inline(array(struct({came} AS minute, 0 AS unmatched, 1 AS change), struct({left} AS minute, "
+        "IF(came_at IS NULL, 1, 0) AS unmatched, IF(came_at IS NULL, 0, -1) AS change)))",
+    ).filter("minute IS NOT NULL")
+    summed = (
+        counts.unionByName(changes, allowMissingColumns=True)
+        .groupBy(*_QUEUE, "minute")
+        .agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in (*_FLOWS, "change")))
     )
-    strangers = (
-        stays.filter(F.col("came_at").isNull())
-        .groupBy(*_QUEUE, _minute("left_at").alias("minute"))
-        .agg(F.count("*").alias("unmatched"))
-    )
-    names = ("diverted", "moved", "dead_lettered", "unmatched", "change")
-    parts = reduce(DataFrame.union, (_changes(part, names) for part in (counts, entries, exits, strangers)))
-    summed = parts.groupBy(*_QUEUE, "minute").agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names))
     so_far = Window.partitionBy(*_QUEUE).orderBy("minute").rowsBetween(Window.unboundedPreceding, 0)
     return summed.withColumn("depth", F.sum("change").over(so_far))
-
-
-def _changes(part: DataFrame, names: Sequence[str]) -> DataFrame:
-    counts = (F.col(name) if name in part.columns else F.lit(0) for name in names)
-    return part.select(
-        *_QUEUE, "minute", *(count.cast("long").alias(name) for count, name in zip(counts, names, strict=True))
-    )
 
 
 def _each_minute(spans: DataFrame, days: DataFrame) -> DataFrame:
@@ -149,10 +131,7 @@ def _filled(depths: DataFrame, end: DataFrame, days: DataFrame) -> DataFrame:
     return filled.select(
         *_QUEUE,
         F.col("each").alias("minute"),
-        *(
-            F.when(F.col("begins"), F.col(name)).otherwise(0).alias(name)
-            for name in ("diverted", "moved", "dead_lettered", "unmatched")
-        ),
+        *(F.when(F.col("begins"), F.col(name)).otherwise(0).alias(name) for name in _FLOWS),
         "depth",
     )
 
@@ -167,7 +146,7 @@ def _oldest(stays: DataFrame, end: DataFrame, days: DataFrame) -> DataFrame:
         stays.filter(F.col("came_at").isNotNull())
         .crossJoin(F.broadcast(end))
         .withColumn("gone", F.coalesce("left_at", (F.col("end") + 1) * MINUTE + 1.0))
-        .groupBy(*_QUEUE, _minute("came_at").alias("came"))
+        .groupBy(*_QUEUE, (F.floor(F.col("came_at") / MINUTE) * MINUTE).alias("came"))
         .agg(F.max("gone").alias("gone"))
     )
     older = Window.partitionBy(*_QUEUE).orderBy("came").rowsBetween(Window.unboundedPreceding, -1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from pairmq.model import EntityState
@@ -96,18 +96,8 @@ def _found(notes: DataFrame) -> DataFrame:
     changed, sent = of_kind(StateChanged), of_kind(SendCompleted)
     unusual = sent & (F.col("outcome") != SendOutcome.PRIMARY.value)
     some = notes.filter(changed | unusual | of_kind(AttemptFailed, PingCompleted)).select(
-        *_KEY,
-        "entity_kind",
-        "kind",
-        "seq",
-        "at",
-        "previous",
-        "current",
-        "cause",
-        "outcome",
-        "failure_kind",
-        "queue",
-        "ok",
+        *(*_KEY, "entity_kind", "kind", "seq", "at"),
+        *("previous", "current", "cause", "outcome", "failure_kind", "queue", "ok"),
     )
     starts = changed & F.col("previous").isin(*_UP) & ~F.col("current").isin(*_UP)
     so_far = Window.partitionBy(*_KEY).orderBy("seq").rowsBetween(Window.unboundedPreceding, 0)
@@ -137,14 +127,11 @@ def _found(notes: DataFrame) -> DataFrame:
 
 def _ends(notes: DataFrame, processes: DataFrame) -> DataFrame:
     """How each process ended, and when it closed each of its pairs."""
-    ends = processes.select("process", F.col("ended").alias("process_ended"), _seconds("last_at").alias("last_at"))
+    last = F.unix_micros("last_at") / 1_000_000
+    ends = processes.select("process", F.col("ended").alias("process_ended"), last.alias("last_at"))
     closed = notes.filter(of_kind(PairEnded)).groupBy("process", "pair").agg(F.max("at").alias("pair_ended_at"))
     pairs = notes.filter(of_kind(StateChanged)).select("process", "pair").distinct()
     return pairs.join(F.broadcast(ends), "process", "left").join(F.broadcast(closed), ["process", "pair"], "left")
-
-
-def _seconds(name: str) -> Column:
-    return F.unix_micros(F.col(name)) / 1_000_000
 
 
 def _with_peaks(found: DataFrame, notes: DataFrame) -> DataFrame:

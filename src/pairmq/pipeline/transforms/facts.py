@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -49,25 +49,8 @@ from pairmq.model.events import (
     SyphonFailed,
 )
 from pairmq.pipeline.schema import rows_schema
-from pairmq.pipeline.transforms._fact import (
-    COUNT,
-    FLAG,
-    NUMBER,
-    TEXT,
-    Fact,
-    schema_of,
-    typed,
-)
-from pairmq.pipeline.transforms._rows import (
-    EARLIEST,
-    HOUR,
-    LATEST,
-    MINUTE,
-    buckets_of,
-    dated,
-    of_kind,
-    place,
-)
+from pairmq.pipeline.transforms._fact import COUNT, FLAG, NUMBER, TEXT, Fact, schema_of, typed
+from pairmq.pipeline.transforms._rows import EARLIEST, HOUR, LATEST, MINUTE, buckets_of, of_kind, place
 
 MESSAGE = ("place", "message_key", "message_id")
 """What makes a message: one id may be sent to several entities, and is a message of its own in each."""
@@ -81,14 +64,11 @@ def about_messages() -> Column:
     return known & F.expr("message_id IS NOT NULL AND message_id != ''")
 
 
-def delivered() -> Column:
-    """Whether a row is a delivery from the queue itself."""
-    return F.expr(f"kind = '{MessageDelivered.__name__}' AND NOT dead_letter")
+READ_BY_CONSUMER = f"kind = '{MessageDelivered.__name__}' AND NOT dead_letter"
+"""A row is a delivery from the queue itself, in SQL."""
 
-
-def completed() -> Column:
-    """Whether a row is a delivery that its consumer completed."""
-    return delivered() & F.expr(f"settlement = '{Settlement.COMPLETED.value}'")
+COMPLETED = f"{READ_BY_CONSUMER} AND settlement = '{Settlement.COMPLETED.value}'"
+"""It is one that its consumer completed."""
 
 
 _BITS = f"""
@@ -111,9 +91,11 @@ ELSE 0 END
 def _slim(rows: DataFrame) -> DataFrame:
     """What of each row counts, in few numbers: these rows are all sent to where their message is put together.
 
-    Its kind is looked at once, and what only some rows have for those alone.
+    Its kind is looked at once, and what only some rows have for those alone. Rows of a wrong clock are left out: one
+    would stretch the journal by years.
     """
-    known = rows.filter(about_messages()).withColumn("broker_position", _broker_position())
+    known = rows.filter(about_messages() & F.col("at").between(EARLIEST, LATEST))
+    known = known.withColumn("broker_position", _broker_position())
     known = known.withColumn("bits", F.expr(_BITS))
     # If the broker reports none, the instant at which the consumer received it, in microseconds.
     position = F.coalesce("broker_position", (F.coalesce("received_at", "at") * 1_000_000).cast("long"))
@@ -240,22 +222,14 @@ def arrow_schema(schema: types.StructType) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """A fact that is small for a journal of any size, but for its sessions: Arrow counts it, rows of one part at once.
-
-    Args:
-        name: of the fact.
-        schema: its columns.
-        measures: of these, what is not a key: ``sum``, ``min`` or ``max``, by which the values of rows, and of parts,
-            are put together.
-        of: the keys and measures of each row that counts.
-        distinct: whether rows of the same keys are one.
-    """
+    """A fact that is small for a journal of any size, but for its sessions: Arrow counts it, part by part."""
 
     name: str
     schema: types.StructType
+    # What is not a key: ``sum``, ``min`` or ``max``, by which the values of rows, and of parts, are put together.
     measures: Mapping[str, str]
-    of: Callable[[_Rows], pa.Table]
-    distinct: bool = True
+    of: Callable[[_Rows], pa.Table]  # the keys and measures of each row that counts
+    distinct: bool = True  # whether rows of the same keys are one
 
     def joined(self, parts: pa.Table) -> pa.Table:
         """What parts, or rows, are together."""
@@ -292,8 +266,7 @@ class Small:
 class _Rows:
     """Some rows of the journal, and questions about them; none is answered by null.
 
-    Args:
-        table: has `READ` as its columns, texts that repeat as dictionaries.
+    The columns are those of `READ`, texts that repeat as dictionaries.
     """
 
     def __init__(self, table: pa.RecordBatch) -> None:
@@ -372,14 +345,9 @@ MINUTES = Small(
         }
     ),
     {
-        "rows": "sum",
-        "misdated": "sum",
-        "first_seq": "min",
-        "last_seq": "max",
-        "first_at": "min",
-        "last_at": "max",
-        "clock_low": "min",
-        "clock_high": "max",
+        **dict.fromkeys(("rows", "misdated"), "sum"),
+        **dict.fromkeys(("first_seq", "first_at", "clock_low"), "min"),
+        **dict.fromkeys(("last_seq", "last_at", "clock_high"), "max"),
     },
     _minutes,
 )
@@ -442,76 +410,31 @@ def text_of(names: DataFrame, column: str) -> DataFrame:
 
 
 _RARE = (
-    AttemptFailed,
-    BacklogQueueChecked,
-    DestinationChanged,
-    EventsDropped,
-    JournalClosed,
-    JournalOpened,
-    MessageDeadLettered,
-    MessageMoved,
-    OperationsCounted,
-    PairEnded,
-    PairOpened,
-    PingCompleted,
-    ReceiverChanged,
-    RotationChanged,
-    StateChanged,
-    SyphonFailed,
+    *(JournalOpened, JournalClosed, EventsDropped, PairOpened, PairEnded, OperationsCounted),
+    *(StateChanged, AttemptFailed, PingCompleted, MessageMoved, MessageDeadLettered),
+    *(BacklogQueueChecked, RotationChanged, DestinationChanged, ReceiverChanged, SyphonFailed),
 )
 
 OPERATION_COUNTS = ("sends", "receives", "pings", "settlements", "admin")
 
 _NOTE_COLUMNS = (
-    "kind",
-    "at",
-    "pair",
-    "entity",
-    "entity_kind",
-    "process",
-    "seq",
-    "message_id",
-    "message_key",
-    "outcome",
-    "backlog_queue",
-    "maybe_duplicate",
-    "queue",
-    "waited",
-    "redelivered",
-    "completed",
-    "failure_kind",
-    "maybe_applied",
-    "previous",
-    "current",
-    "cause",
-    "lasted",
-    "ok",
-    "error",
-    "open",
-    "reason",
-    "dead_letter",
-    "delivery_count",
-    "settlement",
-    "subscription",
-    "in_use",
-    "left",
-    "created",
-    "host",
-    "pid",
-    "version",
-    "sample_healthy",
-    "since",
-    "count",
-    "side",
-    "seconds",
-    *OPERATION_COUNTS,
+    *("kind", "at", "pair", "entity", "entity_kind", "process", "seq", "message_id", "message_key"),
+    *("outcome", "backlog_queue", "maybe_duplicate"),  # of sends
+    *("queue", "waited", "redelivered", "completed"),  # of moves
+    *("failure_kind", "maybe_applied"),  # of attempts
+    *("previous", "current", "cause", "lasted"),  # of states
+    *("ok", "error", "open"),  # of pings and of what is open or not
+    *("reason", "dead_letter", "delivery_count", "settlement", "subscription"),  # of deliveries
+    *("in_use", "left", "created"),  # of backlog queues
+    *("host", "pid", "version", "sample_healthy", "since", "count"),  # of journals
+    *("side", "seconds", *OPERATION_COUNTS),
 )
 
 
 def ordinary() -> Column:
     """Whether a send or a delivery is an ordinary, healthy one."""
     sent = (F.col("outcome") == SendOutcome.PRIMARY.value) & ~F.col("maybe_duplicate")
-    read = completed() & (F.col("delivery_count") <= 1) & F.col("error").isNull()
+    read = F.expr(f"{COMPLETED} AND delivery_count <= 1 AND error IS NULL")
     return F.coalesce(F.when(of_kind(SendCompleted), sent).otherwise(read), F.lit(False))
 
 
@@ -576,11 +499,7 @@ _AT_ONCE = 1 << 17  # rows
 
 
 def digests_of_file(file: Any) -> Iterator[Digest]:
-    """The small facts of a segment, part by part.
-
-    Args:
-        file: what Arrow opens to read it.
-    """
+    """The small facts of a segment, part by part."""
     with pq.ParquetFile(file, read_dictionary=_REPEATED) as opened:
         for number in range(opened.num_row_groups):
             group = opened.metadata.row_group(number)
@@ -613,12 +532,7 @@ def _of_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def write_small(digests: Iterable[Digest], files: Mapping[str, Any]) -> None:
-    """Write what the small facts of all parts are together.
-
-    Args:
-        digests: of each part.
-        files: what Arrow writes each fact to.
-    """
+    """Write what the small facts of all parts are together, each to its file."""
     counted: dict[str, list[pa.Table]] = {small.name: [] for small in SMALL}
     with contextlib.ExitStack() as stack:
         writers = {
@@ -700,10 +614,4 @@ def digest_of_parts(rows: pa.Table) -> Digest:
     return found
 
 
-def _of_dated(fact: Fact) -> Fact:
-    """The same without the rows of a wrong clock: one would stretch the journal by years."""
-    return replace(fact, of=lambda rows: fact.of(rows.filter(dated())))
-
-
-MESSAGES = _of_dated(MESSAGES)
 FACTS: tuple[Fact, ...] = (*(small.fact for small in SMALL), MESSAGES)

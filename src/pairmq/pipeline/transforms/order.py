@@ -45,13 +45,7 @@ def late(messages: DataFrame, troubles: DataFrame, places: DataFrame, notes: Dat
     Sent later means: its send was called after the earlier one had its receipt. Two sends that were in flight together
     have no order. Lateness by the design of ``ordering="none"`` is distinguished from faults: a diverted message may be
     overtaken by all but those that were diverted after it to the same backlog queue, and where something failed on the
-    way to the primary by these, too (SPEC 7.7).
-
-    Args:
-        messages: of `MESSAGES`.
-        troubles: of `troubles`.
-        places: of `places`: where ``strict``, everything late is a fault.
-        notes: of `NOTES`.
+    way to the primary by these, too (SPEC 7.7). In places that are ``strict``, everything late is a fault.
     """
     # A scheduled message is meant to be overtaken. All of these are sorted: numbers alone.
     stood = messages.filter(
@@ -107,11 +101,7 @@ _LANE = ("place", "session", "sender")
 
 
 def order(reconciled: DataFrame, counted: DataFrame, places: DataFrame, names: DataFrame) -> DataFrame:
-    """Count by session and sender what was late.
-
-    Returns:
-        The table `ORDER`.
-    """
+    """Count by session and sender what was late."""
     fault = F.col("late") == FAULT
     accepted = F.unix_micros("accepted_at") / 1_000_000
     sender = F.when(F.col("session_key").isNull(), key_of("sender"))

@@ -107,13 +107,7 @@ def places(
 ) -> DataFrame:
     """Compute the places of each entity.
 
-    Args:
-        counted: of `arrivals`.
-        traffic: of `TRAFFIC`.
-        notes: of `NOTES`.
-        spans: of `holes`.
-        processes: the table.
-        patience: seconds for which a syphon may hold a message that has left its queue.
+    For as long as the patience, in seconds, a syphon may hold a message that has left its queue.
     """
     noted = notes.filter(about_messages() | F.col("entity").isNotNull()).withColumn("reads", F.lit(False))
     seen = traffic.withColumn("reads", F.col("outcome").isin(DELIVERED, FROM_LANE)).select(*_NAMED).distinct()
@@ -133,7 +127,8 @@ def places(
         F.min("observed_from").alias("observed_from"),
         F.max("observed_until").alias("observed_until"),
     )
-    drains = notes.filter(_drained()).select(
+    drained = of_kind(StateChanged) & (F.col("cause") == Cause.DRAINED.value)
+    drains = notes.filter(drained).select(
         place().alias("place"), (F.col("at") - F.col("lasted")).alias("since"), F.col("at").alias("drained_at")
     )
     # All queues were seen empty while the entity was draining: nothing from before that was left in them.
@@ -161,10 +156,6 @@ def places(
     return typed(known_places, PLACES)
 
 
-def _drained() -> Column:
-    return of_kind(StateChanged) & (F.col("cause") == Cause.DRAINED.value)
-
-
 BLIND = schema_of({"place": COUNT, "minute": COUNT, "unseen": FLAG, "untold": FLAG})
 """``unseen`` where a delivery may be in a hole, ``untold`` where any row may be that would explain the known ones."""
 
@@ -177,11 +168,6 @@ def blind_minutes(arrived: DataFrame, spans: DataFrame, *, patience: float) -> D
 
     What explains existing rows, e.g. another send of the same id, happened no more than the patience before the first
     of them or after the last.
-
-    Args:
-        arrived: of `arrivals`.
-        spans: of `holes`.
-        patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
     """
     arrived = (
         arrived.filter(F.col("minute").isNotNull())

@@ -60,11 +60,8 @@ PROCESSES = Table(
 def processes(minutes: DataFrame, notes: DataFrame, *, patience: float) -> DataFrame:
     """Compute the row of every process.
 
-    Args:
-        minutes: of `MINUTES`.
-        notes: of `NOTES`.
-        patience: seconds that the journal of its machine must go on after a process's last row for it to count as
-            killed; where the whole machine is silent, the journal of others must go on for `GONE`.
+    It was killed if the journal of its machine goes on for more seconds than the patience after its last row; where the
+    whole machine is silent, the journal of others must go on for `GONE`.
     """
     return PROCESSES.of(described(minutes, notes, patience))
 
@@ -90,9 +87,7 @@ def described(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFram
         _with_lags(notes.filter(of_kind(JournalOpened, JournalClosed, EventsDropped) | _timed()))
         .groupBy("process")
         .agg(
-            F.max(F.when(opened, F.col("host"))).alias("host"),
-            F.max(F.when(opened, F.col("pid"))).alias("pid"),
-            F.max(F.when(opened, F.col("version"))).alias("version"),
+            *(F.max(F.when(opened, F.col(name))).alias(name) for name in ("host", "pid", "version")),
             F.min(F.when(opened, F.col("sample_healthy"))).alias("sample_healthy"),
             F.sum(F.when(of_kind(EventsDropped), F.col("count"))).alias("dropped"),
             how_many(closed).alias("closed"),
@@ -208,30 +203,20 @@ _UNFINISHED = schema_of({"process": TEXT, "written_at": NUMBER})
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A file of the journal that is not read: rows of a process may be missing.
+    """A file of the journal that is not read: rows of a process may be missing."""
 
-    Args:
-        process: whose rows its name says it has; None if it does not say, so that they may be any process's.
-        began: the earliest instant at which they may have been written, seconds since 1970 UTC; None for any.
-        ended: the latest.
-    """
-
-    process: str | None
+    process: str | None  # whose rows its name says it has; None if it does not say, so that they may be any process's
+    # The earliest instant at which they may have been written, seconds since 1970 UTC; None for any.
     began: float | None
-    ended: float | None
+    ended: float | None  # the latest
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A part of the journal that is not yet a segment: the rows after a process's last one may be in it.
+    """A part of the journal that is not yet a segment: the rows after a process's last one may be in it."""
 
-    Args:
-        process: whose rows its name says it has.
-        written_at: when it was last changed, seconds since 1970 UTC.
-    """
-
-    process: str
-    written_at: float
+    process: str  # whose rows its name says it has
+    written_at: float  # when it was last changed, seconds since 1970 UTC
 
 
 def holes(
@@ -247,9 +232,6 @@ def holes(
     Rows are missing; events were dropped; a process was killed, with what it had not written yet; or one may be
     running, and its latest rows have not come; or rows are in a file that is not read, or not finished. Where a clock
     was set, all holes are wider.
-
-    Returns:
-        ``began`` and ``ended`` of each hole, seconds since 1970 UTC.
     """
     # Each frame is named once: Spark would compute it anew wherever it is named.
     known = described(minutes, notes, patience).filter(F.col("last_at").isNotNull())
@@ -353,16 +335,10 @@ def _journal(minutes: DataFrame) -> DataFrame:
 def with_hole_before(
     found: DataFrame, columns: Sequence[str], instant: str, spans: DataFrame, *, patience: float
 ) -> DataFrame:
-    """Add ``hole``, the end of the last hole that began before the patience was over after an instant.
+    """Add ``hole``, the end of the last hole that began before the patience, in seconds, was over after an instant.
 
-    The row about a message that had left the backlog by then, or was in a syphon's hands, may be in it.
-
-    Args:
-        found: rows without equals.
-        columns: all of its columns; a declarative pipeline forbids to ask for them.
-        instant: one of them.
-        spans: of `holes`.
-        patience: seconds for which a syphon may hold a message that has left its queue.
+    The row about a message that had left the backlog by then, or was in a syphon's hands, may be in it. No two of the
+    rows may be equal.
     """
     until = F.col(instant) + patience + SLACK
     earlier = found.join(F.broadcast(spans), F.col("began") <= until, "left")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pairmq.model.events import (
@@ -24,11 +24,11 @@ from pairmq.model.events import (
 from pairmq.pipeline.transforms._fact import COUNT, NUMBER, TEXT, Field, Table, schema_of, typed
 from pairmq.pipeline.transforms._rows import SLACK, ended_as, first_at, how_many, last_at, of_kind, place
 from pairmq.pipeline.transforms.facts import (
+    COMPLETED,
     MESSAGE,
+    READ_BY_CONSUMER,
     about_messages,
     arrived_at,
-    completed,
-    delivered,
     key_of,
     ordinary,
     text_of,
@@ -135,23 +135,31 @@ OBSERVATION = Table(
 )
 
 
-COUNTS = (
-    "accepted_backlog",
-    "refused",
-    "unknown",
-    "failures",
-    "doubts",
-    "marked",
-    "moves",
-    "moves_again",
-    "moves_unfinished",
-    "moves_marked",
-    "set_aside",
-    "redelivered",
-    "unconfirmed",
-    "dead_lettered",
+def _ended(*outcomes: SendOutcome) -> str:
+    return f"kind = '{SendCompleted.__name__}' AND outcome IN ({', '.join(repr(each.value) for each in outcomes)})"
+
+
+_FAILED, _MOVED, _SET_ASIDE = (
+    f"kind = '{kind.__name__}'" for kind in (AttemptFailed, MessageMoved, MessageDeadLettered)
 )
-"""How often; what is not in the table counts as never."""
+_GIVEN_UP = f"{READ_BY_CONSUMER} AND settlement = '{Settlement.DEAD_LETTERED.value}'"
+_COUNTED = {
+    "accepted_backlog": _ended(SendOutcome.BACKLOG),
+    "refused": _ended(SendOutcome.REFUSED),
+    "unknown": _ended(SendOutcome.UNKNOWN, SendOutcome.OUTBOX),  # it may have been rolled back
+    "failures": _FAILED,
+    "doubts": f"{_FAILED} AND maybe_applied",
+    "marked": f"kind = '{SendCompleted.__name__}' AND maybe_duplicate",
+    "moves": _MOVED,
+    "moves_again": f"{_MOVED} AND redelivered",
+    "moves_unfinished": f"{_MOVED} AND NOT completed",
+    "moves_marked": f"{_MOVED} AND maybe_duplicate",
+    "set_aside": _SET_ASIDE,
+    "redelivered": f"{READ_BY_CONSUMER} AND delivery_count > 1",
+    "unconfirmed": f"{COMPLETED} AND error IS NOT NULL",
+    "dead_lettered": f"({_GIVEN_UP}) OR (kind = '{MessageDelivered.__name__}' AND dead_letter)",
+}
+"""Which notes of a message are counted, in SQL; what none is about counts as never."""
 
 _INSTANTS = ("diverted_at", "last_diverted_at", "moved_at", "last_moved_at", "set_aside_at", "remade_at", "remade_hole")
 _TEXTS = ("backlog_queue", "reason", "moved_by")
@@ -178,7 +186,7 @@ def _named(gathered: DataFrame, column: str, names: DataFrame, *others: str) -> 
 
 def _second(notes: DataFrame) -> DataFrame:
     """Completions of a topic's message in the same subscription, after the first."""
-    noted = notes.filter(about_messages() & completed() & F.col("subscription").isNotNull())
+    noted = notes.filter(about_messages() & F.expr(f"{COMPLETED} AND subscription IS NOT NULL"))
     copies = noted.groupBy("pair", "entity", "message_key", "message_id", "subscription").agg(F.count("*").alias("n"))
     second = copies.filter("n > 1").groupBy("pair", "entity", "message_key", "message_id")
     return second.agg(F.expr("sum(n - 1)").alias("copies")).select(place().alias("place"), *MESSAGE[1:], "copies")
@@ -208,7 +216,7 @@ _MET = {
     "AND completed = deliveries AND due_at IS NULL",
     "strays": "CASE WHEN entity IS NOT NULL THEN strays END",
     "surplus": "coalesce(copies, 0) + greatest(completed - by_subscription - 1, 0)",
-    **{name: f"coalesce({name}, 0)" for name in COUNTS},
+    **{name: f"coalesce({name}, 0)" for name in _COUNTED},
 }
 _GATHERED = {
     "sends": _SENDS,
@@ -231,31 +239,20 @@ def reconciliation(
     messages: DataFrame,
     notes: DataFrame,
     names: DataFrame,
-    *,
     places: DataFrame,
     troubles: DataFrame,
     late: DataFrame,
     blind: DataFrame,
     processes: DataFrame,
+    *,
     patience: float,
     divided: bool = True,
 ) -> DataFrame:
     """Judge every message.
 
     Nearly all are plain, and known to be delivered before any rule is asked; only the others meet all that is known.
-    Everything but the messages is small in a journal of ordinary days, so that Spark sends it to where these are.
-
-    Args:
-        messages: of `MESSAGES`.
-        notes: of `NOTES`.
-        names: of `NAMES`.
-        places: of `places`.
-        troubles: of `troubles`.
-        late: of `late`.
-        blind: of `blind_minutes`.
-        processes: the table.
-        patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
-        divided: whether plain messages are judged apart; if not, the rules judge all of them, with the same result.
+    Not divided, the rules judge all of them, with the same result. Everything but the messages is small in a journal of
+    ordinary days, so that Spark sends it to where these are.
     """
     own = {"minute": minute_of(), "arrived_at": arrived_at(), "session_key": F.col("session")}
     known = messages.withColumns(own)
@@ -307,7 +304,7 @@ TROUBLES = schema_of(
         "place": COUNT,
         "message_key": COUNT,
         "message_id": TEXT,
-        **dict.fromkeys(COUNTS, COUNT),
+        **dict.fromkeys(_COUNTED, COUNT),
         **dict.fromkeys(_INSTANTS, NUMBER),
         **dict.fromkeys(_TEXTS, TEXT),
     }
@@ -318,30 +315,25 @@ TROUBLES = schema_of(
 def troubles(notes: DataFrame, spans: DataFrame, *, patience: float) -> DataFrame:
     """Aggregate the notes of each message.
 
-    Args:
-        notes: of `NOTES`.
-        spans: of `holes`.
-        patience: seconds for which a syphon may hold a message that has left its queue.
-
-    Returns:
-        As `TROUBLES`. Instants are seconds since 1970 UTC. ``remade_at`` is when its backlog queue was last made anew,
-        and ``remade_hole`` the end of the last hole of the journal before the patience was over after that.
+    ``remade_at`` is when its backlog queue was last made anew, and ``remade_hole`` the end of the last hole of the
+    journal before the patience was over after that.
     """
+    stored = F.expr(_ended(SendOutcome.BACKLOG, SendOutcome.OUTBOX))
     unusual = notes.filter(~ordinary())
     gathered = (
         unusual.filter(about_messages())
         .withColumn("place", place())
         .groupBy(*MESSAGE, "pair")
         .agg(
-            *(how_many(condition).alias(name) for name, condition in _conditions().items()),
+            *(how_many(F.expr(condition)).alias(name) for name, condition in _COUNTED.items()),
             first_at(ended_as(SendOutcome.BACKLOG)).alias("diverted_at"),
             last_at(ended_as(SendOutcome.BACKLOG)).alias("last_diverted_at"),
             first_at(of_kind(MessageMoved)).alias("moved_at"),
             last_at(of_kind(MessageMoved)).alias("last_moved_at"),
             first_at(of_kind(MessageDeadLettered)).alias("set_aside_at"),
             # The texts themselves would have to be sorted: several times as dear as to compare numbers.
-            F.min(F.when(_stored(), key_of("backlog_queue"))).alias("backlog_queue"),
-            F.min(F.when(of_kind(MessageDeadLettered) | _given_up(), key_of("reason"))).alias("reason"),
+            F.min(F.when(stored, key_of("backlog_queue"))).alias("backlog_queue"),
+            F.min(F.when(F.expr(f"{_SET_ASIDE} OR ({_GIVEN_UP})"), key_of("reason"))).alias("reason"),
             F.min(F.when(of_kind(MessageMoved, MessageDeadLettered), key_of("process"))).alias("moved_by"),
         )
     )
@@ -351,34 +343,6 @@ def troubles(notes: DataFrame, spans: DataFrame, *, patience: float) -> DataFram
         texts = words.select(key_of("word").alias(name), F.col("word").alias(f"{name}_word"))
         gathered = gathered.join(texts, name, "left").withColumn(name, F.col(f"{name}_word"))
     return typed(gathered, TROUBLES)
-
-
-def _conditions() -> dict[str, Column]:
-    moved = of_kind(MessageMoved)
-    return {
-        "accepted_backlog": ended_as(SendOutcome.BACKLOG),
-        "refused": ended_as(SendOutcome.REFUSED),
-        "unknown": ended_as(SendOutcome.UNKNOWN) | ended_as(SendOutcome.OUTBOX),  # it may have been rolled back
-        "failures": of_kind(AttemptFailed),
-        "doubts": of_kind(AttemptFailed) & F.col("maybe_applied"),
-        "marked": of_kind(SendCompleted) & F.col("maybe_duplicate"),
-        "moves": moved,
-        "moves_again": moved & F.col("redelivered"),
-        "moves_unfinished": moved & ~F.col("completed"),
-        "moves_marked": moved & F.col("maybe_duplicate"),
-        "set_aside": of_kind(MessageDeadLettered),
-        "redelivered": delivered() & (F.col("delivery_count") > 1),
-        "unconfirmed": completed() & F.col("error").isNotNull(),
-        "dead_lettered": _given_up() | (of_kind(MessageDelivered) & F.col("dead_letter")),
-    }
-
-
-def _stored() -> Column:
-    return ended_as(SendOutcome.BACKLOG) | ended_as(SendOutcome.OUTBOX)
-
-
-def _given_up() -> Column:
-    return delivered() & (F.col("settlement") == Settlement.DEAD_LETTERED.value)
 
 
 def _remade(notes: DataFrame, spans: DataFrame, patience: float) -> DataFrame:

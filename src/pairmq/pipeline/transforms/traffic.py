@@ -31,15 +31,12 @@ from pairmq.pipeline.transforms._rows import DAY, HOUR, of_kind, percentiles
 from pairmq.pipeline.transforms.facts import DELIVERED, FROM_LANE, OPERATION_COUNTS
 
 
-def sample_rates(notes: DataFrame) -> DataFrame:
-    """Give the part of healthy sends that each process keeps: one row for each that keeps less than all of them."""
+def _weighted(traffic: DataFrame, notes: DataFrame) -> DataFrame:
+    """Add ``weight``, how many sends one row represents: a process may keep only a part of the healthy ones."""
     opened = notes.filter(of_kind(JournalOpened) & (F.col("sample_healthy") < 1) & (F.col("sample_healthy") > 0))
-    return opened.groupBy("process").agg(F.min("sample_healthy").alias("rate"))
-
-
-def weight() -> Column:
-    """How many sends one row represents, given ``sampled`` and the ``rate`` of its process."""
-    return F.when(F.col("sampled"), 1 / F.coalesce("rate", F.lit(1.0))).otherwise(1.0)
+    rates = opened.groupBy("process").agg(F.min("sample_healthy").alias("rate"))
+    weight = F.when(F.col("sampled"), 1 / F.coalesce("rate", F.lit(1.0))).otherwise(1.0)
+    return traffic.join(F.broadcast(rates), "process", "left").withColumn("weight", weight)
 
 
 AVAILABILITY = Table(
@@ -77,11 +74,10 @@ _OUTCOMES = {
 }
 
 
-def availability(traffic: DataFrame, rates: DataFrame) -> DataFrame:
-    """Count sends by entity and hour, given the `sample_rates`."""
+def availability(traffic: DataFrame, notes: DataFrame) -> DataFrame:
+    """Count sends by entity and hour."""
     sends = traffic.filter(~F.col("outcome").isin(DELIVERED, FROM_LANE))
-    counted = sends.join(F.broadcast(rates), "process", "left")
-    counted = counted.withColumn("weight", F.col("rows") * weight())
+    counted = _weighted(sends, notes).withColumn("weight", F.col("rows") * F.col("weight"))
     histogram = counted.groupBy(*_KEYS, "bucket").agg(
         F.sum("weight").alias("weight"),
         F.max("most").alias("most"),
@@ -122,11 +118,6 @@ def consumers(traffic: DataFrame, notes: DataFrame, minutes: DataFrame) -> DataF
 
     A process reports a broker that its receivers can't read, and when one reads it again. It consumes from a queue if
     it has a delivery of it or such a report, from its first row to its last.
-
-    Args:
-        traffic: of `facts.traffic`.
-        notes: of `NOTES`.
-        minutes: of `MINUTES`.
     """
     read = traffic.filter(F.col("outcome").isin(DELIVERED, FROM_LANE))
     changed = notes.filter(of_kind(ReceiverChanged))
@@ -252,22 +243,9 @@ _KEY = ("process", "pair", "day")
 _MONEY = Decimal("0.000000000001")  # a millionth of the smallest realistic price per million
 
 
-def cost(
-    traffic: DataFrame,
-    notes: DataFrame,
-    *,
-    primary: Price | None = None,
-    secondary: Price | None = None,
-) -> DataFrame:
-    """Count operations, and price them.
-
-    Args:
-        traffic: of `facts.traffic`.
-        notes: of `NOTES`.
-        primary: its prices; free when left out.
-        secondary: likewise.
-    """
-    prices = {Side.PRIMARY: primary or Price(), Side.SECONDARY: secondary or Price()}
+def cost(traffic: DataFrame, notes: DataFrame, *, prices: Mapping[str, Price]) -> DataFrame:
+    """Count operations, and price them; without a price they are free."""
+    known = {side: prices.get(side.value) or Price() for side in Side}
     by_process = _by_process(traffic, notes)
     # A process either counts, in all of its life, or does not.
     counts = F.max("reports").over(Window.partitionBy("process", "pair")) > 0
@@ -280,8 +258,8 @@ def cost(
         source.alias("source"), *(F.sum(name).cast("long").alias(name) for name in OPERATION_COUNTS)
     )
     summed = summed.withColumn("operations", F.col("sends") + F.col("receives") + F.col("pings"))
-    per_operation = {side: (price.per_million / 1_000_000).quantize(_MONEY) for side, price in prices.items()}
-    per_day = {side: (price.base / DAYS_A_MONTH).quantize(Decimal("0.0001")) for side, price in prices.items()}
+    per_operation = {side: (price.per_million / 1_000_000).quantize(_MONEY) for side, price in known.items()}
+    per_day = {side: (price.base / DAYS_A_MONTH).quantize(Decimal("0.0001")) for side, price in known.items()}
     summed = summed.withColumn(
         "operations_price",
         (F.col("operations").cast("decimal(18,0)") * _by_side(per_operation, "decimal(19,12)")).cast("decimal(28,4)"),
@@ -300,8 +278,7 @@ def _by_process(traffic: DataFrame, notes: DataFrame) -> DataFrame:
     # A moved message is received and settled at the secondary and sent to the primary.
     direct, diverted = f"outcome = '{SendOutcome.PRIMARY.value}'", f"outcome = '{SendOutcome.BACKLOG.value}'"
     delivered, from_lane = f"outcome = '{DELIVERED}'", f"outcome = '{FROM_LANE}'"
-    seen = traffic.join(F.broadcast(sample_rates(notes)), "process", "left").withColumn("weight", weight())
-    seen = seen.selectExpr(
+    seen = _weighted(traffic, notes).selectExpr(
         *_KEY[:2],
         f"floor(hour / {DAY}) * {DAY} AS day",
         *(f"CAST(NULL AS bigint) AS {name}" for name in ("reports", *_COLUMNS)),

@@ -48,17 +48,11 @@ _LANE = "/x-pairmq-lane/"  # in the name of each (SPEC 11.2)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule.
+    """One rule."""
 
-    Args:
-        verdict: given where the rule fits and none before it does.
-        when: the rule in words, for the documents.
-        holds: the same in SQL.
-    """
-
-    verdict: Verdict
-    when: str
-    holds: str
+    verdict: Verdict  # given where the rule fits and none before it does
+    when: str  # in words, for the documents
+    holds: str  # the same in SQL
 
 
 RULES: tuple[Rule, ...] = (
