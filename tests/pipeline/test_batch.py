@@ -92,6 +92,7 @@ def test_a_segment_with_damaged_pages_is_left_out_and_the_run_goes_on(command):
 def test_every_table_is_there_and_nothing_else(command):
     names = {path.name for path in command[2].iterdir()}
     assert names == {table.name for table in TABLES} | {"run.json", "_lock"}
+    assert list(command[1]["tables"]) == [table.name for table in TABLES]  # the same document, run by run
 
 
 @pytest.mark.long

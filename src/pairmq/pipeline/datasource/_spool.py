@@ -81,7 +81,12 @@ class Spool:
 
     def segments(self, start: int = 0) -> list[Segment]:
         """What is there from a number on, by number."""
-        return _segments(self._directory, start)
+        found = []
+        for entry in os.scandir(self._directory):
+            match = _NAME.fullmatch(entry.name)
+            if match is not None and int(match[1]) >= start:
+                found.append(Segment(int(match[1]), int(match[2])))
+        return sorted(found, key=lambda segment: segment.number)
 
     def append(self, batch: pa.RecordBatch, start: int) -> Segment:
         """Write a segment, whose number is at least the start, and return when it is synced to the disk."""
@@ -166,15 +171,6 @@ def read_segment(directory: Path, segment: Segment) -> Iterator[pa.RecordBatch]:
         raise SpoolError(f"segment {path} is damaged: it does not hold {segment.rows} rows")
     # What an earlier Spark wrote may differ in how Arrow puts the same values.
     yield from (batch if batch.schema.equals(ARROW_SCHEMA) else batch.cast(ARROW_SCHEMA) for batch in batches)
-
-
-def _segments(directory: Path, start: int) -> list[Segment]:
-    found = []
-    for entry in os.scandir(directory):
-        match = _NAME.fullmatch(entry.name)
-        if match is not None and int(match[1]) >= start:
-            found.append(Segment(int(match[1]), int(match[2])))
-    return sorted(found, key=lambda segment: segment.number)
 
 
 def _locked(directory: Path, patience: float) -> int:

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -226,7 +226,10 @@ def state_of(out: Path, journal: Path, *, restart: bool) -> Path:
         folder.rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
     folder.mkdir(exist_ok=True)
-    mine, path = _identity(journal), folder / _NAME
+    path = folder / _NAME
+    # The version of PairMQ is for people, and for the error below.
+    maker = importlib.metadata.version("pairmq")
+    mine = {"journal": str(journal.resolve()), "state": STATE_VERSION, "pairmq": maker}
     if not path.exists():
         if any(not each.name.startswith(".") for each in folder.iterdir()):
             raise unusable(folder, "does not name its journal")
@@ -245,8 +248,8 @@ def state_of(out: Path, journal: Path, *, restart: bool) -> Path:
     if its_version != STATE_VERSION:
         raise unusable(
             folder,
-            f"was made by PairMQ {its_maker} in another format (version {its_version} of the state; PairMQ "
-            f"{mine['pairmq']} goes on with version {STATE_VERSION})",
+            f"was made by PairMQ {its_maker} in another format (version {its_version} of the state; PairMQ {maker} "
+            f"goes on with version {STATE_VERSION})",
         )
     return folder
 
@@ -256,14 +259,6 @@ def unusable(folder: Path, why: str) -> ConfigurationError:
     return ConfigurationError(
         f"what is kept in {folder} {why}; --restart (restart=True) deletes it and reads the whole journal again"
     )
-
-
-def _identity(journal: Path) -> dict[str, Any]:
-    return {
-        "journal": str(journal.resolve()),
-        "state": STATE_VERSION,
-        "pairmq": importlib.metadata.version("pairmq"),  # for people, and for the error above
-    }
 
 
 _HOLES = "_holes"  # what a run works with is hidden from readers of the tables

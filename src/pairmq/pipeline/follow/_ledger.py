@@ -98,7 +98,8 @@ class Ledger:
         self._settled = folder / "settled"
         for each in (self._entries, self._facts, self._settled):
             each.mkdir(parents=True, exist_ok=True)
-        self.chain = _chain([_read(path) for path in _paths(self._entries)])
+        paths = sorted(path for path in self._entries.iterdir() if _ENTRY.fullmatch(path.name))
+        self.chain = _chain([_read(path) for path in paths])
         for place in (*self.facts(), *self.settled()):
             if not place.is_dir():
                 raise ValueError(f"{place}, which its ledger names, is missing")
@@ -182,10 +183,6 @@ class Ledger:
         for path in (*self._facts.iterdir(), *self._settled.iterdir()):
             if path not in named:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _paths(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if _ENTRY.fullmatch(path.name))
 
 
 def _read(path: Path) -> Entry:

@@ -82,15 +82,8 @@ def _x(slot: int, many: int) -> str:
 
 def _runs(chosen: NDArray[np.bool_]) -> Sequence[tuple[int, int]]:
     """Where one chosen slot follows another: the first of each run, and the one after its last."""
-    runs = []
-    first = None
-    for slot, one in enumerate([*chosen.tolist(), False]):
-        if one and first is None:
-            first = slot
-        elif not one and first is not None:
-            runs.append((first, slot))
-            first = None
-    return runs
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], chosen, [False])))).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 _STEPS = (

@@ -6,7 +6,7 @@ meanings beside them: its schema and its documents are made from these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, types
@@ -86,14 +86,17 @@ class Table:
 
     @property
     def schema(self) -> types.StructType:
-        def typed_as(fields: Sequence[Field]) -> types.StructType:
-            return types.StructType([types.StructField(each.name, _TYPES[each.type], True) for each in fields])
-
         plain, apart = self._divided()
-        return typed_as(plain).add(EVIDENCE, typed_as(apart), True) if apart else typed_as(plain)
+        columns = {each.name: _TYPES[each.type] for each in plain}
+        evidence = schema_of({each.name: _TYPES[each.type] for each in apart})
+        return schema_of({**columns, EVIDENCE: evidence} if apart else columns)
 
     def in_full(self, source: str) -> str:
-        """Give the query of a source that has a column of each field, also where there is no evidence."""
+        """Give the query that has a column of each field, also where there is no evidence.
+
+        Args:
+            source: what SQL calls the table as it was written.
+        """
         columns = (
             f"CASE WHEN {EVIDENCE} IS NULL THEN {each.usual} ELSE {each.column} END AS {each.name}"
             if each.usual
