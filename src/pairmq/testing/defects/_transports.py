@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from typing import TypeVar
 
-from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.testing.conformance._limits import limits
 from pairmq.testing.defects._defect import (
     Defect,
@@ -41,6 +41,17 @@ T = TypeVar("T")
 class ProbesWithAMessage(DefectiveAdmin):
     async def probe(self, entity: Entity) -> None:
         await self.transport.inner.sender(entity).send(Message(b"", message_id="probe"))
+
+
+@planted("Admin.probe: it fetches no message", "Probe.test_it_touches_no_message", needs=("probes",))
+class ProbesByFetching(DefectiveAdmin):
+    async def probe(self, entity: Entity) -> None:
+        await self.transport.inner.admin.probe(entity)
+        if entity.kind is EntityKind.QUEUE:
+            receiver = self.transport.inner.receiver(Source(entity))
+            for delivery in await receiver.receive(1, 0.0):
+                await receiver.abandon(delivery)
+            await receiver.close()
 
 
 @planted(

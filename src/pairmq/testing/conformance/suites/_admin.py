@@ -316,6 +316,17 @@ class Probe(Suite):
         assert (before.pending, after.pending, after.dead_letter) == (1, 0, 0)
 
     @capability("probes", disclaimed=refused(_probe))
+    async def test_it_touches_no_message(self, broker: Broker) -> None:
+        """One that it fetches counts as delivered once more, and a consumer gets the next one before it."""
+        queue = await broker.queue()
+        await broker.put(queue, "a message")
+        await asyncio.gather(*(broker.admin.probe(queue) for _ in range(3)))
+        receiver = broker.receiver(queue)
+        delivery = await receive_one(receiver)
+        assert delivery.delivery_count == 1, f"after three probes it is delivered for time {delivery.delivery_count}"
+        await receiver.complete(delivery)
+
+    @capability("probes", disclaimed=refused(_probe))
     async def test_a_missing_entity_fails_it(self, broker: Broker) -> None:
         missing = Entity("there-is-no-such-queue")
         await must_fail(lambda: broker.admin.probe(missing), FailureKind.REFUSED, FailureReason.NOT_FOUND)
