@@ -6,19 +6,8 @@ from typing import Any, Final
 
 from pamqp.commands import Basic
 
+from pairmq_rabbitmq._codec import _layout
 from pairmq_rabbitmq._codec._encode import blank
-from pairmq_rabbitmq._codec._layout import (
-    BROKER_COUNTS,
-    DELIVERY_COUNT,
-    DESCRIPTION,
-    REASON,
-    ROUTING,
-    TTL,
-    USER_ID,
-    expiration_seconds,
-    header_seconds,
-    seconds_text,
-)
 from pairmq_rabbitmq._codec._values import shelter
 
 MAX_REASON_LENGTH: Final = 1024
@@ -37,26 +26,26 @@ def with_dead_letter(
     for attribute in Basic.Properties.__slots__:
         setattr(copy, attribute, getattr(properties, attribute))
     headers: dict[str, Any] = dict(properties.headers or {})
-    for name in BROKER_COUNTS:
+    for name in _layout.BROKER_COUNTS:
         headers.pop(name, None)  # of the queue that it leaves
-    for name in ROUTING & headers.keys():
+    for name in _layout.ROUTING & headers.keys():
         shelter(headers, name)
     if copy.user_id is not None and copy.user_id != login:
-        headers[USER_ID] = copy.user_id
+        headers[_layout.USER_ID] = copy.user_id
         copy.user_id = None
     if copy.expiration is not None:
-        seconds = expiration_seconds(copy.expiration)
-        if TTL in headers:
-            exact = header_seconds(headers[TTL], copy.expiration)
+        seconds = _layout.expiration_seconds(copy.expiration)
+        if _layout.TTL in headers:
+            exact = _layout.header_seconds(headers[_layout.TTL], copy.expiration)
             if exact is None:
-                shelter(headers, TTL)
+                shelter(headers, _layout.TTL)
             else:
                 seconds = exact
         if seconds is not None:
-            headers[TTL] = seconds_text(seconds)
+            headers[_layout.TTL] = _layout.seconds_text(seconds)
         copy.expiration = None
-    headers[REASON] = _cut(reason)
-    headers[DESCRIPTION] = _cut(description)
+    headers[_layout.REASON] = _cut(reason)
+    headers[_layout.DESCRIPTION] = _cut(description)
     copy.headers = headers
     copy.delivery_mode = 2
     return copy
@@ -65,7 +54,7 @@ def with_dead_letter(
 def dead_letter_reason(properties: Basic.Properties) -> tuple[str | None, str | None]:
     """Read reason and description as `with_dead_letter` wrote them; otherwise the broker's reason in PairMQ's terms."""
     headers = properties.headers or {}
-    reason, description = headers.get(REASON), headers.get(DESCRIPTION)
+    reason, description = headers.get(_layout.REASON), headers.get(_layout.DESCRIPTION)
     if isinstance(reason, str):
         return reason, description if isinstance(description, str) else None
     found = death_reason(properties)
@@ -96,7 +85,7 @@ def death_reason(properties: Basic.Properties) -> str | None:
 
 def delivery_count(properties: Basic.Properties, redelivered: bool) -> int:
     """How many times a message was delivered, at least 1; from a classic queue 2 means *more than once*."""
-    count = properties.headers.get(DELIVERY_COUNT) if properties.headers else None
+    count = properties.headers.get(_layout.DELIVERY_COUNT) if properties.headers else None
     return count_of(count if type(count) is int and count >= 0 else None, redelivered)
 
 

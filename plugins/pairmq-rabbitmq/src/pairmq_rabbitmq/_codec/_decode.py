@@ -9,30 +9,7 @@ from typing import Any
 from pamqp.commands import Basic
 
 from pairmq.model import MAX_ID_LENGTH, Message
-from pairmq_rabbitmq._codec._layout import (
-    APP_ID,
-    BROKER_MADE,
-    BROKER_PREFIXES,
-    CLUSTER_ID,
-    HEADERS,
-    MAPPING,
-    PRIORITY,
-    SCHEDULED,
-    SHELTER,
-    SHELTERED,
-    TEXTS,
-    TIMESTAMP,
-    TTL,
-    TYPES,
-    USER_ID,
-    MalformedMessage,
-    digest,
-    expiration_seconds,
-    header_seconds,
-    instant,
-    place,
-    unfit,
-)
+from pairmq_rabbitmq._codec import _layout
 from pairmq_rabbitmq._codec._values import SIMPLE, converted, misfit, sheltered_in, types_by_name
 
 
@@ -47,17 +24,17 @@ def decode(properties: Basic.Properties, body: bytes) -> Message:
         if application_properties:
             return Message(body, application_properties=application_properties, **values)
         return Message(body, **values)
-    except MalformedMessage:
+    except _layout.MalformedMessage:
         raise
     except Exception as error:  # the values are untrusted, and a receiver must survive all of them
-        raise MalformedMessage((str(error) or type(error).__name__)[:300]) from error
+        raise _layout.MalformedMessage((str(error) or type(error).__name__)[:300]) from error
 
 
 def decode_leniently(properties: Basic.Properties, body: bytes) -> Message:
     """Show a message that may be malformed to a person: all of its body, and what else a Message can hold."""
     try:
         return decode(properties, body)
-    except MalformedMessage:
+    except _layout.MalformedMessage:
         pass
     try:
         values, own = _read(properties, lambda _: None)
@@ -71,7 +48,7 @@ def decode_leniently(properties: Basic.Properties, body: bytes) -> Message:
 
 
 def _raise(problem: str) -> None:
-    raise MalformedMessage(problem)
+    raise _layout.MalformedMessage(problem)
 
 
 def _holds(**fields: Any) -> bool:
@@ -88,7 +65,7 @@ def _read(properties: Basic.Properties, refuse: Callable[[str], None]) -> tuple[
     ``refuse`` is called with the problem, and returns if the value is to be left out.
     """
     values: dict[str, Any] = {}
-    for field, attribute, _ in TEXTS:
+    for field, attribute, _ in _layout.TEXTS:
         text = getattr(properties, attribute)
         if text is not None:
             values[field] = text
@@ -97,7 +74,7 @@ def _read(properties: Basic.Properties, refuse: Callable[[str], None]) -> tuple[
     if properties.priority is not None:
         values["priority"] = properties.priority
     if properties.expiration is not None:
-        seconds = expiration_seconds(properties.expiration)
+        seconds = _layout.expiration_seconds(properties.expiration)
         if seconds is not None:
             values["time_to_live"] = seconds
         else:
@@ -108,11 +85,11 @@ def _read(properties: Basic.Properties, refuse: Callable[[str], None]) -> tuple[
         mapped: dict[str, Any] = {}
         simple = True
         for name, value in properties.headers.items():
-            if place(name) == SHELTERED:
-                if name in MAPPING:
+            if _layout.place(name) == _layout.SHELTERED:
+                if name in _layout.MAPPING:
                     mapped[name] = value
                     continue
-                if name in BROKER_MADE or name.startswith(BROKER_PREFIXES):
+                if name in _layout.BROKER_MADE or name.startswith(_layout.BROKER_PREFIXES):
                     continue
             own[name] = value
             if type(value) not in SIMPLE:
@@ -122,13 +99,13 @@ def _read(properties: Basic.Properties, refuse: Callable[[str], None]) -> tuple[
         elif not simple:
             own = converted(own, {}, refuse)
     if (at := properties.timestamp) is not None:
-        own[TIMESTAMP] = at
+        own[_layout.TIMESTAMP] = at
     if (text := properties.app_id) is not None:
-        own[APP_ID] = text
+        own[_layout.APP_ID] = text
     if (text := properties.user_id) is not None:
-        own[USER_ID] = text
+        own[_layout.USER_ID] = text
     if text := properties.cluster_id:
-        own[CLUSTER_ID] = text
+        own[_layout.CLUSTER_ID] = text
     return values, own
 
 
@@ -140,16 +117,16 @@ def _read_mapped(
     refuse: Callable[[str], None],
 ) -> dict[str, Any]:
     """Read the headers whose names PairMQ uses; one that PairMQ would not have written so is the application's."""
-    for field, _, header in TEXTS:
+    for field, _, header in _layout.TEXTS:
         if header in mapped:
             text = mapped[header]
             there = values.get(field)
-            free = there is None or (field == "message_id" and isinstance(text, str) and there == digest(text))
-            if free and isinstance(text, str) and unfit(header, text):
+            free = there is None or (field == "message_id" and isinstance(text, str) and there == _layout.digest(text))
+            if free and isinstance(text, str) and _layout.unfit(header, text):
                 values[field] = text
             else:
                 own[header] = text
-    for field, header, is_id in HEADERS:
+    for field, header, is_id in _layout.HEADERS:
         if header in mapped:
             text = mapped[header]
             if not isinstance(text, str) or (is_id and not text):
@@ -158,50 +135,50 @@ def _read_mapped(
                 refuse(f"the header {header} has {len(text)} characters: at most {MAX_ID_LENGTH} are allowed")
             else:
                 values[field] = text
-    if TTL in mapped:
-        seconds = header_seconds(mapped[TTL], properties.expiration)
+    if _layout.TTL in mapped:
+        seconds = _layout.header_seconds(mapped[_layout.TTL], properties.expiration)
         if seconds is None:
-            own[TTL] = mapped[TTL]
+            own[_layout.TTL] = mapped[_layout.TTL]
         else:
             values["time_to_live"] = seconds
-    if PRIORITY in mapped:
-        priority = mapped[PRIORITY]
+    if _layout.PRIORITY in mapped:
+        priority = mapped[_layout.PRIORITY]
         if properties.priority is None and type(priority) is int and 0 <= priority <= 255:
             values["priority"] = priority
         else:
-            own[PRIORITY] = priority
-    if SCHEDULED in mapped:
-        at = mapped[SCHEDULED]
+            own[_layout.PRIORITY] = priority
+    if _layout.SCHEDULED in mapped:
+        at = mapped[_layout.SCHEDULED]
         if isinstance(at, str):
-            parsed = instant(at)
+            parsed = _layout.instant(at)
             if parsed is None:
-                refuse(f"the header {SCHEDULED} is not an ISO 8601 instant with a time zone")
+                refuse(f"the header {_layout.SCHEDULED} is not an ISO 8601 instant with a time zone")
             else:
                 values["scheduled_enqueue_at"] = parsed
         elif isinstance(at, datetime):
             values["scheduled_enqueue_at"] = at
         else:
-            own[SCHEDULED] = at
+            own[_layout.SCHEDULED] = at
 
-    types = mapped.get(TYPES)
+    types = mapped.get(_layout.TYPES)
     if not (isinstance(types, dict) and types):
-        if TYPES in mapped:
-            own[TYPES] = types
+        if _layout.TYPES in mapped:
+            own[_layout.TYPES] = types
         types = {}
-    if SHELTER not in mapped:
+    if _layout.SHELTER not in mapped:
         return converted(own, types, refuse)
-    shelter = mapped[SHELTER]
+    shelter = mapped[_layout.SHELTER]
     sheltered = sheltered_in(shelter)
     if sheltered is None or not sheltered.keys().isdisjoint(own):
-        own[SHELTER] = shelter
+        own[_layout.SHELTER] = shelter
         return converted(own, types, refuse)
     types = dict(types)
-    node = types.pop(SHELTER, None)
+    node = types.pop(_layout.SHELTER, None)
     found = converted(own, types, refuse)
     if node is None:
         node = {}
     elif not isinstance(node, dict):
-        refuse(misfit(SHELTER))
+        refuse(misfit(_layout.SHELTER))
         node = {}
     if isinstance(shelter, list):
         node = types_by_name(shelter, node, refuse)

@@ -15,35 +15,13 @@ from typing import Any
 from pamqp.commands import Basic
 
 from pairmq.model import Message, PropertyValue
-from pairmq_rabbitmq._codec._layout import (
-    APP_ID,
-    DIRECT_REPLY_TO,
-    HEADERS,
-    MAX_SHORT,
-    MAX_SHORT_LETTERS,
-    PLAIN,
-    PRIORITY,
-    SCHEDULED,
-    SHELTER,
-    SHELTERED,
-    TEXTS,
-    TIMESTAMP,
-    TTL,
-    TYPES,
-    digest,
-    fits_short,
-    is_timestamp,
-    lifetime,
-    place,
-    timestamp_number,
-    unfit,
-)
+from pairmq_rabbitmq._codec import _layout
 from pairmq_rabbitmq._codec._values import NATIVE, pairs_to_wire, table_to_wire, to_wire
 
 # Bytes around the properties in a content header frame: frame header and end octet, class, weight, body size.
 _FRAME_BYTES = 8 + 12
 
-_OCTETS = [bytes((number,)) for number in range(MAX_SHORT + 1)]
+_OCTETS = [bytes((number,)) for number in range(_layout.MAX_SHORT + 1)]
 _pack_flags = struct.Struct(">H").pack
 _pack_timestamp = struct.Struct(">Q").pack
 _pack_string = struct.Struct(">cI").pack
@@ -62,29 +40,29 @@ def encode(message: Message, *, login: str, delayed: bool = False, priority_asid
     """
     headers: dict[str, Any] = {}
     properties = blank()
-    for field, attribute, header in TEXTS:
+    for field, attribute, header in _layout.TEXTS:
         text = getattr(message, field)
         if text is None:
             continue
-        if (len(text) > MAX_SHORT_LETTERS or text == DIRECT_REPLY_TO) and unfit(header, text):
+        if (len(text) > _layout.MAX_SHORT_LETTERS or text == _layout.DIRECT_REPLY_TO) and _layout.unfit(header, text):
             headers[header] = text
             # A returned message is matched by its message_id, so it always needs one.
-            text = digest(text) if header == "message-id" else None
+            text = _layout.digest(text) if header == "message-id" else None
         setattr(properties, attribute, text)
-    for field, header, _ in HEADERS:
+    for field, header, _ in _layout.HEADERS:
         text = getattr(message, field)
         if text is not None:
             headers[header] = text
     if not priority_aside:
         properties.priority = message.priority
     elif message.priority is not None:
-        headers[PRIORITY] = message.priority
+        headers[_layout.PRIORITY] = message.priority
     if message.time_to_live is not None:
-        properties.expiration, exactly = lifetime(message.time_to_live, delayed=delayed)
+        properties.expiration, exactly = _layout.lifetime(message.time_to_live, delayed=delayed)
         if exactly is not None:
-            headers[TTL] = exactly
+            headers[_layout.TTL] = exactly
     if message.scheduled_enqueue_at is not None:
-        headers[SCHEDULED] = message.scheduled_enqueue_at.isoformat(timespec="microseconds")
+        headers[_layout.SCHEDULED] = message.scheduled_enqueue_at.isoformat(timespec="microseconds")
     if message.application_properties:
         _put_properties(properties, headers, message.application_properties, login)
     if headers:
@@ -103,9 +81,9 @@ def _put_properties(
     sheltered: dict[str, PropertyValue] | None = None
     types: dict[str, Any] | None = None
     for name, value in values.items():
-        where = place(name)
-        if where != PLAIN:
-            if where == SHELTERED:
+        where = _layout.place(name)
+        if where != _layout.PLAIN:
+            if where == _layout.SHELTERED:
                 sheltered = sheltered or {}
                 sheltered[name] = value
                 continue
@@ -119,25 +97,25 @@ def _put_properties(
             types = types or {}
             types[name] = node
     if sheltered:
-        if all(map(fits_short, sheltered)):
-            headers[SHELTER], node = table_to_wire(sheltered)
+        if all(map(_layout.fits_short, sheltered)):
+            headers[_layout.SHELTER], node = table_to_wire(sheltered)
         else:
-            headers[SHELTER], node = pairs_to_wire(sheltered)
+            headers[_layout.SHELTER], node = pairs_to_wire(sheltered)
         if node is not None:
             types = types or {}
-            types[SHELTER] = node
+            types[_layout.SHELTER] = node
     if types:
-        headers[TYPES] = types
+        headers[_layout.TYPES] = types
 
 
 def _put_extra(properties: Properties, name: str, value: PropertyValue, login: str) -> bool:
     """Send a value as AMQP's own property if it fits one."""
-    if name == TIMESTAMP:
-        if isinstance(value, datetime) and is_timestamp(value):
+    if name == _layout.TIMESTAMP:
+        if isinstance(value, datetime) and _layout.is_timestamp(value):
             properties.timestamp = value
             return True
-    elif isinstance(value, str) and fits_short(value):
-        if name == APP_ID:
+    elif isinstance(value, str) and _layout.fits_short(value):
+        if name == _layout.APP_ID:
             properties.app_id = value
             return True
         if value == login and login:  # USER_ID
@@ -216,7 +194,7 @@ def marshalled(properties: Basic.Properties) -> bytes:
             put(_short(text))
         if (at := properties.timestamp) is not None:
             flags |= 0x0040
-            put(_pack_timestamp(timestamp_number(at)))
+            put(_pack_timestamp(_layout.timestamp_number(at)))
         if (text := properties.message_type) is not None:
             flags |= 0x0020
             put(_short(text))
@@ -271,7 +249,7 @@ def _field(value: Any) -> bytes:
     if kind is bytearray:
         return _pack_string(b"x", len(value)) + bytes(value)
     if kind is datetime:
-        return b"T" + _pack_timestamp(timestamp_number(value))
+        return b"T" + _pack_timestamp(_layout.timestamp_number(value))
     if kind is Decimal:
         sign, digits, exponent = value.as_tuple()
         # Not by arithmetic, which would depend on the thread's decimal context.

@@ -13,16 +13,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from pairmq.model import MAX_NESTING, PropertyValue
-from pairmq_rabbitmq._codec._layout import (
-    SHELTER,
-    SHELTERED,
-    TYPES,
-    MalformedMessage,
-    fits_short,
-    instant,
-    is_timestamp,
-    place,
-)
+from pairmq_rabbitmq._codec import _layout
 
 _MAP = "map"
 
@@ -43,13 +34,13 @@ def to_wire(value: PropertyValue) -> tuple[Any, Any]:
     if isinstance(value, bytes):
         return bytearray(value), None
     if isinstance(value, datetime):
-        return (value, None) if is_timestamp(value) else (value.isoformat(), "datetime")
+        return (value, None) if _layout.is_timestamp(value) else (value.isoformat(), "datetime")
     if isinstance(value, UUID):
         return str(value), "uuid"
     if isinstance(value, tuple):
         return _array_to_wire(value)
     assert isinstance(value, Mapping)  # noqa: S101  # for mypy; Message has checked it
-    if all(map(fits_short, value)):
+    if all(map(_layout.fits_short, value)):
         return table_to_wire(value)
     array, node = pairs_to_wire(value)
     return array, {"": _MAP, **(node or {})}
@@ -84,7 +75,7 @@ def converted(values: dict[str, Any], types: Mapping[str, Any], refuse: Callable
         node = types.get(name)
         try:
             found[name] = value if node is None and type(value) in SIMPLE else _from_wire(value, node, name, 0)
-        except MalformedMessage as error:
+        except _layout.MalformedMessage as error:
             refuse(str(error))
             if node is not None and type(value) in SIMPLE:
                 found[name] = value  # at least as received
@@ -100,15 +91,15 @@ def _from_wire(value: Any, node: Any, name: str, depth: int) -> Any:
         return _from_text(value, node, name)
     if isinstance(value, dict | list):
         if depth == MAX_NESTING:
-            raise MalformedMessage(f"the header {name[:128]!r} is nested more than {MAX_NESTING} deep")
+            raise _layout.MalformedMessage(f"the header {name[:128]!r} is nested more than {MAX_NESTING} deep")
         node = node or {}
         if isinstance(value, dict):
             if not node.keys() <= value.keys():
-                raise MalformedMessage(misfit(name))
+                raise _layout.MalformedMessage(misfit(name))
             return {key: _from_wire(entry, node.get(key), name, depth + 1) for key, entry in value.items()}
         return _from_array(value, node, name, depth)
     if node is not None:
-        raise MalformedMessage(misfit(name))
+        raise _layout.MalformedMessage(misfit(name))
     return bytes(value) if isinstance(value, bytearray) else value
 
 
@@ -116,13 +107,13 @@ def _from_array(values: list[Any], node: dict[str, Any], name: str, depth: int) 
     nodes = dict(node)
     kind = nodes.pop("", None)
     if not all(INDEX.fullmatch(index) and int(index) < len(values) for index in nodes):
-        raise MalformedMessage(misfit(name))
+        raise _layout.MalformedMessage(misfit(name))
     found = [_from_wire(value, nodes.get(str(index)), name, depth + 1) for index, value in enumerate(values)]
     if kind is None:
         return tuple(found)
     names = found[::2]
     if kind != _MAP or len(found) % 2 or not all(isinstance(key, str) for key in names) or len(set(names)) < len(names):
-        raise MalformedMessage(misfit(name))
+        raise _layout.MalformedMessage(misfit(name))
     return dict(zip(names, found[1::2], strict=True))
 
 
@@ -134,15 +125,15 @@ def _from_text(value: Any, kind: Any, name: str) -> Any:
             except ValueError:
                 pass
         elif kind == "datetime":
-            at = instant(value)
+            at = _layout.instant(value)
             if at is not None:
                 return at
-    raise MalformedMessage(misfit(name))
+    raise _layout.MalformedMessage(misfit(name))
 
 
 def misfit(name: str) -> str:
     """Describe a property whose value contradicts the types' tree."""
-    return f"the header {TYPES} does not fit the property {name[:128]!r}"
+    return f"the header {_layout.TYPES} does not fit the property {name[:128]!r}"
 
 
 def sheltered_in(header: object) -> dict[str, Any] | None:
@@ -152,10 +143,10 @@ def sheltered_in(header: object) -> dict[str, Any] | None:
         ours = bool(found)
     elif isinstance(header, list) and len(header) % 2 == 0 and all(isinstance(name, str) for name in header[::2]):
         found = dict(zip(header[::2], header[1::2], strict=True))
-        ours = len(found) * 2 == len(header) and not all(map(fits_short, found))
+        ours = len(found) * 2 == len(header) and not all(map(_layout.fits_short, found))
     else:
         return None
-    return found if ours and all(place(name) == SHELTERED for name in found) else None
+    return found if ours and all(_layout.place(name) == _layout.SHELTERED for name in found) else None
 
 
 def types_by_name(pairs: list[Any], node: dict[str, Any], refuse: Callable[[str], None]) -> dict[str, Any]:
@@ -165,19 +156,19 @@ def types_by_name(pairs: list[Any], node: dict[str, Any], refuse: Callable[[str]
         if INDEX.fullmatch(index) and int(index) < len(pairs) and int(index) % 2:
             named[pairs[int(index) - 1]] = inner
         else:
-            refuse(misfit(SHELTER))
+            refuse(misfit(_layout.SHELTER))
     return named
 
 
 def shelter(headers: dict[str, Any], name: str) -> None:
     """Move a foreign header to where no broker acts on it and `decode` finds it."""
     value = headers.pop(name)
-    there = headers.get(SHELTER)
+    there = headers.get(_layout.SHELTER)
     if there is None:
-        headers[SHELTER] = {name: value}
+        headers[_layout.SHELTER] = {name: value}
     elif (sheltered_in(there) or {name: None}).keys() >= {name}:
-        headers[SHELTER] = {SHELTER: there, name: value}  # an application's own of this name
+        headers[_layout.SHELTER] = {_layout.SHELTER: there, name: value}  # an application's own of this name
     elif isinstance(there, list):
-        headers[SHELTER] = [*there, name, value]
+        headers[_layout.SHELTER] = [*there, name, value]
     else:
-        headers[SHELTER] = {**there, name: value}
+        headers[_layout.SHELTER] = {**there, name: value}
