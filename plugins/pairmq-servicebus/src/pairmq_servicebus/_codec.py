@@ -24,22 +24,9 @@ from pairmq.model import MAX_ID_LENGTH, MAX_PRIORITY, Message, PropertyValue
 from pairmq_servicebus import _values
 from pairmq_servicebus._entities import SESSION
 from pairmq_servicebus._private import BINARY, LONG, TIMESTAMP, UNREADABLE, typed, untyped
-from pairmq_servicebus._values import (
-    DEAD_LETTER_DESCRIPTION,
-    DEAD_LETTER_REASON,
-    DIVERTED,
-    ENDLESS,
-    FIELDS,
-    LAST_INSTANT,
-    MOST_MS,
-    PARTITION_KEY,
-    SCHEDULED_TIME,
-    Malformed,
-    dump,
-)
 
-_OWN = frozenset((FIELDS, UNREADABLE))
-_OVERWRITTEN = frozenset((DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION))
+_OWN = frozenset((_values.FIELDS, UNREADABLE))
+_OVERWRITTEN = frozenset((_values.DEAD_LETTER_REASON, _values.DEAD_LETTER_DESCRIPTION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +49,13 @@ def take_apart(message: Message, *, single_consumer: bool = False) -> Parts:
         _put_time_to_live(message.time_to_live, header, properties, fields)
     if message.scheduled_enqueue_at is not None:
         milliseconds, exact = _values.to_milliseconds(message.scheduled_enqueue_at)
-        annotations[SCHEDULED_TIME] = typed(TIMESTAMP, milliseconds)
+        annotations[_values.SCHEDULED_TIME] = typed(TIMESTAMP, milliseconds)
         if not exact:
             fields["scheduled"] = message.scheduled_enqueue_at.isoformat()
     if single_consumer or message.session_id == SESSION:
         _put_session(message, properties, fields)
     elif message.partition_key is not None:
-        annotations[PARTITION_KEY] = message.partition_key
+        annotations[_values.PARTITION_KEY] = message.partition_key
     if message.priority is not None:
         header["priority"] = fields["priority"] = message.priority
     application = _application(message.application_properties, fields)
@@ -104,14 +91,14 @@ def _put_time_to_live(
 ) -> None:
     microseconds = round(seconds * 1_000_000)
     milliseconds = -(-microseconds // 1000)  # never earlier than asked for
-    if milliseconds > MOST_MS:
+    if milliseconds > _values.MOST_MS:
         # The header has no room for it. Service Bus then goes by the two instants (AMQP 1.0, part 3.2.4).
         created = int(time.time() * 1000)
         properties["creation_time"] = created
-        properties["absolute_expiry_time"] = min(created + milliseconds, LAST_INSTANT)
+        properties["absolute_expiry_time"] = min(created + milliseconds, _values.LAST_INSTANT)
     else:
         header["time_to_live"] = milliseconds
-    if milliseconds > MOST_MS or microseconds % 1000:
+    if milliseconds > _values.MOST_MS or microseconds % 1000:
         fields["ttl"] = repr(seconds)
 
 
@@ -131,7 +118,7 @@ def _application(given: Mapping[str, PropertyValue], fields: dict[str, Any]) -> 
         if name in _OWN:
             hidden[name] = _values.to_json(value)
             continue
-        if name in _OVERWRITTEN and DIVERTED in given:
+        if name in _OVERWRITTEN and _values.DIVERTED in given:
             # The service overwrites it when it dead-letters, and what a backlog dead-letters may be requeued.
             # Elsewhere it is carried as it is, with no note: tools that send dead letters again go by it.
             hidden[name] = _values.to_json(value)
@@ -143,7 +130,7 @@ def _application(given: Mapping[str, PropertyValue], fields: dict[str, Any]) -> 
     if hidden:
         fields["hidden"] = hidden
     if fields:
-        application[FIELDS] = dump(fields)
+        application[_values.FIELDS] = _values.dump(fields)
     return application
 
 
@@ -166,18 +153,20 @@ def decode(raw: AmqpAnnotatedMessage, *, dead_letter: bool = False) -> Decoded:
     """
     application = {_values.as_text(key): value for key, value in (raw.application_properties or {}).items()}
     if UNREADABLE in application:
-        raise Malformed(f"it can't be decoded: {application[UNREADABLE]!r}"[:300])
+        raise _values.Malformed(f"it can't be decoded: {application[UNREADABLE]!r}"[:300])
     fields = _values.load(application.pop(_values.FIELDS, None))
     reason = description = None
     if dead_letter:
-        reason = _text_or_none(application.pop(DEAD_LETTER_REASON, None))
-        description = _text_or_none(application.pop(DEAD_LETTER_DESCRIPTION, None))
+        reason = _text_or_none(application.pop(_values.DEAD_LETTER_REASON, None))
+        description = _text_or_none(application.pop(_values.DEAD_LETTER_DESCRIPTION, None))
     try:
         message = Message(
             _body(raw), **_fields_of(raw, fields), application_properties=_application_of(application, fields)
         )
     except (TypeError, ValueError, OverflowError) as error:
-        raise error if isinstance(error, Malformed) else Malformed(f"it has a field out of range: {error}") from None
+        if isinstance(error, _values.Malformed):
+            raise error from None
+        raise _values.Malformed(f"it has a field out of range: {error}") from None
     return Decoded(message, reason, description)
 
 
@@ -185,7 +174,7 @@ def decode_leniently(raw: AmqpAnnotatedMessage, *, dead_letter: bool = False) ->
     """Read a message for somebody who only looks: of one that can't be read, the body and the id."""
     try:
         return decode(raw, dead_letter=dead_letter)
-    except Malformed:
+    except _values.Malformed:
         body, found = raw.body, raw.properties and raw.properties.message_id
         text = found.decode(errors="replace") if isinstance(found, bytes) else str(found or "")
         message_id = text[:MAX_ID_LENGTH] or None
@@ -236,11 +225,11 @@ def _time_to_live(raw: AmqpAnnotatedMessage, fields: Mapping[str, Any]) -> float
     milliseconds = raw.header.time_to_live if raw.header else None
     if properties and properties.absolute_expiry_time and properties.creation_time:
         lasting = properties.absolute_expiry_time - properties.creation_time
-        if properties.absolute_expiry_time >= ENDLESS:
+        if properties.absolute_expiry_time >= _values.ENDLESS:
             return None
-        if milliseconds is None or (milliseconds == MOST_MS and lasting > MOST_MS):
+        if milliseconds is None or (milliseconds == _values.MOST_MS and lasting > _values.MOST_MS):
             milliseconds = lasting
-    if not milliseconds or milliseconds < 0 or milliseconds >= ENDLESS:
+    if not milliseconds or milliseconds < 0 or milliseconds >= _values.ENDLESS:
         return None
     return float(milliseconds / 1000)
 
@@ -249,7 +238,7 @@ def _scheduled(annotations: Mapping[Any, Any], fields: Mapping[str, Any]) -> dat
     exact = _values.text(fields, "scheduled")
     if exact is not None:
         return _values.from_iso(exact)
-    value = annotations.get(SCHEDULED_TIME)
+    value = annotations.get(_values.SCHEDULED_TIME)
     return _values.from_milliseconds(value) if isinstance(value, int) else None
 
 
@@ -261,7 +250,7 @@ def _session_id(properties: AmqpMessageProperties, fields: Mapping[str, Any]) ->
 def _partition_key(
     annotations: Mapping[Any, Any], properties: AmqpMessageProperties, fields: Mapping[str, Any]
 ) -> str | None:
-    key = _text_or_none(annotations.get(PARTITION_KEY)) or None
+    key = _text_or_none(annotations.get(_values.PARTITION_KEY)) or None
     session = _text_or_none(properties.group_id) or None
     if session == SESSION:
         return _values.text(fields, "partition")
