@@ -49,8 +49,10 @@ class Extension:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a plugin may fail in any way at all, SystemExit at import included
+            from pairmq.plugins._manager import described  # slow to import
+
             raise CommandFailed(
-                f"the command {self.name!r} of {self.distribution} is broken: {_described(error)}"
+                f"the command {self.name!r} of {self.distribution} is broken: {described(error)}"
             ) from None
         command.name = self.name
         return command
@@ -157,14 +159,6 @@ class _Listed(TyperCommand):
     def __init__(self, extension: Extension) -> None:
         super().__init__(extension.name, help=f"From {extension.distribution}.")
         self.extension = extension
-
-
-def _described(error: BaseException) -> str:
-    name = type(error).__name__
-    try:
-        return f"{name}: {error}"
-    except Exception:  # a plugin's exception is a plugin's code too
-        return name
 
 
 def show_no_values(command: Any, context: Any) -> None:

@@ -171,7 +171,7 @@ class Registry:
             owner = next((plugin for plugin in self.plugins if record in plugin.transports), None)
             raise ConfigurationError(
                 f"no transport for {url.partition('://')[0].lower()}://: "
-                f"{(owner and owner.distribution) or record.name} is installed but can't be used: {_described(error)}"
+                f"{(owner and owner.distribution) or record.name} is installed but can't be used: {described(error)}"
             ) from error
 
     def conflicts(self) -> tuple[str, ...]:
@@ -277,7 +277,7 @@ def _inspect(name: str, distribution: str | None, load: Callable[[], object]) ->
     except BaseException as error:  # a plugin may fail in any way at all, SystemExit at import included
         if isinstance(error, KeyboardInterrupt):
             raise
-        return PluginInfo(name, distribution, error=_described(error))
+        return PluginInfo(name, distribution, error=described(error))
     return PluginInfo(name, distribution, transports, observers)
 
 
@@ -288,13 +288,14 @@ def _with_imports(plugin: PluginInfo) -> PluginInfo:
             with _importing():
                 record.factory(f"{record.schemes[0]}://")
         except ImportError as error:
-            return PluginInfo(plugin.name, plugin.distribution, error=_described(error))
+            return PluginInfo(plugin.name, plugin.distribution, error=described(error))
         except Exception:  # noqa: S112  # such as what it says of that URL
             continue
     return plugin
 
 
-def _described(error: BaseException) -> str:
+def described(error: BaseException) -> str:
+    """What a plugin raised, in words."""
     name = type(error).__name__
     try:
         return f"{name}: {error}"
