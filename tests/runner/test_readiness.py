@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -163,3 +164,16 @@ async def test_a_pair_without_entities_is_ready_when_a_broker_answers_and_not_ot
         readiness = await w.pair.check()
         assert not readiness.ready
         assert [reason.split(":")[0] for reason in readiness.as_json()["reasons"]] == ["primary", "backlog"]
+
+
+@pytest.mark.parametrize("asked", [(), ("orders",)])
+@in_virtual_time
+async def test_a_check_that_is_cancelled_at_once_leaves_no_question_unasked(world, asked, recwarn):
+    async with world() as w:
+        check = asyncio.create_task(w.pair.check(*asked))
+        await asyncio.sleep(0)
+        check.cancel()
+        await asyncio.wait((check,))
+        gc.collect()
+    assert check.cancelled()
+    assert [str(warning.message) for warning in recwarn] == []

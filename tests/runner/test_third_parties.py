@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -10,6 +11,7 @@ from pairmq import (
     Message,
     Pair,
     PairClosed,
+    PairDelivery,
     PairFaulted,
     PairOptions,
     Receipt,
@@ -20,7 +22,7 @@ from pairmq import (
 )
 from pairmq import testing as simulated
 from pairmq.model import Entity, EntityState, FailureKind, FailureReason
-from pairmq.model.events import Cause, SendCompleted, StateChanged
+from pairmq.model.events import Cause, PairEnded, SendCompleted, StateChanged
 from pairmq.runner import TimeLimits
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
 from pairmq.transport import is_nothing_sent, nothing_sent
@@ -485,3 +487,55 @@ def test_a_pair_refuses_calls_from_another_event_loop(call):
     with pytest.raises(RuntimeError, match="was opened in another event loop"):
         asyncio.run(_use(pair, call))
     assert pair.state("orders") is EntityState.HEALTHY
+
+
+@pytest.mark.parametrize("call", ["complete", "abandon", "dead_letter", "renew_lock", "consumer"])
+def test_a_delivery_is_not_settled_in_another_event_loop(call):
+    """It would have failed as at a broker, and dropped the connection of all others."""
+    calls = []
+
+    async def received() -> tuple[Pair, PairDelivery]:
+        east, west = SimulatedBroker("east"), SimulatedBroker("west")
+        await east.transport().admin.create(Entity("orders"))
+        pair = await Pair(east.transport(), west.transport(), PairOptions(backlog_queue_count=1))
+        await pair.sender("orders").send(Message(b"1"))
+        (delivery,) = await pair.receiver("orders").receive()
+        return pair, delivery
+
+    async def use(pair: Pair, delivery: PairDelivery) -> None:
+        match call:
+            case "consumer":
+                pair.consumer("orders", calls.append)
+            case "dead_letter":
+                await delivery.dead_letter("why")
+            case _:
+                await getattr(delivery, call)()
+
+    pair, delivery = asyncio.run(received())
+    with pytest.raises(RuntimeError, match="was opened in another event loop"):
+        asyncio.run(use(pair, delivery))
+    assert (delivery.settlement, calls) == (None, [])
+
+
+def test_a_pair_that_is_closed_from_another_event_loop_closes_in_its_own():
+    closed_in = []
+
+    async def opened() -> Pair:
+        east, west = SimulatedBroker("east"), SimulatedBroker("west")
+        pair = await Pair(east.transport(), west.transport(), PairOptions(backlog_queue_count=1))
+        pair.subscribe(
+            lambda event: closed_in.append(asyncio.get_running_loop()) if isinstance(event, PairEnded) else None
+        )
+        return pair
+
+    own = asyncio.new_event_loop()
+    thread = threading.Thread(target=own.run_forever)
+    thread.start()
+    try:
+        pair = asyncio.run_coroutine_threadsafe(opened(), own).result(60)
+        asyncio.run(pair.close())
+    finally:
+        own.call_soon_threadsafe(own.stop)
+        thread.join(60)
+        own.close()
+    assert closed_in == [own]

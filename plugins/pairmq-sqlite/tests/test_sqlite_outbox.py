@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +292,53 @@ async def test_outbox_queue_that_was_deleted_is_made_again(pair: Pair, path: Pat
                 break
             await asyncio.sleep(0.01)
     assert await arrived(pair, 1) == [b"1"]
+
+
+async def left_running(connection: aiosqlite.Connection, statement: str, call: Coroutine[Any, Any, object]) -> None:
+    """Cancel a call when it waits for a statement that the connection's thread has not run yet."""
+    free = threading.Event()
+    loop = asyncio.get_running_loop()
+    execute = connection._conn.execute
+
+    def held(sql: str, *arguments: Any) -> object:
+        if sql == statement:
+            loop.call_soon_threadsafe(task.cancel)
+            free.wait(PATIENCE)
+        return execute(sql, *arguments)
+
+    connection._connection = Held(connection._conn, held)
+    task = asyncio.create_task(call)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    connection._connection = connection._conn.held
+    loop.call_later(0.05, free.set)
+
+
+class Held:
+    def __init__(self, held: sqlite3.Connection, execute: Callable[..., object]) -> None:
+        self.held, self.execute = held, execute
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.held, name)
+
+
+async def test_outbox_sends_after_a_send_whose_begin_was_cancelled(pair: Pair, path: Path):
+    outbox = pair.outbox("orders")
+    async with connected(path) as connection:
+        await outbox.send(Message(b"0"), connection=connection)
+        await connection.commit()
+        await left_running(connection, "BEGIN IMMEDIATE", outbox.send(Message(b"lost"), connection=connection))
+        await outbox.send(Message(b"1"), connection=connection)
+        await connection.commit()
+    assert await arrived(pair, 2) == [b"0", b"1"]
+
+
+async def test_inbox_claims_after_a_claim_whose_begin_was_cancelled(pair: Pair, path: Path):
+    inbox = SQLiteInbox()
+    async with connected(path) as connection:
+        await left_running(connection, "BEGIN IMMEDIATE", inbox.claim("key", 60.0, connection))
+        assert await inbox.claim("key", 60.0, connection)
+        await connection.commit()
 
 
 # What is refused: one error, and nothing stored.

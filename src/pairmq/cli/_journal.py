@@ -104,6 +104,10 @@ def stat(directory: Directory, json: Json = False) -> int:
         head = f"{plural(found.rows, 'row')} in {plural(found.segments, 'segment')}, {size}"
         head += f", from {_instant(found.first_at)} to {_instant(found.last_at)}"
         stdout_console().print(Group(Text(head), Text(), kinds, Text(), processes))
+    first = [span.first_seq for span in found.processes if span.first_seq]
+    if first:
+        rows = f"{plural(sum(first), 'row')} from the beginning of {plural(len(first), 'process')}"
+        note(f"not here: {rows}, deleted, shipped with --delete, or lost")
     if found.open_parts:
         note(
             f"{plural(found.open_parts, 'part')} not yet a segment: of processes that run, or 'pairmq journal recover'"

@@ -74,6 +74,7 @@ class Pair:
         self._claimed = False  # until then its connections may be another pair's
         self._opening: asyncio.Task[None] | None = None
         self._openers = 0
+        self._loop: asyncio.AbstractEventLoop | None = None  # in which it was opened
         self._ending: asyncio.Task[None] | None = None
 
     @classmethod
@@ -159,6 +160,7 @@ class Pair:
         if self._ending is not None:
             raise PairClosed("the pair is closed: make a new one")
         if self._opening is None:
+            self._loop = asyncio.get_running_loop()
             self._opening = start_task(self._open(), name="pair open")
         opening = self._opening
         if not opening.done():
@@ -215,6 +217,10 @@ class Pair:
         the closing. A pair that was never opened, or could not be, closes only its connections, except those of another
         pair.
         """
+        loop = self._loop
+        if loop is not None and loop.is_running() and loop is not asyncio.get_running_loop():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), loop))
+            return
         if self._ending is None:
             self._ending = start_task(self._end(), name="pair end")
         await asyncio.shield(self._ending)
@@ -345,7 +351,9 @@ class Pair:
         Raises:
             ConfigurationError: as `receiver`; or ``prefetch`` is below 0.
             PairClosed, PairFaulted: the pair has ended or is not open.
+            RuntimeError: in another event loop than the pair's.
         """
+        self._opened.check_here()
         if type(prefetch) is not int or prefetch < 0:
             raise ConfigurationError(f"prefetch is {prefetch!r}: it must be a whole number, or 0 for no limit")
         receiver = self.receiver(path, **source)

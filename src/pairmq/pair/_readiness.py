@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pairmq.model import Entity, EntityState, FailureKind, FailureReason, Route, TransportError
@@ -79,12 +80,12 @@ async def find_readiness(engine: Engine, pair: str, entities: Sequence[Entity], 
     """Ask both sides about all entities at once, each for ``timeout`` seconds; a failure is part of the answer."""
     if not entities:
         down, backlog = await asyncio.gather(
-            _failure(engine.primary.admin.check(), timeout), _failure(engine.backlog.probe(), timeout)
+            _failure(engine.primary.admin.check, timeout), _failure(engine.backlog.probe, timeout)
         )
         both = down is not None and backlog is not None
         return Readiness(pair, (), (f"primary: {down}", f"backlog: {backlog}") if both else ())
     backlog, *primary = await asyncio.gather(
-        _failure(engine.backlog.probe(), timeout),
+        _failure(engine.backlog.probe, timeout),
         *(_primary_failure(engine, entity, timeout) for entity in entities),
     )
     found = [_judged(engine, *parts, backlog) for parts in zip(entities, primary, strict=True)]
@@ -112,13 +113,13 @@ def _judged(
 async def _primary_failure(engine: Engine, entity: Entity, timeout: float) -> TransportError | None:
     if engine.states().get(entity) is EntityState.FAILED_OVER:
         return None  # its sends don't go there, and its own pings ask already
-    return await _failure(engine.primary.admin.probe(entity), timeout)
+    return await _failure(partial(engine.primary.admin.probe, entity), timeout)
 
 
-async def _failure(operation: Awaitable[None], timeout: float) -> TransportError | None:
+async def _failure(ask: Callable[[], Awaitable[None]], timeout: float) -> TransportError | None:
     limit = asyncio.get_running_loop().time() + timeout
     try:
-        await TimeLimits().run(operation, limit)
+        await TimeLimits().run(ask(), limit)
     except TransportError as error:
         # A loop may call a timer up to one tick of its clock early.
         if error.reason is FailureReason.TIMEOUT and asyncio.get_running_loop().time() >= limit - _TICK:

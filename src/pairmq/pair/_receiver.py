@@ -91,22 +91,31 @@ class PairDelivery:
         Raises:
             LockLost: the lock has expired; the message is redelivered.
             TransportError: the broker is unavailable; the message may be redelivered.
+            RuntimeError: in another event loop than the pair's.
         """
+        self._check_loop()
         await self._settle(self._receiver.complete(self._delivery), Settlement.COMPLETED)
 
     async def abandon(self) -> None:
         """Release the message for immediate redelivery. Raises as `complete`."""
+        self._check_loop()
         await self._settle(self._receiver.abandon(self._delivery), Settlement.ABANDONED)
 
     async def dead_letter(self, reason: str, description: str = "") -> None:
         """Move the message to the entity's dead-letter queue, with a reason. Raises as `complete`."""
+        self._check_loop()
         operation = self._receiver.dead_letter(self._delivery, reason, description)
         await self._settle(operation, Settlement.DEAD_LETTERED, reason)
 
     async def renew_lock(self) -> None:
         """Extend the lock to its full duration from now. Raises as `complete`."""
+        self._check_loop()
         with _lock_errors():
             self._delivery = await self._giver._limits.run(self._receiver.renew_lock(self._delivery))
+
+    def _check_loop(self) -> None:
+        # In another loop it would fail as a broker would, and drop the connection that other deliveries share.
+        self._giver._engine.check_loop()
 
     async def _settle(self, operation: Awaitable[None], settlement: Settlement, reason: str | None = None) -> None:
         error: str | None = "cancelled"

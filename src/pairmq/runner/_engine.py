@@ -315,6 +315,10 @@ class Engine:
         """
         if self._closing is not None:
             self.check_open()
+        self.check_loop()
+
+    def check_loop(self) -> None:
+        """Raise `RuntimeError` in a loop that is not the pair's own; of a pair that has ended, too."""
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError(
                 "the pair was opened in another event loop: use it there, open one in each loop,"

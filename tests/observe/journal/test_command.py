@@ -74,6 +74,15 @@ def test_stat_says_what_is_missing(directory, capsys):
     assert " 3 " in capsys.readouterr().out
 
 
+def test_stat_names_rows_before_the_first_one_of_a_process(directory, capsys):
+    (kept,) = [path for path in segments(directory) if path.parent.name == "date=2023-11-14"]
+    for path in segments(directory):
+        if path != kept:
+            path.unlink()  # with the rows that open and close the journal
+    assert run(["journal", "stat", str(directory)]) == 0
+    assert capsys.readouterr().err.startswith("not here: 1 row from the beginning of 1 process, ")
+
+
 def test_stat_of_an_empty_directory_reports_it(tmp_path, capsys):
     assert run(["journal", "stat", str(tmp_path)]) == 0
     assert "no segments yet" in capsys.readouterr().out

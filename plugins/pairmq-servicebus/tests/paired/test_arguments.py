@@ -182,3 +182,12 @@ def test_the_entity_path_of_a_connection_string_is_kept_to() -> None:
     with pytest.raises(ValueError, match="EntityPath"):
         client.get_queue_sender("prices")
     client.close()
+
+
+@pytest.mark.parametrize("client", [PairedServiceBusClient, AsyncPairedServiceBusClient])
+def test_warning_about_an_argument_of_a_receiver_names_the_line_that_made_it(client: Any) -> None:
+    options = PairOptions(continuity=("orders",))
+    paired = client.from_connection_string(LOCAL, secondary=SECONDARY, options=options)
+    with pytest.warns(UserWarning, match="Unsupported keyword args: colour") as caught:
+        paired.get_queue_receiver("orders", colour="red")
+    assert [warning.filename for warning in caught] == [__file__]

@@ -38,11 +38,10 @@ async def store(file: tuple[int, int], queue: Entity, messages: Sequence[Message
     messages have no time-to-live and no schedule."""
     doing = f"store in {queue}"
     try:
-        begin = _begins_with(connection)
+        _check(connection)
         if await _file(connection) != file:
             raise OtherDatabase
-        if begin is not None:
-            await _run(connection, begin)
+        await _begin(connection)
         await _run(connection, "SAVEPOINT pairmq")
         try:
             for message in messages:
@@ -67,8 +66,10 @@ class SQLiteInbox(Inbox):
 
     async def claim(self, key: str, window: float, connection: Any) -> bool:
         try:
-            begin = _begins_with(connection)
-            for statement in (*([] if begin is None else [begin]), *_INBOX):
+            _check(connection)
+            await _rows(connection, "SELECT 1")
+            await _begin(connection)
+            for statement in _INBOX:
                 await _run(connection, statement)
             now = now_us()
             await _run(connection, _FORGET, {"now": now})
@@ -77,21 +78,29 @@ class SQLiteInbox(Inbox):
             raise_failure(_errors.failure(error, "claim a message"))
 
 
-def _begins_with(connection: Any) -> str | None:
-    """What begins a transaction, as the connection's first statement would; None if it is in one."""
+def _check(connection: Any) -> None:
     if not isinstance(connection, sqlite3.Connection) and not _is_aiosqlite(connection):
         kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
         raise TypeError(f"{kind} is not a connection to SQLite: give one of sqlite3, aiosqlite, SQLAlchemy or Django")
     try:
-        if connection.in_transaction:
-            return None
         legacy = getattr(connection, "autocommit", _LEGACY) == _LEGACY
         commits_itself = connection.isolation_level is None if legacy else True
+        if commits_itself and not connection.in_transaction:
+            raise unusable("it commits each statement by itself: begin a transaction first")
     except (sqlite3.ProgrammingError, ValueError) as error:
         raise unusable("it is closed") from error
-    if commits_itself:
-        raise unusable("it commits each statement by itself: begin a transaction first")
-    return "BEGIN IMMEDIATE"  # by reading first it would miss what others write before it does, and fail
+
+
+async def _begin(connection: Any) -> None:
+    """Begin a transaction, as the connection's first statement would, if it is in none.
+
+    Another statement must have been awaited just before: what a cancelled call has left to aiosqlite's thread is done
+    then, and may have begun or ended one.
+    """
+    _check(connection)
+    if not connection.in_transaction:
+        # By reading first it would miss what others write before it does, and fail.
+        await _run(connection, "BEGIN IMMEDIATE")
 
 
 async def _file(connection: Any) -> tuple[int, int] | None:

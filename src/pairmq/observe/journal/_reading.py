@@ -30,7 +30,7 @@ class Span:
 
     process: str  # its name
     rows: int  # in the segments
-    first_seq: int  # the lowest number
+    first_seq: int  # the lowest number: that many rows came before, and were deleted, shipped or lost
     last_seq: int  # the highest
     missing: int  # numbers between the two that no segment has; those of dropped events among them
     dropped: int  # events that the journal says it dropped

@@ -6,7 +6,6 @@ Messages of either broker are given as azure-servicebus gives those of the prima
 from __future__ import annotations
 
 import uuid
-import warnings
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -22,7 +21,7 @@ from pairmq_servicebus.paired._errors import as_client_error
 from pairmq_servicebus.paired._sending import SHUT_DOWN, Handler, Opening, OwnHandler
 
 _WAIT: Final = 60.0  # s that ``receive_messages`` waits, as the client's does
-_ARGUMENTS: Final = frozenset(
+ARGUMENTS: Final = frozenset(
     ("receive_mode", "max_wait_time", "auto_lock_renewer", "prefetch_count", "client_identifier", "socket_timeout")
 )
 
@@ -120,9 +119,6 @@ class SharedReceiver(Handler[OwnHandler]):
     def __init__(
         self, pair: Pair, opening: Opening, queue: str, namespace: str, make_own: Callable[[], OwnHandler], given: Any
     ) -> None:
-        unknown = sorted(given.keys() - _ARGUMENTS)
-        if unknown:
-            warnings.warn(f"Unsupported keyword args: {', '.join(unknown)}", stacklevel=4)
         self._mode = ServiceBusReceiveMode(given.get("receive_mode") or ServiceBusReceiveMode.PEEK_LOCK)
         self._max_wait_time: float | None = given.get("max_wait_time")
         check_wait(self._max_wait_time)

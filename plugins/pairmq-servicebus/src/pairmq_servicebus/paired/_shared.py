@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from pairmq import Entity, EntityKind, Pair, PairOptions
 from pairmq_servicebus.paired._arguments import Sides, entity_path_of
-from pairmq_servicebus.paired._receiving import SharedReceiver
+from pairmq_servicebus.paired._receiving import ARGUMENTS, SharedReceiver
 from pairmq_servicebus.paired._sending import SHUT_DOWN, Handler, OnReceipt, Opening, OwnHandler, Sending
 
 if TYPE_CHECKING:
@@ -191,6 +192,9 @@ class SharedClient(ABC, Generic[Token, Receiver, OwnHandler, PairedSender, Paire
             _log.warning("queue %s has continuity, but a receiver of sessions reads the primary only", queue_name)
             return make_own()
         self._check_name(queue_name, "queue")
+        unknown = sorted(kwargs.keys() - ARGUMENTS)
+        if unknown:
+            warnings.warn(f"Unsupported keyword args: {', '.join(unknown)}", stacklevel=2)
         return self._make_receiver(queue_name, make_own, kwargs)
 
     # What is not.
