@@ -539,3 +539,24 @@ def test_a_pair_that_is_closed_from_another_event_loop_closes_in_its_own():
         thread.join(60)
         own.close()
     assert closed_in == [own]
+
+
+def test_an_entity_that_was_first_used_from_another_event_loop_still_fails_over():
+    """Its timers were in that loop, which had ended when the primary failed: sends raised, and nothing was diverted."""
+
+    async def use(pair: Pair) -> None:
+        with pytest.raises(RuntimeError, match="was opened in another event loop"):
+            pair.sender("orders")
+
+    async def main() -> Receipt:
+        east, west = SimulatedBroker("east"), SimulatedBroker("west")
+        await east.transport().admin.create(Entity("orders"))
+        options = PairOptions(backlog_queue_count=1, failover_interval=0.01)
+        async with Pair(east.transport(), west.transport(), options) as pair:
+            await asyncio.to_thread(lambda: asyncio.run(use(pair)))
+            with pytest.raises(RuntimeError, match="was opened in another event loop"):
+                await asyncio.to_thread(pair.sender, "orders")
+            east.fail(Fault.DOWN)
+            return await pair.sender("orders").send(Message(b"1"))
+
+    assert asyncio.run(main()).route is Route.BACKLOG

@@ -403,3 +403,22 @@ async def test_a_pair_that_cannot_be_made_is_reported_at_once():
     broker = PairedRabbitBroker(make_pair=broken)
     with pytest.raises(PermissionError):
         await broker.start()
+
+
+async def test_a_broker_stops_while_rabbitmq_does_not_respond(rabbit: RabbitServer, make: Make):
+    broker = make(start_timeout=60.0, graceful_timeout=None)
+
+    @broker.subscriber("orders")
+    async def handle(order: int) -> None: ...
+
+    await broker.start()
+    pair = broker.pair
+    broker._start_timeout = 0.2
+    rabbit.pause()
+    try:
+        async with asyncio.timeout(120):
+            await broker.stop()
+    finally:
+        rabbit.resume()
+    with pytest.raises(PairClosed):
+        pair.sender("orders")

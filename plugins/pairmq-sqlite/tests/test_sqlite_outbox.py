@@ -375,6 +375,29 @@ async def test_pair_has_no_outbox_when_its_secondary_is_not_a_database(primary: 
 # The inbox.
 
 
+def test_inbox_waits_for_another_writer_in_a_transaction_that_was_begun_to_read(path: Path):
+    """Django's are."""
+    inbox = SQLiteInbox()
+
+    def claimed(key: str, connection: sqlite3.Connection) -> bool:
+        connection.execute("BEGIN")
+        with pytest.raises(StopIteration) as end:
+            inbox.claim(key, 60.0, connection).send(None)
+        connection.commit()
+        return end.value.value
+
+    with (
+        contextlib.closing(sqlite3.connect(path, timeout=PATIENCE)) as connection,
+        contextlib.closing(sqlite3.connect(path, check_same_thread=False)) as other,
+    ):
+        assert claimed("0", connection)
+        other.execute("PRAGMA journal_mode = WAL")
+        other.execute("CREATE TABLE other (number INTEGER)")
+        other.execute("BEGIN IMMEDIATE")
+        threading.Timer(0.2, other.commit).start()
+        assert claimed("1", connection)
+
+
 async def test_inbox_forgets_an_id_when_its_window_is_over(pair: Pair, path: Path):
     seen = []
     with contextlib.closing(sqlite3.connect(path)) as connection:

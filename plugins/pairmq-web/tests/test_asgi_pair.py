@@ -159,3 +159,13 @@ async def test_other_asgi_applications_mount_the_check(brokers):
         await brokers[0].stop()
         await brokers[1].stop()
         assert (await client.get("/ready/")).status_code == 503
+
+
+async def test_an_application_that_is_started_again_while_it_runs_keeps_its_pair(brokers):
+    application = made(brokers)
+    async with served(application) as client:
+        async with application.router.lifespan_context(application):
+            assert (await client.post("/orders/1")).status_code == 200
+        assert (await client.post("/orders/2")).json() == "primary"
+    with pytest.raises(ConfigurationError):
+        pair_of(application)

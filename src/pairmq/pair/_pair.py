@@ -261,6 +261,7 @@ class Pair:
                 syphon would dead-letter diverted messages: the entity is not in ``allowed_entities``, is internal to
                 the broker, or has the name of a backlog queue (SPEC 5.8); or ``continuity`` names a topic (SPEC 11.6).
             PairClosed, PairFaulted: the pair has ended or is not open.
+            RuntimeError: in another event loop than the pair's, or in none.
         """
         entity = self._entity(path, kind)
         engine = self._opened

@@ -224,8 +224,11 @@ class Engine:
         return MappingProxyType({runner.entity: runner.state for runner in self._known.runners()})
 
     def runner(self, entity: Entity) -> EntityRunner:
-        """The runner of an entity, made where it has none: at its first use, or since it was forgotten."""
-        self.check_open()
+        """The runner of an entity, made where it has none: at its first use, or since it was forgotten.
+
+        Raises as `check_here`: one that was made elsewhere would have its timers there.
+        """
+        self.check_here()
         return self._known.runner(entity)
 
     def sender_state(self, entity: Entity) -> SenderState:
@@ -318,8 +321,12 @@ class Engine:
         self.check_loop()
 
     def check_loop(self) -> None:
-        """Raise `RuntimeError` in a loop that is not the pair's own; of a pair that has ended, too."""
-        if asyncio.get_running_loop() is not self._loop:
+        """Raise `RuntimeError` where the pair's own loop does not run; of a pair that has ended, too."""
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is not self._loop:
             raise RuntimeError(
                 "the pair was opened in another event loop: use it there, open one in each loop,"
                 " or use pairmq.sync, which any thread may call"

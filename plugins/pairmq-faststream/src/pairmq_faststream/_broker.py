@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
@@ -108,6 +108,8 @@ class PairedRabbitBroker(RabbitBroker):
     ) -> None:
         """Stop the subscribers, disconnect, and close the pair.
 
+        A RabbitMQ that does not respond is left without its consent, after ``graceful_timeout`` and ``start_timeout``.
+
         Args:
             exc_type: as FastStream's.
             exc_val: as FastStream's.
@@ -118,7 +120,7 @@ class PairedRabbitBroker(RabbitBroker):
             starting.cancel()
             await asyncio.wait((starting,))
         try:
-            await super().stop(exc_type, exc_val, exc_tb)
+            await self._stopped(super().stop(exc_type, exc_val, exc_tb))
         finally:
             # FastStream stops a broker whose start goes on, and cancels that start only then, at each of its awaits:
             # it could close nothing any more, and a connection that is not closed keeps the program alive.
@@ -126,6 +128,22 @@ class PairedRabbitBroker(RabbitBroker):
             pair, self._pair, self._middleware = self._pair, None, None
             if pair is not None:
                 await pair.close()
+
+    async def _stopped(self, stopping: Coroutine[Any, Any, None]) -> None:
+        """Let FastStream stop: it asks RabbitMQ to end each consumer, and waits as long as the connection lives."""
+        task = asyncio.create_task(stopping, name="broker stop")
+        task.add_done_callback(lambda _: task.cancelled() or task.exception())  # of one that is given up: seen
+        patience = (cast(Any, self.config).graceful_timeout or 0.0) + self._start_timeout
+        try:
+            await asyncio.wait((task,), timeout=patience)
+            if task.done():
+                task.result()
+            else:
+                _log.warning("RabbitMQ does not respond: the broker stops without it")
+                await self._let_go()
+        finally:
+            task.cancel()
+            await asyncio.wait((task,), timeout=self._start_timeout)
 
     def _scope(self, msg: Any, /, *, context: Any) -> Any:
         """The middleware of one message: the pair's, once there is one."""

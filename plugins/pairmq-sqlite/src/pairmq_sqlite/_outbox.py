@@ -69,10 +69,16 @@ class SQLiteInbox(Inbox):
             _check(connection)
             await _rows(connection, "SELECT 1")
             await _begin(connection)
-            for statement in _INBOX:
-                await _run(connection, statement)
             now = now_us()
-            await _run(connection, _FORGET, {"now": now})
+            try:
+                # The first statement has to write: one that reads, as of Django's transactions, fixes what can be seen,
+                # and if another process writes then, SQLite refuses to write at once instead of waiting.
+                await _run(connection, _FORGET, {"now": now})
+            except sqlite3.OperationalError as error:
+                if "no such table" not in str(error):
+                    raise
+                for statement in _INBOX:
+                    await _run(connection, statement)
             return await _run(connection, _CLAIM, {"key": key, "until": now + microseconds_of(window)}) == 1
         except sqlite3.Error as error:
             raise_failure(_errors.failure(error, "claim a message"))

@@ -45,13 +45,15 @@ async def open_pair(app: Any, make: Callable[[], Pair] = Pair.connect) -> AsyncI
     async with make() as pair:
         # A request to a mounted application names that one as its application, and the outermost router as its router.
         holders = [app.state, app.router] if hasattr(app, "router") else [app.state]
+        # An application that a test client starts again while it runs has its former pair again afterwards.
+        former = [getattr(holder, _STATE, None) for holder in holders]
         for holder in holders:
             setattr(holder, _STATE, pair)
         try:
             yield pair
         finally:
-            for holder in holders:
-                delattr(holder, _STATE)
+            for holder, held in zip(holders, former, strict=True):
+                setattr(holder, _STATE, held)
 
 
 def pair_lifespan(make: Callable[[], Pair] = Pair.connect) -> Callable[[Any], AbstractAsyncContextManager[None]]:
