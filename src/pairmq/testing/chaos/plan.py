@@ -60,7 +60,7 @@ class Settings:
     # Seconds of a lock in the backlog queues, more where brokers are far: what a killed syphon held restarts after as
     # long.
     lock_duration: float = 5.0
-    patience: float = 120.0  # seconds until everything must be drained when all is healed
+    patience: float = 120.0  # seconds for each step when all is healed; of a drain, those in which nothing is moved
     consumers: int = 0  # processes that read the primary meanwhile; they are killed and restarted as the clients are
     continuity: bool = False  # the queues have lanes, which the consumers read as well (SPEC 11); it needs consumers
     ordering: Ordering = "none"  # of the clients' pairs; with ``"session"`` the order of each session is judged
