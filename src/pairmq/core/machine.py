@@ -276,8 +276,8 @@ class EntityMachine:
         self.backlog = BACKLOG[self.backlog][symbol]
         return self._changed(before, Cause.DRAINED, now)
 
-    def _on_operator(self, input: Input, now: float) -> tuple[Effect, ...]:
-        return self._apply(self._row(_OPERATOR[type(input)]), now)
+    def _on_operator(self, input: i.Operated, now: float) -> tuple[Effect, ...]:
+        return self._apply(self._row(input.symbol), now)
 
     # Carrying a row out.
 
@@ -384,12 +384,6 @@ class EntityMachine:
 
 _BY_OPERATOR = frozenset((Cause.FORCED, Cause.HELD, Cause.MARKED_HEALTHY))
 
-_OPERATOR: dict[type, Symbol] = {
-    i.MarkHealthy: Symbol.MARK_HEALTHY,
-    i.ForceFailover: Symbol.FORCE_FAILOVER,
-    i.Hold: Symbol.HOLD,
-}
-
 # Any: each handler takes the input type of its own key.
 _HANDLERS: dict[type, Callable[[EntityMachine, Any, float], tuple[Effect, ...]]] = {
     i.RouteRequested: EntityMachine._on_route,
@@ -404,7 +398,5 @@ _HANDLERS: dict[type, Callable[[EntityMachine, Any, float], tuple[Effect, ...]]]
     i.PingFailed: EntityMachine._on_ping_failed,
     i.PingRefused: EntityMachine._on_ping_refused,
     i.BacklogSeenEmpty: EntityMachine._on_seen_empty,
-    i.MarkHealthy: EntityMachine._on_operator,
-    i.ForceFailover: EntityMachine._on_operator,
-    i.Hold: EntityMachine._on_operator,
+    i.Operated: EntityMachine._on_operator,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
+from pairmq.core._transitions import Symbol
 from pairmq.model import EntityState, FailureKind
 from pairmq.model.events import Cause
 
@@ -87,16 +88,10 @@ class BacklogSeenEmpty(NamedTuple):
     since: float
 
 
-class MarkHealthy(NamedTuple):
-    """An operator says that the entity works (SPEC 4.7)."""
+class Operated(NamedTuple):
+    """An operator says that the entity works, or wants it failed over: with pings, or held without (SPEC 4.7)."""
 
-
-class ForceFailover(NamedTuple):
-    """An operator wants the entity failed over; pings go on (SPEC 4.7)."""
-
-
-class Hold(NamedTuple):
-    """An operator wants the entity failed over until further notice, without pings (SPEC 4.7)."""
+    symbol: Symbol
 
 
 Input: TypeAlias = (
@@ -112,17 +107,15 @@ Input: TypeAlias = (
     | PingFailed
     | PingRefused
     | BacklogSeenEmpty
-    | MarkHealthy
-    | ForceFailover
-    | Hold
+    | Operated
 )
 
 ROUTE_REQUESTED = RouteRequested()
 DIVERT_REQUESTED = DivertRequested()
 DIVERT_ENDED = DivertEnded()
-MARK_HEALTHY = MarkHealthy()
-FORCE_FAILOVER = ForceFailover()
-HOLD = Hold()
+MARK_HEALTHY = Operated(Symbol.MARK_HEALTHY)
+FORCE_FAILOVER = Operated(Symbol.FORCE_FAILOVER)
+HOLD = Operated(Symbol.HOLD)
 
 
 class ToPrimary(NamedTuple):
