@@ -261,6 +261,16 @@ async def test_two_brokers_without_a_pair_are_only_looked_at():
     assert told["entities"]["refusing"] == 1
 
 
+@in_virtual_time
+async def test_two_brokers_without_a_pair_show_the_lanes_that_the_options_name():
+    async with shown() as page:
+        primary, secondary = page.it.primary.transport(), page.it.secondary.transport()
+        options = PairOptions(backlog_queue_count=1, continuity=("orders", "pri*"))
+        shared, lane = Brokers(primary, secondary, options).queues()
+    assert shared.path == "primary/x-servicebus-transfer/0"
+    assert lane.path.endswith("orders")
+
+
 @pytest.mark.parametrize("query", [{"state": "well"}, {"limit": "-1"}, {"limit": "many"}, {"limit": "²"}])
 @in_virtual_time
 async def test_a_question_that_makes_no_sense_is_refused(query):

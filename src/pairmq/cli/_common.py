@@ -263,11 +263,9 @@ def transports_of(settings: Settings) -> tuple[Transport, Transport]:
 
 def backlog_queues(primary: Transport, options: PairOptions) -> tuple[Entity, ...]:
     """The backlog queues of a primary, by their index; lanes that the options name come last. Raises as `entity_of`."""
-    from pairmq.core import lane_name
+    from pairmq.runner import named_queues
 
-    name = primary.endpoint.name
-    names = (*options.backlog_queue_names(name), *(lane_name(name, path) for path in options.literal_lanes))
-    return tuple(map(entity_of, names))
+    return named_queues(primary, options)
 
 
 def outbox_of(primary: Transport, secondary: Transport) -> Entity | None:

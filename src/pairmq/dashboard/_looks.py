@@ -31,7 +31,7 @@ from pairmq.model import (
 )
 from pairmq.model.events import Side
 from pairmq.pair import Pair
-from pairmq.runner import LOOK_INTERVAL, Agreement, find_agreement, outbox_queue
+from pairmq.runner import LOOK_INTERVAL, Agreement, find_agreement, named_queues, outbox_queue
 from pairmq.transport import QueueCounts, Transactional, Transport, counts_of
 
 
@@ -56,11 +56,8 @@ class Brokers:
         self.queues()
 
     def queues(self) -> tuple[Entity, ...]:
-        """The backlog queues, by their index."""
-        try:
-            return tuple(Entity(name) for name in self.options.backlog_queue_names(self.primary.endpoint.name))
-        except ValueError as error:
-            raise ConfigurationError(f"backlog_name_template gives a name that no queue can have: {error}") from error
+        """The backlog queues, by their index; lanes that the options name come last."""
+        return named_queues(self.primary, self.options)
 
 
 class Watched:

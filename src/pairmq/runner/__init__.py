@@ -1,6 +1,6 @@
 """The asyncio engine: carries out what `pairmq.core` decides, against two transports."""
 
-from pairmq.runner._backlog import backlog_properties
+from pairmq.runner._backlog import backlog_properties, named_queues
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import FAILURES, Emitter
 from pairmq.runner._engine import Engine
@@ -25,6 +25,7 @@ __all__ = [
     "TimeLimits",
     "backlog_properties",
     "find_agreement",
+    "named_queues",
     "outbox_queue",
     "write_anew",
 ]

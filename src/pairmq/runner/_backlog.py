@@ -38,6 +38,20 @@ def backlog_properties(options: PairOptions) -> QueueProperties:
     return replace(_PROPERTIES, single_consumer=options.ordering == "session")
 
 
+def named_queues(primary: Transport, options: PairOptions) -> tuple[Entity, ...]:
+    """The backlog queues of a primary that options name, by their index; lanes come last. Raises
+    `ConfigurationError`."""
+    name = primary.endpoint.name
+    try:
+        return (
+            *map(Entity, options.backlog_queue_names(name)),
+            *(Entity(lane_name(name, path)) for path in options.literal_lanes),
+        )
+    except ValueError as error:
+        text = f"backlog_name_template or continuity gives a name that no queue can have: {error}"
+        raise ConfigurationError(text) from error
+
+
 class BacklogQueues:
     """All backlog queues of one pair; ``on_lane`` is called with a lane that comes into use after `prepare`."""
 
