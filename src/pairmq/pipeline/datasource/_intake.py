@@ -88,7 +88,7 @@ class Intake:
                 break  # the next call meets it again
             ends_at = min(ends_at, segment.began_at + _GATHERING)
             deliveries = _newest(segment.deliveries)
-            fresh = [delivery for delivery in deliveries if not self._is_kept(delivery)]
+            fresh = [each for each in deliveries if each.delivery_count <= 1 or _key(each) not in self._kept]
             if fresh:
                 batch = to_batch(fresh, self._place)
                 # Not in this thread: a slow disk must not keep the loop from answering the broker's heartbeats.
@@ -157,9 +157,6 @@ class Intake:
             _log.warning(
                 "%d messages are in the spool but were not acknowledged, and will be redelivered: %s", count, failed
             )
-
-    def _is_kept(self, delivery: Delivery) -> bool:
-        return delivery.delivery_count > 1 and _key(delivery) in self._kept
 
     async def _within(self, wait: float, operation: Awaitable[T]) -> T:
         try:

@@ -58,11 +58,6 @@ def answers(findings: Findings) -> Answers:
     return Answers(verdict, _headline(findings, verdict, found), _sentence(findings), tiles, found)
 
 
-def accepted(findings: Findings) -> float:
-    """Sends that were accepted."""
-    return findings.availability.total.primary + findings.availability.total.backlog
-
-
 def most_out(findings: Findings) -> Sequence[Key]:
     """All entities, those that were out longest first, then those with most messages."""
     keys = {*findings.outages.spans, *findings.availability.entities, *findings.messages.by_entity}

@@ -17,7 +17,7 @@ from pairmq.pipeline._storage import Place
 from pairmq.pipeline.reporting._answers import VERDICTS, Answers, meaning_of, most_out, phases
 from pairmq.pipeline.reporting._plots import MOST_ROWS, course, drawn_wider, name_of
 from pairmq.pipeline.reporting._svg import bar, reach, scale_of
-from pairmq.pipeline.reporting._values import Fault, Findings, Key, Series, Spans
+from pairmq.pipeline.reporting._values import Findings, Key, Series, Spans
 from pairmq.pipeline.reporting._words import clock, date, duration, grouped, moment, percent, period, visible
 
 MOST_ENTITIES = 20
@@ -36,17 +36,6 @@ class Row:
     cells: Sequence[str]
     plot: Markup | None = None
     remark: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """Messages of one fault."""
-
-    verdict: str
-    meaning: str
-    count: int
-    first: Sequence[Fault]
-    more: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +74,10 @@ def page(findings: Findings, found: Answers, directory: Place) -> str:
         pairs=sorted({visible(key.pair, 60) for key in entities}),
         period=period(first, last) if first is not None and last is not None else "",
         lasted=duration(last - first) if first is not None and last is not None else "",
-        faults=_faults(findings),
+        faults=[
+            (verdict, meaning_of(verdict).text, findings.messages.verdicts[verdict], first)
+            for verdict, first in findings.messages.faults.items()
+        ],
         first_faults=FIRST_FAULTS,
         plots=_plots(findings, entities, several),
         left_out=max(0, len(entities) - MOST_ROWS),
@@ -100,19 +92,6 @@ def page(findings: Findings, found: Answers, directory: Place) -> str:
         cost=_cost(findings),
         directory=visible(str(directory), 300),
     )
-
-
-def _faults(findings: Findings) -> Sequence[Faults]:
-    return [
-        Faults(
-            verdict,
-            meaning_of(verdict).text,
-            findings.messages.verdicts[verdict],
-            first,
-            findings.messages.verdicts[verdict] - len(first),
-        )
-        for verdict, first in findings.messages.faults.items()
-    ]
 
 
 def _plots(findings: Findings, entities: Sequence[Key], several: bool) -> Sequence[Plot]:

@@ -95,7 +95,8 @@ def described(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFram
         )
     )
     known = counted.join(said, "process", "left").withColumn("dropped", F.coalesce("dropped", F.lit(0)))
-    known = known.withColumn("clock_error", F.coalesce(_from("set_by", NOISE), _as_rows_show()))
+    read = F.when(F.col("set_by") >= NOISE, F.col("set_by")).when(F.col("set_by").isNotNull(), 0.0)
+    known = known.withColumn("clock_error", F.coalesce(read, _as_rows_show()))
     # The clock that is ahead of all others may be the wrong one.
     everything = Window.partitionBy(F.lit(0))
     known = known.withColumns(
@@ -113,10 +114,6 @@ def described(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFram
 
 NOISE = 0.05
 """Seconds by which two readings of a clock may differ that was not set."""
-
-
-def _from(column: str, least: float) -> Column:
-    return F.when(F.col(column) >= least, F.col(column)).when(F.col(column).isNotNull(), 0.0)
 
 
 def _as_rows_show() -> Column:
