@@ -489,7 +489,7 @@ def test_a_pair_refuses_calls_from_another_event_loop(call):
     assert pair.state("orders") is EntityState.HEALTHY
 
 
-@pytest.mark.parametrize("call", ["complete", "abandon", "dead_letter", "renew_lock", "consumer"])
+@pytest.mark.parametrize("call", ["complete", "abandon", "dead_letter", "renew_lock", "consumer", "events"])
 def test_a_delivery_is_not_settled_in_another_event_loop(call):
     """It would have failed as at a broker, and dropped the connection of all others."""
     calls = []
@@ -506,6 +506,8 @@ def test_a_delivery_is_not_settled_in_another_event_loop(call):
         match call:
             case "consumer":
                 pair.consumer("orders", calls.append)
+            case "events":
+                pair.events()  # no event would wake its reader
             case "dead_letter":
                 await delivery.dead_letter("why")
             case _:

@@ -430,7 +430,12 @@ class Pair:
 
         A reader that is too slow misses the oldest, and gets a `Warned` event. A cancelled wait misses none; iteration
         may continue.
+
+        Raises:
+            RuntimeError: in another event loop than the pair's, or in none, once it is open.
         """
+        if self._engine is not None:
+            self._engine.check_loop()
         return self._audience.events()
 
     def subscribe(self, sink: Callable[[Event], None], *, per_message: bool = True) -> Callable[[], None]:
