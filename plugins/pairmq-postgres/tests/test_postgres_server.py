@@ -196,6 +196,17 @@ def leases(server: PostgresServer) -> list[tuple[int, ...]]:
     return sorted(tuple(sorted(numbers)) for (numbers,) in server.query("SELECT numbers FROM pairmq.lease"))
 
 
+@pytest.mark.parametrize("path", ["orders", "missing"])
+async def test_no_statement_of_an_ordered_batch_follows_one_that_failed(transport, queue, message, path):
+    """A batch is cut into statements of a thousand messages."""
+    outcomes = await transport.sender(Entity(path)).send_in_order([message(session_id="a") for _ in range(2500)])
+    if path == queue.path:
+        assert outcomes == [None] * 2500
+    else:
+        assert {error.reason for error in outcomes[:1000]} == {FailureReason.NOT_FOUND}
+        assert all("not sent, since an earlier message" in str(error) for error in outcomes[1000:])
+
+
 async def test_receive_writes_one_row_and_no_message(server, queue, transport, message):
     await transport.sender(queue).send_batch([message(str(number)) for number in range(5)])
     before = server.query("SELECT ctid::text, xmin::text, xmax::text FROM pairmq.message ORDER BY number")

@@ -41,6 +41,17 @@ def write(path, statement: str, *values: object) -> None:
     connection.close()
 
 
+@pytest.mark.parametrize("path", ["orders", "missing"])
+async def test_no_transaction_of_an_ordered_batch_follows_one_that_failed(transport, queue, message, path):
+    """A batch is cut into transactions of a thousand messages."""
+    outcomes = await transport.sender(Entity(path)).send_in_order([message(session_id="a") for _ in range(2500)])
+    if path == queue.path:
+        assert outcomes == [None] * 2500
+    else:
+        assert {error.reason for error in outcomes[:1000]} == {FailureReason.NOT_FOUND}
+        assert all("not sent, since an earlier message" in str(error) for error in outcomes[1000:])
+
+
 async def test_what_another_program_wrote_is_dead_lettered_and_what_is_behind_it_comes(path, transport, queue, message):
     sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
     await sender.send(message("before"))

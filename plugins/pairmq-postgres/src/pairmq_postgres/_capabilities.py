@@ -20,6 +20,7 @@ CAPABILITIES = Capabilities(
     peek=True,
     quiet_peek=True,
     ordered_consumer=True,
+    ordered_batches=True,
     durable=True,
 )
 """All that a transport can do."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
-from pairmq.transport import Sender, encode_header
+from pairmq.transport import Sender, behind_failed, encode_header
 from pairmq_postgres import _errors, _sql
 from pairmq_postgres._capabilities import MAX_MESSAGE_BYTES
 from pairmq_postgres._connection import Blobs, Texts
@@ -59,8 +59,22 @@ class PostgresSender(Sender):
 
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         """Send in chunks, each in one statement: all of a chunk is stored, or nothing of it."""
+        return await self._send_chunks(_chunks(messages), in_order=False)
+
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        """Send in such chunks, and none behind one that failed."""
+        chunks = list(_chunks(messages))
+        if any(size > MAX_MESSAGE_BYTES for chunk in chunks for *_, size in chunk):
+            return await super().send_in_order(messages)
+        return await self._send_chunks(chunks, in_order=True)
+
+    async def _send_chunks(self, chunks: Iterable[list[_Row]], *, in_order: bool) -> list[TransportError | None]:
         outcomes: list[TransportError | None] = []
-        for chunk in _chunks(messages):
+        for chunk in chunks:
+            failed = next(filter(None, outcomes), None) if in_order else None
+            if failed is not None:
+                outcomes += [behind_failed(failed)] * len(chunk)
+                continue
             try:
                 outcomes += await self._store(chunk)
             except TransportError as error:

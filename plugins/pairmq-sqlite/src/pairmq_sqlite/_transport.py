@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transactional, Transport, encode_header
+from pairmq.transport import (
+    Admin,
+    Capabilities,
+    Receiver,
+    Sender,
+    Transactional,
+    Transport,
+    behind_failed,
+    encode_header,
+)
 from pairmq_sqlite import _errors, _outbox
 from pairmq_sqlite._admin import SQLiteAdmin
 from pairmq_sqlite._context import Context
@@ -41,12 +50,24 @@ class SQLiteSender(Sender):
 
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         """Send in chunks, each in one transaction: all of a chunk is stored, or nothing of it."""
+        return await self._send_chunks(_chunks(messages), in_order=False)
+
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        """Send in such chunks, and none behind one that failed."""
+        chunks = list(_chunks(messages))
+        if any(row.size > MAX_MESSAGE_BYTES for chunk in chunks for row in chunk):
+            return await super().send_in_order(messages)
+        return await self._send_chunks(chunks, in_order=True)
+
+    async def _send_chunks(self, chunks: Iterable[list[NewRow]], *, in_order: bool) -> list[TransportError | None]:
         outcomes: list[TransportError | None] = []
-        for chunk in _chunks(messages):
-            fitting = [row for row in chunk if row.size <= MAX_MESSAGE_BYTES]
-            failed: TransportError | None = None
+        for chunk in chunks:
+            failed = next(filter(None, outcomes), None) if in_order else None
+            if failed is not None:
+                outcomes += [behind_failed(failed)] * len(chunk)
+                continue
             try:
-                await self._store(fitting)
+                await self._store([row for row in chunk if row.size <= MAX_MESSAGE_BYTES])
             except TransportError as error:
                 failed = error
             except asyncio.CancelledError as cancellation:
@@ -102,6 +123,7 @@ CAPABILITIES = Capabilities(
     peek=True,
     quiet_peek=True,
     ordered_consumer=True,
+    ordered_batches=True,
     durable=True,
 )
 """What SQLite does, as `_store` uses it. What is not named is disclaimed: there are no sessions."""
