@@ -196,11 +196,11 @@ def leases(server: PostgresServer) -> list[tuple[int, ...]]:
     return sorted(tuple(sorted(numbers)) for (numbers,) in server.query("SELECT numbers FROM pairmq.lease"))
 
 
-@pytest.mark.parametrize("path", ["orders", "missing"])
-async def test_no_statement_of_an_ordered_batch_follows_one_that_failed(transport, queue, message, path):
+@pytest.mark.parametrize("to", ["orders", "missing"])
+async def test_no_statement_of_an_ordered_batch_follows_one_that_failed(transport, queue, message, to):
     """A batch is cut into statements of a thousand messages."""
-    outcomes = await transport.sender(Entity(path)).send_in_order([message(session_id="a") for _ in range(2500)])
-    if path == queue.path:
+    outcomes = await transport.sender(Entity(to)).send_in_order([message(session_id="a") for _ in range(2500)])
+    if to == queue.path:
         assert outcomes == [None] * 2500
     else:
         assert {error.reason for error in outcomes[:1000]} == {FailureReason.NOT_FOUND}
