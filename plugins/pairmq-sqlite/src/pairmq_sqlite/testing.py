@@ -63,8 +63,8 @@ class SQLiteHarness(Harness):
     async def interrupt(self, how: Interruption) -> None:
         """Unmount the disk, or keep the lock."""
         if how is Interruption.STOP:
-            self._release()
             self._directory.rename(self._away)
+            self._release()  # not before: a call that waits for the lock could succeed in between
         else:
             self._lock = FileLock(self.path)
 
