@@ -108,7 +108,8 @@ class PairedRabbitBroker(RabbitBroker):
     ) -> None:
         """Stop the subscribers, disconnect, and close the pair.
 
-        A RabbitMQ that does not respond is left without its consent, after ``graceful_timeout`` and ``start_timeout``.
+        It waits for a RabbitMQ that does not respond no longer than ``graceful_timeout`` and ``start_timeout``
+        together.
 
         Args:
             exc_type: as FastStream's.
