@@ -839,16 +839,6 @@ async def test_a_hold_of_the_syphon_is_refused_when_the_process_has_none(world):
 
 
 @in_virtual_time
-async def test_a_held_destination_is_remembered_when_a_thousand_others_follow(world):
-    async with world(enable_syphon=True) as w:
-        w.pair.hold("orders", syphon=True)
-        leave(w, *(envelope(b"%d" % n, f"no-such-{n}") for n in range(1200)), envelope(b"1"))
-        await asyncio.sleep(600)
-        assert w.home() == []
-        assert w.pair.syphon_holds == {ORDERS}
-
-
-@in_virtual_time
 async def test_a_dead_letter_is_logged_when_no_observer_wants_events_of_single_messages(caplog):
     east, west = SimulatedBroker("east"), SimulatedBroker("west")
     setup = east.transport()
