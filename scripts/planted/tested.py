@@ -55,7 +55,7 @@ TESTED = (
     Mutant(
         "a task that is cancelled before its first step leaves its work open",
         "src/pairmq/transport/_tasks.py",
-        "    task.add_done_callback(lambda _: work.close())\n",
+        "        task.add_done_callback(lambda _: work.close())\n",
         "",
         tests=("tests/runner/test_eager_tasks.py",),
     ),

@@ -120,6 +120,8 @@ class MemoryTransport(StateTransport):
         ConfigurationError: the URL is invalid.
     """
 
+    capabilities = CAPABILITIES
+
     def __init__(self, url: str) -> None:
         name, endpoint = _parsed(url)
         self.broker = broker_named(name)
@@ -128,10 +130,6 @@ class MemoryTransport(StateTransport):
 
     def connect(self) -> Link:
         return Connection(self.broker)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return CAPABILITIES
 
     @property
     def admin(self) -> Admin:

@@ -343,9 +343,7 @@ class ContinuousReceiver(PairReceiver):
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that no call waits for."""
-        task = start_task(work, name="receiver")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        start_task(work, name="receiver", keep=self._tasks)
 
     def stop(self) -> None:
         """The pair closes: poll no more."""

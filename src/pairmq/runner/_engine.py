@@ -251,10 +251,7 @@ class Engine:
 
     def end_sender(self, state: SenderState) -> asyncio.Task[None]:
         """Close the link of a sender that sends nothing any more; the task never fails, and ends with the pair."""
-        task = start_task(_end_link(state.primary), name="close sender")
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
-        return task
+        return start_task(_end_link(state.primary), name="close sender", keep=self._endings)
 
     def operator(self, entity: Entity, word: str, *, syphon: bool = False) -> None:
         """Carry out ``mark_healthy``, ``force_failover`` or ``hold`` (SPEC 4.7).

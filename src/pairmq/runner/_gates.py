@@ -71,9 +71,8 @@ class GateKeeper:
             self._why[gate] = error.reason
             self._emit(DestinationChanged, entity=gate.entity, open=False, error=str(error))
         if gate not in self._probes and not gate.is_open:
-            task = self._probes[gate] = start_task(self._watch(gate), name=f"syphon probe {gate.entity}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            name = f"syphon probe {gate.entity}"
+            self._probes[gate] = start_task(self._watch(gate), name=name, keep=self._tasks)
 
     def hold(self, entity: Entity) -> None:
         """Deliver nothing more to a destination until `release`, whatever probes report (SPEC 4.7)."""

@@ -114,9 +114,7 @@ class KnownEntities:
             else:
                 self.forgot = True
         if len(self._closers) < min(_CLOSERS, len(self._unwanted)):
-            closer = start_task(self._close_unwanted(), name="close spare senders", loop=self._loop)
-            self._closers.add(closer)
-            closer.add_done_callback(self._closers.discard)
+            start_task(self._close_unwanted(), name="close spare senders", loop=self._loop, keep=self._closers)
 
     async def _close_unwanted(self) -> None:
         while self._unwanted:

@@ -179,9 +179,7 @@ class Syphon:
             self._later(sender.close(), f"close {entity}")
 
     def _later(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = start_task(work, name=name)
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        start_task(work, name=name, keep=self._closing)
 
     async def _probe(self, entity: Entity) -> None:
         await self._limits.run(self._primary.admin.probe(entity))

@@ -1,5 +1,6 @@
 """The abstract interfaces to a broker, and the values that transports report."""
 
+from pairmq.transport._batches import behind_failed, in_chunks, outcomes_in_order, send_chunks
 from pairmq.transport._claims import Claim, ClaimStore
 from pairmq.transport._dial import dial, lookup
 from pairmq.transport._header import MalformedHeader, decode_header, encode_header
@@ -19,11 +20,9 @@ from pairmq.transport._transport import (
     Sender,
     SessionReceiver,
     Transport,
-    behind_failed,
     counts_of,
     is_nothing_sent,
     nothing_sent,
-    outcomes_in_order,
     raise_failure,
 )
 from pairmq.transport._url import LOOPBACK, TLS_OPTIONS, BrokerUrl, TlsOptions, UrlOptions, bracketed
@@ -76,6 +75,7 @@ __all__ = [
     "driver_connection",
     "encode_header",
     "endpoint_with_default_name",
+    "in_chunks",
     "in_turns",
     "is_local_address",
     "is_nothing_sent",
@@ -83,6 +83,7 @@ __all__ = [
     "nothing_sent",
     "outcomes_in_order",
     "raise_failure",
+    "send_chunks",
     "start_task",
     "unusable",
 ]

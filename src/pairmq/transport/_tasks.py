@@ -20,6 +20,7 @@ def start_task(
     *,
     loop: asyncio.AbstractEventLoop | None = None,
     context: Context | None = None,
+    keep: set[asyncio.Task[T]] | None = None,
 ) -> asyncio.Task[T]:
     """Start a task whose first step runs in a later iteration of the loop, under any task factory.
 
@@ -31,17 +32,19 @@ def start_task(
         name: of the task; Python chooses one when left out.
         loop: where it runs; the running one when left out.
         context: in which it runs; a copy of the current one when left out.
-
-    Returns:
-        The task, to be kept by the caller: the loop keeps none.
+        keep: has the task until it has ended. Without it the caller keeps the task: the loop keeps none.
     """
     loop = loop or asyncio.get_running_loop()
     if loop.get_task_factory() is None:
-        return loop.create_task(work, name=name, context=context)
-    task = loop.create_task(_in_a_later_turn(work), context=context)
-    if name is not None:  # some factories turn a name that is None into the text
-        task.set_name(name)
-    task.add_done_callback(lambda _: work.close())
+        task = loop.create_task(work, name=name, context=context)
+    else:
+        task = loop.create_task(_in_a_later_turn(work), context=context)
+        if name is not None:  # some factories turn a name that is None into the text
+            task.set_name(name)
+        task.add_done_callback(lambda _: work.close())
+    if keep is not None:
+        keep.add(task)
+        task.add_done_callback(keep.discard)
     return task
 
 

@@ -31,6 +31,7 @@ from datetime import datetime
 from typing import NoReturn, Self
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.transport._batches import behind_failed, send_chunks
 from pairmq.transport._scope import Scope
 from pairmq.transport._tasks import start_task
 from pairmq.transport._values import Capabilities, ConfirmRisk, Endpoint, QueueCounts, QueuePositions, QueueProperties
@@ -83,38 +84,6 @@ def raise_failure(failure: TransportError) -> NoReturn:
     raise failure from failure.__cause__
 
 
-def behind_failed(error: TransportError) -> TransportError:
-    """Make the failure of a message that `Sender.send_in_order` did not send, being behind one that failed.
-
-    Args:
-        error: why that one failed.
-    """
-    text = f"not sent, since an earlier message of its session failed: {error}"
-    if error.reason is FailureReason.CLOSED:
-        return TransportError(text, error.kind, error.reason)
-    return TransportError(text, FailureKind.TRANSIENT)
-
-
-def outcomes_in_order(
-    messages: Sequence[Message], store: Callable[[int, Message], TransportError | None]
-) -> list[TransportError | None]:
-    """Store several messages at once, and of each session none behind one that failed, as `Sender.send_in_order`.
-
-    Args:
-        messages: to be stored.
-        store: called with a message and its place among them; returns its failure, None when it is stored.
-    """
-    outcomes: list[TransportError | None] = []
-    failed: dict[str | None, TransportError] = {}
-    for place, message in enumerate(messages):
-        earlier = failed.get(message.session_id)
-        outcome = store(place, message) if earlier is None else behind_failed(earlier)
-        if outcome is not None:
-            failed.setdefault(message.session_id, outcome)
-        outcomes.append(outcome)
-    return outcomes
-
-
 class Sender(ABC):
     """Sends to one entity. Keep it open: brokers charge for opening.
 
@@ -150,19 +119,12 @@ class Sender(ABC):
 
         A cancelled call may have stored any part of them. Nothing but cancellation is raised.
         """
-        outcomes: list[TransportError | None] = []
-        for message in messages:
-            try:
-                await self.send(message)
-            except TransportError as error:
-                outcomes.append(error)
-            except asyncio.CancelledError as cancellation:
-                if outcomes:  # that nothing was sent may be true of this message; of the batch it is not
-                    raise asyncio.CancelledError(*cancellation.args) from None
-                raise
-            else:
-                outcomes.append(None)
-        return outcomes
+        return await send_chunks(([message] for message in messages), self.__send_one)
+
+    async def __send_one(self, chunk: Sequence[Message]) -> Sequence[TransportError | None]:
+        (message,) = chunk
+        await self.send(message)
+        return (None,)
 
     async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         """Send several messages, and of each session none behind one that failed.
@@ -195,7 +157,7 @@ class Sender(ABC):
                 failed[message.session_id] = error
                 outcomes.append(error)
             except asyncio.CancelledError as cancellation:
-                if outcomes:  # as above
+                if outcomes:  # that nothing was sent may be true of this message; of the batch it is not
                     raise asyncio.CancelledError(*cancellation.args) from None
                 raise
             else:

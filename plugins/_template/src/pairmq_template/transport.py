@@ -420,16 +420,14 @@ class TemplateTransport(Transport):
         ConfigurationError: the URL is invalid.
     """
 
+    capabilities = CAPABILITIES
+
     def __init__(self, url: str) -> None:
         endpoint, path = read_url(url)
         super().__init__(endpoint)
         self.file = File(path)
         self.receivers: set[Receiver] = set()
         self._admin = TemplateAdmin(self)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return CAPABILITIES
 
     @property
     def admin(self) -> Admin:

@@ -32,7 +32,7 @@ import psycopg
 
 from pairmq.model import Delivery, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.model.drafts import draft_of
-from pairmq.transport import MalformedHeader, Receiver, SessionReceiver, decode_header, start_task
+from pairmq.transport import MalformedHeader, Receiver, SessionReceiver, decode_header
 from pairmq_postgres import _errors, _sql
 from pairmq_postgres._capabilities import MAX_MESSAGE_BYTES
 from pairmq_postgres._connection import Numbers, Rows, Statement, Texts
@@ -303,7 +303,6 @@ class PostgresReceiver(Receiver):
         self._looking: Shared[_Look] | None = None
         self._left = left
         self._receivers = receivers
-        self._closing: asyncio.Task[None] | None = None
         self._emptied: tuple[asyncio.Event, float] | None = None
         self._pause = _SOON
         receivers.add(self)
@@ -372,12 +371,6 @@ class PostgresReceiver(Receiver):
         ((until, is_split),) = await self._settle(delivery, _sql.RENEW, {"own": own_lease(token)}, forget=False)
         self.leases.renewed(token, is_split)
         return replace(delivery, locked_until=until)
-
-    async def close(self) -> None:
-        if self._closing is None:
-            self._calls.scope.close()
-            self._closing = start_task(self._release_all())
-        await asyncio.shield(self._closing)
 
     # Receiving.
 
@@ -496,7 +489,7 @@ class PostgresReceiver(Receiver):
 
     # Closing.
 
-    async def _release_all(self) -> None:
+    async def _release(self) -> None:
         """Release what is not settled; if that can't be done now, the next receiver does so, or the locks end."""
         self._receivers.discard(self)
         try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
-from pairmq.transport import Sender, behind_failed, encode_header
+from pairmq.transport import Sender, encode_header, in_chunks, send_chunks
 from pairmq_postgres import _errors, _sql
 from pairmq_postgres._capabilities import MAX_MESSAGE_BYTES
 from pairmq_postgres._connection import Blobs, Texts
@@ -59,31 +58,14 @@ class PostgresSender(Sender):
 
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         """Send in chunks, each in one statement: all of a chunk is stored, or nothing of it."""
-        return await self._send_chunks(_chunks(messages), in_order=False)
+        return await send_chunks(_chunks(messages), self._store)
 
     async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         """Send in such chunks, and none behind one that failed."""
         chunks = list(_chunks(messages))
         if any(size > MAX_MESSAGE_BYTES for chunk in chunks for *_, size in chunk):
             return await super().send_in_order(messages)
-        return await self._send_chunks(chunks, in_order=True)
-
-    async def _send_chunks(self, chunks: Iterable[list[_Row]], *, in_order: bool) -> list[TransportError | None]:
-        outcomes: list[TransportError | None] = []
-        for chunk in chunks:
-            failed = next(filter(None, outcomes), None) if in_order else None
-            if failed is not None:
-                outcomes += [behind_failed(failed)] * len(chunk)
-                continue
-            try:
-                outcomes += await self._store(chunk)
-            except TransportError as error:
-                outcomes += [error] * len(chunk)
-            except asyncio.CancelledError as cancellation:
-                if outcomes:  # that nothing was sent may be true of this chunk; of the batch it is not
-                    raise asyncio.CancelledError(*cancellation.args) from None
-                raise
-        return outcomes
+        return await send_chunks(chunks, self._store, in_order=True)
 
     async def make_ready(self) -> None:
         await self._calls.run(f"connect to {self._entity}", ("SELECT 1", {}))
@@ -137,14 +119,4 @@ def _row(message: Message) -> _Row:
 
 def _chunks(messages: Sequence[Message]) -> Iterator[list[_Row]]:
     """Cut a batch into statements that hold neither the server nor the memory for long."""
-    chunk: list[_Row] = []
-    total = 0
-    for message in messages:
-        row = _row(message)
-        if chunk and (len(chunk) == _CHUNK_MESSAGES or total + row[2] > _CHUNK_BYTES):
-            yield chunk
-            chunk, total = [], 0
-        chunk.append(row)
-        total += row[2]
-    if chunk:
-        yield chunk
+    return in_chunks(map(_row, messages), lambda row: row[2], _CHUNK_MESSAGES, _CHUNK_BYTES)

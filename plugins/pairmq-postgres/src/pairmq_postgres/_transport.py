@@ -6,17 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from pairmq.model import Entity, Message, Source
-from pairmq.transport import (
-    Admin,
-    Capabilities,
-    Receiver,
-    Scope,
-    Sender,
-    SessionReceiver,
-    Transactional,
-    Transport,
-    start_task,
-)
+from pairmq.transport import Admin, Receiver, Scope, Sender, SessionReceiver, Transactional, Transport
 from pairmq_postgres import _sql
 from pairmq_postgres._admin import PostgresAdmin
 from pairmq_postgres._capabilities import CAPABILITIES
@@ -33,6 +23,8 @@ _RELEASE_WITHIN = 1.0
 class PostgresTransport(Transport, Transactional):
     """Queues and topics in one PostgreSQL database; the options of its URL are in the README."""
 
+    capabilities = CAPABILITIES
+
     def __init__(self, url: str) -> None:
         parsed = parse_url(url)
         super().__init__(parsed.endpoint)
@@ -43,11 +35,6 @@ class PostgresTransport(Transport, Transactional):
         self._left: dict[Source, LeftLocks] = {}
         self._receivers: set[PostgresReceiver] = set()
         self._with_sessions: set[Entity] = set()
-        self._closing: asyncio.Task[None] | None = None
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return CAPABILITIES
 
     @property
     def admin(self) -> Admin:
@@ -91,12 +78,6 @@ class PostgresTransport(Transport, Transactional):
         return Calls(self._pool, Scope(self.scope, doing))
 
     async def _close(self) -> None:
-        # In a task of its own, which a caller that is cancelled does not take along.
-        if self._closing is None:
-            self._closing = start_task(self._close_all())
-        await asyncio.shield(self._closing)
-
-    async def _close_all(self) -> None:
         releases = [asyncio.ensure_future(receiver.close()) for receiver in tuple(self._receivers)]
         if releases:
             await asyncio.wait(releases, timeout=_RELEASE_WITHIN)

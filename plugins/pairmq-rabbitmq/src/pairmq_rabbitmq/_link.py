@@ -202,10 +202,7 @@ class Link:
             while left or trying:
                 if left:
                     node = left.pop(0)
-                    task = start_task(self._try(node))
-                    trying[task] = node
-                    self._tries.add(task)
-                    task.add_done_callback(self._tries.discard)
+                    trying[start_task(self._try(node), keep=self._tries)] = node
                 done, _ = await asyncio.wait(
                     trying, timeout=_STAGGER if left else None, return_when=asyncio.FIRST_COMPLETED
                 )

@@ -271,9 +271,7 @@ class Publisher:
             self._link.retire(session, silent=silent)
 
     def _unused(self, channel: PublishChannel) -> None:
-        task = start_task(self._give_back(channel))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        start_task(self._give_back(channel), keep=self._tasks)
 
     @staticmethod
     async def _give_back(channel: PublishChannel) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pairmq.model import Entity, Message, Source
-from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport
+from pairmq.transport import Admin, Receiver, Sender, Transport
 from pairmq_rabbitmq import _codec
 from pairmq_rabbitmq._admin import RabbitAdmin
 from pairmq_rabbitmq._capabilities import CAPABILITIES
@@ -22,6 +22,8 @@ _CLOSE = 0.5
 class RabbitTransport(Transport):
     """A transport to a RabbitMQ server, 3.8 or newer; the options of its URL are in the README."""
 
+    capabilities = CAPABILITIES
+
     def __init__(self, url: str) -> None:
         parsed = parse_rabbitmq_url(url)
         super().__init__(parsed.endpoint)
@@ -33,10 +35,6 @@ class RabbitTransport(Transport):
     @property
     def node(self) -> str | None:
         return self._context.node
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return CAPABILITIES
 
     @property
     def admin(self) -> Admin:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
-from pairmq.transport import Scope, Sender, behind_failed, is_nothing_sent, start_task
+from pairmq.transport import Scope, Sender, behind_failed, in_chunks, is_nothing_sent, send_chunks, start_task
 from pairmq_redis import _codec, _errors, _scripts
 from pairmq_redis._capabilities import MAX_MESSAGE_BYTES
 from pairmq_redis._context import Context
@@ -95,21 +95,7 @@ class RedisSender(Sender):
         chunks = list(self._chunks(messages))
         if any(size > MAX_MESSAGE_BYTES for chunk in chunks for _, size in chunk):
             return await super().send_in_order(messages)
-        outcomes: list[TransportError | None] = []
-        failed: TransportError | None = None
-        for chunk in chunks:
-            if failed is not None:
-                outcomes += [behind_failed(failed) for _ in chunk]
-                continue
-            try:
-                answers = await self._send_chunk_in_order(chunk)
-            except asyncio.CancelledError as cancellation:
-                if outcomes:  # that nothing was sent may be true of this chunk; of the batch it is not
-                    raise asyncio.CancelledError(*cancellation.args) from None
-                raise
-            outcomes += answers
-            failed = next((answer for answer in answers if answer is not None), None)
-        return outcomes
+        return await send_chunks(chunks, self._send_chunk_in_order, in_order=True)
 
     async def make_ready(self) -> None:
         await self._context.run(self._context.sending, self.scope, [(b"PING",)], self._doing)
@@ -130,17 +116,7 @@ class RedisSender(Sender):
 
     def _chunks(self, messages: Sequence[Message]) -> Iterator[list[tuple[Command, int]]]:
         """Split a batch so that a chunk is big enough to fill the pipeline and small enough to be answered soon."""
-        chunk: list[tuple[Command, int]] = []
-        total = 0
-        for message in messages:
-            entry = self._command(message)
-            if chunk and (len(chunk) == CHUNK_MESSAGES or total + entry[1] > CHUNK_BYTES):
-                yield chunk
-                chunk, total = [], 0
-            chunk.append(entry)
-            total += entry[1]
-        if chunk:
-            yield chunk
+        return in_chunks(map(self._command, messages), lambda entry: entry[1], CHUNK_MESSAGES, CHUNK_BYTES)
 
     async def _send_chunk(self, chunk: Sequence[tuple[Command, int]]) -> list[TransportError | None]:
         fitting = [command for command, size in chunk if size <= MAX_MESSAGE_BYTES]

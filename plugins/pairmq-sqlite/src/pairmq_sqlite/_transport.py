@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
@@ -15,8 +15,9 @@ from pairmq.transport import (
     Sender,
     Transactional,
     Transport,
-    behind_failed,
     encode_header,
+    in_chunks,
+    send_chunks,
 )
 from pairmq_sqlite import _errors, _outbox
 from pairmq_sqlite._admin import SQLiteAdmin
@@ -50,32 +51,22 @@ class SQLiteSender(Sender):
 
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         """Send in chunks, each in one transaction: all of a chunk is stored, or nothing of it."""
-        return await self._send_chunks(_chunks(messages), in_order=False)
+        return await send_chunks(_chunks(messages), self._store_chunk)
 
     async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         """Send in such chunks, and none behind one that failed."""
         chunks = list(_chunks(messages))
         if any(row.size > MAX_MESSAGE_BYTES for chunk in chunks for row in chunk):
             return await super().send_in_order(messages)
-        return await self._send_chunks(chunks, in_order=True)
+        return await send_chunks(chunks, self._store_chunk, in_order=True)
 
-    async def _send_chunks(self, chunks: Iterable[list[NewRow]], *, in_order: bool) -> list[TransportError | None]:
-        outcomes: list[TransportError | None] = []
-        for chunk in chunks:
-            failed = next(filter(None, outcomes), None) if in_order else None
-            if failed is not None:
-                outcomes += [behind_failed(failed)] * len(chunk)
-                continue
-            try:
-                await self._store([row for row in chunk if row.size <= MAX_MESSAGE_BYTES])
-            except TransportError as error:
-                failed = error
-            except asyncio.CancelledError as cancellation:
-                if outcomes:  # that nothing was sent may be true of this chunk; of the batch it is not
-                    raise asyncio.CancelledError(*cancellation.args) from None
-                raise
-            outcomes += [failed if row.size <= MAX_MESSAGE_BYTES else self._too_large(row) for row in chunk]
-        return outcomes
+    async def _store_chunk(self, rows: Sequence[NewRow]) -> list[TransportError | None]:
+        failed = None
+        try:
+            await self._store([row for row in rows if row.size <= MAX_MESSAGE_BYTES])
+        except TransportError as error:
+            failed = error
+        return [failed if row.size <= MAX_MESSAGE_BYTES else self._too_large(row) for row in rows]
 
     async def _store(self, rows: Sequence[NewRow]) -> None:
         await self._calls.run(lambda store: store.send(self._entity, rows), self._doing)
@@ -98,17 +89,7 @@ def _row(message: Message) -> NewRow:
 
 def _chunks(messages: Sequence[Message]) -> Iterator[list[NewRow]]:
     """Cut a batch so that a chunk is worth its commit, and holds neither the lock nor the memory for long."""
-    chunk: list[NewRow] = []
-    size = 0
-    for message in messages:
-        row = _row(message)
-        if chunk and (len(chunk) == _CHUNK_MESSAGES or size + row.size > _CHUNK_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(row)
-        size += row.size
-    if chunk:
-        yield chunk
+    return in_chunks(map(_row, messages), lambda row: row.size, _CHUNK_MESSAGES, _CHUNK_BYTES)
 
 
 CAPABILITIES = Capabilities(
@@ -135,15 +116,13 @@ _RELEASE_WITHIN, _STOP_WITHIN = 1.0, 0.7
 class SQLiteTransport(Transport, Transactional):
     """Queues and topics in one SQLite file; the options of its URL are in the README."""
 
+    capabilities = CAPABILITIES
+
     def __init__(self, url: str) -> None:
         parsed = parse_url(url)
         super().__init__(parsed.endpoint)
         self._context = Context(parsed, self.scope)
         self._admin = SQLiteAdmin(self._context)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return CAPABILITIES
 
     @property
     def admin(self) -> Admin:

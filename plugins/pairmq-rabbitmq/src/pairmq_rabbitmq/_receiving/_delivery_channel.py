@@ -102,9 +102,7 @@ def give_back(session: Session, raw: Channel) -> None:
             await session.run(close_channel(raw))
 
     if session.usable and not raw.is_closed:
-        task = start_task(close())
-        _closings.add(task)
-        task.add_done_callback(_closings.discard)
+        start_task(close(), keep=_closings)
 
 
 class Cancelled(Exception):

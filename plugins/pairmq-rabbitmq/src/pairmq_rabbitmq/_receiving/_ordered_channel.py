@@ -144,9 +144,7 @@ class OrderedChannel(DeliveryChannel):
         while self._markers and self._markers[0][0].tag < oldest:
             met.append(self._markers.popleft())
         if met:
-            task = start_task(self._answer(met), loop=self._loop)
-            self._answers.add(task)
-            task.add_done_callback(self._answers.discard)
+            start_task(self._answer(met), loop=self._loop, keep=self._answers)
 
     async def _answer(self, met: Sequence[tuple[Locked, Marker]]) -> None:
         # One that can't be answered now is removed all the same: the asker publishes another one.

@@ -342,10 +342,7 @@ class Waits:
 
     def begin(self, operation: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Let something go on, whether or not a caller waits, until `cancel`."""
-        task = start_task(operation)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return start_task(operation, keep=self._tasks)
 
     def cancel(self) -> None:
         for task in self._tasks:

@@ -91,9 +91,7 @@ class Consumption:
     def _received(self, delivery: PairDelivery) -> None:
         number = next(self._numbers)
         self._held[number] = delivery
-        task = start_task(self._give(number, delivery), name=f"message of {self._queue}")
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        start_task(self._give(number, delivery), name=f"message of {self._queue}", keep=self._running)
 
     async def _give(self, number: int, delivery: PairDelivery) -> None:
         if self._no_ack:
