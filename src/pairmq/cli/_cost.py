@@ -115,6 +115,12 @@ def _show(result: Cost) -> None:
         say(f"  together           {result.money:>12,.4f}")
 
 
+_COUNTS = (
+    *("idle_receives", "record_looks", "switch_looks", "switch_reports", "lane_looks", "lane_receives"),
+    *("primary_operations", "secondary_operations", "operations"),
+)
+
+
 def _as_json(result: Cost) -> dict[str, Any]:
     return {
         "idle_receives": {
@@ -125,18 +131,8 @@ def _as_json(result: Cost) -> dict[str, Any]:
         "operations_per_diverted_message": {"primary": 2, "secondary": 2},
         "period": {
             "days": float(result.days),
-            "idle_receives": result.idle_receives,
-            "record_looks": result.record_looks,
-            "switch_looks": result.switch_looks,
-            "switch_reports": result.switch_reports,
-            "lane_looks": result.lane_looks,
-            "lane_receives": result.lane_receives,
-            "primary_operations": result.primary_operations,
-            "secondary_operations": result.secondary_operations,
-            "operations": result.operations,
-            "primary_money": str(result.primary_money),
-            "secondary_money": str(result.secondary_money),
-            "money": str(result.money),
+            **{name: getattr(result, name) for name in _COUNTS},
+            **{name: str(getattr(result, name)) for name in ("primary_money", "secondary_money", "money")},
         },
     }
 

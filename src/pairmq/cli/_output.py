@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -247,19 +248,9 @@ def delivery_record(delivery: Delivery) -> dict[str, Any]:
     message = delivery.message
     record: dict[str, Any] = {
         "message_id": message.message_id,
+        **{entry.name: getattr(message, entry.name) for entry in fields(message)},
         "body": base64.b64encode(message.body).decode("ascii"),
-        "session_id": message.session_id,
-        "time_to_live": message.time_to_live,
         "scheduled_enqueue_at": _instant(message.scheduled_enqueue_at),
-        "content_type": message.content_type,
-        "content_encoding": message.content_encoding,
-        "correlation_id": message.correlation_id,
-        "subject": message.subject,
-        "to": message.to,
-        "reply_to": message.reply_to,
-        "reply_to_session_id": message.reply_to_session_id,
-        "partition_key": message.partition_key,
-        "priority": message.priority,
         "application_properties": {k: plain(v) for k, v in message.application_properties.items()} or None,
         "delivery_count": delivery.delivery_count,
         "sequence_number": delivery.sequence_number or None,

@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from typer import Option
@@ -182,16 +182,7 @@ class Template:
         return None if self.id_prefix is None else f"{self.id_prefix}-{number}"
 
     def message(self, number: int, body: bytes) -> Message:
-        sample = self.sample
-        return Message(
-            body,
-            message_id=self.id_of(number),
-            session_id=sample.session_id,
-            time_to_live=sample.time_to_live,
-            content_type=sample.content_type,
-            content_encoding=sample.content_encoding,
-            priority=sample.priority,
-        )
+        return replace(self.sample, body=body, message_id=self.id_of(number))
 
 
 class _File:

@@ -459,14 +459,7 @@ def _decision_text(decision: Decision, now: float) -> str:
 
 
 def _decision_json(decision: Decision) -> dict[str, Any]:
-    return {
-        "id": decision.id,
-        "action": decision.action.value,
-        "syphon": decision.syphon,
-        "at": decision.at,
-        "host": decision.host,
-        "pid": decision.pid,
-    }
+    return {name: getattr(decision, name) for name in ("id", "action", "syphon", "at", "host", "pid")}
 
 
 def _process_json(report: ProcessReport, now: float) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
 from pairmq.core.options import RECORD_QUEUE
@@ -73,19 +73,8 @@ class Decision:
 
     def message(self) -> Message:
         """The decision as a message. Raises `ConfigurationError`: it has more entities than fit one."""
-        content = {
-            "pairmq_record": FORMAT,
-            "kind": _DECISION,
-            "number": self.number,
-            "id": self.id,
-            "action": self.action.value,
-            "entities": [[each.kind.value, each.path] for each in self.entities],
-            "syphon": self.syphon,
-            "at": self.at,
-            "host": self.host,
-            "pid": self.pid,
-        }
-        message = _message(content, self.id)
+        entities = [[each.kind.value, each.path] for each in self.entities]
+        message = _message(_DECISION, {**asdict(self), "entities": entities}, self.id)
         if len(message.body) > _MOST_BYTES:
             raise ConfigurationError(f"{len(self.entities)} entities are too many for one decision: switch fewer")
         return message
@@ -192,21 +181,7 @@ class ProcessReport:
 
     def message(self) -> Message:
         """The report as a message."""
-        content = {
-            "pairmq_record": FORMAT,
-            "kind": _REPORT,
-            "process": self.process,
-            "host": self.host,
-            "pid": self.pid,
-            "number": self.number,
-            "at": self.at,
-            "started_at": self.started_at,
-            "interval": self.interval,
-            "syphon": self.syphon,
-            "followed": self.followed,
-            "ended": self.ended,
-        }
-        return _message(content, f"{self.process}-{self.number}")
+        return _message(_REPORT, asdict(self), f"{self.process}-{self.number}")
 
 
 class Fleet:
@@ -329,7 +304,8 @@ def host_text(host: str) -> str:
     return plain(host or "host")
 
 
-def _message(content: dict[str, Any], id: str) -> Message:
+def _message(kind: str, fields: dict[str, Any], id: str) -> Message:
+    content = {"pairmq_record": FORMAT, "kind": kind, **fields}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
     return Message(body, f"pairmq-{id}", content_type=_CONTENT_TYPE)
 

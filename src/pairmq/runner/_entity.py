@@ -282,19 +282,7 @@ class EntityRunner:
 
     def _announce(self, change: signals.Changed) -> None:
         self.seen = change.current
-        self._emit(
-            StateChanged,
-            entity=self.entity,
-            previous=change.previous,
-            current=change.current,
-            cause=change.cause,
-            epoch=change.epoch,
-            lasted=change.lasted,
-            sent=change.sent,
-            diverted=change.diverted,
-            failed=change.failed,
-            late=change.late,
-        )
+        self._emit(StateChanged, entity=self.entity, **change._asdict())
         if change.cause is Cause.PING_REFUSED:
             self._emit(
                 Warned,

@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 import psycopg
 
 from pairmq.model import Delivery, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.model.drafts import draft_of
 from pairmq.transport import MalformedHeader, Receiver, SessionReceiver, decode_header
 from pairmq_postgres import _errors, _sql
 from pairmq_postgres._capabilities import MAX_MESSAGE_BYTES
@@ -49,9 +48,6 @@ _MOST_BYTES = 16 * 1024 * 1024
 _MOST_LETTERS = 1024
 _DOUBT = 60.0
 """Seconds in which a statement whose answer never came may still be run: an unresponsive server may yet read it."""
-
-
-_DeliveryDraft = draft_of(Delivery)
 
 
 class _Token(NamedTuple):
@@ -607,18 +603,7 @@ def delivery_of(
 ) -> Delivery:
     """Make a delivery of a row."""
     number, enqueued_at, deliveries, reason, description = row[:5]
-    new = _DeliveryDraft()
-    new.message = message
-    new.lock_token = token
-    new.delivery_count = deliveries
-    new.sequence_number = str(number)
-    new.enqueued_at = enqueued_at
-    new.locked_until = locked_until
-    new.dead_letter_reason = reason
-    new.dead_letter_description = description
-    new.__class__ = Delivery
-    made: Delivery = new
-    return made
+    return Delivery.of_checked(message, token, deliveries, str(number), enqueued_at, locked_until, reason, description)
 
 
 def shown(header: str, body: bytes) -> Message:

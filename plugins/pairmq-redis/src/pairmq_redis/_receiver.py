@@ -32,7 +32,6 @@ from functools import lru_cache
 from typing import Any
 
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
-from pairmq.model.drafts import draft_of
 from pairmq.transport import Receiver, Scope, raise_failure, start_task
 from pairmq_redis import _codec, _errors, _scripts
 from pairmq_redis._context import Context
@@ -60,9 +59,6 @@ ANSWER_GRACE = 5.0
 CLOSE_TIMEOUT = 1.5
 CLEAN_INTERVAL = 60.0
 _SETTLE_CHUNK = 500
-
-
-_DeliveryDraft = draft_of(Delivery)
 
 
 class _Token:
@@ -383,18 +379,16 @@ def delivery_of(
     if len(fields) > 1 and fields[-2].startswith(b"!"):  # the marks are last, and most messages have none
         marks = dict(zip(fields[::2], fields[1::2], strict=False))
         reason, description = marks.get(b"!reason"), marks.get(b"!description")
-    delivery = _DeliveryDraft()
-    delivery.message = message
-    delivery.lock_token = token
-    delivery.delivery_count = max(int(count), 1)
-    delivery.sequence_number = id_.decode()
-    delivery.enqueued_at = _put_at(id_.partition(b"-")[0])
-    delivery.locked_until = locked_until
-    delivery.dead_letter_reason = None if reason is None else reason.decode(errors="replace")
-    delivery.dead_letter_description = None if description is None else description.decode(errors="replace")
-    delivery.__class__ = Delivery
-    made: Delivery = delivery
-    return made
+    return Delivery.of_checked(
+        message,
+        token,
+        max(int(count), 1),
+        id_.decode(),
+        _put_at(id_.partition(b"-")[0]),
+        locked_until,
+        None if reason is None else reason.decode(errors="replace"),
+        None if description is None else description.decode(errors="replace"),
+    )
 
 
 @lru_cache(maxsize=256)  # many entries are added in one millisecond

@@ -19,7 +19,6 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 from pairmq.model import Delivery, FailureReason, Source, TransportError
-from pairmq.model.drafts import draft_of
 from pairmq.transport import Receiver, Scope, raise_failure
 from pairmq_rabbitmq import _codec, _errors, _header, _names, _plain
 from pairmq_rabbitmq._context import Context
@@ -37,8 +36,6 @@ When the leader of a quorum queue hangs and resumes, RabbitMQ may lose what it w
 has messages, up to its whole window, that never arrived. It gets no other ones, and no consumer gets these, until it is
 closed. They are not among the ready ones either, so that the queue looks empty.
 """
-
-_DeliveryDraft = draft_of(Delivery)
 
 
 class RabbitReceiver(Receiver):
@@ -367,17 +364,9 @@ def deliveries_of(found: Sequence[Locked], channel: DeliveryChannel, owner: obje
         assert locked.message is not None  # noqa: S101  # for mypy
         if locked.until != until:  # the same for nearly all
             until, locked_until = locked.until, clock + timedelta(seconds=locked.until - now)
-        delivery = _DeliveryDraft()
-        delivery.message = locked.message
-        delivery.lock_token = Token(locked, channel, owner)
-        delivery.delivery_count = locked.count
-        delivery.sequence_number = ""
-        delivery.enqueued_at = None
-        delivery.locked_until = locked_until
-        delivery.dead_letter_reason = reason
-        delivery.dead_letter_description = description
-        delivery.__class__ = Delivery
-        deliveries.append(delivery)
+        token = Token(locked, channel, owner)
+        made = Delivery.of_checked(locked.message, token, locked.count, "", None, locked_until, reason, description)
+        deliveries.append(made)
     return deliveries
 
 
