@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +19,6 @@ from pairmq.model import (
     ConfigurationError,
     Delivery,
     Entity,
-    FailureKind,
-    FailureReason,
     Message,
     PropertyValue,
     Source,
@@ -60,9 +59,6 @@ CAPABILITIES = Capabilities(
     ordered_batches=True,
 )
 """Everything that a transport can do, but nothing outlives the process."""
-
-LOCK_DURATION = 60.0
-"""Seconds, where a queue's settings give none: no lock here is bound to a connection."""
 
 _TEXTS = (
     "message_id",
@@ -362,10 +358,7 @@ class StateAdmin(Admin):
         ``max_size_megabytes``, ``auto_delete_after`` and ``batched_operations`` are reported by `properties`, and have
         no effect. A lock duration of None becomes 60 s.
         """
-        wanted = properties or QueueProperties()
-        _check(wanted, entity)
-        if wanted.lock_duration is None:
-            wanted = replace(wanted, lock_duration=LOCK_DURATION)
+        wanted = (properties or QueueProperties()).checked(f"create {entity}", math.inf)
         return await self._call(entity, lambda now: self._broker.state.create(entity, wanted), stores=True)
 
     async def create_subscription(self, topic: Entity, name: str) -> bool:
@@ -488,20 +481,6 @@ def _failures(act: Callable[[T], object], items: Sequence[T]) -> list[TransportE
         except TransportError as error:
             found.append(error)
     return found
-
-
-def _check(properties: QueueProperties, entity: Entity) -> None:
-    """Reject settings that no queue can have, as *malformed*."""
-    problem = ""
-    for name in ("lock_duration", "default_time_to_live"):
-        seconds = getattr(properties, name)
-        if seconds is not None and not seconds > 0:
-            problem = f"{name} is {seconds!r}: it must be above 0 s, or None"
-    count = properties.max_delivery_count
-    if count is not None and (count < 1 or count % 1):
-        problem = f"max_delivery_count is {count!r}: use a whole number from 1, or None"
-    if problem:
-        raise TransportError(f"create {entity}: {problem}", FailureKind.REFUSED, FailureReason.MALFORMED)
 
 
 def _parsed(url: str) -> tuple[str, Endpoint]:

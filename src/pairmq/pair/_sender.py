@@ -12,7 +12,7 @@ from pairmq.model import Entity, Message, PairClosed, PairFaulted, Receipt, Send
 from pairmq.pair._arguments import count, seconds
 from pairmq.pair._tracing import Send, SendTracing
 from pairmq.runner import FAILURES, Engine, SenderState
-from pairmq.transport import start_task
+from pairmq.transport import in_chunks, start_task
 
 _CHUNK = 500  # messages in one operation: large enough for the brokers' batches, small beside the attempt's time limit
 _CHUNK_BYTES = 1 << 20
@@ -112,7 +112,7 @@ class PairSender:
             _size(message)
         self._in_flight += 1  # from the first chunk to the last: it is one send, and needs its link between them too
         try:
-            for chunk in _chunks(whole):
+            for chunk in in_chunks(whole, _size, _CHUNK, _CHUNK_BYTES):
                 results.extend(await self._send_chunk(chunk, timeout, raising=not results))
         finally:
             self._leave()
@@ -300,19 +300,6 @@ def _size(message: Message) -> int:
     if not isinstance(message, Message):
         raise TypeError(f"a {type(message).__name__} can't be sent: make a Message of it")
     return len(message.body)
-
-
-def _chunks(messages: Iterable[Message]) -> Iterable[list[Message]]:
-    chunk: list[Message] = []
-    size = 0
-    for message in messages:
-        chunk.append(message)
-        size += len(message.body)
-        if len(chunk) >= _CHUNK or size >= _CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
 
 
 async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int) -> AsyncGenerator[list[Message], None]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import json
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from pairmq.model import FailureKind, FailureReason, TransportError
 
 _NEVER = 2**31 - 1  # a delivery count that no message reaches
+_MOST_DELIVERIES = 2**53  # beyond it not every reader of JSON keeps a number as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,43 @@ class QueueProperties:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unread", tuple(self.unread))  # from JSON it is a list
+
+    def checked(self, doing: str, longest: float = 10**9) -> QueueProperties:
+        """Return the settings of a new queue whose broker keeps them exactly, and binds no lock to a connection.
+
+        Args:
+            doing: for the error's text, such as ``create queue orders``.
+            longest: seconds of a duration at most.
+
+        Returns:
+            These, but with a lock duration of 60 s instead of None.
+
+        Raises:
+            TransportError: reason *malformed*: a duration or count that can't be kept. To accept it would be a promise
+                that is broken later.
+        """
+        problem, count = "", self.max_delivery_count
+        most = "" if longest == math.inf else f" and at most {longest}"
+        for name in ("lock_duration", "default_time_to_live"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 1e-6 <= seconds <= longest:
+                problem = f"{name} is {seconds!r}: use seconds above 0{most}, or None"
+        if count is not None and not (count % 1 == 0 and 1 <= count <= _MOST_DELIVERIES):
+            problem = f"max_delivery_count is {count!r}: use a whole number from 1, or None"
+        if problem:
+            raise TransportError(f"{doing}: {problem}", FailureKind.REFUSED, FailureReason.MALFORMED)
+        return self if self.lock_duration is not None else replace(self, lock_duration=60.0)
+
+    def to_json(self) -> str:
+        """Write all settings, for `from_json`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> QueueProperties:
+        """Read settings back; those that a later version has added are left out."""
+        values: dict[str, Any] = json.loads(text)
+        known = {entry.name for entry in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
 
     def differences(self, actual: QueueProperties) -> tuple[str, ...]:
         """Name each setting of an existing queue that differs from this one, as a sentence (SPEC 5.3).

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -198,7 +197,7 @@ def settings_of(connection: sqlite3.Connection, path: str) -> QueueProperties:
     found = connection.execute("SELECT settings FROM queue WHERE path = ?", (path,)).fetchone()
     if found is None:
         raise NoQueue("there is no such queue")
-    return QueueProperties(**json.loads(found[0]))
+    return QueueProperties.from_json(found[0])
 
 
 # ---- Sender
@@ -354,7 +353,7 @@ class TemplateAdmin(Admin):
         if asked.requires_session or asked.single_consumer:
             text = f"create {entity}: there are no sessions, and no queues for a single consumer"
             raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
-        row = (path_of(entity), json.dumps(asdict(asked)))
+        row = (path_of(entity), asked.to_json())
 
         def create(connection: sqlite3.Connection) -> bool:
             return connection.execute("INSERT OR IGNORE INTO queue VALUES (?, ?)", row).rowcount == 1

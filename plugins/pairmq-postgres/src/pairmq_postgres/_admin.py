@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,13 +14,6 @@ from pairmq_postgres._errors import NoSuchEntity, OtherKind, SchemaVersion
 from pairmq_postgres._pool import Calls
 from pairmq_postgres._receiver import delivery_of, place_of, shown
 from pairmq_postgres._schema import VERSION
-
-_LOCK_DURATION = 60.0
-_MOST_SECONDS = 10**9
-"""Longest duration of a setting: thirty years."""
-
-_MOST_DELIVERIES = 2**53
-"""Beyond it not every reader of JSON keeps a number as it is."""
 
 _PROBE = bytes(64 * 1024)
 _SAFE_COMMITS = ("on", "remote_apply")
@@ -59,9 +50,7 @@ class PostgresAdmin(Admin):
         return made is not None
 
     async def properties(self, entity: Entity) -> QueueProperties:
-        values: dict[str, Any] = json.loads(await self._settings(entity, f"read the settings of {entity}"))
-        known = {entry.name for entry in fields(QueueProperties)}
-        return QueueProperties(**{name: value for name, value in values.items() if name in known})
+        return QueueProperties.from_json(await self._settings(entity, f"read the settings of {entity}"))
 
     async def counts(self, source: Source) -> QueueCounts:
         """Count exactly, in one step. Ended locks count as active, expired messages as dead-lettered or gone.
@@ -156,30 +145,19 @@ def _named(entity: Entity) -> dict[str, Any]:
 
 
 def _created(entity: Entity, asked: QueueProperties, doing: str) -> dict[str, Any]:
-    """Work out what settings mean here. What can't be kept is refused as *malformed*: to accept it would be a promise
-    that is broken later."""
-    if asked.lock_duration is None:
-        asked = replace(asked, lock_duration=_LOCK_DURATION)
-    for name in ("lock_duration", "default_time_to_live"):
-        seconds = getattr(asked, name)
-        if seconds is not None and not 1e-6 <= seconds <= _MOST_SECONDS:
-            raise _malformed(f"{doing}: {name} is {seconds!r}: seconds above 0 and at most {_MOST_SECONDS}, or None")
-    count, lives = asked.max_delivery_count, asked.default_time_to_live
-    if count is not None and not (count % 1 == 0 and 1 <= count <= _MOST_DELIVERIES):
-        raise _malformed(f"{doing}: max_delivery_count is {count!r}: a whole number from 1 on, or None")
-    if asked.requires_session and asked.single_consumer:
-        raise _malformed(f"{doing}: requires_session and single_consumer: a session has a single consumer anyway")
+    """Work out what settings mean here."""
+    kept = asked.checked(doing)
+    if kept.requires_session and kept.single_consumer:
+        text = f"{doing}: requires_session and single_consumer: a session has a single consumer anyway"
+        raise TransportError(text, FailureKind.REFUSED, FailureReason.MALFORMED)
+    count, lives = kept.max_delivery_count, kept.default_time_to_live
     return {
         **_named(entity),
-        "lock_duration": timedelta(seconds=asked.lock_duration or _LOCK_DURATION),
+        "lock_duration": timedelta(seconds=kept.lock_duration or 0.0),
         "max_delivery_count": None if count is None else int(count),
         "default_time_to_live": None if lives is None else timedelta(seconds=lives),
-        "dead_letter_on_expiration": asked.dead_letter_on_expiration,
-        "requires_session": asked.requires_session,
-        "single_consumer": asked.single_consumer,
-        "settings": json.dumps(asdict(asked)),
+        "dead_letter_on_expiration": kept.dead_letter_on_expiration,
+        "requires_session": kept.requires_session,
+        "single_consumer": kept.single_consumer,
+        "settings": kept.to_json(),
     }
-
-
-def _malformed(text: str) -> TransportError:
-    return TransportError(text, FailureKind.REFUSED, FailureReason.MALFORMED)

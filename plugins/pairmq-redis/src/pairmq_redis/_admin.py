@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
-from typing import Any
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties, Scope
@@ -17,11 +14,6 @@ from pairmq_redis._keys import META_PATTERN, QUEUE_GROUP, EntityKeys, SourceKeys
 from pairmq_redis._receiver import delivery_of
 from pairmq_redis._scripts import Script
 from pairmq_redis._wire import Command, Reply
-
-DEFAULT_LOCK_DURATION = 60.0
-_DEFAULTS = QueueProperties(lock_duration=DEFAULT_LOCK_DURATION)
-MAX_SECONDS = 10**9
-"""Longest duration of a setting: thirty years, far below the limits of Redis' own numbers."""
 
 _SCAN_STEP = b"1000"
 
@@ -55,22 +47,23 @@ class RedisAdmin(Admin):
         duration of None becomes 60 s, since no lock here is bound to a connection.
         """
         keys = EntityKeys(entity)
-        asked = properties or _DEFAULTS
         doing = f"create {entity}"
-        _check(asked, doing)
-        if asked.lock_duration is None:
-            asked = QueueProperties(**{**asdict(asked), "lock_duration": DEFAULT_LOCK_DURATION})
-        lock_ms = max(math.ceil((asked.lock_duration or DEFAULT_LOCK_DURATION) * 1000), 1)
-        count, ttl = asked.max_delivery_count, asked.default_time_to_live
+        asked = properties or QueueProperties()
+        if asked.requires_session:
+            text = f"{doing}: requires_session: a Redis queue can't be read one session at a time"
+            raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+        kept = asked.checked(doing)
+        lock_ms = math.ceil((kept.lock_duration or 0.0) * 1000)
+        count, ttl = kept.max_delivery_count, kept.default_time_to_live
         arguments = [
             entity.kind.value.encode(),
             b"%d" % lock_ms,
             b"" if count is None else b"%d" % count,
             b"" if ttl is None else repr(float(ttl)).encode(),
-            b"1" if asked.dead_letter_on_expiration else b"0",
-            json.dumps(asdict(asked)).encode(),
+            b"1" if kept.dead_letter_on_expiration else b"0",
+            kept.to_json().encode(),
             QUEUE_GROUP,
-            b"1" if asked.single_consumer else b"0",
+            b"1" if kept.single_consumer else b"0",
         ]
         all_keys = (keys.stream, keys.dead, keys.meta)
         return bool(await self._script(_scripts.CREATE, all_keys, arguments, doing, replicate=True))
@@ -208,20 +201,6 @@ class RedisAdmin(Admin):
         return await self._script(script, keys.keys, [keys.mode, keys.group, b"", *arguments], doing)
 
 
-def _check(asked: QueueProperties, doing: str) -> None:
-    """Refuse settings that Redis can't support; the text names the setting."""
-    if asked.requires_session:
-        text = f"{doing}: requires_session: a Redis queue can't be read one session at a time"
-        raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
-    for name in ("lock_duration", "default_time_to_live"):
-        seconds = getattr(asked, name)
-        if seconds is not None and not 0 < seconds <= MAX_SECONDS:
-            raise _malformed(f"{doing}: {name} is {seconds!r}: seconds above 0 and at most {MAX_SECONDS}, or None")
-    count = asked.max_delivery_count
-    if count is not None and (count < 1 or count % 1):
-        raise _malformed(f"{doing}: max_delivery_count is {count!r}: a whole number from 1 on, or None")
-
-
 def _sections(info: Reply) -> dict[str, str]:
     """The fields of an answer to INFO."""
     lines = info.decode("utf-8", "replace").splitlines() if isinstance(info, bytes) else ()
@@ -255,18 +234,12 @@ def _position(id_: bytes) -> int:
     return int(milliseconds) << 64 | int(number)
 
 
-def _malformed(text: str) -> TransportError:
-    return TransportError(text, FailureKind.REFUSED, FailureReason.MALFORMED)
-
-
 def _settings_of(stored: bytes | None) -> QueueProperties:
     """Read stored settings; what can't be read is returned as the default, since nothing depends on it."""
     try:
-        values: Any = json.loads(stored or b"{}")
-        known = {entry.name for entry in fields(QueueProperties)}
-        return QueueProperties(**{key: value for key, value in values.items() if key in known})
+        return QueueProperties.from_json(stored or b"{}")
     except (AttributeError, TypeError, ValueError):
-        return _DEFAULTS
+        return QueueProperties()
 
 
 def _entity_of(path: str | None, kind: bytes | None) -> Entity | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, QueueCounts, QueuePositions, QueueProperties
@@ -15,13 +13,6 @@ from pairmq_sqlite._rows import Settings, microseconds_of, shown
 from pairmq_sqlite._store import Store
 
 T = TypeVar("T")
-
-_LOCK_DURATION = 60.0
-_MOST_SECONDS = 10**9
-"""Longest duration of a setting: thirty years."""
-
-_MOST_DELIVERIES = 2**53
-"""Beyond it not every reader of JSON keeps a number as it is."""
 
 
 class SQLiteAdmin(Admin):
@@ -55,7 +46,7 @@ class SQLiteAdmin(Admin):
 
     async def properties(self, entity: Entity) -> QueueProperties:
         settings = await self._run(lambda store: store.settings(entity), f"read the settings of {entity}")
-        return _properties_of(settings.as_json)
+        return QueueProperties.from_json(settings.as_json)
 
     async def counts(self, source: Source) -> QueueCounts:
         """Count exactly, in one step. Ended locks count as active, expired messages as dead-lettered or gone."""
@@ -101,35 +92,17 @@ class SQLiteAdmin(Admin):
 
 
 def _settings_of(asked: QueueProperties, doing: str) -> Settings:
-    """Work out what settings mean here. What can't be kept is refused: to take it would be a broken promise later."""
+    """Work out what settings mean here."""
     if asked.requires_session:
         text = f"{doing}: requires_session: a SQLite queue can't be read one session at a time"
         raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
-    if asked.lock_duration is None:
-        asked = replace(asked, lock_duration=_LOCK_DURATION)
-    for name in ("lock_duration", "default_time_to_live"):
-        seconds = getattr(asked, name)
-        if seconds is not None and not 0 < seconds <= _MOST_SECONDS:
-            raise _malformed(f"{doing}: {name} is {seconds!r}: seconds above 0 and at most {_MOST_SECONDS}, or None")
-    count, lives = asked.max_delivery_count, asked.default_time_to_live
-    if count is not None and not (count % 1 == 0 and 1 <= count <= _MOST_DELIVERIES):
-        raise _malformed(f"{doing}: max_delivery_count is {count!r}: a whole number from 1 on, or None")
+    kept = asked.checked(doing)
+    count, lives = kept.max_delivery_count, kept.default_time_to_live
     return Settings(
-        lock_duration=microseconds_of(asked.lock_duration or _LOCK_DURATION),
+        lock_duration=microseconds_of(kept.lock_duration or 0.0),
         max_delivery_count=None if count is None else int(count),
         default_time_to_live=None if lives is None else microseconds_of(lives),
-        dead_letter_on_expiration=asked.dead_letter_on_expiration,
-        single_consumer=asked.single_consumer,
-        as_json=json.dumps(asdict(asked)),
+        dead_letter_on_expiration=kept.dead_letter_on_expiration,
+        single_consumer=kept.single_consumer,
+        as_json=kept.to_json(),
     )
-
-
-def _properties_of(as_json: str) -> QueueProperties:
-    """Read settings back; those that a later version has added are left out."""
-    values: dict[str, Any] = json.loads(as_json)
-    known = {entry.name for entry in fields(QueueProperties)}
-    return QueueProperties(**{name: value for name, value in values.items() if name in known})
-
-
-def _malformed(text: str) -> TransportError:
-    return TransportError(text, FailureKind.REFUSED, FailureReason.MALFORMED)

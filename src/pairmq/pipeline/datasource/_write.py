@@ -21,6 +21,7 @@ from pairmq.model import ConfigurationError, Entity, Message, PairMQError, Recei
 from pairmq.pair import Pair, PairSender
 from pairmq.pipeline.datasource._options import Brokers, Options
 from pairmq.pipeline.datasource._rows import RowReader, RowRefused
+from pairmq.transport import in_chunks
 
 _log = logging.getLogger("pairmq.pipeline")
 
@@ -185,13 +186,6 @@ class RowSender:
 
     async def _chunks(self, batches: Iterator[pa.RecordBatch]) -> AsyncIterator[list[Message]]:
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-            chunk: list[Message] = []
-            size = 0
-            for message in self._reader.messages(batch):
-                chunk.append(message)
-                size += len(message.body)
-                if len(chunk) >= self._chunk or size >= _CHUNK_BYTES:
-                    yield chunk
-                    chunk, size = [], 0
-            if chunk:
+            messages = self._reader.messages(batch)
+            for chunk in in_chunks(messages, lambda message: len(message.body), self._chunk, _CHUNK_BYTES):
                 yield chunk

@@ -23,6 +23,7 @@ from pairmq import (
     SendError,
     SendRefused,
 )
+from pairmq.transport import in_chunks
 from pairmq_servicebus.paired._convert import SingleMessage, convert, convert_all, is_one, messages_of
 from pairmq_servicebus.paired._errors import as_client_error, batch_error
 
@@ -174,7 +175,8 @@ class Sending:
             sender = self._sender = self._sender or self._pair.sender(self._path, kind=self._kind)
             if single:
                 return [await _one(sender, messages[0], ends_at - loop.time())]
-            for chunk in _chunks(messages):
+            # As the pair would, so that the time left is looked at before each of its operations.
+            for chunk in in_chunks(messages, lambda message: len(message.body), _CHUNK, _CHUNK_BYTES):
                 left = ends_at - loop.time()
                 results += await sender.send_batch(chunk, timeout=left) if left > 0 else _late(chunk, self._path)
         except (PairClosed, PairFaulted) as error:
@@ -226,17 +228,3 @@ def _not_sent(message: Message, path: str, error: PairMQError | None) -> SendErr
         text += "the timeout passed before its turn came"
         return PrimaryUnavailable(text, entity=path, message_id=message.message_id)
     return SendRefused(text + str(error), entity=path, message_id=message.message_id, causes=(error,))
-
-
-def _chunks(messages: Sequence[Message]) -> Iterable[list[Message]]:
-    """Cut as the pair would, so that the time left is looked at before each of its operations."""
-    chunk: list[Message] = []
-    size = 0
-    for message in messages:
-        chunk.append(message)
-        size += len(message.body)
-        if len(chunk) >= _CHUNK or size >= _CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
