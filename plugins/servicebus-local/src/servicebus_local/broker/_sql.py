@@ -327,31 +327,27 @@ def _negated(term: Expression) -> Expression:
 
 
 def _any_of(terms: list[Expression]) -> Expression:
-    def any_of(scope: Scope) -> object:
-        answer: bool | None = False
-        for term in terms:
-            value = _truth(term(scope))
-            if value:
-                return True
-            if value is None:
-                answer = None
-        return answer
-
-    return any_of
+    return _first(True, terms)
 
 
 def _all_of(terms: list[Expression]) -> Expression:
-    def all_of(scope: Scope) -> object:
-        answer: bool | None = True
+    return _first(False, terms)
+
+
+def _first(decides: bool, terms: list[Expression]) -> Expression:
+    """What one of the terms decides, or else the opposite; unknown if a term is."""
+
+    def first(scope: Scope) -> object:
+        answer: bool | None = not decides
         for term in terms:
             value = _truth(term(scope))
-            if value is False:
-                return False
+            if value is decides:
+                return decides
             if value is None:
                 answer = None
         return answer
 
-    return all_of
+    return first
 
 
 class Kind(Enum):
