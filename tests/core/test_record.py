@@ -49,6 +49,7 @@ def test_long_parts_of_an_identity_stay_different() -> None:
         (b"{}", "malformed"),
         (b'{"pairmq_record": true}', "malformed"),
         (b'{"pairmq_record": 0}', "malformed"),
+        (b'{"pairmq_record": ' + b"9" * 4000 + b"}", "malformed"),
         (b'{"pairmq_record": 2, "kind": "configuration"}', "format 2"),
         (b'{"pairmq_record": 1, "kind": "configuration"}', "malformed"),
     ],

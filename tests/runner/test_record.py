@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from pairmq import ConfigurationError, Entity, Message, Pair, PairFaulted, PairOptions
-from pairmq.core.record import Configuration
+from pairmq.core.record import MAX_ENTRIES, Configuration, Record
 from pairmq.model import EntityState
 from pairmq.model.events import BacklogQueueChecked, Event, Warned
 from pairmq.runner import LOOK_INTERVAL, find_agreement
@@ -452,3 +452,39 @@ async def test_looks_that_are_refused_for_long_become_as_rare_as_others(processe
         processes.west.operations.clear()
         await settled(10 * LOOK_INTERVAL)
         assert sum(processes.west.operations.values()) <= 10
+
+
+@in_virtual_time
+async def test_a_record_with_more_messages_than_are_read_does_not_grow(processes):
+    await processes.east.transport().admin.create(Entity("prices"))
+    await processes.west.transport().admin.create(Entity(RECORD))
+    for number in range(MAX_ENTRIES):
+        processes.west.store(Entity(RECORD), Message(b"%d" % number))
+    async with processes.process(enable_syphon=True, continuity=("prices*",)) as (pair, warnings):
+        made: list[str] = []
+        pair.subscribe(lambda event: made.append(event.queue) if isinstance(event, BacklogQueueChecked) else None)
+        processes.east.fail(Fault.DOWN)
+        await pair.sender("prices").send(Message(b"to a lane of a pattern"))
+        processes.east.heal()
+        await settled(5 * LOOK_INTERVAL)
+        assert len(processes.west.messages(RECORD)) == MAX_ENTRIES
+        assert set(made) <= {"east/x-pairmq-lane/prices"}
+        assert sum("backlog adopt" in text for text in warnings) == 1
+        processes.west.queues[Entity(RECORD)].stored.clear()
+        await settled(2 * LOOK_INTERVAL)
+        assert len(processes.west.messages(RECORD)) == 2
+
+
+@in_virtual_time
+async def test_a_forged_record_of_half_a_million_queues_keeps_no_syphon_waiting(processes):
+    await processes.east.transport().admin.create(Entity("orders"))
+    await processes.divert(1)
+    [own] = Record.read(message.body for message in processes.west.messages(RECORD)).configurations
+    for number in range(400):
+        forged = replace(own, template=f"{number}-{{index}}", queues=1000)
+        processes.west.store(Entity(RECORD), forged.message())
+    processes.west.operations.clear()
+    async with processes.process(enable_syphon=True):
+        await settled(60)
+    assert processes.moved() == 1
+    assert processes.west.operations.total() < 2000

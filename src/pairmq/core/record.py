@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Final, NamedTuple, NoReturn
 
 from pairmq.core.options import OPTION_RANGES, RECORD_QUEUE, PairOptions, backlog_queue_name, lane_name, literal
@@ -25,6 +26,7 @@ MAX_ENTRIES: Final = 500
 MOST_LANES: Final = 200
 """Lanes of patterns that a record names: the rest of its messages is for configurations."""
 
+_MOST_FORMATS = 1000  # that there may ever be: a forged number is shown to people
 _MAX_BYTES = 16_384
 _REMEMBERED = 32  # messages that are not read again
 _CONTENT_TYPE = "application/vnd.pairmq-record+json"
@@ -125,6 +127,7 @@ class Record:
     problems: tuple[str, ...] = ()  # why messages could not be read, each sentence once
     copies: int = 0  # messages that say what another one says
     lanes: tuple[_Lane, ...] = ()  # lanes of patterns, each once
+    full: bool = False  # it has more messages than are read: nothing is added
 
     @classmethod
     def read(cls, bodies: Iterable[bytes]) -> Record:
@@ -153,15 +156,15 @@ class Record:
 
     def other_lanes(self, own: Configuration) -> tuple[str, ...]:
         """Names of lanes of this primary that processes use and this one's options do not name."""
-        of_others = [
+        of_others = (
             name
             for each in self.configurations
             if each.identity == own.identity and each.name == own.name
             for name in each.lane_names()
-        ]
-        names = dict.fromkeys((*of_others, *(lane_name(own.name, path) for path in self.lane_paths(own))))
+        )
         mine = set(own.lane_names())
-        return tuple(name for name in names if name not in mine)[:_MOST_OTHERS]
+        of_patterns = (lane_name(own.name, path) for path in self.lane_paths(own))
+        return _distinct(name for name in chain(of_others, of_patterns) if name not in mine)
 
     def conflict(self, own: Configuration) -> Configuration | None:
         """The configuration of another primary that has this one's name or backlog queues; None for none."""
@@ -179,16 +182,25 @@ class Record:
         Of a template that the primary's name is not part of, only this process's own: the record could name any queue
         of the secondary otherwise.
         """
-        names = dict.fromkeys(
+        mine = set(own.queue_names())
+        return _distinct(
             name
             for each in self.configurations
             if each.identity == own.identity
             and each.name == own.name
             and (each.template == own.template or "{primary}" in each.template)
             for name in each.queue_names()
+            if name not in mine
         )
-        mine = set(own.queue_names())
-        return tuple(name for name in names if name not in mine)[:_MOST_OTHERS]
+
+    def undrained(self, own: Configuration) -> tuple[str, ...]:
+        """Names of queues that other processes of this primary divert to, and that this one must not read."""
+        return _distinct(
+            name
+            for each in self.configurations
+            if each.identity == own.identity and each.template != own.template and "{primary}" not in each.template
+            for name in each.queue_names()
+        )
 
     def differences(self, own: Configuration) -> tuple[str, ...]:
         """Where other processes of the pair have other options than this one, a sentence each."""
@@ -240,6 +252,16 @@ def plain(part: str) -> str:
     if part and part.isprintable() and len(part) <= _LONGEST:
         return part
     return f"{ascii(part)[:_SHOWN]}#{hashlib.sha256(part.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def _distinct(names: Iterable[str]) -> tuple[str, ...]:
+    """The first names, each once; no more of them are made: a forged record names half a million."""
+    found: dict[str, None] = {}
+    for name in names:
+        found[name] = None
+        if len(found) == _MOST_OTHERS:
+            break
+    return tuple(found)
 
 
 def _shown(text: str) -> str:
@@ -300,7 +322,7 @@ def content_of(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise RecordError("a message of the record is not JSON: PairMQ did not write it") from None
     version = of_type(dict, content).get("pairmq_record")
-    if type(version) is not int or version < 1:
+    if type(version) is not int or not 1 <= version <= _MOST_FORMATS:
         raise foreign()
     if version > FORMAT:
         raise RecordError(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TypeVar
 
 from pairmq.core import OPTION_RANGES, RECORD_QUEUE, Backoff, PairOptions, backlog_queue_name, lane_path
@@ -35,6 +36,10 @@ _PATIENCE, _HIDDEN = 0.2, 3  # s, times: a broker that shows messages by fetchin
 RECORD_PROPERTIES = QueueProperties(max_delivery_count=2**31 - 1)
 """Of the record's queues: looking may count as a delivery."""
 _BEHIND_A_GAP = "queues of lower indexes are missing: set backlog_queue_count above its index"
+_FULL = (
+    f"the record has {MAX_ENTRIES} messages or more; no others are read, and none is added: processes with other "
+    "options go unnoticed; run 'pairmq backlog adopt', which empties it"
+)
 _A_LANE = "it is a lane that no process is known to use: name its queue in 'continuity'"
 _MOST = OPTION_RANGES["backlog_queue_count"][1]
 
@@ -114,7 +119,7 @@ async def find_agreement(
         found += tuple(queue for queue in await looker.lanes(own, record) if queue not in found)
         strays = await looker.former(own, primary.former_names)
         # Queues of a template that this process can't trust are not drained by it.
-        strays += await looker.holding(_undrained(own, record), "this process has another backlog_name_template")
+        strays += await looker.holding(record.undrained(own), "this process has another backlog_name_template")
     except TransportError as error:
         return Agreement(own, unread=f"could not compare with the record because it can't be read: {error}")
     unread = None
@@ -268,14 +273,17 @@ class RecordKeeper:
             return
         record = await looker.read(own)
         for _ in range(_HIDDEN):
-            if not self._written or own in record.configurations or self._transport.capabilities.quiet_peek:
+            if not self._written or _is_known(own, record) or self._transport.capabilities.quiet_peek:
                 break
             await asyncio.sleep(_PATIENCE)
             record = await looker.read(own)
         other = record.conflict(own)
         if other is not None:
             raise ConfigurationError(conflict_text(own, other))
-        if own not in record.configurations:
+        if _is_known(own, record):
+            if record.copies >= _COPIES:
+                await looker.remove_copies(own)
+        else:
             made = await looker.write(own)
             self._wrote = True
             if self._written:
@@ -287,12 +295,11 @@ class RecordKeeper:
                     )
                 # Another process may have been the first to see it: the queues of this one are missing all the same.
                 await self._lost()
-        elif record.copies >= _COPIES:
-            await looker.remove_copies(own)
         self._written = True
         if self._syphon and any(each.has_patterns for each in (own, *record.configurations)):
             self._usual = LANES_LOOK_INTERVAL
-        await self._write_lanes(record)
+        if not record.full:
+            await self._write_lanes(record)
         for text in (*record.differences(own), *record.problems):
             self._warn(text)
         if not self._syphon:
@@ -325,7 +332,7 @@ class RecordKeeper:
         for queue in await looker.lanes(own, record):
             await self._find(queue)
         strays = await looker.former(own, self._former)
-        strays += await looker.holding(_undrained(own, record), "this process has another backlog_name_template")
+        strays += await looker.holding(record.undrained(own), "this process has another backlog_name_template")
         for stray in by_reason(strays):
             self._warn(str(stray))
 
@@ -352,10 +359,11 @@ class Looker:
 
     async def read(self, own: Configuration) -> Record:
         """Read the record; an empty one if it does not exist."""
-        bodies: list[bytes] = []
-        for place in own.places:
-            bodies += await self.bodies(place)
-        return Record.read(bodies)
+        found = [await self.bodies(place) for place in own.places]
+        record = Record.read(chain.from_iterable(found))
+        if any(len(bodies) >= MAX_ENTRIES for bodies in found):
+            record = replace(record, full=True, problems=(*record.problems, _FULL))
+        return record
 
     async def write(self, own: Configuration) -> bool:
         """Add this process's configuration; returns whether the record's queue was made for it."""
@@ -535,11 +543,6 @@ class Looker:
             raise
 
 
-def _undrained(own: Configuration, record: Record) -> tuple[str, ...]:
-    """Names of queues that other processes of this primary divert to, and that this one must not read."""
-    return tuple(
-        name
-        for each in record.configurations
-        if each.identity == own.identity and each.template != own.template and "{primary}" not in each.template
-        for name in each.queue_names()
-    )
+def _is_known(own: Configuration, record: Record) -> bool:
+    """Whether a process need not write its configuration: it is there, or there is no room for it."""
+    return record.full or own in record.configurations
