@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -185,6 +186,13 @@ def test_a_file_without_the_right_to_write_is_refused(mode):
         path.touch()
         path.chmod(mode)
         assert in_a_process("--nobody", "fail", f"sqlite://{path}", 1) == "failed refused unauthorized\n"
+
+
+async def test_a_disk_that_is_mounted_read_only_is_unavailable_and_named(transport, monkeypatch):
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    await fails(transport.admin.check(), FailureKind.UNAVAILABLE, FailureReason.OTHER)
+    with pytest.raises(TransportError, match="the disk is mounted read-only"):
+        await transport.admin.check()
 
 
 async def test_a_deleted_file_takes_no_more_messages_and_no_other_is_made(path, transport, queue, message):

@@ -71,6 +71,25 @@ async def test_what_another_program_wrote_is_dead_lettered_and_what_is_behind_it
     assert [each.dead_letter_description for each in reported] == [each.dead_letter_description for each in dead]
 
 
+@pytest.mark.parametrize("field", ["header", "body"])
+async def test_text_of_another_encoding_stops_no_queue(path, transport, queue, message, field):
+    """SQLite stores any bytes as text, and Python's module refuses to read them."""
+    await transport.sender(queue).send(message("before"))
+    write(path, f"UPDATE message SET {field} = CAST(x'7b22ff227d' AS TEXT)")
+    await transport.sender(queue).send(message("after"))
+    assert len(await transport.admin.peek(Source(queue), 5)) == 2
+    assert [one.message.body for one in await transport.receiver(Source(queue)).receive(5, 0)] == [b"after"]
+    [dead] = await transport.admin.peek(Source(queue, dead_letter=True), 5)
+    assert dead.dead_letter_reason == "malformed"
+
+
+@pytest.mark.parametrize("stored", ["", "{", "[]", '{"lock_duration": 5.0, "later": 1}'])
+async def test_settings_of_another_version_are_read_as_far_as_they_are_known(path, transport, queue, stored):
+    write(path, "UPDATE entity SET settings = ?", stored)
+    read = await transport.admin.properties(queue)
+    assert read == QueueProperties(lock_duration=5.0 if "later" in stored else 60.0)
+
+
 async def test_a_pair_reports_what_its_receivers_dead_letter_themselves(path, tmp_path):
     found: list[Event] = []
     options = PairOptions(enable_syphon=True, backlog_queue_count=1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
 
 from pairmq.model import FailureKind, FailureReason, TransportError
 
@@ -189,11 +188,17 @@ class QueueProperties:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> QueueProperties:
-        """Read settings back; those that a later version has added are left out."""
-        values: dict[str, Any] = json.loads(text)
+    def from_json(cls, text: str | bytes | None) -> QueueProperties:
+        """Read settings back; those that a later version has added are left out, and what can't be read is the default.
+
+        Args:
+            text: what was stored; any program may have written it.
+        """
         known = {entry.name for entry in fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})
+        try:
+            return cls(**{name: value for name, value in json.loads(text or "{}").items() if name in known})
+        except (AttributeError, RecursionError, TypeError, ValueError):
+            return cls()
 
     def differences(self, actual: QueueProperties) -> tuple[str, ...]:
         """Name each setting of an existing queue that differs from this one, as a sentence (SPEC 5.3).

@@ -82,7 +82,7 @@ class RedisAdmin(Admin):
         kind, stored = await self._run(doing, (b"HMGET", keys.meta, b"kind", b"settings"))
         if kind != entity.kind.value.encode():
             raise _errors.not_found(doing)
-        return _settings_of(stored)
+        return QueueProperties.from_json(stored)
 
     async def counts(self, source: Source) -> QueueCounts:
         """Count exactly, in one step. Ended locks count as active, and so do expired messages until a
@@ -232,14 +232,6 @@ def _risks(info: dict[str, str], appendfsync: str, save: str, wait_replicas: int
 def _position(id_: bytes) -> int:
     milliseconds, _, number = id_.partition(b"-")
     return int(milliseconds) << 64 | int(number)
-
-
-def _settings_of(stored: bytes | None) -> QueueProperties:
-    """Read stored settings; what can't be read is returned as the default, since nothing depends on it."""
-    try:
-        return QueueProperties.from_json(stored or b"{}")
-    except (AttributeError, TypeError, ValueError):
-        return QueueProperties()
 
 
 def _entity_of(path: str | None, kind: bytes | None) -> Entity | None:

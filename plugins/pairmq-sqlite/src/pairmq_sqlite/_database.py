@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+from functools import partial
 from pathlib import Path
 
-from pairmq_sqlite._errors import FileFull, FileGone, LaterVersion, NoSharedMemory, NotOurs
+from pairmq_sqlite._errors import FileFull, FileGone, LaterVersion, NoSharedMemory, NotOurs, ReadOnlyDisk
 
 APPLICATION_ID = 0x506D5131
 """In the file's header; distinguishes PairMQ's files from those of other programs ("PmQ1")."""
@@ -79,6 +80,10 @@ VERSION = len(STEPS)
 
 _HEADER_BYTES = 100
 
+_text = partial(str, encoding="utf-8", errors="surrogateescape")
+"""Reads any text. SQLite checks none, and one that is no UTF-8 would fail the whole look at its queue, each time; as it
+is, no message can have such a text, so that it is malformed."""
+
 _Identity = tuple[int, int]
 """Device and inode: which file it is, whatever it is called."""
 
@@ -98,6 +103,7 @@ class Database:
         self.identity = _identity(path)
         # Transactions are begun and ended by us alone, so the module's own are switched off.
         self.connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+        self.connection.text_factory = _text
         try:
             self._check_whose()
             self._set_up()
@@ -217,9 +223,9 @@ def _prepare(path: Path, *, make: bool) -> None:
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             _sync_directory(path.parent)
-    read_only_disk = os.statvfs(path).f_flag & os.ST_RDONLY  # an outage, not a missing right
-    may = os.access(path, os.R_OK | os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)
-    if not may and not read_only_disk:
+    if os.statvfs(path).f_flag & os.ST_RDONLY:  # an outage, not a missing right
+        raise ReadOnlyDisk
+    if not (os.access(path, os.R_OK | os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)):
         raise PermissionError(path)
 
 

@@ -55,6 +55,10 @@ class NoSharedMemory(Exception):
     """The file system can't share memory between processes, which several processes at one file need."""
 
 
+class ReadOnlyDisk(Exception):
+    """The file is on a disk that is mounted read-only, as the kernel does with one that fails."""
+
+
 class Failed(Exception):
     """How the worker hands a failure on; ``maybe_applied`` if it may have been done all the same."""
 
@@ -81,6 +85,7 @@ _TABLE: tuple[_Row, ...] = (
     _Row(NotOurs, _REFUSED, FailureReason.DISABLED, "the file is not a broker of this transport: name another one"),
     _Row(LaterVersion, _REFUSED, FailureReason.DISABLED, "a later version made this file: upgrade this package"),
     _Row(NoSharedMemory, _REFUSED, FailureReason.DISABLED, "the file must be on a local disk, not on a network's"),
+    _Row(ReadOnlyDisk, _UNAVAILABLE, FailureReason.OTHER, "the disk is mounted read-only"),
     _Row(sqlite3.SQLITE_BUSY, _UNAVAILABLE, FailureReason.TIMEOUT, "another process holds the file locked"),
     _Row(sqlite3.SQLITE_LOCKED, _UNAVAILABLE, FailureReason.TIMEOUT, "another process holds the file locked"),
     _Row(sqlite3.SQLITE_PROTOCOL, _UNAVAILABLE, FailureReason.TIMEOUT, "another process holds the file locked"),
