@@ -1,3 +1,4 @@
+import asyncio
 import errno
 import json
 import os
@@ -5,10 +6,13 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from pairmq.cli import _send
+from pairmq.cli._signals import Stop, run_async
 from pairmq.plugins import TransportRecord, hookimpl, registry
 from pairmq.transport import Capabilities
 
@@ -93,6 +97,31 @@ def test_it_starts_on_a_system_that_knows_no_hangup() -> None:
     code = "import signal; del signal.SIGHUP; from pairmq.cli._app import run; raise SystemExit(run(['--version']))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.fixture
+def hangups() -> Iterator[Callable[[Any], int]]:
+    """Runs a command that gets two hangups while it works, with a handler that was there before."""
+    before = signal.getsignal(signal.SIGHUP)
+
+    async def command(stop: Stop) -> int:
+        for turn in range(20):
+            if turn < 2:
+                os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0)
+        return stop.exit_status if stop.asked else 0
+
+    def run(handler: Any) -> int:
+        signal.signal(signal.SIGHUP, handler)
+        return run_async(command, graceful=True)
+
+    yield run
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_ends_a_command_in_order_and_nohup_keeps_it(hangups) -> None:
+    assert hangups(lambda *_: None) == 129
+    assert hangups(signal.SIG_IGN) == 0
 
 
 def test_plugins_lists_schemes_and_capabilities(cli) -> None:

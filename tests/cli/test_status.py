@@ -169,7 +169,7 @@ def test_the_doctor_makes_nothing_and_names_what_is_missing(cli, brokers) -> Non
     assert cli("entity", "list", "--primary", brokers[3]).out == ""
 
 
-def forbid(monkeypatch: pytest.MonkeyPatch, broker: str, what: str) -> None:
+def forbid(monkeypatch: pytest.MonkeyPatch, broker: str, what: str, kind: FailureKind = FailureKind.REFUSED) -> None:
     """Have a broker in memory refuse one operation to its users."""
     transport = MemoryTransport(broker)
     made = {
@@ -181,7 +181,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch, broker: str, what: str) -> None:
     }[what]
 
     async def refuse(self, *arguments):
-        raise TransportError("not for this user", FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
+        raise TransportError("not for this user", kind, FailureReason.UNAUTHORIZED)
 
     monkeypatch.setattr(type(made), what, refuse)
 
@@ -209,6 +209,16 @@ def test_the_doctor_fails_a_user_who_may_not_do_what_an_outage_takes(
     assert (found["grade"], found["text"].startswith(told), advice in found["advice"]) == ("fail", True, True)
     assert "not for this user" in found["text"]
     assert cli("entity", "list", "--primary", brokers[3]).out == ""
+
+
+@pytest.mark.parametrize("what", ["create", "send"])
+def test_the_doctor_blames_no_right_where_the_secondary_takes_no_messages(
+    cli, brokers, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    forbid(monkeypatch, brokers[3], what, FailureKind.UNAVAILABLE)
+    findings = {each["subject"]: each for each in json.loads(cli("doctor", "--json", *brokers).out)["findings"]}
+    assert "not for this user" in findings["secondary takes messages"]["text"]
+    assert "rights at secondary" not in findings
 
 
 @pytest.mark.parametrize(("what", "status"), [("create", 0), ("probe", 1), ("receive", 1)])

@@ -227,10 +227,13 @@ def test_several_processes_empty_queues_that_only_other_processes_use(program, m
 
 
 @pytest.mark.real_server
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_several_processes_end_on_one_signal(program, many_diverted, number: int, status: int) -> None:
     service = program("syphon", "--processes", "2", "--metrics-interval", "200ms", *many_diverted)
     service.wait_for(b"left 0")
+    if number == signal.SIGHUP:  # which a terminal that is closed sends to all of them
+        for each in working(service.process.pid):
+            os.kill(each, number)
     service.signal(number)
     ended = service.end()
     assert ended.status == status, ended

@@ -85,6 +85,7 @@ _SLOW = 0.5  # s: a broker that answers slower than this makes every send slow
 _UNMOVED = 60.0  # s: a syphon that works moves what is in the outbox in milliseconds
 _ROOM = 0.95  # share of the primary's largest message that the backlog should take
 _TRIAL_LASTS = 600.0  # s until the broker itself deletes a queue of a doctor that was killed, where it can
+_TAKES, _TAKES_NONE = "secondary takes messages", "see what keeps it from that: sends can't be diverted meanwhile"
 _TRIALS = range(1000, 10_000)  # numbers of such queues, which no pair has
 _WANTED = ("probes", "dead_letter", "lock_renewal", "time_to_live", "scheduling", "durable")
 
@@ -395,6 +396,8 @@ async def _rights(primary: Transport, secondary: Transport, options: PairOptions
         wanted = replace(backlog_properties(options), auto_delete_after=_TRIAL_LASTS)
         made = await within(limit, admin.create(queue, wanted))
     except TransportError as error:
+        if error.kind is not FailureKind.REFUSED:
+            return [_fail(_TAKES, at_broker(secondary, error), _TAKES_NONE)]
         made, text = False, f"this user can't create queues: {at_broker(secondary, error)}"
         try:
             queues = backlog_queues(primary, options)
@@ -418,12 +421,16 @@ async def _rights(primary: Transport, secondary: Transport, options: PairOptions
                 text = f"{queue}, which this check has made, may be left: {at_broker(secondary, error)}"
                 found.append(_warn(subject, text, "delete it"))
     if failed is not None:
-        found.append(_fail(subject, failed[0], f"let this user {failed[1]} {like}"))
+        text, right = failed
+        found.append(
+            _fail(_TAKES, text, _TAKES_NONE) if right is None else _fail(subject, text, f"let this user {right} {like}")
+        )
     return found or [_ok(subject, "this user may create backlog queues, send to them, and move what they hold")]
 
 
-async def _tried(secondary: Transport, queue: Entity, limit: float, *, own: bool) -> tuple[str, str] | None:
-    """What does not work with a queue, and the right that this takes; another's queue gets no message."""
+async def _tried(secondary: Transport, queue: Entity, limit: float, *, own: bool) -> tuple[str, str | None] | None:
+    """What does not work with a queue, and the right that this takes, if it was refused; another's queue gets no
+    message."""
     sender, receiver = secondary.sender(queue), secondary.receiver(Source(queue))
     text, right = "sends can't be diverted", "send to"
     try:
@@ -438,7 +445,7 @@ async def _tried(secondary: Transport, queue: Entity, limit: float, *, own: bool
                 raise TransportError("what was sent does not arrive", FailureKind.UNAVAILABLE)
             await within(limit, receiver.complete(deliveries[0]))
     except TransportError as error:
-        return f"{text}: {at_broker(secondary, error)}", right
+        return f"{text}: {at_broker(secondary, error)}", right if error.kind is FailureKind.REFUSED else None
     finally:
         await receiver.close()
         await sender.close()

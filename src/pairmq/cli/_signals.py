@@ -1,4 +1,4 @@
-"""Runs a command's coroutine, and ends it cleanly on Ctrl-C and SIGTERM."""
+"""Runs a command's coroutine, and ends it cleanly on Ctrl-C, SIGTERM and a closed terminal."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 from pairmq.cli._values import OutputClosed
 
 T = TypeVar("T")
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that ask a command to end."""
 
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -31,7 +34,7 @@ class Stop:
 
     @property
     def exit_status(self) -> int:
-        """130 after SIGINT, 143 after SIGTERM, as shells expect."""
+        """130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, as shells expect."""
         return 128 + (self.signal or 0)
 
     @property
@@ -70,11 +73,12 @@ class Stop:
 
 
 def run_async(main: Callable[[Stop], Coroutine[Any, Any, int]], *, graceful: bool = False) -> int:
-    """Run a command's coroutine in a fresh event loop; 130 or 143 for one that a signal cancelled.
+    """Run a command's coroutine in a fresh event loop; 129, 130 or 143 for one that a signal cancelled.
 
     A graceful one watches its `Stop` itself; otherwise the first signal cancels it. A second signal ends the process at
     once.
     """
+    hangup = getattr(signal, "SIGHUP", None)
 
     async def supervised() -> int:
         stop = Stop()
@@ -83,13 +87,17 @@ def run_async(main: Callable[[Stop], Coroutine[Any, Any, int]], *, graceful: boo
 
         def on_signal(number: int) -> None:
             if stop.asked:
+                if number == hangup:
+                    return  # of one terminal that is closed the kernel sends one, and the shell another
                 _end_at_once(number)
             stop.request(number)
             if not graceful:
                 task.cancel()
 
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ENDING:
+            if number == hangup and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # as nohup wants it
             # Only the main thread may handle signals; elsewhere (in tests) there are none.
             with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
                 loop.add_signal_handler(number, on_signal, number)

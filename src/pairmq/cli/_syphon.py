@@ -25,7 +25,7 @@ from pairmq.cli._backlog import Depths, count_queues
 from pairmq.cli._common import SYPHON, PairArguments, examples, failed_at, pair_of, transport_of, with_pair, within
 from pairmq.cli._dashboard import Serving, address_of, check_dashboard
 from pairmq.cli._output import Speed, line_on_stderr, note, put_json, warn
-from pairmq.cli._signals import Stop, run_async
+from pairmq.cli._signals import ENDING, Stop, run_async
 from pairmq.cli._values import CommandFailed, Duration, grouped, plural, printable, rate, short_duration
 from pairmq.model import Entity, PairMQError, TransportError
 from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, PairEnded, SyphonFailed, Warned
@@ -406,7 +406,7 @@ def _job(
 
 def _work(settings: Settings, share: tuple[int, ...] | None, until_empty: bool, orders: Connection) -> None:
     """Be one of several processes: what a signal asks for comes from the one that started this one."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
 
     async def run() -> None:
