@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
@@ -13,11 +13,12 @@ from uuid import uuid4
 import pytest
 
 from outage_traffic import QUEUE, Hands, Traffic, traffic, until
-from pairmq import Entity, Message, Receipt
+from pairmq import Entity, EntityState, Message, Receipt, Route
 from pairmq.model import FailureKind, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.testing import TcpProxy
 from pairmq_rabbitmq.testing import RabbitCluster, RabbitServer
+from pairmq_redis.testing import RedisServer
 
 pytestmark = pytest.mark.real_server
 
@@ -222,3 +223,80 @@ async def test_a_node_in_the_minority_costs_no_failover(cluster: RabbitCluster, 
         assert refused.value.kind is FailureKind.UNAVAILABLE
         await under.heal(cluster.start)
         await all_accepted(under, f"minority, {'silent' if silently else 'cut'}")
+
+
+@pytest.fixture(scope="module")
+def started_careless() -> Iterator[RabbitCluster]:
+    # RabbitMQ's default: a node that is left alone takes clients and pings, and its quorum queues have no leader.
+    with RabbitCluster(partition_handling="ignore", net_ticktime=8) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def careless(started_careless: RabbitCluster, hands: Hands) -> RabbitCluster:
+    """Three running nodes that hold nothing."""
+    await hands(started_careless.start)
+    await hands(started_careless.nodes[0].reset)
+    return started_careless
+
+
+async def left_alone(cluster: RabbitCluster, address: object, hands: Hands) -> tuple[Callable[[], None], ...]:
+    """What kills all nodes at once but the one that a transport is connected to."""
+    for node in cluster.nodes:
+        await hands(node.settle)
+    return tuple(
+        partial(node.kill, settle=False) for node in cluster.nodes if not str(address).endswith(f":{node.port}")
+    )
+
+
+async def all_moved_back(under: Traffic, what: str) -> None:
+    """The primary takes messages again, and in the end has what was accepted, and no copy without a word about it."""
+    await until(lambda: under.sends[-1].began > under.healed_at and not under.sends[-1].diverted, 200)
+    await under.some()
+    await under.stop()
+    await under.drained()
+    found = await under.taken()
+    under.report(what, found)
+    under.check_deadlines()
+    under.check_doubts()
+    under.check_books(found)
+
+
+@pytest.mark.long
+async def test_a_queue_without_a_leader_fails_over_again_whenever_a_ping_ends_that_and_loses_nothing(
+    careless: RabbitCluster, hands: Hands
+) -> None:
+    url = f"{careless.url}?queue_type=quorum&connect_timeout=30"
+    async with traffic(url, f"memory://{uuid4().hex}", hands) as under:
+        await under.hit(*(await left_alone(careless, under.pair.primary.node, hands)))
+        for _ in range(3):
+            await until(lambda: under.pair.state(QUEUE) is EntityState.FAILED_OVER)
+            await until(lambda: under.pair.state(QUEUE) is not EntityState.FAILED_OVER)
+        await until(lambda: under.pair.state(QUEUE) is EntityState.FAILED_OVER)
+        await under.outage()
+        await under.heal(careless.start)
+        sends = [s for s in under.sends if under.hit_at < s.began and s.ended < under.healing_at]
+        assert [s for s in sends if getattr(s.result, "route", None) is Route.PRIMARY] == []
+        await all_moved_back(under, "no leader")
+
+
+@pytest.mark.long
+async def test_backlog_queues_without_leaders_take_messages_again_and_lose_none(
+    careless: RabbitCluster, hands: Hands
+) -> None:
+    with RedisServer() as primary:
+        async with traffic(primary.url, f"{careless.url}?connect_timeout=30", hands) as under:
+            await under.hit(primary.kill)
+            await until(lambda: under.pair.state(QUEUE) is EntityState.FAILED_OVER)
+            await under.outage()
+            killing = await left_alone(careless, under.pair.secondary.node, hands)
+            for kill in killing:
+                await hands(kill)
+            refused = len(under.sends)
+            await until(lambda: len(under.sends) > refused + 200)
+            assert not isinstance(under.sends[-1].result, Receipt)
+            await hands(careless.start)
+            began = asyncio.get_running_loop().time()
+            await until(lambda: any(s.began > began and s.diverted for s in under.sends), 120)
+            await under.heal(primary.start)
+            await all_moved_back(under, "backlog without leaders")
