@@ -169,13 +169,13 @@ async def test_expired_messages_are_gone_where_the_queue_does_not_keep_them(tran
     assert await transport.receiver(Source(queue, dead_letter=True)).receive(10, 0) == []
 
 
-async def test_a_message_does_not_expire_while_somebody_holds_it(transport, message):
+async def test_a_message_does_not_expire_while_somebody_holds_it(transport, message, set_clock):
     queue = Entity("held")
-    await transport.admin.create(queue, QueueProperties(lock_duration=60, default_time_to_live=0.1))
+    await transport.admin.create(queue, QueueProperties(lock_duration=6000, default_time_to_live=600))
     await transport.sender(queue).send(message())
     receiver = transport.receiver(Source(queue))
     (delivery,) = await receiver.receive(1, 0)
-    await asyncio.sleep(0.2)
+    set_clock(601)
     assert await receiver.receive(1, 0) == []  # which puts away what has expired
     assert await transport.admin.counts(Source(queue)) == QueueCounts(locked=1)
     await receiver.complete(delivery)
