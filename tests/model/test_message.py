@@ -7,7 +7,7 @@ import datetime as datetime_module
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import FrozenInstanceError, dataclass, fields, replace
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import IntEnum, StrEnum
@@ -75,6 +75,30 @@ def test_every_field_is_set_in_the_full_message():
 def test_an_empty_message_is_a_message():
     message = Message()
     assert (message.body, message.message_id, dict(message.application_properties)) == (b"", None, {})
+
+
+class Plain(Message):
+    """Somebody's own kind of message."""
+
+
+@dataclass(frozen=True)
+class Annotated(Message):
+    """Another one, with a field of its own."""
+
+    note: str = ""
+
+
+@pytest.mark.parametrize("kind", [Message, Plain, Annotated])
+def test_a_message_of_any_class_has_what_it_was_made_of_and_checks_it(kind: type[Message]):
+    values = {each.name: getattr(FULL, each.name) for each in fields(Message)}
+    message = kind(**values)
+    assert type(message) is kind
+    assert {each: getattr(message, each) for each in values} == values
+    assert replace(message, subject="other").subject == "other"
+    with pytest.raises(FrozenInstanceError):
+        message.subject = "other"  # type: ignore[misc]
+    with pytest.raises(ValueError, match="priority is out of its range"):
+        kind(b"", priority=256)
 
 
 # ------------------------------------------------------------------------------------------------------------- repr

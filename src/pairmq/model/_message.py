@@ -48,7 +48,7 @@ _SHOWN = 64  # bytes of a body, or characters of a text, in a repr: what is cut 
 _SHOWN_CONTAINER = 1000  # characters after which no more entries of a mapping or sequence are shown
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, init=False)
 class Message:
     """One message: a body and its properties.
 
@@ -89,6 +89,48 @@ class Message:
     partition_key: str | None = None
     priority: int | None = None
     application_properties: Mapping[str, PropertyValue] = field(default_factory=lambda: _NO_PROPERTIES)
+
+    def __init__(
+        self,
+        body: bytes = b"",
+        message_id: str | None = None,
+        session_id: str | None = None,
+        time_to_live: float | None = None,
+        scheduled_enqueue_at: datetime | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        correlation_id: str | None = None,
+        subject: str | None = None,
+        to: str | None = None,
+        reply_to: str | None = None,
+        reply_to_session_id: str | None = None,
+        partition_key: str | None = None,
+        priority: int | None = None,
+        application_properties: Mapping[str, PropertyValue] = _NO_PROPERTIES,
+    ) -> None:
+        # As a draft: the constructor of a frozen class, which sets each field by a call, takes three times as long.
+        draft: Any = self if type(self) is Message else Message.__new__(Message)
+        object.__setattr__(draft, "__class__", _Draft)
+        draft.body = body
+        draft.message_id = message_id
+        draft.session_id = session_id
+        draft.time_to_live = time_to_live
+        draft.scheduled_enqueue_at = scheduled_enqueue_at
+        draft.content_type = content_type
+        draft.content_encoding = content_encoding
+        draft.correlation_id = correlation_id
+        draft.subject = subject
+        draft.to = to
+        draft.reply_to = reply_to
+        draft.reply_to_session_id = reply_to_session_id
+        draft.partition_key = partition_key
+        draft.priority = priority
+        draft.application_properties = application_properties
+        draft.__class__ = Message
+        if draft is not self:  # a subclass may have more in it than a draft
+            for name in Message.__slots__:
+                object.__setattr__(self, name, getattr(draft, name))
+        self.__post_init__()
 
     def __post_init__(self) -> None:
         if type(self.body) is not bytes:
