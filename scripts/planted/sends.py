@@ -8,8 +8,8 @@ SENDS = (
     Mutant(
         "a receipt forgets that an attempt was in doubt",
         "src/pairmq/runner/_job.py",
-        "job.attempts, elapsed, job.unknown)",
-        "job.attempts, elapsed, False)",
+        "receipt.maybe_duplicate = job.unknown",
+        "receipt.maybe_duplicate = False",
     ),
     Mutant(
         "the copy in the backlog is not marked",

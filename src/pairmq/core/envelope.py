@@ -35,6 +35,7 @@ ALIASES: Final = frozenset(
 _SECONDS = re.compile(r"[0-9]{1,15}(\.[0-9]{1,6})?")
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _ZERO = timedelta(0)
+_QUEUE = EntityKind.QUEUE  # to look one up takes a call
 _SET_ASIDE = frozenset((SESSION_ID, TIME_TO_LIVE, SCHEDULED_ENQUEUE, PRIORITY))
 _PRIORITIES = {str(priority): priority for priority in range(MAX_PRIORITY + 1)}
 
@@ -72,7 +73,7 @@ def divert(message: Message, diversion: Diversion) -> Message:
         SENDER: diversion.sender_id,
         SEQUENCE: str(diversion.sequence),
     }
-    if diversion.entity.kind is not EntityKind.QUEUE:
+    if diversion.entity.kind is not _QUEUE:
         added[KIND] = diversion.entity.kind.value
     if diversion.maybe_duplicate:
         added[MAYBE_DUPLICATE] = "true"
@@ -181,7 +182,7 @@ def elapsed_time_to_live(message: Message, diversion: Diversion, now: datetime) 
 
 @lru_cache(maxsize=256)
 def _entity(path: str, kind: str | None) -> Entity:
-    return Entity(path, EntityKind.QUEUE if kind is None else EntityKind(kind))
+    return Entity(path, _QUEUE if kind is None else EntityKind(kind))
 
 
 def _seconds_text(seconds: float) -> str:

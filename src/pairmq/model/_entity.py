@@ -19,6 +19,9 @@ class EntityKind(enum.StrEnum):
     TOPIC = "topic"
 
 
+_QUEUE = EntityKind.QUEUE  # to look one up takes a call
+
+
 @dataclass(frozen=True, slots=True)
 class Entity:
     """A queue or topic of a broker, named by its path; all failover state is kept per entity (SPEC 1).
@@ -46,7 +49,7 @@ class Entity:
                 raise ValueError(f"entity kind {self.kind!r}: use 'queue' or 'topic'") from None
 
     def __str__(self) -> str:
-        return self.path if self.kind is EntityKind.QUEUE else f"{self.kind}:{self.path}"
+        return self.path if self.kind is _QUEUE else f"{self.kind}:{self.path}"
 
 
 @dataclass(frozen=True, slots=True)

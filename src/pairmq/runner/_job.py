@@ -26,6 +26,7 @@ from pairmq.model import (
     TransportError,
     Unauthorized,
 )
+from pairmq.model.drafts import draft_of
 from pairmq.model.events import AttemptFailed, SendCompleted, SendOutcome, Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
@@ -38,8 +39,10 @@ _REFUSALS: dict[FailureReason, type[SendRefused]] = {
     FailureReason.TOO_LARGE: MessageTooLarge,
 }
 
+_ReceiptDraft = draft_of(Receipt)
+
 _PRIMARY, _BACKLOG, _OUTBOX = SendOutcome.PRIMARY, SendOutcome.BACKLOG, SendOutcome.OUTBOX
-_TO_PRIMARY, _TO_BACKLOG = Route.PRIMARY, Route.BACKLOG
+_TO_BACKLOG = Route.BACKLOG
 
 _MAKE_IT = "; make it first: await pair.primary.admin.create(Entity(...)), or pairmq entity create NAME"
 
@@ -89,11 +92,20 @@ class Results:
             self.refuse(state, job, ReservedPropertyError, text)
         return job
 
-    def accept(self, state: SenderState, job: Job, started: float, queue: str | None) -> None:
-        """The primary, or a backlog queue, has confirmed it."""
-        route = _TO_PRIMARY if queue is None else _TO_BACKLOG
-        message_id, elapsed = job.message.message_id or "", self._clock.now() - started
-        job.result = Receipt(route, state.runner.entity, message_id, queue, job.attempts, elapsed, job.unknown)
+    def accept(self, state: SenderState, job: Job, started: float, route: Route, queue: str | None = None) -> Receipt:
+        """The primary, or a queue of the secondary, has confirmed it."""
+        receipt = _ReceiptDraft()
+        receipt.route = route
+        receipt.entity = state.runner.entity
+        receipt.message_id = job.message.message_id or ""
+        receipt.backlog_queue = queue
+        receipt.attempts = job.attempts
+        receipt.elapsed = self._clock.now() - started
+        receipt.maybe_duplicate = job.unknown
+        receipt.__class__ = Receipt
+        made: Receipt = receipt
+        job.result = made
+        return made
 
     def fail_attempt(
         self, state: SenderState, job: Job, failure: TransportError, *, queue: str | None, late: bool, final: bool

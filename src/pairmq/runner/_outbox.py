@@ -35,6 +35,8 @@ from pairmq.transport import OtherDatabase, Transactional, Transport, driver_con
 
 T = TypeVar("T")
 
+_TO_OUTBOX = Route.OUTBOX
+
 
 class OutboxSend(NamedTuple):
     """Messages on their way into the outbox; ``ready`` where nothing has to be asked or reported before they go."""
@@ -169,12 +171,10 @@ class Outbox:
 
     def stored(self, sending: OutboxSend) -> list[Receipt]:
         """Give the receipts of what was stored, in any thread; `report` is left to be called."""
-        state, elapsed, receipts = sending.state, self._clock.now() - sending.started, []
+        receipts = []
         for job in sending.jobs:
             job.attempts = 1
-            message_id = job.message.message_id or ""
-            job.result = Receipt(Route.OUTBOX, state.runner.entity, message_id, self.queue.path, 1, elapsed)
-            receipts.append(job.result)
+            receipts.append(self._results.accept(sending.state, job, sending.started, _TO_OUTBOX, self.queue.path))
         return receipts
 
     def report(self, sending: OutboxSend) -> None:

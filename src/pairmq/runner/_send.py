@@ -51,6 +51,7 @@ from pairmq.runner._limits import Limit, TimeLimits, besides
 from pairmq.runner._ordered import Orders, Place
 from pairmq.transport import AT_ONCE, Sender, Transport, start_task
 
+_TO_PRIMARY, _TO_BACKLOG = Route.PRIMARY, Route.BACKLOG  # to look one up takes a call
 TAKEN: Final[Sequence[TransportError | None]] = (None,)
 """What came of an attempt with one message that was confirmed."""
 
@@ -306,7 +307,7 @@ class SendProcedure:
             results = await self._at_primary(state, first)
             if results is TAKEN:  # every healthy send ends here
                 state.runner.accepted(first.epoch)
-                self._results.accept(state, jobs[0], started, None)
+                self._results.accept(state, jobs[0], started, _TO_PRIMARY)
                 self._sizes.look(state.runner.entity, jobs[0].message)
                 return
         send = self._up_to_date(SendMachine(self._rules, state.runner, jobs, started, deadline, key, state.lane))
@@ -318,7 +319,7 @@ class SendProcedure:
         del first, results
         while not isinstance(step, Done):
             if isinstance(step, Attempt):
-                if step.route is Route.BACKLOG:
+                if step.route is _TO_BACKLOG:
                     await self._at_backlog(state, send, step, started, key)
                 else:
                     self._judge(state, send, step, await self._at_primary(state, step), started)
@@ -428,7 +429,7 @@ class SendProcedure:
             late = runner.failed(attempt.epoch, outcome.evidence)
         for job, failure, fate in zip(attempt.jobs, results, outcome.fates, strict=True):
             if failure is None:
-                self._results.accept(state, job, started, None)
+                self._results.accept(state, job, started, _TO_PRIMARY)
                 self._sizes.look(runner.entity, job.message)
             else:
                 refused = fate is Fate.REFUSED
@@ -479,7 +480,7 @@ class SendProcedure:
                 backlog.end_trial(index, None if outcome is None else outcome.works)
         for job, failure, fate in zip(jobs, results, outcome.fates, strict=True):
             if failure is None:
-                self._results.accept(state, job, started, queue.path)
+                self._results.accept(state, job, started, _TO_BACKLOG, queue.path)
                 continue
             self._results.fail_attempt(state, job, failure, queue=queue.path, late=False, final=fate is Fate.REFUSED)
             if fate is Fate.ELSEWHERE and at_lane:

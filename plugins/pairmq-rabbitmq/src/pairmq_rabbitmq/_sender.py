@@ -35,7 +35,7 @@ _CONFIGURED_SIZE = re.compile(r"larger than configured max size ([0-9]{1,12})")
 def check_message(context: Context, entity: Entity, message: Message) -> None:
     """Raise `TransportError` for a message that RabbitMQ can never accept, as far as is known without a request."""
     doing = f"send to {entity}"
-    if entity.kind is EntityKind.TOPIC and message.subject:
+    if message.subject and entity.kind is EntityKind.TOPIC:
         _check_routing_key(message.subject, doing)
     if message.scheduled_enqueue_at is not None:
         check_delay((message.scheduled_enqueue_at - datetime.now(UTC)).total_seconds(), doing)
