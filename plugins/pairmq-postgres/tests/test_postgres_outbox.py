@@ -23,11 +23,11 @@ from sqlalchemy.orm import Session
 from outbox_tests import PATIENCE, Database, OutboxTests, arrived, delivery_of, waiting
 from pairmq import Deduplicator, Entity, Message, Pair, PairOptions, SendRefused
 from pairmq import sync as blocking
-from pairmq.model import TransportError
+from pairmq.model import FailureReason, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.transport import encode_header
 from pairmq_postgres import PostgresInbox, _outbox, _sender
-from pairmq_postgres.testing import PostgresServer
+from pairmq_postgres.testing import EMPTY, PostgresServer
 
 pytestmark = pytest.mark.real_server
 
@@ -440,6 +440,39 @@ async def test_outbox_refuses_a_failed_session_of_sqlalchemy(pair: Pair, server:
         with pytest.raises(SendRefused, match="its transaction has failed"):
             await pair.outbox("orders").send(Message(b"1"), connection=session)
     engine.dispose()
+
+
+async def test_outbox_does_not_store_in_another_queue_that_got_the_number_of_its_own(connect, server: PostgresServer):
+    transport, queue, other = connect(), Entity("outbox"), Entity("other")
+    await transport.admin.create(queue)
+    database = await transport.database()
+    with psycopg.connect(server.url) as connection:
+        await transport.store(database, queue, [Message(b"1")], connection)
+        connection.commit()
+        server.query(EMPTY)
+        await transport.admin.create(other)
+        for messages in ([Message(b"2")], [Message(b"3"), Message(b"4")]):
+            with pytest.raises(TransportError) as raised:
+                await transport.store(database, queue, messages, connection)
+            assert raised.value.reason is FailureReason.NOT_FOUND
+        await transport.admin.create(queue)
+        await transport.store(database, queue, [Message(b"5")], connection)
+    assert [each.message.body for each in await transport.admin.peek(Source(queue), 10)] == [b"5"]
+    assert await transport.admin.peek(Source(other), 10) == []
+
+
+async def test_outbox_stores_in_a_queue_that_was_deleted_and_made_anew(connect, server: PostgresServer):
+    transport, queue = connect(), Entity("outbox")
+    await transport.admin.create(queue)
+    database = await transport.database()
+    with psycopg.connect(server.url) as connection:
+        await transport.store(database, queue, [Message(b"1")], connection)
+        connection.commit()
+        await transport.admin.delete(queue)
+        await transport.admin.create(queue)
+        await transport.store(database, queue, [Message(b"2"), Message(b"3")], connection)
+        await transport.store(database, queue, [Message(b"4")], connection)
+    assert [each.message.body for each in await transport.admin.peek(Source(queue), 10)] == [b"2", b"3", b"4"]
 
 
 # The inbox.

@@ -54,7 +54,9 @@ PARAMETERS: dict[str, Any] = {
     "dead_letter_on_expiration": True,
     "requires_session": False,
     "single_consumer": False,
-    "notify": True,
+    "made": "5",
+    "in_order": False,
+    "wake": "orders-7",
     "key": "key-5",
     "window": datetime.timedelta(days=1),
 }

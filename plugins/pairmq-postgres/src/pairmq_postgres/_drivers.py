@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -38,8 +39,8 @@ class Driver(ABC):
         """Run a statement, and return how many rows it returned or stored. A blocking connection is not awaited."""
 
     @abstractmethod
-    async def row(self, connection: Any, statement: str) -> tuple[Any, ...]:
-        """Run a statement without parameters that returns one row."""
+    async def row(self, connection: Any, statement: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
+        """Run a statement that returns one row, or none."""
 
 
 class _Psycopg(Driver):
@@ -53,8 +54,8 @@ class _Psycopg(Driver):
         count: int = (await self._executed(connection, statement, parameters)).rowcount
         return count
 
-    async def row(self, connection: Any, statement: Any) -> tuple[Any, ...]:
-        cursor = await self._executed(connection, statement, {})
+    async def row(self, connection: Any, statement: Any, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
+        cursor = await self._executed(connection, statement, parameters)
         found = cursor.fetchone()
         return (await found) if isinstance(connection, psycopg.AsyncConnection) else found  # type: ignore[no-any-return]
 
@@ -81,8 +82,8 @@ class _Psycopg2(Driver):
         count: int = self._executed(connection, statement, parameters).rowcount
         return count
 
-    async def row(self, connection: Any, statement: str) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = self._executed(connection, statement, {}).fetchone()
+    async def row(self, connection: Any, statement: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
+        found: tuple[Any, ...] | None = self._executed(connection, statement, parameters).fetchone()
         return found
 
     def _executed(self, connection: Any, statement: str, parameters: dict[str, Any]) -> Any:
@@ -101,11 +102,16 @@ class _Asyncpg(Driver):
     async def run(self, connection: Any, statement: str, parameters: dict[str, Any]) -> int:
         if statement.startswith("\nINSERT") and "RETURNING" not in statement:
             statement += "RETURNING 1"  # it counts what is returned, not what is stored
-        text, names = numbered(statement)
-        return len(await connection.fetch(text, *[parameters[name] for name in names]))
+        return len(await self._fetched(connection, statement, parameters))
 
-    async def row(self, connection: Any, statement: str) -> tuple[Any, ...]:
-        return tuple(await connection.fetchrow(numbered(statement)[0]))
+    async def row(self, connection: Any, statement: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
+        rows = await self._fetched(connection, statement, parameters)
+        return tuple(rows[0]) if rows else None
+
+    async def _fetched(self, connection: Any, statement: str, parameters: dict[str, Any]) -> Sequence[Any]:
+        text, names = numbered(statement)
+        found: Sequence[Any] = await connection.fetch(text, *[parameters[name] for name in names])
+        return found
 
 
 @lru_cache(maxsize=16)

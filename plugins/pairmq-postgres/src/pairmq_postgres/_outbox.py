@@ -13,7 +13,7 @@ import psycopg
 from pairmq.model import Entity, Message
 from pairmq.transport import Inbox, OtherDatabase, encode_header, raise_failure, unusable
 from pairmq_postgres import _errors, _sql
-from pairmq_postgres._drivers import driver_of, translated
+from pairmq_postgres._drivers import Driver, driver_of, translated
 from pairmq_postgres._errors import NoSuchEntity
 from pairmq_postgres._sender import Headers
 
@@ -28,32 +28,46 @@ class CallersTransactions:
         self._headers = headers
         self._notify = notify
         self._known: WeakSet[Any] = WeakSet()  # each leads to one server for its life
+        # What statements have to know of a queue, by its path; and by database, as the same number is another queue's
+        # elsewhere.
+        self._shelves: dict[tuple[object, str], dict[str, Any]] = {}
 
     async def store(self, database: object, queue: Entity, messages: Sequence[Message], connection: Any) -> None:
         """Store messages, each chunk in one statement."""
         driver = driver_of(connection)
-        doing = f"store in {queue}"
         try:
             if not self._is_known(connection):
-                if await driver.row(connection, _sql.DATABASE) != database:
+                if await driver.row(connection, _sql.DATABASE, {}) != database:
                     raise OtherDatabase
                 with contextlib.suppress(TypeError):  # one that a pool of asyncpg lends: it is asked each time
                     self._known.add(connection)
-            place = {"path": queue.path, "kind": queue.kind.value, "notify": self._notify}
             for chunk in (messages,) if len(messages) == 1 else _chunks(messages):
                 if len(chunk) == 1:
-                    one = {**place, "header": self._headers.of(chunk[0]), "body": chunk[0].body}
-                    stored = await driver.run(connection, _sql.STORE_ONE, one)
+                    statement = _sql.STORE_ONE
+                    rows: dict[str, Any] = {"header": self._headers.of(chunk[0]), "body": chunk[0].body}
                 else:
+                    statement = _sql.STORE
                     headers = [encode_header(message) for message in chunk]
-                    many = {**place, "headers": headers, "bodies": [message.body for message in chunk]}
-                    stored = await driver.run(connection, _sql.STORE, many)
-                if not stored:
-                    raise NoSuchEntity
+                    rows = {"headers": headers, "bodies": [message.body for message in chunk]}
+                shelf = self._shelves.get((database, queue.path))
+                if shelf is None or not await driver.run(connection, statement, {**shelf, **rows}):
+                    # It is the first, or the queue was deleted, and may have been made anew.
+                    shelf = await self._find(queue, driver, connection)
+                    self._shelves[database, queue.path] = shelf
+                    if not await driver.run(connection, statement, {**shelf, **rows}):
+                        raise NoSuchEntity
         except OtherDatabase:
             raise
         except Exception as error:
-            _raise(error, doing)
+            _raise(error, f"store in {queue}")
+
+    async def _find(self, queue: Entity, driver: Driver, connection: Any) -> dict[str, Any]:
+        """Find out what statements have to know of a queue. Raises `NoSuchEntity`."""
+        row = await driver.row(connection, _sql.SHELF, {"path": queue.path, "kind": queue.kind.value})
+        if row is None:
+            raise NoSuchEntity
+        number, made, in_order = row
+        return {"shelf": number, "made": made, "in_order": in_order, "wake": queue.path if self._notify else None}
 
     def _is_known(self, connection: object) -> bool:
         try:

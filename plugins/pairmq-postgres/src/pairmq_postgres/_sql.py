@@ -74,12 +74,13 @@ SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, curre
 _STORING: Final[LiteralString] = "579122348, ({shelf} & 2147483647)::int"
 _TURN: Final[LiteralString] = "579122350, (shelf & 2147483647)::int"
 _NOTIFYING: Final[LiteralString] = """579122349,
-            (({shelf} * 7919 + (extract(epoch FROM statement_timestamp()) * 20)::bigint) & 2147483647)::int"""
+            ((id * 7919 + (extract(epoch FROM statement_timestamp()) * 20)::bigint) & 2147483647)::int"""
 
 _WAKE: Final[LiteralString] = f"""
-    CASE WHEN NOT %(notify)s::boolean THEN NULL
-        WHEN NOT pg_try_advisory_xact_lock_shared({_STORING}) THEN pg_notify('pairmq', {{path}})
-        WHEN pg_try_advisory_xact_lock({_NOTIFYING}) THEN pg_notify('pairmq', {{path}})
+    CASE WHEN %(wake)s::text IS NULL THEN NULL
+        WHEN NOT pg_try_advisory_xact_lock_shared({_STORING.format(shelf="id")})
+            THEN pg_notify('pairmq', %(wake)s::text)
+        WHEN pg_try_advisory_xact_lock({_NOTIFYING}) THEN pg_notify('pairmq', %(wake)s::text)
     END::text"""
 """Have the commit wake receivers, unless that of another transaction will, which is open and stored in the same queue
 within the same twentieth of a second. Transactions that notify are committed one after the other, throughout the
@@ -89,32 +90,37 @@ A receiver sleeps only where no transaction that has stored in its queue is open
 again soon, for what was committed without a notification. If the transaction that would have notified is rolled back,
 the others' messages may wait for a poll."""
 
-_TARGET: Final[LiteralString] = """
-target AS (
-    SELECT s.id AS shelf, e.single_consumer FROM pairmq.entity e JOIN pairmq.source s ON s.entity = e.id
-    WHERE e.path = %(path)s::text AND e.kind = %(kind)s::text AND s.subscription = ''
-)"""
+SHELF: Final[LiteralString] = """
+SELECT s.id, s.xmin::text, e.single_consumer FROM pairmq.entity e JOIN pairmq.source s ON s.entity = e.id
+WHERE e.path = %(path)s::text AND e.kind = %(kind)s::text AND s.subscription = ''
+"""
+"""Find the row of a queue, once: it is never written again."""
+
+# The transaction that made the row tells it from one with the same number in tables that were emptied and filled anew.
+_FOUND: Final[LiteralString] = "pairmq.source WHERE id = %(shelf)s::bigint AND xmin = %(made)s::text::xid"
+
+_TX: Final[LiteralString] = "CASE WHEN %(in_order)s::boolean THEN pg_current_xact_id() END"
 
 STORE: Final[LiteralString] = f"""
-WITH {_TARGET}, stored AS (
+WITH target AS (
+    SELECT id FROM {_FOUND}
+), stored AS (
     INSERT INTO pairmq.message (shelf, header, body, tx)
-    SELECT t.shelf, n.header, n.body, CASE WHEN t.single_consumer THEN pg_current_xact_id() END
+    SELECT t.id, n.header, n.body, {_TX}
     FROM target t, unnest(%(headers)b::text[], %(bodies)b::bytea[]) WITH ORDINALITY AS n (header, body, position)
     ORDER BY n.position
 )
-SELECT {_WAKE.format(path="%(path)s::text", shelf="shelf")} FROM target
+SELECT {_WAKE} FROM target
 """
-"""Store messages in a queue, in a transaction of the caller's, whose commit wakes receivers."""
+"""Store messages in a queue, in a transaction of the caller's, whose commit wakes receivers; no row without the queue
+as `SHELF` has found it."""
 
 STORE_ONE: Final[LiteralString] = f"""
 INSERT INTO pairmq.message (shelf, header, body, tx)
-SELECT s.id, %(header)b::text, %(body)b::bytea, CASE WHEN e.single_consumer THEN pg_current_xact_id() END
-FROM pairmq.entity e JOIN pairmq.source s ON s.entity = e.id
-WHERE e.path = %(path)s::text AND e.kind = %(kind)s::text AND s.subscription = ''
-    AND coalesce({_WAKE.format(path="e.path", shelf="s.id")}, '') IS NOT NULL
+SELECT id, %(header)b::text, %(body)b::bytea, {_TX} FROM {_FOUND} AND coalesce({_WAKE}, '') IS NOT NULL
 """
 """The same for one message, without the cost of arrays, of several parts and of a row to return. Its last condition is
-always true: it concerns both tables, and so is evaluated for the queue alone."""
+always true: it depends on the queue's row, and so is evaluated for it alone."""
 
 CLAIM: Final[LiteralString] = """
 WITH past AS (
