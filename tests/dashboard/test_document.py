@@ -34,7 +34,7 @@ def test_a_program_serves_it_beside_its_work(name):
     environment = {**os.environ, "PAIRMQ_PRIMARY": "memory://east", "PAIRMQ_SECONDARY": "memory://west"}
     program = FOLDER / "examples" / name
     run = subprocess.run(
-        [sys.executable, program], env=environment, capture_output=True, text=True, timeout=50, check=True
+        [sys.executable, program], env=environment, capture_output=True, text=True, timeout=500, check=True
     )
     address, *routes = run.stdout.splitlines()
     assert re.fullmatch(r"dashboard: http://127\.0\.0\.1:\d+/#token=\S{32}", address)

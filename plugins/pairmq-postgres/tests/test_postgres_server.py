@@ -346,6 +346,11 @@ async def test_message_that_moved_within_the_table_is_settled_all_the_same(serve
 # Other servers.
 
 
+def test_a_server_keeps_its_shared_memory_in_its_directory(server):
+    """What a killed one leaves behind ends with the directory."""
+    assert list((server.data / "pg_dynshmem").iterdir())
+
+
 async def test_server_that_only_reads_is_left_for_one_that_writes(server, connect, message):
     """Several hosts in the URL: after a failover the next call asks them all again."""
     with PostgresServer() as other:

@@ -198,14 +198,14 @@ async def test_the_last_delivery_that_fails_is_dead_lettered(transport, message)
     )
 
 
-async def test_a_dead_letter_neither_wears_out_nor_expires(transport, message):
+async def test_a_dead_letter_neither_wears_out_nor_expires(transport, message, set_clock):
     queue = Entity("once")
-    await transport.admin.create(queue, QueueProperties(max_delivery_count=1, default_time_to_live=0.1))
+    await transport.admin.create(queue, QueueProperties(max_delivery_count=1, default_time_to_live=600))
     await transport.sender(queue).send(message())
     receiver = transport.receiver(Source(queue))
     (delivery,) = await receiver.receive(1, 0)
     await receiver.dead_letter(delivery, "reason", "description")
-    await asyncio.sleep(0.2)
+    set_clock(601)
     graveyard = transport.receiver(Source(queue, dead_letter=True))
     for _ in range(3):
         (dead,) = await graveyard.receive(1, 0)

@@ -71,7 +71,9 @@ class PostgresServer(ServerProcess):
         self.url = self.url_of(self.role, self.password)
         self._as_user = _as_user(self._home)
         command = [*self._as_user, program, "-D", str(self.data), "-k", "", "-h", "127.0.0.1"]
-        for name, value in {"port": str(self.port), "fsync": "on", **(settings or {})}.items():
+        # In its directory: a killed server would leave a file in /dev/shm, which is small in a container.
+        own = {"port": str(self.port), "fsync": "on", "dynamic_shared_memory_type": "mmap"}
+        for name, value in {**own, **(settings or {})}.items():
             command += ["-c", f"{name}={value}"]
         super().__init__(command, ready=self._answers, directory=self._home, start_timeout=120.0, name="postgres")
 
