@@ -41,9 +41,9 @@ def bug(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receipt never says that a second copy may exist."""
     accept = Results.accept
 
-    def forgetful(self, state, job, started, queue):
-        accept(self, state, job, started, queue)
-        job.result = replace(job.result, maybe_duplicate=False)
+    def forgetful(self, state, job, *confirmed):
+        job.result = replace(accept(self, state, job, *confirmed), maybe_duplicate=False)
+        return job.result
 
     monkeypatch.setattr(Results, "accept", forgetful)
 

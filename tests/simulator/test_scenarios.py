@@ -193,9 +193,9 @@ def test_a_failing_scenario_is_cut_down_to_what_fails(monkeypatch):
     """A bug is planted: a receipt never says that a second copy may exist."""
     accept = Results.accept
 
-    def forgetful(self, state, job, started, queue):
-        accept(self, state, job, started, queue)
-        job.result = replace(job.result, maybe_duplicate=False)
+    def forgetful(self, state, job, *confirmed):
+        job.result = replace(accept(self, state, job, *confirmed), maybe_duplicate=False)
+        return job.result
 
     monkeypatch.setattr(Results, "accept", forgetful)
     seed = next(s for s in range(20) if not replay(scenario_of(Settings(seed=s, hours=0.5))).ok)
