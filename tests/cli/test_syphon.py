@@ -5,6 +5,7 @@ import os
 import signal
 import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,16 @@ def test_several_processes_empty_queues_that_only_other_processes_use(program, m
     assert "moved 2 000 messages; the backlog is empty" in drained.err
 
 
+@pytest.fixture
+def with_hangups() -> Iterator[None]:
+    """Lets programs be started as from a terminal; where nohup runs the tests, they would ignore that it is closed."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.real_server
+@pytest.mark.usefixtures("with_hangups")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_several_processes_end_on_one_signal(program, many_diverted, number: int, status: int) -> None:
     service = program("syphon", "--processes", "2", "--metrics-interval", "200ms", *many_diverted)
