@@ -544,5 +544,5 @@ class Looker:
 
 
 def _is_known(own: Configuration, record: Record) -> bool:
-    """Whether a process need not write its configuration: it is there, or there is no room for it."""
+    """Whether a process need not write its configuration: it is there, or the record is full."""
     return record.full or own in record.configurations
