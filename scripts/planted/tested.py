@@ -653,4 +653,18 @@ TESTED = (
         "            pass\n",
         tests=_LINE_TESTS,
     ),
+    Mutant(
+        "a decision with a number that no other can exceed is followed",
+        "src/pairmq/core/switch.py",
+        "if decision.number > latest:",
+        "if False:",
+        tests=("tests/core/test_switch.py",),
+    ),
+    Mutant(
+        "a decision is written behind messages that are all that processes read",
+        "src/pairmq/runner/_switch.py",
+        "known = await self._known_with_room()",
+        "known = await self._read_decisions()",
+        tests=("tests/runner/test_switch.py",),
+    ),
 )

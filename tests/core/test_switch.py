@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairmq import ConfigurationError, Entity, EntityKind
+from pairmq.core.record import MAX_ENTRIES
 from pairmq.core.switch import (
     REPORT_LIFETIME,
     Decision,
@@ -38,8 +39,8 @@ def report(process: str = "p1", number: int = 1, *followed: str, ended: bool = F
     return ProcessReport(process, "web-1", 17, number, 10.0, 1.0, 15.0, False, followed, ended)
 
 
-def read(*decisions: Decision) -> Decisions:
-    return Decisions.read([each.message().body for each in decisions])
+def read(*decisions: Decision, now: float = 20.0) -> Decisions:
+    return Decisions.read([each.message().body for each in decisions], now)
 
 
 def fleet(*reports: ProcessReport) -> Fleet:
@@ -66,13 +67,44 @@ def test_the_last_decision_is_in_force_in_whatever_order_they_are_read(written: 
 def test_each_entity_has_its_own_last_decision() -> None:
     both, one = decision(1, HOLD, ORDERS, PRICES), decision(2, RESUME, PRICES)
     assert read(one, both).in_force() == {ORDERS: both, PRICES: one}
-    assert read(one, both).superseded() == ()
-    assert read(one, both, decision(3)).superseded() == (both,)
+    assert read(one, both).removable() == frozenset()
+    assert read(one, both, decision(3)).removable() == {both.message().body}
+
+
+def test_what_decides_nothing_can_be_removed_but_not_what_a_later_release_may_have_written() -> None:
+    in_force, content = decision(7), json.loads(decision(1).message().body)
+    decides_nothing = [json.dumps({**content, **change}).encode() for change in ({}, {"number": -1}, {"number": 2**53})]
+    later = [json.dumps({**content, **change}).encode() for change in LATER]
+    found = Decisions.read([*decides_nothing, b"x", *later, in_force.message().body], 20.0)
+    assert found.removable() == {*decides_nothing, b"x"}
+
+
+LATER: list[dict[str, object]] = [{"pairmq_record": 2}, {"action": "burn"}, {"kind": "later"}]
+
+
+def test_it_is_a_problem_that_there_may_be_decisions_behind_those_that_are_read() -> None:
+    assert not Decisions.read([b"x"] * (MAX_ENTRIES - 1), 20.0).full
+    found = Decisions.read([b"x"] * MAX_ENTRIES, 20.0)
+    assert found.full
+    assert len(found.problems) == 2
 
 
 def test_a_number_is_above_all_that_are_known_and_grows_after_a_loss() -> None:
-    assert read(decision(10**15)).next_number(5.0) == 10**15 + 1
+    assert read(decision(10**12)).next_number(5.0) == 10**12 + 1
     assert read().next_number(5.0) == 5000 < read().next_number(6.0)
+
+
+@pytest.mark.parametrize("now", [0.0, 20.0, 2e9], ids=["a clock that was not set", "likewise", "2033"])
+def test_no_number_is_so_large_that_no_later_decision_could_be_in_force(now: float) -> None:
+    forged = read(*(decision(10**power) for power in range(16)), decision(2**53), now=now)
+    mine = decision(forged.next_number(now), RESUME, id="b")
+    assert read(*forged.all, decision(2**53), mine, now=now + 1).in_force() == {ORDERS: mine}
+    assert len(forged.problems) == 1
+
+
+def test_a_clock_that_was_not_set_reads_the_decisions_of_those_that_were() -> None:
+    made = decision(int(1.9e12), at=1.9e9)
+    assert read(made, now=0.0).in_force() == {ORDERS: made}
 
 
 @pytest.mark.parametrize(
@@ -99,14 +131,15 @@ def test_a_number_is_above_all_that_are_known_and_grows_after_a_loss() -> None:
 )
 def test_what_can_not_be_read_is_a_problem_and_decides_nothing(change: dict[str, object]) -> None:
     content = json.loads(decision(1).message().body)
-    found = Decisions.read([json.dumps({**content, **change}).encode(), decision(1, RESUME, PRICES).message().body])
+    bodies = [json.dumps({**content, **change}).encode(), decision(1, RESUME, PRICES).message().body]
+    found = Decisions.read(bodies, 20.0)
     assert found.all == (decision(1, RESUME, PRICES),)
     assert len(found.problems) == 1
 
 
 def test_messages_of_other_kinds_are_passed_over() -> None:
     content = json.dumps({"pairmq_record": 1, "kind": "later"}).encode()
-    assert Decisions.read([content, report().message().body]) == Decisions()
+    assert Decisions.read([content, report().message().body], 20.0) == Decisions()
     made = Fleet()
     made.read([content, b"x", decision(1).message().body], 20.0)
     assert made.processes == ()
@@ -114,7 +147,7 @@ def test_messages_of_other_kinds_are_passed_over() -> None:
 
 @given(st.binary(max_size=50))
 def test_any_bytes_are_read_without_an_error(body: bytes) -> None:
-    Decisions.read([body])
+    Decisions.read([body], 20.0)
     Fleet().read([body], 20.0)
     is_old_report(body, 20.0)
 
@@ -162,6 +195,12 @@ def test_a_process_that_reports_no_more_is_forgotten() -> None:
     assert [each.process for each in made.processes] == ["p1", "p2"]
     made.read([], 11.0 + REPORT_LIFETIME)
     assert made.processes == ()
+
+
+def test_a_report_of_a_time_to_come_is_not_listed_and_removed() -> None:
+    forged = replace(report("p1"), at=20.1 + REPORT_LIFETIME)
+    assert fleet(forged, report("p2")).processes == (report("p2"),)
+    assert is_old_report(forged.message().body, 20.0)
 
 
 def test_old_reports_and_what_can_not_be_read_are_removed() -> None:

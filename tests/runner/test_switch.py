@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pairmq import ConfigurationError, Entity, EntityState, Message, Pair, PairOptions, Route, TransportError
+from pairmq.core.record import MAX_ENTRIES
 from pairmq.core.switch import REPORT_LIFETIME
 from pairmq.model.events import Event, Warned
 from pairmq.runner import Clock, SwitchWriter
@@ -241,6 +242,50 @@ async def test_superseded_decisions_are_removed_and_the_last_ones_stay(brokers):
         assert len(brokers.west.messages(DECISIONS)) < 20
         found = dict((await brokers.writer().status()).decisions)
         assert [found[each].action for each in (ORDERS, Entity("prices"))] == ["resume", "hold"]
+
+
+@in_virtual_time
+async def test_a_decision_is_followed_that_was_made_behind_more_messages_than_are_read(brokers):
+    async with brokers.fleet(2) as pairs:
+        await pairs[0].switch("hold", "prices")
+        for number in range(2 * MAX_ENTRIES):
+            brokers.west.store(Entity(DECISIONS), Message(b"%d" % number))
+        assert len((await brokers.writer().status()).problems) == 2
+        report = await pairs[0].switch("hold", "orders")
+        assert (report.complete, len(report.followed)) == (True, 2)
+        assert states(pairs) == {EntityState.FAILED_OVER}
+        assert [action for _, action in await in_force(brokers)] == ["hold", "hold"]
+
+
+@in_virtual_time
+async def test_a_decision_that_no_process_would_read_is_refused(brokers):
+    async with brokers.fleet(1) as pairs:
+        resume = await brokers.writer().write("resume", [ORDERS])
+        for number in range(1, MAX_ENTRIES):
+            other = replace(resume, id=str(number), entities=(Entity(f"q{number}"),))
+            brokers.west.store(Entity(DECISIONS), other.message())
+        with pytest.raises(ConfigurationError, match="delete that queue"):
+            await pairs[0].switch("hold", "orders")
+        assert len(brokers.west.messages(DECISIONS)) == MAX_ENTRIES
+        await brokers.west.transport().admin.delete(Entity(DECISIONS))
+        assert (await pairs[0].switch("hold", "orders")).complete
+
+
+@in_virtual_time
+async def test_a_process_warns_that_there_are_more_decisions_than_it_reads(brokers):
+    warned: list[str] = []
+    pair = brokers.pair()
+    pair.subscribe(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
+    async with brokers.fleet(1), pair:
+        await asyncio.sleep(2)
+        for number in range(MAX_ENTRIES):
+            brokers.west.store(Entity(DECISIONS), Message(b"%d" % number))
+        await asyncio.sleep(3 * INTERVAL)
+        assert [text for text in warned if "no others are read" in text] == warned[-1:]
+
+
+async def in_force(brokers: Brokers) -> list[tuple[Entity, str]]:
+    return [(entity, decision.action) for entity, decision in (await brokers.writer().status()).decisions]
 
 
 @in_virtual_time

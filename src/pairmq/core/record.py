@@ -42,6 +42,10 @@ class RecordError(ValueError):
     """A message of the record can't be read; the text says why, without its content."""
 
 
+class NewerError(RecordError):
+    """A message that a later release may have written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """What processes of one pair must have in common."""
@@ -325,7 +329,7 @@ def content_of(body: bytes) -> dict[str, Any]:
     if type(version) is not int or not 1 <= version <= _MOST_FORMATS:
         raise foreign()
     if version > FORMAT:
-        raise RecordError(
+        raise NewerError(
             f"a message of the record has format {version}, and this release reads {FORMAT}: a newer PairMQ wrote it; "
             "upgrade this process"
         )

@@ -10,12 +10,22 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
 from pairmq.core.options import RECORD_QUEUE
-from pairmq.core.record import FORMAT, RecordError, content_of, foreign, of_type, plain, text_of
+from pairmq.core.record import (
+    FORMAT,
+    MAX_ENTRIES,
+    NewerError,
+    RecordError,
+    content_of,
+    foreign,
+    of_type,
+    plain,
+    text_of,
+)
 from pairmq.model import ConfigurationError, Entity, EntityKind, Message
 
 REPORT_INTERVAL: Final = 300.0
@@ -33,6 +43,12 @@ _MOST_BYTES = 16_384
 _MOST_ENTITIES = 10_000  # whose last decision is remembered: others may write decisions too
 _MOST_FOLLOWED = 100
 _LARGEST = 2**53
+_AHEAD = 10 * 365 * 86_400.0  # s that a decision's number may be ahead of a reader's clock
+_RELEASED = 1.79e9  # s since 1970: a clock that shows less was not set yet
+_FULL = (
+    f"the queue of decisions has {MAX_ENTRIES} messages or more, and no others are read: the next decision removes "
+    "those that decide nothing"
+)
 
 
 class SwitchAction(enum.StrEnum):
@@ -86,30 +102,47 @@ class Decisions:
 
     all: tuple[Decision, ...] = ()  # each once, in their order
     problems: tuple[str, ...] = ()  # why messages could not be read, each sentence once
+    full: bool = False  # there may be others behind them
+    # The order of the decision in each message, None without one; messages that a later release wrote are left out.
+    _orders: Mapping[bytes, tuple[int, str] | None] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def read(cls, bodies: Iterable[bytes]) -> Self:
-        """Read the messages of the decisions' queue; what can't be read is a problem and no error."""
+    def read(cls, bodies: Sequence[bytes], now: float) -> Self:
+        """Read the messages of the decisions' queue; what can't be read is a problem and no error. ``now`` is seconds
+        since 1970.
+
+        A number that is far ahead of the clock would be in force forever: no later one could be written.
+        """
+        latest = (max(now, _RELEASED) + _AHEAD) * 1000
         found: dict[tuple[int, str], Decision] = {}
+        orders: dict[bytes, tuple[int, str] | None] = {}
         problems: dict[str, None] = {}
         for body in bodies:
             try:
                 content = content_of(body)
                 if content.get("kind") == _DECISION:
                     decision = _decision(content)
+                    if decision.number > latest:
+                        raise RecordError("a decision's number is years ahead of this computer's clock: it is ignored")
+                    orders[body] = decision.order
                     found.setdefault(decision.order, decision)
             except RecordError as error:
                 problems[str(error)] = None
-        return cls(tuple(found[order] for order in sorted(found)), tuple(problems))
+                if not isinstance(error, NewerError):
+                    orders[body] = None
+        full = len(bodies) >= MAX_ENTRIES
+        if full:
+            problems[_FULL] = None
+        return cls(tuple(found[order] for order in sorted(found)), tuple(problems), full, orders)
 
     def in_force(self) -> dict[Entity, Decision]:
         """The last decision of each entity."""
         return {entity: decision for decision in self.all for entity in decision.entities}
 
-    def superseded(self) -> tuple[Decision, ...]:
-        """Those that decide nothing any more."""
+    def removable(self) -> frozenset[bytes]:
+        """The messages that decide nothing, or nothing any more."""
         kept = {decision.order for decision in self.in_force().values()}
-        return tuple(decision for decision in self.all if decision.order not in kept)
+        return frozenset(body for body, order in self._orders.items() if order not in kept)
 
     def next_number(self, now: float) -> int:
         """The number of a decision that is made now, also if the secondary has lost the earlier ones. ``now`` is
@@ -203,7 +236,7 @@ class Fleet:
                 last = self._last.get(report.process)
                 if last is None or last.number < report.number:
                     self._last[report.process] = report
-        self._last = {name: each for name, each in self._last.items() if each.at >= now - REPORT_LIFETIME}
+        self._last = {name: each for name, each in self._last.items() if not _is_old(each, now)}
 
     @property
     def processes(self) -> tuple[ProcessReport, ...]:
@@ -217,9 +250,14 @@ def is_old_report(body: bytes, now: float) -> bool:
     1970."""
     try:
         content = content_of(body)
-        return content.get("kind") == _REPORT and _report(content).at < now - REPORT_LIFETIME
+        return content.get("kind") == _REPORT and _is_old(_report(content), now)
     except RecordError:
         return True
+
+
+def _is_old(report: ProcessReport, now: float) -> bool:
+    # One of a time to come would be listed until then.
+    return abs(report.at - now) > REPORT_LIFETIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +353,7 @@ def _decision(content: dict[str, Any]) -> Decision:
     try:
         action = SwitchAction(text_of(content.get("action")))
     except ValueError:
-        raise RecordError("a decision is not known to this release: upgrade this process") from None
+        raise NewerError("a decision is not known to this release: upgrade this process") from None
     if not entities:
         raise foreign()
     return Decision(

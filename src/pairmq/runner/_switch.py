@@ -42,7 +42,8 @@ _LEAVE = 1.0  # s at most for the last report
 _REFUSED = 60.0  # s at least between two looks that the secondary refuses
 _MOST_REPORTS: Final = 10_000
 _REMOVED = 2  # old reports at most, with each new one
-_MANY = 16  # superseded decisions, from which on they are removed
+_MANY = 16  # messages that decide nothing any more, from which on they are removed
+_ROUNDS = 100  # of removing, until a decision is one of those that processes read
 
 
 class SwitchFollower:
@@ -105,7 +106,9 @@ class SwitchFollower:
         """Read the decisions, by one operation, and carry out those that are new."""
         if self._places is None:
             return
-        decisions = Decisions.read(await self._looker.bodies(self._places[0]))
+        decisions = Decisions.read(await self._looker.bodies(self._places[0]), self._clock.wall())
+        if decisions.full:
+            self._warn(f"{self._places[0].path} has {MAX_ENTRIES} messages or more, and no others are read")
         for order in self._following.follow(decisions, self._clock.wall()):
             self._obey(order)
 
@@ -184,10 +187,11 @@ class SwitchWriter:
         """Write a decision; with ``syphon`` a hold, in which syphons deliver nothing to them either.
 
         Nothing has changed when it raises, unless the error is that of an unconfirmed write (``maybe_applied``).
+        Raises `ConfigurationError`: no process would read it, behind too many others.
         """
         chosen = switch_action(action, entities, syphon=syphon)
         await self._looker.make(self._decisions, RECORD_PROPERTIES)
-        known = Decisions.read(await self._looker.bodies(self._decisions))
+        known = await self._known_with_room()
         now = self._clock.wall()
         decision = Decision(
             known.next_number(now),
@@ -200,12 +204,29 @@ class SwitchWriter:
             os.getpid(),
         )
         await self._looker.add(self._decisions, decision.message())
-        superseded = known.superseded()
-        if len(superseded) >= _MANY:
+        unwanted = known.removable()
+        if len(unwanted) >= _MANY:
             with contextlib.suppress(TransportError):
-                unwanted = {each.message().body for each in superseded}
                 await self._looker.remove(self._decisions, unwanted.__contains__, MAX_ENTRIES)
         return decision
+
+    async def _known_with_room(self) -> Decisions:
+        """Read the decisions; where they fill what processes read, first remove those that decide nothing."""
+        for _ in range(_ROUNDS):
+            known = await self._read_decisions()
+            if not known.full:
+                return known
+            unwanted = known.removable()
+            if not unwanted:
+                break
+            await self._looker.remove(self._decisions, unwanted.__contains__, MAX_ENTRIES)
+        raise ConfigurationError(
+            f"{self._decisions.path} on the secondary has {MAX_ENTRIES} messages or more, behind which no process "
+            "would read this decision: delete that queue, then decide again what is to be in force"
+        )
+
+    async def _read_decisions(self) -> Decisions:
+        return Decisions.read(await self._looker.bodies(self._decisions), self._clock.wall())
 
     async def watch(
         self,
@@ -243,12 +264,12 @@ class SwitchWriter:
 
     async def report(self, decision: Decision) -> SwitchReport:
         """Ask once who follows. Raises `TransportError`."""
-        decisions = Decisions.read(await self._looker.bodies(self._decisions))
+        decisions = await self._read_decisions()
         return SwitchReport.of(decision, decisions, await self._read_fleet())
 
     async def status(self) -> SwitchStatus:
         """Ask once what is in force, and which processes report. Raises `TransportError`."""
-        decisions = Decisions.read(await self._looker.bodies(self._decisions))
+        decisions = await self._read_decisions()
         fleet = await self._read_fleet()
         return SwitchStatus(tuple(decisions.in_force().items()), fleet.processes, decisions.problems)
 
