@@ -82,6 +82,20 @@ async def test_a_killed_node_costs_no_failover(cluster: RabbitCluster, hands: Ha
         await all_accepted(under, "killed node")
 
 
+@pytest.mark.long  # a boot has two minutes
+async def test_a_boot_that_hangs_is_begun_again(cluster: RabbitCluster, hands: Hands) -> None:
+    node = cluster.nodes[2]
+    await hands(node.kill)
+    async with asyncio.TaskGroup() as tasks:
+        start = tasks.create_task(hands(node.start))
+        await until(lambda: node.running)
+        hung = node.pid
+        node.pause()
+        await until(lambda: start.done(), 500)
+    assert node.pid != hung
+    await hands(cluster.start)
+
+
 @pytest.mark.long  # each node boots once more
 async def test_a_rolling_restart_costs_no_failover(cluster: RabbitCluster, hands: Hands) -> None:
     async with sending(cluster, hands) as under:

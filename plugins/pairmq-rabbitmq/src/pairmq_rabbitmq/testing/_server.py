@@ -373,6 +373,16 @@ class RabbitServer(Faults, Operator, ServerProcess):
         super()._launch()
 
     def _await_ready(self) -> None:
+        try:
+            self._await_boot()
+        except ServerError:
+            if self._own_epmd:
+                raise
+            # A boot never ends when the connection to another node breaks in the middle of it, as on a busy machine.
+            self._launch()
+            self._await_boot()
+
+    def _await_boot(self) -> None:
         super()._await_ready()
         # It accepts clients a little before its boot is over, and a broker stopped before that never starts again.
         try:
@@ -435,7 +445,7 @@ class RabbitCluster:
         ]
         detours = [Detour(self._epmd.port, name.partition("@")[0]) if divisible else None for name in names]
         self.nodes = [
-            RabbitServer(seat=Seat(name, self._epmd, detour, cookie, net_ticktime), config=lines)
+            RabbitServer(seat=Seat(name, self._epmd, detour, cookie, net_ticktime), config=lines, start_timeout=120.0)
             for name, detour in zip(names, detours, strict=True)
         ]
         self._detours = [detour for detour in detours if detour is not None]
