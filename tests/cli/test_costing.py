@@ -33,7 +33,7 @@ def test_every_process_looks_at_the_switch_240_times_an_hour_and_reports_12_time
     assert (Cost(days=1).switch_looks, Cost(days=1).switch_reports) == (240 * 24, 4 * 12 * 24)
     assert Cost(days=1, processes=50, control_interval=60).switch_looks == 50 * 60 * 24
     assert Cost(days=1, control_interval=0).looks == 144
-    assert Cost(days=1, control_interval=3600).switch_reports == 4 * 24
+    assert Cost(days=1, control_interval=3600).switch_reports == 4 * 12 * 24  # else it would not be listed
 
 
 def test_each_broker_has_its_own_prices() -> None:

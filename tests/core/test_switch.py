@@ -169,6 +169,16 @@ def test_a_decision_that_is_hidden_for_a_while_changes_nothing() -> None:
     assert following.followed == ("a", "b")
 
 
+def test_the_last_of_many_decisions_is_reported_as_followed_at_each_look() -> None:
+    queues = [decision(number, HOLD, Entity(f"q{number}"), id=f"{number}") for number in range(1, 151)]
+    following = Following()
+    reported = []
+    for _ in range(3):
+        following.follow(read(*queues), 0.0)
+        reported.append(following.followed)
+    assert reported == [tuple(each.id for each in queues[50:])] * 3
+
+
 def test_a_process_that_starts_later_follows_what_is_in_force() -> None:
     hold, resume = decision(1, HOLD, ORDERS, PRICES), decision(2, RESUME, PRICES)
     assert Following().follow(read(hold, resume), 1e6) == [Order(ORDERS, HOLD, False)]

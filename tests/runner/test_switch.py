@@ -167,6 +167,30 @@ async def test_a_process_that_does_not_look_is_listed_with_its_age(brokers):
 
 
 @in_virtual_time
+async def test_a_process_that_looks_once_an_hour_stays_listed(brokers):
+    async with brokers.fleet(1) as pairs, brokers.pair(control_interval=3600.0):
+        await asyncio.sleep(2 * REPORT_LIFETIME)
+        report = await pairs[0].switch("hold", "orders", timeout=INTERVAL + 2)
+        assert [each.interval for each in report.missing] == [3600.0]
+
+
+@in_virtual_time
+async def test_a_decision_that_is_made_while_a_process_starts_is_followed_soon(brokers):
+    queues = [f"east/x-servicebus-transfer/{index}" for index in range(2)]
+    brokers.west.fail(Fault.SLOW, Operation.ADMIN, entities=queues, delay=5.0)
+    pair = brokers.pair(attempt_timeout=30.0, control_interval=600.0)
+    opening = asyncio.create_task(pair.open())
+    await asyncio.sleep(1)  # it has read the decisions, and makes its queues
+    brokers.west.heal()
+    decision = await brokers.writer().write("hold", [ORDERS])
+    assert (await brokers.writer().watch(decision)).complete  # no process reports yet
+    await opening
+    await asyncio.sleep(2)
+    assert pair.state("orders") is EntityState.FAILED_OVER
+    await pair.close()
+
+
+@in_virtual_time
 async def test_a_closed_process_is_not_waited_for_and_a_killed_one_only_for_a_while(brokers):
     async with brokers.fleet(1) as pairs:
         async with brokers.pair():

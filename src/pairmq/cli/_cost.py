@@ -181,8 +181,7 @@ class Cost:
 
     @property
     def switch_reports(self) -> int:
-        interval = max(REPORT_INTERVAL, self.control_interval)
-        return self._by_each_process_every(interval, 4) if self.control_interval else 0
+        return self._by_each_process_every(REPORT_INTERVAL, 4) if self.control_interval else 0
 
     @property
     def lane_looks(self) -> int:

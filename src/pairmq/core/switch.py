@@ -165,8 +165,9 @@ class Following:
     def __init__(self) -> None:
         self._last: dict[Entity, tuple[int, str]] = {}
         self._first = True
+        self._known: set[tuple[int, str]] = set()
         self.followed: tuple[str, ...] = ()
-        """Ids of the decisions that it knows, for its report."""
+        """Ids of the last decisions that it knows, for its report."""
 
     def follow(self, decisions: Decisions, now: float) -> list[Order]:
         """Take what was read, of which any may be missing for a while; what to do. ``now`` is seconds since 1970."""
@@ -181,8 +182,10 @@ class Following:
             if first and (decision.action is SwitchAction.RESUME or ended):
                 continue  # it starts as the decision wants it
             orders.append(Order(entity, decision.action, decision.syphon))
-        known = dict.fromkeys((*self.followed, *(decision.id for decision in decisions.all)))
-        self.followed = tuple(known)[-_MOST_FOLLOWED:]
+        # The last ones, in the order of decisions: by that in which they are seen, the one that an operator waits for
+        # would give its place to those that were reported and dropped before, and have been seen again.
+        known = sorted(self._known.union(decision.order for decision in decisions.all))[-_MOST_FOLLOWED:]
+        self._known, self.followed = set(known), tuple(id for _, id in known)
         return orders
 
 

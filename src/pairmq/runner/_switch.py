@@ -85,13 +85,15 @@ class SwitchFollower:
         if self._places is None:
             self._warn("the primary's name is too long")
             return
-        looked_at = self._clock.now()
+        # With the first report it looks again: an operator who decided after `begin` may have read the reports already.
+        looked_at = float("-inf")
         await asyncio.sleep(min(_FIRST_REPORT, interval))
         while True:
+            turned_at = self._clock.now()
             refused = None
             try:
-                if self._clock.now() - looked_at >= interval:
-                    looked_at = self._clock.now()
+                if turned_at - looked_at >= interval:
+                    looked_at = turned_at
                     await self.look()
                 await self._report_if_due()
             except TransportError as error:
@@ -99,8 +101,10 @@ class SwitchFollower:
             if refused is not None:
                 self._warn(f"the secondary refused: {refused}")
             least = _REFUSED if refused is not None else 0.0
-            # From the beginning of the last look: one that takes long delays no other.
-            await asyncio.sleep(max(looked_at + interval - self._clock.now(), least, 0.01))
+            # From the beginning of the last look: one that takes long delays no other. Who looks rarely reports all the
+            # same: a process that is not listed is not waited for.
+            next_turn = min(looked_at + interval, turned_at + REPORT_INTERVAL)
+            await asyncio.sleep(max(next_turn - self._clock.now(), least, 0.01))
 
     async def look(self) -> None:
         """Read the decisions, by one operation, and carry out those that are new."""
@@ -125,7 +129,9 @@ class SwitchFollower:
 
     async def _report_if_due(self) -> None:
         following = self._following.followed
-        due_at = self._reported_at + REPORT_INTERVAL - self._options.control_interval / 2  # at the nearest look
+        interval = self._options.control_interval
+        early = interval / 2 if interval < REPORT_INTERVAL else _FIRST_REPORT  # at the nearest look, or turn
+        due_at = self._reported_at + REPORT_INTERVAL - early
         if following != self._reported or self._clock.now() >= due_at:
             await self._report()
             self._reported, self._reported_at = following, self._clock.now()
