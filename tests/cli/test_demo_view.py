@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from pairmq.cli._backlog import Depth, Depths
+from pairmq.cli._backlog import Depths
 from pairmq.cli._demo_tally import Tally
 from pairmq.cli._demo_view import DemoView, EntityScene, Scene
 from pairmq.model import Entity
-from pairmq.transport import QueueCounts
+from pairmq.transport import Depth, QueueCounts
 
 
 @pytest.fixture

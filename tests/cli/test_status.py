@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from pairmq import PairOptions
-from pairmq.cli._backlog import Depth, Depths, see_outbox
+from pairmq.cli._backlog import Depths, see_outbox
 from pairmq.cli._status import BrokerLook, Look, _watched
 from pairmq.core.record import Configuration
 from pairmq.memory import CAPABILITIES as ALL
@@ -20,7 +20,7 @@ from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, Tr
 from pairmq.pair import Agreement
 from pairmq.plugins import registry
 from pairmq.testing.servers import free_port
-from pairmq.transport import ConfirmRisk, QueueCounts
+from pairmq.transport import ConfirmRisk, Depth, QueueCounts
 from pairmq_postgres.testing import PostgresServer
 from pairmq_rabbitmq.plugin import CAPABILITIES
 from pairmq_rabbitmq.testing import RabbitServer

@@ -13,13 +13,13 @@ from dataclasses import replace
 import pytest
 import typer
 
-from pairmq.cli._backlog import Depth, Depths
+from pairmq.cli._backlog import Depths
 from pairmq.cli._signals import Stop
 from pairmq.cli._syphon import Failures, SyphonEnd, SyphonJob, SyphonProgress, _indexes
 from pairmq.model import Entity
 from pairmq.model.events import SyphonFailed
 from pairmq.pair import Pair
-from pairmq.transport import QueueCounts
+from pairmq.transport import Depth, QueueCounts
 
 QUEUES = [f"east/x-servicebus-transfer/{index}" for index in range(10)]
 

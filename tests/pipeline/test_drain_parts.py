@@ -15,14 +15,14 @@ import pytest
 from pairmq import ConfigurationError, Entity, Message, Pair, PairOptions
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
 from pairmq.pipeline.drain import Drain, Ending, Plan, Report, _task, make_plan
-from pairmq.pipeline.drain._counts import Depth, Journalled, count_journalled
+from pairmq.pipeline.drain._counts import Journalled, count_journalled
 from pairmq.pipeline.drain._handover import Handover, Job, Outcome, Worker
 from pairmq.pipeline.drain._spark import check_session, most_at_once, run_job
 from pairmq.pipeline.drain._task import EVERY, Task, Watch, drain_queue
 from pairmq.pipeline.session import local_settings
 from pairmq.runner import backlog_properties
 from pairmq.testing import Fault, in_virtual_time, simulated_pair
-from pairmq.transport import Capabilities, QueueCounts, QueueProperties
+from pairmq.transport import Capabilities, Depth, QueueCounts, QueueProperties
 from watching import watching
 
 EAST, WEST = "redis://:p4ss-east@10.0.0.1:6379/0", "redis://:p4ss-west@10.0.0.2:6379/0"
@@ -120,7 +120,7 @@ def report_of(before: tuple[Depth, ...], after: tuple[Depth, ...], journalled: J
 
 
 def holding(active: int, dead_letter: int) -> Depth:
-    return Depth(QueueCounts(active=active, dead_letter=dead_letter))
+    return Depth(Entity("q"), QueueCounts(active=active, dead_letter=dead_letter))
 
 
 def test_a_message_dead_lettered_by_a_worker_that_died_before_it_wrote_that_down_is_reported():
@@ -133,12 +133,12 @@ def test_dead_letters_requeued_in_one_queue_do_not_hide_those_of_another():
 
 
 def test_a_drain_that_can_not_know_what_was_dead_lettered_is_not_clean():
-    report = report_of((Depth(None, "no answer"),), (holding(0, 2),))
+    report = report_of((Depth(Entity("q"), error="no answer"),), (holding(0, 2),))
     assert (report.emptied, report.dead_lettered, report.clean) == (True, None, False)
 
 
 def test_a_queue_without_dead_letters_at_the_end_has_set_none_aside_whatever_was_known_before():
-    assert report_of((Depth(None, "no answer"),), (holding(0, 0),)).clean
+    assert report_of((Depth(Entity("q"), error="no answer"),), (holding(0, 0),)).clean
 
 
 # Secrets.
@@ -339,7 +339,7 @@ async def test_a_quick_0_ends_no_drain_before_it_has_begun(monkeypatch):
     monkeypatch.setattr(Plan, "secondary_transport", lambda plan: secondary)
     drain = Drain(make_plan(primary=EAST, secondary=WEST, options={"backlog_queue_count": 2}))
     assert await drain.look() == 10
-    assert [depth.exists for depth in drain.before] == [True, False]
+    assert [depth.missing for depth in drain.before] == [False, True]
     # What does not exist is not made by a look.
     assert secondary.asked_for == [(drain._plan.queues[0], backlog_properties(PairOptions()))]
 

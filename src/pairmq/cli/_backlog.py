@@ -34,26 +34,13 @@ from pairmq.model import Delivery, Entity, EnvelopeError, FailureReason, Source,
 
 if TYPE_CHECKING:
     from pairmq.runner import Agreement
-    from pairmq.transport import QueueCounts, Transport
+    from pairmq.transport import Depth, QueueCounts, Transport
 
 MISSING = (
     "a program that opens the pair creates them; if programs of the pair are running, the secondary was emptied or "
     "replaced, and the messages of these queues are lost: see 'The secondary is lost' in the documentation"
 )
 """What to do about backlog queues that do not exist."""
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """What one queue holds; without counts and error it does not exist."""
-
-    queue: Entity
-    counts: QueueCounts | None
-    error: str | None = None
-
-    @property
-    def missing(self) -> bool:
-        return self.counts is None and self.error is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +71,7 @@ class Depths:
     @property
     def dead_letter(self) -> int | None:
         """Messages dead-lettered; None when a queue could not be asked."""
-        if self.error is not None:
-            return None
-        return sum(depth.counts.dead_letter for depth in self.queues if depth.counts is not None)
+        return None if self.error is not None else sum(depth.dead_letter or 0 for depth in self.queues)
 
     @property
     def error(self) -> str | None:
@@ -115,15 +100,7 @@ async def count_queues(transport: Transport, queues: Sequence[Entity], time_limi
     """Count every queue; failures are part of the result."""
     from pairmq.transport import counts_of
 
-    counts = await counts_of(transport, queues, time_limit)
-    return Depths(tuple(_depth(transport, *each) for each in zip(queues, counts, strict=True)))
-
-
-def _depth(transport: Transport, queue: Entity, counts: QueueCounts | TransportError) -> Depth:
-    if not isinstance(counts, TransportError):
-        return Depth(queue, counts)
-    missing = counts.reason is FailureReason.NOT_FOUND
-    return Depth(queue, None, None if missing else at_broker(transport, counts))
+    return Depths(await counts_of(transport, queues, time_limit))
 
 
 @dataclass(frozen=True, slots=True)

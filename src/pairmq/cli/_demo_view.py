@@ -108,9 +108,7 @@ class DemoView:
 
     def _backlog(self, width: int, *, compact: bool) -> tuple[RenderableType, int]:
         scene = self._scene
-        depths = (
-            [] if scene.depths is None else [0 if d.counts is None else d.counts.pending for d in scene.depths.queues]
-        )
+        depths = [] if scene.depths is None else [depth.pending or 0 for depth in scene.depths.queues]
         columns = 1 if compact else 2
         rows = -(-scene.queues // columns)
         lines: list[RenderableType] = []

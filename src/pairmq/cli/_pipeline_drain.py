@@ -85,7 +85,7 @@ def drain(
     if status := run_async(look):
         return status
     if job.pending == 0:
-        if not any(depth.exists for depth in job.before):
+        if all(depth.missing for depth in job.before):
             warn(f"no backlog queue of this pair exists at {plan.secondary}: are both URLs those of the senders?")
         return _end(job.nothing(), None, json=json)
     if all(depth.error for depth in job.before):

@@ -23,7 +23,6 @@ from pairmq.model import (
     Delivery,
     Entity,
     EntityState,
-    FailureReason,
     PairClosed,
     PairFaulted,
     Source,
@@ -32,7 +31,7 @@ from pairmq.model import (
 from pairmq.model.events import Side
 from pairmq.pair import Pair
 from pairmq.runner import LOOK_INTERVAL, Agreement, find_agreement, named_queues, outbox_queue
-from pairmq.transport import QueueCounts, Transactional, Transport, counts_of
+from pairmq.transport import Depth, Transactional, Transport, counts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,20 +161,6 @@ class Answer:
     error: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """What a backlog queue holds; without counts and error it does not exist."""
-
-    queue: Entity
-    counts: QueueCounts | None
-    error: str | None
-
-    @property
-    def pending(self) -> int:
-        """Messages that wait in it, as far as is known."""
-        return 0 if self.counts is None else self.counts.pending
-
-
 class Looks:
     """What was seen at the brokers the last time.
 
@@ -254,26 +239,19 @@ class Looks:
         outbox = self._watched.outbox()
         every = queues if outbox is None else (*queues, outbox)
         at = time.time()
-        counts = await counts_of(self._watched.secondary, every, self._limit)
-        depths = [self._depth(*each) for each in zip(every, counts, strict=True)]
+        depths = list(await counts_of(self._watched.secondary, every, self._limit))
         moved, outbox_moved = self._watched.moved()
         if outbox is not None:
             self.outbox = depths.pop()
-            if self.outbox.error is None:
+            if self.outbox.pending is not None:
                 self.outbox_drain.counted(Sample(at, self.outbox.pending, outbox_moved))
         self.depths = tuple(depths)
         self.counted_at = at
         if all(depth.error is None for depth in self.depths):
-            self.drain.counted(Sample(at, sum(depth.pending for depth in self.depths), moved))
-
-    def _depth(self, queue: Entity, counts: QueueCounts | TransportError) -> Depth:
-        if isinstance(counts, QueueCounts):
-            return Depth(queue, counts, None)
-        missing = counts.reason is FailureReason.NOT_FOUND
-        return Depth(queue, None, None if missing else self._words(counts))
+            self.drain.counted(Sample(at, sum(depth.pending or 0 for depth in self.depths), moved))
 
     async def _look_at_ages(self) -> None:
-        fullest = sorted(self.depths or (), key=lambda depth: -depth.pending)[:_AGED]
+        fullest = sorted(self.depths or (), key=lambda depth: -(depth.pending or 0))[:_AGED]
         if self.outbox is not None:
             fullest.append(self.outbox)
         turns = asyncio.Semaphore(_AT_ONCE)

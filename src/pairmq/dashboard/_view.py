@@ -14,10 +14,10 @@ from typing import Any
 
 from pairmq._version import version
 from pairmq.dashboard._history import History, Past
-from pairmq.dashboard._looks import Answer, Depth, Looks, Watched, shown
+from pairmq.dashboard._looks import Answer, Looks, Watched, shown
 from pairmq.model import Entity, EntityState
 from pairmq.model.events import Side
-from pairmq.transport import QueueCounts
+from pairmq.transport import Depth, QueueCounts
 
 MOST_ROWS = 1000
 """Entities that one answer holds."""
@@ -95,16 +95,19 @@ class View:
     def _backlog(self) -> dict[str, Any]:
         looks, out = self._looks, self._history.out
         depths = looks.depths or ()
-        error = next((depth.error for depth in depths if depth.error is not None), None)
+        error = next((shown(depth.error) for depth in depths if depth.error is not None), None)
         known = looks.depths is not None and error is None
         in_use = None if self._watched.pair is None else self._watched.options.backlog_queue_count - len(out)
-        first = heapq.nsmallest(
-            _QUEUES, enumerate(depths), key=lambda each: (each[1].queue.path not in out, -each[1].pending, each[0])
-        )
+
+        def fullest(each: tuple[int, Depth]) -> tuple[bool, int, int]:
+            index, depth = each
+            return depth.queue.path not in out, -(depth.pending or 0), index
+
+        first = heapq.nsmallest(_QUEUES, enumerate(depths), fullest)
         return {
             "counted_at": looks.counted_at,
-            "pending": sum(depth.pending for depth in depths) if known else None,
-            "dead_letter": sum(depth.counts.dead_letter for depth in depths if depth.counts) if known else None,
+            "pending": sum(depth.pending or 0 for depth in depths) if known else None,
+            "dead_letter": sum(depth.dead_letter or 0 for depth in depths) if known else None,
             "oldest": min((looks.oldest[each.queue] for each in depths if each.queue in looks.oldest), default=None),
             "error": error,
             "queues": len(depths) or self._watched.options.backlog_queue_count,
@@ -136,8 +139,8 @@ class View:
         counts, gone = depth.counts, self._history.out.get(depth.queue.path)
         return {
             "name": depth.queue.path,
-            "missing": counts is None and depth.error is None,
-            "error": depth.error,
+            "missing": depth.missing,
+            "error": None if depth.error is None else shown(depth.error),
             **(dict.fromkeys(QueueCounts.__slots__) if counts is None else asdict(counts)),
             "oldest": self._looks.oldest.get(depth.queue) if depth.pending else None,
             "out": None if gone is None else {"since": gone.at, "error": shown(gone.error or "")},
@@ -164,8 +167,8 @@ class View:
         progress = self._looks.outbox_drain.progress(time.time(), stopped=stopped)
         return {
             "name": queue.path,
-            "missing": depth is not None and counts is None and depth.error is None,
-            "error": None if depth is None else depth.error,
+            "missing": depth is not None and depth.missing,
+            "error": None if depth is None or depth.error is None else shown(depth.error),
             "pending": None if counts is None else counts.pending,
             "dead_letter": None if counts is None else counts.dead_letter,
             "oldest": self._looks.oldest.get(queue) if depth is not None and depth.pending else None,

@@ -26,7 +26,15 @@ from pairmq.transport._transport import (
     raise_failure,
 )
 from pairmq.transport._url import LOOPBACK, TLS_OPTIONS, BrokerUrl, TlsOptions, UrlOptions, bracketed
-from pairmq.transport._values import Capabilities, ConfirmRisk, Endpoint, QueueCounts, QueuePositions, QueueProperties
+from pairmq.transport._values import (
+    Capabilities,
+    ConfirmRisk,
+    Depth,
+    Endpoint,
+    QueueCounts,
+    QueuePositions,
+    QueueProperties,
+)
 from pairmq.transport._worker import Job, OwnThreads, Worker
 from pairmq.transport._wrappers import AdminWrapper, ReceiverWrapper, SenderWrapper, TransportWrapper
 
@@ -43,6 +51,7 @@ __all__ = [
     "Claim",
     "ClaimStore",
     "ConfirmRisk",
+    "Depth",
     "Endable",
     "Endpoint",
     "Inbox",

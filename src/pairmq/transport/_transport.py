@@ -34,7 +34,15 @@ from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, 
 from pairmq.transport._batches import behind_failed, send_chunks
 from pairmq.transport._scope import Scope
 from pairmq.transport._tasks import start_task
-from pairmq.transport._values import Capabilities, ConfirmRisk, Endpoint, QueueCounts, QueuePositions, QueueProperties
+from pairmq.transport._values import (
+    Capabilities,
+    ConfirmRisk,
+    Depth,
+    Endpoint,
+    QueueCounts,
+    QueuePositions,
+    QueueProperties,
+)
 
 _NO_ENTITY = Entity("pairmq-check")
 """A queue that `Admin.check` asks for: that it does not exist is an answer, too."""
@@ -715,10 +723,8 @@ class Transport(ABC):
         return f"{type(self).__name__}({self._endpoint.url!r})"
 
 
-async def counts_of(
-    transport: Transport, queues: Sequence[Entity], time_limit: float
-) -> tuple[QueueCounts | TransportError, ...]:
-    """Count every queue, a few at a time; a failure does not affect the others.
+async def counts_of(transport: Transport, queues: Sequence[Entity], time_limit: float) -> tuple[Depth, ...]:
+    """Count every queue, a few at a time; failures are part of the result, and do not affect the others.
 
     Args:
         transport: the queues' broker.
@@ -726,19 +732,21 @@ async def counts_of(
         time_limit: seconds for each.
 
     Returns:
-        For each queue, in the same order, its counts, or why they could not be read.
+        For each queue, in the same order, what it holds.
     """
     turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(queue: Entity) -> QueueCounts | TransportError:
+    async def one(queue: Entity) -> Depth:
         async with turns:
             try:
                 async with asyncio.timeout(time_limit):
-                    return await transport.admin.counts(Source(queue))
+                    return Depth(queue, await transport.admin.counts(Source(queue)))
             except TransportError as error:
-                return error
+                if error.reason is FailureReason.NOT_FOUND:
+                    return Depth(queue)
+                text = str(error) or type(error).__name__
             except TimeoutError:
                 text = f"no answer within {time_limit:g} s"
-                return TransportError(text, FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
+        return Depth(queue, error=text if transport.endpoint.url in text else f"{transport.endpoint}: {text}")
 
     return tuple(await asyncio.gather(*(one(queue) for queue in queues)))

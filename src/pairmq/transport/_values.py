@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, fields, replace
 
-from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.model import Entity, FailureKind, FailureReason, TransportError
 
 _NEVER = 2**31 - 1  # a delivery count that no message reaches
 _MOST_DELIVERIES = 2**53  # beyond it not every reader of JSON keeps a number as it is
@@ -246,6 +246,36 @@ class QueueCounts:
     def pending(self) -> int:
         """All that are not dead-lettered: what a drain still has to move."""
         return self.active + self.locked + self.scheduled
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """What one queue holds, or why that is not known; without counts and error it does not exist.
+
+    Args:
+        queue: which one.
+        counts: of its messages.
+        error: why they could not be read; names the broker.
+    """
+
+    queue: Entity
+    counts: QueueCounts | None = None
+    error: str | None = None
+
+    @property
+    def missing(self) -> bool:
+        """The broker knows no such queue."""
+        return self.counts is None and self.error is None
+
+    @property
+    def pending(self) -> int | None:
+        """Messages still to be moved; None when that is not known."""
+        return None if self.error is not None else (self.counts or QueueCounts()).pending
+
+    @property
+    def dead_letter(self) -> int | None:
+        """Messages dead-lettered; None when that is not known."""
+        return None if self.error is not None else (self.counts or QueueCounts()).dead_letter
 
 
 @dataclass(frozen=True, slots=True)

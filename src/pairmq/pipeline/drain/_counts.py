@@ -10,30 +10,11 @@ import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from pairmq.model import Entity, FailureReason, TransportError
+from pairmq.model import Entity, TransportError
 from pairmq.model.events import MessageDeadLettered, MessageMoved
-from pairmq.transport import QueueCounts, QueueProperties, Transport, counts_of
+from pairmq.transport import Depth, QueueProperties, Transport, counts_of
 
 _AT_ONCE = 8  # queues asked for side by side: soon done, without a burst of connections
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """What one queue holds."""
-
-    counts: QueueCounts | None  # None when it could not be asked; all zero when it does not exist
-    error: str | None = None  # why it could not be asked
-    exists: bool = True  # False when the broker knows no such queue
-
-    @property
-    def pending(self) -> int | None:
-        """Messages still to be moved; None when not known."""
-        return None if self.counts is None else self.counts.pending
-
-    @property
-    def dead_letter(self) -> int | None:
-        """Messages dead-lettered; None when not known."""
-        return None if self.counts is None else self.counts.dead_letter
 
 
 def total(numbers: Sequence[int | None]) -> int | None:
@@ -51,11 +32,6 @@ def set_aside(before: Depth, after: Depth) -> int | None:
     return max(0, after.dead_letter - before.dead_letter)
 
 
-async def count(transport: Transport, queues: Sequence[Entity], time_limit: float) -> tuple[Depth, ...]:
-    """Count every queue, in order; failures are part of the result. The limit is that of each, in seconds."""
-    return tuple(_depth(transport, counts) for counts in await counts_of(transport, queues, time_limit))
-
-
 async def count_surely(
     transport: Transport, queues: Sequence[Entity], time_limit: float, properties: QueueProperties
 ) -> tuple[Depth, ...]:
@@ -65,8 +41,8 @@ async def count_surely(
     asked to make the queue, as a pair asks for its own when it opens. So that is done for the queues that seem empty:
     they stay as they are, and those that do not exist are not made.
     """
-    depths = await count(transport, queues, time_limit)
-    empty = [queue for queue, depth in zip(queues, depths, strict=True) if depth.exists and depth.pending == 0]
+    depths = await counts_of(transport, queues, time_limit)
+    empty = [depth.queue for depth in depths if depth.pending == 0 and not depth.missing]
     turns = asyncio.Semaphore(_AT_ONCE)
 
     async def ask_for(queue: Entity) -> None:
@@ -77,17 +53,8 @@ async def count_surely(
                     await transport.admin.create(queue, properties)
 
     await asyncio.gather(*map(ask_for, empty))
-    again = dict(zip(empty, await count(transport, empty, time_limit), strict=True))
-    return tuple(again.get(queue, depth) for queue, depth in zip(queues, depths, strict=True))
-
-
-def _depth(transport: Transport, counts: QueueCounts | TransportError) -> Depth:
-    if isinstance(counts, QueueCounts):
-        return Depth(counts)
-    if counts.reason is FailureReason.NOT_FOUND:
-        return Depth(QueueCounts(), exists=False)
-    text = str(counts)
-    return Depth(None, text if transport.endpoint.url in text else f"{transport.endpoint}: {text}")
+    again = {depth.queue: depth for depth in await counts_of(transport, empty, time_limit)}
+    return tuple(again.get(depth.queue, depth) for depth in depths)
 
 
 @dataclass(frozen=True, slots=True)

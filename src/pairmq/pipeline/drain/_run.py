@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pairmq.model import ConfigurationError
-from pairmq.pipeline.drain._counts import Depth, Journalled, count, count_journalled, count_surely, set_aside, total
+from pairmq.pipeline.drain._counts import Journalled, count_journalled, count_surely, set_aside, total
 from pairmq.pipeline.drain._handover import Ending, Handover, Job, Outcome
 from pairmq.pipeline.drain._plan import Plan
 from pairmq.pipeline.drain._report import QueueReport, Report
@@ -20,6 +20,7 @@ from pairmq.pipeline.drain._task import EVERY
 from pairmq.pipeline.session import Tag
 from pairmq.plugins import registry
 from pairmq.runner import backlog_properties, find_agreement
+from pairmq.transport import Depth, counts_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,12 +72,12 @@ class Drain:
                 raise ConfigurationError(agreement.conflict)
             self._plan = self._plan.with_queues(endpoint.name, agreement.found)
             others = [queue for queue in agreement.found if queue not in self._plan.queues]
-            counts = zip(others, await count(secondary, others, options.attempt_timeout), strict=True)
+            depths = await counts_of(secondary, others, options.attempt_timeout)
         self._unread = agreement.unread
         self._elsewhere = (
             *map(str, agreement.stranded),
             *agreement.record.problems,
-            *(f"{queue} has another template: 'pairmq syphon' drains it" for queue, depth in counts if depth.pending),
+            *(f"{depth.queue} has another template: 'pairmq syphon' drains it" for depth in depths if depth.pending),
         )
 
     async def run(self, spark: SparkSession, stop: asyncio.Event, progress: ShowProgress = lambda left: None) -> Report:
@@ -135,7 +136,7 @@ class Drain:
         try:
             async with self._plan.secondary_transport() as secondary:
                 while not work.done() and not stop.is_set():
-                    depths = await count(secondary, self._plan.queues, limit)
+                    depths = await counts_of(secondary, self._plan.queues, limit)
                     progress(total([depth.pending for depth in depths]))
                     await asyncio.wait((work, stopping), timeout=EVERY, return_when=asyncio.FIRST_COMPLETED)
         finally:
