@@ -25,6 +25,8 @@ from pairmq_rabbitmq._publish import Answer, Nacked, Parcel, publish_method
 from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq._url import parse_rabbitmq_url
 
+UNAVAILABLE, QUOTA = FailureKind.UNAVAILABLE, FailureReason.QUOTA
+
 
 class Silent:
     """A driver whose close handshake is never answered."""
@@ -254,6 +256,30 @@ async def test_a_refused_login_is_tried_at_one_node_only(brokers: list[Broker]) 
     with pytest.raises(Unsent) as caught:
         await link.session()
     assert failure(caught.value, "send").reason is FailureReason.UNAUTHORIZED
+    await link.close(1)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "kind", "reason"),
+    [
+        (530, "access to vhost '/' refused for user 'alice': connection limit (5) is reached", UNAVAILABLE, QUOTA),
+        (530, "Connection refused for user 'alice': user connection limit (5) is reached", UNAVAILABLE, QUOTA),
+        (530, "connection refused: node connection limit (5) is reached", UNAVAILABLE, QUOTA),
+        (541, "access to vhost '/' refused for user 'alice': vhost '/' is down", UNAVAILABLE, FailureReason.OTHER),
+        (530, "access to vhost '/' refused for user 'alice'", FailureKind.REFUSED, FailureReason.UNAUTHORIZED),
+    ],
+)
+async def test_why_a_login_is_refused_decides_whether_it_is_an_outage(
+    broker: Broker, code: int, text: str, kind: FailureKind, reason: FailureReason
+) -> None:
+    """RabbitMQ 3.10's own words, rabbit_reader.erl."""
+    broker.answers["Connection.Open"] = commands.Connection.Close(code, f"NOT_ALLOWED - {text}", 10, 40)
+    link = Link(parse_rabbitmq_url(broker.url), None, "test")
+    with pytest.raises(Unsent) as caught:
+        await link.session()
+    error = failure(caught.value, "send")
+    assert (error.kind, error.reason) == (kind, reason)
+    assert "alice" not in f"{error}{error.__cause__!r}"
     await link.close(1)
 
 

@@ -9,6 +9,8 @@ The first row that matches decides. Rows that need an explanation:
 - A virtual host that is missing or closed to the user is *refused* like a wrong password: no message is at fault, so
   the syphon waits and dead-letters nothing (reasons *disabled* and *unauthorized*). So is one that is being deleted:
   no other has lost its default exchange, ``''``.
+- Where the limit of connections is reached is *unavailable*, though RabbitMQ calls it "refused for user": others have
+  taken the room, and may leave it.
 - When a channel is closed with publishes in flight, all of them are in doubt, except one that was alone on it.
 """
 
@@ -35,6 +37,7 @@ class _Row:
 
 
 _NOT_ALLOWED = "the broker does not let this user in, or do this: check user, password and permissions"
+_NO_ROOM = "the broker lets no more connections or channels of this user or virtual host in: raise its limit"
 _NO_VHOST = "the broker has no such virtual host, or it is closed: check the URL's path"
 
 _ROWS: tuple[_Row, ...] = (
@@ -42,9 +45,11 @@ _ROWS: tuple[_Row, ...] = (
     _Row(driver.ProbableAuthenticationError, "", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row(driver.AuthenticationError, "", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row(driver.ChannelAccessRefused, "", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
+    # "access to vhost '/' refused for user 'app': connection limit (10) is reached": it may let this user in later.
+    _Row(driver.ConnectionNotAllowed, "limit (", _UNAVAILABLE, FailureReason.QUOTA, _NO_ROOM),
+    _Row(driver.ConnectionNotAllowed, "limit of (", _UNAVAILABLE, FailureReason.QUOTA, _NO_ROOM),
+    _Row(driver.ConnectionClosed, "' is down", _UNAVAILABLE, FailureReason.OTHER, "the virtual host is down"),
     _Row(driver.ConnectionNotAllowed, "refused for user", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
-    _Row(driver.ConnectionNotAllowed, "limit", _UNAVAILABLE, FailureReason.QUOTA),
-    _Row(driver.ConnectionNotAllowed, "is down", _UNAVAILABLE, FailureReason.OTHER),
     _Row(driver.ConnectionNotAllowed, "vhost", _REFUSED, FailureReason.DISABLED, _NO_VHOST),
     # where to
     _Row(driver.ChannelNotFoundEntity, "no exchange ''", _REFUSED, FailureReason.DISABLED, _NO_VHOST),
@@ -102,7 +107,7 @@ def failure(error: BaseException, doing: str, *, maybe_applied: bool = True) -> 
         f"{doing}: {row.text or words}", row.kind, row.reason, maybe_applied=maybe_applied and not certain
     )
     # RabbitMQ's text about a refused user names the user, which must not be in PairMQ's errors.
-    made.__cause__ = None if row.reason is FailureReason.UNAUTHORIZED else cause
+    made.__cause__ = None if row.reason is FailureReason.UNAUTHORIZED or "for user '" in words else cause
     return made
 
 
