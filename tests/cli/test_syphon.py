@@ -258,6 +258,21 @@ def working(pid: int) -> list[int]:
 
 
 @pytest.mark.real_server
+def test_ctrl_c_ends_several_processes_in_order_while_they_start(program, tmp_path) -> None:
+    pair = ("--primary", f"sqlite://{tmp_path}/first.db", "--secondary", f"sqlite://{tmp_path}/second.db")
+    service = program("syphon", "--processes", "2", *pair)
+    ends_at = time.monotonic() + 60
+    while len(begun := working(service.process.pid)) < 2:
+        assert time.monotonic() < ends_at, "they do not start"
+        time.sleep(0.01)
+    for each in (*begun, service.process.pid):
+        os.kill(each, signal.SIGINT)
+    ended = service.end()
+    assert ended.status == 130, ended
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.real_server
 def test_a_killed_process_ends_the_others_and_is_reported(program, many_diverted) -> None:
     service = program("syphon", "--processes", "2", "--metrics-interval", "200ms", *many_diverted)
     service.wait_for(b"left 0")

@@ -10,10 +10,11 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Annotated, Any
@@ -279,7 +280,8 @@ class SyphonProcesses:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=self._work, args=(self._settings, share, self._until_empty, theirs))
-        process.start()
+        with _signals_held_back():
+            process.start()
         theirs.close()
         each = _Process(process, ours)
         self._processes.append(each)
@@ -326,6 +328,20 @@ class SyphonProcesses:
 
     def _progress(self) -> SyphonProgress:
         return SyphonProgress.of_all([each.progress for each in self._processes])
+
+
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Start processes that get no signals until they let them through.
+
+    A terminal sends Ctrl-C to all processes of a command: one would be killed that does not ignore it yet.
+    """
+    resource_tracker.ensure_running()  # to start it later would end this
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 EPILOG = examples(
@@ -408,6 +424,7 @@ def _work(settings: Settings, share: tuple[int, ...] | None, until_empty: bool, 
     """Be one of several processes: what a signal asks for comes from the one that started this one."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     async def run() -> None:
         stop = Stop()
