@@ -208,9 +208,10 @@ def test_a_process_that_reports_no_more_is_forgotten() -> None:
 
 
 def test_a_report_of_a_time_to_come_is_not_listed_and_removed() -> None:
-    forged = replace(report("p1"), at=20.1 + REPORT_LIFETIME)
-    assert fleet(forged, report("p2")).processes == (report("p2"),)
+    forged, fast = replace(report("p1"), at=86_420.1), replace(report("p3"), at=86_420.0)
+    assert fleet(forged, report("p2"), fast).processes == (report("p2"), fast)
     assert is_old_report(forged.message().body, 20.0)
+    assert not is_old_report(fast.message().body, 20.0)
 
 
 def test_old_reports_and_what_can_not_be_read_are_removed() -> None:

@@ -44,6 +44,7 @@ _MOST_ENTITIES = 10_000  # whose last decision is remembered: others may write d
 _MOST_FOLLOWED = 100
 _LARGEST = 2**53
 _AHEAD = 10 * 365 * 86_400.0  # s that a decision's number may be ahead of a reader's clock
+_FAST = 86_400.0  # s that the clock of a process that reports may be ahead
 _RELEASED = 1.79e9  # s since 1970: a clock that shows less was not set yet
 _FULL = (
     f"the queue of decisions has {MAX_ENTRIES} messages or more, and no others are read: the next decision removes "
@@ -259,8 +260,8 @@ def is_old_report(body: bytes, now: float) -> bool:
 
 
 def _is_old(report: ProcessReport, now: float) -> bool:
-    # One of a time to come would be listed until then.
-    return abs(report.at - now) > REPORT_LIFETIME
+    # One of a time to come would be listed until then; but a process whose clock is fast has to be listed.
+    return not now - REPORT_LIFETIME <= report.at <= now + _FAST
 
 
 @dataclass(frozen=True, slots=True)
