@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from aiormq.channel import Channel
 from aiormq.exceptions import ConnectionInternalError
+from pamqp.base import Frame
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties, Scope
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._contents import Positions, peek, peek_in_turn
 from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._driver import ExchangeDeclare, ExchangeDelete, QueueBind, QueueDeclare, QueueDelete, QueuePurge
 from pairmq_rabbitmq._inspection import count_certainly, interrogate
 from pairmq_rabbitmq._management import Management, not_configured
 from pairmq_rabbitmq._probe import Probe
@@ -99,7 +99,7 @@ class RabbitAdmin(Admin):
         await self._context.find_exchange(topic.path, doing)
         made = await self._create_queue(queue, None, doing)
         # Also when the queue existed: it may be left over from a deleted topic of this name.
-        await self._context.ask(doing, lambda channel: channel.queue_bind(queue, topic.path, "#"), about=queue)
+        await self._context.ask(doing, QueueBind(queue=queue, exchange=topic.path, routing_key="#"))
         return made
 
     async def properties(self, entity: Entity) -> QueueProperties:
@@ -176,7 +176,7 @@ class RabbitAdmin(Admin):
         if not await self.exists(entity):
             return False
         if entity.kind is EntityKind.TOPIC:
-            await self._context.ask(doing, lambda channel: channel.exchange_delete(entity.path), about=entity.path)
+            await self._context.ask(doing, ExchangeDelete(exchange=entity.path))
             if self._management is not None:
                 subscriptions = _names.queue_of(Source(entity, "x"))[:-1]
                 await self._delete_queues(await self._management.queues(subscriptions, doing), doing)
@@ -217,7 +217,7 @@ class RabbitAdmin(Admin):
         queue = _names.queue_of(source)
         if not await self._count(queue, source, doing):
             return 0
-        purged = await self._context.ask(doing, lambda channel: channel.queue_purge(queue), about=queue)
+        purged = await self._context.ask(doing, QueuePurge(queue=queue))
         self._positions.forget(queue)
         return purged.message_count or 0
 
@@ -292,11 +292,7 @@ class RabbitAdmin(Admin):
     async def _create_exchange(self, name: str, doing: str) -> bool:
         if await self._exchange_exists(name, doing):
             return False
-        return await self._unless_another_is_there(
-            self._context.ask(
-                doing, lambda channel: channel.exchange_declare(name, exchange_type="topic", durable=True), about=name
-            )
-        )
+        return await self._declare(ExchangeDeclare(exchange=name, exchange_type="topic", durable=True), doing)
 
     async def _create_queue(self, name: str, properties: QueueProperties | None, doing: str) -> bool:
         if await self._is_there(name, doing):
@@ -306,9 +302,10 @@ class RabbitAdmin(Admin):
         arguments = arguments_of(properties or QueueProperties(), queue_type, dead_letter, doing)
         # The dead-letter queue first, so that no message is dead-lettered to a queue that does not exist.
         was_there = await self._is_there(dead_letter, doing) is not False
-        await self._declare(dead_letter, dead_letter_arguments(queue_type), doing)
+        aside = QueueDeclare(queue=dead_letter, durable=True, arguments=dead_letter_arguments(queue_type))
+        await self._declare(aside, doing)
         try:
-            return await self._declare(name, arguments, doing)
+            return await self._declare(QueueDeclare(queue=name, durable=True, arguments=arguments), doing)
         except TransportError as error:
             # As to a user who may not read it. What others may have made and filled stays.
             if error.reason is FailureReason.UNAUTHORIZED and not was_there:
@@ -317,20 +314,10 @@ class RabbitAdmin(Admin):
                         await self._delete_queues((dead_letter,), doing)
             raise
 
-    async def _declare(self, queue: str, arguments: dict[str, Any], doing: str) -> bool:
-        return await self._unless_another_is_there(
-            self._context.ask(
-                doing,
-                lambda channel: channel.queue_declare(queue, durable=True, arguments=arguments),
-                about=queue,
-            )
-        )
-
-    @staticmethod
-    async def _unless_another_is_there(declaring: Any) -> bool:
+    async def _declare(self, method: Frame, doing: str) -> bool:
         """Return whether it was created: another client may have created it first, and theirs is left unchanged."""
         try:
-            await declaring
+            await self._context.ask(doing, method)
         except TransportError as error:
             if error.reason is FailureReason.ALREADY_EXISTS or _is_cut_off(error):
                 return False
@@ -343,7 +330,7 @@ class RabbitAdmin(Admin):
     async def _delete_queues(self, queues: Iterable[str], doing: str) -> None:
         for queue in queues:
             try:
-                await self._context.ask(doing, partial(_delete_queue, queue), about=queue)
+                await self._context.ask(doing, QueueDelete(queue=queue))
             except TransportError as error:
                 if error.reason is not FailureReason.NOT_FOUND:
                     raise
@@ -352,10 +339,6 @@ class RabbitAdmin(Admin):
 def _is_cut_off(error: TransportError) -> bool:
     """Whether the broker refused a request without room for the reason: see `Context.consuming_of`."""
     return isinstance(error.__cause__, ConnectionInternalError)
-
-
-async def _delete_queue(queue: str, channel: Channel) -> None:
-    await channel.queue_delete(queue)
 
 
 def _entities(names: Iterable[str], kind: EntityKind) -> Iterable[Entity]:

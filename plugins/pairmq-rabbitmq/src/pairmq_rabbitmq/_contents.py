@@ -29,7 +29,7 @@ from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Transport
 from pairmq.transport import QueuePositions, raise_failure
 from pairmq_rabbitmq import _codec, _errors
 from pairmq_rabbitmq._context import Context
-from pairmq_rabbitmq._driver import close_channel
+from pairmq_rabbitmq._driver import close_channel, consume
 from pairmq_rabbitmq._markers import WINDOW
 from pairmq_rabbitmq._receiving import is_for_one_consumer, visit
 
@@ -55,7 +55,7 @@ async def peek(context: Context, queue: str, most: int, doing: str) -> list[Deli
     expected = min(waiting, most, _MOST)
     if not expected:
         return []
-    fetched = await context.ask(doing, lambda channel: _fetch(channel, queue, expected), about=queue)
+    fetched = await context.ask_on(doing, lambda channel: _fetch(channel, queue, expected), queue)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _GIVING_BACK
     # A quorum queue takes a moment to requeue them; another consumer may get them first.
@@ -88,7 +88,7 @@ async def _fetch(channel: Channel, queue: str, expected: int) -> list[DeliveredM
 
     try:
         await channel.basic_qos(prefetch_count=expected)
-        await channel.basic_consume(queue, take)
+        await consume(channel, queue, "pairmq-peek", take)
         while len(fetched) < expected:
             came.clear()
             async with asyncio.timeout(_PATIENCE):

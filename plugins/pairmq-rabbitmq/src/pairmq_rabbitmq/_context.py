@@ -16,14 +16,16 @@ import asyncio
 import ssl
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from aiormq.channel import Channel
 from aiormq.exceptions import ConnectionInternalError
+from pamqp.base import Frame
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
 from pairmq.transport import Receiver, Scope, bracketed, raise_failure
 from pairmq_rabbitmq import _errors
+from pairmq_rabbitmq._driver import ExchangeDeclare, count_in
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Link, Nodes, Session
 from pairmq_rabbitmq._markers import MarkerLine
@@ -97,19 +99,25 @@ class Context:
         """
         return self._apart[0] if self._is_risky(queue) else self.consuming
 
-    async def ask(
+    async def ask(self, doing: str, method: Frame, link: Link | None = None) -> Any:
+        """Call a method of the broker, over the control link unless another is given, and return its reply.
+
+        A cancelled call gets control back at once; the broker may have done it.
+        """
+        names = (getattr(method, each, None) for each in ("queue", "destination", "exchange"))
+        about = next(name for name in names if name is not None)
+        return await self.ask_on(doing, lambda channel: channel.rpc(cast("Any", method)), about, link)
+
+    async def ask_on(
         self,
         doing: str,
         question: Callable[[Channel], Coroutine[Any, Any, T]],
+        about: str,
         link: Link | None = None,
-        *,
-        about: str = "",
     ) -> T:
-        """Ask the broker something, over the control link unless another is given, on a channel that no other call uses
-        meanwhile.
+        """Ask the broker what takes more than one method, on a channel that no other call uses meanwhile; as `ask`.
 
-        ``about`` is the name of a queue or exchange that a refusal would hold: see `consuming_of`. A cancelled call
-        gets control back at once; the question may have been answered.
+        ``about`` is the name of a queue or exchange that a refusal would hold: see `consuming_of`.
         """
         if self.scope.closed:
             raise _errors.closed(doing)
@@ -149,11 +157,11 @@ class Context:
             raise_failure(_errors.failure(error, doing))
 
     async def find_exchange(self, name: str, doing: str) -> None:
-        await self.ask(doing, lambda channel: channel.exchange_declare(name, passive=True), about=name)
+        await self.ask(doing, ExchangeDeclare(exchange=name, passive=True))
 
     async def count(self, queue: str, doing: str) -> tuple[int, int]:
         """How many messages of a queue wait, and how many consumers it has."""
-        found = await self.ask(doing, lambda channel: channel.queue_declare(queue, passive=True), about=queue)
+        found = await self.ask(doing, count_in(queue))
         return found.message_count or 0, found.consumer_count or 0
 
     async def why_returned(self, entity: Entity, doing: str) -> TransportError:

@@ -1,8 +1,8 @@
-"""Changes to the driver: which names its channels accept, and what it logs about this transport's connections.
+"""Around the driver: methods with names that it refuses, how a channel is closed, and what it logs about connections.
 
 RabbitMQ accepts any text of up to 255 bytes as the name of a queue or exchange; pamqp raises ValueError for all but
-ASCII letters, digits, space and a few punctuation characters. So the methods that carry names are overridden here, with
-frames that leave validation to the broker. Each does what the driver's own does.
+ASCII letters, digits, space and a few punctuation characters. So methods that carry names are instances of the classes
+here, which leave validation to the broker, and are passed to a channel's ``rpc``.
 
 aiormq logs an error for each connection attempt that is refused, and a warning with a traceback for each connection
 that is lost. It can't know that a pair retries throughout an outage, and reports the outage once: every failure is
@@ -15,17 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 from collections.abc import Mapping
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final, TypeVar
-from uuid import uuid4
 
-from aiormq.abc import ChannelFrame
+from aiormq.abc import ChannelFrame, ConsumerCallback, DeliveredMessage
 from aiormq.channel import Channel
 from aiormq.exceptions import ChannelInvalidStateError
-from aiormq.tools import awaitable
 from pamqp import commands
 from pamqp.base import Frame
 
@@ -44,85 +41,43 @@ _DEMOTED: Final[Mapping[str, int]] = {
 """Its loggers, and up to which level their records are demoted."""
 
 
-@functools.cache
-def any_name(frame: type[F]) -> type[F]:
-    """The class of a frame that leaves the validation of its names to the broker."""
+def _any_name(frame: type[F]) -> type[F]:
     return type(frame.__name__, (frame,), {"validate": lambda self: None})
 
 
-class _AnyName(Channel):
-    # What is overridden waits for the answer: nowait is not offered.
-
-    _get_from = ""
-    close_sent = False
-
-    async def queue_declare(self, queue: str = "", *, timeout: float | None = None, **options: Any) -> Any:
-        return await self.rpc(any_name(commands.Queue.Declare)(queue=queue, **options), timeout=timeout)
-
-    async def queue_delete(self, queue: str = "", *, timeout: float | None = None, **options: Any) -> Any:  # type: ignore[override]
-        return await self.rpc(any_name(commands.Queue.Delete)(queue=queue, **options), timeout=timeout)
-
-    async def queue_purge(self, queue: str = "", *, timeout: float | None = None) -> Any:  # type: ignore[override]
-        return await self.rpc(any_name(commands.Queue.Purge)(queue=queue), timeout=timeout)
-
-    async def queue_bind(  # type: ignore[override]
-        self, queue: str, exchange: str = "", routing_key: str = "", *, timeout: float | None = None, **options: Any
-    ) -> Any:
-        frame = any_name(commands.Queue.Bind)(queue=queue, exchange=exchange, routing_key=routing_key, **options)
-        return await self.rpc(frame, timeout=timeout)
-
-    async def exchange_declare(self, exchange: str = "", *, timeout: float | None = None, **options: Any) -> Any:
-        return await self.rpc(any_name(commands.Exchange.Declare)(exchange=exchange, **options), timeout=timeout)
-
-    async def exchange_delete(self, exchange: str = "", *, timeout: float | None = None, **options: Any) -> Any:
-        return await self.rpc(any_name(commands.Exchange.Delete)(exchange=exchange, **options), timeout=timeout)
-
-    async def exchange_bind(
-        self,
-        destination: str = "",
-        source: str = "",
-        routing_key: str = "",
-        *,
-        timeout: float | None = None,
-        **options: Any,
-    ) -> Any:
-        frame = any_name(commands.Exchange.Bind)(
-            destination=destination, source=source, routing_key=routing_key, **options
-        )
-        return await self.rpc(frame, timeout=timeout)
-
-    async def basic_get(self, queue: str = "", no_ack: bool = False, timeout: float | None = None) -> Any:
-        self._get_from = queue
-        return await super().basic_get("", no_ack, timeout)
-
-    async def rpc(self, frame: Any, timeout: float | None = None) -> Any:
-        if isinstance(frame, commands.Basic.Get):
-            # The driver makes this one itself, which leaves no other place to put the name.
-            frame = any_name(commands.Basic.Get)(queue=self._get_from, no_ack=frame.no_ack)
-        return await super().rpc(frame, timeout=timeout)
-
-    async def basic_consume(
-        self,
-        queue: str,
-        consumer_callback: Any,
-        *,
-        consumer_tag: str | None = None,
-        timeout: float | None = None,
-        **options: Any,
-    ) -> Any:
-        tag = consumer_tag or f"pairmq-{uuid4().hex}"
-        self.consumers[tag] = awaitable(consumer_callback)
-        return await self.rpc(
-            any_name(commands.Basic.Consume)(queue=queue, consumer_tag=tag, **options), timeout=timeout
-        )
+BasicConsume = _any_name(commands.Basic.Consume)
+BasicGet = _any_name(commands.Basic.Get)
+BasicPublish = _any_name(commands.Basic.Publish)
+ExchangeBind = _any_name(commands.Exchange.Bind)
+ExchangeDeclare = _any_name(commands.Exchange.Declare)
+ExchangeDelete = _any_name(commands.Exchange.Delete)
+QueueBind = _any_name(commands.Queue.Bind)
+QueueDeclare = _any_name(commands.Queue.Declare)
+QueueDelete = _any_name(commands.Queue.Delete)
+QueuePurge = _any_name(commands.Queue.Purge)
 
 
-def take_any_name(channel: Channel) -> Channel:
-    """Let a channel accept any name; returns the same channel."""
-    # The driver creates channels itself, and has no option for another class.
-    if type(channel) is Channel:
-        channel.__class__ = _AnyName
-    return channel
+def count_in(queue: str) -> commands.Queue.Declare:
+    """The method whose reply counts a queue's messages and consumers, and that changes nothing."""
+    return QueueDeclare(queue=queue, passive=True)
+
+
+async def consume(channel: Channel, queue: str, tag: str, callback: ConsumerCallback) -> None:
+    """As the driver's ``basic_consume``, for any name."""
+    channel.consumers[tag] = callback
+    await channel.rpc(BasicConsume(queue=queue, consumer_tag=tag))
+
+
+async def get(channel: Channel, queue: str) -> DeliveredMessage:
+    """As the driver's ``basic_get``, for any name, on a channel that no other call uses."""
+    channel.getter = getter = channel.create_future()
+    try:
+        await channel.rpc(BasicGet(queue=queue))
+        _, message = await getter
+    finally:
+        getter.cancel()
+        channel.getter = None
+    return message
 
 
 async def close_channel(channel: Channel) -> None:

@@ -22,7 +22,7 @@ from pamqp.commands import Basic
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
 from pairmq_rabbitmq import _names
 from pairmq_rabbitmq._context import Context
-from pairmq_rabbitmq._driver import close_channel
+from pairmq_rabbitmq._driver import QueueDeclare, close_channel, get
 from pairmq_rabbitmq._link import Link
 from pairmq_rabbitmq._properties import (
     DEAD_LETTER_EXCHANGE,
@@ -93,19 +93,12 @@ async def interrogate(
     """
     asked = dict(guess)
     flags = {"durable": True, "auto_delete": False}
-
-    async def declare(channel: Channel) -> None:
-        arguments = {**asked, **guard}
-        await channel.queue_declare(
-            queue, durable=flags["durable"], auto_delete=flags["auto_delete"], arguments=arguments
-        )
-
     read: dict[str, Any] = {}
     unreadable: set[str] = set()
     guard: dict[str, Any] = {_GUARD: _GUARD_VALUE}
     for _ in range(_MOST_ROUNDS):
         try:
-            await context.ask(doing, declare, link, about=queue)
+            await context.ask(doing, QueueDeclare(queue=queue, arguments={**asked, **guard}, **flags), link)
         except TransportError as error:
             if isinstance(error.__cause__, ConnectionInternalError):
                 break  # it differs, and RabbitMQ 4 can't say how: see `Context.ask`
@@ -193,7 +186,7 @@ async def count_certainly(context: Context, queue: str, doing: str) -> int:
         if waiting:
             break
         try:
-            waiting = await context.ask(doing, lambda channel: fetch_one(channel, queue), about=queue)
+            waiting = await context.ask_on(doing, lambda channel: fetch_one(channel, queue), queue)
         except TransportError as error:
             if error.reason not in (FailureReason.DISABLED, FailureReason.UNAUTHORIZED):
                 raise
@@ -206,7 +199,7 @@ async def count_certainly(context: Context, queue: str, doing: str) -> int:
 async def fetch_one(channel: Channel, queue: str) -> int:
     """Have a queue's leader fetch a message, and requeue it in its place, which closes the channel; the number there
     was."""
-    fetched = (await channel.basic_get(queue)).delivery
+    fetched = (await get(channel, queue)).delivery
     if not isinstance(fetched, Basic.GetOk):
         return 0
     # A nack would put it at the end of a quorum queue without delivery limit.

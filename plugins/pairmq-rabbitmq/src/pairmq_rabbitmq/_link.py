@@ -33,7 +33,7 @@ from yarl import URL
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.transport import bracketed, start_task
 from pairmq_rabbitmq import _errors
-from pairmq_rabbitmq._driver import connection_context, take_any_name
+from pairmq_rabbitmq._driver import connection_context
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._url import Node, RabbitUrl
 from pairmq_rabbitmq._wire import WatchedStreams, Wire
@@ -313,8 +313,7 @@ class Session:
             text = f"the connection has all {tune.channel_max} channels that the broker allows: use fewer entities"
             raise Unsent(TransportError(text, FailureKind.TRANSIENT, FailureReason.QUOTA))
         try:
-            channel = await self.run(self._driver.channel(publisher_confirms=confirms, on_return_raises=True))
-            return take_any_name(channel)
+            return await self.run(self._driver.channel(publisher_confirms=confirms, on_return_raises=True))
         except Exception as error:
             raise Unsent(self.cause or (error.cause if isinstance(error, Unsent) else error)) from error
 

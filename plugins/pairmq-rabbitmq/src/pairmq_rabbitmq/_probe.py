@@ -13,6 +13,7 @@ from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Transpo
 from pairmq.transport import Scope
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._driver import QueueDeclare
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._publisher import Publisher
 
@@ -113,10 +114,7 @@ class Probe:
     async def _make(self, doing: str) -> bool:
         """Create the ping queue; returns whether it can be used."""
         try:
-            await self._context.ask(
-                doing,
-                lambda channel: channel.queue_declare(PING_QUEUE, durable=True, arguments=_PING_ARGUMENTS),
-            )
+            await self._context.ask(doing, QueueDeclare(queue=PING_QUEUE, durable=True, arguments=_PING_ARGUMENTS))
         except TransportError as error:
             # Refused, or its node is down (404): neither says anything about the entity.
             if error.kind is not FailureKind.REFUSED and error.reason is not FailureReason.OTHER:

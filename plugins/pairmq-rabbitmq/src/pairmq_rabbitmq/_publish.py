@@ -25,7 +25,7 @@ from pamqp import commands
 from pairmq.model import TransportError
 from pairmq.transport import in_turns
 from pairmq_rabbitmq import _header
-from pairmq_rabbitmq._driver import any_name, close_channel
+from pairmq_rabbitmq._driver import BasicPublish, close_channel
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Session
 
@@ -40,7 +40,7 @@ ALONE = 1 << 20
 
 def publish_method(exchange: str, routing_key: str) -> bytes:
     """The payload of the method frame that publishes a message there, to be returned if no queue takes it."""
-    method = any_name(commands.Basic.Publish)(exchange=exchange, routing_key=routing_key, mandatory=True)
+    method = BasicPublish(exchange=exchange, routing_key=routing_key, mandatory=True)
     payload: bytes = method.marshal()
     return struct.pack(">I", method.index) + payload
 

@@ -37,15 +37,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Callable, Coroutine
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from aiormq.channel import Channel
+from pamqp.base import Frame
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._driver import ExchangeBind, ExchangeDeclare, QueueBind, QueueDeclare
 from pairmq_rabbitmq._link import Session
 from pairmq_rabbitmq._properties import dead_letter_arguments, queue_type_for
 from pairmq_rabbitmq._publish import publish_method
@@ -68,11 +68,9 @@ _LANES_SINCE, _LANES_UNTIL = (4, 0), (4, 3)
 _TARGET_TRUSTED = 0.1
 _MOST_KNOWN = 10_000
 
-_Question = Callable[[Channel], Coroutine[Any, Any, Any]]
-
 
 class DelayNames:
-    """The names of the delay queues and exchanges, separate for each queue type: processes may use different ones."""
+    """The delay queues and exchanges, separate for each queue type: processes may use different ones."""
 
     def __init__(self, queue_type: QueueType) -> None:
         self.queue_type = queue_type
@@ -90,6 +88,45 @@ class DelayNames:
     def below(self, level: int) -> str:
         """The exchange that a level's messages are passed on to."""
         return self.level(level - 1) if level else self.deliver
+
+    def make_end(self) -> Iterator[Frame]:
+        """The last exchange, and the queue for messages that it has no target for."""
+        arguments = {**dead_letter_arguments(self.queue_type), "x-message-ttl": _KEPT}
+        yield QueueDeclare(queue=self.undeliverable, durable=True, arguments=arguments)
+        yield ExchangeDeclare(exchange=self.undeliverable, exchange_type="fanout", durable=True)
+        yield QueueBind(queue=self.undeliverable, exchange=self.undeliverable)
+        # A quorum queue that can't pass on a message retries forever, and delays others: each needs a destination.
+        yield _topic(self.deliver, {"alternate-exchange": self.undeliverable})
+
+    def make_exchange(self, level: int) -> Iterator[Frame]:
+        name = self.level(level)
+        yield _topic(name)
+        yield ExchangeBind(destination=self.below(level), source=name, routing_key=_binding_key(level, "0"))
+
+    def make_queue(self, level: int) -> Iterator[Frame]:
+        name = self.level(level)
+        arguments = {
+            **dead_letter_arguments(self.queue_type),
+            "x-message-ttl": UNIT << level,
+            "x-dead-letter-exchange": self.below(level),
+        }
+        if self.queue_type == "quorum":
+            arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+        yield QueueDeclare(queue=name, durable=True, arguments=arguments)
+        yield QueueBind(queue=name, exchange=name, routing_key=_binding_key(level, "1"))
+
+    def make_discard(self) -> Iterator[Frame]:
+        # A topic without a subscription accepts no message: those of topics go to a queue that is always empty, too.
+        arguments = {"x-queue-type": "classic", "x-max-length": 0, "x-overflow": "drop-head"}
+        yield QueueDeclare(queue=self.discard, durable=True, arguments=arguments)
+
+    def bind_target(self, entity: Entity, target: str) -> Iterator[Frame]:
+        key = f"#.{target}"
+        if entity.kind is EntityKind.QUEUE:
+            yield QueueBind(queue=entity.path, exchange=self.deliver, routing_key=key)
+        else:
+            yield ExchangeBind(destination=entity.path, source=self.deliver, routing_key=key)
+            yield QueueBind(queue=self.discard, exchange=self.deliver, routing_key=key)
 
 
 class Schedule:
@@ -135,79 +172,32 @@ class Schedule:
             self._known.clear()
             self._names = DelayNames(queue_type_for(self._context.url.queue_type, version, "quorum"))
             self.priority_aside = self._names.queue_type == "quorum" and _LANES_SINCE <= version < _LANES_UNTIL
-        await self._once("end", _LEVELS_TRUSTED, partial(self._make_end, doing))
+        names = self._names
+        await self._once("end", _LEVELS_TRUSTED, names.make_end(), doing)
         # From the bottom up: what a level's queue passes on always finds the next exchange.
         for level in range(bits[-1] + 1):
-            await self._once(("exchange", level), _LEVELS_TRUSTED, partial(self._make_exchange, level, doing))
+            await self._once(("exchange", level), _LEVELS_TRUSTED, names.make_exchange(level), doing)
         for level in bits:
-            await self._once(("queue", level), _LEVELS_TRUSTED, partial(self._make_queue, level, doing))
-        await self._once(entity, _TARGET_TRUSTED, partial(self._bind_target, entity, target, doing))
+            await self._once(("queue", level), _LEVELS_TRUSTED, names.make_queue(level), doing)
+        if entity.kind is EntityKind.TOPIC:
+            await self._once("discard", _LEVELS_TRUSTED, names.make_discard(), doing)
+        await self._once(entity, _TARGET_TRUSTED, names.bind_target(entity, target), doing)
 
-    async def _once(self, what: object, seconds: float, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        if not self._is_known(what):
-            if len(self._known) > _MOST_KNOWN:
-                self._known.clear()
-            await make()
-            self._known[what] = asyncio.get_running_loop().time() + seconds
-
-    async def _make_end(self, doing: str) -> None:
-        """The last exchange, and the queue for messages that it has no target for."""
-        names = self._names
-        arguments = {**dead_letter_arguments(names.queue_type), "x-message-ttl": _KEPT}
-        await self._declare_queue(names.undeliverable, arguments, doing)
-        await self._declare_exchange(names.undeliverable, "fanout", doing)
-        await self._ask(doing, lambda channel: channel.queue_bind(names.undeliverable, names.undeliverable, ""))
-        # A quorum queue that can't pass on a message retries forever, and delays others: each needs a destination.
-        await self._declare_exchange(names.deliver, "topic", doing, {"alternate-exchange": names.undeliverable})
-
-    async def _make_exchange(self, level: int, doing: str) -> None:
-        name, below = self._names.level(level), self._names.below(level)
-        await self._declare_exchange(name, "topic", doing)
-        await self._ask(doing, lambda channel: channel.exchange_bind(below, name, _binding_key(level, "0")))
-
-    async def _make_queue(self, level: int, doing: str) -> None:
-        name = self._names.level(level)
-        arguments = {
-            **dead_letter_arguments(self._names.queue_type),
-            "x-message-ttl": UNIT << level,
-            "x-dead-letter-exchange": self._names.below(level),
-        }
-        if self._names.queue_type == "quorum":
-            arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-        await self._declare_queue(name, arguments, doing)
-        await self._ask(doing, lambda channel: channel.queue_bind(name, name, _binding_key(level, "1")))
-
-    async def _bind_target(self, entity: Entity, target: str, doing: str) -> None:
-        names, key = self._names, f"#.{target}"
-        if entity.kind is EntityKind.QUEUE:
-            await self._ask(doing, lambda channel: channel.queue_bind(entity.path, names.deliver, key), entity.path)
+    async def _once(self, what: object, seconds: float, methods: Iterable[Frame], doing: str) -> None:
+        if self._is_known(what):
             return
-        await self._ask(doing, lambda channel: channel.exchange_bind(entity.path, names.deliver, key), entity.path)
-        # A topic without a subscription accepts no message either: it goes to a queue that is always empty, too.
-        discard = {"x-queue-type": "classic", "x-max-length": 0, "x-overflow": "drop-head"}
-        await self._once("discard", _LEVELS_TRUSTED, partial(self._declare_queue, names.discard, discard, doing))
-        await self._ask(doing, lambda channel: channel.queue_bind(names.discard, names.deliver, key))
-
-    async def _declare_queue(self, name: str, arguments: dict[str, Any], doing: str) -> None:
-        await self._ask(doing, lambda channel: channel.queue_declare(name, durable=True, arguments=arguments))
-
-    async def _declare_exchange(
-        self, name: str, kind: str, doing: str, arguments: dict[str, Any] | None = None
-    ) -> None:
-        await self._ask(
-            doing,
-            lambda channel: channel.exchange_declare(name, exchange_type=kind, durable=True, arguments=arguments),
-        )
-
-    async def _ask(self, doing: str, question: _Question, about: str = "") -> None:
+        if len(self._known) > _MOST_KNOWN:
+            self._known.clear()
         try:
-            await self._context.ask(doing, question, about=about)
+            for method in methods:
+                await self._context.ask(doing, method)
         except TransportError as error:
             if error.kind is FailureKind.REFUSED:
                 # Also when there is a foreign one: it would not keep the time.
                 raise
             # Nothing of the message was written, whatever the result of the request.
             raise TransportError(str(error), error.kind, error.reason) from error
+        self._known[what] = asyncio.get_running_loop().time() + seconds
 
 
 def check_delay(delay: float, doing: str) -> None:
@@ -223,6 +213,10 @@ def _units(delay: float) -> int:
     while units * UNIT - units.bit_count() < delay * 1000:
         units += 1
     return units
+
+
+def _topic(name: str, arguments: dict[str, Any] | None = None) -> Frame:
+    return ExchangeDeclare(exchange=name, exchange_type="topic", durable=True, arguments=arguments)
 
 
 def _binding_key(level: int, digit: str) -> str:

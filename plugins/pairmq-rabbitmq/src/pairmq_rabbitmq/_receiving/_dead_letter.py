@@ -13,6 +13,7 @@ from pairmq.model import FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import Scope
 from pairmq_rabbitmq import _codec, _errors, _names
 from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._driver import QueueDeclare
 from pairmq_rabbitmq._header import is_costly
 from pairmq_rabbitmq._properties import dead_letter_arguments, queue_type_for
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
@@ -167,9 +168,7 @@ class DeadLetters:
         arguments = dead_letter_arguments(queue_type_for(self._context.url.queue_type, version, "classic"))
         try:
             await self._context.ask(
-                self._doing,
-                lambda channel: channel.queue_declare(self._name, durable=True, arguments=arguments),
-                about=self._name,
+                self._doing, QueueDeclare(queue=self._name, durable=True, arguments=arguments)
             )
         except TransportError as error:
             if error.reason is not FailureReason.ALREADY_EXISTS:  # created by another client, with other arguments

@@ -27,7 +27,7 @@ from typing import Any, Final
 from aiormq.channel import Channel
 
 from pairmq.transport import start_task
-from pairmq_rabbitmq._driver import close_channel
+from pairmq_rabbitmq._driver import close_channel, consume
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Session
 from pairmq_rabbitmq._receiving._settling import (
@@ -406,7 +406,7 @@ class DeliveryChannel:
             self._prefetch = window
         self._room = window
         tag = f"pairmq-{next(_numbers)}"
-        await self._call(self._raw.basic_consume(self._queue, _unused, consumer_tag=tag))
+        await self._call(consume(self._raw, self._queue, tag, _unused))
         return tag
 
     async def _open(self, count: int, deadline: float) -> bool:

@@ -32,6 +32,7 @@ from pamqp.commands import Basic
 from pairmq.model import Message, TransportError
 from pairmq.transport import Scope, start_task
 from pairmq_rabbitmq import _header
+from pairmq_rabbitmq._driver import count_in
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Session
 
@@ -218,7 +219,7 @@ class Settling:
 
     async def ask(self) -> int:
         """Ask how many messages of the queue are ready; the reply shows that all written before has been handled."""
-        found = await self._call(self._raw.queue_declare(self._queue, passive=True))
+        found = await self._call(self._raw.rpc(count_in(self._queue)))
         return found.message_count or 0
 
     async def _work(self) -> None:
