@@ -139,10 +139,10 @@ async def test_count_of_rabbitmq_is_returned_when_the_user_may_not_read(
 async def test_nothing_is_fetched_from_queues_that_are_not_pairmqs_own(
     transport: Transport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def basic_get(*_: Any, **__: Any) -> None:
+    async def get(*_: Any) -> None:
         raise AssertionError("a message may have been fetched")
 
-    monkeypatch.setattr("aiormq.channel.Channel.basic_get", basic_get)
+    monkeypatch.setattr("pairmq_rabbitmq._inspection.get", get)
     await transport.admin.create(QUEUE)
     assert await transport.admin.counts(SOURCE) == QueueCounts()
     await transport.admin.create(Entity("backlog"), BACKLOG)

@@ -209,9 +209,9 @@ class Model:
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        wire = SimpleNamespace(lane=Lane(lambda: 0.0))
+        wire = SimpleNamespace(lane=Lane(lambda: 0.0), frames=0)
         self.session: Any = SimpleNamespace(
-            wire=wire, usable=True, frame_max=4096, forsaken=0, on_end=lambda _: None, remove_on_end=lambda _: None
+            wire=wire, usable=True, max_payload=4088, forsaken=0, on_end=lambda _: None, remove_on_end=lambda _: None
         )
         self.raw: Any = SimpleNamespace(
             number=TAKEN, closing=loop.create_future(), write_queue=asyncio.Queue(), is_closed=False
@@ -228,8 +228,8 @@ class Model:
     async def publish(self, count: int) -> None:
         first = len(self.expected) + 1
         parcels = [Parcel(publish_method("", "q"), f"m{number}", b"", b"") for number in range(first, first + count)]
-        self.batches.append(Batch(count))
-        await self.channel.write(parcels, self.batches[-1])
+        self.batches.append(Batch(self.channel, parcels))
+        await self.channel.write(self.batches[-1])
         for index in range(count):
             self.expected[first + index] = Pending
             self.places[first + index] = (len(self.batches) - 1, index)

@@ -12,7 +12,7 @@ from aiormq.exceptions import ChannelNotFoundEntity
 
 from pairmq.model import FailureReason, TransportError
 from pairmq.transport import Scope
-from pairmq_rabbitmq import _publisher
+from pairmq_rabbitmq import _link
 from pairmq_rabbitmq._errors import Unsent, failure
 from pairmq_rabbitmq._lane import Lane
 from pairmq_rabbitmq._link import Link, Session
@@ -85,7 +85,7 @@ def broker() -> Broker:
 @pytest.fixture
 def publisher(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Publisher:
     """A publisher that takes no pause of this machine for a silent broker."""
-    monkeypatch.setattr(_publisher, "_SILENCE", 1000.0)
+    monkeypatch.setattr(_link, "_SILENCE", 1000.0)
     return Publisher(cast("Link", broker), "send to orders")
 
 
@@ -140,7 +140,7 @@ async def test_a_call_finds_the_channel_that_one_given_up_had_asked_for(broker: 
 async def test_an_opening_that_was_given_up_takes_no_successors_place(
     broker: Broker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_publisher, "_SILENCE", 0.0)  # whoever gives up has waited long enough
+    monkeypatch.setattr(_link, "_SILENCE", 0.0)  # whoever gives up has waited long enough
     hung, sound = broker.connection(), broker.connection()
     broker.current = hung
     first = asyncio.create_task(publisher.open(Scope()))
@@ -161,7 +161,7 @@ async def test_an_opening_that_was_given_up_takes_no_successors_place(
 async def test_an_opening_that_was_given_up_leaves_its_successor_alone_while_that_is_on_its_way(
     broker: Broker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_publisher, "_SILENCE", 0.0)
+    monkeypatch.setattr(_link, "_SILENCE", 0.0)
     hung, sound = broker.connection(), broker.connection()
     broker.current = hung
     first = asyncio.create_task(publisher.open(Scope()))

@@ -24,7 +24,7 @@ from pairmq.testing.conformance.suites import LockClock
 from pairmq.transport import Scope
 from pairmq_rabbitmq import _driver, _link
 from pairmq_rabbitmq._context import Context
-from pairmq_rabbitmq._receiving import RabbitReceiver, _delivery_channel, _receiver, _settling, held_by_this_process
+from pairmq_rabbitmq._receiving import RabbitReceiver, _delivery_channel, _receiver, held_by_this_process
 from pairmq_rabbitmq._url import parse_rabbitmq_url
 from pairmq_rabbitmq.testing import RabbitServer
 
@@ -1083,7 +1083,7 @@ async def test_calls_to_a_hung_server_can_be_cancelled_and_the_next_ones_connect
     await hang(server)
     try:
         with monkeypatch.context() as patched:
-            patched.setattr(_settling, "_SILENCE", 3600)  # it is too soon to say, however long that takes here
+            patched.setattr(_link, "_SILENCE", 3600)  # it is too soon to say, however long that takes here
             await given_up(receiver.receive(1, 3600), after=0.02)
             assert context.consuming.current is session
         await given_up(receiver.complete(delivery), after=0.2)

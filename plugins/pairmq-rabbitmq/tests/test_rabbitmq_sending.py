@@ -419,9 +419,9 @@ async def test_a_channel_whose_first_publish_has_no_answer_holds_up_no_other_in_
     write = PublishChannel.write
     unanswered: list[PublishChannel] = []
 
-    async def first_to_nowhere(self: PublishChannel, parcels: Any, batch: Any) -> None:
+    async def first_to_nowhere(self: PublishChannel, batch: Any) -> None:
         if unanswered:
-            await write(self, parcels, batch)
+            await write(self, batch)
         else:
             unanswered.append(self)
 
@@ -450,10 +450,10 @@ async def test_batch_is_in_doubt_when_cancelled_halfway(
     await sender.send(message())
     answers = Publisher._answers
 
-    async def then_hang(self: Publisher, written: Any, scope: Any) -> Any:
-        found = await answers(self, written, scope)
+    async def then_hang(self: Publisher, batch: Any, scope: Any) -> Any:
+        found = await answers(self, batch, scope)
         rabbit.pause()
-        written.channel.session.end(ConnectionResetError("lost"))
+        batch.channel.session.end(ConnectionResetError("lost"))
         return found
 
     monkeypatch.setattr(Publisher, "_answers", then_hang)

@@ -24,7 +24,7 @@ class Raw:
         self.connection = SimpleNamespace(channels={1: self})
         self.write_queue: asyncio.Queue[Any] = asyncio.Queue()
 
-    async def queue_declare(self, *_: object, **__: object) -> Any:
+    async def rpc(self, _: object) -> Any:
         return SimpleNamespace(message_count=0)
 
     def written(self) -> list[tuple[str, int, bool]]:

@@ -14,7 +14,15 @@ from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, Qu
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._contents import Positions, peek, peek_in_turn
 from pairmq_rabbitmq._context import Context
-from pairmq_rabbitmq._driver import ExchangeDeclare, ExchangeDelete, QueueBind, QueueDeclare, QueueDelete, QueuePurge
+from pairmq_rabbitmq._driver import (
+    ExchangeDeclare,
+    ExchangeDelete,
+    QueueBind,
+    QueueDeclare,
+    QueueDelete,
+    QueuePurge,
+    count_in,
+)
 from pairmq_rabbitmq._inspection import count_certainly, interrogate
 from pairmq_rabbitmq._management import Management, not_configured
 from pairmq_rabbitmq._probe import Probe
@@ -63,9 +71,7 @@ class RabbitAdmin(Admin):
         """Check whether there is such a queue or, for a topic, an exchange of any type."""
         doing = f"look for {entity}"
         _names.check(entity)
-        if entity.kind is EntityKind.TOPIC:
-            return await self._exchange_exists(entity.path, doing)
-        return await self._queue_exists(entity.path, doing)
+        return await self._found(_look_for(entity), doing) is not None
 
     async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
         """Create a queue with its dead-letter queue, or a topic's exchange; all durable.
@@ -83,7 +89,11 @@ class RabbitAdmin(Admin):
         doing = f"create {entity}"
         _names.check(entity)
         if entity.kind is EntityKind.TOPIC:
-            return await self._create_exchange(entity.path, doing)
+            if await self._found(_look_for(entity), doing) is not None:
+                return False
+            return await self._declare(
+                ExchangeDeclare(exchange=entity.path, exchange_type="topic", durable=True), doing
+            )
         if properties is not None and properties.requires_session:
             text = "requires_session: a RabbitMQ queue can't be read one session at a time"
             raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
@@ -152,8 +162,8 @@ class RabbitAdmin(Admin):
         markers = self._positions.unanswered(queue)
         if markers and not (await self._context.count(queue, doing))[1]:
             active = max(0, active - markers)  # no consumer has them, so they count as ready messages
-        dead = await self._count_if_there(_names.dead_letter_of(queue), doing)
-        return QueueCounts(active=active, locked=locked, dead_letter=dead or 0)
+        dead = await self._found(count_in(_names.dead_letter_of(queue)), doing)
+        return QueueCounts(active=active, locked=locked, dead_letter=(dead and dead.message_count) or 0)
 
     async def positions(self, entity: Entity) -> QueuePositions:
         """Find how far a queue has been settled, by markers that travel through it: see `_contents`.
@@ -248,33 +258,21 @@ class RabbitAdmin(Admin):
         """Names that begin with ``amq.`` or ``pairmq.``, and those with a segment that begins with ``$``."""
         return _names.is_system(entity)
 
-    async def _exchange_exists(self, name: str, doing: str) -> bool:
+    async def _found(self, method: Frame, doing: str) -> Any:
+        """The broker's reply about a queue or exchange; None when it does not exist."""
         try:
-            await self._context.find_exchange(name, doing)
+            return await self._context.ask(doing, method)
         except TransportError as error:
             if error.reason is FailureReason.NOT_FOUND:
-                return False
-            raise
-        return True
-
-    async def _queue_exists(self, name: str, doing: str) -> bool:
-        return await self._count_if_there(name, doing) is not None
-
-    async def _is_there(self, name: str, doing: str) -> bool | None:
-        """Whether a queue exists; None if RabbitMQ can't say, where declaring it will show the difference."""
-        try:
-            return await self._queue_exists(name, doing)
-        except TransportError as error:
-            if _is_cut_off(error):
                 return None
             raise
 
-    async def _count_if_there(self, queue: str, doing: str) -> int | None:
-        """How many messages of a queue are ready; None when there is no such queue."""
+    async def _is_there(self, queue: str, doing: str) -> bool | None:
+        """Whether a queue exists; None if RabbitMQ can't say, where declaring it will show the difference."""
         try:
-            return (await self._context.count(queue, doing))[0]
+            return await self._found(count_in(queue), doing) is not None
         except TransportError as error:
-            if error.reason is FailureReason.NOT_FOUND:
+            if _is_cut_off(error):
                 return None
             raise
 
@@ -284,15 +282,11 @@ class RabbitAdmin(Admin):
             if queue in self._own:
                 return await count_certainly(self._context, queue, doing)
             return (await self._context.count(queue, doing))[0]
-        waiting = await self._count_if_there(queue, doing)
-        if waiting is None:
+        found = await self._found(count_in(queue), doing)
+        if found is None:
             await self._context.count(_names.queue_of(Source(source.entity, source.subscription)), doing)
-        return waiting or 0
-
-    async def _create_exchange(self, name: str, doing: str) -> bool:
-        if await self._exchange_exists(name, doing):
-            return False
-        return await self._declare(ExchangeDeclare(exchange=name, exchange_type="topic", durable=True), doing)
+            return 0
+        return found.message_count or 0
 
     async def _create_queue(self, name: str, properties: QueueProperties | None, doing: str) -> bool:
         if await self._is_there(name, doing):
@@ -310,7 +304,7 @@ class RabbitAdmin(Admin):
             # As to a user who may not read it. What others may have made and filled stays.
             if error.reason is FailureReason.UNAUTHORIZED and not was_there:
                 with contextlib.suppress(TransportError):
-                    if not await self._queue_exists(name, doing):
+                    if await self._found(count_in(name), doing) is None:
                         await self._delete_queues((dead_letter,), doing)
             raise
 
@@ -334,6 +328,11 @@ class RabbitAdmin(Admin):
             except TransportError as error:
                 if error.reason is not FailureReason.NOT_FOUND:
                     raise
+
+
+def _look_for(entity: Entity) -> Frame:
+    topic = entity.kind is EntityKind.TOPIC
+    return ExchangeDeclare(exchange=entity.path, passive=True) if topic else count_in(entity.path)
 
 
 def _is_cut_off(error: TransportError) -> bool:

@@ -187,29 +187,24 @@ class _Watch:
 
     async def _publish(self, number: int, doing: str) -> None:
         line = self._context.markers
-        maybe_there = False
         try:
             await line.ready(doing)
             if self._epoch != line.epoch:
                 self._epoch = line.epoch
                 self.open.clear()
             self._published_at = asyncio.get_running_loop().time()
-            maybe_there = True
             self.open.add(number)
             await line.publish(self._queue, token_hex(16), lambda: self._take_answer(number))
         except PublishError as error:
-            maybe_there = False
+            self.open.discard(number)
             why = await self._context.why_returned(Entity(self._queue), doing)
             raise why from error
         except DeliveryError as error:
-            maybe_there = False
+            self.open.discard(number)
             text = f"{doing}: the queue rejected the marker that would show it: it may be full"
             raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.QUOTA) from error
         except Exception as error:
             raise_failure(_errors.failure(error, doing, maybe_applied=False))
-        finally:
-            if not maybe_there:
-                self.open.discard(number)
 
     def _take_answer(self, number: int) -> None:
         """Everything before the marker is settled, older markers included."""

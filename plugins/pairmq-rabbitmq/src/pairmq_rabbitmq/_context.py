@@ -27,15 +27,13 @@ from pairmq.transport import Receiver, Scope, bracketed, raise_failure
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._driver import ExchangeDeclare, count_in
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._link import Link, Nodes, Session
+from pairmq_rabbitmq._link import Asked, Link, Nodes, Session
 from pairmq_rabbitmq._markers import MarkerLine
 from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq._url import RabbitUrl
 
 T = TypeVar("T")
 
-_SILENCE = 0.1  # s without a frame from the broker after which giving up a question says something about the connection
-_MOST_FORSAKEN = 20  # questions without an answer, with a channel each, until a connection is changed to be rid of them
 _SAFE_NAME = 60  # bytes, with those of the virtual host's: the broker's longest sentences have 190 beside them
 _MAX_PUBLISHERS = 1500  # with a channel each; RabbitMQ's default limit is 2047 a connection
 
@@ -126,14 +124,11 @@ class Context:
             session = await link.session()
         except Unsent as error:
             raise_failure(_errors.failure(error, doing))
-        frames, loop = session.wire.frames, asyncio.get_running_loop()
-        asked_at = loop.time()
+        asked = Asked(session)
         try:
             return await session.run(self._answer(session, question))
         except asyncio.CancelledError:
-            silent = session.wire.frames == frames and loop.time() - asked_at >= _SILENCE
-            if silent or session.forsaken >= _MOST_FORSAKEN:
-                link.retire(session, silent=silent)
+            link.doubt(asked)
             raise
         except ConnectionInternalError as error:
             if not self._is_risky(about):

@@ -18,7 +18,7 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from aiormq.abc import ChannelFrame, ConsumerCallback, DeliveredMessage
 from aiormq.channel import Channel
@@ -73,11 +73,12 @@ async def get(channel: Channel, queue: str) -> DeliveredMessage:
     channel.getter = getter = channel.create_future()
     try:
         await channel.rpc(BasicGet(queue=queue))
+        message: DeliveredMessage
         _, message = await getter
+        return message
     finally:
         getter.cancel()
         channel.getter = None
-    return message
 
 
 async def close_channel(channel: Channel) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Protocol
 
 _FRAME = struct.Struct(">BHI")
 _TAG = struct.Struct(">QB").unpack_from
@@ -30,8 +29,8 @@ _CONFIRMS = frozenset((_ACK, _NACK))
 _LARGEST = 1 << 26  # bytes of a frame that is waited for; the broker's frame_max is far below
 
 
-class Taker(Protocol):
-    """Receives the messages and confirms of one channel. Its methods must not raise."""
+class Taker:
+    """Receives the messages and confirms of one channel, as far as it has a use for them. Its methods must not raise."""
 
     def delivered(self, tag: int, redelivered: bool, header: bytes, body: bytes) -> None:
         """A message was delivered to a consumer; the header is the payload of its frame."""

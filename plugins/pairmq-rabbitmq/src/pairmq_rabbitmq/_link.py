@@ -19,7 +19,7 @@ import contextlib
 import random
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import aio_pika
 import aiormq
@@ -43,11 +43,15 @@ _LOOK = 0.5  # s between two looks at whether a node of a cluster still responds
 _QUIET = 2  # looks without a frame after which new calls go to another node, where calls wait for answers
 _SILENT = 0.8  # of a heartbeat, without a frame: a node that responds writes one twice in a heartbeat
 _AFTERLIFE = 15.0  # s between two looks at whether a retired connection is still used
+_SILENCE = 0.1  # s without a frame from the broker after which a reply that is not waited for puts it in doubt
+_MOST_FORSAKEN = 20  # calls that are not waited for any more, until their connection is replaced to get rid of them
 
 T = TypeVar("T")
 
 ACCESS_REFUSED = 403
 _CLEARED = 0.2  # s for the driver to put away what it has of a connection that is gone
+_FRAME_MAX = 131_072  # of RabbitMQ unless configured otherwise
+_FRAME_OVERHEAD = 8
 _REFILL = 0.1  # s after which a channel that was taken from the reserve is made up for
 _SPARE_CHANNELS = 8  # of the broker's limit, so that a burst of openings does not reach it
 
@@ -114,6 +118,12 @@ class Link:
                 del self._retired[self._session]
         return self._session
 
+    @property
+    def max_payload(self) -> int:
+        """Bytes of a frame, as far as is known without connecting."""
+        session = self.current
+        return _FRAME_MAX - _FRAME_OVERHEAD if session is None else session.max_payload
+
     async def session(self) -> Session:
         """Return the open connection, or open one. Callers that wait share one attempt."""
         if self._closed:
@@ -155,6 +165,13 @@ class Link:
         if not known:
             session.on_end(lambda _: self._forget(session))
             asyncio.get_running_loop().call_later(_AFTERLIFE, self._end_if_unused, session)
+
+    def doubt(self, asked: Asked) -> None:
+        """A caller stopped waiting for a reply: let new calls use another connection if it says something about this
+        one."""
+        silent = asked.silent
+        if silent or asked.session.forsaken >= _MOST_FORSAKEN:
+            self.retire(asked.session, silent=silent)
 
     def _forget(self, session: Session) -> None:
         self._retired.pop(session, None)
@@ -292,8 +309,9 @@ class Session:
         return tuple(int(part) for part in version.split("-")[0].split(".") if part.isdigit())
 
     @property
-    def frame_max(self) -> int:
-        return int(self._driver.connection_tune.frame_max or 0) or 131_072
+    def max_payload(self) -> int:
+        """Bytes of a frame, without those around its payload."""
+        return (int(self._driver.connection_tune.frame_max or 0) or _FRAME_MAX) - _FRAME_OVERHEAD
 
     async def open(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str) -> None:
         """Connect and log in. Raises the driver's exceptions; nothing of a message was written."""
@@ -450,6 +468,48 @@ class Session:
         # What came before the end is still on its way through the driver's queues.
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, self.end, cause)
+
+
+class Asked:
+    """A request to the broker, from now on."""
+
+    __slots__ = ("_frames", "at", "session")
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.at = asyncio.get_running_loop().time()
+        self._frames = session.wire.frames
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing at all was received from the broker since, for some time."""
+        return self.session.wire.frames == self._frames and asyncio.get_running_loop().time() - self.at >= _SILENCE
+
+
+class Opening(Generic[T]):
+    """A channel that is being opened: a cancelled caller leaves it to the next one."""
+
+    def __init__(self, open: Callable[[Opening[T]], Coroutine[Any, Any, T]]) -> None:
+        self._asked: Asked | None = None
+        self.task = start_task(open(self))
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # retrieved in any case
+
+    def on(self, session: Session) -> Session:
+        """Note the connection that it will be on; returns it."""
+        self._asked = Asked(session)
+        return session
+
+    @property
+    def session(self) -> Session | None:
+        """That connection, as soon as there is one."""
+        return None if self._asked is None else self._asked.session
+
+    def forsake(self, link: Link) -> bool:
+        """A caller stopped waiting: returns whether the others shall not wait either, as the broker is silent."""
+        if self._asked is None or self.task.done() or not self._asked.silent:
+            return False
+        link.retire(self._asked.session, silent=True)
+        return True
 
 
 class _DriverLoop:

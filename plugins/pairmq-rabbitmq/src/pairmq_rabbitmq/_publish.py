@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,13 +26,13 @@ from pairmq.transport import in_turns
 from pairmq_rabbitmq import _header
 from pairmq_rabbitmq._driver import BasicPublish, close_channel
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._link import Session
+from pairmq_rabbitmq._lane import Taker
+from pairmq_rabbitmq._link import Asked, Session
 
 _FRAME = struct.Struct(">BHI")
 _CONTENT = struct.Struct(">HxxQ")
 _BASIC = 60  # class of all methods that publish
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, b"\xce"
-_FRAME_OVERHEAD = 8
 ALONE = 1 << 20
 """Bytes of a body from which it is published alone on its channel, as one that is too large closes it."""
 
@@ -93,22 +92,25 @@ _PENDING, _RETURNED, _NACKED = Pending(), Returned(), Nacked()
 
 
 class Batch:
-    """Publishes that were written together."""
+    """Publishes that are written together on one channel, with the answers to them."""
 
-    __slots__ = ("_left", "_waiter", "answers", "cut_off")
+    __slots__ = ("_left", "_waiter", "answers", "asked", "channel", "cut_off", "parcels")
 
-    def __init__(self, count: int) -> None:
-        self.answers: list[Answer] = [_PENDING] * count
+    def __init__(self, channel: PublishChannel, parcels: Sequence[Parcel]) -> None:
+        self.channel = channel
+        self.parcels = parcels
+        self.asked = Asked(channel.session)
+        self.answers: list[Answer] = [_PENDING] * len(parcels)
         self.cut_off = False
-        self._left = count
+        self._left = len(parcels)
         self._waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def answered(self, first: int, last: int, answer: Answer) -> None:
-        """The broker's answer to some of them that had none so far."""
+    def answered(self, index: int, answer: Answer) -> None:
+        """The broker's answer to one that had none so far."""
         if self.cut_off:
             return
-        self.answers[first : last + 1] = [answer] * (last + 1 - first)
-        self._left -= last + 1 - first
+        self.answers[index] = answer
+        self._left -= 1
         if not self._left and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -127,21 +129,7 @@ class Batch:
         return self._waiter.done()
 
 
-class _Flight:
-    """A batch in flight, numbered from `first` to `last`."""
-
-    __slots__ = ("batch", "first", "ids", "last", "open", "todo")
-
-    def __init__(self, batch: Batch, first: int, ids: list[str]) -> None:
-        self.batch = batch
-        self.first = first
-        self.last = first + len(ids) - 1
-        self.ids = ids
-        self.todo = first  # all before are answered
-        self.open = len(ids)  # without an answer
-
-
-class PublishChannel:
+class PublishChannel(Taker):
     """A channel in confirm mode; ``on_unused`` is called once it was retired and nothing is in flight any more."""
 
     def __init__(self, session: Session, raw: Channel, on_unused: Callable[[PublishChannel], None]) -> None:
@@ -151,11 +139,14 @@ class PublishChannel:
         self.made_at = asyncio.get_running_loop().time()
         self._raw = raw
         self._on_unused = on_unused
-        self._numbers: dict[str, int] = {}  # of the publishes without an answer, by message id
-        self._flights: deque[_Flight] = deque()
+        self._open: dict[int, tuple[Batch, int]] = {}
+        """The publishes without an answer, by number: the batch of each, and its index there."""
+        self._numbers: dict[str, int] = {}  # of the same, by message id
+        self._first = 1  # all with smaller numbers were answered
         self._last = 0  # number of the last publish
         self._changed = asyncio.Event()
         self._cause: BaseException | None = None
+        self._given_up = False  # what has no answer yet gets none
         self._retired = False
         self._forsaken = False  # retired with publishes in flight
         raw.closing.add_done_callback(self._closing)
@@ -180,7 +171,7 @@ class PublishChannel:
             self._changed.clear()
             await self._changed.wait()
 
-    async def write(self, parcels: Sequence[Parcel], batch: Batch) -> None:
+    async def write(self, batch: Batch) -> None:
         """Write publishes back to back, of ids that differ and are not in flight here; `Unsent` if nothing was written.
 
         There is one such call at a time.
@@ -189,11 +180,11 @@ class PublishChannel:
         try:
             if not self.usable or raw.is_closed:  # no answer would arrive
                 raise ConnectionAbortedError("the channel is closed")
-            payload = b"".join(self._frames(parcels))
-            flight = _Flight(batch, self._last + 1, [parcel.message_id for parcel in parcels])
-            self._flights.append(flight)
-            self._numbers.update(zip(flight.ids, range(flight.first, flight.last + 1), strict=True))
-            self._last = flight.last
+            payload = b"".join(self._frames(batch.parcels))
+            for index, parcel in enumerate(batch.parcels):
+                self._last += 1
+                self._open[self._last] = (batch, index)
+                self._numbers[parcel.message_id] = self._last
             # The future makes the driver respect the socket's buffer limit; no caller waits for it.
             drained = asyncio.get_running_loop().create_future()
             frame = ChannelFrame(payload, should_close=False, drain_future=drained)
@@ -206,17 +197,16 @@ class PublishChannel:
             raise Unsent(self._cause or error) from error
 
     def confirmed(self, tag: int, multiple: bool, taken: bool) -> None:
+        if self._given_up:
+            return
         answer = None if taken else _NACKED
         if multiple:
-            while self._flights and self._flights[0].first <= tag:
-                flight = self._flights[0]
-                self._answer_up_to(flight, min(tag, flight.last), answer)
-                if flight.last > tag:
-                    break
-                self._flights.popleft()
+            last = min(tag, self._last)
+            for number in range(self._first, last + 1):
+                self._answer(number, answer)
+            self._first = max(self._first, last + 1)
         else:
-            self._answer_one(tag, answer)
-            self._forget_answered()
+            self._answer(tag, answer)
         self._settled()
 
     def returned(self, header: bytes) -> None:
@@ -230,46 +220,17 @@ class PublishChannel:
             self.retire()
             return
         number = self._numbers.get(message_id)
-        if number is None:
-            return
-        self._answer_one(number, _RETURNED)
-        self._settled()
+        if number is not None and not self._given_up:
+            self._answer(number, _RETURNED)
+            self._settled()
 
-    def delivered(self, tag: int, redelivered: bool, header: bytes, body: bytes) -> None:
-        """Never called: nothing is consumed on this channel."""
-
-    def _answer_one(self, number: int, answer: Answer) -> None:
-        for flight in self._flights:
-            if number <= flight.last:
-                if number >= flight.first:  # else it was answered before, with all of its batch
-                    self._answer_in(flight, number, answer)
-                return
-
-    def _answer_in(self, flight: _Flight, number: int, answer: Answer) -> None:
-        index = number - flight.first
-        message_id = flight.ids[index]
-        if self._numbers.get(message_id) == number:
-            del self._numbers[message_id]
-            flight.open -= 1
-            flight.batch.answered(index, index, answer)
-
-    def _answer_up_to(self, flight: _Flight, number: int, answer: Answer) -> None:
-        start, stop = flight.todo, number + 1
-        if stop <= start:
-            return
-        flight.todo = stop
-        if flight.open == flight.last + 1 - start:  # none of the rest was answered by itself
-            for message_id in flight.ids[start - flight.first : stop - flight.first]:
-                del self._numbers[message_id]
-            flight.open -= stop - start
-            flight.batch.answered(start - flight.first, number - flight.first, answer)
-            return
-        for one in range(start, stop):
-            self._answer_in(flight, one, answer)
-
-    def _forget_answered(self) -> None:
-        while self._flights and not self._flights[0].open:
-            self._flights.popleft()
+    def _answer(self, number: int, answer: Answer) -> None:
+        """The answer to one publish, unless it had one before."""
+        found = self._open.pop(number, None)
+        if found is not None:
+            batch, index = found
+            del self._numbers[batch.parcels[index].message_id]
+            batch.answered(index, answer)
 
     def _settled(self) -> None:
         """Some publishes got their answers."""
@@ -292,19 +253,14 @@ class PublishChannel:
 
     def _frames(self, parcels: Sequence[Parcel]) -> list[bytes]:
         number = self._raw.number
-        most = self.session.frame_max - _FRAME_OVERHEAD
+        most = self.session.max_payload
         frames: list[bytes] = []
         for parcel in parcels:
             frames += (_FRAME.pack(_METHOD, number, len(parcel.method)), parcel.method, _END)
             frames += (_FRAME.pack(_HEADER, number, len(parcel.header)), parcel.header, _END)
-            body = parcel.body
-            if len(body) <= most:
-                if body:
-                    frames += (_FRAME.pack(_BODY, number, len(body)), body, _END)
-            else:
-                for start in range(0, len(body), most):
-                    part = body[start : start + most]
-                    frames += (_FRAME.pack(_BODY, number, len(part)), part, _END)
+            for start in range(0, len(parcel.body), most):
+                part = parcel.body[start : start + most]
+                frames += (_FRAME.pack(_BODY, number, len(part)), part, _END)
         return frames
 
     def _closing(self, closing: asyncio.Future[object]) -> None:
@@ -324,13 +280,14 @@ class PublishChannel:
 
     def _give_up(self, cause: BaseException, *, alone: bool = False) -> None:
         """Ignore further answers to what is in flight."""
-        answer = Lost(cause, alone)
-        flights, self._flights = self._flights, deque()
-        in_turns(lambda flight: self._end(flight, answer), flights)
-        self._settled()
+        lost = Lost(cause, alone)
 
-    def _end(self, flight: _Flight, answer: Answer) -> None:
-        self._answer_up_to(flight, flight.last, answer)
+        def end(number: int) -> None:
+            self._answer(number, lost)
+            self._settled()
+
+        self._given_up = True
+        in_turns(end, tuple(self._open))
         self._settled()
 
     def _unused(self) -> None:

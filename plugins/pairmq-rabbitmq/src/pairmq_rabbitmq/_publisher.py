@@ -13,25 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.transport import Scope, nothing_sent, start_task
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._link import Link, Session
+from pairmq_rabbitmq._link import Link, Opening
 from pairmq_rabbitmq._publish import ALONE, Answer, Batch, Lost, Nacked, Parcel, PublishChannel
 
 CHUNK_MESSAGES = 250
 CHUNK_BYTES = 1 << 20
 _CHUNKS_IN_FLIGHT = 8  # of one call: with fewer a distant broker is idle most of the time
-_SILENCE = 0.1  # s without a frame from the broker after which cancelling a publish puts the connection in doubt
 _WORTHLESS = 0.2  # s: a channel that is older and has had nothing but rejections is replaced
 _STUCK = 0.5  # s without an answer to the first publish of a channel, in a cluster, after which others get another one
 _CLOSE = 5.0
-_MOST_FORSAKEN = 20  # channels with abandoned publishes, until the connection is replaced to get rid of them
 
 
 class Publisher:
@@ -46,7 +43,7 @@ class Publisher:
         self._doing = doing
         self._check = check
         self._channel: PublishChannel | None = None
-        self._opening: _Opening | None = None
+        self._opening: Opening[PublishChannel] | None = None
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -113,11 +110,11 @@ class Publisher:
                     if not channel.usable:
                         continue
                     begun = True
-                    written = await self._write(channel, left[:1] if alone else left)
+                    batch = await self._write(channel, left[:1] if alone else left)
                     if not alone:
                         break
                     patience = None if channel.proven or not self._link.is_cluster else _STUCK
-                    found = await self._answers(written, scope, patience)
+                    found = await self._answers(batch, scope, patience)
                     if found is None:
                         self._make_way(channel)
                         break
@@ -126,7 +123,7 @@ class Publisher:
                         return answers
                     if isinstance(answers[-1], Lost):
                         raise _not_tried(answers[-1], channel, self._doing)
-            answers += await self._answers(written, scope) or ()
+            answers += await self._answers(batch, scope) or ()
             if len(answers) < len(parcels):  # it was stuck, and the others have not been written
                 if isinstance(answers[-1], Lost):
                     raise _not_tried(answers[-1], channel, self._doing)
@@ -145,14 +142,14 @@ class Publisher:
             failed = error
         return [*answers, *(failed for _ in parcels[len(answers) :])]
 
-    async def _write(self, channel: PublishChannel, parcels: Sequence[Parcel]) -> _Written:
-        written = _Written(channel, Batch(len(parcels)), channel.session.wire.frames)
+    async def _write(self, channel: PublishChannel, parcels: Sequence[Parcel]) -> Batch:
+        batch = Batch(channel, parcels)
         try:
-            await channel.write(parcels, written.batch)
+            await channel.write(batch)
         except asyncio.CancelledError:
-            self._doubt(written)
+            self._doubt(batch)
             raise
-        return written
+        return batch
 
     def _make_way(self, channel: PublishChannel) -> None:
         """Have others publish elsewhere: this channel's first publish met a quorum queue without a leader.
@@ -163,24 +160,24 @@ class Publisher:
             self._channel = None
         channel.retire()
 
-    async def _answers(self, written: _Written, scope: Scope, patience: float | None = None) -> list[Answer] | None:
+    async def _answers(self, batch: Batch, scope: Scope, patience: float | None = None) -> list[Answer] | None:
         """Wait for the answers; None when there are none after so many seconds of ``patience``."""
-        batch, session = written.batch, written.channel.session
+        session = batch.channel.session
         scope.add(batch)
         session.users += 1
         try:
             if not await batch.wait(patience):
                 return None
         except asyncio.CancelledError:
-            self._doubt(written)
+            self._doubt(batch)
             raise
         finally:
             scope.discard(batch)
             session.users -= 1
         if batch.cut_off:
-            self._doubt(written)
-        if not written.channel.took:
-            self._first_answers(written.channel, batch.answers)
+            self._doubt(batch)
+        if not batch.channel.took:
+            self._first_answers(batch.channel, batch.answers)
         return batch.answers
 
     def _first_answers(self, channel: PublishChannel, answers: Sequence[Answer]) -> None:
@@ -228,22 +225,21 @@ class Publisher:
         """
         opening = self._opening
         if opening is None:
-            opening = self._opening = _Opening(self._open)
+            opening = self._opening = Opening(self._open)
             opening.task.add_done_callback(partial(self._opening_ended, opening))
         try:
-            await scope.race(opening.wait())
+            await scope.race(asyncio.wait((opening.task,)))
         except asyncio.CancelledError:
-            if opening.silent:
+            if opening.forsake(self._link):
                 self._opening = None
-                self._link.retire(opening.session, silent=True)
             raise
         return opening.task.result()
 
-    def _opening_ended(self, opening: _Opening, _: asyncio.Task[PublishChannel]) -> None:
+    def _opening_ended(self, opening: Opening[PublishChannel], _: asyncio.Task[PublishChannel]) -> None:
         if self._opening is opening:
             self._opening = None
 
-    async def _open(self, opening: _Opening) -> PublishChannel:
+    async def _open(self, opening: Opening[PublishChannel]) -> PublishChannel:
         session = opening.on(await self._link.session())
         if session.wire.blocked:
             raise _errors.blocked(self._doing)
@@ -257,18 +253,13 @@ class Publisher:
             channel.retire()
         return channel
 
-    def _doubt(self, written: _Written) -> None:
+    def _doubt(self, batch: Batch) -> None:
         """A caller stopped waiting for answers: decide what that means for the channel and the connection."""
-        channel, session = written.channel, written.channel.session
-        if self._channel is channel:
+        if self._channel is batch.channel:
             self._channel = None
-        channel.retire()
-        waited = asyncio.get_running_loop().time() - written.at
-        if session.wire.blocked:
-            return
-        silent = session.wire.frames == written.frames and waited >= _SILENCE
-        if silent or session.forsaken >= _MOST_FORSAKEN:
-            self._link.retire(session, silent=silent)
+        batch.channel.retire()
+        if not batch.channel.session.wire.blocked:
+            self._link.doubt(batch.asked)
 
     def _unused(self, channel: PublishChannel) -> None:
         start_task(self._give_back(channel), keep=self._tasks)
@@ -278,49 +269,6 @@ class Publisher:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_CLOSE):
                 await channel.close()
-
-
-class _Opening:
-    """A channel that is being opened."""
-
-    def __init__(self, open: Callable[[_Opening], Coroutine[Any, Any, PublishChannel]]) -> None:
-        self._asked: tuple[Session, int, float] | None = None
-        self.task = start_task(open(self))
-        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # retrieved in any case
-
-    def on(self, session: Session) -> Session:
-        """Note the connection that it will be on; returns it."""
-        self._asked = (session, session.wire.frames, asyncio.get_running_loop().time())
-        return session
-
-    @property
-    def session(self) -> Session:
-        """That connection; only valid when `silent`."""
-        assert self._asked is not None  # noqa: S101  # for mypy
-        return self._asked[0]
-
-    @property
-    def silent(self) -> bool:
-        """Whether nothing was received from the broker since the request, some time ago."""
-        if self._asked is None or self.task.done():
-            return False
-        session, frames, at = self._asked
-        return session.wire.frames == frames and asyncio.get_running_loop().time() - at >= _SILENCE
-
-    async def wait(self) -> None:
-        await asyncio.wait((self.task,))
-
-
-class _Written:
-    """Publishes that were written and have no answers yet."""
-
-    __slots__ = ("at", "batch", "channel", "frames")
-
-    def __init__(self, channel: PublishChannel, batch: Batch, frames: int) -> None:
-        self.channel = channel
-        self.batch = batch
-        self.frames = frames
-        self.at = asyncio.get_running_loop().time()
 
 
 def _not_tried(lost: Lost, channel: PublishChannel, doing: str) -> Exception:

@@ -117,7 +117,7 @@ class DelayNames:
 
     def make_discard(self) -> Iterator[Frame]:
         # A topic without a subscription accepts no message: those of topics go to a queue that is always empty, too.
-        arguments = {"x-queue-type": "classic", "x-max-length": 0, "x-overflow": "drop-head"}
+        arguments: dict[str, Any] = {"x-queue-type": "classic", "x-max-length": 0, "x-overflow": "drop-head"}
         yield QueueDeclare(queue=self.discard, durable=True, arguments=arguments)
 
     def bind_target(self, entity: Entity, target: str) -> Iterator[Frame]:

@@ -25,10 +25,6 @@ from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, pub
 from pairmq_rabbitmq._schedule import Schedule, check_delay
 
 _MAX_ROUTING_KEY = 255  # bytes
-_FRAME_MAX = 131_072  # of RabbitMQ unless configured otherwise
-_FRAME_OVERHEAD = 8
-
-
 _CONFIGURED_SIZE = re.compile(r"larger than configured max size ([0-9]{1,12})")
 
 
@@ -51,8 +47,7 @@ def _pack(
     if parcel is None:
         properties = _codec.encode(message, login=context.url.username, delayed=delayed, priority_aside=priority_aside)
         parcel = Parcel.of(method, properties, message.body)
-    session = context.publishing.current
-    most = (_FRAME_MAX if session is None else session.frame_max) - _FRAME_OVERHEAD
+    most = context.publishing.max_payload
     if len(parcel.header) > most:
         text = f"its properties have {len(parcel.header)} bytes, RabbitMQ takes at most {most}"
         raise _errors.refused(doing, text, FailureReason.TOO_LARGE)

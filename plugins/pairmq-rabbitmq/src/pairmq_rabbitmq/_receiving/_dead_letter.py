@@ -24,9 +24,6 @@ from pairmq_rabbitmq._receiving._settling import BUSY, Locked, Waits
 _MOMENT = 1.0  # s that a call waits for it
 _FIRST_RETRY, _LAST_RETRY = 0.5, 10.0
 
-_FRAME_MAX = 131_072  # of RabbitMQ unless configured otherwise
-_FRAME_OVERHEAD = 8
-
 
 class _Entry(NamedTuple):
     channel: DeliveryChannel
@@ -113,8 +110,7 @@ class DeadLetters:
 
         The broker's return of the copy is read too: its message id must be readable.
         """
-        session = self._context.publishing.current
-        most = (_FRAME_MAX if session is None else session.frame_max) - _FRAME_OVERHEAD
+        most = self._context.publishing.max_payload
         login = self._context.url.username
         try:
             parcel = self._pack(_codec.with_dead_letter(properties, reason, description, login=login), body)
@@ -167,9 +163,7 @@ class DeadLetters:
         version = await self._context.server_version(self._doing)
         arguments = dead_letter_arguments(queue_type_for(self._context.url.queue_type, version, "classic"))
         try:
-            await self._context.ask(
-                self._doing, QueueDeclare(queue=self._name, durable=True, arguments=arguments)
-            )
+            await self._context.ask(self._doing, QueueDeclare(queue=self._name, durable=True, arguments=arguments))
         except TransportError as error:
             if error.reason is not FailureReason.ALREADY_EXISTS:  # created by another client, with other arguments
                 raise

@@ -28,8 +28,8 @@ from aiormq.channel import Channel
 
 from pairmq.transport import start_task
 from pairmq_rabbitmq._driver import close_channel, consume
-from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._link import Session
+from pairmq_rabbitmq._lane import Taker
+from pairmq_rabbitmq._link import Opening, Session
 from pairmq_rabbitmq._receiving._settling import (
     BUSY,
     GIVEN,
@@ -63,37 +63,6 @@ _LOOK_AGAIN = 0.02
 _numbers = itertools.count(1)
 
 
-class Opening:
-    """A channel that is being opened."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self._calls = Calls(session)
-        self.task = start_task(self._open())
-        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # retrieved in any case
-
-    @property
-    def silent(self) -> bool:
-        """Whether nothing was received from the broker since the request, some time ago."""
-        return self._calls.silent()
-
-    def forsake(self) -> None:
-        """It will not be used: close it once it is open."""
-        self.task.add_done_callback(self._give_back)
-
-    async def _open(self) -> Channel:
-        try:
-            return await self._calls(self.session.open_channel(confirms=False))
-        except Unsent:
-            raise
-        except Exception as error:  # the connection ended first, and has the cause
-            raise Unsent(error) from error
-
-    def _give_back(self, task: asyncio.Task[Channel]) -> None:
-        if not task.cancelled() and task.exception() is None:
-            give_back(self.session, task.result())
-
-
 def give_back(session: Session, raw: Channel) -> None:
     """Close a channel in the background; no caller waits."""
 
@@ -103,6 +72,16 @@ def give_back(session: Session, raw: Channel) -> None:
 
     if session.usable and not raw.is_closed:
         start_task(close(), keep=_closings)
+
+
+def give_back_once_open(opening: Opening[Channel]) -> None:
+    """Close a channel that is still being opened, and that no caller waits for any more."""
+
+    def give(task: asyncio.Task[Channel]) -> None:
+        if not task.cancelled() and task.exception() is None and opening.session is not None:
+            give_back(opening.session, task.result())
+
+    opening.task.add_done_callback(give)
 
 
 class Cancelled(Exception):
@@ -120,7 +99,7 @@ class _Standing:
         self.window = 0
 
 
-class DeliveryChannel:
+class DeliveryChannel(Taker):
     """A channel to read a queue, each of whose messages stays locked for so many seconds.
 
     A subclass sets all its own attributes before it calls this constructor, which calls `lose` at once for a connection
@@ -325,12 +304,6 @@ class DeliveryChannel:
             self._look_at(until)
         if self._news is not None:
             self._wake()
-
-    def returned(self, header: bytes) -> None:
-        """Never called: nothing is published on this channel."""
-
-    def confirmed(self, tag: int, multiple: bool, taken: bool) -> None:
-        """Never called, like `returned`."""
 
     async def close(self, timeout: float) -> bool:
         """Release everything and close the channel; what the broker has not handled in time, it handles later.

@@ -30,11 +30,16 @@ from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._driver import close_channel
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._inspection import interrogate
-from pairmq_rabbitmq._link import Link, Session
+from pairmq_rabbitmq._link import Link, Opening, Session
 from pairmq_rabbitmq._markers import WINDOW, Marker, marker_of
 from pairmq_rabbitmq._names import dead_letter_of
 from pairmq_rabbitmq._properties import DEAD_LETTER_EXCHANGE, QUEUE_TYPE, SINGLE_CONSUMER, arguments_of, is_single
-from pairmq_rabbitmq._receiving._delivery_channel import LONGEST_HOLD, MAX_WINDOW, DeliveryChannel, Opening
+from pairmq_rabbitmq._receiving._delivery_channel import (
+    LONGEST_HOLD,
+    MAX_WINDOW,
+    DeliveryChannel,
+    give_back_once_open,
+)
 from pairmq_rabbitmq._receiving._settling import BUSY, GIVEN, GONE, Job, Locked, Share
 
 _REST = 1.0  # s without a call that a reader without messages keeps its queue
@@ -256,11 +261,11 @@ async def visit(
     """
     try:
         session = await context.consuming_of(queue).session()
-        opening = Opening(session)
+        opening = Opening[Channel](lambda opening: opening.on(session).open_channel(confirms=False))
         try:
             await asyncio.wait((opening.task,))
         except asyncio.CancelledError:
-            opening.forsake()
+            give_back_once_open(opening)
             raise
         channel = ordered_channel(context, session, opening.task.result(), queue)
     except Unsent as error:

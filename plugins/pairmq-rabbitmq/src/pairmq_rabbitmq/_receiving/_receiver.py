@@ -18,13 +18,16 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
+from aiormq.channel import Channel
+
 from pairmq.model import Delivery, FailureReason, Source, TransportError
 from pairmq.transport import Receiver, Scope, raise_failure
 from pairmq_rabbitmq import _codec, _errors, _header, _names, _plain
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._errors import Unsent
+from pairmq_rabbitmq._link import Opening
 from pairmq_rabbitmq._receiving._dead_letter import DeadLetters
-from pairmq_rabbitmq._receiving._delivery_channel import Cancelled, DeliveryChannel, Opening
+from pairmq_rabbitmq._receiving._delivery_channel import Cancelled, DeliveryChannel, give_back_once_open
 from pairmq_rabbitmq._receiving._ordered_channel import GivenBack, is_for_one_consumer, ordered_channel
 from pairmq_rabbitmq._receiving._settling import BUSY, GIVEN, SETTLING, Job, Locked, Share, Waits
 
@@ -56,7 +59,7 @@ class RabbitReceiver(Receiver):
         self._turn = asyncio.Lock()
         self._channel: DeliveryChannel | None = None
         self._ahead = 0
-        self._opening: Opening | None = None
+        self._opening: Opening[Channel] | None = None
         self._dead_letters = DeadLetters(
             context, self._queue, self.scope, self._waits, self._moving, self.dead_lettered
         )
@@ -100,15 +103,14 @@ class RabbitReceiver(Receiver):
             session = await self.scope.race(self._link.session())
             if self._opening is None or self._opening.session is not session:
                 # A cancelled caller leaves it to the next one.
-                self._opening = Opening(session)
+                self._opening = Opening(lambda opening: opening.on(session).open_channel(confirms=False))
             opening = self._opening
             try:
                 await self._waits.until(opening.task)
             except asyncio.CancelledError:
-                if opening.silent:
+                if opening.forsake(self._link):
                     self._opening = None
-                    opening.forsake()
-                    self._link.retire(session, silent=True)
+                    give_back_once_open(opening)
                 raise
             self._check_open(self._doing)
             self._opening = None
@@ -275,7 +277,7 @@ class RabbitReceiver(Receiver):
     async def _release(self) -> None:
         self._context.receivers.discard(self)
         if self._opening is not None:
-            self._opening.forsake()
+            give_back_once_open(self._opening)
         channel = self._channel
         if channel is not None and not await channel.close(_CLOSE):
             self._link.retire(channel.session, silent=True)

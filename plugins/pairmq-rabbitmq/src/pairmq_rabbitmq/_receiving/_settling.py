@@ -34,11 +34,10 @@ from pairmq.transport import Scope, start_task
 from pairmq_rabbitmq import _header
 from pairmq_rabbitmq._driver import count_in
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._link import Session
+from pairmq_rabbitmq._link import Asked, Session
 
 T = TypeVar("T")
 
-_SILENCE = 0.1  # s without a frame from the broker after which cancelling a call puts the connection in doubt
 _STUCK = 1.0  # s
 _HELD_BACK = 30  # settlements, about, that RabbitMQ passes on before a quorum queue has written them to its log
 _LOG_WRITE = 0.01  # s
@@ -128,26 +127,25 @@ class Calls:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._waiting: dict[object, tuple[float, int]] = {}
+        self._waiting: set[Asked] = set()
 
     async def __call__(self, operation: Coroutine[Any, Any, T]) -> T:
         """Await a call of the driver, or the end of the connection; as `Session.run`."""
-        key = object()
-        self._waiting[key] = (asyncio.get_running_loop().time(), self._session.wire.frames)
+        asked = Asked(self._session)
+        self._waiting.add(asked)
         try:
             return await self._session.run(operation)
         finally:
-            del self._waiting[key]
+            self._waiting.discard(asked)
 
     def stuck(self, seconds: float | None = None) -> bool:
         """Whether a reply has been waited for that long, by default much longer than replies take."""
         since = asyncio.get_running_loop().time() - (_STUCK if seconds is None else seconds)
-        return any(asked_at <= since for asked_at, _ in self._waiting.values())
+        return any(asked.at <= since for asked in self._waiting)
 
     def silent(self) -> bool:
         """Whether nothing at all was received from the broker since a request, some time ago."""
-        now, frames = asyncio.get_running_loop().time(), self._session.wire.frames
-        return any(asked_at <= now - _SILENCE and then == frames for asked_at, then in self._waiting.values())
+        return any(asked.silent for asked in self._waiting)
 
 
 class Settling:
