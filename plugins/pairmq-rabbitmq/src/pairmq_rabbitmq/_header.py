@@ -1,4 +1,4 @@
-"""The properties of a received message, read from the bytes of its content header.
+"""A message's AMQP properties as the bytes of a content header, and back.
 
 pamqp's parser copies the rest of the header for each value in it, and reads one property after the other by its
 name: that is most of the cost of receiving a message. The properties and types that nearly every message has are read
@@ -13,6 +13,9 @@ connection's heartbeat. A few such messages would stop a receiver. So the values
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Final
 
 from pamqp import commands
@@ -20,8 +23,6 @@ from pamqp.header import ContentHeader
 
 UNREADABLE: Final = "x-unreadable-header"
 """Header of a message whose own header could not be read; its value is the reason."""
-
-Properties = commands.Basic.Properties
 
 _FLAGS_AT, _PROPERTIES_AT = 12, 14  # behind class, weight and body size
 _HEADERS, _DELIVERY_MODE, _PRIORITY = 0x2000, 0x1000, 0x0800
@@ -62,12 +63,26 @@ _int64 = struct.Struct(">q").unpack_from
 _float64 = struct.Struct(">d").unpack_from
 _S, _I, _l, _t, _V, _d = b"SIltVd"
 
+_OCTETS = [bytes((number,)) for number in range(256)]
+_pack_flags = struct.Struct(">H").pack
+_pack_timestamp = struct.Struct(">Q").pack
+_pack_string = struct.Struct(">cI").pack
+_pack_int32 = struct.Struct(">ci").pack
+_pack_int64 = struct.Struct(">cq").pack
+_pack_double = struct.Struct(">cd").pack
+_pack_decimal = struct.Struct(">cBi").pack
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND = timedelta(seconds=1)
+_MILLISECOND = timedelta(milliseconds=1)
+_LAST_TIMESTAMP = _EPOCH + (2**32 - 1) * _SECOND  # pamqp takes a later one for milliseconds
+
 
 class _Unusual(Exception):
     """It is left to pamqp."""
 
 
-def read(header: bytes) -> Properties:
+def read(header: bytes) -> commands.Basic.Properties:
     """Read the properties in the payload of a content header frame; never raises."""
     if len(header) <= _SMALL:
         try:
@@ -80,15 +95,15 @@ def read(header: bytes) -> Properties:
         found = ContentHeader()
         found.unmarshal(header)
     except Exception as error:
-        return Properties(headers={UNREADABLE: f"{type(error).__name__}: {error}"[:200]})
+        return commands.Basic.Properties(headers={UNREADABLE: f"{type(error).__name__}: {error}"[:200]})
     return found.properties
 
 
-def _read(header: bytes) -> Properties:
+def _read(header: bytes) -> commands.Basic.Properties:
     (flags,) = _flags(header, _FLAGS_AT)
     if flags & _UNUSUAL:
         raise _Unusual
-    properties = object.__new__(Properties)
+    properties = object.__new__(commands.Basic.Properties)
     properties.timestamp = None
     properties.cluster_id = ""
     at = _PROPERTIES_AT
@@ -208,3 +223,111 @@ def _exceeds(header: bytes, most: int) -> bool:
         else:
             at += _SIZES.get(kind, len(header))
     return False
+
+
+class Properties(commands.Basic.Properties):
+    """Properties that are written without loss.
+
+    pamqp's own lose half the digits of a float, cut names to 128 bytes and omit empty strings. So these have to be sent
+    as they are, not copied field by field.
+    """
+
+    # No __slots__ here: pamqp reads this attribute, and would find no properties in an empty one.
+
+    @classmethod
+    def blank(cls) -> Properties:
+        """Create some of which only the persistent delivery mode is set."""
+        properties = object.__new__(cls)  # without the constructor's checks: this is on the path of many sends
+        properties.delivery_mode = 2
+        return properties
+
+    def marshal(self) -> bytes:
+        """Write the flags and the properties that are set, as pamqp does, but without omitting, cutting or rounding."""
+        own = self.__dict__.get
+        flags = 0
+        parts = [b""]
+        try:
+            for flag, name, packed in _FIELDS:
+                value = own(name)
+                if value is not None and (value or name != "cluster_id"):  # where pamqp has an empty text for none
+                    flags |= flag
+                    parts.append(packed(value))
+        except (IndexError, struct.error) as error:
+            raise ValueError(f"a property or header does not fit AMQP 0-9-1: {error}") from error
+        parts[0] = _pack_flags(flags)
+        return b"".join(parts)
+
+
+for _name in Properties.__slots__:
+    setattr(Properties, _name, None)  # the default, beside which instances have what is set
+
+
+def short(text: str) -> bytes:
+    """Write a text of at most 255 bytes."""
+    raw = text.encode()
+    return _OCTETS[len(raw)] + raw
+
+
+def _field(value: Any) -> bytes:
+    """Serialize one value of a table, its type first; one call for each level, as received ones may nest deep."""
+    kind = type(value)
+    raw: bytes
+    if kind is str:
+        raw = value.encode()
+        return _pack_string(b"S", len(raw)) + raw
+    if kind is int:
+        # The two types that every client knows.
+        return _pack_int32(b"I", value) if -0x80000000 <= value <= 0x7FFFFFFF else _pack_int64(b"l", value)
+    if kind is bool:
+        return b"t\x01" if value else b"t\x00"
+    if kind is float:
+        return _pack_double(b"d", value)
+    if value is None:
+        return b"V"
+    parts: list[bytes] = []
+    if kind is dict:
+        for name, entry in value.items():
+            raw = name.encode()
+            parts += (_OCTETS[len(raw)], raw, _field(entry))
+        raw = b"".join(parts)
+        return _pack_string(b"F", len(raw)) + raw
+    if kind is list:
+        for entry in value:
+            parts.append(_field(entry))
+        raw = b"".join(parts)
+        return _pack_string(b"A", len(raw)) + raw
+    if kind is bytearray:
+        return _pack_string(b"x", len(value)) + bytes(value)
+    if kind is datetime:
+        return b"T" + _pack_timestamp(_timestamp_number(value))
+    if kind is Decimal:
+        sign, digits, exponent = value.as_tuple()
+        # Not by arithmetic, which would depend on the thread's decimal context.
+        return _pack_decimal(b"D", -exponent, int(Decimal((sign, digits, 0))))
+    if kind is bytes:
+        return _pack_string(b"S", len(value)) + bytes(value)  # a received string that is not UTF-8
+    raise ValueError(f"AMQP 0-9-1 has no type for a {kind.__name__}")
+
+
+def is_timestamp(value: datetime) -> bool:
+    """Whether AMQP's timestamp, in whole seconds, represents an instant exactly."""
+    return not value.microsecond and _EPOCH <= value <= _LAST_TIMESTAMP
+
+
+def _timestamp_number(at: datetime) -> int:
+    """The number that represents an instant on the wire."""
+    # A received one that differs from ours was in milliseconds, and pamqp has divided it.
+    return (at - _EPOCH) // _SECOND if is_timestamp(at) else round((at - _EPOCH) / _MILLISECOND)
+
+
+_WRITERS: Final[dict[str, Callable[[Any], bytes]]] = {
+    "headers": lambda headers: _field(headers)[1:],  # without its type
+    "delivery_mode": _OCTETS.__getitem__,
+    "priority": _OCTETS.__getitem__,
+    "timestamp": lambda at: _pack_timestamp(_timestamp_number(at)),
+}
+
+_FIELDS: Final[tuple[tuple[int, str, Callable[[Any], bytes]], ...]] = tuple(
+    (flag, name, _WRITERS.get(name, short)) for name, flag in commands.Basic.Properties.flags.items()
+)
+"""The properties in their order on the wire: the flag, the name, and how it is written."""

@@ -30,7 +30,7 @@ _LARGEST = 1 << 26  # bytes of a frame that is waited for; the broker's frame_ma
 
 
 class Taker:
-    """Receives the messages and confirms of one channel, as far as it has a use for them. Its methods must not raise."""
+    """Receives the messages and confirms of one channel; a subclass has the methods that it needs, and never raises."""
 
     def delivered(self, tag: int, redelivered: bool, header: bytes, body: bytes) -> None:
         """A message was delivered to a consumer; the header is the payload of its frame."""

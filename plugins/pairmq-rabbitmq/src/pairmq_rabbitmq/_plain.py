@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from pairmq.model import MAX_ID_LENGTH, Message, PropertyValue
 from pairmq_rabbitmq import _codec
+from pairmq_rabbitmq._header import short
 from pairmq_rabbitmq._publish import Parcel
 
 _FLAGS_AT, _PROPERTIES_AT = 12, 14
@@ -33,7 +34,6 @@ _pack_length = struct.Struct(">I").pack
 _BASIC = 60  # class of all methods that publish
 _SMALL_TABLE = 1 << 13  # bytes of a table, far below what makes a header too long or too costly
 _PERSISTENT = b"\x02"
-_OCTETS = [bytes((number,)) for number in range(256)]
 _LETTERS = 255 // 4  # so many characters always fit, whatever they are
 
 _OTHER, _COUNT = "", "\0"  # not names of plain properties
@@ -154,12 +154,12 @@ def pack(method: bytes, message: Message) -> Parcel | None:
         if len(message.content_type) > _LETTERS:
             return None
         flags |= _TYPE
-        texts = _written(message.content_type)
+        texts = short(message.content_type)
     if message.content_encoding is not None:
         if len(message.content_encoding) > _LETTERS:
             return None
         flags |= _ENCODING
-        texts += _written(message.content_encoding)
+        texts += short(message.content_encoding)
     table = b""
     if message.application_properties:
         values = _table(message.application_properties)
@@ -167,12 +167,12 @@ def pack(method: bytes, message: Message) -> Parcel | None:
             return None
         flags |= _HEADERS
         table = _pack_length(len(values)) + values
-    behind = _written(message_id)
+    behind = short(message_id)
     if message.subject is not None:
         if len(message.subject) > _LETTERS:
             return None
         flags |= _SUBJECT
-        behind += _written(message.subject)
+        behind += short(message.subject)
     body = message.body
     header = b"".join((_pack_start(_BASIC, len(body), flags), texts, table, _PERSISTENT, behind))
     return Parcel(method, message_id, header, body)
@@ -193,12 +193,7 @@ def _table(properties: Mapping[str, PropertyValue]) -> bytes | None:
     return table if len(table) <= _SMALL_TABLE else None
 
 
-def _written(text: str) -> bytes:
-    raw = text.encode()
-    return _OCTETS[len(raw)] + raw
-
-
 @lru_cache(maxsize=1024)
 def _key(name: str) -> bytes:
     """A name as encoded before a text in a table; empty if it needs the general path."""
-    return _written(name) + b"S" if len(name) <= _LETTERS and _codec.is_plain(name) else b""
+    return short(name) + b"S" if len(name) <= _LETTERS and _codec.is_plain(name) else b""

@@ -27,7 +27,7 @@ from pairmq_rabbitmq._codec._dead_letter import (
     with_dead_letter,
 )
 from pairmq_rabbitmq._codec._decode import decode, decode_leniently
-from pairmq_rabbitmq._codec._encode import encode, header_size, size
+from pairmq_rabbitmq._codec._encode import encode, size
 from pairmq_rabbitmq._codec._layout import DELIVERY_COUNT, DIRECT_REPLY_TO, MalformedMessage, is_plain
 
 __all__ = [
@@ -42,7 +42,6 @@ __all__ = [
     "decode_leniently",
     "delivery_count",
     "encode",
-    "header_size",
     "is_plain",
     "size",
     "with_dead_letter",

@@ -7,22 +7,20 @@ from typing import Any, Final
 from pamqp.commands import Basic
 
 from pairmq_rabbitmq._codec import _layout
-from pairmq_rabbitmq._codec._encode import blank
 from pairmq_rabbitmq._codec._values import shelter
+from pairmq_rabbitmq._header import Properties
 
 MAX_REASON_LENGTH: Final = 1024
 """Characters of a dead-letter reason or description that are kept."""
 
 
-def with_dead_letter(
-    properties: Basic.Properties, reason: str, description: str, *, login: str = ""
-) -> Basic.Properties:
+def with_dead_letter(properties: Basic.Properties, reason: str, description: str, *, login: str = "") -> Properties:
     """Copy a received message's properties for its dead-letter queue, with the reason and description cut to size.
 
     Properties that the broker would act on again are moved out of its reach, and decode to the same: the message must
     not expire in the dead-letter queue, go to its ``CC`` again or be refused for another user's ``user_id``.
     """
-    copy = blank()
+    copy = Properties.blank()
     for attribute in Basic.Properties.__slots__:
         setattr(copy, attribute, getattr(properties, attribute))
     headers: dict[str, Any] = dict(properties.headers or {})

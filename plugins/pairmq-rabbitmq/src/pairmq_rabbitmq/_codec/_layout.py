@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import lru_cache
 from math import ceil
 from typing import Final
@@ -76,13 +76,6 @@ MAPPING: Final = frozenset(
 PLAIN, SHELTERED, SENT_AS_PROPERTY = range(3)  # what `place` returns
 
 _MAX_EXPIRATION_MS = 2**32 - 1  # the largest that RabbitMQ accepts
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SECOND = timedelta(seconds=1)
-_MILLISECOND = timedelta(milliseconds=1)
-# pamqp takes a later timestamp for milliseconds.
-_MAX_TIMESTAMP = 2**32 - 1
-_LAST_TIMESTAMP = _EPOCH + _MAX_TIMESTAMP * _SECOND
 
 _EXPIRATION = re.compile(r"\+?[0-9]{1,20}")
 _SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
@@ -169,14 +162,3 @@ def instant(text: str) -> datetime | None:
         return at.astimezone(UTC) if at.tzinfo is not None else None
     except (OverflowError, ValueError):
         return None
-
-
-def is_timestamp(value: datetime) -> bool:
-    """Whether AMQP's timestamp, in whole seconds, represents an instant exactly."""
-    return not value.microsecond and _EPOCH <= value <= _LAST_TIMESTAMP
-
-
-def timestamp_number(at: datetime) -> int:
-    """The number that represents an instant on the wire."""
-    # A received one that differs from ours was in milliseconds, and pamqp has divided it.
-    return (at - _EPOCH) // _SECOND if is_timestamp(at) else round((at - _EPOCH) / _MILLISECOND)

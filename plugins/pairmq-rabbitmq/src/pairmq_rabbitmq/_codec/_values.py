@@ -14,6 +14,7 @@ from uuid import UUID
 
 from pairmq.model import MAX_NESTING, PropertyValue
 from pairmq_rabbitmq._codec import _layout
+from pairmq_rabbitmq._header import is_timestamp
 
 _MAP = "map"
 
@@ -34,7 +35,7 @@ def to_wire(value: PropertyValue) -> tuple[Any, Any]:
     if isinstance(value, bytes):
         return bytearray(value), None
     if isinstance(value, datetime):
-        return (value, None) if _layout.is_timestamp(value) else (value.isoformat(), "datetime")
+        return (value, None) if is_timestamp(value) else (value.isoformat(), "datetime")
     if isinstance(value, UUID):
         return str(value), "uuid"
     if isinstance(value, tuple):
