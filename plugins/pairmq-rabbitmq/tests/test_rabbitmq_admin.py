@@ -188,7 +188,7 @@ async def test_queue_created_meanwhile_is_not_changed(
         return False
 
     declare(rabbit, arguments={"x-max-length": 7})
-    monkeypatch.setattr(transport.admin, "_queue_exists", not_yet)
+    monkeypatch.setattr(transport.admin, "_is_there", not_yet)
     assert not await transport.admin.create(QUEUE, BACKLOG)
     assert '{<<"x-max-length">>,' in all_queues(rabbit)
 
@@ -278,15 +278,16 @@ async def test_settings_are_unknown_when_the_reply_does_not_fit(
     entity = Entity("ü" * 60)
     await transport.admin.create(entity, BACKLOG)
 
-    async def declare(*_: object, **__: object) -> object:
+    async def refused(_: object) -> object:
         raise ConnectionInternalError("INTERNAL_ERROR")
 
-    ask = transport._context.ask
+    context = transport._context  # type: ignore[attr-defined]
+    ask = context.ask
 
-    async def cut_off(doing: str, question: Any, *args: Any, **options: Any) -> Any:
-        return await ask(doing, declare if question.__name__ == "declare" else question, *args, **options)
+    async def cut_off(doing: str, method: Any, link: Any = None) -> Any:
+        return await (ask(doing, method, link) if method.passive else context.ask_on(doing, refused, entity.path, link))
 
-    monkeypatch.setattr(transport._context, "ask", cut_off)
+    monkeypatch.setattr(context, "ask", cut_off)
     told = await transport.admin.properties(entity)
     assert (told.max_size_megabytes, told.single_consumer) == (None, False)
 

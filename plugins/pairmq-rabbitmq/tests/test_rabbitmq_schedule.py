@@ -286,14 +286,14 @@ async def test_target_gets_scheduled_messages_when_created_again(transport: Tran
 
 async def test_many_at_once_share_the_work(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule, asked = transport._schedule, 0
-    ask = schedule._ask
+    ask = transport._context.ask
 
-    async def counted(doing: str, question: Callable[..., Awaitable[object]], about: str = "") -> None:
+    async def counted(doing: str, method: object) -> None:
         nonlocal asked
         asked += 1
-        await ask(doing, question, about)  # type: ignore[arg-type]
+        await ask(doing, method)
 
-    monkeypatch.setattr(schedule, "_ask", counted)
+    monkeypatch.setattr(transport._context, "ask", counted)
     methods = await asyncio.gather(*(schedule.route(QUEUE, 1.0, "schedule") for _ in range(50)))
     assert len(set(methods)) == 1
     levels = _schedule._units(1.0)

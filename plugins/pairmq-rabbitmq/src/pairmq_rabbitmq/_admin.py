@@ -23,7 +23,7 @@ from pairmq_rabbitmq._driver import (
     QueuePurge,
     count_in,
 )
-from pairmq_rabbitmq._inspection import count_certainly, interrogate
+from pairmq_rabbitmq._inspection import Found, count_certainly, interrogate
 from pairmq_rabbitmq._management import Management, not_configured
 from pairmq_rabbitmq._probe import Probe
 from pairmq_rabbitmq._properties import (
@@ -134,8 +134,7 @@ class RabbitAdmin(Admin):
             shown = await self._management.queue(queue, doing)
             self._context.one_consumer[queue] = is_single(shown["arguments"])
             return properties_of(shown["arguments"], lock, auto_delete=shown["auto_delete"], server_version=version)
-        guess = arguments_of(_LIKELY, await self._queue_type("quorum", doing), _names.dead_letter_of(queue), doing)
-        found = await interrogate(self._context, queue, guess, doing)
+        found = await self._interrogate(queue, doing)
         if found.complete:
             self._context.one_consumer[queue] = is_single(found.arguments)
         else:
@@ -248,8 +247,7 @@ class RabbitAdmin(Admin):
         if self._management is not None:
             answer = await self._management.queue(queue.path, doing)
             return _queue_risks(answer["arguments"], durable=answer["durable"])
-        guess = arguments_of(_LIKELY, await self._queue_type("quorum", doing), _names.dead_letter_of(queue.path), doing)
-        found = await interrogate(self._context, queue.path, guess, doing, until=frozenset((QUEUE_TYPE,)))
+        found = await self._interrogate(queue.path, doing, until=frozenset((QUEUE_TYPE,)))
         if not found.complete and QUEUE_TYPE not in found.arguments:
             return (_UNREAD,)
         return (*_queue_risks(found.arguments, durable=found.durable), _POLICIES_UNSEEN)
@@ -257,6 +255,10 @@ class RabbitAdmin(Admin):
     def is_system_entity(self, entity: Entity) -> bool:
         """Names that begin with ``amq.`` or ``pairmq.``, and those with a segment that begins with ``$``."""
         return _names.is_system(entity)
+
+    async def _interrogate(self, queue: str, doing: str, until: frozenset[str] = frozenset()) -> Found:
+        guess = arguments_of(_LIKELY, await self._queue_type("quorum", doing), _names.dead_letter_of(queue), doing)
+        return await interrogate(self._context, queue, guess, doing, until=until)
 
     async def _found(self, method: Frame, doing: str) -> Any:
         """The broker's reply about a queue or exchange; None when it does not exist."""

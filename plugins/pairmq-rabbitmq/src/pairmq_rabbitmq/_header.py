@@ -249,7 +249,7 @@ class Properties(commands.Basic.Properties):
         try:
             for flag, name, packed in _FIELDS:
                 value = own(name)
-                if value is not None and (value or name != "cluster_id"):  # where pamqp has an empty text for none
+                if value is not None and (value or name != "cluster_id"):
                     flags |= flag
                     parts.append(packed(value))
         except (IndexError, struct.error) as error:
@@ -259,7 +259,8 @@ class Properties(commands.Basic.Properties):
 
 
 for _name in Properties.__slots__:
-    setattr(Properties, _name, None)  # the default, beside which instances have what is set
+    # The default, beside which instances have what is set; of this one pamqp's "not set" is the empty text.
+    setattr(Properties, _name, "" if _name == "cluster_id" else None)
 
 
 def short(text: str) -> bytes:

@@ -34,12 +34,7 @@ from pairmq_rabbitmq._link import Link, Opening, Session
 from pairmq_rabbitmq._markers import WINDOW, Marker, marker_of
 from pairmq_rabbitmq._names import dead_letter_of
 from pairmq_rabbitmq._properties import DEAD_LETTER_EXCHANGE, QUEUE_TYPE, SINGLE_CONSUMER, arguments_of, is_single
-from pairmq_rabbitmq._receiving._delivery_channel import (
-    LONGEST_HOLD,
-    MAX_WINDOW,
-    DeliveryChannel,
-    give_back_once_open,
-)
+from pairmq_rabbitmq._receiving._delivery_channel import LONGEST_HOLD, DeliveryChannel, give_back_once_open
 from pairmq_rabbitmq._receiving._settling import BUSY, GIVEN, GONE, Job, Locked, Share
 
 _REST = 1.0  # s without a call that a reader without messages keeps its queue
@@ -71,7 +66,6 @@ class OrderedChannel(DeliveryChannel):
     ) -> None:
         self._share = share
         self._tell = answer
-        self._consuming = False
         self._asked_at = asyncio.get_running_loop().time()  # end of the last call that wanted a message
         self._unproven: dict[int, Locked] = {}
         """Messages whose settlement the broker has not confirmed, by tag, in the order of the tags."""
@@ -79,35 +73,21 @@ class OrderedChannel(DeliveryChannel):
         self._giving_back: asyncio.Task[None] | None = None
         self._answers: set[asyncio.Task[None]] = set()
         super().__init__(session, raw, queue, share, lock)
+        self._ahead = WINDOW
 
     @property
     def usable(self) -> bool:
         """Whether it is open, as far as is known, and nothing is being released."""
         return self._giving_back is None and super().usable
 
-    @property
-    def reads_ahead(self) -> bool:
-        return self._consuming
-
     def read_ahead(self, messages: int) -> None:
         """Without effect: all readers of such a queue read ahead, with the same window."""
 
     async def _fetch(self, count: int, deadline: float) -> None:
-        try:
-            if not self._consuming:
-                await self._consume(WINDOW)
-                self._consuming = True
-            if deadline <= self._loop.time():
-                self._room = MAX_WINDOW
-                await self._look()
-            await self._first(deadline)
-        except Exception as error:
-            self.lose(error)
-        finally:
-            self.fetching = None
-            self._asked_at = self._loop.time()
-            if self.usable:
-                self._look_at(self._asked_at + _REST)
+        await super()._fetch(count, deadline)
+        self._asked_at = self._loop.time()
+        if self.usable:
+            self._look_at(self._asked_at + _REST)
 
     def delivered(self, tag: int, redelivered: bool, header: bytes, body: bytes) -> None:
         if self.cause is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import base64
 import itertools
 import os
@@ -13,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pairmq.testing.servers import ServerError
 
@@ -172,18 +171,6 @@ def write_cookie(directory: Path, cookie: str | None = None) -> None:
         file.touch(mode=0o600)
         file.write_text(cookie or secrets.token_hex(20))
         file.chmod(0o400)
-
-
-class Evaluator(abc.ABC):
-    """A server that Erlang expressions can be evaluated in."""
-
-    @abc.abstractmethod
-    def erl(self, expression: str, *, timeout: float = 30.0) -> str:
-        """Evaluate an expression in the server, and return the value as Erlang writes it. Raises `ServerError`."""
-
-    @abc.abstractmethod
-    def _json(self, expression: str) -> Any:
-        """The same, for a value that JSON can represent."""
 
 
 def call(

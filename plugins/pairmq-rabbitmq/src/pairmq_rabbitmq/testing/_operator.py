@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pairmq_rabbitmq.testing._node import Evaluator, binary, string
+from pairmq_rabbitmq.testing._node import binary, string
 
 DEFAULT_VHOST: Final = "/"
 
@@ -14,8 +15,19 @@ DEFAULT_VHOST: Final = "/"
 _ACTOR = '<<"pairmq">>'
 
 
-class Operator(Evaluator):
+class Operator(abc.ABC):
     """Commands to a broker, which have taken effect when they return; each raises `ServerError` if it can't be done."""
+
+    _watermark: str | None = None
+    """The share of memory that raised no alarm, while one is raised."""
+
+    @abc.abstractmethod
+    def erl(self, expression: str, *, timeout: float = 30.0) -> str:
+        """Evaluate an expression in the server, and return the value as Erlang writes it. Raises `ServerError`."""
+
+    @abc.abstractmethod
+    def _json(self, expression: str) -> Any:
+        """The same, for a value that JSON can represent."""
 
     def add_user(
         self,
@@ -106,12 +118,7 @@ class Operator(Evaluator):
     def connections(self) -> int:
         return int(self.erl("length(rabbit_networking:connections())"))
 
-
-class Faults(Evaluator):
-    """What can go wrong with a broker while its process stays; each raises `ServerError` if it does not answer."""
-
-    _watermark: str | None = None
-    """The share of memory that raised no alarm, while one is raised."""
+    # Faults, while the server's process stays.
 
     def go_down(self) -> None:
         """Stop the broker in 0.1 s but keep its virtual machine: clients are disconnected, new ones refused."""

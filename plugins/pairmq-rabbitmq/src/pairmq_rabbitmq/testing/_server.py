@@ -39,7 +39,7 @@ from pairmq_rabbitmq.testing._node import (
     write_cookie,
     write_files,
 )
-from pairmq_rabbitmq.testing._operator import DEFAULT_VHOST, Faults, Operator
+from pairmq_rabbitmq.testing._operator import DEFAULT_VHOST, Operator
 
 _PORT_PLEASE: Final = 122  # "Protocol between a node and EPMD" in the description of Erlang's distribution protocol
 _ALIVE: Final = 120
@@ -198,7 +198,7 @@ class Seat:
     net_ticktime: int
 
 
-class RabbitServer(Faults, Operator, ServerProcess):
+class RabbitServer(Operator, ServerProcess):
     """A rabbitmq-server process that keeps its data over `kill` and `restart`; the user is guest, password guest.
 
     Args:
