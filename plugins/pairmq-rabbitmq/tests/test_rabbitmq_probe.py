@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -132,7 +133,7 @@ async def test_a_full_queue_fails_the_probe_until_there_is_room(
 async def test_a_queue_that_was_full_and_is_empty_has_room(transport: Transport, rabbit: RabbitServer) -> None:
     declare(rabbit)
     full = transport._context.full
-    full["orders"] = 0
+    full["orders"] = 0, math.inf
     await transport.admin.probe(QUEUE)
     assert "orders" not in full
 
@@ -166,9 +167,9 @@ async def test_the_mark_of_a_full_queue_rises_with_it(transport: Transport, rabb
     full = transport._context.full
     for _ in range(4):
         await send(transport)
-    full["orders"] = 2
+    full["orders"] = 2, math.inf
     assert await failure(transport) == (FailureKind.UNAVAILABLE, FailureReason.QUOTA)
-    assert full["orders"] == 4
+    assert full["orders"] == (4, math.inf)
     take(rabbit, 1)
     await transport.admin.probe(QUEUE)
     assert full == {}

@@ -55,10 +55,8 @@ class Context:
         self.one_consumer: dict[str, bool] = {}
         """Queues of which it is known whether they are for one consumer at a time: see `is_for_one_consumer`."""
         self.receivers: set[Receiver] = set()
-        self.full: dict[str, int] = {}
-        """Queues that rejected a publish: how many messages they held then."""
-        self.full_until: dict[str, float] = {}
-        """Those of them that may have failed instead: until when they are taken for full."""
+        self.full: dict[str, tuple[int, float]] = {}
+        """Queues that rejected a publish: how many messages they held then, and until when they are taken for full."""
         self.rejecting: dict[str, tuple[bool, float]] = {}
         """Whether queues are known to reject what has no room, and until when that is taken for granted."""
         self.max_body_bytes: int | None = None

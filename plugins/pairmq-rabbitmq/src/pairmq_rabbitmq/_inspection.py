@@ -11,6 +11,7 @@ not stored the message, the second may have. Which queues reject is found out fr
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -223,12 +224,13 @@ async def why_nacked(context: Context, entity: Entity, doing: str) -> TransportE
         rejects = await _rejects(context, entity.path, doing)
     except TransportError as error:
         return TransportError(f"{text}, and then {error}", unavailable, maybe_applied=True)
-    context.full[entity.path] = max(waiting, context.full.get(entity.path, 0))
-    if rejects and len(context.url.nodes) == 1:
-        context.full_until.pop(entity.path, None)
-        return TransportError(f"{text}: the queue is full (overflow is reject-publish)", unavailable, quota)
+    certain = rejects and len(context.url.nodes) == 1
     # For a queue that has failed the number says nothing about room: the probe must not wait forever.
-    context.full_until[entity.path] = asyncio.get_running_loop().time() + _TRUSTED
+    until = math.inf if certain else asyncio.get_running_loop().time() + _TRUSTED
+    before, _ = context.full.get(entity.path, (0, 0.0))
+    context.full[entity.path] = max(waiting, before), until
+    if certain:
+        return TransportError(f"{text}: the queue is full (overflow is reject-publish)", unavailable, quota)
     if rejects:
         reason = "the queue is full (overflow is reject-publish), or has no leader"
         return TransportError(f"{text}: {reason}", unavailable, quota)

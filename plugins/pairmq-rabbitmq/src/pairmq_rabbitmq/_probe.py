@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import uuid
 from typing import Any, Final
 
@@ -74,15 +73,12 @@ class Probe:
 
     def _check_room(self, queue: str, waiting: int, doing: str) -> None:
         """Check whether messages have been removed from a queue since it was full."""
-        full = self._context.full.get(queue, 0)
-        if asyncio.get_running_loop().time() >= self._context.full_until.get(queue, math.inf):
-            full = 0
-        if waiting and full and waiting >= full:
-            self._context.full[queue] = waiting
+        full, until = self._context.full.get(queue, (0, 0.0))
+        if waiting and full and waiting >= full and asyncio.get_running_loop().time() < until:
+            self._context.full[queue] = waiting, until
             text = f"{doing}: the queue is full: it rejected a message, and still holds {waiting}"
             raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.QUOTA)
         self._context.full.pop(queue, None)
-        self._context.full_until.pop(queue, None)
 
     async def _ping(self, doing: str) -> None:
         """Publish twice: during an alarm the broker confirms one more message before it stops reading a connection."""
