@@ -18,9 +18,9 @@ from pairmq.model import FailureKind, FailureReason
 from pairmq.testing.servers import free_port
 from pairmq.transport import Scope
 from pairmq_rabbitmq import _driver
-from pairmq_rabbitmq._driver import close_channel
+from pairmq_rabbitmq._driver import Underlay, close_channel
 from pairmq_rabbitmq._errors import Unsent, failure
-from pairmq_rabbitmq._link import Link, Nodes, _Underlay
+from pairmq_rabbitmq._link import Link, Nodes
 from pairmq_rabbitmq._publish import Answer, Nacked, Parcel, publish_method
 from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq._url import parse_rabbitmq_url
@@ -39,7 +39,7 @@ async def test_a_close_handshake_that_is_cut_off_ends_at_once() -> None:
     async def closed(*_: object) -> None:
         """Never called: the driver does not end."""
 
-    underlay = _Underlay(cast("AbstractConnection", Silent()), OneShotCallback(closed))
+    underlay = Underlay(cast("AbstractConnection", Silent()), OneShotCallback(closed))
     closing = asyncio.create_task(underlay.close(None))
     await asyncio.sleep(0)
     closing.cancel()

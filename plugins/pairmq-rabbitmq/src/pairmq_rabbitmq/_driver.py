@@ -1,4 +1,4 @@
-"""Around the driver: methods with names that it refuses, how a channel is closed, and what it logs about connections.
+"""Around the driver: its connection, methods with names that it refuses, how a channel is closed, and what it logs.
 
 RabbitMQ accepts any text of up to 255 bytes as the name of a queue or exchange; pamqp raises ValueError for all but
 ASCII letters, digits, space and a few punctuation characters. So methods that carry names are instances of the classes
@@ -16,20 +16,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+import ssl
+from collections.abc import Coroutine, Mapping
 from contextvars import Context, ContextVar, copy_context
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from aiormq.abc import ChannelFrame, ConsumerCallback, DeliveredMessage
+import aio_pika
+import aiormq
+from aio_pika.abc import UnderlayConnection
+from aio_pika.tools import OneShotCallback
+from aiormq.abc import ChannelFrame, ConsumerCallback, DeliveredMessage, ExceptionType
 from aiormq.channel import Channel
 from aiormq.exceptions import ChannelInvalidStateError
 from pamqp import commands
 from pamqp.base import Frame
+from yarl import URL
+
+from pairmq.transport import start_task
+from pairmq_rabbitmq._url import Node, RabbitUrl
+from pairmq_rabbitmq._wire import WatchedStreams, Wire
 
 _TURN: Final = 1.0  # s for the reply to a request in flight, ahead of a Channel.Close
 _SUCCESS: Final = 200
 
 F = TypeVar("F", bound=Frame)
+T = TypeVar("T")
 
 _ours: ContextVar[bool] = ContextVar("pairmq_rabbitmq_connection", default=False)
 
@@ -109,6 +120,77 @@ async def close_channel(channel: Channel) -> None:
             await channel.write_queue.put(ChannelFrame.marshall(channel.number, [close]))
         with contextlib.suppress(Exception):  # by which the driver reports the close
             await channel.closing
+
+
+class DriverLoop:
+    """The running loop, for the driver: it remembers the tasks that the driver starts and never waits for."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self._loop = asyncio.get_running_loop()
+
+    def create_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = start_task(coroutine, loop=self._loop)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+
+class _Driver(aiormq.Connection):
+    # When this queue of frames is full, the driver drops its answer to a channel that the broker closed, and uses the
+    # channel's number again, which makes the broker close the connection.
+    FRAME_BUFFER_SIZE = 1000
+
+
+class Underlay(UnderlayConnection):
+    async def close(self, exc: ExceptionType | None) -> None:
+        """As aio-pika's, which when it is cancelled waits for what then may never come, and holds up the loop's end."""
+        if not self.close_callback.finished.is_set():
+            await self.connection.close(exc)
+            await self.close_callback.wait()
+
+
+class Connection(aio_pika.Connection):
+    """aio-pika's plain connection, which never reconnects, over streams of ours."""
+
+    def __init__(
+        self,
+        url: RabbitUrl,
+        node: Node,
+        tls: ssl.SSLContext | None,
+        purpose: str,
+        wire: Wire,
+        loop: DriverLoop,
+    ) -> None:
+        broker = URL.build(
+            scheme="amqp" if tls is None else "amqps",
+            host=node[0],
+            port=node[1],
+            user=url.username,
+            password=url.password,
+            path="/",
+            query={"heartbeat": str(url.heartbeat), "name": purpose},
+        )
+        super().__init__(broker)
+        self._vhost = url.vhost
+        self._streams = WatchedStreams(wire, tls)
+        self._driver_loop: Any = loop
+
+    def __del__(self) -> None:
+        """Do nothing: the session ends it. What aio-pika does here needs a loop, and the collector may run anywhere."""
+
+    async def connect(self, timeout: float | None = None) -> None:
+        driver = _Driver(self.url, loop=self._driver_loop, transport_factory=self._streams)
+        driver.vhost = self._vhost  # in an URL the driver would misread most that is no letter
+        await driver.connect()
+        on_close = OneShotCallback(self._on_connection_close)
+        on_close.loop = self._driver_loop
+        driver.closing.add_done_callback(on_close)
+        self.transport = Underlay(connection=driver, close_callback=on_close)
+        await self._on_connected()
 
 
 def connection_context() -> Context:

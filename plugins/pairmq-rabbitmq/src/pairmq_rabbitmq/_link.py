@@ -21,22 +21,16 @@ import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
-import aio_pika
-import aiormq
-from aio_pika.abc import UnderlayConnection
-from aio_pika.tools import OneShotCallback
-from aiormq.abc import ExceptionType
 from aiormq.channel import Channel
 from aiormq.connection import exception_by_code
-from yarl import URL
 
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.transport import bracketed, start_task
 from pairmq_rabbitmq import _errors
-from pairmq_rabbitmq._driver import connection_context
+from pairmq_rabbitmq._driver import Connection, DriverLoop, connection_context
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._url import Node, RabbitUrl
-from pairmq_rabbitmq._wire import WatchedStreams, Wire
+from pairmq_rabbitmq._wire import Wire
 
 _STAGGER = 0.25  # s that a node of a cluster may take to let a client in before the next one is tried beside it
 _LOOK = 0.5  # s between two looks at whether a node of a cluster still responds
@@ -284,11 +278,11 @@ class Session:
         self.cause: BaseException | None = None
         self.forsaken = 0  # calls that no caller waits for any more, and that have not ended
         self.users = 0  # who would lose something with it: calls that are waited for, and channels that lock messages
-        self._connection: aio_pika.Connection | None = None
+        self._connection: Connection | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listeners: list[Callable[[BaseException], None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._loop = _DriverLoop()
+        self._loop = DriverLoop()
         self._lost_at_login: BaseException | None = None
         self._reserve: asyncio.Task[Channel] | None = None
 
@@ -315,7 +309,7 @@ class Session:
 
     async def open(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str) -> None:
         """Connect and log in. Raises the driver's exceptions; nothing of a message was written."""
-        connection = _Connection(url, self.node, tls, purpose, self.wire, self._loop)
+        connection = Connection(url, self.node, tls, purpose, self.wire, self._loop)
         try:
             await self._detached(connection.connect())
         except Exception as error:
@@ -510,74 +504,3 @@ class Opening(Generic[T]):
             return False
         link.retire(self._asked.session, silent=True)
         return True
-
-
-class _DriverLoop:
-    """The running loop, for the driver: it remembers the tasks that the driver starts and never waits for."""
-
-    def __init__(self) -> None:
-        self.tasks: set[asyncio.Task[Any]] = set()
-        self._loop = asyncio.get_running_loop()
-
-    def create_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = start_task(coroutine, loop=self._loop)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
-
-
-class _Driver(aiormq.Connection):
-    # When this queue of frames is full, the driver drops its answer to a channel that the broker closed, and uses the
-    # channel's number again, which makes the broker close the connection.
-    FRAME_BUFFER_SIZE = 1000
-
-
-class _Underlay(UnderlayConnection):
-    async def close(self, exc: ExceptionType | None) -> None:
-        """As aio-pika's, which when it is cancelled waits for what then may never come, and holds up the loop's end."""
-        if not self.close_callback.finished.is_set():
-            await self.connection.close(exc)
-            await self.close_callback.wait()
-
-
-class _Connection(aio_pika.Connection):
-    """aio-pika's plain connection, which never reconnects, over streams of ours."""
-
-    def __init__(
-        self,
-        url: RabbitUrl,
-        node: Node,
-        tls: ssl.SSLContext | None,
-        purpose: str,
-        wire: Wire,
-        loop: _DriverLoop,
-    ) -> None:
-        broker = URL.build(
-            scheme="amqp" if tls is None else "amqps",
-            host=node[0],
-            port=node[1],
-            user=url.username,
-            password=url.password,
-            path="/",
-            query={"heartbeat": str(url.heartbeat), "name": purpose},
-        )
-        super().__init__(broker)
-        self._vhost = url.vhost
-        self._streams = WatchedStreams(wire, tls)
-        self._driver_loop: Any = loop
-
-    def __del__(self) -> None:
-        """Do nothing: the session ends it. What aio-pika does here needs a loop, and the collector may run anywhere."""
-
-    async def connect(self, timeout: float | None = None) -> None:
-        driver = _Driver(self.url, loop=self._driver_loop, transport_factory=self._streams)
-        driver.vhost = self._vhost  # in an URL the driver would misread most that is no letter
-        await driver.connect()
-        on_close = OneShotCallback(self._on_connection_close)
-        on_close.loop = self._driver_loop
-        driver.closing.add_done_callback(on_close)
-        self.transport = _Underlay(connection=driver, close_callback=on_close)
-        await self._on_connected()
