@@ -117,11 +117,8 @@ class Context:
         """
         if self.scope.closed:
             raise _errors.closed(doing)
-        try:
-            link = self._apart[1] if self._is_risky(about) else link or self.control
-            session = await link.session()
-        except Unsent as error:
-            raise_failure(_errors.failure(error, doing))
+        link = self._apart[1] if self._is_risky(about) else link or self.control
+        session = await self._session(link, doing)
         asked = Asked(session)
         try:
             return await session.run(self._answer(session, question))
@@ -138,16 +135,10 @@ class Context:
 
     async def connect(self, link: Link) -> None:
         """Open a link's connection, if it is not."""
-        try:
-            await link.session()
-        except Unsent as error:
-            raise_failure(_errors.failure(error, "connect"))
+        await self._session(link, "connect")
 
     async def server_version(self, doing: str) -> tuple[int, ...]:
-        try:
-            return (await self.control.session()).server_version
-        except Unsent as error:
-            raise_failure(_errors.failure(error, doing))
+        return (await self._session(self.control, doing)).server_version
 
     async def find_exchange(self, name: str, doing: str) -> None:
         await self.ask(doing, ExchangeDeclare(exchange=name, passive=True))
@@ -174,6 +165,12 @@ class Context:
         self._idle.clear()
         links = (self.publishing, self.consuming, self.control, self._ordering, *self._apart)
         await asyncio.gather(*(link.close(timeout) for link in links))
+
+    async def _session(self, link: Link, doing: str) -> Session:
+        try:
+            return await link.session()
+        except Unsent as error:
+            raise_failure(_errors.failure(error, doing))
 
     def _is_risky(self, name: str) -> bool:
         return not name.isascii() and len(name.encode()) + len(self.url.vhost.encode()) > _SAFE_NAME
