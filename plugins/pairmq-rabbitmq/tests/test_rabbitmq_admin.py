@@ -21,10 +21,9 @@ from pairmq.plugins import registry
 from pairmq.testing.conformance.suites import counted
 from pairmq.transport import Admin, QueueCounts, QueueProperties, Transport
 from pairmq_rabbitmq import _inspection
-from pairmq_rabbitmq._inspection import interrogate
+from pairmq_rabbitmq._inspection import interrogate, is_for_one_consumer
 from pairmq_rabbitmq._management import effective, policy_for
 from pairmq_rabbitmq._properties import arguments_of, properties_of, queue_type_for
-from pairmq_rabbitmq._receiving import is_for_one_consumer
 from pairmq_rabbitmq.testing import RabbitServer
 
 pytestmark = pytest.mark.real_server

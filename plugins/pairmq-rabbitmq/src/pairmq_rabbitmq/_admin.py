@@ -23,7 +23,7 @@ from pairmq_rabbitmq._driver import (
     QueuePurge,
     count_in,
 )
-from pairmq_rabbitmq._inspection import Found, count_certainly, interrogate
+from pairmq_rabbitmq._inspection import LIKELY, Found, count_certainly, interrogate, is_for_one_consumer
 from pairmq_rabbitmq._management import Management, not_configured
 from pairmq_rabbitmq._probe import Probe
 from pairmq_rabbitmq._properties import (
@@ -34,11 +34,8 @@ from pairmq_rabbitmq._properties import (
     properties_of,
     queue_type_for,
 )
-from pairmq_rabbitmq._receiving import held_by_this_process, is_for_one_consumer
+from pairmq_rabbitmq._receiving import held_by_this_process
 from pairmq_rabbitmq._url import QueueType
-
-# What the backlog queues of a pair are (SPEC 5.2), which are asked about most.
-_LIKELY = QueueProperties(max_size_megabytes=5120, max_delivery_count=2**31 - 1)
 
 _ASK = "add ?management=http://host:15672 to the URL to have it checked; or check with rabbitmqctl list_queues"
 _POLICIES_UNSEEN = ConfirmRisk(
@@ -257,7 +254,7 @@ class RabbitAdmin(Admin):
         return _names.is_system(entity)
 
     async def _interrogate(self, queue: str, doing: str, until: frozenset[str] = frozenset()) -> Found:
-        guess = arguments_of(_LIKELY, await self._queue_type("quorum", doing), _names.dead_letter_of(queue), doing)
+        guess = arguments_of(LIKELY, await self._queue_type("quorum", doing), _names.dead_letter_of(queue), doing)
         return await interrogate(self._context, queue, guess, doing, until=until)
 
     async def _found(self, method: Frame, doing: str) -> Any:

@@ -30,8 +30,9 @@ from pairmq.transport import QueuePositions, raise_failure
 from pairmq_rabbitmq import _codec, _errors
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._driver import close_channel, consume
+from pairmq_rabbitmq._inspection import is_for_one_consumer
 from pairmq_rabbitmq._markers import WINDOW
-from pairmq_rabbitmq._receiving import is_for_one_consumer, visit
+from pairmq_rabbitmq._receiving import visit
 
 _PATIENCE = 1.0  # s without a message after which it stops waiting for more
 _GIVING_BACK, _STEP = 0.25, 0.005

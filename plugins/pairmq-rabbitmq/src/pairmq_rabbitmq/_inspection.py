@@ -1,4 +1,4 @@
-"""What AMQP alone can find out about a queue: its arguments, whether it is empty, and why it rejected a message.
+"""What AMQP alone can find out about a queue: its arguments, whether it is empty, why it rejected a message.
 
 AMQP has no way to read the arguments. A queue that is declared again with other arguments than it has is left
 unchanged, and the broker's refusal names the first argument that differs and the queue's value of it. So the
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from aiormq.channel import Channel
@@ -21,6 +21,7 @@ from aiormq.exceptions import ChannelPreconditionFailed, ConnectionInternalError
 from pamqp.commands import Basic
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
+from pairmq.transport import QueueProperties
 from pairmq_rabbitmq import _names
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._driver import QueueDeclare, close_channel, get
@@ -36,7 +37,13 @@ from pairmq_rabbitmq._properties import (
     NUMBERS,
     OVERFLOW,
     QUEUE_TYPE,
+    SINGLE_CONSUMER,
+    arguments_of,
+    is_single,
 )
+
+LIKELY: Final = QueueProperties(max_size_megabytes=5120, max_delivery_count=2**31 - 1)
+"""What the backlog queues of a pair are (SPEC 5.2), which are asked about most."""
 
 _MOST_ROUNDS = 20
 
@@ -165,6 +172,35 @@ def _difference(words: str) -> tuple[str, Any] | None:
     if number and _INTEGER.fullmatch(text):
         return name, int(text)
     return name, text
+
+
+async def is_for_one_consumer(context: Context, queue: str, doing: str, link: Link | None = None) -> bool:
+    """Return whether a queue is for one consumer at a time; asks the broker once, with one request for most queues.
+
+    A user who may not configure the queue gets no answer, and reads it as one for several: a queue that keeps order
+    must only be read by users who may.
+    """
+    known = context.one_consumer.get(queue)
+    if known is not None:
+        return known
+    differs = frozenset((QUEUE_TYPE, SINGLE_CONSUMER))
+    # Each argument that was guessed wrong costs two round trips. The default exchange shows a queue that PairMQ made,
+    # whose others are known. The last guess is a backlog queue's: with a long name the reply has room for no more.
+    bare = {QUEUE_TYPE: "quorum", SINGLE_CONSUMER: True}
+    ordered = replace(LIKELY, single_consumer=True)
+    ours = (replace(ordered, max_size_megabytes=None), ordered)
+    guesses = [bare, *(arguments_of(each, "quorum", _names.dead_letter_of(queue), doing) for each in ours)]
+    until = differs | {DEAD_LETTER_EXCHANGE}
+    while guesses:
+        found = await interrogate(context, queue, guesses.pop(0), doing, until=until, link=link)
+        if found.complete and (until is differs or DEAD_LETTER_EXCHANGE not in found.arguments):
+            context.one_consumer[queue] = is_single(found.arguments)
+            return context.one_consumer[queue]
+        if until is not differs:
+            until = differs
+            if found.arguments.get(DEAD_LETTER_EXCHANGE) != "":
+                guesses[0] = bare
+    return False
 
 
 async def count_certainly(context: Context, queue: str, doing: str) -> int:

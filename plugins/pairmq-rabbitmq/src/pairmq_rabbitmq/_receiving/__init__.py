@@ -6,8 +6,8 @@ settles messages with the broker, and counts what this process holds. `_dead_let
 to a caller.
 """
 
-from pairmq_rabbitmq._receiving._ordered_channel import is_for_one_consumer, visit
+from pairmq_rabbitmq._receiving._ordered_channel import visit
 from pairmq_rabbitmq._receiving._receiver import RabbitReceiver
 from pairmq_rabbitmq._receiving._settling import held_by_this_process
 
-__all__ = ["RabbitReceiver", "held_by_this_process", "is_for_one_consumer", "visit"]
+__all__ = ["RabbitReceiver", "held_by_this_process", "visit"]

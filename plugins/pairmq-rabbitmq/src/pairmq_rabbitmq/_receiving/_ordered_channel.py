@@ -19,21 +19,17 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any
 
 from aiormq.channel import Channel
 
-from pairmq.transport import QueueProperties, raise_failure, start_task
+from pairmq.transport import raise_failure, start_task
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._driver import close_channel
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._inspection import interrogate
-from pairmq_rabbitmq._link import Link, Opening, Session
+from pairmq_rabbitmq._link import Opening, Session
 from pairmq_rabbitmq._markers import WINDOW, Marker, marker_of
-from pairmq_rabbitmq._names import dead_letter_of
-from pairmq_rabbitmq._properties import DEAD_LETTER_EXCHANGE, QUEUE_TYPE, SINGLE_CONSUMER, arguments_of, is_single
 from pairmq_rabbitmq._receiving._delivery_channel import LONGEST_HOLD, DeliveryChannel, give_back_once_open
 from pairmq_rabbitmq._receiving._settling import BUSY, GIVEN, GONE, Job, Locked, Share
 
@@ -41,9 +37,6 @@ _REST = 1.0  # s without a call that a reader without messages keeps its queue
 _ANSWER = 10.0  # s for an answer, with a connection to be opened first; the caller asks again
 _GIVE_BACK = 2.0  # s
 
-_BARE = {QUEUE_TYPE: "quorum", SINGLE_CONSUMER: True}
-_LIKELY = QueueProperties(max_size_megabytes=5120, max_delivery_count=2**31 - 1, single_consumer=True)
-_UNLIMITED = replace(_LIKELY, max_size_megabytes=None)
 _STEP = 0.005  # s
 _TAKEN_BACK = 0.25
 
@@ -191,33 +184,6 @@ class OrderedChannel(DeliveryChannel):
 
     def _give_rest_back(self) -> None:
         """Without effect: closing the channel releases them, and some must not be released before the others."""
-
-
-async def is_for_one_consumer(context: Context, queue: str, doing: str, link: Link | None = None) -> bool:
-    """Return whether a queue is for one consumer at a time; asks the broker once, with one request for most queues.
-
-    A user who may not configure the queue gets no answer, and reads it as one for several: a queue that keeps order
-    must only be read by users who may.
-    """
-    known = context.one_consumer.get(queue)
-    if known is not None:
-        return known
-    differs = frozenset((QUEUE_TYPE, SINGLE_CONSUMER))
-    # Each argument that was guessed wrong costs two round trips. The default exchange shows a queue that PairMQ made,
-    # whose others are known. The last guess is a backlog queue's: with a long name the reply has room for no more.
-    ours = (_UNLIMITED, _LIKELY)
-    guesses = [_BARE, *(arguments_of(each, "quorum", dead_letter_of(queue), doing) for each in ours)]
-    until = differs | {DEAD_LETTER_EXCHANGE}
-    while guesses:
-        found = await interrogate(context, queue, guesses.pop(0), doing, until=until, link=link)
-        if found.complete and (until is differs or DEAD_LETTER_EXCHANGE not in found.arguments):
-            context.one_consumer[queue] = is_single(found.arguments)
-            return context.one_consumer[queue]
-        if until is not differs:
-            until = differs
-            if found.arguments.get(DEAD_LETTER_EXCHANGE) != "":
-                guesses[0] = _BARE
-    return False
 
 
 def ordered_channel(context: Context, session: Session, raw: Channel, queue: str) -> OrderedChannel:

@@ -25,10 +25,11 @@ from pairmq.transport import Receiver, Scope, raise_failure
 from pairmq_rabbitmq import _codec, _errors, _header, _names, _plain
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._errors import Unsent
+from pairmq_rabbitmq._inspection import is_for_one_consumer
 from pairmq_rabbitmq._link import Opening
 from pairmq_rabbitmq._receiving._dead_letter import DeadLetters
 from pairmq_rabbitmq._receiving._delivery_channel import Cancelled, DeliveryChannel, give_back_once_open
-from pairmq_rabbitmq._receiving._ordered_channel import GivenBack, is_for_one_consumer, ordered_channel
+from pairmq_rabbitmq._receiving._ordered_channel import GivenBack, ordered_channel
 from pairmq_rabbitmq._receiving._settling import BUSY, GIVEN, SETTLING, Job, Locked, Share, Waits
 
 _CLOSE = 1.0  # s
