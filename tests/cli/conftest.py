@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -62,6 +63,14 @@ def cli(
     yield call
     logger.setLevel(before[0])
     logger.handlers[:] = before[1]
+
+
+@pytest.fixture
+def with_hangups() -> Iterator[None]:
+    """Runs commands as from a terminal; where nohup runs the tests, they would ignore that it is closed."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

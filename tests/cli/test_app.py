@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pairmq.cli import _send
-from pairmq.cli._signals import Stop, run_async
+from pairmq.cli import _journal, _send
+from pairmq.cli._signals import ENDING, Interrupts, Stop, run_async
 from pairmq.plugins import TransportRecord, hookimpl, registry
 from pairmq.transport import Capabilities
 
@@ -122,6 +123,91 @@ def hangups() -> Iterator[Callable[[Any], int]]:
 def test_a_closed_terminal_ends_a_command_in_order_and_nohup_keeps_it(hangups) -> None:
     assert hangups(lambda *_: None) == 129
     assert hangups(signal.SIG_IGN) == 0
+
+
+@pytest.fixture
+def interrupted(cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    """Runs a command that gets signals while it does something that no event loop waits for."""
+
+    def call(*numbers: int, every: bool = False) -> Any:
+        def signalled(*_: object, **__: object) -> None:
+            try:
+                for number in numbers:
+                    signal.raise_signal(number)
+            finally:
+                ended.append(True)
+
+        ended: list[bool] = []
+        monkeypatch.setattr(_journal, "_ship", signalled)
+        result = cli("journal", "ship", str(tmp_path), "file:///store", *(["--every", "1h"] if every else []))
+        assert ended
+        return result
+
+    return call
+
+
+@pytest.mark.usefixtures("with_hangups")
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=lambda each: str(each),
+)
+def test_a_signal_ends_a_command_without_an_event_loop_in_order(interrupted, number: int, status: int) -> None:
+    handlers = [signal.getsignal(each) for each in ENDING]
+    ended = interrupted(number)
+    assert (ended.status, ended.out, ended.err.strip()) == (status, "", "")
+    assert [signal.getsignal(each) for each in ENDING] == handlers
+
+
+@pytest.mark.usefixtures("with_hangups")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 129)])
+def test_sigterm_is_how_a_command_without_an_end_of_its_own_ends(interrupted, number: int, status: int) -> None:
+    assert interrupted(number, every=True).status == status
+
+
+@pytest.mark.usefixtures("with_hangups")
+def test_sigterm_ends_a_command_that_a_script_started_in_the_background(interrupted) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert interrupted(signal.SIGTERM).status == 143
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_nohup_keeps_a_command_without_an_event_loop(interrupted, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert interrupted(signal.SIGHUP, signal.SIGTERM).status == 143
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("with_hangups")
+def test_what_runs_an_event_loop_leaves_the_handlers_of_signals_as_they_were(interrupted) -> None:
+    async def look(stop: Stop) -> int:
+        return 0
+
+    with Interrupts():
+        handlers = [signal.getsignal(each) for each in ENDING]
+        run_async(look)
+        assert [signal.getsignal(each) for each in ENDING] == handlers
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.real_server  # a program
+def test_a_fork_of_a_command_ends_as_any_other_process() -> None:
+    code = """
+import os, signal
+from pairmq.cli._signals import Interrupts
+with Interrupts():
+    child = os.fork()
+    if child == 0:
+        signal.raise_signal(signal.SIGTERM)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_plugins_lists_schemes_and_capabilities(cli) -> None:

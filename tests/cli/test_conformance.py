@@ -65,7 +65,8 @@ def test_a_transport_that_fails_without_a_defect_is_not_mutated(cli) -> None:
     assert "defects" not in ended.out
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.usefixtures("with_hangups")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_an_interrupted_run_ends_its_broker_and_prints_what_is_known(
     cli, monkeypatch, number: int, status: int
 ) -> None:

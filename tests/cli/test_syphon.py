@@ -5,7 +5,6 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -225,14 +224,6 @@ def test_several_processes_empty_queues_that_only_other_processes_use(program, m
     drained = program("syphon", "--processes", "2", "--until-empty", *pair, "2").end()
     assert drained.status == 0, drained
     assert "moved 2 000 messages; the backlog is empty" in drained.err
-
-
-@pytest.fixture
-def with_hangups() -> Iterator[None]:
-    """Lets programs be started as from a terminal; where nohup runs the tests, they would ignore that it is closed."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.real_server

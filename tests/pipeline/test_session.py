@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import signal
 import stat
+import subprocess
 
 import pytest
 
 from pairmq.pipeline import PipelineUnavailable
-from pairmq.pipeline.session import OUR_WAY, check_java, check_packages, session
+from pairmq.pipeline.session import OUR_WAY, _Start, check_java, check_packages, session
 
 
 def java(folder, version):
@@ -35,6 +37,15 @@ def test_a_missing_java_is_reported_with_what_to_install(tmp_path):
         check_java({"PATH": str(tmp_path)})
     with pytest.raises(PipelineUnavailable, match="which has no bin/java"):
         check_java({"JAVA_HOME": str(tmp_path)})
+
+
+def test_java_ignores_the_signals_that_all_processes_of_a_terminal_or_a_service_get():
+    """The command that started it gets them too, and has to end its work first."""
+    start = _Start(stderr=None)
+    start["preexec_fn"] = None  # as PySpark puts its own there
+    shown = subprocess.run(["cat", "/proc/self/status"], stdout=subprocess.PIPE, text=True, check=True, **start).stdout
+    (ignored,) = (int(line.split()[1], 16) for line in shown.splitlines() if line.startswith("SigIgn:"))
+    assert all(ignored & 1 << number - 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 
 def test_a_missing_pyspark_is_reported_with_the_extra_that_brings_it(monkeypatch):

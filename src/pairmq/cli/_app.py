@@ -6,6 +6,7 @@ import contextlib
 import errno
 import functools
 import logging
+import signal
 import sys
 import traceback
 from typing import Annotated, Any, Protocol, runtime_checkable
@@ -19,6 +20,7 @@ from pairmq._version import version
 from pairmq.cli._common import examples
 from pairmq.cli._extensions import Commands, show_no_values
 from pairmq.cli._output import complain, open_closed_streams, say, silence_stdout, stdout_written, warn
+from pairmq.cli._signals import interrupts
 from pairmq.cli._values import BadUsage, CommandFailed, OutputClosed, file_problem, without_secrets
 from pairmq.model import ConfigurationError, PairMQError
 
@@ -96,7 +98,8 @@ def run(arguments: list[str] | None = None, *, application: typer.Typer = app, n
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        return _flushed(_run(arguments, application, name))
+        with interrupts:
+            return _flushed(_run(arguments, application, name))
     except (BrokenPipeError, OutputClosed):
         silence_stdout()
         return _BROKEN_PIPE
@@ -141,6 +144,8 @@ def _run(arguments: list[str] | None, application: typer.Typer, name: str) -> in
     try:
         command = _command_of(application, name)
         status: object = command.main(args=arguments, prog_name=name, standalone_mode=False)
+        if status == 128 + signal.SIGINT and interrupts.number is not None:  # the parser takes all for Ctrl-C
+            return interrupts.exit_status
         return status if isinstance(status, int) else 0
     except (BadUsage, ConfigurationError) as error:
         complain(without_secrets(str(error)))
@@ -156,7 +161,7 @@ def _run(arguments: list[str] | None, application: typer.Typer, name: str) -> in
             raise OutputClosed from None
         raise
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        return interrupts.exit_status
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _FULL:
             full = _full_place(error)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from pairmq.cli._common import Json, examples
 from pairmq.cli._output import FAIL, OK, WARN, Progress, cells, note, put_json, say, stdout_console, table
+from pairmq.cli._signals import interrupts
 from pairmq.cli._values import BadUsage, CommandFailed, plural, printable, shortened
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def conformance(
     report = _Report(url, json)
     known = {test for defect in defects for test in defect.found_by}
     tests = [test for test in mutation.TESTS if not only or test in known]
-    with _quiet(), _sigterm_as_ctrl_c() as ended_by, made:
+    with _quiet(), made:
         try:
             _run_sound(made, tests, report)
             if mutate and not report.failed:
@@ -76,7 +75,7 @@ def conformance(
                 _plant(made, defects, report)
         except KeyboardInterrupt:
             report.show(interrupted=True)
-            return 128 + (ended_by or [signal.SIGINT])[0]
+            return interrupts.exit_status
     report.show()
     return report.exit_status
 
@@ -210,23 +209,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
-    """End the broker after SIGTERM, too; asyncio handles Ctrl-C alone. Gives the list that the signal is put into."""
-    seen: list[int] = []
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-        signal.raise_signal(signal.SIGINT)
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread, which no signal reaches
-        yield seen
-        return
-    try:
-        yield seen
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -17,6 +17,7 @@ from typer import Argument, Option
 
 from pairmq.cli._common import Json, examples, journal_package
 from pairmq.cli._output import WARN, Progress, cells, note, put_json, say, stdout_console, stdout_written, table, warn
+from pairmq.cli._signals import service_interrupted
 from pairmq.cli._values import (
     BadUsage,
     CommandFailed,
@@ -163,14 +164,18 @@ def ship(
     """Upload the segments that a store does not have yet, by fsspec; may be interrupted at any time.
 
     Rows still being written are not in a segment yet, and not uploaded. With --every a store that fails is a warning,
-    and is tried again. Exit status: 0, 1 when the store failed or a segment could not be read.
+    and is tried again. Exit status: 0, 1 when the store failed or a segment could not be read; with --every 0 after
+    SIGTERM.
     """
     folder = _existing(directory)
-    while True:
-        failed = _ship(folder, store, delete, json, forever=every is not None)
-        if every is None:
-            return failed
-        time.sleep(every)
+    if every is None:
+        return _ship(folder, store, delete, json, forever=False)
+    try:
+        while True:
+            _ship(folder, store, delete, json, forever=True)
+            time.sleep(every)
+    except KeyboardInterrupt:
+        return service_interrupted()
 
 
 def _ship(folder: Path, store: str, delete: bool, json: bool, *, forever: bool) -> int:

@@ -19,6 +19,7 @@ from typer import Option
 from pairmq.cli import _pipeline_drain
 from pairmq.cli._common import Json, examples
 from pairmq.cli._output import FAIL, OK, WARN, Progress, cells, put_json, say, stdout_console, table, warn
+from pairmq.cli._signals import ENDING, HANGUP, service_interrupted
 from pairmq.cli._values import BadUsage, Duration, grouped, plural, printable, read_prices, short_duration
 from pairmq.model import Price
 from pairmq.pipeline import run as run_pipeline
@@ -92,8 +93,8 @@ def run(
     """Build tables from a journal: the fate of each message, outages, availability, the backlog, cost.
 
     Each table is a directory of Parquet files in the output directory; run.json has a summary. Exit status: 1 when a
-    message that was accepted is lost, 130 after Ctrl-C. With --follow it ends after the current batch when SIGTERM
-    (exit status 0) or Ctrl-C, and immediately after a second one; after a kill, the next start continues where it was.
+    message that was accepted is lost, 130 after Ctrl-C. With --follow a signal ends it after the current batch, a
+    second one immediately; the exit status is 0 after SIGTERM. After a kill, the next start continues where it was.
     """
     if not follow and (every is not None or once or until_idle is not None or restart):
         raise BadUsage("--every, --once, --until-idle and --restart are for --follow")
@@ -119,24 +120,29 @@ def run(
             _show(report, out)
         return 1 if report.lost else 0
     stop, printer = _Signals(), _RefreshPrinter(json=json)
-    with Progress("took", "rows") as progress:
-        report = follow_journal(
-            journal,
-            out,
-            cores=cores,
-            prices=charged,
-            patience=patience,
-            every=60.0 if every is None else every,
-            once=once,
-            until_idle=until_idle,
-            restart=restart,
-            stop=stop,
-            on_refresh=printer.show,
-            progress=lambda rows, text: progress.update(rows, text=text),
-        )
+    try:
+        with Progress("took", "rows") as progress:
+            report = follow_journal(
+                journal,
+                out,
+                cores=cores,
+                prices=charged,
+                patience=patience,
+                every=60.0 if every is None else every,
+                once=once,
+                until_idle=until_idle,
+                restart=restart,
+                stop=stop,
+                on_refresh=printer.show,
+                progress=lambda rows, text: progress.update(rows, text=text),
+            )
+    except KeyboardInterrupt:  # before Spark has started
+        return service_interrupted()
     if report.lost:
         return 1
-    return 128 + signal.SIGINT if stop.first == signal.SIGINT else 0
+    if stop.first is None or stop.first == signal.SIGTERM:
+        return 0
+    return 128 + stop.first
 
 
 _MOST_BAD = 20  # files that are named on the screen; run.json names all
@@ -238,7 +244,7 @@ class _RefreshPrinter:
 
 
 class _Signals(Stop):
-    """Asked by the first SIGINT or SIGTERM; the second one ends the process at once."""
+    """Asked by the first signal that ends commands; the second one ends the process at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,9 +254,8 @@ class _Signals(Stop):
     def __enter__(self) -> Self:
         # Only the main thread may handle signals; elsewhere (in tests) there are none.
         if threading.current_thread() is threading.main_thread():
-            self._before = {
-                number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
-            }
+            heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._on_signal) for number in heard}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -259,6 +264,8 @@ class _Signals(Stop):
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.first is not None:
+            if number == HANGUP:
+                return
             os._exit(128 + number)  # Spark's virtual machine ends when its standard input does
         self.first = number
         self.ask()

@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, Self, TypeVar
 
 from pairmq.cli._values import OutputClosed
 
@@ -16,6 +17,9 @@ T = TypeVar("T")
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals that ask a command to end."""
+
+HANGUP = getattr(signal, "SIGHUP", None)
+"""Of one terminal that is closed the kernel sends one, and the shell another: a second one ends nothing."""
 
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -72,13 +76,63 @@ class Stop:
                 task.exception()  # seen: a failure while being cancelled is of no interest any more
 
 
+class Interrupts:
+    """Meanwhile SIGTERM and SIGHUP do what Ctrl-C does, for commands that run no event loop.
+
+    Those who handle Ctrl-C, such as asyncio and Spark, handle these then, too; `exit_status` distinguishes them.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        """The signal that was one of these; None if it was Ctrl-C itself."""
+        self._process = 0
+        self._ours: list[int] = []
+
+    @property
+    def exit_status(self) -> int:
+        return 128 + (self.number or signal.SIGINT)
+
+    def __enter__(self) -> Self:
+        self.number, self._process, self._ours = None, os.getpid(), []
+        for number in ENDING:
+            # Only the main thread may handle signals. What is ignored, as nohup wants it, stays so.
+            if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_DFL:
+                with contextlib.suppress(ValueError):
+                    signal.signal(number, self._on_signal)
+                    self._ours.append(number)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number in self._ours:
+            signal.signal(number, signal.SIG_DFL)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a fork's, which ends as any process does
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        if number == HANGUP == self.number:
+            return
+        self.number = number
+        if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, signal.SIG_DFL):
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+
+interrupts = Interrupts()
+"""Those of this process."""
+
+
+def service_interrupted() -> int:
+    """The exit status of an interrupted command that runs until a signal: 0 after SIGTERM, as service managers want."""
+    return 0 if interrupts.number == signal.SIGTERM else interrupts.exit_status
+
+
 def run_async(main: Callable[[Stop], Coroutine[Any, Any, int]], *, graceful: bool = False) -> int:
     """Run a command's coroutine in a fresh event loop; 129, 130 or 143 for one that a signal cancelled.
 
     A graceful one watches its `Stop` itself; otherwise the first signal cancels it. A second signal ends the process at
     once.
     """
-    hangup = getattr(signal, "SIGHUP", None)
 
     async def supervised() -> int:
         stop = Stop()
@@ -87,8 +141,8 @@ def run_async(main: Callable[[Stop], Coroutine[Any, Any, int]], *, graceful: boo
 
         def on_signal(number: int) -> None:
             if stop.asked:
-                if number == hangup:
-                    return  # of one terminal that is closed the kernel sends one, and the shell another
+                if number == HANGUP:
+                    return
                 _end_at_once(number)
             stop.request(number)
             if not graceful:
@@ -96,7 +150,7 @@ def run_async(main: Callable[[Stop], Coroutine[Any, Any, int]], *, graceful: boo
 
         loop = asyncio.get_running_loop()
         for number in ENDING:
-            if number == hangup and signal.getsignal(number) is signal.SIG_IGN:
+            if number == HANGUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # as nohup wants it
             # Only the main thread may handle signals; elsewhere (in tests) there are none.
             with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
@@ -108,10 +162,16 @@ def run_async(main: Callable[[Stop], Coroutine[Any, Any, int]], *, graceful: boo
                 raise
             return stop.exit_status
 
+    before = {number: signal.getsignal(number) for number in ENDING}
     try:
         return asyncio.run(supervised())
     except BrokenPipeError:
         raise OutputClosed from None
+    finally:
+        # The loop leaves the system's default behind.
+        for number, handler in before.items():
+            with contextlib.suppress(ValueError, TypeError):  # not the main thread; a handler that is not Python's
+                signal.signal(number, handler)
 
 
 def _end_at_once(number: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pairmq
 from pairmq.cli._output import FAIL, OK, Progress, note, put_json, say
+from pairmq.cli._signals import interrupts
 from pairmq.cli._values import BadUsage, CommandFailed, file_problem, grouped, plural, short_duration
 from pairmq.testing.simulator import (
     FAULT_KINDS,
@@ -68,7 +69,7 @@ def replay_file(path: str, *, trace: str | None, shrink: bool, json: bool) -> in
 
 @interrupts_noted()
 def many(runs: Sequence[Settings], *, jobs: int, state: str | None, json: bool) -> int:
-    """Simulate many seeds; the exit status: 1 with a violation, 130 when Ctrl-C came first."""
+    """Simulate many seeds; the exit status: 1 with a violation, 130 when Ctrl-C came first, or another signal's."""
     book = _Book(state, runs)
     began = time.monotonic()
     interrupted = False
@@ -91,7 +92,7 @@ def many(runs: Sequence[Settings], *, jobs: int, state: str | None, json: bool) 
     if interrupted:
         resume = "" if state is None else f"; the same command continues from {state}"
         note(f"stopped after {book.done} of {plural(len(runs), 'seed')}{resume}")
-        return 130
+        return interrupts.exit_status
     return 1 if book.failed else 0
 
 

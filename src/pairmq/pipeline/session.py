@@ -9,12 +9,13 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from pairmq.model import ConfigurationError
 from pairmq.pipeline._memory import usable_memory
@@ -266,6 +267,22 @@ _ASKED = {
 }
 
 
+class _Start(dict[str, Any]):
+    """How Java is started: it ignores, beside Ctrl-C, what else a closed terminal or a service manager sends to all.
+
+    The command ends it in order, and it ends by itself when the pipe to it is closed. PySpark would put its own
+    function here, for Ctrl-C alone.
+    """
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, _ignore_signals if name == "preexec_fn" else value)
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _local(settings: Mapping[str, str], errors: IO[bytes] | None = None) -> SparkSession:
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -273,9 +290,9 @@ def _local(settings: Mapping[str, str], errors: IO[bytes] | None = None) -> Spar
 
     # Workers of an environment that is not activated would run another Python.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if errors is not None:
+    if SparkContext._gateway is None:
         conf = SparkConf().setAll([*settings.items()])
-        gateway = launch_gateway(conf, {"stderr": errors})  # type: ignore[no-untyped-call]
+        gateway = launch_gateway(conf, _Start(stderr=errors))  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway)
     builder = SparkSession.builder
     for name, value in settings.items():
