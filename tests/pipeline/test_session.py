@@ -6,11 +6,12 @@ import builtins
 import signal
 import stat
 import subprocess
+from contextlib import closing
 
 import pytest
 
 from pairmq.pipeline import PipelineUnavailable
-from pairmq.pipeline.session import OUR_WAY, _Start, check_java, check_packages, session
+from pairmq.pipeline.session import OUR_WAY, _launched, _Start, check_java, check_packages, session
 
 
 def java(folder, version):
@@ -39,13 +40,39 @@ def test_a_missing_java_is_reported_with_what_to_install(tmp_path):
         check_java({"JAVA_HOME": str(tmp_path)})
 
 
+@pytest.fixture
+def started(monkeypatch):
+    """Starts a program in Java's place, as PySpark does, and is interrupted meanwhile; gives the process."""
+
+    def start(*command):
+        def launch(conf, options):
+            options["preexec_fn"] = None  # as PySpark puts its own there
+            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options))
+            raise KeyboardInterrupt
+
+        processes = []
+        monkeypatch.setattr("pyspark.java_gateway.launch_gateway", launch)
+        with pytest.raises(KeyboardInterrupt):
+            _launched({}, None)
+        return processes[0]
+
+    return start
+
+
 def test_java_ignores_the_signals_that_all_processes_of_a_terminal_or_a_service_get():
     """The command that started it gets them too, and has to end its work first."""
-    start = _Start(stderr=None)
-    start["preexec_fn"] = None  # as PySpark puts its own there
-    shown = subprocess.run(["cat", "/proc/self/status"], stdout=subprocess.PIPE, text=True, check=True, **start).stdout
+    with closing(_Start(None)) as start:
+        start["preexec_fn"] = None
+        shown = subprocess.run(
+            ["cat", "/proc/self/status"], stdout=subprocess.PIPE, text=True, check=True, **start
+        ).stdout
     (ignored,) = (int(line.split()[1], 16) for line in shown.splitlines() if line.startswith("SigIgn:"))
     assert all(ignored & 1 << number - 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+
+
+def test_java_is_not_left_behind_when_its_start_is_interrupted(started):
+    with started("sleep", "1000") as java:
+        assert java.wait() == -signal.SIGKILL
 
 
 def test_a_missing_pyspark_is_reported_with_the_extra_that_brings_it(monkeypatch):

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from pairmq.model import ConfigurationError
 from pairmq.pipeline._memory import usable_memory
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway
     from pyspark.sql import SparkSession
 
 OLDEST_JAVA = 17
@@ -268,32 +269,58 @@ _ASKED = {
 
 
 class _Start(dict[str, Any]):
-    """How Java is started: it ignores, beside Ctrl-C, what else a closed terminal or a service manager sends to all.
+    """How PySpark starts Java, and as which process.
 
-    The command ends it in order, and it ends by itself when the pipe to it is closed. PySpark would put its own
-    function here, for Ctrl-C alone.
+    Java ignores, beside Ctrl-C, what else a closed terminal or a service manager sends to all processes: the command
+    ends it in order, and it ends by itself when the pipe to it is closed. PySpark would put its own function here, for
+    Ctrl-C alone.
     """
 
+    def __init__(self, errors: IO[bytes] | None) -> None:
+        super().__init__(stderr=errors)
+        self._reading, self._writing = os.pipe()
+
     def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, _ignore_signals if name == "preexec_fn" else value)
+        super().__setitem__(name, self._begin if name == "preexec_fn" else value)
+
+    def _begin(self) -> None:
+        os.write(self._writing, str(os.getpid()).encode())
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+    def undo(self) -> None:
+        """Kill what was started: PySpark leaves it behind where it is interrupted, and it would wait forever."""
+        os.close(self._writing)
+        with os.fdopen(self._reading) as file, suppress(ValueError, ProcessLookupError):
+            os.kill(int(file.read()), signal.SIGKILL)
+
+    def close(self) -> None:
+        os.close(self._writing)
+        os.close(self._reading)
 
 
-def _ignore_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+def _launched(settings: Mapping[str, str], errors: IO[bytes] | None) -> JavaGateway:
+    from pyspark import SparkConf
+    from pyspark.java_gateway import launch_gateway
+
+    start = _Start(errors)
+    try:
+        gateway = launch_gateway(SparkConf().setAll([*settings.items()]), start)  # type: ignore[no-untyped-call]
+    except BaseException:
+        start.undo()
+        raise
+    start.close()
+    return gateway
 
 
 def _local(settings: Mapping[str, str], errors: IO[bytes] | None = None) -> SparkSession:
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     # Workers of an environment that is not activated would run another Python.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if SparkContext._gateway is None:
-        conf = SparkConf().setAll([*settings.items()])
-        gateway = launch_gateway(conf, _Start(stderr=errors))  # type: ignore[no-untyped-call]
-        SparkContext._ensure_initialized(gateway=gateway)
+        SparkContext._ensure_initialized(gateway=_launched(settings, errors))
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
