@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from pairmq_postgres import _sql, _url
+from pairmq_postgres._drivers import numbered
 from pairmq_postgres.testing import EMPTY, PostgresServer
 
 pytestmark = pytest.mark.real_server
@@ -33,6 +34,7 @@ PARAMETERS: dict[str, Any] = {
     "number": 5,
     "numbers": [5],
     "starts": [1],
+    "worn": [5],
     "most": 100,
     "most_bytes": 1_000_000,
     "session": b"session-5",
@@ -102,12 +104,19 @@ def full(empty: PostgresServer) -> Iterator[PostgresServer]:
     empty.query(EMPTY, "TRUNCATE pairmq.inbox", "ANALYZE")
 
 
+OWN = [f"SET {name} = {value}" for name, value in re.findall(r"-c (\w+)=(\w+)(?= |$)", _url._SETTINGS)]
+"""The settings of a transport's connections."""
+
+
 def plan(server: PostgresServer, statement: str, *settings: str) -> list[str]:
-    """The lines of a plan."""
+    """The lines of a plan, of a statement that is prepared, as on a transport's connections."""
+    text, names = numbered(statement)
+    given = f" ({', '.join(f'%({name})s' for name in names)})" if names else ""
     with psycopg.connect(**server.parameters(), cursor_factory=psycopg.ClientCursor) as connection:
-        for setting in settings:
-            connection.execute(setting)  # type: ignore[call-overload]
-        rows = connection.execute(f"EXPLAIN {statement}", PARAMETERS).fetchall()  # type: ignore[call-overload]
+        for each in (*settings, f"PREPARE planned AS {text}"):
+            connection.execute(each)  # type: ignore[call-overload]
+        explain: Any = f"EXPLAIN EXECUTE planned{given}"
+        rows = connection.execute(explain, PARAMETERS).fetchall()
         connection.rollback()
     return [line for (line,) in rows]
 
@@ -119,21 +128,20 @@ def scanned(server: PostgresServer, statement: str, *settings: str, tables: str 
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statement_reads_no_whole_table_when_it_was_planned_for_an_empty_one(empty, name):
-    tables = "message|lease|session|inbox"
-    assert scanned(empty, STATEMENTS[name], "SET enable_seqscan = off", tables=tables) == []
+    assert scanned(empty, STATEMENTS[name], *OWN, tables="message|lease|session|inbox") == []
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statement_reads_no_whole_table_when_it_is_full(full, name):
     """By the planner's own choice, as behind PgBouncer; of leases there are as many as receives whose messages wait."""
     assert scanned(full, STATEMENTS[name]) == []
+    assert scanned(full, STATEMENTS[name], *OWN) == []
 
 
 def test_receive_reads_no_more_than_it_takes_when_nothing_is_known_of_the_table(server):
     """Without statistics, as of a queue that has just been filled."""
     server.query(*FILL[:3])
-    settings = [f"SET {name} = {value}" for name, value in re.findall(r"-c (\w+)=(\w+)(?= |$)", _url._SETTINGS)]
-    take, sweep = (plan(server, statement, *settings) for statement in (_sql.TAKE, _sql.SWEEP))
+    take, sweep = (plan(server, statement, *OWN) for statement in (_sql.TAKE, _sql.SWEEP))
     assert any("Index Scan using message_pkey on message m " in line for line in take)
     assert any("Index Scan using message_expiring on message m " in line for line in sweep)
     assert not [line for line in (*take, *sweep) if "Bitmap" in line or "Sort Key: m." in line]
