@@ -18,7 +18,7 @@ from command_line import run
 from doc_blocks import blocks
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import QueueProperties, Transport
-from pairmq_postgres import _schema, _sql
+from pairmq_postgres import _receiver, _schema, _sql
 from pairmq_postgres._connection import Blobs, Numbers, Rows, Statement, Texts
 from pairmq_postgres._errors import SchemaVersion
 from pairmq_postgres._pool import Pool
@@ -216,6 +216,65 @@ async def test_receive_writes_one_row_and_no_message(server, queue, transport, m
     assert leases(server) == [(1, 2, 3, 4, 5)]
     assert list(await receiver.complete_batch(deliveries)) == [None] * 5
     assert leases(server) == []
+
+
+async def test_statements_are_not_planned_anew_for_each_call(server, connect, message):
+    """The planner believes that a plan for one call's values is worth its price, which is that of the call, twice."""
+    transport = connect(pool_size=1)
+    await transport.admin.create(ORDERS)
+    receiver = transport.receiver(Source(ORDERS))
+    await transport.sender(ORDERS).send_batch([message(str(number)) for number in range(50)])
+    server.query("VACUUM ANALYZE pairmq.message, pairmq.lease, pairmq.entity, pairmq.source")
+    for _ in range(10):
+        await receiver.complete_batch(await receiver.receive(1, 0))
+    plans = "SELECT sum(generic_plans)::bigint, sum(custom_plans)::bigint FROM pg_prepared_statements"
+    (((generic, custom),),) = await transport._pool.run([(plans, {})])
+    assert generic >= 30
+    assert custom == 0
+
+
+async def test_looks_that_find_all_they_ask_for_leave_out_the_sweep(server, queue, transport, message, monkeypatch):
+    """Until one does not; what a sweep would bring about waits no longer than there is more to take."""
+    monkeypatch.setattr(_receiver, "_SWEPT", 3600.0)
+    await transport.sender(queue).send_batch([message(str(number)) for number in range(4)])
+    sweeps, turns = statements(monkeypatch, _sql.SWEEP), statements(monkeypatch, _sql.TURN)
+    receiver = transport.receiver(Source(queue))
+    await receiver.receive(1, 0)
+    await receiver.receive(1, 0)
+    assert (len(sweeps), len(turns)) == (1, 1)
+    server.query("UPDATE pairmq.lease SET until = now()")
+    found = [*await receiver.receive(2, 0), *await receiver.receive(2, 0)]
+    assert [(each.message.body, each.delivery_count) for each in found] == [
+        (b"2", 1),
+        (b"3", 1),
+        (b"0", 2),
+        (b"1", 2),
+    ]
+    assert (len(sweeps), len(turns)) == (2, 3)
+
+
+async def test_lock_that_has_ended_is_found_at_once_where_order_is_promised(server, transport, message, monkeypatch):
+    monkeypatch.setattr(_receiver, "_SWEPT", 3600.0)
+    await transport.admin.create(ORDERS, QueueProperties(single_consumer=True))
+    await transport.sender(ORDERS).send_batch([message(str(number)) for number in range(4)])
+    receiver = transport.receiver(Source(ORDERS))
+    for _ in range(2):
+        await receiver.receive(1, 0)
+    server.query("UPDATE pairmq.lease SET until = now()")
+    found = await receiver.receive(3, 0)
+    assert [(each.message.body, each.delivery_count) for each in found] == [(b"0", 2), (b"1", 2), (b"2", 1)]
+
+
+async def test_message_behind_one_that_was_delivered_too_often_is_received_with_it(server, transport, message):
+    await transport.admin.create(ORDERS, QueueProperties(max_delivery_count=1))
+    await transport.sender(ORDERS).send_batch([message("worn"), message("next")])
+    receiver = transport.receiver(Source(ORDERS))
+    (worn,) = await receiver.receive(1, 0)
+    await receiver.abandon(worn)
+    found = await receiver.receive(2, 0)
+    assert [(each.message.body, each.delivery_count) for each in found] == [(b"next", 1)]
+    (dead,) = await transport.receiver(Source(ORDERS, dead_letter=True)).receive(2, 0)
+    assert (dead.message.body, dead.dead_letter_reason) == (b"worn", "max-delivery-count")
 
 
 async def test_renewed_message_gets_a_lease_of_its_own(server, queue, transport, message):

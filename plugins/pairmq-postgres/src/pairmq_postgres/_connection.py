@@ -109,6 +109,7 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._transformer: abc.Transformer | None = None  # a new one would find each type's way anew
         self._names: dict[_Prepared | None, bytes] = {}
         self._numbers = count()
 
@@ -124,7 +125,8 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
         return found[1:-1] if begins else found
 
     def _exchange(self, statements: Sequence[Statement]) -> Generator[int, int, list[Rows]]:
-        pgconn, transformer = self.pgconn, Transformer(self)
+        pgconn = self.pgconn
+        self._transformer = transformer = self._transformer or Transformer(self)
         awaited = self._write(statements, transformer)
         while pgconn.flush():
             if (yield waiting.WAIT_RW) & waiting.READY_R:
@@ -150,6 +152,7 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
                 elif prepared is None:
                     transformer.set_pgresult(result)
                     found.append(transformer.load_rows(0, result.ntuples, tuple))
+                    transformer.set_pgresult(None)
         except psycopg.OperationalError as error:
             raise failed or error from None  # the server has said why before it hung up
         pgconn.exit_pipeline_mode()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import select
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
 import psycopg
@@ -58,11 +58,6 @@ class Pool:
 
     async def ask(self, begin: Callable[[], Sequence[Statement]]) -> list[Rows]:
         """Do the same with the statements that ``begin`` returns, which is called before the first byte is sent."""
-        async with self._connection() as connection:
-            return await connection.run(begin())
-
-    @contextlib.asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Connection]:
         async with self._turns:
             connection = self._idle_one()
             if connection is None:
@@ -75,7 +70,7 @@ class Pool:
             loop = asyncio.get_running_loop()
             began = loop.time()
             try:
-                yield connection
+                return await connection.run(begin())
             except Exception as error:
                 if _errors.leads_elsewhere(error) or connection.closed:
                     connection.pgconn.finish()

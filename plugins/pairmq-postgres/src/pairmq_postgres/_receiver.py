@@ -43,6 +43,8 @@ _ANSWER_WITHIN = 10.0
 """Seconds that one look may take: a long poll would not notice for its whole length that its connection is dead."""
 _SOON = 0.005
 """Seconds after which to look for what an open transaction has stored; doubled for as long as it stays open."""
+_SWEPT = 0.05
+"""Seconds for which looks that find all they ask for leave out the sweep, a third of what they cost the server."""
 _MOST_MESSAGES = 4000
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_LETTERS = 1024
@@ -181,9 +183,9 @@ class _Seen(NamedTuple):
     """What a look has seen, besides messages."""
 
     sessions_only: bool  # the source requires sessions
-    in_vain: bool  # it was for several receivers, of which one alone may be given anything
+    in_vain: bool  # one that is done differently may find something
     is_lost: bool  # the lock of the session is
-    worn: bool  # some were dead-lettered
+    buried: bool  # some were dead-lettered
     expects: bool  # an open transaction has stored messages here
     until: datetime | None  # when the locks end
     emptied: bool  # all that was free was taken
@@ -202,6 +204,8 @@ class _Common:
         """Whether one receiver alone may be given anything: each looks by itself."""
         self.looks = Together(self._look, _MOST_MESSAGES)
         self.completions = Together(self._complete, _MOST_MESSAGES)
+        self._sweep_at = 0.0
+        self._worn: list[int] = []  # numbers that the next sweep is to dead-letter
         self._pool = pool
         self._left = left
 
@@ -210,9 +214,14 @@ class _Common:
         looks: list[_Look] = []
         over: list[str] = []
         left = LeftLocks()
+        worn = self._worn
+        sweeps = bool(worn) or time.monotonic() >= self._sweep_at
+        alone = False
 
         def statements() -> list[Statement]:
+            nonlocal alone
             looks.extend(begin())
+            alone = self.for_one and len(looks) == 1
             left.add(self._left.pop(self.source, left))
             self.unanswered.doubtful |= left.doubtful
             for receiver in {look.receiver for look in looks}:
@@ -222,20 +231,22 @@ class _Common:
                 found.insert(0, (_sql.TAKE_BACK, {**self.place, "locks": doubtful}))
             if over:
                 found.insert(0, (_sql.OVER, {"shelf": self.shelf, "over": over}))
-            return [*found, (_sql.SWEEP, self.place), looks[0].receiver.take_for(looks)]
+            turn = (_sql.SWEEP, {**self.place, "worn": Numbers(worn)}) if sweeps else (_sql.TURN, self.place)
+            return [*found, turn, looks[0].receiver.take_for(looks, alone=alone)]
 
         try:
-            *_, swept, rows = await self._pool.ask(statements)
+            *_, turns, rows = await self._pool.ask(statements)
         except BaseException:
             if left.receivers:
                 self._left.setdefault(self.source, LeftLocks()).add(left)
             raise
         for look in looks:
             look.receiver.leases.removed(over)
-        if not swept:
+        if not turns:
             return None
-        ((*_, expects, sessions_only, self.for_one, self.shelf),) = swept
-        *_, is_lost, worn, free_in, _ = rows[0]
+        ((*_, expects, sessions_only, self.for_one, self.shelf),) = turns
+        *_, is_lost, found_worn, free_in, _ = rows[0]
+        self._worn = found_worn or []
         until = next((row[7] for row in rows if row[7] is not None), None)  # of all, in the first row alone
         emptied = True
         if until is not None:
@@ -243,9 +254,13 @@ class _Common:
                 looks[row[-1] - 1].rows.append(row)
             emptied = len(rows) < sum(look.most for look in looks) and sum(len(row[6]) for row in rows) < _MOST_BYTES
             free_in = (until - datetime.now(UTC)).total_seconds() if emptied else 0.0
-        in_vain = self.for_one and len(looks) > 1
+        if emptied or self.for_one or sessions_only:  # where order is promised, what was locked before goes first
+            self._sweep_at = 0.0
+        elif sweeps:
+            self._sweep_at = time.monotonic() + _SWEPT
+        in_vain = bool(self._worn) or self.for_one != alone or (until is None and not sweeps)
         free_in = float("inf") if free_in is None else free_in
-        return _Seen(sessions_only, in_vain, is_lost, worn, expects, until, emptied, free_in)
+        return _Seen(sessions_only, in_vain, is_lost, bool(worn), expects, until, emptied and sweeps, free_in)
 
     async def _complete(self, begin: Callable[[], list[_Completion]]) -> set[int] | None:
         """Remove what is under locks that last, and return its numbers; None if that is all."""
@@ -281,8 +296,6 @@ class _Common:
 
 class PostgresReceiver(Receiver):
     """Reads a queue, a subscription or a dead-letter queue."""
-
-    _take = _sql.TAKE
 
     def __init__(
         self, calls: Calls, source: Source, left: dict[Source, LeftLocks], receivers: set[PostgresReceiver]
@@ -381,21 +394,21 @@ class PostgresReceiver(Receiver):
             seen = await self._looked(look)
             if seen is None:
                 raise self._failure(NoSuchEntity(), self._receiving)
-            if seen.sessions_only and self._take is _sql.TAKE:
+            if seen.sessions_only and not isinstance(self, SessionReceiver):
                 raise self._failure(SessionsOnly(), self._receiving)
             if seen.is_lost:
                 raise self._failure(LockEnded(), self._receiving)
+            if seen.buried:
+                self._calls.pool.notify(self._path)  # for who reads the dead letters
             if seen.in_vain:
                 continue
-            if seen.worn:
-                self._calls.pool.notify(self._path)  # for who reads the dead letters
             read = [self._read(row, look.lock, seen) for row in look.rows]
             deliveries = [delivery for delivery in read if isinstance(delivery, Delivery)]
             if len(deliveries) < len(read):
                 for malformed in read:
                     if isinstance(malformed, tuple):
                         await self._bury(*malformed)
-            if deliveries or not (read or seen.worn):
+            if deliveries or not read:
                 return deliveries, seen
 
     async def _looked(self, look: _Look) -> _Seen | None:
@@ -417,10 +430,10 @@ class PostgresReceiver(Receiver):
             self.leases.add(look.lock, {row[0] for row in look.rows})
         return seen
 
-    def take_for(self, looks: Sequence[_Look]) -> Statement:
+    def take_for(self, looks: Sequence[_Look], *, alone: bool) -> Statement:
         """The statement that locks what is free, in order, by a lease for each."""
         most = [look.most for look in looks]
-        return self._take, {
+        return _sql.TAKE_ALONE if alone else _sql.TAKE, {
             **self._common.place,
             "receiver": f"{self._name}:",
             "locks": Texts([look.lock for look in looks]),
@@ -511,7 +524,6 @@ class PostgresReceiver(Receiver):
 class PostgresSessionReceiver(PostgresReceiver, SessionReceiver):
     """Reads one session of a source; made by `accept`."""
 
-    _take = _sql.TAKE_OF_SESSION
     _session: bytes | None = None
     _until: datetime
 
@@ -567,9 +579,9 @@ class PostgresSessionReceiver(PostgresReceiver, SessionReceiver):
             raise TransportError(text, FailureKind.REFUSED, FailureReason.TOO_LARGE)
         await self._with_session(_sql.SET_STATE, state=state)
 
-    def take_for(self, looks: Sequence[_Look]) -> Statement:
-        statement, parameters = super().take_for(looks)
-        return statement, {**parameters, "session": self._session}
+    def take_for(self, looks: Sequence[_Look], *, alone: bool) -> Statement:
+        _, parameters = super().take_for(looks, alone=alone)
+        return _sql.TAKE_OF_SESSION, {**parameters, "session": self._session}
 
     def _find_common(self, receivers: set[PostgresReceiver]) -> None:
         return None

@@ -7,6 +7,7 @@ that was cancelled, was killed or lost its connection. `statement_timestamp()` i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, LiteralString
 
 _PLACE: Final[LiteralString] = """
@@ -142,6 +143,22 @@ SELECT set_config('synchronous_commit', 'off', true), pg_notify('pairmq', path) 
 """
 """There is nothing in this transaction to wait for the disk for."""
 
+_TAKE_TURN: Final[LiteralString] = f"""
+SELECT pg_advisory_xact_lock({_TURN}),
+    CASE WHEN NOT one_at_a_time THEN set_config('synchronous_commit', 'off', true) END,
+    CASE WHEN pg_try_advisory_lock({_STORING.format(shelf="shelf")})
+        THEN NOT pg_advisory_unlock({_STORING.format(shelf="shelf")}) ELSE true END,
+    requires_session AND NOT reads_dead, one_at_a_time, shelf
+FROM place
+"""
+
+TURN: Final[LiteralString] = f"WITH {_PLACE}{_TAKE_TURN}"
+"""Take a turn at the queue, and find whether somebody's transaction has messages for it: before each `TAKE`, in the
+same transaction. By `TAKE` alone, which would wait for its turn, what others did meanwhile would not be seen.
+
+The transaction does not wait for the disk: what a crash of the server loses of it are locks, as if they had ended, and
+what the next one does again. Where one consumer reads at a time its lock outlasts a crash."""
+
 SWEEP: Final[LiteralString] = f"""
 WITH {_PLACE}, gone AS (
     DELETE FROM pairmq.lease WHERE shelf = (SELECT shelf FROM place) AND name = ANY (ARRAY(
@@ -160,6 +177,14 @@ WITH {_PLACE}, gone AS (
     WHERE shelf = (SELECT live FROM place) AND expires_at <= statement_timestamp()
         AND number NOT IN {_LISTED.format(shelf="live")}
     ORDER BY expires_at LIMIT 1000 FOR UPDATE SKIP LOCKED
+), worn AS (
+    UPDATE pairmq.message SET shelf = -shelf, {_BURIED}, reason = 'max-delivery-count',
+        description = format('it was delivered %%s times and never completed', deliveries)
+    WHERE ctid = ANY (ARRAY(
+        SELECT here.at FROM unnest(%(worn)b::bigint[]) AS n (number)
+        {_AT.format(shelf="(SELECT live FROM place)")}
+        WHERE n.number NOT IN {_LOCKED}
+    )) AND deliveries >= (SELECT max_delivery_count FROM place)
 ), dropped AS (
     DELETE FROM pairmq.message
     WHERE ctid = ANY (ARRAY(SELECT at FROM expired, place WHERE NOT dead_letter_on_expiration))
@@ -167,24 +192,13 @@ WITH {_PLACE}, gone AS (
     UPDATE pairmq.message SET shelf = -shelf, {_BURIED},
         reason = 'expired', description = 'its time-to-live ended before it was completed'
     WHERE ctid = ANY (ARRAY(SELECT at FROM expired, place WHERE dead_letter_on_expiration))
-)
-SELECT pg_advisory_xact_lock({_TURN}),
-    CASE WHEN NOT one_at_a_time THEN set_config('synchronous_commit', 'off', true) END,
-    CASE WHEN pg_try_advisory_lock({_STORING.format(shelf="shelf")})
-        THEN NOT pg_advisory_unlock({_STORING.format(shelf="shelf")}) ELSE true END,
-    requires_session AND NOT reads_dead, one_at_a_time, shelf
-FROM place
-"""
-"""Take a turn at the queue, put away leases that have ended and messages that have expired, make due what is, and find
-whether somebody's transaction has messages for it: before each `TAKE`, in the same transaction. By `TAKE` alone, which
-would wait for its turn, what others did meanwhile would not be seen.
-
-The transaction does not wait for the disk: what a crash of the server loses of it are locks, as if they had ended, and
-what the next one does again. Where one consumer reads at a time its lock outlasts a crash."""
+){_TAKE_TURN}"""
+"""Do the same, put away leases that have ended and messages that have expired or that a `TAKE` found worn, and make due
+what is."""
 
 _TAKE: Final[LiteralString] = f"""
 WITH {_PLACE}, found AS MATERIALIZED (
-    SELECT f.*, f.deliveries >= (SELECT max_delivery_count FROM place WHERE NOT reads_dead) AS worn,
+    SELECT f.*, f.deliveries >= (SELECT max_delivery_count FROM place WHERE NOT reads_dead) AS is_worn,
         sum(octet_length(f.body)) OVER w - octet_length(f.body) AS preceding,
         width_bucket(row_number() OVER w, %(starts)b::bigint[]) AS look
     FROM (
@@ -192,22 +206,13 @@ WITH {_PLACE}, found AS MATERIALIZED (
         FROM pairmq.message m
         WHERE m.shelf = (SELECT shelf FROM place) AND NOT m.later AND m.number NOT IN {_LOCKED}
             AND (m.expires_at IS NULL OR m.expires_at > statement_timestamp())
-            AND (m.tx IS NULL OR m.tx < (SELECT pg_snapshot_xmin(pg_current_snapshot())))
-            AND NOT (SELECT one_at_a_time AND (cardinality(%(locks)b::text[]) > 1 OR EXISTS (
-                SELECT 1 FROM pairmq.lease l CROSS JOIN LATERAL unnest(l.numbers) AS n (number)
-                {_AT.format(shelf="l.shelf")}
-                WHERE l.shelf = place.shelf AND NOT starts_with(l.name, %(receiver)s::text)
-            )) FROM place)
             AND {{which}}
         LIMIT %(most)s::bigint
     ) AS f WINDOW w AS (ROWS UNBOUNDED PRECEDING)
 ), worn AS (
-    UPDATE pairmq.message m SET shelf = -shelf, {_BURIED}, reason = 'max-delivery-count',
-        description = format('it was delivered %%s times and never completed', m.deliveries)
-    WHERE m.ctid = ANY (ARRAY(SELECT at FROM found WHERE worn))
-    RETURNING 1
+    SELECT array_agg(number) AS numbers FROM found WHERE is_worn
 ), taken AS NOT MATERIALIZED (
-    SELECT * FROM found WHERE worn IS NOT TRUE AND preceding < %(most_bytes)s::bigint
+    SELECT * FROM found WHERE preceding < %(most_bytes)s::bigint AND (SELECT numbers IS NULL FROM worn)
 ), lease AS (
     INSERT INTO pairmq.lease (shelf, name, until, numbers)
     SELECT p.shelf, (%(locks)b::text[])[t.look], {{until}}, t.numbers
@@ -216,7 +221,7 @@ WITH {_PLACE}, found AS MATERIALIZED (
 )
 SELECT t.number, t.enqueued_at, t.deliveries + 1, t.reason, t.description, t.header, t.body,
     CASE WHEN t.preceding = 0 THEN (SELECT until FROM lease LIMIT 1) END, {{lost}},
-    nullif((SELECT count(*) FROM worn), 0),
+    (SELECT numbers FROM worn),
     CASE WHEN t.number IS NULL THEN extract(epoch FROM least(
         (SELECT min(due_at) FROM pairmq.message WHERE shelf = p.shelf AND due_at IS NOT NULL),
         (SELECT min(until) FROM pairmq.lease WHERE shelf = p.shelf)
@@ -224,13 +229,28 @@ SELECT t.number, t.enqueued_at, t.deliveries + 1, t.reason, t.description, t.hea
 FROM place p LEFT JOIN taken t ON true
 """
 
+_LOCKS: Final[Mapping[str, LiteralString]] = {
+    "until": "statement_timestamp() + p.lock_duration",
+    "lost": "NULL::boolean",
+}
+
 TAKE: Final[LiteralString] = _TAKE.format(
-    which="NOT (SELECT requires_session AND NOT reads_dead FROM place) ORDER BY m.number",
-    until="statement_timestamp() + p.lock_duration",
-    lost="NULL::boolean",
+    which="NOT (SELECT requires_session AND NOT reads_dead OR one_at_a_time FROM place) ORDER BY m.number", **_LOCKS
 )
 """Lock the first messages that are free for several looks, in turn, by a lease for each; one row without a number where
-none is, and none without the source."""
+none is, and none without the source. Nothing is locked where some were delivered as often as is allowed: the numbers
+of these are in each row, for the next `SWEEP`."""
+
+TAKE_ALONE: Final[LiteralString] = _TAKE.format(
+    which=f"""(SELECT one_at_a_time AND NOT EXISTS (
+                SELECT 1 FROM pairmq.lease l CROSS JOIN LATERAL unnest(l.numbers) AS n (number)
+                {_AT.format(shelf="l.shelf")}
+                WHERE l.shelf = place.shelf AND NOT starts_with(l.name, %(receiver)s::text)
+            ) FROM place) AND (m.tx IS NULL OR m.tx < (SELECT pg_snapshot_xmin(pg_current_snapshot())))
+        ORDER BY m.number""",
+    **_LOCKS,
+)
+"""The same where one consumer reads at a time, for one look: nothing while another one has any."""
 
 _OWN_SESSION: Final[LiteralString] = """
     SELECT {what} FROM pairmq.session
