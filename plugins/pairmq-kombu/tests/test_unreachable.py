@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import kombu
 import kombu.pools
@@ -13,10 +13,40 @@ import pytest
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from pairmq_kombu._process import close_pairs
+from pairmq_kombu._channel import PairedConnection
+from pairmq_kombu._process import PairOfProcess, close_pairs
 
 STOCK = 6.0
 """Seconds after which Kombu's own transport gives up a command in an outage."""
+
+
+class Unresponsive:
+    """A link, and its channels, of a primary that answers nothing."""
+
+    connected = True
+
+    def __init__(self, asked: list[str], name: str) -> None:
+        self.name = name
+        self._asked = asked
+        self.connection = self
+
+    def close(self) -> None:
+        self._asked.append(self.name)
+        raise TimeoutError
+
+    def collect(self) -> None:
+        self.connected = False
+
+
+def test_a_primary_that_does_not_answer_a_close_is_asked_nothing_more() -> None:
+    asked: list[str] = []
+    connection = PairedConnection(None, cast("PairOfProcess", None))
+    channel = connection.channel()
+    connection._link = Unresponsive(asked, "link")
+    channel._real, channel._confirming = Unresponsive(asked, "channel"), Unresponsive(asked, "channel for publishing")
+    channel.close()
+    connection.close()
+    assert asked == ["channel"]
 
 
 @pytest.fixture

@@ -426,11 +426,15 @@ class PairedChannel(base.StdChannel):
         """Close the channel; its messages that are not acknowledged go back to their queues."""
         if self._reading is not None:
             self._reading.close_channel(self)
-        channels = (self._real, self._confirming)
+        connection, channels = self.connection, (self._real, self._confirming)
         self._real = self._confirming = self.connection = None
-        for channel in channels:
-            if channel is not None and channel.connection is not None:
-                channel.close(*arguments, **kwargs)
+        try:
+            for channel in channels:
+                if channel is not None and channel.connection is not None:
+                    channel.close(*arguments, **kwargs)
+        except LINK_ERRORS:
+            if connection is not None:  # each further question would wait for its answer as long as this one
+                connection.drop_link()
 
     def collect(self) -> None:
         """Forget it, without a word to the broker."""
