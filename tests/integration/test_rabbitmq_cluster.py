@@ -107,6 +107,18 @@ async def test_a_rolling_restart_costs_no_failover(cluster: RabbitCluster, hands
         await all_accepted(under, "rolling restart")
 
 
+async def test_nodes_in_maintenance_one_after_the_other_cost_no_failover(cluster: RabbitCluster, hands: Hands) -> None:
+    async with sending(cluster, hands) as under:
+        for _ in cluster.nodes:
+            node = connected(under, cluster)
+            await under.hit(partial(node.erl, "rabbit_maintenance:drain()"))  # as `rabbitmq-upgrade drain`
+            await under.some()
+            assert connected(under, cluster) is not node
+            await under.heal(partial(node.erl, "rabbit_maintenance:revive()"))
+            await under.some()
+        await all_accepted(under, "nodes in maintenance")
+
+
 async def test_a_leader_that_moves_costs_nothing(cluster: RabbitCluster, hands: Hands) -> None:
     async with sending(cluster, hands) as under:
         for node in cluster.nodes:

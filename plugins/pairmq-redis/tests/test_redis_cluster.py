@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from redis.crc import key_slot
@@ -202,6 +205,20 @@ async def test_a_node_that_does_not_know_its_own_name_is_where_it_was_asked(node
     async with sending(first) as sender:
         await sender.send(messages(1)[0])
     assert first.bodies
+
+
+async def test_a_node_that_announces_an_address_which_leads_nowhere_is_named(nodes: tuple[Node, Node]) -> None:
+    """As behind NAT; the address is none of the URL's."""
+    first, _ = nodes
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()  # and never answers
+        first.owner = cast("Node", SimpleNamespace(address=silent.getsockname()))
+        async with sending(first, options="?connect_timeout=0.2") as sender:
+            error = await failure(sender)
+    host, port = first.owner.address
+    assert f"the cluster's node {host}:{port}: " in str(error)
+    assert (error.kind, error.maybe_applied) == (FailureKind.UNAVAILABLE, False)
 
 
 async def test_a_cluster_that_does_not_answer_is_one_error_without_secrets(nodes: tuple[Node, Node]) -> None:

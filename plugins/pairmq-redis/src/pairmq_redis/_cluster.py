@@ -23,7 +23,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
 from pairmq.model import TransportError
-from pairmq.transport import Scope, nothing_sent, start_task
+from pairmq.transport import Scope, bracketed, nothing_sent, start_task
 from pairmq_redis._errors import NotSent, Unanswered, leads_elsewhere
 from pairmq_redis._link import Line, Link, Waiter
 from pairmq_redis._nodes import Address, as_text, connected, first_answer
@@ -331,8 +331,10 @@ class ClusterLine:
         try:
             with watched:
                 replies = await self._link(address).call(commands, scope)
-        except NotSent:
+        except NotSent as error:
             self._cluster.doubt()
+            # Not an address of the URL: nodes may announce one that can't be reached from here.
+            error.where = f"the cluster's node {bracketed(address[0])}:{address[1]}"
             raise
         if any(isinstance(reply, Unanswered) for reply in replies):
             self._cluster.doubt()

@@ -34,7 +34,9 @@ _TRANSIENT, _BUSY = FailureKind.TRANSIENT, FailureKind.BUSY
 
 
 class NotSent(Exception):
-    """There was no connection: nothing was written. ``cause`` is the driver's exception."""
+    """There was no connection: nothing was written. ``cause`` is the driver's exception, ``where`` a cluster's node."""
+
+    where = ""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(str(cause))
@@ -151,6 +153,8 @@ def failure(error: BaseException, doing: str) -> TransportError:
     answered = is_answer(cause)
     row = next(row for row in (_ANSWERS if answered else _SILENCES) if _fits(row, cause))
     text = row.text or str(cause) or type(cause).__name__
+    if isinstance(error, NotSent) and error.where:
+        text = f"{error.where}: {text}"
     in_doubt = row.in_doubt and not isinstance(error, NotSent) if answered else isinstance(error, Unanswered)
     made = TransportError(
         f"{doing}: {text}",
