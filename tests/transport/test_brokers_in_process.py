@@ -111,11 +111,7 @@ async def test_a_hung_broker_never_answers_and_a_cancelled_call_returns_at_once(
     await broker.hang()
     fresh = broker.transport()
     calls = [sender.send(message("late")), receiver.receive(1, 0), transport.admin.probe(QUEUE), fresh.admin.check()]
-    for call in calls:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await call
-    for call in (sender.send(message("not sent")), transport.admin.check()):
+    for call in (*calls, sender.send(message("not sent")), transport.admin.check()):
         task = asyncio.ensure_future(call)
         assert not await turns_until_done(task)
         task.cancel()

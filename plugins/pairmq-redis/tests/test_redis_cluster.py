@@ -95,8 +95,12 @@ async def test_a_batch_follows_a_slot_in_order(nodes: tuple[Node, Node], how: st
     assert ([b"ASKING"] in asked) is (how == "ASK")
 
 
-async def test_a_batch_stays_in_order_while_nodes_contradict_each_other(nodes: tuple[Node, Node]) -> None:
+async def test_a_batch_stays_in_order_while_nodes_contradict_each_other(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A chunk that is sent to and fro is not overtaken by the next one, which was sent elsewhere less often."""
+    for name in ("_REST", "_SILENCE"):  # asked again, both nodes would name the first one each time
+        monkeypatch.setattr(f"pairmq_redis._cluster.{name}", 300.0)
     first, second = nodes
     first.reply = after(100, first.sends_to(second))
     back = iter([True] * 150)  # what is left of the first chunk, once

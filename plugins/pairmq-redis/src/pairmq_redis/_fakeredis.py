@@ -270,6 +270,7 @@ class FakeRedisWire:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + int(command[_BLOCK_AT + 1]) / 1000
         plain = (*command[:_BLOCK_AT], *command[_BLOCK_AT + 2 :])
+        over = False
         try:
             self.waits_for = command[-2]
             while True:
@@ -279,13 +280,13 @@ class FakeRedisWire:
                     reply = self._broker.execute(plain)
                     if reply:  # entries, or an error
                         return reply
-                    if loop.time() >= deadline:
+                    if over or loop.time() >= deadline:
                         return None
                 try:
                     async with asyncio.timeout_at(None if self._broker.fault.hanging else deadline):
                         await self._woken.wait()
                 except TimeoutError:
-                    pass
+                    over = True  # a timer may end a rounding error before its time
         finally:
             self.waits_for = None
 
