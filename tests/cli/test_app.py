@@ -2,6 +2,7 @@ import asyncio
 import errno
 import json
 import os
+import pty
 import shlex
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from pairmq.cli import _journal, _send
+from pairmq.cli import _journal, _output, _send
+from pairmq.cli._output import stdout_written
 from pairmq.cli._signals import ENDING, Interrupts, Stop, run_async
 from pairmq.plugins import TransportRecord, hookimpl, registry
 from pairmq.transport import Capabilities
@@ -192,6 +194,34 @@ def test_what_runs_an_event_loop_leaves_the_handlers_of_signals_as_they_were(int
         run_async(look)
         assert [signal.getsignal(each) for each in ENDING] == handlers
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.real_server  # a program
+@pytest.mark.usefixtures("with_hangups")
+def test_the_status_is_that_of_the_closed_terminal_where_the_last_words_can_not_be_written() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "pairmq", "simulate", "--seeds", "0..999", "--hours", "0.01"])
+    shown = b""
+    while b"simulated " not in shown:
+        shown += os.read(terminal, 10_000)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
+
+
+@pytest.mark.usefixtures("with_hangups")
+def test_output_after_its_terminal_was_closed_is_no_failure_of_a_command(cli, monkeypatch) -> None:
+    async def command(stop: Stop) -> int:
+        signal.raise_signal(signal.SIGHUP)
+        await stop.wait()
+        with stdout_written():
+            raise OSError(errno.EIO, "Input/output error")
+        return stop.exit_status
+
+    monkeypatch.setattr(_journal, "_ship", lambda *_, **__: run_async(command, graceful=True))
+    monkeypatch.setattr(_output, "silence_stdout", lambda: None)
+    ended = cli("journal", "ship", ".", "file:///store")
+    assert (ended.status, ended.err) == (129, "")
 
 
 @pytest.mark.real_server  # a program

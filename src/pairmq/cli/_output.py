@@ -22,6 +22,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pairmq.cli._signals import interrupts
 from pairmq.cli._values import CommandFailed, OutputClosed, file_problem, grouped, printable, rate
 from pairmq.model.property_json import plain
 
@@ -107,7 +108,8 @@ def stdout_written() -> Iterator[None]:
         raise OutputClosed from None
     except OSError as error:
         silence_stdout()
-        raise CommandFailed(f"can't write {file_problem('standard output', error)}") from None
+        if not interrupts.hung_up:  # else its terminal has been closed, and is no failure of its own
+            raise CommandFailed(f"can't write {file_problem('standard output', error)}") from None
 
 
 def silence_stdout() -> None:

@@ -19,7 +19,7 @@ from typer import Option
 from pairmq.cli import _pipeline_drain
 from pairmq.cli._common import Json, examples
 from pairmq.cli._output import FAIL, OK, WARN, Progress, cells, put_json, say, stdout_console, table, warn
-from pairmq.cli._signals import ENDING, HANGUP, service_interrupted
+from pairmq.cli._signals import ENDING, HANGUP, interrupts, service_interrupted
 from pairmq.cli._values import BadUsage, Duration, grouped, plural, printable, read_prices, short_duration
 from pairmq.model import Price
 from pairmq.pipeline import run as run_pipeline
@@ -263,6 +263,8 @@ class _Signals(Stop):
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == HANGUP:
+            interrupts.hung_up = True
         if self.first is not None:
             if number == HANGUP:
                 return

@@ -85,6 +85,8 @@ class Interrupts:
     def __init__(self) -> None:
         self.number: int | None = None
         """The signal that was one of these; None if it was Ctrl-C itself."""
+        self.hung_up = False
+        """The terminal was closed: what is written there fails."""
         self._process = 0
         self._ours: list[int] = []
 
@@ -93,7 +95,7 @@ class Interrupts:
         return 128 + (self.number or signal.SIGINT)
 
     def __enter__(self) -> Self:
-        self.number, self._process, self._ours = None, os.getpid(), []
+        self.number, self.hung_up, self._process, self._ours = None, False, os.getpid(), []
         for number in ENDING:
             # Only the main thread may handle signals. What is ignored, as nohup wants it, stays so.
             if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_DFL:
@@ -110,8 +112,10 @@ class Interrupts:
         if os.getpid() != self._process:  # a fork's, which ends as any process does
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        if number == HANGUP == self.number:
-            return
+        if number == HANGUP:
+            if self.hung_up:
+                return
+            self.hung_up = True
         self.number = number
         if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, signal.SIG_DFL):
             raise KeyboardInterrupt
@@ -140,6 +144,8 @@ def run_async(main: Callable[[Stop], Coroutine[Any, Any, int]], *, graceful: boo
         assert task is not None  # noqa: S101  # we are in one
 
         def on_signal(number: int) -> None:
+            if number == HANGUP:
+                interrupts.hung_up = True
             if stop.asked:
                 if number == HANGUP:
                     return
