@@ -147,6 +147,7 @@ async def test_unroutable_message_is_refused_and_no_other_send_is_affected(
         *(sender.send(message()) for _ in range(200)),
         *(lost.send(message()) for _ in range(20)),
         *(lost.send(same_id) for _ in range(20)),
+        *(lost.send(Message(b"without an id")) for _ in range(5)),
         return_exceptions=True,
     )
     assert set(outcomes[:200]) == {None}

@@ -214,12 +214,12 @@ class PublishChannel(Taker):
 
         If it is unknown which one it was, all that have no answer are in doubt.
         """
-        message_id = _header.read(header).message_id
-        if not message_id:
+        properties = _header.read(header)
+        if properties.headers and _header.UNREADABLE in properties.headers:
             self._give_up(ConnectionAbortedError("the broker returned a message whose properties can't be read"))
             self.retire()
             return
-        number = self._numbers.get(message_id)
+        number = self._numbers.get(properties.message_id or "")
         if number is not None and not self._given_up:
             self._answer(number, _RETURNED)
             self._settled()
