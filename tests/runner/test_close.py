@@ -327,3 +327,31 @@ def test_sends_whose_loop_was_dropped_end_without_an_error(monkeypatch):
     del sending[:], loop
     gc.collect()
     assert errors == []
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_pair_whose_loop_was_closed_gives_its_brokers_free_and_is_closed_without_an_error(closed):
+    east, west, north = SimulatedBroker("east"), SimulatedBroker("west"), SimulatedBroker("north")
+
+    async def begin() -> Pair:
+        pair = await Pair(east.transport(), west.transport())
+        kept.append(asyncio.ensure_future(anext(pair.events())))
+        await asyncio.sleep(0)
+        return pair
+
+    async def use_again() -> None:
+        if closed:
+            await pair.close()
+            with pytest.raises(PairClosed):
+                await pair.open()
+        async with Pair(west.transport(), north.transport()):  # the secondary as a primary
+            pass
+
+    kept: list[object] = []
+    loop = asyncio.new_event_loop()
+    pair = loop.run_until_complete(begin())
+    pending = asyncio.all_tasks(loop)
+    loop.close()
+    asyncio.run(use_again())
+    for task in pending:
+        task._log_destroy_pending = False  # a program that drops them is told so by asyncio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import os
@@ -186,7 +187,8 @@ class EventStream(AsyncIterator[Event]):
     def end(self) -> None:
         """Let the reader end once it has read the queued events."""
         self._ended = True
-        self._arrived.set()
+        with contextlib.suppress(RuntimeError):  # of a reader whose loop was closed
+            self._arrived.set()
 
     async def aclose(self) -> None:
         """Take no more events, drop the queued ones, and end a waiting reader. Idempotent."""

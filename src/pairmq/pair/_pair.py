@@ -226,6 +226,14 @@ class Pair:
         await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
+        # Tasks and connections of a loop that is closed ended with it: none of them can be awaited.
+        if self._loop is None or not self._loop.is_closed():
+            await self._end_connections()
+        if self._claimed:
+            _active.release(self._primary, self._secondary)
+        await self._audience.end()
+
+    async def _end_connections(self) -> None:
         if self._opening is not None and not self._opening.done():
             self._opening.cancel()
             await asyncio.wait((self._opening,))
@@ -234,9 +242,6 @@ class Pair:
         else:
             own = [side for side in (self._primary, self._secondary) if self._claimed or not _active.holds(side)]
             await asyncio.gather(*(side.close() for side in own), return_exceptions=True)
-        if self._claimed:
-            _active.release(self._primary, self._secondary)
-        await self._audience.end()
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.open().__await__()
