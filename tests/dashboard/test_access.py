@@ -15,7 +15,8 @@ from pairmq import Entity, EntityState, Message, Pair
 from pairmq.dashboard import Dashboard
 from pairmq.model import ConfigurationError
 from pairmq.model.events import Warned
-from pairmq.testing import Fault, SimulatedBroker, in_virtual_time
+from pairmq.runner import Clock
+from pairmq.testing import Fault, SimulatedBroker, in_virtual_time, virtual_wall
 from shown_dashboard import MARK, OPERATOR, TOKEN, client_of, shown
 
 HOSTILE = "<script>alert('x')</script>"
@@ -135,7 +136,8 @@ async def test_a_hold_may_keep_the_syphon_too_and_is_shown():
 async def test_an_operator_s_word_reaches_the_other_processes_of_the_pair():
     async with shown(changes={"enable_syphon": False}) as page:
         options = replace(page.it.pair.options, enable_syphon=True)
-        async with Pair(page.it.primary.transport(), page.it.secondary.transport(), options) as other:
+        clock = Clock(virtual_wall)
+        async with Pair(page.it.primary.transport(), page.it.secondary.transport(), options, clock=clock) as other:
             await asyncio.sleep(2)
             body = {"word": "hold", "entity": "orders", "kind": "queue", "syphon": True}
             answer = await page.client.post("/api/operate", json=body, headers=OPERATOR)
