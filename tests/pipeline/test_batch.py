@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
@@ -220,6 +221,18 @@ def test_pieces_of_a_group_have_folders_of_their_own(spark, tmp_path):
         "at": ["at", "id"],
     }
     assert frames["at"].filter("at = timestamp_micros(1)").count() == 1
+
+
+def test_what_has_no_rows_is_written_and_not_planned(tmp_path):
+    (tmp_path / "notes").mkdir()
+    pq.write_table(pa.table({"kind": ["StateChanged"]}), tmp_path / "notes" / "part-00000.parquet")
+    notes = _making.Piece("notes", StructType(), (), pytest.fail, "snappy")
+    schema = StructType([StructField("id", LongType())])
+    moved = {"notes": pc.field("kind") == "MessageMoved"}
+    piece = _making.Piece("syphon", schema, ("notes",), pytest.fail, "zstd", only_with=moved)
+    _making.write_pieces(NoSpark(None), [piece], {}, lambda name: tmp_path / name, lambda *_: None, done=[notes])
+    written = pq.read_table(tmp_path / "syphon")
+    assert (written.num_rows, written.column_names) == (0, ["id"])
 
 
 def test_a_piece_that_nothing_can_make_is_an_error_and_no_endless_wait(spark, tmp_path):

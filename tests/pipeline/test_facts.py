@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
-from facts_by_hand import tables_of, tables_of_parts
+from facts_by_hand import facts_of, frame_of, tables_of, tables_of_parts
 from journal_by_hand import DRAINING, FAILED_OVER, HEALTHY, QUEUE, TOPIC, Journal, rows_of
 from pairmq.model.events import Cause, Side
 from pairmq.pipeline.journal_io import look_over, read_rows
 from pairmq.pipeline.transforms import FACTS, STEPS, TABLES, Settings
-from pairmq.pipeline.transforms.facts import SMALL, arrow_schema, digests_of_file, write_small
+from pairmq.pipeline.transforms.facts import MESSAGES, SMALL, arrow_schema, digests_of_file, write_small
 from pairmq.pipeline.transforms.reconciliation import reconciliation
 
 GENERATOR = Path(__file__).parents[2] / "benchmarks" / "journal_generator.py"
@@ -71,13 +71,13 @@ def test_small_facts_of_files_are_those_of_the_rows_that_spark_reads(generated, 
     contents = look_over(generated)
     files = {small.name: io.BytesIO() for small in SMALL}
     write_small((part for each in contents.segments for part in digests_of_file(each.path)), files)
+    by_spark = facts_of(read_rows(spark, contents))
     for small in SMALL:
         written = pq.read_table(files[small.name])
         assert written.num_rows > 0
         assert written.schema.equals(arrow_schema(small.schema))
         found = spark.createDataFrame(written)
-        by_spark = small.fact.of(read_rows(spark, contents))
-        assertDataFrameEqual(found if small.measures or not small.distinct else found.distinct(), by_spark)
+        assertDataFrameEqual(found, by_spark[small.name])
 
 
 # Tables are made of facts alone, each with jobs of its own, which together last as long as many other tests.
@@ -103,10 +103,11 @@ def test_merged_facts_are_those_of_all_rows(both, name):
     assertDataFrameEqual(parts, whole)
 
 
-def test_facts_that_are_merged_already_stay_as_they_are(both):
+def test_facts_that_are_merged_already_stay_as_they_are(both, spark):
     _, parts = both
-    for fact in FACTS:
-        assertDataFrameEqual(fact.merged(parts[fact.name]), parts[fact.name])
+    assertDataFrameEqual(MESSAGES.merged(parts["messages"]), parts["messages"])
+    for small in SMALL:
+        assertDataFrameEqual(frame_of(spark, small, [parts[small.name].toArrow()]), parts[small.name])
 
 
 def test_facts_and_steps_have_the_schemas_that_they_state(both):

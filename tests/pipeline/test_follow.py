@@ -23,14 +23,16 @@ from busy_journal import busy_journals, write_segments
 from command_line import run as main
 from journal_by_hand import START, Journal, segment_table
 from pairmq.model import ConfigurationError, Price
-from pairmq.pipeline import _making, run
+from pairmq.pipeline import run
+from pairmq.pipeline._making import fact_pieces
 from pairmq.pipeline.follow import Stop, _intake, _settled, follow
 from pairmq.pipeline.follow._files import Files, Found
 from pairmq.pipeline.follow._follow import STATE, STATE_VERSION, state_of
 from pairmq.pipeline.follow._intake import Intake
 from pairmq.pipeline.follow._ledger import Ledger, Waiting
 from pairmq.pipeline.report import Report
-from pairmq.pipeline.transforms import FACTS, TABLES
+from pairmq.pipeline.transforms import TABLES
+from pairmq.pipeline.transforms.facts import SMALL
 
 pytestmark = pytest.mark.timeout(900)  # seconds: a refresh takes 5, and a minute where others want the processor
 
@@ -332,8 +334,8 @@ def test_a_line_that_was_being_written_is_of_a_file_that_is_looked_at_again(news
 
 @pytest.fixture
 def intake(spark, tmp_path, monkeypatch):
-    """With one of the facts: what is taken is the same for each."""
-    monkeypatch.setattr(_making, "FACTS", FACTS[:1])
+    """With the small facts alone: what is taken is the same for each."""
+    monkeypatch.setattr(_intake, "fact_pieces", lambda rows, **files: fact_pieces(rows, **files)[: len(SMALL)])
     return opened(spark, tmp_path)
 
 

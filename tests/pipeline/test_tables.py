@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import re
 from decimal import Decimal
@@ -26,6 +27,7 @@ from journal_by_hand import (
 from pairmq.model import Entity, Price
 from pairmq.model.events import Cause, Side
 from pairmq.pipeline.transforms import FACTS, STEPS, TABLES, Settings, Unfinished, Unread
+from pairmq.pipeline.transforms.facts import digests_of_file
 
 PATIENCE = 300.0
 HOUR = 3600.0
@@ -300,6 +302,34 @@ def test_consumers_agree_with_another_engine(consumers, consuming, tmp_path):
     assert sum(row[6] > 0 for row in ours) > 50
     for mine, other in zip(sorted(ours), sorted(theirs), strict=True):
         assert mine == (*other[:3], *(pytest.approx(value, abs=1e-5) for value in other[3:]))
+
+
+@pytest.mark.parametrize(
+    ("told", "planned"),
+    [
+        (Journal().opened().pair_opened(1, options='{"continuity": []}').sent(1, "a").delivered(2, "a"), set()),
+        (Journal().opened().pair_opened(1, options=CONTINUITY), {"consumers"}),
+        (Journal().opened().delivered(2, "a", side=Side.SECONDARY), {"consumers"}),
+        (Journal().opened().receiver(2, Side.PRIMARY, opened=False), {"consumers"}),
+        (Journal().opened().delivered(2, "a", delivery_count=2), {"troubles"}),
+        (Journal().opened().failed(2, "a"), {"troubles"}),
+        (Journal().opened().sent(2, "a", "backlog"), {"troubles", "backlog"}),
+        (Journal().opened().moved(2, "a"), {"troubles", "backlog", "syphon"}),
+        (Journal().opened().set_aside(2, "a"), {"troubles", "backlog", "syphon"}),
+        (Journal().opened().rotated(2, in_use=False, left=1), {"rotation"}),
+        (Journal().opened().changed(2, HEALTHY, FAILED_OVER, Cause.FORCED), {"episodes"}),
+    ],
+)
+def test_a_table_is_planned_where_anything_of_it_happened(told, planned):
+    file = io.BytesIO()
+    pq.write_table(segment_table(told), file)
+    facts = {name: part for each in digests_of_file(file) for name, part in each.items()}
+    found = {
+        step.name
+        for step in STEPS
+        if any(facts[name].filter(condition).num_rows for name, condition in step.only_with.items())
+    }
+    assert found == planned
 
 
 def test_order_is_counted_by_session_else_by_sender(spark):

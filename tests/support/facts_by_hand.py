@@ -11,9 +11,11 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from pairmq.pipeline.transforms import FACTS, STEPS, Settings
+from pairmq.pipeline.transforms import STEPS, Settings
+from pairmq.pipeline.transforms.facts import MESSAGES, SMALL, digest_of_parts, small_of
 
 
 class Made(Mapping[str, Any]):
@@ -40,7 +42,20 @@ class Made(Mapping[str, Any]):
 
 def tables_of(rows: Any, settings: Settings | None = None) -> Made:
     """The facts and tables of some rows."""
-    return Made({fact.name: fact.of(rows).localCheckpoint(eager=False) for fact in FACTS}, settings or Settings())
+    return Made(facts_of(rows), settings or Settings())
+
+
+def facts_of(rows: Any) -> dict[str, Any]:
+    """The facts of some rows."""
+    counted = digest_of_parts(small_of(rows).toArrow())
+    small = {each.name: frame_of(rows.sparkSession, each, [counted[each.name]]) for each in SMALL}
+    return {**small, MESSAGES.name: MESSAGES.of(rows).localCheckpoint(eager=False)}
+
+
+def frame_of(spark: Any, small: Any, parts: list[pa.Table]) -> Any:
+    """What parts of a small fact are together."""
+    found = small.merged(pa.concat_tables(parts))
+    return spark.createDataFrame([tuple(row.values()) for row in found.to_pylist()], small.schema).coalesce(1)
 
 
 def tables_of_parts(rows: Any, parts: int, settings: Settings | None = None) -> Made:
@@ -49,11 +64,15 @@ def tables_of_parts(rows: Any, parts: int, settings: Settings | None = None) -> 
 
     part = F.pmod(F.xxhash64("process", "seq", F.lit("any")), F.lit(parts))
     cut = [rows.filter(part == number) for number in range(parts)]
+    counted = [digest_of_parts(small_of(each).toArrow()) for each in cut]
     facts = {}
-    for fact in FACTS:
-        partial = [fact.of(each) for each in cut]
+    for small in SMALL:
         # The first two are merged before the others come, as one who follows a journal does.
-        merged = fact.merged(functools.reduce(DataFrame.unionByName, partial[:2]))
-        whole = fact.merged(functools.reduce(DataFrame.unionByName, partial[2:], merged))
-        facts[fact.name] = whole.localCheckpoint(eager=False)
+        first = small.merged(pa.concat_tables(part[small.name] for part in counted[:2]))
+        rest = [part[small.name] for part in counted[2:]]
+        facts[small.name] = frame_of(rows.sparkSession, small, [first, *rest])
+    partial = [MESSAGES.of(each) for each in cut]
+    merged = MESSAGES.merged(functools.reduce(DataFrame.unionByName, partial[:2]))
+    whole = MESSAGES.merged(functools.reduce(DataFrame.unionByName, partial[2:], merged))
+    facts[MESSAGES.name] = whole.localCheckpoint(eager=False)
     return Made(facts, settings or Settings())

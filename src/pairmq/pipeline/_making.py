@@ -10,23 +10,25 @@ import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from pairmq.pipeline._storage import Place, created, delete_folder, opened, parquet_files, writing
 from pairmq.pipeline.journal_io import spark_path, spark_target
 from pairmq.pipeline.session import Tag, for_few_rows
-from pairmq.pipeline.transforms import FACTS, Fact
+from pairmq.pipeline.transforms import FACTS
 from pairmq.pipeline.transforms.facts import (
     MESSAGES,
     SMALL,
     Digest,
+    arrow_schema,
     digest_of_parts,
     digests_of_file,
     small_of,
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from pyspark import StorageLevel
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
+
+COUNTS = "counts"
+"""The group of all small facts, which Arrow counts."""
 
 _AT_ONCE = 3
 _REPEAT = 0.2  # s
@@ -64,15 +69,17 @@ class Piece:
     name: str
     schema: StructType
     needs: tuple[str, ...]  # names of what must be there before
-    make: Callable[[Mapping[str, DataFrame]], DataFrame]  # given everything that is there by name; computes nothing yet
+    # Given everything that is there by name, gives its frame, and computes nothing yet. Of a small fact, given a folder
+    # to work in, gives the facts of each part of the rows.
+    make: Callable[[Any], Any]
     compression: str
     group: str | None = None  # those of one group are written by one query; None for one of its own
     # Spark keeps it at hand, in memory or beside what it shuffles, and writes no file: for what is as large as the
     # journal and only read by this call. To encode its columns takes longer than to make them.
     kept: StorageLevel | None = None
     small: bool = False  # what it is made of grows with time and faults, not with messages
-    # For small facts, instead of ``make``: gives the facts of each part of the rows.
-    count: Callable[[Place], Iterator[Digest]] | None = None
+    # By small facts, which of their rows it needs at least one of: else it is empty, and nothing is planned for it.
+    only_with: Mapping[str, pc.Expression] = field(default_factory=dict)
 
 
 def fact_pieces(
@@ -95,12 +102,26 @@ def fact_pieces(
                     yield digest_of_parts(file.read_row_group(group))
         delete_folder(folder)
 
-    def piece(fact: Fact) -> Piece:
-        if fact is MESSAGES:
-            return Piece(fact.name, fact.schema, (), lambda _: fact.of(rows), "snappy", None, kept)
-        return Piece(fact.name, fact.schema, (), lambda _: fact.of(rows), "snappy", "counts", count=count)
+    messages = Piece(MESSAGES.name, MESSAGES.schema, (), lambda _: MESSAGES.of(rows), "snappy", None, kept)
+    return (*_small_pieces(count), messages)
 
-    return tuple(map(piece, FACTS))
+
+def merged_pieces(messages: DataFrame, folders: Sequence[Place]) -> tuple[Piece, ...]:
+    """What makes the facts of parts: of all their messages, and of the folders in which their small facts are."""
+
+    def merge(_: Place) -> Iterator[Digest]:
+        for folder, small in itertools.product(folders, SMALL):
+            for path in parquet_files(folder / small.name):
+                with pq.ParquetFile(opened(path)) as file:
+                    for group in range(file.num_row_groups):
+                        yield {small.name: file.read_row_group(group).cast(arrow_schema(small.schema))}
+
+    merged = Piece(MESSAGES.name, MESSAGES.schema, (), lambda _: MESSAGES.merged(messages), "snappy")
+    return (*_small_pieces(merge), merged)
+
+
+def _small_pieces(digests: Callable[[Place], Iterator[Digest]]) -> tuple[Piece, ...]:
+    return tuple(Piece(small.name, small.schema, (), digests, "snappy", COUNTS) for small in SMALL)
 
 
 def table_pieces(settings: Settings) -> tuple[Piece, ...]:
@@ -114,6 +135,7 @@ def table_pieces(settings: Settings) -> tuple[Piece, ...]:
             "zstd" if step.is_table else "snappy",
             step.group,
             small=step.small,
+            only_with=step.only_with,
         )
         for step in STEPS
     )
@@ -171,6 +193,10 @@ def write_pieces(
                     progress(piece.name, begun, len(pieces))
                     begun += 1
                 waiting.remove(group)
+                there.update(piece.name for piece in group if not _happened(piece, folder_of))
+                group = [piece for piece in group if piece.name not in there]
+                if not group:
+                    continue
                 reads = [need for piece in group for need in piece.needs]
                 needs = {*reads}
                 used = None
@@ -191,6 +217,24 @@ def write_pieces(
     finally:
         # Nothing is running, or a second signal means not to wait.
         threads.shutdown(wait=False)
+
+
+def _happened(piece: Piece, folder_of: Callable[[str], Place]) -> bool:
+    """Whether a piece can have any row; writes one that can't."""
+    folders = {name: folder_of(name) for name in piece.only_with}
+    if not folders or not all(folder.is_dir() for folder in folders.values()):
+        return True
+    for name, folder in folders.items():
+        for path in parquet_files(folder):
+            found = pq.read_table(opened(path), columns=[], filters=piece.only_with[name], partitioning=None)
+            if found.num_rows:
+                return True
+    place = folder_of(piece.name)
+    place.mkdir(parents=True, exist_ok=True)
+    with writing(str(place)), created(place / _FILE) as file:
+        schema = to_arrow_schema(piece.schema, timezone="UTC")
+        pq.write_table(schema.empty_table(), file, compression=piece.compression)
+    return False
 
 
 def _few(folders: Iterable[Place]) -> bool:
@@ -220,12 +264,12 @@ class _Work:
         """Make some pieces by one query, and give the one that is kept."""
         first, alone = group[0], len(group) == 1
         folder = folder_of(first.name) if alone else folder_of(f"_{first.name}")
-        if first.count is not None:
+        if first.group == COUNTS:
             with self._tag.marked():
-                self._write_small(first.count(folder_of(f"_{first.name}")), folder_of)
+                self._write_small(first.make(folder_of(f"_{first.name}")), folder_of)
             return None
         with self._tag.marked():
-            made = first.make(frames) if alone else _united(group, frames)
+            made: DataFrame = first.make(frames) if alone else _united(group, frames)
             if self._ending:
                 return None
             if first.kept is not None:
@@ -277,7 +321,8 @@ def _united(group: Sequence[Piece], frames: Mapping[str, DataFrame]) -> DataFram
         own = f"struct({', '.join(piece.schema.names)})"
         columns = (own if each is piece else f"CAST(NULL AS {each.schema.simpleString()})" for each in group)
         named = (f"{column} AS {each.name}" for column, each in zip(columns, group, strict=True))
-        return piece.make(frames).selectExpr(f"'{piece.name}' AS {_OF}", *named)
+        frame: DataFrame = piece.make(frames)
+        return frame.selectExpr(f"'{piece.name}' AS {_OF}", *named)
 
     return reduce(DataFrame.union, map(marked, group))
 

@@ -24,7 +24,16 @@ from pyspark.errors import PySparkException
 
 from pairmq.model import ConfigurationError
 from pairmq.pipeline import transforms
-from pairmq.pipeline._making import Piece, Progress, fact_pieces, read_written, table_pieces, write_pieces, written_rows
+from pairmq.pipeline._making import (
+    COUNTS,
+    Piece,
+    Progress,
+    fact_pieces,
+    read_written,
+    table_pieces,
+    write_pieces,
+    written_rows,
+)
 from pairmq.pipeline._storage import (
     Place,
     check_place,
@@ -210,7 +219,7 @@ def rehearse(spark: SparkSession, enough: Event) -> None:
         go_on()
         work = Path(name)
         known = _pieces(spark, Contents((), ()), Settings(), work)
-        pieces = [each if each.count else replace(each, group=None) for each in known]
+        pieces = [each if each.group == COUNTS else replace(each, group=None, only_with={}) for each in known]
         write_pieces(spark, pieces, {}, lambda piece: work / piece, go_on)
 
 

@@ -22,13 +22,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pairmq.pipeline._making import Piece, fact_pieces, read_written, write_pieces
+from pairmq.pipeline._making import Piece, fact_pieces, merged_pieces, read_written, write_pieces
 from pairmq.pipeline._storage import Place, opened
 from pairmq.pipeline.follow._files import Files, Found
 from pairmq.pipeline.follow._ledger import Entry, Ledger, Ranges, Seen, Waiting, all_joined, joined, size, without
 from pairmq.pipeline.journal_io import Contents, Segment, damaged, look_at, segment_rows, spark_path, together
-from pairmq.pipeline.transforms._fact import COUNT, TEXT, Fact, schema_of
-from pairmq.pipeline.transforms.facts import FACTS, MESSAGES
+from pairmq.pipeline.transforms._fact import COUNT, TEXT, schema_of
+from pairmq.pipeline.transforms.facts import MESSAGES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -106,7 +106,8 @@ class Intake:
                 return contents, sifted, None
             number = self._ledger.next_number
             folder = self._ledger.new_folder(number, number)
-            _write(self._spark, fact_pieces(new_rows(self._spark, sifted)), {}, folder)
+            files = None if sifted.partly else sifted.whole
+            _write(self._spark, fact_pieces(new_rows(self._spark, sifted), files=files), {}, folder)
         except (OSError, pa.ArrowException, PySparkException, Py4JJavaError):
             # Footers may be sound where pages are not: only now is it worth reading everything to see which.
             bad = damaged(contents)
@@ -214,15 +215,11 @@ def merge_facts(
     spark: SparkSession, parts: Sequence[Path], folder: Path, messages: Path, settled: Sequence[Path]
 ) -> None:
     """Write what the facts of several parts are together, those of messages, with more from settled files, apart."""
-
-    def merged(fact: Fact) -> Piece:
-        read = [read_written(spark, fact.schema, part / fact.name) for part in parts]
-        if fact is MESSAGES and settled:
-            read.append(spark.read.schema(fact.schema).parquet(*map(spark_path, settled)))
-        union = functools.reduce(DataFrame.unionByName, read)
-        return Piece(fact.name, fact.schema, (), lambda _: fact.merged(union), "snappy")
-
-    _write(spark, [merged(fact) for fact in FACTS], {MESSAGES.name: messages}, folder)
+    read = [read_written(spark, MESSAGES.schema, part / MESSAGES.name) for part in parts]
+    if settled:
+        read.append(spark.read.schema(MESSAGES.schema).parquet(*map(spark_path, settled)))
+    union = functools.reduce(DataFrame.unionByName, read)
+    _write(spark, merged_pieces(union, parts), {MESSAGES.name: messages}, folder)
 
 
 def _write(spark: SparkSession, pieces: Sequence[Piece], apart: Mapping[str, Path], folder: Path) -> None:

@@ -1,6 +1,6 @@
 """From the journal's rows to facts, and from facts to tables: pure functions with fixed schemas."""
 
-from pairmq.pipeline.transforms._fact import Fact, Table
+from pairmq.pipeline.transforms._fact import Table
 from pairmq.pipeline.transforms.backlog import BACKLOG, ROTATION, SYPHON
 from pairmq.pipeline.transforms.episodes import EPISODES
 from pairmq.pipeline.transforms.facts import FACTS
@@ -35,7 +35,6 @@ __all__ = [
     "RULES",
     "STEPS",
     "TABLES",
-    "Fact",
     "Settings",
     "Unfinished",
     "Unread",

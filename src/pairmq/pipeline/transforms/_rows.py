@@ -61,6 +61,14 @@ def place() -> Column:
     return F.expr("xxhash64(pair, entity)")
 
 
+def with_one(small: DataFrame, one: DataFrame) -> DataFrame:
+    """Add the columns of the only row of a frame to one of few rows.
+
+    Spark does not see that what it makes of two partitions is one, and would send it around.
+    """
+    return small.crossJoin(F.broadcast(one)).coalesce(1)
+
+
 _STEP = math.log(1.02)
 _LEAST = 1e-6  # s: everything below falls into one bucket
 

@@ -23,6 +23,7 @@ from pairmq.pipeline.transforms._rows import (
     of_kind,
     percentiles,
     start_of,
+    with_one,
 )
 
 BACKLOG = Table(
@@ -122,11 +123,8 @@ def _filled(depths: DataFrame, end: DataFrame, days: DataFrame) -> DataFrame:
     """Add the minutes in which nothing happened while something was in the queue."""
     following = F.lead("minute").over(Window.partitionBy(*_QUEUE).orderBy("minute"))
     held = F.coalesce(following - MINUTE, F.greatest(F.col("end") * MINUTE, F.col("minute")))
-    spans = (
-        depths.withColumn("first", F.col("minute"))
-        .crossJoin(F.broadcast(end))
-        .withColumn("last", F.when(F.col("depth") > 0, held).otherwise(F.col("minute")))
-    )
+    spans = with_one(depths.withColumn("first", F.col("minute")), end)
+    spans = spans.withColumn("last", F.when(F.col("depth") > 0, held).otherwise(F.col("minute")))
     filled = _each_minute(spans, days).withColumn("begins", F.col("each") == F.col("minute"))
     return filled.select(
         *_QUEUE,
@@ -144,11 +142,11 @@ def _oldest(stays: DataFrame, end: DataFrame, days: DataFrame) -> DataFrame:
     """
     cohorts = (
         stays.filter(F.col("came_at").isNotNull())
-        .crossJoin(F.broadcast(end))
-        .withColumn("gone", F.coalesce("left_at", (F.col("end") + 1) * MINUTE + 1.0))
         .groupBy(*_QUEUE, (F.floor(F.col("came_at") / MINUTE) * MINUTE).alias("came"))
-        .agg(F.max("gone").alias("gone"))
+        .agg(F.max("left_at").alias("gone"), F.max(F.col("left_at").isNull()).alias("stay"))
     )
+    after_all = (F.col("end") + 1) * MINUTE + 1.0
+    cohorts = with_one(cohorts, end).withColumn("gone", F.when(F.col("stay"), after_all).otherwise(F.col("gone")))
     older = Window.partitionBy(*_QUEUE).orderBy("came").rowsBetween(Window.unboundedPreceding, -1)
     cohorts = cohorts.withColumn("older_gone", F.max("gone").over(older))
     # The first minute at whose end all older ones have left, and the last at whose end one of these is there.

@@ -13,6 +13,7 @@ is moved back.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -231,7 +232,7 @@ class Small:
     of: Callable[[_Rows], pa.Table]  # the keys and measures of each row that counts
     distinct: bool = True  # whether rows of the same keys are one
 
-    def joined(self, parts: pa.Table) -> pa.Table:
+    def merged(self, parts: pa.Table) -> pa.Table:
         """What parts, or rows, are together."""
         if not self.distinct:
             return parts.cast(arrow_schema(self.schema))
@@ -244,23 +245,6 @@ class Small:
             .select(schema.names)
             .cast(schema)
         )
-
-    @property
-    def fact(self) -> Fact:
-        """The same for Spark."""
-
-        def of(rows: DataFrame) -> DataFrame:
-            small = small_of(rows).filter(F.col(OF) == self.name)
-            return merged(small.select(f"{self.name}.*"))
-
-        def merged(facts: DataFrame) -> DataFrame:
-            if not self.distinct:
-                return facts
-            keys = [name for name in self.schema.names if name not in self.measures]
-            joined = [getattr(F, how)(name).alias(name) for name, how in self.measures.items()]
-            return typed(facts.groupBy(*keys).agg(*joined) if joined else facts.distinct(), self.schema)
-
-        return Fact(self.name, self.schema, of, merged)
 
 
 class _Rows:
@@ -355,42 +339,46 @@ MINUTES = Small(
 minute."""
 
 
-def _traffic(rows: _Rows) -> pa.Table:
-    most = pc.if_else(rows.accepted, rows["elapsed"], None)
-    named = {name: rows[name] for name in ("process", "pair", "entity", "entity_kind")}
+_HOURLY = {
+    **dict.fromkeys(("process", "pair", "entity", "entity_kind"), TEXT),
+    "hour": COUNT,
+    "outcome": TEXT,
+    "sampled": FLAG,
+    "rows": COUNT,
+}
+
+
+def _hourly(rows: _Rows) -> dict[str, pa.Array]:
     outcome = rows["outcome"]
     if pa.types.is_dictionary(outcome.type):
         outcome = outcome.dictionary_decode()
-    traffic = pa.table(
-        {
-            **named,
-            "hour": rows.start_of(HOUR),
-            "outcome": pc.coalesce(outcome, pc.if_else(rows.is_in("side", Side.SECONDARY.value), FROM_LANE, DELIVERED)),
-            "sampled": rows.sampled,
-            "bucket": buckets_of(most),
-            "rows": pc.cast(rows.dated, "int64"),
-            "most": most,
-        }
-    )
-    return traffic.filter(pc.and_(rows.dated, pc.or_(rows.sent, rows.read)))
+    return {
+        **{name: rows[name] for name in ("process", "pair", "entity", "entity_kind")},
+        "hour": rows.start_of(HOUR),
+        "outcome": pc.coalesce(outcome, pc.if_else(rows.is_in("side", Side.SECONDARY.value), FROM_LANE, DELIVERED)),
+        "sampled": rows.sampled,
+        "rows": pc.cast(rows.dated, "int64"),
+    }
 
 
-TRAFFIC = Small(
-    "traffic",
-    schema_of(
-        {
-            **dict.fromkeys(("process", "pair", "entity", "entity_kind"), TEXT),
-            "hour": COUNT,
-            "outcome": TEXT,
-            "sampled": FLAG,
-            **dict.fromkeys(("bucket", "rows"), COUNT),
-            "most": NUMBER,
-        }
-    ),
-    {"rows": "sum", "most": "max"},
-    _traffic,
+def _traffic(rows: _Rows) -> pa.Table:
+    return pa.table(_hourly(rows)).filter(pc.and_(rows.dated, pc.or_(rows.sent, rows.read)))
+
+
+TRAFFIC = Small("traffic", schema_of(_HOURLY), {"rows": "sum"}, _traffic)
+"""Sends by their outcome, and deliveries, by hour."""
+
+
+def _latencies(rows: _Rows) -> pa.Table:
+    most = pc.if_else(rows.accepted, rows["elapsed"], None)
+    sends = pa.table({**_hourly(rows), "bucket": buckets_of(most), "most": most})
+    return sends.filter(pc.and_(rows.dated, rows.sent))
+
+
+LATENCIES = Small(
+    "latencies", schema_of({**_HOURLY, "bucket": COUNT, "most": NUMBER}), {"rows": "sum", "most": "max"}, _latencies
 )
-"""Sends by their outcome, and deliveries, by hour and bucket of the latency; ``most`` is the longest latency."""
+"""Sends once more, also by the bucket of the latency: many rows, which one table needs; ``most`` is the longest."""
 
 
 def _names(rows: _Rows) -> pa.Table:
@@ -479,10 +467,10 @@ and ``continuity``, the latter as JSON.
 Also all completions in subscriptions, and what processes counted themselves, once a minute.
 """
 
-SMALL = (NOTES, MINUTES, TRAFFIC, NAMES)
+SMALL = (NOTES, MINUTES, TRAFFIC, LATENCIES, NAMES)
 
 Digest = Mapping[str, pa.Table]
-"""The small facts of some rows by their names."""
+"""Small facts of some rows by their names."""
 
 OF = "of"
 """The column that says of which fact a row of `small_of` is; the fact's own are in one of its name."""
@@ -533,33 +521,34 @@ def _of_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 def write_small(digests: Iterable[Digest], files: Mapping[str, Any]) -> None:
     """Write what the small facts of all parts are together, each to its file."""
-    counted: dict[str, list[pa.Table]] = {small.name: [] for small in SMALL}
+    waiting: dict[str, list[pa.Table]] = {small.name: [] for small in SMALL}
     with contextlib.ExitStack() as stack:
         writers = {
             small.name: stack.enter_context(pq.ParquetWriter(files[small.name], arrow_schema(small.schema)))
             for small in SMALL
         }
-        for parts in digests:
-            for small in SMALL:
-                if not small.measures:  # there may be as many as there are sessions, and twice is as good as once
-                    writers[small.name].write_table(parts[small.name])
-                    continue
-                waiting = counted[small.name]
-                waiting.append(parts[small.name])
-                if sum(each.num_rows for each in waiting) > _MANY:
-                    waiting[:] = [small.joined(pa.concat_tables(waiting))]
-        for small in SMALL:
-            if counted[small.name]:
-                writers[small.name].write_table(small.joined(pa.concat_tables(counted[small.name])))
+        for name, part in itertools.chain.from_iterable(each.items() for each in digests):
+            small, parts = _SMALL[name], waiting[name]
+            parts.append(part)
+            if small.distinct and sum(each.num_rows for each in parts) <= _MANY:
+                continue
+            parts[:] = [small.merged(pa.concat_tables(parts))]
+            # There may be as many as there are sessions, and twice is as good as once.
+            if not small.measures and (not small.distinct or parts[0].num_rows > _MANY // 2):
+                writers[name].write_table(parts.pop())
+        for name, parts in waiting.items():
+            if parts:
+                writers[name].write_table(_SMALL[name].merged(pa.concat_tables(parts)))
 
 
-_MANY = 1 << 20  # rows of what is counted that wait to be put together
+_SMALL = {small.name: small for small in SMALL}
+_MANY = 1 << 20  # rows that wait to be put together
 
 
 def digest(rows: pa.RecordBatch) -> Digest:
     """The small facts of some rows, which have the columns `READ`."""
     asked = _Rows(rows)
-    return {small.name: small.joined(small.of(asked)) for small in SMALL}
+    return {small.name: small.merged(small.of(asked)) for small in SMALL}
 
 
 def small_of(rows: DataFrame) -> DataFrame:
@@ -614,4 +603,4 @@ def digest_of_parts(rows: pa.Table) -> Digest:
     return found
 
 
-FACTS: tuple[Fact, ...] = (*(small.fact for small in SMALL), MESSAGES)
+FACTS: tuple[Small | Fact, ...] = (*SMALL, MESSAGES)

@@ -74,10 +74,9 @@ _OUTCOMES = {
 }
 
 
-def availability(traffic: DataFrame, notes: DataFrame) -> DataFrame:
+def availability(latencies: DataFrame, notes: DataFrame) -> DataFrame:
     """Count sends by entity and hour."""
-    sends = traffic.filter(~F.col("outcome").isin(DELIVERED, FROM_LANE))
-    counted = _weighted(sends, notes).withColumn("weight", F.col("rows") * F.col("weight"))
+    counted = _weighted(latencies, notes).withColumn("weight", F.col("rows") * F.col("weight"))
     histogram = counted.groupBy(*_KEYS, "bucket").agg(
         F.sum("weight").alias("weight"),
         F.max("most").alias("most"),
