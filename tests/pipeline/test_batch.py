@@ -116,7 +116,7 @@ def test_a_run_that_fails_leaves_the_tables_as_they_were(spark, tmp_path, monkey
 
     # One table is made, and the next one fails.
     made, fails = (next(step for step in _making.STEPS if step.name == name) for name in ("processes", "episodes"))
-    monkeypatch.setattr(_making, "STEPS", [made, replace(fails, made=failing)])
+    monkeypatch.setattr(_making, "STEPS", [made, replace(fails, made=failing, only_with={})])
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "journal", tmp_path / "tables", spark=spark)
     assert old.read_text() == "of an earlier run"
