@@ -127,11 +127,7 @@ class RabbitAdmin(Admin):
         queue = entity.path
         await self._context.count(queue, doing)
         version = await self._context.server_version(doing)
-        if self._management is not None:
-            shown = await self._management.queue(queue, doing)
-            self._context.one_consumer[queue] = is_single(shown["arguments"])
-            return properties_of(shown["arguments"], lock, auto_delete=shown["auto_delete"], server_version=version)
-        found = await self._interrogate(queue, doing)
+        found = await self._settings(queue, doing)
         if found.complete:
             self._context.one_consumer[queue] = is_single(found.arguments)
         else:
@@ -241,19 +237,19 @@ class RabbitAdmin(Admin):
             return ()
         doing = f"read the settings of {queue}"
         await self._context.count(queue.path, doing)
-        if self._management is not None:
-            answer = await self._management.queue(queue.path, doing)
-            return _queue_risks(answer["arguments"], durable=answer["durable"])
-        found = await self._interrogate(queue.path, doing, until=frozenset((QUEUE_TYPE,)))
+        found = await self._settings(queue.path, doing, until=frozenset((QUEUE_TYPE,)))
         if not found.complete and QUEUE_TYPE not in found.arguments:
             return (_UNREAD,)
-        return (*_queue_risks(found.arguments, durable=found.durable), _POLICIES_UNSEEN)
+        risks = _queue_risks(found.arguments, durable=found.durable)
+        return risks if self._management is not None else (*risks, _POLICIES_UNSEEN)
 
     def is_system_entity(self, entity: Entity) -> bool:
         """Names that begin with ``amq.`` or ``pairmq.``, and those with a segment that begins with ``$``."""
         return _names.is_system(entity)
 
-    async def _interrogate(self, queue: str, doing: str, until: frozenset[str] = frozenset()) -> Found:
+    async def _settings(self, queue: str, doing: str, until: frozenset[str] = frozenset()) -> Found:
+        if self._management is not None:
+            return await self._management.queue(queue, doing)
         guess = arguments_of(LIKELY, await self._queue_type("quorum", doing), _names.dead_letter_of(queue), doing)
         return await interrogate(self._context, queue, guess, doing, until=until)
 

@@ -13,7 +13,7 @@ connection's heartbeat. A few such messages would stop a receiver. So the values
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
@@ -106,14 +106,7 @@ def _read(header: bytes) -> commands.Basic.Properties:
     properties = object.__new__(commands.Basic.Properties)
     properties.timestamp = None
     properties.cluster_id = ""
-    at = _PROPERTIES_AT
-    for flag, name in _TEXTS_BEFORE:
-        text = None
-        if flags & flag:
-            end = at + 1 + header[at]
-            text = header[at + 1 : end].decode()
-            at = end
-        setattr(properties, name, text)
+    at = _read_texts(header, _PROPERTIES_AT, flags, _TEXTS_BEFORE, properties)
     properties.headers = None
     if flags & _HEADERS:
         end = at + 4 + _length(header, at)[0]
@@ -126,16 +119,24 @@ def _read(header: bytes) -> commands.Basic.Properties:
     if flags & _PRIORITY:
         properties.priority = header[at]
         at += 1
-    for flag, name in _TEXTS_BEHIND:
+    at = _read_texts(header, at, flags, _TEXTS_BEHIND, properties)
+    if at > len(header):
+        raise _Unusual
+    return properties
+
+
+def _read_texts(
+    header: bytes, at: int, flags: int, texts: Sequence[tuple[int, str]], properties: commands.Basic.Properties
+) -> int:
+    """Set the properties that are texts, in a row; returns where the next one begins."""
+    for flag, name in texts:
         text = None
         if flags & flag:
             end = at + 1 + header[at]
             text = header[at + 1 : end].decode()
             at = end
         setattr(properties, name, text)
-    if at > len(header):
-        raise _Unusual
-    return properties
+    return at
 
 
 def _table(header: bytes, at: int, end: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlsplit
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.transport import TlsOptions
 from pairmq_rabbitmq import _errors
+from pairmq_rabbitmq._inspection import Found
 from pairmq_rabbitmq._properties import EXPIRES, NUMBERS, OVERFLOW, QUEUE_TYPE
 from pairmq_rabbitmq._url import ManagementUrl, RabbitUrl
 
@@ -45,8 +46,8 @@ class Management:
         self._tls_options = url.tls or TlsOptions()
         self._tls: ssl.SSLContext | None = None
 
-    async def queue(self, name: str, doing: str) -> dict[str, Any]:
-        """Read one queue: its ``arguments`` with what policies add, ``auto_delete`` and ``durable``.
+    async def queue(self, name: str, doing: str) -> Found:
+        """Read the arguments of one queue, with what policies add.
 
         The plugin learns of a queue's policy every few seconds. A user who may read policies (with the tag
         ``policymaker``) sees them at once.
@@ -60,11 +61,8 @@ class Management:
         policies = await asyncio.to_thread(self._policies, name, arguments.get(QUEUE_TYPE, "classic"), doing)
         if policies is None:
             policies = [_table(found.get("effective_policy_definition"))]
-        return {
-            "arguments": effective(arguments, *policies),
-            "auto_delete": found.get("auto_delete") is True,
-            "durable": found.get("durable") is not False,
-        }
+        auto_delete, durable = found.get("auto_delete") is True, found.get("durable") is not False
+        return Found(effective(arguments, *policies), auto_delete, durable, complete=True)
 
     def _policies(self, queue: str, queue_type: str, doing: str) -> list[dict[str, Any]] | None:
         """Find the policy and the operator policy of a queue; None where this user may not read them."""

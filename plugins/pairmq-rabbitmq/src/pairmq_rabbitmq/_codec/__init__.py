@@ -14,8 +14,8 @@ own names. Three cases need more than that, and only messages that need it carry
 
 Any client may put anything into a queue: decoding raises `MalformedMessage` and nothing else.
 
-`_encode` and `_decode` are the two directions. Both use the `_layout` of names and times, and convert `_values` to
-AMQP's types and back. `_dead_letter` writes and reads the copy in a dead-letter queue, and the broker's own notes.
+`_message` has both directions, by the `_layout` of names and times; `_values` are converted to AMQP's types and back.
+`_dead_letter` writes and reads the copy in a dead-letter queue, and the broker's own notes.
 """
 
 from pairmq_rabbitmq._codec._dead_letter import (
@@ -26,9 +26,8 @@ from pairmq_rabbitmq._codec._dead_letter import (
     delivery_count,
     with_dead_letter,
 )
-from pairmq_rabbitmq._codec._decode import decode, decode_leniently
-from pairmq_rabbitmq._codec._encode import encode, size
 from pairmq_rabbitmq._codec._layout import DELIVERY_COUNT, DIRECT_REPLY_TO, MalformedMessage, is_plain
+from pairmq_rabbitmq._codec._message import decode, decode_leniently, encode, size
 
 __all__ = [
     "DELIVERY_COUNT",
