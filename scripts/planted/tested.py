@@ -571,8 +571,8 @@ TESTED = (
     Mutant(
         "RabbitMQ: a cancelled consumer changes the set that the driver calls it from",
         _RABBIT_RECEIVING + "_delivery_channel.py",
-        "        self.session.wire.lane.close(self._raw.number, self)\n        self._wake()\n",
-        "        self.session.wire.lane.close(self._raw.number, self)\n"
+        "        self.session.wire.leave(self._raw.number, self)\n        self._wake()\n",
+        "        self.session.wire.leave(self._raw.number, self)\n"
         "        self._raw.on_consumer_cancel_callbacks.discard(self._on_consumer_cancel)\n        self._wake()\n",
         tests=(_RABBIT_RECEIVING_A + "queue_that_is_deleted_while_it_is_asked_about_takes_no_lock_of_others",),
     ),

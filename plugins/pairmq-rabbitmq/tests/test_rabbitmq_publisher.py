@@ -14,10 +14,10 @@ from pairmq.model import FailureReason, TransportError
 from pairmq.transport import Scope
 from pairmq_rabbitmq import _link
 from pairmq_rabbitmq._errors import Unsent, failure
-from pairmq_rabbitmq._lane import Lane
 from pairmq_rabbitmq._link import Link, Session
 from pairmq_rabbitmq._publish import Parcel
 from pairmq_rabbitmq._publisher import Publisher
+from pairmq_rabbitmq._wire import Wire
 
 PARCEL = Parcel(b"", "m", b"", b"")
 
@@ -47,7 +47,7 @@ class Broker:
 
     def connection(self) -> Session:
         """An open one, which has not answered yet."""
-        wire = SimpleNamespace(frames=0, blocked=False, lane=Lane(lambda: 0.0))
+        wire = Wire(pytest.fail)
 
         async def open_channel(*, confirms: bool) -> object:
             self.openings.append(asyncio.get_running_loop().create_future())

@@ -26,8 +26,8 @@ from pairmq.transport import in_turns
 from pairmq_rabbitmq import _header
 from pairmq_rabbitmq._driver import BasicPublish, close_channel
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._lane import Taker
 from pairmq_rabbitmq._link import Asked, Session
+from pairmq_rabbitmq._wire import Taker
 
 _FRAME = struct.Struct(">BHI")
 _CONTENT = struct.Struct(">HxxQ")
@@ -150,7 +150,7 @@ class PublishChannel(Taker):
         self._retired = False
         self._forsaken = False  # retired with publishes in flight
         raw.closing.add_done_callback(self._closing)
-        session.wire.lane.open(raw.number, self)
+        session.wire.take(raw.number, self)
         session.on_end(self._lost)
 
     @property
@@ -273,7 +273,7 @@ class PublishChannel(Taker):
             self._cause = cause if isinstance(cause, Exception) else ConnectionResetError("the connection was lost")
             self.session.remove_on_end(self._lost)
             self._changed.set()
-            self.session.wire.lane.close(self._raw.number, self)
+            self.session.wire.leave(self._raw.number, self)
         # Whatever was known before: no other answer will arrive for these.
         # A connection is never closed because of a publish that we write; a channel may be.
         self._give_up(self._cause, alone=len(self._numbers) == 1 and isinstance(cause, AMQPChannelError))

@@ -28,7 +28,6 @@ from aiormq.channel import Channel
 
 from pairmq.transport import start_task
 from pairmq_rabbitmq._driver import close_channel, consume
-from pairmq_rabbitmq._lane import Taker
 from pairmq_rabbitmq._link import Opening, Session
 from pairmq_rabbitmq._receiving._settling import (
     BUSY,
@@ -42,6 +41,7 @@ from pairmq_rabbitmq._receiving._settling import (
     Settling,
     Share,
 )
+from pairmq_rabbitmq._wire import Taker
 
 _closings: set[asyncio.Task[None]] = set()  # they end with their sessions
 
@@ -128,7 +128,7 @@ class DeliveryChannel(Taker):
         self._news: asyncio.Future[None] | None = None
         self._ahead = 0  # window that was asked for
         self._standing: _Standing | None = None
-        session.wire.lane.open(raw.number, self)
+        session.wire.take(raw.number, self)
         # It is never removed: the driver calls it in a loop over this set, and its reader would end with a set that
         # changes meanwhile. The broker's Channel.Close would then get no answer, and the next channel with this number
         # would end the connection: "second 'channel.open' seen".
@@ -244,7 +244,7 @@ class DeliveryChannel(Taker):
             self._timer, self._looks_at = None, math.inf
         self.waiting.clear()
         self._settling.lose(self.cause)
-        self.session.wire.lane.close(self._raw.number, self)
+        self.session.wire.leave(self._raw.number, self)
         self._wake()
 
     def discard(self) -> None:

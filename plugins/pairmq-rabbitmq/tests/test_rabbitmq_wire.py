@@ -21,8 +21,8 @@ from pamqp.heartbeat import Heartbeat
 
 from pairmq.transport import AT_ONCE
 from pairmq_rabbitmq import _header
-from pairmq_rabbitmq._lane import Lane
 from pairmq_rabbitmq._publish import Batch, Lost, Nacked, Parcel, Pending, PublishChannel, Returned, publish_method
+from pairmq_rabbitmq._wire import Wire
 
 TAKEN, DRIVERS = 1, 2  # channels
 
@@ -87,13 +87,13 @@ def events(draw: st.DrawFn) -> tuple[bytes, tuple[Any, ...] | None]:
 def test_every_frame_goes_where_it_belongs_however_the_stream_is_cut(
     sent: list[tuple[bytes, tuple[Any, ...] | None]], cuts: list[int]
 ) -> None:
-    lane, taker = Lane(lambda: 0.0), Listener()
-    lane.open(TAKEN, taker)
+    wire, taker = Wire(pytest.fail, lambda: 0.0), Listener()
+    wire.take(TAKEN, taker)
     stream = b"".join(raw for raw, _ in sent)
     for_driver, at, turn = b"", 0, 0
     while at < len(stream):
         size = cuts[turn % len(cuts)]
-        for_driver += lane.part(stream[at : at + size])
+        for_driver += wire.part(stream[at : at + size])
         at, turn = at + size, turn + 1
     assert taker.heard == [heard for _, heard in sent if heard is not None]
     assert for_driver == b"".join(raw for raw, heard in sent if heard is None)
@@ -101,30 +101,30 @@ def test_every_frame_goes_where_it_belongs_however_the_stream_is_cut(
 
 def test_driver_gets_heartbeats_when_it_sees_only_messages_pass() -> None:
     now = 0.0
-    lane = Lane(lambda: now)
-    lane.open(TAKEN, Listener())
+    wire = Wire(pytest.fail, lambda: now)
+    wire.take(TAKEN, Listener())
     shown = []
     for _ in range(100):
         now += 0.1
-        shown.append(lane.part(frame(Basic.Ack(1, False), TAKEN)))
+        shown.append(wire.part(frame(Basic.Ack(1, False), TAKEN)))
     assert 8 <= shown.count(Heartbeat().marshal()) <= 10
     assert set(shown) == {b"", Heartbeat().marshal()}
 
 
 @pytest.mark.parametrize("start", [b"AMQP\x00\x00\x09\x01", b"HTTP/1.1 400 Bad Request\r\n"])
 def test_invalid_frame_is_passed_to_the_driver_with_all_that_follows(start: bytes) -> None:
-    lane = Lane(lambda: 0.0)
-    lane.open(TAKEN, Listener())
+    wire = Wire(pytest.fail, lambda: 0.0)
+    wire.take(TAKEN, Listener())
     more = frame(Basic.Ack(1, False), TAKEN)
-    assert lane.part(start + b"\x00" * 16) + lane.part(more) == start + b"\x00" * 16 + more
+    assert wire.part(start + b"\x00" * 16) + wire.part(more) == start + b"\x00" * 16 + more
 
 
 def test_ended_channel_leaves_the_next_owner_of_its_number_alone() -> None:
-    lane, old, new = Lane(lambda: 0.0), Listener(), Listener()
-    lane.open(TAKEN, old)
-    lane.open(TAKEN, new)
-    lane.close(TAKEN, old)
-    lane.part(frame(Basic.Ack(1, False), TAKEN))
+    wire, old, new = Wire(pytest.fail, lambda: 0.0), Listener(), Listener()
+    wire.take(TAKEN, old)
+    wire.take(TAKEN, new)
+    wire.leave(TAKEN, old)
+    wire.part(frame(Basic.Ack(1, False), TAKEN))
     assert (old.heard, new.heard) == ([], [("confirmed", 1, False, True)])
 
 
@@ -209,7 +209,7 @@ class Model:
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        wire = SimpleNamespace(lane=Lane(lambda: 0.0), frames=0)
+        wire = Wire(pytest.fail, lambda: 0.0)
         self.session: Any = SimpleNamespace(
             wire=wire, usable=True, max_payload=4088, forsaken=0, on_end=lambda _: None, remove_on_end=lambda _: None
         )
@@ -330,6 +330,6 @@ async def test_publishes_of_a_lost_channel_end_over_many_turns_of_the_loop() -> 
 
 
 def test_the_size_of_a_frame_of_another_protocol_is_not_waited_for() -> None:
-    lane = Lane(lambda: 0.0)
+    wire = Wire(pytest.fail, lambda: 0.0)
     huge = struct.pack(">BHI", 1, TAKEN, 2**31) + b"x" * 100
-    assert lane.part(huge) == huge
+    assert wire.part(huge) == huge
