@@ -87,7 +87,7 @@ async def test_priority_is_in_a_header_when_delay_queues_have_lanes(
     while len(raw) < 2:
         for delivery in await receiver.receive(2, WAIT):
             assert delivery.message.priority == 7
-            raw[delivery.message.message_id or ""] = delivery.lock_token.locked.properties.priority  # type: ignore[attr-defined]
+            raw[delivery.message.message_id or ""] = delivery.lock_token.properties.priority  # type: ignore[attr-defined]
     assert raw == {scheduled.message_id: None if lanes else 7, past.message_id: 7}
 
 

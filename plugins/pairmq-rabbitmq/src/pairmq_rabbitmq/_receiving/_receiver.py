@@ -85,7 +85,7 @@ class RabbitReceiver(Receiver):
                 if channel.empty and loop.time() >= channel.heard_at + _QUIET:
                     channel.discard()
                 if found or loop.time() >= deadline:
-                    return deliveries_of(found, channel, self, self._dead)
+                    return deliveries_of(found, self, self._dead)
 
     def read_ahead(self, messages: int) -> None:
         self._ahead = messages
@@ -94,8 +94,8 @@ class RabbitReceiver(Receiver):
 
     async def _ready(self) -> DeliveryChannel:
         """The channel to read on; opened if necessary. Raises `TransportError`."""
-        if self._channel is not None and self._channel.usable:
-            return self._channel
+        if (usable := self._usable) is not None:
+            return usable
         try:
             # A dead-letter queue is created for any number of consumers.
             ordered = not self._dead and await self.scope.race(
@@ -175,6 +175,16 @@ class RabbitReceiver(Receiver):
         assert cause is not None  # noqa: S101  # for mypy
         return _errors.failure(cause, self._doing, maybe_applied=False)
 
+    @property
+    def _usable(self) -> DeliveryChannel | None:
+        """The channel on which all is locked that can be settled: what was on an earlier one is lost with it."""
+        return self._channel if self._channel is not None and self._channel.usable else None
+
+    def _own(self, delivery: Delivery) -> Locked | None:
+        """What a delivery of this receiver stands for; None for any other one."""
+        locked = delivery.lock_token
+        return locked if isinstance(locked, Locked) and locked.owner is self else None
+
     async def complete(self, delivery: Delivery) -> None:
         [failed] = await self._settle([delivery], requeue=False)
         if failed is not None:
@@ -190,10 +200,10 @@ class RabbitReceiver(Receiver):
 
     async def renew_lock(self, delivery: Delivery) -> Delivery:
         self._check_open(self._settling)
-        token = token_of(delivery, self)
-        if token is None or not token.channel.renew(token.locked):
+        locked, channel = self._own(delivery), self._usable
+        if locked is None or channel is None or not channel.renew(locked):
             raise _errors.lock_lost(self._settling)
-        left = token.locked.until - asyncio.get_running_loop().time()
+        left = locked.until - asyncio.get_running_loop().time()
         return replace(delivery, locked_until=datetime.now(UTC) + timedelta(seconds=left))
 
     async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
@@ -201,10 +211,9 @@ class RabbitReceiver(Receiver):
             text = "it is in the dead-letter queue already"
             raise _errors.refused(self._moving, text, FailureReason.NOT_SUPPORTED)
         self._check_open(self._moving)
-        token = token_of(delivery, self)
-        if token is None or not token.channel.is_locked(token.locked):
+        locked, channel = self._own(delivery), self._usable
+        if locked is None or channel is None or not channel.is_locked(locked):
             raise _errors.lock_lost(self._moving)
-        locked, channel = token.locked, token.channel
         locked.state = BUSY  # its lock does not end while the copy is being published
         try:
             copy = self._dead_letters.pack(locked.properties, locked.body, reason, description)
@@ -217,7 +226,7 @@ class RabbitReceiver(Receiver):
             raise failed
         if not channel.usable or locked.state is not GIVEN:
             raise _errors.lock_lost(self._moving)
-        failed = await self._settled(channel, channel.settle([locked], requeue=False))
+        failed = await self._settled(channel.settle([locked], requeue=False))
         if failed is not None:
             raise failed
 
@@ -227,44 +236,40 @@ class RabbitReceiver(Receiver):
             self._check_open(self._settling)
         except TransportError as error:
             return [error for _ in deliveries]
-        # All that can be settled now is on one channel: a receiver has no other one before the last is lost. But what
-        # an interrupted call had asked for may have been on that one.
-        channel = self._channel if self._channel is not None and self._channel.usable else None
+        channel = self._usable
         fresh: list[Locked] = []
         positions: list[int] = []
-        waits: list[tuple[DeliveryChannel, Job] | None] = [None] * len(deliveries)
+        jobs: list[Job | None] = [None] * len(deliveries)
         now = asyncio.get_running_loop().time()
         for position, delivery in enumerate(deliveries):
-            token = token_of(delivery, self)
-            if token is None:
+            locked = self._own(delivery)
+            if locked is None:
                 continue
-            locked = token.locked
-            if token.channel is channel and locked.state is GIVEN and locked.until > now:
+            if channel is not None and locked.state is GIVEN and locked.until > now:
                 locked.state = SETTLING
                 fresh.append(locked)
                 positions.append(position)
             elif locked.job is not None and locked.job.forsaken_as(requeue=requeue):
-                waits[position] = (token.channel, locked.job)  # this call takes over from the interrupted one
+                jobs[position] = locked.job  # this call takes over from the interrupted one
         if channel is not None and fresh:
-            job = channel.settle(fresh, requeue=requeue)
-            if len(fresh) == len(deliveries):
-                return [await self._settled(channel, job)] * len(deliveries)
-            job.forsaken = True  # unless this call gets as far as to wait for it
+            fresh_job = channel.settle(fresh, requeue=requeue)
+            fresh_job.forsaken = True  # unless this call gets as far as to wait for it
             for position in positions:
-                waits[position] = (channel, job)
+                jobs[position] = fresh_job
         outcomes: dict[Job, TransportError | None] = {}
-        for wait in waits:
-            if wait is not None and wait[1] not in outcomes:
-                outcomes[wait[1]] = await self._settled(*wait)
-        return [_errors.lock_lost(self._settling) if wait is None else outcomes[wait[1]] for wait in waits]
+        for job in jobs:
+            if job is not None and job not in outcomes:
+                outcomes[job] = await self._settled(job)
+        return [_errors.lock_lost(self._settling) if job is None else outcomes[job] for job in jobs]
 
-    async def _settled(self, channel: DeliveryChannel, job: Job) -> TransportError | None:
+    async def _settled(self, job: Job) -> TransportError | None:
         job.forsaken = False
         try:
             await self._waits.until(job.done)
         except asyncio.CancelledError:
             job.forsaken = True
-            self._doubt(channel)
+            if self._channel is not None:
+                self._doubt(self._channel)
             raise
         if not job.done.done():
             return _errors.closed(self._settling, maybe_applied=True)
@@ -347,18 +352,7 @@ def read(locked: Locked, dead: bool) -> tuple[str, str] | None:
     return None
 
 
-class Token:
-    """What settles a delivery: the message, the channel that it is locked on, and the receiver that got it."""
-
-    __slots__ = ("channel", "locked", "owner")
-
-    def __init__(self, locked: Locked, channel: DeliveryChannel, owner: object) -> None:
-        self.locked = locked
-        self.channel = channel
-        self.owner = owner
-
-
-def deliveries_of(found: Sequence[Locked], channel: DeliveryChannel, owner: object, dead: bool) -> list[Delivery]:
+def deliveries_of(found: Sequence[Locked], owner: object, dead: bool) -> list[Delivery]:
     now, clock = asyncio.get_running_loop().time(), datetime.now(UTC)
     deliveries: list[Delivery] = []
     until, locked_until = now, clock
@@ -367,13 +361,7 @@ def deliveries_of(found: Sequence[Locked], channel: DeliveryChannel, owner: obje
         assert locked.message is not None  # noqa: S101  # for mypy
         if locked.until != until:  # the same for nearly all
             until, locked_until = locked.until, clock + timedelta(seconds=locked.until - now)
-        token = Token(locked, channel, owner)
-        made = Delivery.of_checked(locked.message, token, locked.count, "", None, locked_until, reason, description)
+        locked.owner = owner
+        made = Delivery.of_checked(locked.message, locked, locked.count, "", None, locked_until, reason, description)
         deliveries.append(made)
     return deliveries
-
-
-def token_of(delivery: Delivery, owner: object) -> Token | None:
-    """Find the token of a receiver's own delivery; None for any other one."""
-    token = delivery.lock_token
-    return token if isinstance(token, Token) and token.owner is owner else None

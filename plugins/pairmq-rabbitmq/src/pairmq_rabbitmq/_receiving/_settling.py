@@ -71,6 +71,7 @@ class Locked:
         "header",
         "job",
         "message",
+        "owner",
         "redelivered",
         "state",
         "tag",
@@ -89,6 +90,7 @@ class Locked:
         self.message: Message | None = None  # once it was decoded, and then
         self.count = 1  # how many times it was delivered
         self.job: Job | None = None
+        self.owner: object = None  # the receiver that passed it to a caller
 
     @property
     def properties(self) -> Basic.Properties:
