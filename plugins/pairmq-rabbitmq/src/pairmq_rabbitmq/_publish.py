@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -94,24 +95,32 @@ _PENDING, _RETURNED, _NACKED = Pending(), Returned(), Nacked()
 class Batch:
     """Publishes that are written together on one channel, with the answers to them."""
 
-    __slots__ = ("_left", "_waiter", "answers", "asked", "channel", "cut_off", "parcels")
+    __slots__ = ("_waiter", "answers", "asked", "channel", "cut_off", "first", "ids", "last", "open", "parcels", "todo")
 
     def __init__(self, channel: PublishChannel, parcels: Sequence[Parcel]) -> None:
         self.channel = channel
         self.parcels = parcels
+        self.ids = [parcel.message_id for parcel in parcels]
         self.asked = Asked(channel.session)
         self.answers: list[Answer] = [_PENDING] * len(parcels)
+        self.open = len(parcels)  # without an answer of the broker's
+        self.first = self.last = 0  # their numbers on the channel
+        self.todo = 0  # all with smaller numbers are answered
         self.cut_off = False
-        self._left = len(parcels)
         self._waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def answered(self, index: int, answer: Answer) -> None:
-        """The broker's answer to one that had none so far."""
+    def number(self, first: int) -> None:
+        """Number them, as the channel's next ones."""
+        self.first = self.todo = first
+        self.last = first + len(self.ids) - 1
+
+    def answered(self, start: int, stop: int, answer: Answer) -> None:
+        """The broker's answer to some of them that had none so far."""
+        self.open -= stop - start
         if self.cut_off:
             return
-        self.answers[index] = answer
-        self._left -= 1
-        if not self._left and not self._waiter.done():
+        self.answers[start:stop] = [answer] * (stop - start)
+        if not self.open and not self._waiter.done():
             self._waiter.set_result(None)
 
     def end(self, error: TransportError) -> None:
@@ -139,14 +148,11 @@ class PublishChannel(Taker):
         self.made_at = asyncio.get_running_loop().time()
         self._raw = raw
         self._on_unused = on_unused
-        self._open: dict[int, tuple[Batch, int]] = {}
-        """The publishes without an answer, by number: the batch of each, and its index there."""
-        self._numbers: dict[str, int] = {}  # of the same, by message id
-        self._first = 1  # all with smaller numbers were answered
+        self._numbers: dict[str, int] = {}  # of the publishes without an answer, by message id
+        self._batches: deque[Batch] = deque()  # in which they were written
         self._last = 0  # number of the last publish
         self._changed = asyncio.Event()
         self._cause: BaseException | None = None
-        self._given_up = False  # what has no answer yet gets none
         self._retired = False
         self._forsaken = False  # retired with publishes in flight
         raw.closing.add_done_callback(self._closing)
@@ -181,10 +187,10 @@ class PublishChannel(Taker):
             if not self.usable or raw.is_closed:  # no answer would arrive
                 raise ConnectionAbortedError("the channel is closed")
             payload = b"".join(self._frames(batch.parcels))
-            for index, parcel in enumerate(batch.parcels):
-                self._last += 1
-                self._open[self._last] = (batch, index)
-                self._numbers[parcel.message_id] = self._last
+            batch.number(self._last + 1)
+            self._batches.append(batch)
+            self._numbers.update(zip(batch.ids, range(batch.first, batch.last + 1), strict=True))
+            self._last = batch.last
             # The future makes the driver respect the socket's buffer limit; no caller waits for it.
             drained = asyncio.get_running_loop().create_future()
             frame = ChannelFrame(payload, should_close=False, drain_future=drained)
@@ -197,16 +203,16 @@ class PublishChannel(Taker):
             raise Unsent(self._cause or error) from error
 
     def confirmed(self, tag: int, multiple: bool, taken: bool) -> None:
-        if self._given_up:
-            return
         answer = None if taken else _NACKED
         if multiple:
-            last = min(tag, self._last)
-            for number in range(self._first, last + 1):
-                self._answer(number, answer)
-            self._first = max(self._first, last + 1)
+            for batch in self._batches:
+                if batch.first > tag:
+                    break
+                self._answer_up_to(batch, min(tag, batch.last), answer)
         else:
             self._answer(tag, answer)
+        while self._batches and not self._batches[0].open:
+            self._batches.popleft()
         self._settled()
 
     def returned(self, header: bytes) -> None:
@@ -220,17 +226,38 @@ class PublishChannel(Taker):
             self.retire()
             return
         number = self._numbers.get(properties.message_id or "")
-        if number is not None and not self._given_up:
+        if number is not None:
             self._answer(number, _RETURNED)
             self._settled()
 
     def _answer(self, number: int, answer: Answer) -> None:
         """The answer to one publish, unless it had one before."""
-        found = self._open.pop(number, None)
-        if found is not None:
-            batch, index = found
-            del self._numbers[batch.parcels[index].message_id]
-            batch.answered(index, answer)
+        for batch in self._batches:
+            if number <= batch.last:
+                if number >= batch.first:
+                    self._answer_in(batch, number, answer)
+                return
+
+    def _answer_in(self, batch: Batch, number: int, answer: Answer) -> None:
+        index = number - batch.first
+        message_id = batch.ids[index]
+        if self._numbers.get(message_id) == number:
+            del self._numbers[message_id]
+            batch.answered(index, index + 1, answer)
+
+    def _answer_up_to(self, batch: Batch, number: int, answer: Answer) -> None:
+        """The answer to all up to a number that had none before; all at once where none was answered by itself."""
+        start, stop = batch.todo, number + 1
+        if stop <= start:
+            return
+        batch.todo = stop
+        if batch.open == batch.last + 1 - start:
+            for message_id in batch.ids[start - batch.first : stop - batch.first]:
+                del self._numbers[message_id]
+            batch.answered(start - batch.first, stop - batch.first, answer)
+        else:
+            for one in range(start, stop):
+                self._answer_in(batch, one, answer)
 
     def _settled(self) -> None:
         """Some publishes got their answers."""
@@ -258,8 +285,9 @@ class PublishChannel(Taker):
         for parcel in parcels:
             frames += (_FRAME.pack(_METHOD, number, len(parcel.method)), parcel.method, _END)
             frames += (_FRAME.pack(_HEADER, number, len(parcel.header)), parcel.header, _END)
-            for start in range(0, len(parcel.body), most):
-                part = parcel.body[start : start + most]
+            body = parcel.body
+            parts = [body] if 0 < len(body) <= most else [body[at : at + most] for at in range(0, len(body), most)]
+            for part in parts:
                 frames += (_FRAME.pack(_BODY, number, len(part)), part, _END)
         return frames
 
@@ -282,12 +310,12 @@ class PublishChannel(Taker):
         """Ignore further answers to what is in flight."""
         lost = Lost(cause, alone)
 
-        def end(number: int) -> None:
-            self._answer(number, lost)
+        def end(batch: Batch) -> None:
+            self._answer_up_to(batch, batch.last, lost)
             self._settled()
 
-        self._given_up = True
-        in_turns(end, tuple(self._open))
+        batches, self._batches = self._batches, deque()
+        in_turns(end, batches)
         self._settled()
 
     def _unused(self) -> None:
