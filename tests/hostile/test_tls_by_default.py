@@ -30,7 +30,7 @@ LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 
 class Listener:
-    """Shakes hands with whoever comes, and counts the bytes that they say afterwards."""
+    """Shakes hands with each client, and counts the bytes that they say afterwards."""
 
     def __init__(self, certificate: trustme.LeafCert, port: int = 0) -> None:
         self.said = 0

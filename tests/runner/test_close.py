@@ -354,4 +354,4 @@ def test_a_pair_whose_loop_was_closed_gives_its_brokers_free_and_is_closed_witho
     loop.close()
     asyncio.run(use_again())
     for task in pending:
-        task._log_destroy_pending = False  # a program that drops them is told so by asyncio
+        task._log_destroy_pending = False  # asyncio tells a program that drops them

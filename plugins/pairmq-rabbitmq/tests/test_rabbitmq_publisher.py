@@ -140,7 +140,7 @@ async def test_a_call_finds_the_channel_that_one_given_up_had_asked_for(broker: 
 async def test_an_opening_that_was_given_up_takes_no_successors_place(
     broker: Broker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_link, "_SILENCE", 0.0)  # whoever gives up has waited long enough
+    monkeypatch.setattr(_link, "_SILENCE", 0.0)  # a caller that gives up has waited long enough
     hung, sound = broker.connection(), broker.connection()
     broker.current = hung
     first = asyncio.create_task(publisher.open(Scope()))

@@ -225,7 +225,7 @@ async def test_settings_that_cannot_be_read_are_a_described_failure(
 
 @pytest.mark.real_server
 async def test_an_id_at_the_end_of_all_ids_makes_sends_fail_with_an_explanation(redis_server: object) -> None:
-    """Whoever may write to Redis can use up a stream's ids; that is told, and nothing else is disturbed."""
+    """A client that may write to Redis can use up a stream's ids: that is reported, and nothing else is disturbed."""
     redis_server.flush()  # type: ignore[attr-defined]
     queue, other = Entity("full"), Entity("other")
     async with registry.transport(redis_server.url) as transport:  # type: ignore[attr-defined]

@@ -46,7 +46,7 @@ async def fails(call, kind: FailureKind, reason: FailureReason) -> None:
 
 
 async def is_one_file(path: Path) -> None:
-    """Wait until whoever closes last has brought everything into the one file; a slow disk may outlast the close."""
+    """Wait until the last one to close has brought everything into the one file; a slow disk may outlast the close."""
     async with asyncio.timeout(SECONDS):
         while [file.name for file in path.parent.iterdir()] != [path.name]:
             await asyncio.sleep(0.02)

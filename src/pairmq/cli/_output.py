@@ -108,7 +108,7 @@ def stdout_written() -> Iterator[None]:
         raise OutputClosed from None
     except OSError as error:
         silence_stdout()
-        if not interrupts.hung_up:  # else its terminal has been closed, and is no failure of its own
+        if not interrupts.hung_up:  # else its terminal was closed, which is not another failure
             raise CommandFailed(f"can't write {file_problem('standard output', error)}") from None
 
 

@@ -1,4 +1,4 @@
-"""A slow disk slows, a failing one costs events that are counted, and neither stops whoever reports an event."""
+"""A slow disk slows, a failing one costs events that are counted, and neither stops the reporter of an event."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class Connection(aio_pika.Connection):
 
     async def connect(self, timeout: float | None = None) -> None:
         driver = _Driver(self.url, loop=self._driver_loop, transport_factory=self._streams)
-        driver.vhost = self._vhost  # in an URL the driver would misread most that is no letter
+        driver.vhost = self._vhost  # in a URL the driver would misread most characters but letters
         await driver.connect()
         on_close = OneShotCallback(self._on_connection_close)
         on_close.loop = self._driver_loop

@@ -112,7 +112,7 @@ class MarkerLine:
         await self._publish(queue, marker_properties(marker_id), mandatory=True)
 
     async def answer(self, markers: Sequence[Marker], doing: str) -> None:
-        """Answer the askers; an asker that no longer exists gets nothing, which is no failure."""
+        """Answer the askers; an asker that no longer exists gets nothing, and that does no harm."""
         await self.ready(doing)
         for marker in markers:
             await self._publish(marker.reply_to, Basic.Properties(correlation_id=marker.id), mandatory=False)
