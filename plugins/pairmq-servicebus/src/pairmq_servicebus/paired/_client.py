@@ -16,7 +16,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusReceivedMessage, Servic
 from pairmq import Entity, EntityState, Pair
 from pairmq_servicebus.paired._convert import PairedMessageBatch, SingleMessage, make_batch
 from pairmq_servicebus.paired._portal import Portal
-from pairmq_servicebus.paired._receiving import SETTLEMENTS, SharedReceiver, renew
+from pairmq_servicebus.paired._receiving import SharedReceiver, renew, settle_at_broker
 from pairmq_servicebus.paired._sending import (
     SHUT_DOWN,
     Handler,
@@ -289,7 +289,7 @@ class PairedServiceBusReceiver(_Handler[ServiceBusReceiver], SharedReceiver[Serv
 
     def _settle(self, action: str, message: ServiceBusReceivedMessage, *arguments: str | None) -> None:
         if self._is_paired(message, action):
-            self._portal.run(lambda: SETTLEMENTS[action](message, *arguments))
+            self._portal.run(lambda: settle_at_broker(message, action, *arguments))
         else:
             with self._own_lock:
                 getattr(self._primary(), f"{action}_message")(message, *arguments)

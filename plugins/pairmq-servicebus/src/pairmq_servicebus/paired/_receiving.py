@@ -6,7 +6,7 @@ Messages of either broker are given as azure-servicebus gives those of the prima
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final, TypeGuard
@@ -172,34 +172,15 @@ class SharedReceiver(Handler[OwnHandler]):
         return True
 
 
-async def _complete(message: PairedReceivedMessage) -> None:
+async def settle_at_broker(message: PairedReceivedMessage, action: str, *arguments: str | None) -> None:
+    """Do what a method of `PairDelivery` does. Raises `MessageLockLostError` and `ServiceBusError`."""
     with client_errors():
-        await message.delivery.complete()
+        await getattr(message.delivery, action)(*(argument or "" for argument in arguments))
     message._settled = True
-
-
-async def _abandon(message: PairedReceivedMessage) -> None:
-    with client_errors():
-        await message.delivery.abandon()
-    message._settled = True
-
-
-async def _dead_letter(message: PairedReceivedMessage, reason: str | None, description: str | None) -> None:
-    with client_errors():
-        await message.delivery.dead_letter(reason or "", description or "")
-    message._settled = True
-
-
-SETTLEMENTS: Final[Mapping[str, Callable[..., Coroutine[Any, Any, None]]]] = {
-    "complete": _complete,
-    "abandon": _abandon,
-    "dead_letter": _dead_letter,
-}
-"""How a message is settled at its broker. They raise `MessageLockLostError` and `ServiceBusError`."""
 
 
 async def renew(message: PairedReceivedMessage) -> datetime | None:
-    """Renew a lock. Raises as the `SETTLEMENTS`."""
+    """Renew a lock. Raises as `settle_at_broker`."""
     with client_errors():
         await message.delivery.renew_lock()
     return message.locked_until_utc

@@ -28,7 +28,7 @@ from azure.servicebus.aio import (
 
 from pairmq import Entity, EntityState, Pair
 from pairmq_servicebus.paired._convert import PairedMessageBatch, SingleMessage, make_batch
-from pairmq_servicebus.paired._receiving import SETTLEMENTS, SharedReceiver, renew
+from pairmq_servicebus.paired._receiving import SharedReceiver, renew, settle_at_broker
 from pairmq_servicebus.paired._sending import Handler, Messages, Sending, check_timeout, settle, taken
 from pairmq_servicebus.paired._shared import Own, SharedClient, SharedSender
 
@@ -225,7 +225,7 @@ class PairedServiceBusReceiver(_Handler[ServiceBusReceiver], SharedReceiver[Serv
 
     async def _settle(self, action: str, message: ServiceBusReceivedMessage, *arguments: str | None) -> None:
         if self._is_paired(message, action):
-            await SETTLEMENTS[action](message, *arguments)
+            await settle_at_broker(message, action, *arguments)
         else:
             await getattr(self._primary(), f"{action}_message")(message, *arguments)
 
