@@ -17,7 +17,6 @@ from pairmq.testing.chaos import KILL, PAUSE, FaultKind, Plan, Settings, chaos_b
 from pairmq.testing.chaos._books import backlog_queues
 from pairmq.testing.chaos._ledger import (
     CANARIES_OF_A_SENDER,
-    CANARY,
     Ledger,
     first_canary,
     first_number,
@@ -29,7 +28,7 @@ from pairmq.testing.chaos._run import ClientProcess
 from pairmq.testing.chaos.client import Client
 from pairmq.testing.chaos.network import BLIP_FAULTS, BOTH, NETWORK_FAULTS, Network
 from pairmq.testing.chaos.plan import CLIENT_FAULTS, DISTANCES, drawn_settings
-from pairmq.testing.simulator._judge_pair import CANARIES
+from pairmq.testing.history import CANARIES
 
 FAULTS = ((KILL, PAUSE), (KILL, FaultKind("of-a-secondary", primary=False), FaultKind("of-a-primary", secondary=False)))
 PAIR = ("redis", "rabbitmq")
@@ -261,7 +260,7 @@ def test_each_session_of_a_client_has_a_canary() -> None:
 def test_no_two_lives_send_the_same_numbers() -> None:
     starts = sorted(first_number(client, life) for client in range(8) for life in range(1, 100))
     assert all(later - earlier >= 100_000 for earlier, later in itertools.pairwise(starts))
-    assert starts[-1] + 100_000 <= CANARY == CANARIES
+    assert starts[-1] + 100_000 <= CANARIES
     canaries = sorted(first_canary(client, life) for client in range(8) for life in range(1, 100))
     assert all(later - earlier >= 2 * CANARIES_OF_A_SENDER for earlier, later in itertools.pairwise(canaries))
     with pytest.raises(ValueError, match="no number is left"):

@@ -27,7 +27,6 @@ ALLOWED = {
     "tests/testing/test_machine.py": "plants bugs in the runner",
     # Two rooms compared with each other.
     "plugins/pairmq-kombu/tests/test_message.py": "tries each header that the transport for RabbitMQ would misread",
-    "tests/chaos/test_chaos_parts.py": "chaos and simulator number their canaries alike",
     "tests/docs/test_observe_with_opentelemetry.py": "the page names each instrument",
     "tests/pipeline/test_chaos_journal_rows.py": "a chaos run's journal against its judge",
     "tests/pipeline/test_simulated_journal.py": "a simulated journal against its judge",

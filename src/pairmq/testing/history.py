@@ -30,6 +30,9 @@ from pairmq.transport import is_nothing_sent
 PRIMARY: Final = "primary"
 SECONDARY: Final = "secondary"
 
+CANARIES: Final = 90_000_000
+"""The numbers, from this one on, of the messages that are sent when all is healed."""
+
 
 class Result(enum.StrEnum):
     """The result that a caller got for one message."""

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from pairmq.model import Message
+from pairmq.testing.history import CANARIES
 
 OPENED = "opened"
 """What a client says first, when its pair is open."""
-
-CANARY = 90_000_000
-"""The first number of the messages that are sent when all is healed."""
 
 CANARIES_OF_A_SENDER = 8
 """One for each session of its client, and one without a session."""
@@ -40,7 +38,7 @@ def first_number(client: int, life: int) -> int:
 
 def first_canary(client: int, life: int) -> int:
     """The number of a life's first canary; with `CANARIES_OF_A_SENDER` from there on each session has one."""
-    return CANARY + first_number(client, life) // 100
+    return CANARIES + first_number(client, life) // 100
 
 
 def made(number: int) -> Message:
@@ -59,8 +57,8 @@ def made(number: int) -> Message:
 
 def _session(number: int) -> str | None:
     """Its client's own: order is a promise while one process at a time owns a session's sends."""
-    if number >= CANARY:
-        client, turn = (number - CANARY) // (_A_CLIENT // 100), number % CANARIES_OF_A_SENDER
+    if number >= CANARIES:
+        client, turn = (number - CANARIES) // (_A_CLIENT // 100), number % CANARIES_OF_A_SENDER
         return f"session-{client}-{turn}" if turn < _SESSIONS else None
     return f"session-{number // _A_CLIENT}-{number % _SESSIONS}" if number % 3 == 0 else None
 

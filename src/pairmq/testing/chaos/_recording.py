@@ -12,7 +12,7 @@ from typing import TypeVar
 from pairmq.core import MAYBE_DUPLICATE
 from pairmq.model import Delivery, Entity, Message, Source, TransportError
 from pairmq.testing.chaos._ledger import Ledger, made, number_of
-from pairmq.testing.history import CONFIRMED, PRIMARY, WriteResult
+from pairmq.testing.history import CONFIRMED, KILLED, PRIMARY, WriteResult
 from pairmq.transport import Receiver, ReceiverWrapper, Sender, SenderWrapper, Transport, TransportWrapper
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class _Sender(SenderWrapper):
             messages=[number_of(message) for message in messages],
             marked=[MAYBE_DUPLICATE in message.application_properties for message in messages],
         )
-        noted: Sequence[WriteResult] = [WriteResult(False, True, "cut", "killed")] * count
+        noted: Sequence[WriteResult] = [KILLED] * count
         try:
             results = await write
             errors = results if isinstance(results, Sequence) else (None,)

@@ -13,7 +13,7 @@ from pairmq.model import BacklogUnavailable, Entity, EntityState, FailureReason,
 from pairmq.model.events import Cause, PingCompleted, RotationChanged, StateChanged
 from pairmq.runner import LOOK_INTERVAL
 from pairmq.testing import judge
-from pairmq.testing.history import PRIMARY, SECONDARY, Attempt, Copy, Handover, Life, Note, Result, Sent
+from pairmq.testing.history import CANARIES, PRIMARY, SECONDARY, Attempt, Copy, Handover, Life, Note, Result, Sent
 from pairmq.testing.judge import Verdict, Violation
 from pairmq.testing.simulator._history import History, Trouble
 from pairmq.testing.simulator._network import PROBE
@@ -223,9 +223,6 @@ class Facts(judge.Facts):
             if attempt.life == handover.life
         )
 
-
-CANARIES = 90_000_000
-"""The numbers of the messages that are sent when all is healed, and up."""
 
 _RECORD_AGE = 100.0  # s that a look at the pair's record may be old, with the wait before a first one is tried again
 _TRIALS = 10.0  # s: several of the longest waits between two attempts

@@ -18,7 +18,7 @@ from pairmq.model import Entity, EntityKind, EntityState, Message
 from pairmq.pair import Pair
 from pairmq.runner import LOOK_INTERVAL
 from pairmq.testing._loop import WALL_EPOCH
-from pairmq.testing.history import PRIMARY, SECONDARY
+from pairmq.testing.history import CANARIES, PRIMARY, SECONDARY
 from pairmq.testing.judge import drained_within
 from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._loop import OWNER
@@ -28,8 +28,6 @@ from pairmq.testing.simulator._scenario import BLIPS, Fault, Scenario, Shipment,
 from pairmq.transport import QueueProperties
 
 SUBSCRIPTIONS = ("all", "audit")
-CANARIES = 90_000_000
-"""The numbers of the messages that are sent when all is healed."""
 
 # Queues of the primary to which no syphon may deliver (SPEC 5.8).
 _FORBIDDEN = ("system/secret", f"{PRIMARY}/x-servicebus-transfer/0")
