@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from pairmq.memory import Lock, Queue, State, Stored
+from pairmq.memory import Lock, Queue, State, StateBroker, Stored
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
 from pairmq.testing._loop import WALL_EPOCH
 from pairmq.testing.history import Copy, Handover
@@ -34,14 +34,13 @@ class Poll:
     open: Callable[[], bool]
 
 
-class Broker:
+class Broker(StateBroker):
     """One broker."""
 
     def __init__(
         self, name: str, loop: SimulationLoop, history: History, number_of: Callable[[Message], int | None]
     ) -> None:
-        self.name = name
-        self.state = State(epoch=WALL_EPOCH)
+        super().__init__(name, State(epoch=WALL_EPOCH))
         self.queues = self.state.queues
         self._loop = loop
         self._history = history
@@ -158,21 +157,14 @@ class Broker:
 
     # Settling.
 
-    def held(self, queue: Queue, delivery: Delivery) -> Stored:
-        """The message of a delivery whose lock still holds. Raises as `Queue.held`."""
-        lock: Lock = delivery.lock_token  # type: ignore[assignment]  # made by take
-        return queue.held(lock, lock.holder, self._loop.time())
-
-    def complete(self, queue: Queue, delivery: Delivery) -> None:
-        """Remove a copy. Raises as `held`."""
-        stored = self.held(queue, delivery)
+    def complete(self, queue: Queue, stored: Stored) -> None:
+        """Remove a copy."""
         queue.complete(stored)
         self._gone(self._copies.pop(stored), "completed")
         self._settled(queue)
 
-    def dead_letter(self, queue: Queue, delivery: Delivery, reason: str) -> None:
-        """Set a copy aside. Raises as `held`."""
-        stored = self.held(queue, delivery)
+    def dead_letter(self, queue: Queue, stored: Stored, reason: str) -> None:
+        """Set a copy aside."""
         queue.bury(stored, reason, "")
         copy = self._copies[stored]
         copy.reason = reason
@@ -183,20 +175,14 @@ class Broker:
         if queue.properties.single_consumer:
             self.serve(queue)  # another consumer may have its turn
 
-    def renew(self, queue: Queue, delivery: Delivery) -> Delivery:
-        """Make a lock last its whole duration again. Raises as `held`."""
-        until = queue.renew(self.held(queue, delivery), self._loop.time())
-        return replace(delivery, locked_until=self.state.instant(until))
-
     def release(self, queue: Queue, stored: Stored) -> None:
         """End a lock; the copy can be delivered again."""
         if stored.lock is not None:
             queue.release(stored)
             self._say_released(stored)
 
-    def abandon(self, queue: Queue, delivery: Delivery) -> None:
-        """End a lock as its holder asks. Raises as `held`."""
-        stored = self.held(queue, delivery)
+    def abandon(self, queue: Queue, stored: Stored) -> None:
+        """End a lock as its holder asks."""
         self._copies[stored].released.append(self._history.tick())
         self.release(queue, stored)
         self.serve(queue)

@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
-from pairmq.model import FailureKind, FailureReason, TransportError
-from pairmq.testing.history import Life
+from pairmq.memory import Calls, Link, Operation
+from pairmq.model import Entity, FailureKind, FailureReason, TransportError
+from pairmq.testing.history import CUT, Life, WriteResult
 from pairmq.testing.simulator._broker import Broker
-from pairmq.testing.simulator._history import History
+from pairmq.testing.simulator._history import History, Trouble
 from pairmq.testing.simulator._loop import SimulationLoop
 from pairmq.testing.simulator._scenario import Fault
+
+T = TypeVar("T")
 
 SEND, RECEIVE, SETTLE, ADMIN, PROBE = "send", "receive", "settle", "admin", "probe"
 _ALL = frozenset((SEND, RECEIVE, SETTLE, ADMIN, PROBE))
@@ -75,8 +78,8 @@ class Request:
         return self.connection.dead or self.future.done()
 
 
-class Connection:
-    """What one transport has open to one broker."""
+class Connection(Link):
+    """What one transport has open to one broker; the history takes every failure."""
 
     def __init__(self, network: Network, broker: Broker, life: Life) -> None:
         self.network = network
@@ -91,15 +94,47 @@ class Connection:
 
     async def request(self, operation: str, path: str, apply: Callable[[Request], Any], parts: int = 1) -> Any:
         """Ask the broker for something, and wait for the answer, however long that takes. Raises `TransportError`."""
-        if self.ended:
-            raise closed()
-        request = Request(self, operation, path, apply, parts)
-        self.network.submit(request)
         try:
-            return await request.future
-        except asyncio.CancelledError:
-            self.network.cancelled(request)
+            if self.ended:
+                raise closed()
+            request = Request(self, operation, path, apply, parts)
+            self.network.submit(request)
+            try:
+                return await request.future
+            except asyncio.CancelledError:
+                self.network.cancelled(request)
+                raise
+        except TransportError as error:
+            self.trouble(operation, path, WriteResult.of(error))
             raise
+        except asyncio.CancelledError:
+            self.trouble(operation, path, CUT)
+            raise
+
+    async def call(
+        self,
+        calls: Calls,
+        act: Callable[[float], T],
+        operation: Operation,
+        entity: Entity | None = None,
+        *,
+        stores: bool = False,
+        again: bool = False,
+    ) -> T:
+        """See `pairmq.memory.Link`."""
+        name, path = str(operation.name).lower(), "" if entity is None else entity.path
+        done: T = await self.request(name, path, lambda _: act(self.network.loop.time()))
+        return done
+
+    def trouble(self, operation: str, path: str, result: WriteResult) -> None:
+        """Note a failure for the judge."""
+        if self.dead:
+            return
+        network, broker = self.network, self.broker.name
+        history, life = network.history, self.life.name
+        history.troubles.append(Trouble(network.loop.time(), history.tick(), life, broker, path, operation, result))
+        if history.trace is not None:
+            history.say(life, f"{operation} at {broker} {path}: {result}")
 
 
 class Condition:

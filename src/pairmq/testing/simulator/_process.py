@@ -71,7 +71,7 @@ class Surroundings:
         )
         connection = self.network.open(self.brokers[name], life)
         lock = 30.0 if primary else setup.lock_duration
-        return SimulatedLink(connection, self.history, capabilities, lock, SENDING.get, CONSUMING.get, number_of)
+        return SimulatedLink(connection, capabilities, lock, SENDING.get, CONSUMING.get, number_of)
 
     def crashed(self, life: Life | None, text: str) -> None:
         """Note what must not happen at all."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pairmq.memory import Operation, Queue, StateAdmin, StateReceiver, StateTransport, Stored
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.testing.history import CONFIRMED, CUT, Attempt, WriteResult
 from pairmq.testing.simulator._broker import Broker, Poll
-from pairmq.testing.simulator._history import History, Trouble
-from pairmq.testing.simulator._network import ADMIN, PROBE, RECEIVE, SEND, SETTLE, WAITING, Connection, Request
+from pairmq.testing.simulator._network import RECEIVE, SEND, SETTLE, WAITING, Connection, Request
 from pairmq.testing.simulator._scenario import size_of
 from pairmq.transport import (
     Admin,
@@ -22,22 +22,22 @@ from pairmq.transport import (
     QueueProperties,
     Receiver,
     Sender,
-    Transport,
     outcomes_in_order,
 )
 
 
-class SimulatedLink(Transport):
+class SimulatedLink(StateTransport):
     """One process's connection to one broker; its history takes every write and every failure.
 
     ``lock_duration`` is None for locks that last as long as the connection; ``sending`` and ``consuming`` return
     whether the running task is an application's, as all else is the syphon's.
     """
 
+    connection: Connection
+
     def __init__(
         self,
         connection: Connection,
-        history: History,
         capabilities: Capabilities,
         lock_duration: float | None,
         sending: Callable[[], bool],
@@ -45,15 +45,17 @@ class SimulatedLink(Transport):
         number_of: Callable[[Message], int | None],
     ) -> None:
         name = connection.broker.name
-        super().__init__(Endpoint(name, ("simulation", name), f"simulation://{name}"))
-        self.connection = connection
-        self.history = history
+        self._opened = connection
+        super().__init__(connection.broker, Endpoint(name, ("simulation", name), f"simulation://{name}"))
         self.lock_duration = lock_duration
         self.sending = sending
         self.consuming = consuming
         self.number_of = number_of
         self._capabilities = capabilities
         self._admin = _Admin(self)
+
+    def connect(self) -> Connection:
+        return self._opened
 
     @property
     def capabilities(self) -> Capabilities:
@@ -79,27 +81,6 @@ class SimulatedLink(Transport):
     async def _close(self) -> None:
         self.connection.network.end_connection(self.connection)
 
-    async def ask(self, operation: str, path: str, apply: Callable[[Request], Any], parts: int = 1) -> Any:
-        """One operation; a failure is noted for the judge."""
-        try:
-            return await self.connection.request(operation, path, apply, parts)
-        except TransportError as error:
-            self.trouble(operation, path, WriteResult.of(error))
-            raise
-        except asyncio.CancelledError:
-            self.trouble(operation, path, CUT)
-            raise
-
-    def trouble(self, operation: str, path: str, result: WriteResult) -> None:
-        if self.connection.dead:
-            return
-        history, life, broker = self.history, self.connection.life.name, self.broker.name
-        history.troubles.append(
-            Trouble(self.connection.network.loop.time(), history.tick(), life, broker, path, operation, result)
-        )
-        if history.trace is not None:
-            history.say(life, f"{operation} at {broker} {path}: {result}")
-
 
 class _Sender(Sender):
     def __init__(self, link: SimulatedLink, entity: Entity) -> None:
@@ -121,8 +102,8 @@ class _Sender(Sender):
         pass
 
     async def _write(self, messages: tuple[Message, ...], *, in_order: bool = False) -> list[TransportError | None]:
-        link, history = self._link, self._link.history
-        loop, life = link.connection.network.loop, link.connection.life.name
+        link, connection = self._link, self._link.connection
+        history, loop, life = connection.network.history, connection.network.loop, connection.life.name
         numbers = tuple(map(link.number_of, messages))
         attempt = Attempt(
             len(history.attempts),
@@ -148,7 +129,7 @@ class _Sender(Sender):
             return outcomes_in_order(messages, store) if in_order else list(map(store, range(len(messages)), messages))
 
         try:
-            results = await link.ask(SEND, self._entity.path, apply, len(messages))
+            results = await connection.request(SEND, self._entity.path, apply, len(messages))
             noted = tuple(CONFIRMED if result is None else WriteResult.of(result) for result in results)
         except TransportError as error:
             results = [error] * len(messages)
@@ -157,7 +138,7 @@ class _Sender(Sender):
             noted = (CUT,) * len(messages)
             raise
         finally:
-            if not link.connection.dead:
+            if not connection.dead:
                 attempt.results = noted
                 attempt.ended_at, attempt.end_tick = loop.time(), history.tick()
                 if history.trace is not None:
@@ -176,16 +157,16 @@ class _Sender(Sender):
         return None
 
 
-class _Receiver(Receiver):
+class _Receiver(StateReceiver):
     def __init__(self, link: SimulatedLink, source: Source) -> None:
+        super().__init__(link, source)
         self._link = link
-        self._source = source
         self._path = source.entity.path
         self._consumer = link.consuming()
         self.connection = link.connection
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
-        link, network, broker = self._link, self.connection.network, self._link.broker
+        network, broker = self.connection.network, self._link.broker
 
         def apply(request: Request) -> Any:
             queue = broker.state.source(self._source)
@@ -217,44 +198,24 @@ class _Receiver(Receiver):
             broker.poll(queue, poll)
             return WAITING
 
-        found: list[Delivery] = await link.ask(RECEIVE, self._path, apply)
+        found: list[Delivery] = await self.connection.request(RECEIVE, self._path, apply)
         return found
 
-    async def complete(self, delivery: Delivery) -> None:
-        await self._settle(lambda queue: self._link.broker.complete(queue, delivery))
-
     async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
-        results: list[TransportError | None] = []
-        link = self._link
-
-        def apply(request: Request) -> list[TransportError | None]:
-            errors: list[TransportError | None] = []
-            for delivery in deliveries:
-                try:
-                    link.broker.complete(link.broker.state.source(self._source), delivery)
-                    errors.append(None)
-                except TransportError as error:
-                    errors.append(error)
-            return errors
-
-        try:
-            results = await link.ask(SETTLE, self._path, apply)
-        except TransportError as error:
-            return [error] * len(deliveries)
+        results = await super().complete_batch(deliveries)
         for each in results:
             if each is not None:
-                link.trouble(SETTLE, self._path, WriteResult.of(each))
+                self.connection.trouble(SETTLE, self._path, WriteResult.of(each))
         return results
 
+    def _completed(self, queue: Queue, stored: Stored, now: float) -> None:
+        self._link.broker.complete(queue, stored)
+
     async def abandon(self, delivery: Delivery) -> None:
-        await self._settle(lambda queue: self._link.broker.abandon(queue, delivery))
+        await self._settle(delivery, lambda queue, stored, now: self._link.broker.abandon(queue, stored))
 
     async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
-        await self._settle(lambda queue: self._link.broker.dead_letter(queue, delivery, reason))
-
-    async def renew_lock(self, delivery: Delivery) -> Delivery:
-        renewed = await self._settle(lambda queue: self._link.broker.renew(queue, delivery))
-        return renewed if isinstance(renewed, Delivery) else delivery
+        await self._settle(delivery, lambda queue, stored, now: self._link.broker.dead_letter(queue, stored, reason))
 
     async def close(self) -> None:
         broker = self._link.broker
@@ -262,72 +223,43 @@ class _Receiver(Receiver):
             return
         try:
             async with asyncio.timeout(1.5):
-                await self._link.ask(SETTLE, self._path, lambda _: broker.release_all(self))
+                await self.connection.request(SETTLE, self._path, lambda _: broker.release_all(self))
         except (TransportError, TimeoutError):
             # What can't be released is redelivered when the locks expire; those without a duration when the broker sees
             # that the receiver's channel is gone.
             if self._link.lock_duration is None:
                 self.connection.network.loop.later(1.0, broker.release_all, self)
 
-    async def _settle(self, action: Callable[[Any], Any]) -> Any:
-        broker = self._link.broker
-        return await self._link.ask(SETTLE, self._path, lambda _: action(broker.state.source(self._source)))
 
+class _Admin(StateAdmin):
+    """Manages the queues, whose copies the broker knows."""
 
-class _Admin(Admin):
     def __init__(self, link: SimulatedLink) -> None:
+        super().__init__(link)
         self._link = link
-
-    async def check(self) -> None:
-        await self._link.ask(ADMIN, "", lambda _: None)
-
-    async def exists(self, entity: Entity) -> bool:
-        return bool(await self._ask(entity, lambda broker: entity in broker.queues))
 
     async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
         wanted = replace(properties or QueueProperties(), lock_duration=self._link.lock_duration)
-        return bool(await self._ask(entity, lambda broker: broker.create(entity, wanted)))
-
-    async def create_subscription(self, topic: Entity, name: str) -> bool:
-        return bool(await self._ask(topic, lambda broker: broker.state.subscribe(topic, name)))
-
-    async def properties(self, entity: Entity) -> QueueProperties:
-        found: QueueProperties = await self._ask(entity, lambda broker: broker.state.find(entity).properties)
-        return found
+        return await self._call(entity, lambda now: self._link.broker.create(entity, wanted))
 
     async def counts(self, source: Source) -> QueueCounts:
-        counts: QueueCounts = await self._ask(source.entity, lambda broker: broker.counts(broker.state.source(source)))
+        broker = self._link.broker
+        counts = await self._call(source.entity, lambda now: broker.counts(broker.state.source(source)))
         return counts if self._link.capabilities.counts_scheduled else replace(counts, scheduled=0)
 
     async def positions(self, entity: Entity) -> QueuePositions:
-        positions: QueuePositions = await self._ask(entity, lambda broker: broker.positions(broker.state.find(entity)))
-        return positions
+        broker = self._link.broker
+        return await self._call(entity, lambda now: broker.positions(broker.state.find(entity)))
 
     async def delete(self, entity: Entity) -> bool:
-        return bool(await self._ask(entity, lambda broker: broker.delete(entity)))
-
-    async def list_entities(self, prefix: str = "") -> list[Entity]:
-        found = await self._link.ask(ADMIN, "", lambda _: tuple(self._link.broker.queues))
-        return sorted((entity for entity in found if entity.path.startswith(prefix)), key=str)
-
-    async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
-        def show(broker: Broker) -> list[Delivery]:
-            shown = broker.state.source(source).oldest(max_messages, self._link.connection.network.loop.time())
-            return [broker.state.delivery(stored, is_peek=True) for stored in shown]
-
-        found: list[Delivery] = await self._ask(source.entity, show)
-        return found
+        return await self._call(entity, lambda now: self._link.broker.delete(entity))
 
     async def purge(self, source: Source) -> int:
         raise TransportError("purge is not supported", FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
 
     async def probe(self, entity: Entity) -> None:
-        await self._link.ask(
-            PROBE, entity.path, lambda _: self._link.broker.counts(self._link.broker.state.find(entity))
-        )
+        broker = self._link.broker
+        await self._call(entity, lambda now: broker.counts(broker.state.find(entity)), Operation.PROBE)
 
     def is_system_entity(self, entity: Entity) -> bool:
         return entity.path.startswith("system/")
-
-    async def _ask(self, entity: Entity, action: Callable[[Broker], Any]) -> Any:
-        return await self._link.ask(ADMIN, entity.path, lambda _: action(self._link.broker))
