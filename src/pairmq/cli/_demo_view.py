@@ -331,7 +331,6 @@ class Scene:
     depths: Depths | None = None
     peak: int = 0
     moved: int = 0
-    dead_lettered: int = 0
     happenings: deque[Happening] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
     happened: int = 0
     _pings: dict[Entity, int] = field(default_factory=dict)
@@ -407,7 +406,6 @@ class Scene:
             text = "delivers again" if event.open else f"waits: {event.error}"
             self.add(f"syphon to {event.entity} {text}", "cyan" if event.open else "yellow")
         elif isinstance(event, events.MessageDeadLettered):
-            self.dead_lettered += 1
             self.add(f"dead-lettered {event.message_id}: {event.reason}: {event.description}", "red")
         elif isinstance(event, events.SyphonFailed):
             self.add(f"syphon of {event.queue}: {event.error}", "yellow")
