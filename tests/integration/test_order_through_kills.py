@@ -18,7 +18,7 @@ from pairmq import Entity, Message, Pair, PairOptions, Receipt, Route, SendError
 from pairmq.model import Source
 from pairmq.plugins import registry
 from pairmq.transport import QueueProperties
-from pairmq_rabbitmq.testing import RabbitServer
+from pairmq_rabbitmq.testing import RabbitCluster, RabbitServer
 from pairmq_redis.testing import RedisServer
 from pairmq_servicebus.testing import ServiceBusServer
 
@@ -150,14 +150,14 @@ async def first_copies(pair: Pair) -> dict[str, list[str]]:
                 ids.append(delivery.message.message_id or "")
         assert not any(await receiver.complete_batch(deliveries))
         # That nothing has come in time says little of a server that was slow.
-        empty = 0 if deliveries or await at_home(pair) else empty + 1
+        empty = 0 if deliveries or await at_primary(pair) else empty + 1
     await receiver.close()
     return found
 
 
 @asynccontextmanager
 async def diverting(
-    east: Server, west: Server, hands: Callable[..., Awaitable[Any]]
+    east: Server, west: Server | RabbitCluster, hands: Callable[..., Awaitable[Any]]
 ) -> AsyncIterator[tuple[Pair, Traffic]]:
     """Sessions whose messages all go to the backlog, of a primary that was killed and has come back."""
     await make_queues(west.url)
@@ -181,11 +181,11 @@ async def test_sessions_keep_their_order_when_the_primary_and_the_syphon_are_kil
     log = tmp_path / "syphon.log"
     async with diverting(east, west, hands) as (pair, traffic):
         async with syphon(east.url, west.url, log) as first:
-            await some_came_home(pair)
+            await some_moved_back(pair)
             first.kill()
         # The locks of the killed syphon may go on for a while: the second one must not pass what they hold.
         async with syphon(east.url, west.url, log):
-            copies = await all_came_home(pair, traffic)
+            copies = await all_moved_back(pair, traffic)
     judge(traffic, copies)
 
 
@@ -201,19 +201,41 @@ async def test_sessions_keep_their_order_when_the_secondary_is_killed_in_mid_dra
         diverting(east, west, hands) as (pair, traffic),
         syphon(east.url, west.url, tmp_path / "syphon.log"),
     ):
-        await some_came_home(pair)
+        await some_moved_back(pair)
         await hands(west.kill)
         await hands(west.restart)
-        copies = await all_came_home(pair, traffic)
+        copies = await all_moved_back(pair, traffic)
     judge(traffic, copies)
 
 
-async def some_came_home(pair: Pair) -> None:
-    before = await at_home(pair)
-    await until_asked(lambda: at_home(pair), lambda there: there > before + 50, "the syphon works")
+@pytest.mark.timeout(3 * PATIENCE)
+async def test_sessions_keep_their_order_when_nodes_of_the_secondary_are_killed(
+    hands: Callable[..., Awaitable[Any]], tmp_path: Path
+) -> None:
+    with RedisServer() as east, RabbitCluster(net_ticktime=8) as west:
+
+        async def kill_the_node_of(queue: str) -> None:
+            node = await hands(west.leader_of, queue)
+            await hands(node.kill)
+
+        async with diverting(east, west, hands) as (pair, traffic):
+            await kill_the_node_of("backlog/0")
+            diverted = traffic.diverted()
+            await until(lambda: traffic.diverted() > diverted + 100, "sessions divert again")
+            await hands(west.start)
+            async with syphon(east.url, west.url, tmp_path / "syphon.log"):
+                await some_moved_back(pair)
+                await kill_the_node_of("backlog/1")
+                copies = await all_moved_back(pair, traffic)
+        judge(traffic, copies)
 
 
-async def all_came_home(pair: Pair, traffic: Traffic) -> dict[str, list[str]]:
+async def some_moved_back(pair: Pair) -> None:
+    before = await at_primary(pair)
+    await until_asked(lambda: at_primary(pair), lambda there: there > before + 50, "the syphon works")
+
+
+async def all_moved_back(pair: Pair, traffic: Traffic) -> dict[str, list[str]]:
     """End the traffic when every session sends to the primary again; gives the first copies there."""
     await until(lambda: traffic.latest(Route.PRIMARY), "every session is back at the primary")
     await traffic.stop()
@@ -240,7 +262,7 @@ async def make_queues(url: str) -> None:
     await transport.close()
 
 
-async def at_home(pair: Pair) -> int:
+async def at_primary(pair: Pair) -> int:
     return (await pair.primary.admin.counts(Source(Entity("orders")))).pending
 
 

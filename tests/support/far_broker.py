@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from urllib.parse import urlsplit
 
 from pairmq.testing import TcpProxy
@@ -24,7 +23,6 @@ class FarHarness(ServerHarness):
     def __init__(self) -> None:
         super().__init__()
         self._link: TcpProxy | None = None
-        self._ended = threading.Event()
 
     def clear(self, server: Server) -> str:
         """As the product's, at the link's address."""
@@ -35,20 +33,12 @@ class FarHarness(ServerHarness):
         if self._link is None:
             self._link = TcpProxy(host, port)
             self._link.start()
-            threading.Thread(target=self._stall, args=(self._link,), daemon=True).start()
+            self._link.slow(delay=DELAY, jitter=JITTER, stall=STALL, stall_interval=BETWEEN)
         self._link.redirect(host, port)
         return self._link.rewrite(url)
 
-    def _stall(self, link: TcpProxy) -> None:
-        link.slow(delay=DELAY, jitter=JITTER)
-        while not self._ended.wait(BETWEEN):
-            link.silence()
-            self._ended.wait(STALL)
-            link.slow(delay=DELAY, jitter=JITTER)
-
     def close(self) -> None:
         """Close the link, too."""
-        self._ended.set()
         if self._link is not None:
             self._link.close()
         super().close()

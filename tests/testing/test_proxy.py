@@ -356,6 +356,26 @@ def test_slow_limits_the_rate(proxy, connect):
     assert 0.4 <= time.monotonic() - started < 30
 
 
+def test_stalls_come_again_and_pass_on_what_they_held(proxy, connect):
+    client = connect()
+    echo(client)
+    proxy.slow(stall=0.3, stall_interval=0.6)
+    longest, ends = 0.0, time.monotonic() + 1.5
+    while time.monotonic() < ends or longest < 0.1:  # twice at least
+        began = time.monotonic()
+        echo(client)
+        longest = max(longest, time.monotonic() - began)
+
+
+def test_restore_ends_a_stall(proxy, connect):
+    client = connect()
+    proxy.slow(stall=1e11, stall_interval=1e12)
+    client.sendall(b"late")
+    assert nothing_comes(client)
+    proxy.restore()
+    assert read(client, 4) == b"late"
+
+
 def test_restore_ends_a_wait_at_once(proxy, connect):
     client = connect()
     echo(client)
@@ -484,3 +504,6 @@ def test_wrong_arguments(proxy):
         proxy.slow(jitter=-1)
     with pytest.raises(ValueError, match="rate"):
         proxy.slow(rate=0)
+    for stall, interval in ((-1, 5), (5, 5), (1, float("inf")), (float("nan"), 5)):
+        with pytest.raises(ValueError, match="stall"):
+            proxy.slow(stall=stall, stall_interval=interval)

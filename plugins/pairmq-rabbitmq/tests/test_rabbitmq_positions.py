@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pika
 import pytest
+from aiormq.channel import Channel
+from aiormq.exceptions import DeliveryError
+from pamqp.commands import Basic
 
 from ordered_queue import PATIENCE, QUEUE, SOURCE, Connect, receive, with_queue
 from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import QueuePositions, Transport
 from pairmq_rabbitmq import _contents
-from pairmq_rabbitmq._markers import WINDOW
+from pairmq_rabbitmq._markers import WINDOW, Marker, MarkerLine
 from pairmq_rabbitmq._receiving import RabbitReceiver
 from pairmq_rabbitmq.testing import RabbitServer
 
@@ -220,6 +224,86 @@ async def test_a_lost_connection_is_followed_by_another_marker(
             return False
 
     await until(ask)
+
+
+async def test_a_channel_that_rejects_markers_is_replaced(
+    looker: Transport, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does forever in RabbitMQ 3.10 whose first publish met a queue without a leader."""
+    monkeypatch.setattr(_contents, "_REJECTED_PAUSE", 0.0)
+    publish, stuck = Channel.basic_publish, list[Channel]()
+
+    async def rejecting(channel: Channel, *arguments: Any, **options: Any) -> Any:
+        if not stuck:
+            stuck.append(channel)
+        if channel in stuck:
+            raise DeliveryError(None, Basic.Nack(1))
+        return await publish(channel, *arguments, **options)
+
+    await put(looker, "a")
+    monkeypatch.setattr(Channel, "basic_publish", rejecting)
+    with pytest.raises(TransportError, match="it is full, or has no leader"):
+        await look(looker)
+    mark = (await look(looker)).newest
+    assert stuck[0].is_closed
+    reader = connect().receiver(SOURCE)
+    await reader.complete((await receive(reader, 1))[0])
+    await until(is_settled(looker, mark))
+
+
+async def test_a_full_queue_is_sent_no_marker_for_a_while(
+    looker: Transport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_contents, "_REJECTED_PAUSE", 3600.0)
+    rabbit.set_policy("full", f"^{QUEUE.path}$", {"max-length": 1, "overflow": "reject-publish"})
+    await put(looker, "a")
+
+    async def rejects() -> bool:  # a quorum queue takes some more before it does
+        try:
+            await looker.sender(QUEUE).send(Message(b""))
+        except TransportError:
+            return True
+        return False
+
+    await until(rejects)
+    for _ in range(2):
+        with pytest.raises(TransportError) as told:
+            await look(looker)
+        assert told.value.reason is FailureReason.QUOTA
+    rabbit.set_policy("full", f"^{QUEUE.path}$", {"max-length": 1000, "overflow": "reject-publish"})
+    with pytest.raises(TransportError, match="it is full"):  # not asked
+        await look(looker)
+    monkeypatch.setattr(_contents, "_REJECTED_PAUSE", 0.0)
+
+    async def asked() -> bool:
+        try:
+            return left_of(await look(looker))
+        except TransportError:
+            return False
+
+    await until(asked)
+
+
+async def test_an_answer_that_was_lost_with_its_connection_is_given_again(
+    looker: Transport, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ 3.10 ends a connection that answers a marker of a node that is down."""
+    monkeypatch.setattr(_contents, "_FIRST_PAUSE", 3600.0)  # no other marker follows
+    answer, lost = MarkerLine._answer, list[Marker]()
+
+    async def losing(line: MarkerLine, marker: Marker, doing: str) -> None:
+        if not lost:
+            lost.append(marker)
+            raise ConnectionResetError
+        await answer(line, marker, doing)
+
+    monkeypatch.setattr(MarkerLine, "_answer", losing)
+    await put(looker, "a")
+    mark = (await look(looker)).newest
+    reader = connect().receiver(SOURCE)
+    await reader.complete((await receive(reader, 1))[0])
+    await until(is_settled(looker, mark))
+    assert lost
 
 
 async def test_markers_of_ended_processes_are_removed_by_any_reader(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 import socket
 import struct
@@ -44,6 +45,12 @@ class _Fault:
     delay: float = 0.0
     jitter: float = 0.0
     rate: float | None = None
+    stall: float = 0.0
+    stall_interval: float = 1.0
+
+    def stalls_until(self, now: float) -> float:
+        """When bytes pass again; a moment of the past where they do now."""
+        return now - now % self.stall_interval + self.stall
 
     def silences(self, direction: str, client: str) -> bool:
         return direction in self.silent and (self.clients is None or client in self.clients)
@@ -216,21 +223,35 @@ class TcpProxy:
         of = None if clients is None else frozenset(clients)
         self._call(self._become, _Fault(silent=silent, clients=of, drops=drop))
 
-    def slow(self, *, delay: float = 0.0, jitter: float = 0.0, rate: float | None = None) -> None:
-        """Pass on late, or little at a time.
+    def slow(
+        self,
+        *,
+        delay: float = 0.0,
+        jitter: float = 0.0,
+        rate: float | None = None,
+        stall: float = 0.0,
+        stall_interval: float = 5.0,
+    ) -> None:
+        """Pass on late, little at a time, or with pauses, as a long or a poor link.
 
         Args:
             delay: seconds that each byte takes in each direction.
             jitter: seconds that it takes longer at most, by chance; the order of bytes stays.
             rate: bytes per second in each direction of each connection; as fast as it goes when left out.
+            stall: seconds for which nothing passes, in both directions of all connections, once in `stall_interval`.
+            stall_interval: seconds between the beginnings of two stalls.
 
         Raises:
             RuntimeError: the proxy does not run.
-            ValueError: a negative delay or jitter, or a rate that is not positive.
+            ValueError: a negative delay, jitter or stall, a rate that is not positive, or stalls without an end.
         """
         if delay < 0 or jitter < 0 or (rate is not None and rate <= 0):
             raise ValueError("delay and jitter are 0 or more seconds, rate more than 0 bytes/s")
-        self._call(self._become, _Fault(delay=delay, jitter=jitter, rate=rate))
+        if not 0 <= stall < stall_interval < math.inf:
+            raise ValueError("stall is 0 or more seconds, and less than stall_interval")
+        self._call(
+            self._become, _Fault(delay=delay, jitter=jitter, rate=rate, stall=stall, stall_interval=stall_interval)
+        )
 
     def restore(self) -> None:
         """End the fault, if any.
@@ -374,6 +395,8 @@ class _Pump:
                 continue
             arrived, share, data = self._held[0]
             due = max(arrived + fault.delay + share * fault.jitter, self._free_at if fault.rate else 0.0)
+            if fault.stall and due <= now:
+                due = fault.stalls_until(now)
             if due > now:
                 await self._wait(due - now)
                 continue

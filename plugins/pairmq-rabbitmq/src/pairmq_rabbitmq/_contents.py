@@ -31,7 +31,7 @@ from pairmq_rabbitmq import _codec, _errors
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._driver import close_channel, consume
 from pairmq_rabbitmq._inspection import is_for_one_consumer
-from pairmq_rabbitmq._markers import WINDOW
+from pairmq_rabbitmq._markers import WINDOW, MarkerLine
 from pairmq_rabbitmq._receiving import visit
 
 _PATIENCE = 1.0  # s without a message after which it stops waiting for more
@@ -41,6 +41,7 @@ _MOST: Final = 2**16 - 1  # the largest prefetch in AMQP
 _MOMENT: Final = 0.1  # s that a look waits for its marker's answer
 _VISIT: Final = 2.0  # s: some round trips, also to a distant broker
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0  # s between two markers while none is answered
+_REJECTED_PAUSE: Final = 1.0  # s between two markers while the queue rejects them
 _DOUBLING: Final = 8  # unanswered markers after which the pause doubles
 
 
@@ -158,6 +159,7 @@ class _Watch:
         self.open: set[int] = set()
         """Numbers of markers that may be in the queue, and may be answered."""
         self._context = context
+        self._line = MarkerLine(context.ordering)
         self._queue = queue
         self._published = 0
         self._answered = 0
@@ -165,6 +167,7 @@ class _Watch:
         self._epoch = 0
         self._visit_at = -math.inf
         self._visits = 0
+        self._rejected = False
         self._news = asyncio.Event()
 
     @property
@@ -178,16 +181,20 @@ class _Watch:
             self._published = number = newest
             await self._publish(number, doing)
             await self._wait(number, doing)
+        elif self._rejected:
+            raise _full(doing)
         return QueuePositions(None if self._answered >= newest else self._answered + 1, newest)
 
     def _is_due(self) -> bool:
-        if not self.open or not self._context.markers.answers(self._epoch):
+        if self._rejected:
+            return asyncio.get_running_loop().time() >= self._published_at + _REJECTED_PAUSE
+        if not self.open or not self._line.answers(self._epoch):
             return True
         pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(len(self.open) / _DOUBLING, 10))
         return asyncio.get_running_loop().time() >= self._published_at + pause
 
     async def _publish(self, number: int, doing: str) -> None:
-        line = self._context.markers
+        line = self._line
         try:
             await line.ready(doing)
             if self._epoch != line.epoch:
@@ -196,14 +203,15 @@ class _Watch:
             self._published_at = asyncio.get_running_loop().time()
             self.open.add(number)
             await line.publish(self._queue, token_hex(16), lambda: self._take_answer(number))
+            self._rejected = False
         except PublishError as error:
             self.open.discard(number)
             why = await self._context.why_returned(Entity(self._queue), doing)
             raise why from error
         except DeliveryError as error:
             self.open.discard(number)
-            text = f"{doing}: the queue rejected the marker that would show it: it may be full"
-            raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.QUOTA) from error
+            self._rejected = True
+            raise _full(doing) from error
         except Exception as error:
             raise_failure(_errors.failure(error, doing, maybe_applied=False))
 
@@ -240,3 +248,8 @@ class _Watch:
                     await self._news.wait()
             except TimeoutError:
                 break
+
+
+def _full(doing: str) -> TransportError:
+    text = f"{doing}: the queue rejected the marker that would show it: it is full, or has no leader"
+    return TransportError(text, FailureKind.UNAVAILABLE, FailureReason.QUOTA)

@@ -46,12 +46,12 @@ class Context:
         self.publishing = Link(url, tls, "pairmq publishing", nodes, leaves=True)
         self.consuming = Link(url, tls, "pairmq consuming", nodes)
         self.control = Link(url, tls, "pairmq control", nodes, leaves=True)
-        self._ordering = Link(url, tls, "pairmq ordering", nodes)
+        self.ordering = Link(url, tls, "pairmq ordering", nodes)
         self._apart = (
             Link(url, tls, "pairmq consuming, long names", nodes),
             Link(url, tls, "pairmq control, long names", nodes, leaves=True),
         )
-        self.markers = MarkerLine(self._ordering)
+        self.answers = MarkerLine(self.ordering)
         self.one_consumer: dict[str, bool] = {}
         """Queues of which it is known whether they are for one consumer at a time: see `is_for_one_consumer`."""
         self.receivers: set[Receiver] = set()
@@ -163,7 +163,7 @@ class Context:
 
     async def close(self, timeout: float) -> None:
         self._idle.clear()
-        links = (self.publishing, self.consuming, self.control, self._ordering, *self._apart)
+        links = (self.publishing, self.consuming, self.control, self.ordering, *self._apart)
         await asyncio.gather(*(link.close(timeout) for link in links))
 
     async def _session(self, link: Link, doing: str) -> Session:

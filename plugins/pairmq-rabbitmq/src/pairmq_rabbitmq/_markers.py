@@ -11,15 +11,19 @@ message id. A client that may write to the queue can forge one, and gains nothin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple, TypeVar
 
 from aiormq.abc import DeliveredMessage
 from aiormq.channel import Channel
+from aiormq.exceptions import DeliveryError
 from pamqp.commands import Basic
 
+from pairmq.transport import start_task
 from pairmq_rabbitmq import _errors, _header
+from pairmq_rabbitmq._driver import close_channel
 from pairmq_rabbitmq._link import Link, Session
 
 WINDOW: Final = 250
@@ -74,7 +78,7 @@ def marker_of(header: bytes, body: bytes) -> Marker | None:
 
 
 class MarkerLine:
-    """The markers of one transport."""
+    """A channel to publish markers of one queue, or to answer markers."""
 
     def __init__(self, link: Link) -> None:
         self.epoch = 0
@@ -83,7 +87,9 @@ class MarkerLine:
         self._session: Session | None = None
         self._raw: Channel | None = None
         self._opening = asyncio.Lock()
+        self._again = asyncio.Lock()
         self._waiting: dict[str, Callable[[], None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     def answers(self, epoch: int) -> bool:
         """Whether answers to markers of an epoch can still arrive."""
@@ -109,13 +115,32 @@ class MarkerLine:
         self._waiting[marker_id] = answered
         while len(self._waiting) > _MOST_OPEN:
             del self._waiting[next(iter(self._waiting))]
-        await self._publish(queue, marker_properties(marker_id), mandatory=True)
+        raw = self._raw
+        try:
+            await self._publish(queue, marker_properties(marker_id), mandatory=True)
+        except DeliveryError:
+            # RabbitMQ 3.10 rejects all publishes of a channel to a quorum queue whose leader had just been lost at the
+            # first one, also when it has another one. If the queue is full, a new channel costs little.
+            if raw is not None and raw is self._raw:
+                self._raw = self._session = None
+                start_task(_close(raw), keep=self._closing)
+            raise
 
-    async def answer(self, markers: Sequence[Marker], doing: str) -> None:
-        """Answer the askers; an asker that no longer exists gets nothing, and that does no harm."""
+    async def answer(self, marker: Marker, doing: str) -> None:
+        """Answer an asker; one that no longer exists gets nothing.
+
+        RabbitMQ 3.10 ends the connection when the asker's node is down, and loses other answers with it. So an answer
+        that failed is tried again, one at a time.
+        """
+        try:
+            await self._answer(marker, doing)
+        except Exception:
+            async with self._again:
+                await self._answer(marker, doing)
+
+    async def _answer(self, marker: Marker, doing: str) -> None:
         await self.ready(doing)
-        for marker in markers:
-            await self._publish(marker.reply_to, Basic.Properties(correlation_id=marker.id), mandatory=False)
+        await self._publish(marker.reply_to, Basic.Properties(correlation_id=marker.id), mandatory=False)
 
     async def _open(self, session: Session) -> None:
         raw = await session.open_channel(confirms=True)
@@ -145,3 +170,8 @@ class MarkerLine:
         callback = self._waiting.pop(message.header.properties.correlation_id or "", None)
         if callback is not None:
             callback()
+
+
+async def _close(raw: Channel) -> None:
+    with contextlib.suppress(Exception):  # the connection is lost, and the channel with it
+        await close_channel(raw)

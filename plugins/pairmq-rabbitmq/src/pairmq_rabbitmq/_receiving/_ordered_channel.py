@@ -55,7 +55,7 @@ class OrderedChannel(DeliveryChannel):
         queue: str,
         share: Share,
         lock: float,
-        answer: Callable[[Sequence[Marker]], Coroutine[Any, Any, None]],
+        answer: Callable[[Marker], Coroutine[Any, Any, None]],
     ) -> None:
         self._share = share
         self._tell = answer
@@ -128,7 +128,9 @@ class OrderedChannel(DeliveryChannel):
         # One that can't be answered now is removed all the same: the asker publishes another one.
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_ANSWER):
-                await self._tell([marker for _, marker in met])
+                for _, marker in met:
+                    with contextlib.suppress(Exception):
+                        await self._tell(marker)
         if self.usable:
             self._share.count += len(met)  # as settling subtracts them
             super().settle([locked for locked, _ in met], requeue=False)
@@ -194,7 +196,7 @@ def ordered_channel(context: Context, session: Session, raw: Channel, queue: str
         queue,
         share,
         context.url.lock_duration,
-        lambda markers: context.markers.answer(markers, f"answer markers of {queue}"),
+        lambda marker: context.answers.answer(marker, f"answer a marker of {queue}"),
     )
 
 
