@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,8 @@ catch C:R -> "error " ++ PairmqText(io_lib:format("~0tp: ~0tp", [C, R])) end end
 """
 
 _calls = itertools.count()
+_NOT_CONNECTED = "failed to connect to node"
+_CONNECTS_WITHIN = 30.0  # s
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,19 +183,24 @@ def call(
 
     Raises `ServerError` when the node does not answer in so many seconds, or the expression failed.
     """
-    try:
-        done = subprocess.run(  # Erlang's own program with arguments of this module
-            # By default all calls share one node name, and the server refuses one while it still knows another.
-            [program, "-sname", node, "-h", f"call{os.getpid()}n{next(_calls)}", "-e"],
-            input=_ERLANG_CALL % (expression, as_text),
-            env=dict(environment),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ServerError(f"{name} did not answer within {timeout} s: {expression}") from None
+    connected_by = time.monotonic() + min(timeout, _CONNECTS_WITHIN)
+    while True:
+        try:
+            done = subprocess.run(  # Erlang's own program with arguments of this module
+                # By default all calls share one node name, and the server refuses one while it still knows another.
+                [program, "-sname", node, "-h", f"call{os.getpid()}n{next(_calls)}", "-e"],
+                input=_ERLANG_CALL % (expression, as_text),
+                env=dict(environment),
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ServerError(f"{name} did not answer within {timeout} s: {expression}") from None
+        if _NOT_CONNECTED not in done.stderr or time.monotonic() > connected_by:
+            break
+        time.sleep(0.2)  # on a busy machine the node takes longer than Erlang's own limit of 7 s
     kind, text = _answer(done.stdout)
     if kind == "ok":
         return text
