@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import psycopg
@@ -473,6 +475,138 @@ async def test_outbox_stores_in_a_queue_that_was_deleted_and_made_anew(connect, 
         await transport.store(database, queue, [Message(b"2"), Message(b"3")], connection)
         await transport.store(database, queue, [Message(b"4")], connection)
     assert [each.message.body for each in await transport.admin.peek(Source(queue), 10)] == [b"2", b"3", b"4"]
+
+
+# What is stored first in a transaction begins it.
+
+
+@dataclass
+class Storing:
+    """Stores in a queue by one connection, blocking or not, by which that was done before."""
+
+    transport: Any
+    database: object
+    connection: Any
+
+    async def store(self, body: bytes) -> None:
+        await self.transport.store(self.database, Entity("outbox"), [Message(body)], self.connection)
+
+    async def execute(self, statement: str) -> Any:
+        """The first value of the answer, if there is one."""
+        cursor = await ended(self.connection.execute(statement))
+        return (await ended(cursor.fetchone()))[0] if cursor.description else None
+
+    async def commit(self) -> None:
+        await ended(self.connection.commit())
+
+    async def rollback(self) -> None:
+        await ended(self.connection.rollback())
+
+    async def stored(self) -> list[bytes]:
+        return [each.message.body for each in await self.transport.admin.peek(Source(Entity("outbox")), 100)]
+
+
+async def ended(result: Any) -> Any:
+    """What a call returned, or, of a connection that is awaited, what that comes to."""
+    return (await result) if inspect.isawaitable(result) else result
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+async def storing(connect, server: PostgresServer, request: pytest.FixtureRequest) -> AsyncIterator[Storing]:
+    transport = connect()
+    await transport.admin.create(Entity("outbox"))
+    kind: Any = psycopg.Connection if request.param == "blocking" else psycopg.AsyncConnection
+    connection = await ended(kind.connect(server.url))
+    found = Storing(transport, await transport.database(), connection)
+    for _ in range(2):
+        await found.store(b"before")
+        await found.rollback()
+    yield found
+    await ended(connection.close())
+
+
+async def test_storing_begins_a_transaction_in_one_round_trip(storing: Storing, tmp_path: Path):
+    await storing.store(b"1")
+    await storing.commit()
+    trace = tmp_path / "trace"
+    with trace.open("wb") as file:
+        storing.connection.pgconn.trace(file.fileno())
+        await storing.store(b"2")
+        storing.connection.pgconn.untrace()
+    assert trace.read_text().count("ReadyForQuery") == 1
+    await storing.commit()
+    assert await storing.stored() == [b"1", b"2"]
+
+
+async def test_storing_begins_the_transaction_that_the_connection_is_set_to(storing: Storing):
+    await ended(storing.connection.set_isolation_level(psycopg.IsolationLevel.SERIALIZABLE))
+    await storing.store(b"1")
+    assert await storing.execute("SHOW transaction_isolation") == "serializable"
+
+
+async def test_storing_outlasts_the_loss_of_what_is_prepared(storing: Storing):
+    await storing.store(b"1")
+    await storing.commit()
+    for body in (b"2", b"3"):
+        await storing.execute("DEALLOCATE ALL")
+        await storing.commit()
+        await storing.store(body)
+        await storing.commit()
+    assert await storing.stored() == [b"1", b"2", b"3"]
+
+
+async def test_storing_does_without_a_prepared_statement_whose_name_is_taken(storing: Storing):
+    """As where a proxy prepares for several clients in one session."""
+    await storing.execute("DEALLOCATE ALL")
+    await storing.commit()
+    await storing.store(b"1")
+    await storing.execute("PREPARE pairmq_store_one AS SELECT 1")
+    await storing.commit()
+    for body in (b"2", b"3"):
+        await storing.store(body)
+        await storing.commit()
+    assert await storing.stored() == [b"1", b"2", b"3"]
+    assert (
+        await storing.execute("SELECT statement FROM pg_prepared_statements") == "PREPARE pairmq_store_one AS SELECT 1"
+    )
+
+
+async def test_storing_first_finds_out_that_the_queue_was_made_anew(storing: Storing):
+    await storing.transport.admin.delete(Entity("outbox"))
+    with pytest.raises(TransportError) as raised:
+        await storing.store(b"1")
+    assert raised.value.reason is FailureReason.NOT_FOUND
+    await storing.rollback()
+    await storing.transport.admin.create(Entity("outbox"))
+    await storing.store(b"2")
+    await storing.commit()
+    assert await storing.stored() == [b"2"]
+
+
+async def test_storing_first_reports_that_the_connection_was_lost(storing: Storing, server: PostgresServer):
+    pid = storing.connection.info.backend_pid
+    server.query(f"SELECT pg_terminate_backend({pid}, 60000)")
+    with pytest.raises(TransportError, match="the server is shutting down"):
+        await storing.store(b"1")
+    assert storing.connection.closed
+
+
+@pytest.mark.parametrize("storing", ["asyncio"], indirect=True)
+async def test_storing_first_can_be_cancelled_and_rolled_back(storing: Storing, server: PostgresServer):
+    with psycopg.connect(**server.parameters()) as other:
+        other.execute("LOCK TABLE pairmq.message")
+        task = asyncio.ensure_future(storing.store(b"1"))
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        async with asyncio.timeout(PATIENCE):
+            while server.query(waiting) == [(0,)]:
+                await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await storing.rollback()
+    await storing.store(b"2")
+    await storing.commit()
+    assert await storing.stored() == [b"2"]
 
 
 # The inbox.

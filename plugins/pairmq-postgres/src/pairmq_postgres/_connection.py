@@ -13,10 +13,10 @@ from typing import Any, ClassVar, LiteralString, NamedTuple
 import psycopg
 from psycopg import AsyncConnection, abc, waiting
 from psycopg.adapt import Dumper, Transformer
-from psycopg.pq import ConnStatus, ExecStatus, Format
+from psycopg.pq import ExecStatus, Format
 
 from pairmq.transport import dial, lookup, start_task
-from pairmq_postgres._drivers import numbered
+from pairmq_postgres._drivers import answers, numbered
 from pairmq_postgres._errors import NotSent
 from pairmq_postgres._url import PostgresUrl, is_directory
 
@@ -125,37 +125,19 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
         return found[1:-1] if begins else found
 
     def _exchange(self, statements: Sequence[Statement]) -> Generator[int, int, list[Rows]]:
-        pgconn = self.pgconn
         self._transformer = transformer = self._transformer or Transformer(self)
         awaited = self._write(statements, transformer)
-        while pgconn.flush():
-            if (yield waiting.WAIT_RW) & waiting.READY_R:
-                pgconn.consume_input()
         found: list[Rows] = []
         failed: psycopg.Error | None = None
-        try:
-            while True:
-                while pgconn.is_busy():
-                    yield waiting.WAIT_R
-                    pgconn.consume_input()
-                result = pgconn.get_result()
-                if result is None:  # the end of one statement's results
-                    if pgconn.status == ConnStatus.BAD:
-                        raise psycopg.OperationalError("the connection is lost")
-                    continue
-                if result.status == ExecStatus.PIPELINE_SYNC:
-                    break
-                prepared = awaited.popleft() if awaited else None
-                if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
-                    failed = failed or psycopg.errors.error_from_result(result)
-                    self._names.pop(prepared, None)
-                elif prepared is None:
-                    transformer.set_pgresult(result)
-                    found.append(transformer.load_rows(0, result.ntuples, tuple))
-                    transformer.set_pgresult(None)
-        except psycopg.OperationalError as error:
-            raise failed or error from None  # the server has said why before it hung up
-        pgconn.exit_pipeline_mode()
+        for result in (yield from answers(self.pgconn)):
+            prepared = awaited.popleft() if awaited else None
+            if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+                failed = failed or psycopg.errors.error_from_result(result)
+                self._names.pop(prepared, None)
+            elif prepared is None:
+                transformer.set_pgresult(result)
+                found.append(transformer.load_rows(0, result.ntuples, tuple))
+                transformer.set_pgresult(None)
         if failed is not None:
             raise failed
         return found

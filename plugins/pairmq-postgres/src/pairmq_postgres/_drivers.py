@@ -6,17 +6,23 @@ from __future__ import annotations
 
 import importlib
 import re
+import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ref
 
 import psycopg
+from psycopg import waiting
 from psycopg.adapt import PyFormat
-from psycopg.pq import TransactionStatus
+from psycopg.errors import DuplicatePreparedStatement, InvalidSqlStatementName
+from psycopg.pq import ConnStatus, ExecStatus, Format, PipelineStatus, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
 
 from pairmq.transport import unusable
+from pairmq_postgres import _sql
 
 _UNFIT: dict[int, str] = {
     TransactionStatus.INERROR: "its transaction has failed",
@@ -25,6 +31,17 @@ _UNFIT: dict[int, str] = {
 }
 _COMMITS = "it commits each statement by itself: begin a transaction first"
 _PARAMETER = re.compile(r"%\((\w+)\)[sb]|%%")
+_FINE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
+_NAME, _BINARY = b"pairmq_store_one", [Format.BINARY] * 6
+
+
+class Shelf(NamedTuple):
+    """What statements have to know of a queue, in the order of the parameters of `_sql.STORE_ONE`."""
+
+    in_order: bool
+    shelf: int
+    made: str
+    wake: str | None
 
 
 class Driver(ABC):
@@ -38,21 +55,87 @@ class Driver(ABC):
     async def run(self, connection: Any, statement: str, parameters: dict[str, Any]) -> int:
         """Run a statement, and return how many rows it returned or stored. A blocking connection is not awaited."""
 
+    async def store_one(self, connection: Any, shelf: Shelf, header: str, body: bytes) -> int:
+        """Store one message; 0 if there is no such queue."""
+        return await self.run(connection, _sql.STORE_ONE, {**shelf._asdict(), "header": header, "body": body})
+
     @abstractmethod
     async def row(self, connection: Any, statement: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
         """Run a statement that returns one row, or none."""
 
 
 class _Psycopg(Driver):
+    def __init__(self) -> None:
+        self._prepared: dict[ref[Any], bool] = {}  # connections that have the statement `_NAME`, or can't have it
+
     def unfit(self, connection: Any) -> str | None:
         status = connection.pgconn.transaction_status
         if status == TransactionStatus.IDLE and connection.autocommit:
             return _COMMITS
         return _UNFIT.get(status)
 
+    async def store_one(self, connection: Any, shelf: Shelf, header: str, body: bytes) -> int:
+        """Begin the transaction and store in one round trip, where psycopg takes two, if it is not open yet."""
+        if (encoded := _encoded(shelf)) and self._begins_plainly(connection):
+            exchange = self._exchange(connection, (header.encode(), body, *encoded))
+            try:
+                if isinstance(connection, psycopg.Connection):
+                    with connection.lock:
+                        stored = connection.wait(exchange)
+                else:
+                    async with connection.lock:
+                        stored = await connection.wait(exchange)
+            except (DuplicatePreparedStatement, InvalidSqlStatementName) as error:
+                # `DEALLOCATE ALL`, which psycopg itself does after a rollback; or a proxy that changes servers.
+                self._prepared.pop(ref(connection), None)
+                if isinstance(error, DuplicatePreparedStatement):
+                    self._prepare(connection, possible=False)
+                ended = connection.rollback()  # nothing else is in it
+                if ended is not None:
+                    await ended
+            else:
+                if stored is not None:
+                    return stored
+        return await super().store_one(connection, shelf, header, body)
+
     async def run(self, connection: Any, statement: Any, parameters: dict[str, Any]) -> int:
         count: int = (await self._executed(connection, statement, parameters)).rowcount
         return count
+
+    def _begins_plainly(self, connection: Any) -> bool:
+        """Whether a statement would begin a transaction, by nothing but ``BEGIN``, and may be prepared."""
+        pgconn = connection.pgconn
+        return (
+            pgconn.transaction_status == TransactionStatus.IDLE
+            and pgconn.pipeline_status == PipelineStatus.OFF
+            and connection.prepare_threshold is not None
+            and connection.isolation_level is connection.read_only is connection.deferrable is None
+            and self._prepared.get(ref(connection), True)
+        )
+
+    def _exchange(self, connection: Any, values: Sequence[bytes | None]) -> Generator[int, int, int | None]:
+        """Begin a transaction, and store; None if another task has begun one meanwhile."""
+        pgconn = connection.pgconn
+        if pgconn.transaction_status != TransactionStatus.IDLE:
+            return None
+        is_prepared = ref(connection) in self._prepared
+        pgconn.enter_pipeline_mode()
+        pgconn.send_query_params(b"BEGIN", None)
+        if not is_prepared:
+            pgconn.send_prepare(_NAME, numbered(_sql.STORE_ONE)[0].encode())
+        pgconn.send_query_prepared(_NAME, values, _BINARY, Format.BINARY)
+        pgconn.pipeline_sync()
+        results = yield from answers(pgconn)
+        for result in results:
+            if result.status not in _FINE:
+                raise psycopg.errors.error_from_result(result, encoding=connection.info.encoding)
+        if not is_prepared:
+            self._prepare(connection, possible=True)
+        return results[-1].command_tuples
+
+    def _prepare(self, connection: Any, *, possible: bool) -> None:
+        """Remember that a connection has the statement, or can't have it."""
+        self._prepared[ref(connection, lambda gone: self._prepared.pop(gone, None))] = possible
 
     async def row(self, connection: Any, statement: Any, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
         cursor = await self._executed(connection, statement, parameters)
@@ -112,6 +195,43 @@ class _Asyncpg(Driver):
         text, names = numbered(statement)
         found: Sequence[Any] = await connection.fetch(text, *[parameters[name] for name in names])
         return found
+
+
+@lru_cache(maxsize=256)
+def _encoded(shelf: Shelf) -> tuple[bytes | None, ...] | None:
+    """A queue's values in PostgreSQL's binary format; None where they are not ASCII: a connection may have any
+    encoding."""
+    if shelf.wake is not None and not shelf.wake.isascii():
+        return None
+    wake = None if shelf.wake is None else shelf.wake.encode()
+    return struct.pack("?", shelf.in_order), struct.pack(">q", shelf.shelf), shelf.made.encode(), wake
+
+
+def answers(pgconn: PGconn) -> Generator[int, int, list[PGresult]]:
+    """Send what was written in pipeline mode, and end that mode; the results of all of it."""
+    while pgconn.flush():
+        if ((yield waiting.WAIT_RW) or 0) & waiting.READY_R:
+            pgconn.consume_input()
+    found: list[PGresult] = []
+    try:
+        while True:
+            while pgconn.is_busy():
+                yield waiting.WAIT_R
+                pgconn.consume_input()
+            result = pgconn.get_result()
+            if result is None:  # the end of one statement's results
+                if pgconn.status == ConnStatus.BAD:
+                    raise psycopg.OperationalError("the connection is lost")
+            elif result.status == ExecStatus.PIPELINE_SYNC:
+                break
+            else:
+                found.append(result)
+    except psycopg.OperationalError:
+        if all(result.status in _FINE for result in found):
+            raise
+        return found  # the server has said why before it hung up
+    pgconn.exit_pipeline_mode()
+    return found
 
 
 @lru_cache(maxsize=16)

@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
-from weakref import WeakSet
+from weakref import ref
 
 import psycopg
 
 from pairmq.model import Entity, Message
 from pairmq.transport import Inbox, OtherDatabase, encode_header, raise_failure, unusable
 from pairmq_postgres import _errors, _sql
-from pairmq_postgres._drivers import Driver, driver_of, translated
+from pairmq_postgres._drivers import Driver, Shelf, driver_of, translated
 from pairmq_postgres._errors import NoSuchEntity
 from pairmq_postgres._sender import Headers
 
@@ -27,10 +27,9 @@ class CallersTransactions:
     def __init__(self, headers: Headers, *, notify: bool) -> None:
         self._headers = headers
         self._notify = notify
-        self._known: WeakSet[Any] = WeakSet()  # each leads to one server for its life
-        # What statements have to know of a queue, by its path; and by database, as the same number is another queue's
-        # elsewhere.
-        self._shelves: dict[tuple[object, str], dict[str, Any]] = {}
+        self._known: set[ref[Any]] = set()  # connections: each leads to one server for its life
+        # By a queue's path; and by database, as the same number is another queue's elsewhere.
+        self._shelves: dict[tuple[object, str], Shelf] = {}
 
     async def store(self, database: object, queue: Entity, messages: Sequence[Message], connection: Any) -> None:
         """Store messages, each chunk in one statement."""
@@ -40,38 +39,41 @@ class CallersTransactions:
                 if await driver.row(connection, _sql.DATABASE, {}) != database:
                     raise OtherDatabase
                 with contextlib.suppress(TypeError):  # one that a pool of asyncpg lends: it is asked each time
-                    self._known.add(connection)
+                    self._known.add(ref(connection, self._known.discard))
             for chunk in (messages,) if len(messages) == 1 else _chunks(messages):
-                if len(chunk) == 1:
-                    statement = _sql.STORE_ONE
-                    rows: dict[str, Any] = {"header": self._headers.of(chunk[0]), "body": chunk[0].body}
-                else:
-                    statement = _sql.STORE
-                    headers = [encode_header(message) for message in chunk]
-                    rows = {"headers": headers, "bodies": [message.body for message in chunk]}
                 shelf = self._shelves.get((database, queue.path))
-                if shelf is None or not await driver.run(connection, statement, {**shelf, **rows}):
+                if shelf is None or not await self._stored(driver, connection, shelf, chunk):
                     # It is the first, or the queue was deleted, and may have been made anew.
                     shelf = await self._find(queue, driver, connection)
                     self._shelves[database, queue.path] = shelf
-                    if not await driver.run(connection, statement, {**shelf, **rows}):
+                    if not await self._stored(driver, connection, shelf, chunk):
                         raise NoSuchEntity
         except OtherDatabase:
             raise
         except Exception as error:
             _raise(error, f"store in {queue}")
 
-    async def _find(self, queue: Entity, driver: Driver, connection: Any) -> dict[str, Any]:
+    async def _stored(self, driver: Driver, connection: Any, shelf: Shelf, chunk: Sequence[Message]) -> int:
+        """Store messages by one statement; 0 if there is no such queue any more."""
+        if len(chunk) == 1:
+            return await driver.store_one(connection, shelf, self._headers.of(chunk[0]), chunk[0].body)
+        rows = {
+            "headers": [encode_header(message) for message in chunk],
+            "bodies": [message.body for message in chunk],
+        }
+        return await driver.run(connection, _sql.STORE, {**shelf._asdict(), **rows})
+
+    async def _find(self, queue: Entity, driver: Driver, connection: Any) -> Shelf:
         """Find out what statements have to know of a queue. Raises `NoSuchEntity`."""
         row = await driver.row(connection, _sql.SHELF, {"path": queue.path, "kind": queue.kind.value})
         if row is None:
             raise NoSuchEntity
         number, made, in_order = row
-        return {"shelf": number, "made": made, "in_order": in_order, "wake": queue.path if self._notify else None}
+        return Shelf(in_order, number, made, queue.path if self._notify else None)
 
     def _is_known(self, connection: object) -> bool:
         try:
-            return connection in self._known
+            return ref(connection) in self._known
         except TypeError:
             return False
 
