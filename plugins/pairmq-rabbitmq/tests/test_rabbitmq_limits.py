@@ -9,6 +9,7 @@ from aiormq.exceptions import ChannelPreconditionFailed
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
 from pairmq.plugins import registry
+from pairmq_rabbitmq import _sender
 from pairmq_rabbitmq._capabilities import MAX_MESSAGE_BYTES
 from pairmq_rabbitmq._publish import Lost
 
@@ -39,6 +40,11 @@ def test_a_message_within_all_limits_passes():
     later = datetime.now(UTC) + timedelta(days=40)
     message = Message(bytes(1 << 20), time_to_live=60, scheduled_enqueue_at=later, subject="x" * 255, priority=9)
     registry.transport("amqp://127.0.0.1:1/").check_message(TOPIC, message)
+
+
+def test_a_message_with_nothing_but_a_body_and_an_id_is_not_encoded_to_be_checked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_sender, "_pack", None)
+    registry.transport("amqp://127.0.0.1:1/").check_message(QUEUE, Message(bytes(1 << 20), message_id="0" * 32))
 
 
 def test_known_limit_of_the_server_is_applied():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from functools import lru_cache
+from operator import attrgetter
 
 from pairmq.model import MAX_ID_LENGTH, Message, PropertyValue
 from pairmq_rabbitmq import _codec
@@ -37,6 +38,19 @@ _PERSISTENT = b"\x02"
 _LETTERS = 255 // 4  # so many characters always fit, whatever they are
 
 _OTHER, _COUNT = "", "\0"  # not names of plain properties
+
+_BARE = ("body", "message_id", "application_properties")
+_others = attrgetter(*(name for name in Message.__slots__ if name not in _BARE))
+_NOTHING = (None,) * (len(Message.__slots__) - len(_BARE))
+
+
+def is_bare(message: Message) -> bool:
+    """Whether a message has nothing but a body and an id, and so a header that always fits."""
+    return (
+        not message.application_properties
+        and _others(message) == _NOTHING
+        and (message.message_id is None or len(message.message_id) <= _LETTERS)
+    )
 
 
 def read(header: bytes, body: bytes) -> tuple[Message, int | None] | None:

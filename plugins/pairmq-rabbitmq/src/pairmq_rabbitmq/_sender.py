@@ -30,13 +30,16 @@ _CONFIGURED_SIZE = re.compile(r"larger than configured max size ([0-9]{1,12})")
 
 def check_message(context: Context, entity: Entity, message: Message) -> None:
     """Raise `TransportError` for a message that RabbitMQ can never accept, as far as is known without a request."""
+    most = context.max_body_bytes or MAX_MESSAGE_BYTES
+    if _plain.is_bare(message) and len(message.body) <= min(most, MAX_MESSAGE_BYTES):
+        return
     doing = f"send to {entity}"
     if message.subject and entity.kind is EntityKind.TOPIC:
         _check_routing_key(message.subject, doing)
     if message.scheduled_enqueue_at is not None:
         check_delay((message.scheduled_enqueue_at - datetime.now(UTC)).total_seconds(), doing)
     _pack(context, message, b"", doing)
-    _check_body(message, context.max_body_bytes or MAX_MESSAGE_BYTES, doing)
+    _check_body(message, most, doing)
 
 
 def _pack(
