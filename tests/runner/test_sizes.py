@@ -51,6 +51,13 @@ def looked():
     return look
 
 
+def test_a_message_surely_fits_that_is_far_below_the_secondarys_limit():
+    for most, fits in ((None, True), (20_000, True), (10_000, False)):
+        west = SimulatedBroker("west", capabilities=Capabilities(max_message_bytes=most)).transport()
+        sizes = MessageLimits(SimulatedBroker("east").transport(), west, Clock(), Emitter("east>west", Clock()))
+        assert sizes.surely_fits(Message(bytes(8_000))) is fits
+
+
 def test_a_small_message_with_short_texts_is_not_measured(looked):
     trace = {"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "tracestate": "vendor=1", "customer": "x" * 50}
     assert looked(Message(b"x" * 1024, application_properties=trace)) == (0, 0)

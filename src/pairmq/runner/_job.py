@@ -212,6 +212,11 @@ class MessageLimits:
         """Why a backlog queue can't hold a message in its backlog form; None when it can."""
         return _refusal(self._secondary, queue, envelope, "the backlog can't hold it")
 
+    def surely_fits(self, message: Message) -> bool:
+        """Whether the secondary's limit is far beyond what a message can have in its backlog form."""
+        limit = self._secondary.capabilities.max_message_bytes
+        return limit is None or _at_most(message) < _HEADROOM * limit - _ENVELOPE
+
     def look(self, entity: Entity, message: Message) -> None:
         """Warn if a message that the primary has just taken would have little or no room in the backlog."""
         limit = self._secondary.capabilities.max_message_bytes

@@ -130,7 +130,8 @@ class Outbox:
                     diversion = Diversion(state.runner.entity, self._clock.instant(), state.sender_id, state.sequence)
                     envelopes.append(divert(job.message, diversion))
                     problem = self._sizes.of_primary(state.runner.entity, job.message)
-                    problem = problem or self._sizes.of_backlog(self.queue, envelopes[-1])
+                    if problem is None and not self._sizes.surely_fits(message):
+                        problem = self._sizes.of_backlog(self.queue, envelopes[-1])
                     if problem is not None:
                         self._results.reject(state, job, problem)
         ready = self._made and self._database is not None and all(job.result is None for job in jobs)

@@ -71,7 +71,7 @@ class _Loop:
 
     @property
     def is_here(self) -> bool:
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self._thread.ident
 
     def run(
         self,

@@ -14,6 +14,8 @@ from typing import Any
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
 
+_DRIVERS = frozenset(("psycopg", "psycopg2", "asyncpg", "sqlite3", "aiosqlite"))
+
 
 class OtherDatabase(Exception):
     """A connection does not lead to the transport's database, or that was restarted."""
@@ -89,6 +91,8 @@ async def driver_connection(connection: Any, *, blocking: bool = False) -> objec
     kind: Any = type(connection)
     if blocking and _has_to_be_awaited(kind):
         raise TypeError(f"{_name(connection)} is for asyncio: use pairmq.Pair, or give a blocking connection")
+    if _is_drivers(kind):
+        return connection
     if hasattr(connection, "in_atomic_block"):  # Django's
         if connection.needs_rollback:
             raise unusable("its transaction has failed")
@@ -121,6 +125,12 @@ async def driver_connection(connection: Any, *, blocking: bool = False) -> objec
                 raise unusable(f"its transaction does not begin: {error}") from error
         return found
     return connection
+
+
+@lru_cache(maxsize=64)
+def _is_drivers(kind: type) -> bool:
+    """Whether it is one of a driver's own classes, as nearly always: none of what follows is to be looked for."""
+    return kind.__module__.partition(".")[0] in _DRIVERS
 
 
 @lru_cache(maxsize=64)
