@@ -1,7 +1,8 @@
 """What an outbox costs beside a bare INSERT, and how long a message takes from the commit to RabbitMQ and a consumer.
 
-PostgreSQL and RabbitMQ are as durable as they are by default. The two ways to write a row take turns, each on a
-connection of its own; then messages are stored one by one, each once the last one has arrived.
+PostgreSQL and RabbitMQ are as durable as they are by default. The ways to write a row take turns, each on a connection
+of its own, once as all of a transaction and once behind a row of the application's; then messages are stored one by
+one, each once the last one has arrived.
 
 Run it with: make bench-one NAME=outbox ARGS="--messages 300"
 """
@@ -16,12 +17,14 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 
 from pairmq import Entity, Message, Pair, PairOptions, PairOutbox
 from pairmq import sync as blocking
+from pairmq.core import Diversion, divert
 from pairmq.model.events import Event, MessageMoved
 from pairmq.transport import encode_header
 from pairmq_postgres.testing import PostgresServer
@@ -30,6 +33,8 @@ from pairmq_rabbitmq.testing import RabbitServer
 QUEUE = "orders"
 BODY = bytes(range(256)) * 4
 BARE = "INSERT INTO pairmq.message (shelf, header, body) VALUES (%s, %s, %s)"
+TABLE = "CREATE TABLE public.item (name text)", "GRANT ALL ON public.item TO PUBLIC"
+ITEM = "INSERT INTO public.item VALUES (%s)"
 NOWHERE = -(2**40)  # no queue has it
 WARM_UP = 20
 PATIENCE = 60.0
@@ -40,12 +45,19 @@ def show(name: str, seconds: Sequence[float], more: str = "") -> None:
     """Print median and 99th percentile."""
     ordered = sorted(seconds)
     last = ordered[int(0.99 * (len(ordered) - 1))]
-    print(f"{name:<36} {statistics.median(ordered) * 1e3:8.2f} ms, 99 % {last * 1e3:8.2f} ms{more}", flush=True)
+    print(f"{name:<42} {statistics.median(ordered) * 1e3:8.2f} ms, 99 % {last * 1e3:8.2f} ms{more}", flush=True)
+
+
+def the_same_header() -> str:
+    """A header as long as the outbox's."""
+    return encode_header(
+        divert(Message(BODY, message_id="0" * 32), Diversion(Entity(QUEUE), datetime.now(UTC), "0" * 32, 1))
+    )
 
 
 async def store(outbox: PairOutbox, server: PostgresServer, messages: int) -> None:
     """Print what a transaction with one row takes, and what of it is processor time of this process."""
-    header = encode_header(Message(BODY, message_id="0" * 32))
+    header = the_same_header()
 
     async def bare(connection: psycopg.AsyncConnection[Any]) -> None:
         await connection.cursor().execute(BARE, (NOWHERE, header, BODY), binary=True)
@@ -53,30 +65,34 @@ async def store(outbox: PairOutbox, server: PostgresServer, messages: int) -> No
     async def stored(connection: psycopg.AsyncConnection[Any]) -> None:
         await outbox.send(Message(BODY), connection=connection)
 
-    ways: dict[str, Callable[[psycopg.AsyncConnection[Any]], Awaitable[None]]]
-    ways = {"a bare INSERT, and the commit": bare, "the outbox, and the commit": stored}
-    connections = [await psycopg.AsyncConnection.connect(server.url) for _ in ways]
-    took: dict[str, list[float]] = {name: [] for name in ways}
-    spent = dict.fromkeys(ways, 0.0)
-    for number in range(messages + WARM_UP):
-        for (name, way), connection in zip(ways.items(), connections, strict=True):
-            began, cost = time.perf_counter(), time.process_time()
-            await way(connection)
-            await connection.commit()
-            if number >= WARM_UP:
-                took[name].append(time.perf_counter() - began)
-                spent[name] += time.process_time() - cost
-    for connection in connections:
-        await connection.close()
-    for name in ways:
-        show(name, took[name], f", {spent[name] / messages * 1e3:.2f} ms of ours")
-    bare_one, outbox_one = (statistics.median(each) for each in took.values())
-    print(f"{'speed beside the bare one':<36} {bare_one / outbox_one:8.2f}")
+    for item, where in ((False, ""), (True, " behind an item")):
+        ways: dict[str, Callable[[psycopg.AsyncConnection[Any]], Awaitable[None]]]
+        ways = {f"a bare INSERT{where}, and the commit": bare, f"the outbox{where}, and the commit": stored}
+        connections = [await psycopg.AsyncConnection.connect(server.url) for _ in ways]
+        took: dict[str, list[float]] = {name: [] for name in ways}
+        spent = dict.fromkeys(ways, 0.0)
+        for number in range(messages + WARM_UP):
+            turns = list(zip(ways.items(), connections, strict=True))
+            for (name, way), connection in turns[:: -1 if number % 2 else 1]:
+                began, cost = time.perf_counter(), time.process_time()
+                if item:
+                    await connection.cursor().execute(ITEM, ("0",))
+                await way(connection)
+                await connection.commit()
+                if number >= WARM_UP:
+                    took[name].append(time.perf_counter() - began)
+                    spent[name] += time.process_time() - cost
+        for connection in connections:
+            await connection.close()
+        for name in ways:
+            show(name, took[name], f", {spent[name] / messages * 1e3:.2f} ms of ours")
+        bare_one, outbox_one = (statistics.median(each) for each in took.values())
+        print(f"{'speed beside the bare one':<42} {bare_one / outbox_one:8.2f}", flush=True)
 
 
 def threads(urls: tuple[str, str], options: PairOptions, server: PostgresServer, messages: int) -> None:
     """Print what transactions of blocking threads take that run side by side."""
-    header = encode_header(Message(BODY, message_id="0" * 32))
+    header = the_same_header()
     with blocking.Pair.connect(*urls, options=options) as pair:
         outbox = pair.outbox(QUEUE)
 
@@ -86,27 +102,33 @@ def threads(urls: tuple[str, str], options: PairOptions, server: PostgresServer,
         def stored(connection: psycopg.Connection[Any]) -> None:
             outbox.send(Message(BODY), connection=connection)
 
-        for count in (1, THREADS):
+        for count, item, where in ((1, False, ""), (1, True, ", behind an item"), (THREADS, False, "")):
             took: dict[str, list[float]] = {"bare": [], "outbox": []}
             connections = [psycopg.connect(server.url) for _ in range(count)]
             for turn in range(TURNS + 1):
                 for name, way in (("bare", bare), ("outbox", stored))[:: -1 if turn % 2 else 1]:
-                    seconds = _side_by_side(way, connections, messages // TURNS)
+                    seconds = _side_by_side(way, connections, messages // TURNS, item=item)
                     if turn:
                         took[name].append(seconds)
             for connection in connections:
                 connection.close()
             ratio = statistics.median(took["bare"]) / statistics.median(took["outbox"])
-            print(f"{f'pairmq.sync, {count} threads, beside bare':<36} {ratio:8.2f}", flush=True)
+            print(f"{f'pairmq.sync, {count} threads{where}, beside bare':<42} {ratio:8.2f}", flush=True)
 
 
 def _side_by_side(
-    way: Callable[[psycopg.Connection[Any]], None], connections: Sequence[psycopg.Connection[Any]], count: int
+    way: Callable[[psycopg.Connection[Any]], None],
+    connections: Sequence[psycopg.Connection[Any]],
+    count: int,
+    *,
+    item: bool,
 ) -> float:
-    """Seconds that so many transactions of each connection take."""
+    """Seconds that so many transactions of each connection take, with an item of the application's before."""
 
     def work(connection: psycopg.Connection[Any]) -> None:
         for _ in range(count):
+            if item:
+                connection.cursor().execute(ITEM, ("0",))
             way(connection)
             connection.commit()
 
@@ -164,6 +186,7 @@ async def run(messages: int, more: str) -> None:
     """Measure both."""
     options = PairOptions(backlog_queue_count=1, attempt_timeout=30.0)
     with PostgresServer() as server, RabbitServer() as rabbit:
+        server.query(*TABLE)
         urls = rabbit.url, f"{server.url}{more}"
         async with Pair.connect(*urls, options=options) as pair:
             await pair.primary.admin.create(Entity(QUEUE))
