@@ -350,6 +350,12 @@ def test_what_is_no_sequence_of_patterns_is_refused(value: Any):
 # ------------------------------------------------------------------------------------------------------------ errors
 
 
+@pytest.mark.parametrize("name", ["allowed_entities", "continuity"])
+def test_a_pattern_that_could_match_no_path_is_refused(name: str):
+    assert refused(name, ("orders", "[a")).endswith("a sequence of patterns that close each '[' by a ']'")
+    assert option(name, ("[ab]", "a")) == ("[ab]", "a")
+
+
 def test_a_bad_option_is_a_value_error():
     with pytest.raises(ValueError, match="send_timeout"):
         PairOptions(send_timeout=0)

@@ -110,6 +110,12 @@ def test_the_transport_of_a_url_is_picked_by_its_scheme_in_any_case(url: str):
     assert registry.transport_record(url).schemes == ("made",)
 
 
+@pytest.mark.parametrize("url", [" made://host", "\tmade://host", "\nmade://host"])
+def test_a_url_that_begins_with_a_space_is_refused_for_that(url: str):
+    with pytest.raises(ConfigurationError, match="begins with a space"):
+        empty().transport_record(url)
+
+
 def test_a_transport_is_made_of_the_url_as_it_was_given():
     registry = empty()
     registry.register(Plugin("made"))

@@ -117,10 +117,14 @@ def test_one_address_is_one_broker_whatever_identity_is_stated(urls: tuple[str, 
 
 
 @EVERY_PRODUCT
-@pytest.mark.parametrize("stated", ["", "a/b", "..", "a{b"])
-def test_an_identity_that_is_no_name_is_refused(urls: tuple[str, str], stated: str) -> None:
-    with pytest.raises(ConfigurationError, match="option identity of the"):
-        endpoint_of(urls[0], f"identity={stated}")
+@pytest.mark.parametrize("option", ["identity", "name"])
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [("", "has 0 characters"), ("n" * 300, "300"), ("a/b", "one of"), ("..", "valid"), ("a{b", "one")],
+)
+def test_what_is_no_name_is_refused(urls: tuple[str, str], option: str, stated: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"option {option} of the .* {said}.*: use letters"):
+        endpoint_of(urls[0], f"{option}={stated}")
 
 
 def test_products_that_state_one_identity_have_different_names() -> None:

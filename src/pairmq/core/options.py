@@ -307,6 +307,8 @@ def _patterns(name: str, value: object) -> tuple[str, ...]:
         raise _bad(name, value, "a sequence of patterns such as ('orders', 'prices/*')")
     if not all(isinstance(pattern, str) and pattern for pattern in value):
         raise _bad(name, value, "a sequence of non-empty strings")
+    if any(pattern.rfind("[") > pattern.rfind("]") for pattern in value):  # no path has a bracket: it would match none
+        raise _bad(name, value, "a sequence of patterns that close each '[' by a ']'")
     return tuple(sorted(value)) if isinstance(value, frozenset | set) else tuple(value)
 
 

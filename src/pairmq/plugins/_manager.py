@@ -142,6 +142,8 @@ class Registry:
                     "a connection string of Azure Service Bus is not a URL: put it into a variable of the environment, "
                     "and write sb://?connection-string-env=NAME"
                 )
+            if scheme != scheme.lstrip():
+                raise ConfigurationError("the broker URL begins with a space or control character: remove it")
             raise ConfigurationError(
                 "the broker URL has no scheme: write it as scheme://…, e.g. redis://127.0.0.1:6379/0"
             )

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from pairmq.model import ConfigurationError, Entity
+from pairmq.model import MAX_PATH_LENGTH, ConfigurationError, Entity
 from pairmq.transport._values import Endpoint
 
 ENDPOINT_OPTIONS: Final = ("identity", "name")
@@ -86,7 +86,7 @@ def chosen_endpoint(default: Endpoint, options: Mapping[str, str], where: str) -
         former = (default.name, *default.former_names)
         plain = endpoint_with_default_name(identity, default.url, stated, unique=False, former=former)
         found = replace(plain, address=default.identity, nodes=default.nodes, by_default=by_default)
-    if options.get("name"):
+    if "name" in options:
         name = checked_name(options["name"], f"the option name of {where}")
         former = tuple(dict.fromkeys(old for old in (found.name, default.name) if old != name))
         found = replace(found, name=name, scope="", former_names=former, by_default=by_default)
@@ -108,6 +108,8 @@ def checked_name(name: str, what: str) -> str:
         Entity(name)
     except ValueError:
         problem = "is not a valid segment of a queue path"
+    if not name or len(name) > MAX_PATH_LENGTH:
+        problem = f"has {len(name)} characters, and 1 to {MAX_PATH_LENGTH} are allowed"
     if problem:
         raise ConfigurationError(f"{what} {problem}: use letters, digits, - and .")
     return name

@@ -264,7 +264,12 @@ class BrokerUrl:
         if port is None:
             return default
         if not 1 <= port <= 65535:
-            raise ConfigurationError(f"the port of {self.where} is invalid: give a number from 1 to 65535")
+            what = f"the port of {self.where} is invalid: give a number from 1 to 65535"
+            if "," in parts.netloc.rpartition("@")[2]:
+                what = f"{self.where} names several hosts: write it as {self.form}"
+            elif "@" not in parts.netloc and "@" in f"{parts.path}{parts.query}":  # it is part of the password
+                what += ", and write '/' and '?' in a user name or password as %2F and %3F"
+            raise ConfigurationError(what)
         return port
 
     def decoded(self, text: str | None, what: str, *, most_bytes: int | None = None) -> str:
