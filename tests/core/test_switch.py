@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairmq import ConfigurationError, Entity, EntityKind
+from pairmq import ConfigurationError, Delivery, Entity, EntityKind, Message
+from pairmq.core import switch
 from pairmq.core.record import MAX_ENTRIES
 from pairmq.core.switch import (
     REPORT_LIFETIME,
@@ -43,10 +45,20 @@ def read(*decisions: Decision, now: float = 20.0) -> Decisions:
     return Decisions.read([each.message().body for each in decisions], now)
 
 
+def stored(what: ProcessReport | Decision | bytes, at: float | None = None) -> Delivery:
+    """A message as a broker shows it, one that dates what it stores if that is known."""
+    body = what if isinstance(what, bytes) else what.message().body
+    return Delivery(Message(body), None, enqueued_at=None if at is None else datetime.fromtimestamp(at, UTC))
+
+
 def fleet(*reports: ProcessReport) -> Fleet:
     made = Fleet()
-    made.read([each.message().body for each in reports], 20.0)
+    made.read(map(stored, reports), 20.0)
     return made
+
+
+def unused(entity: Entity) -> bool:
+    return False
 
 
 def test_a_decision_reads_as_it_was_written() -> None:
@@ -141,31 +153,33 @@ def test_messages_of_other_kinds_are_passed_over() -> None:
     content = json.dumps({"pairmq_record": 1, "kind": "later"}).encode()
     assert Decisions.read([content, report().message().body], 20.0) == Decisions()
     made = Fleet()
-    made.read([content, b"x", decision(1).message().body], 20.0)
+    made.read(map(stored, (content, b"x", decision(1))), 20.0)
     assert made.processes == ()
 
 
 @given(st.binary(max_size=50))
 def test_any_bytes_are_read_without_an_error(body: bytes) -> None:
     Decisions.read([body], 20.0)
-    Fleet().read([body], 20.0)
-    is_old_report(body, 20.0)
+    Fleet().read([stored(body)], 20.0)
+    is_old_report(stored(body), 20.0)
 
 
 def test_a_process_follows_each_decision_once() -> None:
     following = Following()
-    assert following.follow(read(), 0.0) == []
-    assert following.follow(read(decision(1)), 0.0) == [Order(ORDERS, HOLD, False)]
-    assert following.follow(read(decision(1)), 0.0) == []
-    assert following.follow(read(decision(1), decision(2, RESUME, id="b")), 0.0) == [Order(ORDERS, RESUME, False)]
+    assert following.follow(read(), 0.0, unused) == []
+    assert following.follow(read(decision(1)), 0.0, unused) == [Order(ORDERS, HOLD, False)]
+    assert following.follow(read(decision(1)), 0.0, unused) == []
+    assert following.follow(read(decision(1), decision(2, RESUME, id="b")), 0.0, unused) == [
+        Order(ORDERS, RESUME, False)
+    ]
     assert following.followed == ("a", "b")
 
 
 def test_a_decision_that_is_hidden_for_a_while_changes_nothing() -> None:
     following = Following()
-    following.follow(read(decision(1), decision(2, RESUME, id="b")), 0.0)
-    assert following.follow(read(decision(1)), 0.0) == []
-    assert following.follow(read(), 0.0) == []
+    following.follow(read(decision(1), decision(2, RESUME, id="b")), 0.0, unused)
+    assert following.follow(read(decision(1)), 0.0, unused) == []
+    assert following.follow(read(), 0.0, unused) == []
     assert following.followed == ("a", "b")
 
 
@@ -174,19 +188,31 @@ def test_the_last_of_many_decisions_is_reported_as_followed_at_each_look() -> No
     following = Following()
     reported = []
     for _ in range(3):
-        following.follow(read(*queues), 0.0)
+        following.follow(read(*queues), 0.0, unused)
         reported.append(following.followed)
     assert reported == [tuple(each.id for each in queues[50:])] * 3
 
 
+def test_what_is_used_is_followed_though_decisions_name_more_entities_than_are_remembered(monkeypatch) -> None:
+    monkeypatch.setattr(switch, "_MOST_ENTITIES", 3)
+    forged, following = [decision(number, HOLD, Entity(f"x{number}")) for number in range(1, 6)], Following()
+    hold, resume = decision(9, HOLD, ORDERS, PRICES), decision(10, RESUME)
+    for _ in range(2):
+        following.follow(read(*forged), 0.0, unused)
+    assert following.follow(read(*forged, hold), 0.0, {ORDERS}.__contains__) == [Order(ORDERS, HOLD, False)]
+    assert following.follow(read(*forged, hold, resume), 0.0, unused) == [Order(ORDERS, RESUME, False)]
+    # Of those that are not, as many as are remembered: a process keeps something for each.
+    assert [order.entity.path for order in Following().follow(read(*forged, hold), 0.0, unused)] == ["x1", "x2", "x3"]
+
+
 def test_a_process_that_starts_later_follows_what_is_in_force() -> None:
     hold, resume = decision(1, HOLD, ORDERS, PRICES), decision(2, RESUME, PRICES)
-    assert Following().follow(read(hold, resume), 1e6) == [Order(ORDERS, HOLD, False)]
+    assert Following().follow(read(hold, resume), 1e6, unused) == [Order(ORDERS, HOLD, False)]
 
 
 @pytest.mark.parametrize(("age", "orders"), [(60.0, [Order(ORDERS, FAILOVER, False)]), (3601.0, [])])
 def test_a_process_that_starts_later_follows_a_failover_for_an_hour(age: float, orders: list[Order]) -> None:
-    assert Following().follow(read(decision(1, FAILOVER)), age) == orders
+    assert Following().follow(read(decision(1, FAILOVER)), age, unused) == orders
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -201,7 +227,7 @@ def test_a_process_that_has_ended_is_not_listed() -> None:
 
 def test_a_process_that_reports_no_more_is_forgotten() -> None:
     made = fleet(report("p1"))
-    made.read([report("p2").message().body], 10.0 + REPORT_LIFETIME)
+    made.read([stored(report("p2"))], 10.0 + REPORT_LIFETIME)
     assert [each.process for each in made.processes] == ["p1", "p2"]
     made.read([], 11.0 + REPORT_LIFETIME)
     assert made.processes == ()
@@ -210,14 +236,49 @@ def test_a_process_that_reports_no_more_is_forgotten() -> None:
 def test_a_report_of_a_time_to_come_is_not_listed_and_removed() -> None:
     forged, fast = replace(report("p1"), at=86_420.1), replace(report("p3"), at=86_420.0)
     assert fleet(forged, report("p2"), fast).processes == (report("p2"), fast)
-    assert is_old_report(forged.message().body, 20.0)
-    assert not is_old_report(fast.message().body, 20.0)
+    assert is_old_report(stored(forged), 20.0)
+    assert not is_old_report(stored(fast), 20.0)
 
 
 def test_old_reports_and_what_can_not_be_read_are_removed() -> None:
-    body, later = report().message().body, json.dumps({"pairmq_record": 1, "kind": "later"}).encode()
-    assert [is_old_report(each, 11.0 + REPORT_LIFETIME) for each in (body, b"x", later)] == [True, True, False]
-    assert not is_old_report(body, 10.0 + REPORT_LIFETIME)
+    known = stored(report())
+    assert [is_old_report(each, 11.0 + REPORT_LIFETIME) for each in (known, stored(b"x"))] == [True, True]
+    assert not is_old_report(known, 10.0 + REPORT_LIFETIME)
+
+
+@pytest.mark.parametrize("change", [{"kind": "later"}, {"pairmq_record": 2}], ids=["kind", "format"])
+def test_what_a_later_release_reports_is_kept_as_long_as_a_report(change: dict[str, object]) -> None:
+    later = stored(json.dumps({**json.loads(report().message().body), **change}).encode())
+    assert not is_old_report(later, 10.0 + REPORT_LIFETIME)
+    assert is_old_report(later, 11.0 + REPORT_LIFETIME)
+
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize("clock", [-HOUR, 0.0, HOUR], ids=["the broker is slow", "right", "the broker is fast"])
+@pytest.mark.parametrize("wrong", [-HOUR, HOUR], ids=["the process is slow", "the process is fast"])
+def test_a_process_whose_clock_is_wrong_is_listed_by_that_of_the_broker(wrong: float, clock: float) -> None:
+    now, made = 10 * HOUR, Fleet()
+    made.read([stored(replace(report(), at=now + wrong), now + clock)], now, clock)
+    made.read([], now + 600)
+    assert [each.process for each in made.processes] == ["p1"]
+    assert abs(made.processes[0].at - now) <= max(0.0, wrong)  # how long ago an operator reads
+    if wrong < 0:
+        made.read([], now + REPORT_LIFETIME + 1)
+        assert made.processes == ()
+
+
+def test_a_process_that_crashed_is_not_listed_again_by_the_clock_of_the_broker() -> None:
+    now, made = 10 * HOUR, Fleet()
+    made.read([stored(replace(report(), at=now - 1000), now - 1000)], now)
+    assert made.processes == ()
+
+
+def test_the_report_of_a_slow_process_is_not_removed_where_the_broker_dates_it() -> None:
+    now = 10 * HOUR
+    slow = replace(report(), at=now - HOUR)
+    assert [is_old_report(stored(slow, at), now) for at in (now - 60, now - 1000, None)] == [False, True, True]
 
 
 def test_followers_are_distinguished_from_other_observers() -> None:
@@ -233,6 +294,11 @@ def test_of_two_operators_at_once_each_learns_which_decision_is_in_force() -> No
     assert SwitchReport.of(one, known, followers).overruled == ((ORDERS, two),)
     assert SwitchReport.of(two, known, followers).complete
     assert not SwitchReport.of(one, known, followers).complete
+
+
+def test_a_decision_is_not_complete_while_there_may_be_processes_that_are_not_listed() -> None:
+    made = SwitchReport.of(decision(1), read(decision(1)), fleet(report("p1", 2, "a")), "too many reports")
+    assert (made.missing, made.complete) == ((), False)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from pairmq import ConfigurationError, Entity, EntityState, Message, Pair, PairOptions, Route, TransportError
 from pairmq.core.record import MAX_ENTRIES
 from pairmq.core.switch import REPORT_LIFETIME
+from pairmq.model import Source
 from pairmq.model.events import Event, Warned
 from pairmq.runner import Clock, SwitchWriter
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
@@ -30,11 +31,11 @@ class Brokers:
     east: SimulatedBroker = field(default_factory=lambda: SimulatedBroker("east"))
     west: SimulatedBroker = field(default_factory=lambda: SimulatedBroker("west"))
 
-    def pair(self, **options: Any) -> Pair:
+    def pair(self, *, wrong: float = 0.0, **options: Any) -> Pair:
+        """A process whose clock is ``wrong`` by so many seconds."""
         usual = {"backlog_queue_count": 2, "attempt_timeout": 1.0, "control_interval": INTERVAL}
-        return Pair(
-            self.east.transport(), self.west.transport(), PairOptions(**{**usual, **options}), clock=Clock(virtual_wall)
-        )
+        clock = Clock(lambda: virtual_wall() + wrong)
+        return Pair(self.east.transport(), self.west.transport(), PairOptions(**{**usual, **options}), clock=clock)
 
     @asynccontextmanager
     async def fleet(self, count: int, **options: Any) -> AsyncIterator[list[Pair]]:
@@ -49,9 +50,10 @@ class Brokers:
             await asyncio.sleep(20)
             yield pairs
 
-    def writer(self) -> SwitchWriter:
+    def writer(self, *, wrong: float = 0.0) -> SwitchWriter:
         """An operator's, as of the command line."""
-        return SwitchWriter(self.east.transport().endpoint, self.west.transport(), 1.0, Clock(virtual_wall))
+        clock = Clock(lambda: virtual_wall() + wrong)
+        return SwitchWriter(self.east.transport().endpoint, self.west.transport(), 1.0, clock)
 
 
 @pytest.fixture
@@ -200,6 +202,104 @@ async def test_a_closed_process_is_not_waited_for_and_a_killed_one_only_for_a_wh
         assert [each.process for each in (await pairs[0].switch("hold", "orders")).missing] == ["killed"]
         await asyncio.sleep(REPORT_LIFETIME)
         assert (await pairs[0].switch("resume", "orders")).complete
+
+
+@in_virtual_time
+async def test_a_process_whose_clock_is_an_hour_slow_is_waited_for(brokers):
+    async with brokers.fleet(2), brokers.pair(wrong=-3600.0, control_interval=300.0) as slow:
+        await asyncio.sleep(400)  # others look which reports are old
+        decision = await brokers.writer().write("hold", [ORDERS])
+        assert [each.interval for each in (await brokers.writer().watch(decision, 20)).missing] == [300.0]
+        report = await brokers.writer().watch(decision)
+        assert (len(report.followed), report.complete, slow.state("orders")) == (3, True, EntityState.FAILED_OVER)
+
+
+@in_virtual_time
+@pytest.mark.parametrize("wrong", [-3600.0, 3600.0])
+async def test_an_operator_whose_clock_is_wrong_by_an_hour_waits_for_all(brokers, wrong: float):
+    async with brokers.fleet(3) as pairs:
+        for action in ("hold", "resume", "hold"):
+            decision = await brokers.writer(wrong=wrong).write(action, [ORDERS])
+            report = await brokers.writer(wrong=wrong).watch(decision)
+            assert (len(report.followed), report.complete) == (3, True)
+        assert states(pairs) == {EntityState.FAILED_OVER}
+
+
+@in_virtual_time
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+async def test_processes_follow_while_their_clocks_are_set(brokers, step: float):
+    class Wall:
+        wrong = 0.0
+
+        def __call__(self) -> float:
+            return virtual_wall() + self.wrong
+
+    wall = Wall()
+    pair = Pair(
+        brokers.east.transport(),
+        brokers.west.transport(),
+        PairOptions(backlog_queue_count=2, control_interval=INTERVAL, enable_syphon=True),
+        clock=Clock(wall),
+    )
+    async with brokers.fleet(1) as pairs, pair:
+        sender = pair.sender("orders")
+        for action, wanted in (("hold", Route.BACKLOG), ("resume", Route.PRIMARY), ("failover", Route.BACKLOG)):
+            await asyncio.sleep(INTERVAL)
+            wall.wrong = step - wall.wrong
+            report = await pairs[0].switch(action, "orders")
+            assert (len(report.followed), report.complete) == (2, True)
+            assert (await sender.send(Message(b""))).route is wanted
+        await asyncio.sleep(300)  # pings end the failover
+        assert pairs[0].moved + pair.moved == 2
+        assert brokers.west.messages("east/x-servicebus-transfer/0") == []
+
+
+@in_virtual_time
+async def test_reports_that_are_too_many_to_be_read_are_a_problem(brokers, monkeypatch):
+    monkeypatch.setattr("pairmq.runner._switch._MOST_REPORTS", 20)
+    async with brokers.fleet(2) as pairs:
+        for number in range(20):
+            brokers.west.store(Entity(REPORTS), Message(b"%d" % number))
+        report = await pairs[0].switch("hold", "orders", timeout=INTERVAL + 2)
+        assert not report.complete
+        assert REPORTS in report.problem
+        assert "delete that queue" in report.problem
+        assert (await brokers.writer().status()).problems == (report.problem,)
+        warned: list[Event] = []
+        pairs[1].subscribe(lambda event: warned.append(event) if isinstance(event, Warned) else None)
+        await brokers.west.transport().admin.delete(Entity(REPORTS))
+        await asyncio.sleep(REPORT_LIFETIME / 3)
+        assert warned == []
+        report = await pairs[0].switch("resume", "orders")
+        assert (len(report.followed), report.complete, report.problem) == (2, True, "")
+
+
+@in_virtual_time
+async def test_two_messages_of_a_later_release_at_the_head_keep_no_old_report(brokers):
+    async with brokers.fleet(2):
+        (first, *_) = (await brokers.writer().status()).processes
+        later = [
+            Message(first.message().body.replace(b'"kind":"process"', b'"kind":"later"'), f"later-{number}")
+            for number in range(2)
+        ]
+        reports = brokers.west.messages(REPORTS)
+        await brokers.west.transport().admin.purge(Source(Entity(REPORTS)))
+        for message in (*later, *reports):
+            brokers.west.store(Entity(REPORTS), message)
+        await asyncio.sleep(6 * REPORT_LIFETIME)
+        assert len(brokers.west.messages(REPORTS)) <= 10
+
+
+@in_virtual_time
+async def test_a_process_that_was_stopped_across_a_superseded_decision_follows_the_last_one(brokers):
+    async with brokers.fleet(1) as pairs, brokers.pair(control_interval=120.0) as stopped:
+        await asyncio.sleep(20)
+        for action in ("hold", "resume", "hold"):
+            await pairs[0].switch(action, "orders", timeout=0)
+        assert stopped.state("orders") is EntityState.HEALTHY
+        await asyncio.sleep(120)
+        assert stopped.state("orders") is EntityState.FAILED_OVER
+        assert (await pairs[0].switch("hold", "prices", timeout=INTERVAL)).missing[0].interval == 120.0
 
 
 @in_virtual_time

@@ -425,10 +425,12 @@ def _show(report: SwitchReport) -> None:
     if not rows:
         note("no process of this pair reports; those that start later follow")
     _show_processes(rows, now)
+    if report.problem:
+        note(printable(report.problem), style=FAIL)
     if report.missing:
         text = "has crashed, or is stopped or cut off"
         note(f"not followed by {plural(len(report.missing), 'process')}, which {text}", style=FAIL)
-    elif not report.overruled:
+    elif report.complete:
         say(f"in force: {report.decision.action} of {_names(report.decision.entities)}")
 
 
@@ -486,5 +488,6 @@ def _report_json(report: SwitchReport, *, stopped: bool) -> dict[str, Any]:
             {"path": entity.path, "kind": entity.kind.value, "by": _decision_json(later)}
             for entity, later in report.overruled
         ],
+        "problem": report.problem,
         "stopped": stopped,
     }

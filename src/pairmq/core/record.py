@@ -26,7 +26,9 @@ MAX_ENTRIES: Final = 500
 MOST_LANES: Final = 200
 """Lanes of patterns that a record names: the rest of its messages is for configurations."""
 
-_MOST_FORMATS = 1000  # that there may ever be: a forged number is shown to people
+MOST_FORMATS: Final = 1000
+"""That there may ever be: a forged number is shown to people."""
+
 _MAX_BYTES = 16_384
 _REMEMBERED = 32  # messages that are not read again
 _CONTENT_TYPE = "application/vnd.pairmq-record+json"
@@ -316,9 +318,9 @@ def _entry(body: bytes) -> Configuration | _Lane | None:
     return found
 
 
-def content_of(body: bytes) -> dict[str, Any]:
+def content_of(body: bytes, newest: int = FORMAT) -> dict[str, Any]:
     """Read what all messages of the record have in common, and return the content; `RecordError` for what PairMQ does
-    not write, or a newer release wrote."""
+    not write, or a release wrote whose format is newer than that."""
     if len(body) > _MAX_BYTES:
         raise RecordError(f"a message of the record has more than {_MAX_BYTES} bytes")
     try:
@@ -326,9 +328,9 @@ def content_of(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise RecordError("a message of the record is not JSON: PairMQ did not write it") from None
     version = of_type(dict, content).get("pairmq_record")
-    if type(version) is not int or not 1 <= version <= _MOST_FORMATS:
+    if type(version) is not int or not 1 <= version <= MOST_FORMATS:
         raise foreign()
-    if version > FORMAT:
+    if version > newest:
         raise NewerError(
             f"a message of the record has format {version}, and this release reads {FORMAT}: a newer PairMQ wrote it; "
             "upgrade this process"

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Self
 
 from pairmq.core.options import RECORD_QUEUE
 from pairmq.core.record import (
     FORMAT,
     MAX_ENTRIES,
+    MOST_FORMATS,
     NewerError,
     RecordError,
     content_of,
@@ -26,7 +27,7 @@ from pairmq.core.record import (
     plain,
     text_of,
 )
-from pairmq.model import ConfigurationError, Entity, EntityKind, Message
+from pairmq.model import ConfigurationError, Delivery, Entity, EntityKind, Message
 
 REPORT_INTERVAL: Final = 300.0
 """Seconds between two reports of a process that has nothing new to report."""
@@ -40,7 +41,7 @@ FAILOVER_FOLLOWED: Final = 3600.0
 _CONTENT_TYPE = "application/vnd.pairmq-switch+json"
 _DECISION, _REPORT = "decision", "process"
 _MOST_BYTES = 16_384
-_MOST_ENTITIES = 10_000  # whose last decision is remembered: others may write decisions too
+_MOST_ENTITIES = 10_000  # whose last decision is remembered, beside those in use: others may write decisions too
 _MOST_FOLLOWED = 100
 _LARGEST = 2**53
 _AHEAD = 10 * 365 * 86_400.0  # s that a decision's number may be ahead of a reader's clock
@@ -170,13 +171,19 @@ class Following:
         self.followed: tuple[str, ...] = ()
         """Ids of the last decisions that it knows, for its report."""
 
-    def follow(self, decisions: Decisions, now: float) -> list[Order]:
-        """Take what was read, of which any may be missing for a while; what to do. ``now`` is seconds since 1970."""
+    def follow(self, decisions: Decisions, now: float, in_use: Callable[[Entity], bool]) -> list[Order]:
+        """Take what was read, of which any may be missing for a while; what to do. ``now`` is seconds since 1970.
+
+        Where decisions name too many entities, those that are ``in_use`` by this process are followed all the same.
+        """
         first, self._first = self._first, False
         orders = []
         for entity, decision in decisions.in_force().items():
             last = self._last.get(entity)
-            if (last is not None and decision.order <= last) or (last is None and len(self._last) >= _MOST_ENTITIES):
+            if last is None:
+                if len(self._last) >= _MOST_ENTITIES and not in_use(entity):
+                    continue
+            elif decision.order <= last:
                 continue
             self._last[entity] = decision.order
             ended = decision.action is SwitchAction.FAILOVER and now - decision.at > FAILOVER_FOLLOWED
@@ -222,25 +229,30 @@ class ProcessReport:
 
 
 class Fleet:
-    """The processes of a pair, as far as they report; takes what was read again and again, and keeps the newest."""
+    """The processes of a pair, as far as they report; takes what was read again and again, and keeps the newest.
+
+    A process whose clock is wrong is listed by the broker's, where that dates what it stores.
+    """
 
     def __init__(self) -> None:
         self._last: dict[str, ProcessReport] = {}
 
-    def read(self, bodies: Iterable[bytes], now: float) -> None:
+    def read(self, deliveries: Iterable[Delivery], now: float, ahead: float = 0.0) -> None:
         """Take the messages of the reports' queue; what is old or can't be read is passed over. ``now`` is
-        seconds since 1970."""
-        for body in bodies:
+        seconds since 1970, of which the broker's clock shows so many more as it is ``ahead``."""
+        for delivery in deliveries:
             try:
-                content = content_of(body)
+                content = content_of(delivery.message.body)
                 report = _report(content) if content.get("kind") == _REPORT else None
             except RecordError:
                 continue
             if report is not None:
+                if _is_old(report.at, now) and delivery.enqueued_at is not None:
+                    report = replace(report, at=delivery.enqueued_at.timestamp() - ahead)
                 last = self._last.get(report.process)
                 if last is None or last.number < report.number:
                     self._last[report.process] = report
-        self._last = {name: each for name, each in self._last.items() if not _is_old(each, now)}
+        self._last = {name: each for name, each in self._last.items() if not _is_old(each.at, now)}
 
     @property
     def processes(self) -> tuple[ProcessReport, ...]:
@@ -249,19 +261,24 @@ class Fleet:
         return tuple(sorted(running, key=lambda report: (report.host, report.pid, report.process)))
 
 
-def is_old_report(body: bytes, now: float) -> bool:
+def is_old_report(delivery: Delivery, now: float) -> bool:
     """Whether a message of the reports' queue can be removed: it is of no use to any process. ``now`` is seconds since
-    1970."""
+    1970.
+
+    What a later release may write there has an ``at``, too: it would stay at the queue's head otherwise, and all that
+    is old behind it.
+    """
     try:
-        content = content_of(body)
-        return content.get("kind") == _REPORT and _is_old(_report(content), now)
+        at = _seconds(content_of(delivery.message.body, MOST_FORMATS).get("at"))
     except RecordError:
         return True
+    stored_at = at if delivery.enqueued_at is None else delivery.enqueued_at.timestamp()
+    return _is_old(at, now) and _is_old(stored_at, now)
 
 
-def _is_old(report: ProcessReport, now: float) -> bool:
+def _is_old(at: float, now: float) -> bool:
     # One of a time to come would be listed until then; but a process whose clock is fast has to be listed.
-    return not now - REPORT_LIFETIME <= report.at <= now + _FAST
+    return not now - REPORT_LIFETIME <= at <= now + _FAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,15 +290,17 @@ class SwitchReport:
         followed: processes that report that they follow it.
         missing: processes that do not report so: not yet, or they are stopped or have crashed.
         overruled: entities for which a later decision is in force, with that decision.
+        problem: why there may be processes that are not listed; empty where there is no reason.
     """
 
     decision: Decision
     followed: tuple[ProcessReport, ...] = ()
     missing: tuple[ProcessReport, ...] = ()
     overruled: tuple[tuple[Entity, Decision], ...] = ()
+    problem: str = ""
 
     @classmethod
-    def of(cls, decision: Decision, decisions: Decisions, fleet: Fleet) -> Self:
+    def of(cls, decision: Decision, decisions: Decisions, fleet: Fleet, problem: str = "") -> Self:
         """Judge what was read."""
         later = decisions.in_force()
         overruled = tuple(
@@ -291,12 +310,12 @@ class SwitchReport:
         )
         followed = tuple(each for each in fleet.processes if decision.id in each.followed)
         missing = tuple(each for each in fleet.processes if decision.id not in each.followed)
-        return cls(decision, followed, missing, overruled)
+        return cls(decision, followed, missing, overruled, problem)
 
     @property
     def complete(self) -> bool:
-        """Every process that reports follows it, and no later decision has replaced it."""
-        return not self.missing and not self.overruled
+        """Every process that reports follows it, all reports were read, and no later decision has replaced it."""
+        return not (self.missing or self.overruled or self.problem)
 
     @property
     def wait(self) -> float:

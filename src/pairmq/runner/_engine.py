@@ -112,7 +112,7 @@ class Engine:
         )
         self._record_task: asyncio.Task[None] | None = None
         looker = Looker(secondary, self._limits)
-        self._follower = SwitchFollower(primary.endpoint, options, clock, emit, looker, self._obey)
+        self._follower = SwitchFollower(primary.endpoint, options, clock, emit, looker, self._obey, self._uses)
         self._follower_task: asyncio.Task[None] | None = None
         self._drain: DrainWatch | None = None
         self._drain_task: asyncio.Task[None] | None = None
@@ -280,6 +280,11 @@ class Engine:
                 self.syphon.gates.release(order.entity)
             return
         self.operator(order.entity, _ACTIONS[order.action], syphon=order.syphon and self.syphon is not None)
+
+    def _uses(self, entity: Entity) -> bool:
+        """Whether something is sent to an entity here, or the syphon delivers to it."""
+        gates = None if self.syphon is None else self.syphon.gates.gates
+        return self._known.find(entity) is not None or (gates is not None and gates.get(entity) is not None)
 
     async def switch(
         self, action: SwitchAction | str, entities: Sequence[Entity], *, syphon: bool, timeout: float | None

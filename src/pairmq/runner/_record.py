@@ -12,7 +12,16 @@ from typing import TypeVar
 from pairmq.core import OPTION_RANGES, RECORD_QUEUE, Backoff, PairOptions, backlog_queue_name, lane_path
 from pairmq.core.options import LANE_QUEUE
 from pairmq.core.record import MAX_ENTRIES, MOST_LANES, Configuration, Record, conflict_text, plain
-from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.model import (
+    ConfigurationError,
+    Delivery,
+    Entity,
+    FailureKind,
+    FailureReason,
+    Message,
+    Source,
+    TransportError,
+)
 from pairmq.model.events import Warned
 from pairmq.runner._backlog import backlog_properties
 from pairmq.runner._clock import Clock
@@ -393,13 +402,16 @@ class Looker:
             if error.reason is not FailureReason.NOT_FOUND:
                 raise
 
-    async def bodies(self, place: Entity, most: int = MAX_ENTRIES) -> list[bytes]:
+    async def bodies(self, place: Entity) -> list[bytes]:
+        """What the messages of one of the record's queues hold."""
+        return [delivery.message.body for delivery in await self.shown(place)]
+
+    async def shown(self, place: Entity, most: int = MAX_ENTRIES) -> Sequence[Delivery]:
         """Read one of the record's queues, by one operation where the transport can peek; nothing if it is missing."""
         source = Source(place)
         try:
             if self._transport.capabilities.peek:
-                shown = await self._limits.run(self._transport.admin.peek(source, most))
-                return [delivery.message.body for delivery in shown]
+                return await self._limits.run(self._transport.admin.peek(source, most))
             receiver = self._transport.receiver(source)
             try:
                 found = await self._limits.run(receiver.receive(most, 0))
@@ -407,18 +419,18 @@ class Looker:
                     await self._limits.run(receiver.abandon(delivery))
             finally:
                 await settled_within(_CLOSE, receiver.close)
-            return [delivery.message.body for delivery in found]
+            return found
         except TransportError as error:
             if error.reason is FailureReason.NOT_FOUND:
                 return []
             raise
 
-    async def remove(self, place: Entity, unwanted: Callable[[bytes], bool], most: int) -> None:
-        """Remove what is unwanted, by its body, of the ``most`` oldest messages of one of the record's queues."""
+    async def remove(self, place: Entity, unwanted: Callable[[Delivery], bool], most: int) -> None:
+        """Remove what is unwanted of the ``most`` oldest messages of one of the record's queues."""
         receiver = self._transport.receiver(Source(place))
         try:
             for delivery in await self._limits.run(receiver.receive(most, 0)):
-                settle = receiver.complete if unwanted(delivery.message.body) else receiver.abandon
+                settle = receiver.complete if unwanted(delivery) else receiver.abandon
                 await self._limits.run(settle(delivery))
         finally:
             await settled_within(_CLOSE, receiver.close)

@@ -41,6 +41,10 @@ _POLL = 1.0  # s between two looks of who waits for others
 _LEAVE = 1.0  # s at most for the last report
 _REFUSED = 60.0  # s at least between two looks that the secondary refuses
 _MOST_REPORTS: Final = 10_000
+_MANY_REPORTS = (
+    f"{{}} on the secondary has {_MOST_REPORTS} messages or more, and no others are read: there may be processes that "
+    "are not listed; delete that queue, and ask again after five minutes"
+)
 _REMOVED = 2  # old reports at most, with each new one
 _MANY = 16  # messages that decide nothing any more, from which on they are removed
 _ROUNDS = 100  # of removing, until a decision is one of those that processes read
@@ -57,6 +61,7 @@ class SwitchFollower:
         emit: Emitter,
         looker: Looker,
         obey: Callable[[Order], None],
+        in_use: Callable[[Entity], bool],
     ) -> None:
         self._name = primary.name
         self._places = switch_queues(primary.name)
@@ -65,6 +70,7 @@ class SwitchFollower:
         self._emit = emit
         self._looker = looker
         self._obey = obey
+        self._in_use = in_use
         self._following = Following()
         self._process = ""
         self._started_at = clock.wall()
@@ -113,7 +119,7 @@ class SwitchFollower:
         decisions = Decisions.read(await self._looker.bodies(self._places[0]), self._clock.wall())
         if decisions.full:
             self._warn(f"{self._places[0].path} has {MAX_ENTRIES} messages or more, and no others are read")
-        for order in self._following.follow(decisions, self._clock.wall()):
+        for order in self._following.follow(decisions, self._clock.wall(), self._in_use):
             self._obey(order)
 
     async def look_and_report(self) -> None:
@@ -139,11 +145,7 @@ class SwitchFollower:
     async def _report(self, *, ended: bool = False) -> None:
         if self._places is None:
             return
-        decisions, reports = self._places
-        if not self._made:
-            await self._looker.make(decisions, RECORD_PROPERTIES)
-            await self._looker.make(reports, RECORD_PROPERTIES)
-            self._made = True
+        reports = self._places[1]
         self._process = self._process or self._clock.new_id()
         self._reports += 1
         report = ProcessReport(
@@ -159,14 +161,25 @@ class SwitchFollower:
             ended,
         )
         try:
-            await self._looker.add(reports, report.message())
+            await self._add(report)
         except TransportError as error:
-            self._made = error.reason is not FailureReason.NOT_FOUND
-            raise
+            if error.reason is not FailureReason.NOT_FOUND:
+                raise
+            self._made = False  # they were deleted
+            await self._add(report)
         if not ended:
             # Each process that adds one removes up to two, so that the queue stays small whatever happens to others.
             now = self._clock.wall()
-            await self._looker.remove(reports, lambda body: is_old_report(body, now), _REMOVED)
+            await self._looker.remove(reports, lambda delivery: is_old_report(delivery, now), _REMOVED)
+
+    async def _add(self, report: ProcessReport) -> None:
+        if self._places is None:
+            return
+        if not self._made:
+            for queue in self._places:
+                await self._looker.make(queue, RECORD_PROPERTIES)
+            self._made = True
+        await self._looker.add(self._places[1], report.message())
 
     def _warn(self, why: str) -> None:
         if not self._warned:
@@ -188,6 +201,7 @@ class SwitchWriter:
         self._looker = Looker(secondary, TimeLimits(time_limit))
         self._clock = clock or Clock()
         self._fleet = Fleet()
+        self._ahead = 0.0  # s by which the secondary's clock is ahead of this one, as far as is known
 
     async def write(self, action: SwitchAction | str, entities: Sequence[Entity], *, syphon: bool = False) -> Decision:
         """Write a decision; with ``syphon`` a hold, in which syphons deliver nothing to them either.
@@ -213,8 +227,11 @@ class SwitchWriter:
         unwanted = known.removable()
         if len(unwanted) >= _MANY:
             with contextlib.suppress(TransportError):
-                await self._looker.remove(self._decisions, unwanted.__contains__, MAX_ENTRIES)
+                await self._remove(unwanted)
         return decision
+
+    async def _remove(self, unwanted: frozenset[bytes]) -> None:
+        await self._looker.remove(self._decisions, lambda delivery: delivery.message.body in unwanted, MAX_ENTRIES)
 
     async def _known_with_room(self) -> Decisions:
         """Read the decisions; where they fill what processes read, first remove those that decide nothing."""
@@ -225,14 +242,20 @@ class SwitchWriter:
             unwanted = known.removable()
             if not unwanted:
                 break
-            await self._looker.remove(self._decisions, unwanted.__contains__, MAX_ENTRIES)
+            await self._remove(unwanted)
         raise ConfigurationError(
             f"{self._decisions.path} on the secondary has {MAX_ENTRIES} messages or more, behind which no process "
             "would read this decision: delete that queue, then decide again what is to be in force"
         )
 
-    async def _read_decisions(self) -> Decisions:
-        return Decisions.read(await self._looker.bodies(self._decisions), self._clock.wall())
+    async def _read_decisions(self, written: Decision | None = None) -> Decisions:
+        """Read the decisions; where the secondary dates messages, the one that was ``written`` shows its clock."""
+        shown = await self._looker.shown(self._decisions)
+        wanted = None if written is None else written.message().body
+        for delivery in shown:
+            if written is not None and delivery.message.body == wanted and delivery.enqueued_at is not None:
+                self._ahead = delivery.enqueued_at.timestamp() - written.at
+        return Decisions.read([delivery.message.body for delivery in shown], self._clock.wall())
 
     async def watch(
         self,
@@ -270,16 +293,19 @@ class SwitchWriter:
 
     async def report(self, decision: Decision) -> SwitchReport:
         """Ask once who follows. Raises `TransportError`."""
-        decisions = await self._read_decisions()
-        return SwitchReport.of(decision, decisions, await self._read_fleet())
+        decisions = await self._read_decisions(decision)
+        fleet, problem = await self._read_fleet()
+        return SwitchReport.of(decision, decisions, fleet, problem)
 
     async def status(self) -> SwitchStatus:
         """Ask once what is in force, and which processes report. Raises `TransportError`."""
         decisions = await self._read_decisions()
-        fleet = await self._read_fleet()
-        return SwitchStatus(tuple(decisions.in_force().items()), fleet.processes, decisions.problems)
+        fleet, problem = await self._read_fleet()
+        problems = (*decisions.problems, *((problem,) if problem else ()))
+        return SwitchStatus(tuple(decisions.in_force().items()), fleet.processes, problems)
 
-    async def _read_fleet(self) -> Fleet:
-        bodies = await self._looker.bodies(self._reports, _MOST_REPORTS)
-        self._fleet.read(bodies, self._clock.wall())
-        return self._fleet
+    async def _read_fleet(self) -> tuple[Fleet, str]:
+        """Read who reports, and say why there may be others."""
+        shown = await self._looker.shown(self._reports, _MOST_REPORTS)
+        self._fleet.read(shown, self._clock.wall(), self._ahead)
+        return self._fleet, _MANY_REPORTS.format(self._reports.path) if len(shown) >= _MOST_REPORTS else ""
