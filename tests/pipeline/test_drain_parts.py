@@ -7,6 +7,7 @@ import errno
 import logging
 import pickle
 import re
+import signal
 import stat
 from dataclasses import replace
 
@@ -240,6 +241,27 @@ async def test_an_observer_that_the_settings_file_names_watches_each_task(tmp_pa
     with watching() as seen:
         assert (await drain_queue(drain._job(1, None), 0)).ending is Ending.DRAINED
     assert {"PairOpened", "BacklogQueueChecked", "PairEnded"} <= set(seen)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("stops", [True, False], ids=["the drain's", "the worker's own"])
+async def test_a_signal_lets_a_task_finish_what_it_holds(job, monkeypatch, number, stops):
+    """A service manager sends it to all processes; only where the driver stops too, no other attempt goes on."""
+    monkeypatch.setattr(_task, "EVERY", 1e9)  # it never sees its queue empty
+    with Handover((job.primary, job.secondary)) as handover, watching() as seen:
+        job = replace(job, handover=str(handover.directory), patience=1e9, observers=("audit",))
+        task = asyncio.create_task(drain_queue(job, 0))
+        while not handover.begun():
+            await asyncio.sleep(0.01)
+        if stops:
+            handover.stop()
+        signal.raise_signal(number)
+        if stops:
+            assert (await task).ending is Ending.STOPPED
+        else:
+            with pytest.raises(RuntimeError, match="queue 0 got a signal"):
+                await task
+    assert "PairEnded" in seen
 
 
 class Broker:

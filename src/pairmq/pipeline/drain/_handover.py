@@ -123,6 +123,8 @@ class Worker:
     """A worker's side of the driver's directory, which may be out of reach."""
 
     def __init__(self, directory: str | None) -> None:
+        self.interrupted = False
+        """A signal came, to this process or to all of the drain's."""
         self._directory = None if directory is None else Path(directory)
 
     def urls(self) -> tuple[str, str]:
@@ -135,6 +137,10 @@ class Worker:
         return self._directory is not None and (
             (self._directory / _STOP).exists() or not (self._directory / _ATTEMPTS).exists()
         )
+
+    def interrupt(self) -> None:
+        """Take a signal."""
+        self.interrupted = True
 
     def begin(self, index: int, attempt: int, journal: str) -> None:
         """Say that an attempt at a queue begins, and under which name it journals."""

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from pairmq.model import ConfigurationError, PairMQError, Source, TransportError
@@ -60,6 +61,7 @@ async def drain_queue(job: Job, index: int, attempt: int = 0) -> Outcome:
     worker = Worker(job.handover)
     if worker.stopped():
         return Outcome(index, Ending.STOPPED, attempt)
+    _end_in_order(worker)
     try:
         primary, secondary = _urls(job, worker)
         async with _kept(job.journal) as journal:
@@ -76,6 +78,8 @@ async def drain_queue(job: Job, index: int, attempt: int = 0) -> Outcome:
             pair.subscribe(watch.on_event)
             async with pair:
                 ending = await watch.until_end(Source(pair.backlog_queues[index]))
+            if ending is Ending.STOPPED and not worker.stopped():
+                raise RuntimeError(f"the worker of backlog queue {index} got a signal")  # Spark begins another one
             return Outcome(index, ending, attempt, watch.shut, watch.problem)
     except ConfigurationError as error:
         return Outcome(index, Ending.MISCONFIGURED, attempt, problem=str(error))
@@ -85,6 +89,16 @@ async def drain_queue(job: Job, index: int, attempt: int = 0) -> Outcome:
         if worker.stopped():
             return Outcome(index, Ending.STOPPED, attempt)
         return Outcome(index, Ending.FAILED, attempt, problem=error.strerror or type(error).__name__)
+
+
+def _end_in_order(worker: Worker) -> None:
+    """Let no signal end the process while it holds messages.
+
+    Of a service that is stopped all processes get SIGTERM, and where PySpark's own process gets it, its workers SIGHUP.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with suppress(ValueError, RuntimeError):  # not the main thread, as in a program of one's own
+            asyncio.get_running_loop().add_signal_handler(number, worker.interrupt)
 
 
 class Watch:
@@ -137,7 +151,7 @@ class Watch:
             if seen_empty == 2:
                 self.problem = None
                 return Ending.DRAINED
-            if self._worker.stopped():
+            if self._worker.stopped() or self._worker.interrupted:
                 return Ending.STOPPED
             if self._job.ends_at is not None and time.time() >= self._job.ends_at:
                 return Ending.OUT_OF_TIME
