@@ -113,7 +113,7 @@ class _Psycopg(Driver):
             and self._prepared.get(ref(connection), True)
         )
 
-    def _exchange(self, connection: Any, values: Sequence[bytes | None]) -> Generator[int, int, int | None]:
+    def _exchange(self, connection: Any, values: Sequence[bytes | None]) -> Generator[Any, Any, int | None]:
         """Begin a transaction, and store; None if another task has begun one meanwhile."""
         pgconn = connection.pgconn
         if pgconn.transaction_status != TransactionStatus.IDLE:
