@@ -79,7 +79,7 @@ def test_the_primary_is_killed_and_comes_back_with_its_data(cli, servers_home: P
 @pytest.mark.real_server
 def test_two_products_and_the_verdict_as_json_names_them(program, servers_home: Path) -> None:
     demo = program("demo", "--real", "rabbitmq,redis", "--json", "--messages", "300", "--rate", "100")
-    ended = demo.end(120)
+    ended = demo.end(400)
     assert ended.status == 0, ended
     verdict = json.loads(ended.out)
     assert verdict["servers"] == {"primary": "rabbitmq", "secondary": "redis"}

@@ -189,6 +189,7 @@ async def test_a_receive_raises_the_client_s_error_while_neither_broker_can_be_r
         assert await receiver.receive_messages(1, 0.5) == []
         primary.kill()
         secondary.kill()
-        with pytest.raises(ServiceBusError):
-            await receiver.receive_messages(1, 1)
+        with pytest.raises(ServiceBusError):  # noqa: PT012  # a busy machine may not notice it within one wait
+            while True:
+                assert await receiver.receive_messages(1, 1) == []
         await receiver.close()
