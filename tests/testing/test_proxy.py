@@ -356,7 +356,7 @@ def test_slow_limits_the_rate(proxy, connect):
     assert 0.4 <= time.monotonic() - started < 30
 
 
-def test_stalls_come_again_and_lose_nothing(proxy, connect):
+def test_bytes_wait_for_the_end_of_a_stall(proxy, connect):
     client = connect()
     echo(client)
     proxy.slow(stall=0.3, stall_interval=0.6)
