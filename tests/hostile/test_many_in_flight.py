@@ -76,7 +76,7 @@ async def test_a_send_in_flight_has_hardly_more_containers_than_a_task_that_wait
         sender = pair.sender("orders")
         of_the_broker = 6 * COUNT  # the simulated one's coroutines
         sending = await containers_of(lambda: send(sender)) - of_the_broker
-        assert sending < 1.75 * waiting
+        assert sending - waiting < 12 * COUNT  # 10 for each on Python 3.11, 11 on 3.14
 
 
 @pytest.mark.usefixtures("no_passes")

@@ -19,7 +19,7 @@ from typer.main import get_command
 from pairmq._version import version
 from pairmq.cli._common import examples
 from pairmq.cli._extensions import Commands, show_no_values
-from pairmq.cli._output import complain, open_closed_streams, say, silence_stdout, stdout_written, warn
+from pairmq.cli._output import complain, open_closed_streams, say, silence, silence_stdout, stdout_written, warn
 from pairmq.cli._signals import interrupts
 from pairmq.cli._values import BadUsage, CommandFailed, OutputClosed, file_problem, without_secrets
 from pairmq.model import ConfigurationError, PairMQError
@@ -103,6 +103,9 @@ def run(arguments: list[str] | None = None, *, application: typer.Typer = app, n
     except (BrokenPipeError, OutputClosed):
         silence_stdout()
         return _BROKEN_PIPE
+    finally:
+        if interrupts.hung_up:
+            silence(sys.stderr)
 
 
 def _usage_of(error: _UsageFault, name: str) -> str:

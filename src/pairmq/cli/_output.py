@@ -114,11 +114,13 @@ def stdout_written() -> Iterator[None]:
 
 def silence_stdout() -> None:
     """Discard stdout's buffer, and the interpreter's flush at exit."""
-    try:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass
+    silence(sys.stdout)
+
+
+def silence(stream: TextIO) -> None:
+    """Discard what a stream still holds: the interpreter flushes it at exit, and ends with 120 where that fails."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def say(text: str, *, style: str | None = None) -> None:
