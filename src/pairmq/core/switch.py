@@ -290,7 +290,7 @@ class SwitchReport:
         followed: processes that report that they follow it.
         missing: processes that do not report so: not yet, or they are stopped or have crashed.
         overruled: entities for which a later decision is in force, with that decision.
-        problem: why there may be processes that are not listed; empty where there is no reason.
+        problem: why there may be processes that are not listed; empty if all were read.
     """
 
     decision: Decision

@@ -56,7 +56,7 @@ class Driver(ABC):
         """Run a statement, and return how many rows it returned or stored. A blocking connection is not awaited."""
 
     async def store_one(self, connection: Any, shelf: Shelf, header: str, body: bytes) -> int:
-        """Store one message; 0 if there is no such queue."""
+        """Store one message; 0 if the queue does not exist."""
         return await self.run(connection, _sql.STORE_ONE, {**shelf._asdict(), "header": header, "body": body})
 
     @abstractmethod

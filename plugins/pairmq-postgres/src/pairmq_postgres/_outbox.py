@@ -54,7 +54,7 @@ class CallersTransactions:
             _raise(error, f"store in {queue}")
 
     async def _stored(self, driver: Driver, connection: Any, shelf: Shelf, chunk: Sequence[Message]) -> int:
-        """Store messages by one statement; 0 if there is no such queue any more."""
+        """Store messages by one statement; 0 if the queue was deleted."""
         if len(chunk) == 1:
             return await driver.store_one(connection, shelf, self._headers.of(chunk[0]), chunk[0].body)
         rows = {
