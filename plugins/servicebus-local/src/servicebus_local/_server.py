@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from servicebus_local.amqp import Byte, Char, Float, Int, Long, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
-from servicebus_local.atom import Control, make_app
+from servicebus_local.atom import Administration, Control
 from servicebus_local.broker import Broker, SqliteStore
 from servicebus_local.faults import FaultPlan
 from servicebus_local.front import AmqpFront, Authorizer, Shared
@@ -83,14 +83,14 @@ class LocalServer:
     async def _serve_administration(self, tls: ssl.SSLContext | None) -> tuple[int, int | None]:
         settings = self._settings
         control = Control(self.faults, self._front.drop_connections) if settings.control else None
-        app = make_app(
+        administration = Administration(
             self.broker,
             authorize=self._authorize,
             namespace=settings.namespace,
             on_change=self._shared.entities_changed,
             control=control,
         )
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(administration.app, access_log=None, handle_signals=False)
         await self._runner.setup()
         ports: list[int | None] = []
         for port, context in ((settings.admin_port, None), (settings.admin_tls_port, tls)):

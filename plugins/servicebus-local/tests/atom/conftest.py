@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from servicebus_local.atom import Control, make_app
+from servicebus_local.atom import Administration, Control
 from servicebus_local.broker import Broker
 from servicebus_local.certificates import OwnAuthority, make_certificate
 from servicebus_local.faults import FaultPlan
@@ -76,14 +76,14 @@ async def front(authority: OwnAuthority) -> AsyncIterator[Front]:
     broker = Broker(time.time)
     made = Front(broker, authority.ca_file)
     authorizer = Authorizer({_KEY_NAME: _KEY})
-    app = make_app(
+    administration = Administration(
         broker,
         authorize=lambda header, url: authorizer.check(header, url, time.time()) is None,
         namespace="testing",
         on_change=made.changed,
         control=Control(made.faults, lambda: 3),
     )
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(administration.app, access_log=None)
     await runner.setup()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(authority.tls.certificate, authority.tls.key)

@@ -13,7 +13,7 @@ from azure.core.credentials import AccessToken
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from servicebus_local.atom import make_app
+from servicebus_local.atom import Administration
 from servicebus_local.broker import Broker, Incoming
 from servicebus_local.certificates import OwnAuthority
 
@@ -119,7 +119,9 @@ async def test_bearer_tokens_are_accepted_if_asked_for(authority: OwnAuthority) 
         headers.append(header)
         return header.startswith("Bearer ")
 
-    app = make_app(Broker(time.time), authorize=authorize, namespace="n", on_change=lambda: None, control=None)
+    app = Administration(
+        Broker(time.time), authorize=authorize, namespace="n", on_change=lambda: None, control=None
+    ).app
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

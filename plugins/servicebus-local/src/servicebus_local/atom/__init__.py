@@ -3,6 +3,6 @@
 Authorization rules of entities are accepted and not kept: a local server has the keys that it was started with.
 """
 
-from servicebus_local.atom._app import Control, make_app
+from servicebus_local.atom._app import Administration, Control
 
-__all__ = ["Control", "make_app"]
+__all__ = ["Administration", "Control"]

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from servicebus_local.atom._entries import MAX_BYTES, Entry, XmlError, entry_document, error_document, feed_document
 from servicebus_local.atom._namespace import Namespace, decoded, parse_path
-from servicebus_local.broker import Broker, BrokerError
+from servicebus_local.broker import Broker, BrokerError, status_of
 from servicebus_local.descriptions import PropertyError
 from servicebus_local.faults import FaultPlan
 
@@ -26,24 +26,6 @@ _log = logging.getLogger(__name__)
 
 _LARGEST_PAGE = 100
 _MOST_SKIPPED = 10**9
-
-# Service Bus documentation: reference of the REST API, "Error codes" of the entities' operations.
-_STATUS = {
-    "amqp:not-found": 404,
-    "amqp:not-implemented": 501,
-    "amqp:resource-limit-exceeded": 403,
-    "com.microsoft:entity-already-exists": 409,
-    "com.microsoft:entity-disabled": 403,
-    "com.microsoft:server-busy": 503,
-    "amqp:precondition-failed": 412,
-}
-_BAD_REQUEST = (
-    "amqp:not-allowed",
-    "amqp:invalid-field",
-    "amqp:link:message-size-exceeded",
-    "com.microsoft:argument-error",
-    "com.microsoft:argument-out-of-range",
-)
 
 PREFIX = "$control/"
 
@@ -58,40 +40,29 @@ class Control:
     drop_connections: Callable[[], int]
 
 
-def make_app(
-    broker: Broker,
-    *,
-    authorize: Callable[[str, str], bool],
-    namespace: str,
-    on_change: Callable[[], None],
-    control: Control | None,
-) -> web.Application:
-    """Make the administration of a namespace."""
-    administration = _Administration(broker, authorize, namespace, on_change, control)
-    # One byte more than is read, so that the error for a longer body is ours.
-    app = web.Application(client_max_size=MAX_BYTES + 1, middlewares=[_in_our_words])
-    app.router.add_route("*", "/{path:.*}", administration.answer)
-    return app
+class Administration:
+    """The administration of a namespace, as an application for a server of aiohttp: ``app``."""
 
-
-class _Administration:
     def __init__(
         self,
         broker: Broker,
+        *,
         authorize: Callable[[str, str], bool],
-        name: str,
+        namespace: str,
         on_change: Callable[[], None],
         control: Control | None,
     ) -> None:
+        # One byte more than is read, so that the error for a longer body is ours.
+        self.app = web.Application(client_max_size=MAX_BYTES + 1, middlewares=[_in_our_words])
+        self.app.router.add_route("*", "/{path:.*}", self._answer)
         self._broker = broker
         self._authorize = authorize
-        self._name = name
+        self._name = namespace
         self._on_change = on_change
         self._control_of = control
-        self._namespace = Namespace(broker, name, time.time())
+        self._namespace = Namespace(broker, namespace, time.time())
 
-    async def answer(self, request: web.Request) -> web.Response:
-        """Answer any request."""
+    async def _answer(self, request: web.Request) -> web.Response:
         try:
             path = decoded(request.rel_url.raw_path)
         except ValueError:
@@ -193,7 +164,7 @@ async def _in_our_words(
     try:
         return await handler(request)
     except BrokerError as error:
-        return _error(_status(error), error.description)
+        return _error(status_of(error.condition), error.description)
     except (XmlError, PropertyError, _BadQuery) as error:
         return _error(400, str(error))
     except ControlError as error:
@@ -218,10 +189,6 @@ def _number(request: web.Request, name: str, default: int, largest: int) -> int:
     if not given.isascii() or not given.isdecimal() or len(given) > 12:
         raise _BadQuery(f"{name} is {given[:40]!r}; it must be a number.")
     return min(int(given), largest)
-
-
-def _status(error: BrokerError) -> int:
-    return 400 if error.condition in _BAD_REQUEST else _STATUS.get(error.condition, 500)
 
 
 def _base(request: web.Request) -> str:

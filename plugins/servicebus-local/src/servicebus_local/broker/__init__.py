@@ -11,7 +11,7 @@ from servicebus_local.broker._descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from servicebus_local.broker._errors import BrokerError
+from servicebus_local.broker._errors import BrokerError, status_of
 from servicebus_local.broker._rules import (
     CORRELATION_FIELDS,
     CorrelationFilter,
@@ -49,4 +49,5 @@ __all__ = [
     "SubscriptionDescription",
     "TopicDescription",
     "TrueFilter",
+    "status_of",
 ]

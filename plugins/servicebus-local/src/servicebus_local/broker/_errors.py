@@ -24,6 +24,28 @@ OUT_OF_RANGE = "com.microsoft:argument-out-of-range"
 MESSAGE_NOT_FOUND = "com.microsoft:message-not-found"
 EXISTS = "com.microsoft:entity-already-exists"
 
+# Service Bus documentation: reference of the REST API, "Error codes" of the entities' operations.
+_STATUS = {
+    "amqp:not-found": 404,
+    "amqp:not-allowed": 400,
+    "amqp:unauthorized-access": 401,
+    "amqp:not-implemented": 501,
+    "amqp:resource-limit-exceeded": 403,
+    "amqp:link:message-size-exceeded": 400,
+    "amqp:precondition-failed": 412,
+    "com.microsoft:argument-error": 400,
+    "com.microsoft:argument-out-of-range": 400,
+    "com.microsoft:auth-failed": 401,
+    "com.microsoft:entity-already-exists": 409,
+    "com.microsoft:entity-disabled": 403,
+    "com.microsoft:message-lock-lost": 410,
+    "com.microsoft:message-not-found": 404,
+    "com.microsoft:server-busy": 503,
+    "com.microsoft:session-cannot-be-locked": 409,
+    "com.microsoft:session-lock-lost": 410,
+    "com.microsoft:timeout": 408,
+}
+
 
 class BrokerError(Exception):
     """An operation that the broker refuses; nothing of it was done."""
@@ -32,6 +54,11 @@ class BrokerError(Exception):
         super().__init__(f"{condition}: {description}")
         self.condition = condition
         self.description = description
+
+
+def status_of(condition: str) -> int:
+    """The status code that goes with a condition, in answers of nodes and over HTTP; 500 for unknown ones."""
+    return _STATUS.get(condition, 500)
 
 
 MAX_PATH = 260

@@ -31,10 +31,10 @@ from servicebus_local.amqp import (
     encode_message,
     split_message,
 )
-from servicebus_local.broker import BrokerError, SessionLock, Source
+from servicebus_local.broker import BrokerError, SessionLock, Source, status_of
 from servicebus_local.faults import FaultPoint, FaultRule
 from servicebus_local.front import _messages
-from servicebus_local.front._endpoint import Client, Endpoint, done, path_of, status_of
+from servicebus_local.front._endpoint import Client, Endpoint, done, path_of
 from servicebus_local.front._links import ReceivingLink
 
 _UNSETTLED = 0  # AMQP 1.0 part 2, section 2.8.2
