@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import grimp
+import pytest
+
+DESIGN = Path(__file__).parents[2] / "docs" / "explanation" / "design.md"
 
 PACKAGES = (
     "pairmq",
@@ -21,6 +26,20 @@ PACKAGES = (
 )
 
 
+BROKERS = ("pairmq_postgres", "pairmq_rabbitmq", "pairmq_redis", "pairmq_servicebus", "pairmq_sqlite")
+ROOMS = (
+    *("model", "transport", "core", "memory", "observe", "plugins", "runner"),
+    *("pair", "sync", "dashboard", "pipeline", "testing", "cli"),
+)
+# Their harnesses, and what embeds a pair in a client's API, which are made of PairMQ's public names.
+NO_TRANSPORT = ("testing", "testing_chaos", "paired")
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph(*PACKAGES, include_external_packages=True, cache_dir=None)
+
+
 def circle(imports: dict[str, set[str]]) -> list[str]:
     """Modules that import each other in a circle, the first again at the end; none when there is no circle."""
     try:
@@ -31,12 +50,38 @@ def circle(imports: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def test_no_modules_import_each_other_in_a_circle():
+def test_no_modules_import_each_other_in_a_circle(graph):
     """Imports inside of functions and those for types alone count as well."""
-    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     assert graph.modules > set(PACKAGES)
     assert circle({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}) == []
 
 
 def test_a_circle_would_be_found():
     assert sorted(set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}))) == ["a", "b", "c"]
+
+
+def drawn(graph: grimp.ImportGraph) -> str:
+    """A line for each room, with a mark below each other that it imports."""
+    imports: dict[str, set[str]] = {room: set() for room in (*ROOMS, "a plugin")}
+    for module in graph.modules:
+        package, room = (*module.split("."), "")[:2]
+        name = room if package == "pairmq" else "a plugin"
+        if name in imports and (package == "pairmq" or (package in BROKERS and room not in NO_TRANSPORT)):
+            found = [each.split(".") for each in graph.find_modules_directly_imported_by(module)]
+            imports[name] |= {each[1] for each in found if each[0] == "pairmq" and len(each) > 1}
+    lines = [" " * 11 + "".join(f" {room[:3]}" for room in ROOMS)]
+    for name, known in imports.items():
+        marks = "".join("   ." if room == name else "   +" if room in known else "    " for room in ROOMS)
+        lines.append(f"{name:11}{marks}".rstrip())
+    return "\n".join(lines)
+
+
+def test_design_page_shows_who_imports_whom(graph):
+    (table,) = re.findall(r"^```text\n( +mod .*?)\n```$", DESIGN.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert table == drawn(graph)
+
+
+def test_time_is_read_in_one_module_of_the_engine(graph):
+    reading = graph.find_modules_that_directly_import("time")
+    engine = ("pairmq.core", "pairmq.runner", "pairmq.pair", "pairmq.sync")
+    assert {each for each in reading if each.startswith(engine)} == {"pairmq.runner._clock"}

@@ -53,6 +53,15 @@ def test_the_tutorial_runs_as_it_is_printed(tmp_path, page, name):
     assert re.sub(r"after \d+\.\d s", "after 1.0 s", run.stdout) == printed[1]
 
 
+def test_walks_are_those_of_the_design_page():
+    page = (ROOT / "docs/explanation/design.md").read_text()
+    shown = re.findall(r"(?m)^\| (a healthy|a diverted|two messages)[^|]*\| (\d+) \| (\d+) \|", page)
+    command = [sys.executable, str(ROOT / "scripts/walks.py")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    walks = re.findall(r"(?m)^(a healthy|a diverted|two messages).*: (\d+) functions in (\d+) files", run.stdout)
+    assert walks == shown, "write these into the page, and fewer are better"
+
+
 def test_each_peer_is_compared_by_its_own_documentation_and_fairly():
     text = (ROOT / "docs/explanation/comparison.md").read_text()
     sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
