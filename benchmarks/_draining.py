@@ -28,13 +28,13 @@ async def leave(primary: str, secondary: str, messages: int) -> str:
 
 
 async def watched(east: Transport, messages: int) -> float:
-    """Look at what is home until nine tenths are; gives messages a second from when one tenth was."""
+    """Look at what the primary has until nine tenths are there; gives messages a second from when one tenth was."""
     points: list[tuple[float, int]] = []
     async with asyncio.timeout(LIMIT):
         while not points or points[-1][1] < messages * 9 // 10:
-            home = (await east.admin.counts(Source(ORDERS))).pending
-            if home >= messages // 10:
-                points.append((time.perf_counter(), home))
+            arrived = (await east.admin.counts(Source(ORDERS))).pending
+            if arrived >= messages // 10:
+                points.append((time.perf_counter(), arrived))
             await asyncio.sleep(LOOK)
     (first, low), (last, high) = points[0], points[-1]
     return (high - low) / (last - first)

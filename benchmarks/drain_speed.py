@@ -35,7 +35,7 @@ PROGRAMS = {
 
 
 class Run(NamedTuple):
-    """One program's run: messages a second, and seconds until a tenth of them was home."""
+    """One program's run: messages a second, and seconds until the primary had a tenth of them."""
 
     speed: float
     start: float
@@ -61,16 +61,16 @@ async def leave(primary: str, secondary: str, messages: int, queues: int) -> Non
 
 
 async def watch(primary: str, program: subprocess.Popen[bytes], messages: int) -> Run:
-    """Look at what is home until all is."""
+    """Look at what the primary has until that is all."""
     began = time.perf_counter()
     points: list[tuple[float, int]] = []
     async with registry.transport(primary) as east:
         while not points or points[-1][1] < messages * 9 // 10:
             if program.poll() not in (None, 0):
                 raise RuntimeError(f"the program ended with {program.returncode}")
-            home = (await east.admin.counts(Source(ORDERS))).pending
-            if home >= messages // 10:
-                points.append((time.perf_counter(), home))
+            arrived = (await east.admin.counts(Source(ORDERS))).pending
+            if arrived >= messages // 10:
+                points.append((time.perf_counter(), arrived))
             await asyncio.sleep(0.02)
     (first, low), (last, high) = points[0], points[-1]
     return Run((high - low) / max(last - first, 1e-9), first - began)

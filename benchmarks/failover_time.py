@@ -4,8 +4,8 @@ Two real RabbitMQ servers, and ``failover_interval=0``. In each turn one message
 primary is killed. kombu has the second server as its alternate: with the publisher confirms that it has to be asked
 for, and as it comes, without them. aio-pika does by hand what an application without PairMQ would: it publishes over a
 second connection, open already, when publishing over the first one fails. None of these knows a ping, a backlog, or a
-way back. On the second server all of them send to a quorum queue, as a backlog queue is one. When the killed server is
-there again, every message that a contender took for sent is looked for on both.
+way back. On the second server all of them send to a quorum queue, as a backlog queue is one. When the killed server
+runs again, every message that a contender took for sent is looked for on both.
 
 Most of that time is no client's: the system takes the killed server's memory apart before it closes its sockets, and
 until then no client can know. A bare connection beside them shows when that was, so that the contenders' own part is
@@ -50,7 +50,7 @@ OPTIONS = PairOptions(
 OURS, KOMBU, UNSAFE, BY_HAND = "PairMQ", "kombu with confirms", "kombu as it comes", "aio-pika by hand"
 
 Send = Callable[[str], Awaitable[bool]]
-"""Sends a message of this id; tells whether the second server took it."""
+"""Sends a message of this id; returns whether the second server took it."""
 
 
 def closed_at(connection: socket.socket) -> float:

@@ -57,8 +57,8 @@ class Growth:
         return lambda: self._sent(senders=entities, entities=entities)
 
     def by_queues(self, queues: int) -> Contender:
-        """Microseconds a message into so many backlog queues and home again."""
-        return lambda: self._diverted_and_home(queues)
+        """Microseconds a message into so many backlog queues and back to the primary."""
+        return lambda: self._diverted_and_moved_back(queues)
 
     async def _sent(self, *, size: int = 1024, senders: int = 1, entities: int = 1) -> float:
         self._clear()
@@ -74,14 +74,14 @@ class Growth:
             await asyncio.gather(*sends)
             return (time.perf_counter() - began) / (messages // senders * senders) * 1e6
 
-    async def _diverted_and_home(self, queues: int) -> float:
+    async def _diverted_and_moved_back(self, queues: int) -> float:
         self._clear()
         options = PairOptions(backlog_queue_count=queues, enable_syphon=True, syphon_receive_wait=1)
         async with self._pair(options) as pair:
             await pair.primary.admin.create(Entity("orders"))
             these = [pair.sender("orders") for _ in range(SENDERS_DIVERTED)]
             share = self._messages // len(these)
-            home = asyncio.Event()
+            arrived = asyncio.Event()
             left = share * len(these)
 
             def count(event: Event) -> None:
@@ -89,14 +89,14 @@ class Growth:
                 if isinstance(event, MessageMoved):
                     left -= 1
                     if left == 0:
-                        home.set()
+                        arrived.set()
 
             pair.subscribe(count)
             await these[0].send(Message(b""))
             pair.hold("orders")
             began = time.perf_counter()
             await asyncio.gather(*(self._share(each, share, IN_A_BATCH, b"x" * 1024) for each in these))
-            await home.wait()
+            await arrived.wait()
             return (time.perf_counter() - began) / (share * len(these)) * 1e6
 
     @staticmethod

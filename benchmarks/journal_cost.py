@@ -78,7 +78,7 @@ async def measure(urls: tuple[str, str], count: int, turns: int, journal: Journa
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """The median, and between which the middle half lies: on a busy machine single turns tell of the machine."""
+    """The median, and between which the middle half lies: on a busy machine single turns measure the machine."""
     low, _, high = statistics.quantiles(values, n=4)
     return {"median": statistics.median(values), "low": low, "high": high}
 

@@ -266,7 +266,7 @@ class Generator:
         accepted = called + elapsed
         outcome = np.zeros(size, np.int8)
         state = np.zeros(size, np.int8)
-        home = accepted.copy()
+        arrived = accepted.copy()
         waited = np.zeros(size, bool)
         for index, outage in enumerate(self.outages):
             hit = (entity == outage.entity) & (called >= outage.began) & (called < outage.up)
@@ -277,7 +277,7 @@ class Generator:
             waited |= waits
             outcome[hit], state[hit] = 1, 2
             share = (accepted[hit] - outage.began) / (outage.up + 1 - outage.began)
-            home[hit] = outage.up + 1 + share * 0.2 * plan.outage_seconds
+            arrived[hit] = outage.up + 1 + share * 0.2 * plan.outage_seconds
             for one in range(plan.senders):
                 mine = int((hit & (process == one)).sum())
                 self.diverted[index, one] = self.diverted.get((index, one), 0) + mine
@@ -293,15 +293,15 @@ class Generator:
         doubled = healthy & ~refused & ~unknown & ~special & (luck >= 80) & (luck < 120)
         poison = (outcome == 1) & ~special & (luck < 100)
         expired, gone = self._is("expired", numbers), self._is("lost_in_backlog", numbers)
-        home = np.where(self._is("reordered", numbers), home + DELAY, home)
+        arrived = np.where(self._is("reordered", numbers), arrived + DELAY, arrived)
         moved = (outcome == 1) & ~poison & ~expired & ~gone
         arrives = (outcome == 0) | moved | self._is("phantom", numbers) | (unknown & (luck % 2 == 0))
         delivered = arrives & ~self._is("lost", numbers)
-        read_at = home + 0.05
+        read_at = arrived + 0.05
         hidden = (read_at >= self.gap[0]) & (read_at < self.gap[1]) & (entity % 2 == 0)
         shown = delivered & ~hidden
         consumer = (plan.senders + entity % 2).astype(np.int16)
-        position = (home * 1_000_000).astype(np.int64)
+        position = (arrived * 1_000_000).astype(np.int64)
 
         def rows(which: np.ndarray, kind: int, **columns: Any) -> Events:
             taken = {name: value[which] if isinstance(value, np.ndarray) else value for name, value in columns.items()}
@@ -324,9 +324,9 @@ class Generator:
             ),
             rows(waited, FAILED, at=called + 0.1, process=process, state=np.int8(1)),
             rows(doubled, FAILED, at=accepted - 0.001, process=process, doubt=True),
-            rows(moved, MOVED, at=home, process=0, queue=queue, waited=home - accepted),
-            rows(poison, ASIDE, at=home, process=0, queue=queue, reason=np.int8(0)),
-            rows(expired, ASIDE, at=home, process=0, queue=queue, reason=np.int8(1)),
+            rows(moved, MOVED, at=arrived, process=0, queue=queue, waited=arrived - accepted),
+            rows(poison, ASIDE, at=arrived, process=0, queue=queue, reason=np.int8(0)),
+            rows(expired, ASIDE, at=arrived, process=0, queue=queue, reason=np.int8(1)),
             rows(shown, DELIVERED, at=read_at, process=consumer, position=position),
         ]
         again = doubled | self._is("duplicated", numbers)

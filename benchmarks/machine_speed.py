@@ -35,7 +35,7 @@ SENDS = 50
 
 
 def healthy(machine: EntityMachine, now: float) -> int:
-    """Sends that the primary accepts; tells how many inputs that was."""
+    """Sends that the primary accepts; returns how many inputs that was."""
     for _ in range(SENDS):
         machine.handle(ROUTE_REQUESTED, now)
         machine.handle(PrimaryAccepted(machine.epoch), now)
@@ -43,7 +43,7 @@ def healthy(machine: EntityMachine, now: float) -> int:
 
 
 def failover(machine: EntityMachine, now: float) -> int:
-    """A failure, the interval, diverted sends, a ping, recovery, the drain, accepted sends; tells as `healthy`."""
+    """A failure, the interval, diverted sends, a ping, recovery, the drain, accepted sends; counted as in `healthy`."""
     machine.handle(ROUTE_REQUESTED, now)
     machine.handle(PrimaryFailed(machine.epoch, FailureKind.UNAVAILABLE), now)
     machine.handle(TimerFired(), now + 10)

@@ -68,7 +68,7 @@ def wrong_verdicts(folder: Path) -> int:
 
 
 def java() -> Path:
-    """Where the kernel tells of this process's Java."""
+    """Where the kernel describes this process's Java."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             status = (entry / "status").read_text()

@@ -3,7 +3,7 @@
 Both take 1 KiB messages in their backlog form from the same kind of quorum queue on one server to the same classic
 queue on another, and acknowledge a message there when it is confirmed here: Shovel with ``ack-mode`` ``on-confirm`` and
 a prefetch of 1000, PairMQ as the program that people run, which reads, checks and restores every message besides. They
-take turns. The speed is that of the middle four fifths of the messages, from when a tenth is home: starting Python is
+take turns. The speed is that of the middle four fifths of the messages, from when a tenth is moved: starting Python is
 no part of it.
 
 Run it with: make bench-one NAME=rabbitmq_drain

@@ -67,7 +67,7 @@ class Senders:
         self._producer = producer
 
     def contenders(self, one_by_one: int, pipelined: int) -> dict[str, Contender]:
-        """Each sends so many messages, and tells how many it sent a second."""
+        """Each sends so many messages, and prints how many it sent a second."""
 
         def timed(count: int, send: Callable[[int], Awaitable[None]]) -> Contender:
             async def run() -> float:

@@ -1,7 +1,7 @@
 """What the Deduplicator costs a consumer on Redis: receiving and completing with it and without.
 
 One message at a time, 1 KiB, with a prefetch of 100, from one redis-server; the shared store is on another one. They
-take turns. It also tells what the store needs for an id. Run it with: make bench-one NAME=receive_once
+take turns. It also prints what the store needs for an id. Run it with: make bench-one NAME=receive_once
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ async def outcome(publish: Publish) -> str:
 
 
 async def works_again(publish: Publish) -> str:
-    """Until when publishes fail, once the server is there."""
+    """Until when publishes fail, once the server is reachable."""
     began = time.monotonic()
     failed = 0
     while time.monotonic() - began < 30:

@@ -3,7 +3,7 @@
 Both as programs of their own, on the same kind of backlog of 1 KiB messages; they take turns. The loop reads 500
 entries, adds them at the other server in one pipeline, then acknowledges and deletes them: it carries the bytes, where
 the syphon also checks, restores and locks. The speed is that of the middle four fifths of the messages, from when a
-tenth is home: starting Python is no part of it.
+tenth is moved: starting Python is no part of it.
 
 Run it with: make bench-one NAME=redis_drain
 """
@@ -70,9 +70,9 @@ class Drains:
                 _, said = program.communicate(timeout=LIMIT)
                 if program.returncode:
                     raise RuntimeError(said.decode())
-                home = (await east.admin.counts(Source(ORDERS))).pending
-                if home != self._messages:
-                    raise RuntimeError(f"{home} messages are home")
+                arrived = (await east.admin.counts(Source(ORDERS))).pending
+                if arrived != self._messages:
+                    raise RuntimeError(f"{arrived} messages are at the primary")
                 return speed
             finally:
                 program.kill()

@@ -53,7 +53,7 @@ def tell_curves(curves: dict[str, dict[str, dict[str, float]]]) -> None:
 
 
 def run(name: str, out: Path, rounds: int | None) -> bool:
-    """Run one, keep what it found, and print its table; tells whether it held."""
+    """Run one, keep what it found, and print its table; returns whether it held."""
     more = [] if rounds is None else ["--rounds", str(rounds)]
     program_name, *arguments = VARIANTS.get(name, (name,))
     command = [sys.executable, str(HERE / f"{program_name}.py"), *arguments, "--json", *more]

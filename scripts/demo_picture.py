@@ -46,7 +46,7 @@ def main() -> None:
     console = Console(record=True, width=WIDTH, file=open("/dev/null", "w"))  # noqa: SIM115  # lives as long as we do
     console.print(Text.from_ansi(screen().rstrip()))
     svg = console.export_svg(title="make demo", theme=MONOKAI)
-    # No picture should fetch fonts from somebody's server.
+    # No picture should fetch fonts from another server.
     svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
     svg = "\n".join(line.rstrip() for line in svg.splitlines())
     (ROOT / "docs/demo.svg").write_text(svg + "\n")

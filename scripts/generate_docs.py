@@ -239,7 +239,7 @@ def hazards() -> str:
 
 
 def stories() -> str:
-    """Tell of each hazard: what one would do, what comes of it, the rule, and the tests that would notice."""
+    """Describe each hazard: what one would do, what comes of it, the rule, and the tests that would notice."""
     found = _found()["hazards"]
     return "\n\n".join(_hazard(hazard, found[str(hazard.number)]) for hazard in HAZARDS)
 

@@ -2,7 +2,7 @@
 """Search the core in small worlds: every hazard planted, and every world with the real rules.
 
     python scripts/model.py                writes a table
-    python scripts/model.py --hazard 7     tells the stories of one hazard
+    python scripts/model.py --hazard 7     prints the stories of one hazard
     python scripts/model.py --check        compares what was found with what is kept, as `.ci/run` does
     python scripts/model.py --write        keeps what was found for docs/explanation/model.md, if all is well
 
@@ -104,7 +104,7 @@ def told(counterexample: Counterexample) -> str:
 
 
 def tell(number: int) -> int:
-    """Tell the stories of one hazard."""
+    """Print the stories of one hazard."""
     hazard = next(each for each in HAZARDS if each.number == number)
     print(f"{hazard.number}. {hazard.name}\nnaive: {hazard.naive.value}\nrule:  {hazard.rule} (SPEC {hazard.clauses})")
     missing = 0
@@ -127,7 +127,7 @@ def _line(hazard: Hazard, check: Check, trial: Search, clean: Search) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Search everything, or tell of one hazard."""
+    """Search everything, or print the stories of one hazard."""
     parser = argparse.ArgumentParser(description="search the core in small worlds")
     parser.add_argument(
         "--hazard", type=int, choices=[hazard.number for hazard in HAZARDS], metavar="N", help="a story"
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.hazard is not None:
         if options.json or options.write or options.check:
-            parser.error("--hazard tells a story: it goes with none of --json, --write and --check")
+            parser.error("--hazard prints a story: it can't be combined with --json, --write or --check")
         return tell(options.hazard)
     worlds = {}
     for world in WORLDS:

@@ -305,7 +305,7 @@ class Checks:
 
 
 def files_with(word: str) -> list[str]:
-    """Find the files of tests with a word in them, or in a conftest.py that is theirs; the root's is everybody's."""
+    """Find the files of tests with a word in them, or in a conftest.py that is theirs; the root's is that of all."""
     found = []
     for test in (*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("plugins/*/tests/**/test_*.py")):
         inner = test.parents[: test.parents.index(ROOT)]

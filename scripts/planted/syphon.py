@@ -206,7 +206,7 @@ SYPHON = (
         "                failures.append(error)\n",
     ),
     Mutant(
-        "what came home is not remembered",
+        "what was moved is not remembered",
         "src/pairmq/core/pump.py",
         "                self._delivered[item.identity] = None\n",
         "",

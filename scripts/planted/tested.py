@@ -265,7 +265,7 @@ TESTED = (
         tests=("tests/runner/test_order.py",),
     ),
     Mutant(
-        "a look that began before a diverted send had ended tells of it",
+        "a look that began before a diverted send had ended counts for it",
         "src/pairmq/core/order.py",
         "        if look.began_at < self._since:\n",
         "        if False:\n",
@@ -338,7 +338,7 @@ TESTED = (
         tests=_REDIS_LINK_TESTS,
     ),
     Mutant(
-        "replies that come before anybody takes them are lost",
+        "replies that come before a caller takes them are lost",
         "plugins/pairmq-redis/src/pairmq_redis/_wire.py",
         "        self._take = take\n        self._hand_on()\n",
         "        self._take = take\n",

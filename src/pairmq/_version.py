@@ -7,7 +7,7 @@ import functools
 
 @functools.cache
 def version() -> str:
-    """Tell the version, ``unknown`` for source code that was never installed."""
+    """Return the version, ``unknown`` for source code that was never installed."""
     from importlib import metadata  # takes as long to import as a third of PairMQ
 
     try:

@@ -173,7 +173,7 @@ async def test_a_consumer_settles_what_it_received_side_by_side(tmp_path: Path) 
 
 
 @pytest.mark.real_server
-def test_the_command_has_everybody_keep_a_journal(tmp_path: Path) -> None:
+def test_the_command_has_all_processes_keep_a_journal(tmp_path: Path) -> None:
     journals, ledgers = tmp_path / "journals", tmp_path / "ledgers"
     size = ["--minutes=0.05", "--every=1", "--clients=1", "--consumers=1", "--seed=7", "--faults=reset,pause"]
     assert main(["--pair=redis,redis", *size, f"--journal={journals}", f"--keep={ledgers}", "--quiet"]) == 0

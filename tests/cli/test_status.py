@@ -370,7 +370,7 @@ def test_the_doctor_is_content_without_pyspark(cli, brokers, monkeypatch) -> Non
     ("mode", "login", "warned"),
     [(0o644, ":geheim@", True), (0o604, ":geheim@", True), (0o640, ":geheim@", False), (0o644, "", False)],
 )
-def test_the_doctor_warns_of_passwords_in_a_file_that_everybody_can_read(cli, tmp_path, mode, login, warned) -> None:
+def test_the_doctor_warns_of_passwords_in_a_file_that_all_users_can_read(cli, tmp_path, mode, login, warned) -> None:
     file = tmp_path / "pair.toml"
     port = free_port()
     file.write_text(f'[pair]\nprimary = "redis://{login}127.0.0.1:{port}/0"\nsecondary = "memory://west"\n')

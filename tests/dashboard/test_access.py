@@ -71,7 +71,7 @@ async def test_it_answers_to_addresses_and_to_names_that_are_allowed(host):
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "localhost.evil", ""])
 @in_virtual_time
-async def test_a_name_that_somebody_made_lead_here_gets_nothing(host):
+async def test_a_foreign_name_that_leads_here_gets_nothing(host):
     async with shown() as page:
         for path in ("/", "/api/status"):
             answer = await page.client.get(path, headers={"host": host})

@@ -72,7 +72,7 @@ def test_the_site_has_every_page(site: Path) -> None:
 
 
 @pytest.mark.real_server
-def test_no_page_asks_anybody_for_anything(site: Path) -> None:
+def test_no_page_fetches_anything_from_another_server(site: Path) -> None:
     asked = {
         (path.relative_to(site).as_posix(), url)
         for path in site.rglob("*.html")

@@ -232,7 +232,7 @@ def test_a_query_that_takes_what_is_there_takes_nothing_that_came_later(brokers,
 
 
 @pytest.mark.real_server
-def test_a_query_that_takes_what_is_there_ends_although_somebody_else_was_quicker(brokers, make):
+def test_a_query_that_takes_what_is_there_ends_although_another_consumer_was_quicker(brokers, make):
     brokers.send(numbered(150))
     reader = make()
     start = reader.initialOffset()

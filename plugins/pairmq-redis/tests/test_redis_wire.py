@@ -46,7 +46,7 @@ async def serving(answer: Answer) -> tuple[asyncio.Server, int]:
     return server, server.sockets[0].getsockname()[1]
 
 
-async def test_replies_that_come_before_anybody_takes_them_are_kept() -> None:
+async def test_replies_that_come_before_a_caller_takes_them_are_kept() -> None:
     done = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -150,7 +150,7 @@ def test_two_that_find_an_empty_file_make_its_tables_once(path, monkeypatch):
     database.close()
 
 
-def test_a_file_whose_tables_are_just_being_made_is_not_taken_for_somebody_elses(path, monkeypatch):
+def test_a_file_whose_tables_are_just_being_made_is_not_taken_for_a_foreign_one(path, monkeypatch):
     pragma = Database._pragma
 
     def be_overtaken(self, name):

@@ -145,7 +145,7 @@ def test_pairmq_receive_warns_of_what_it_dead_letters_itself(path, tmp_path):
     assert "can't be read and is dead-lettered" in ended.stderr
 
 
-async def test_expired_messages_count_as_dead_before_anybody_has_met_them(transport, queue, message):
+async def test_expired_messages_count_as_dead_before_a_receiver_has_met_them(transport, queue, message):
     await transport.sender(queue).send_batch([message(time_to_live=0.05), message()])
 
     async def expired() -> bool:
@@ -169,7 +169,7 @@ async def test_expired_messages_are_gone_where_the_queue_does_not_keep_them(tran
     assert await transport.receiver(Source(queue, dead_letter=True)).receive(10, 0) == []
 
 
-async def test_a_message_does_not_expire_while_somebody_holds_it(transport, message, set_clock):
+async def test_a_message_does_not_expire_while_a_receiver_holds_it(transport, message, set_clock):
     queue = Entity("held")
     await transport.admin.create(queue, QueueProperties(lock_duration=6000, default_time_to_live=600))
     await transport.sender(queue).send(message())

@@ -65,22 +65,22 @@ class PairConsumer:
 
     @property
     def idle(self) -> bool:
-        """Whether it reads no more, and everything that it gave is settled."""
+        """Whether it has stopped reading, and everything that it gave is settled."""
         return self._reading.done() and not self._held and not self._settling
 
     async def cancel(self) -> None:
-        """Read no more; what was given stays locked and can still be settled. Idempotent.
+        """Stop reading; what was given stays locked and can still be settled. Idempotent.
 
-        The receiver is closed once all of it is. Cancelled, it reads no more all the same.
+        The receiver is closed once all of it is. Cancelled, it stops reading all the same.
         """
         self._reading.cancel()
         await asyncio.wait((self._reading,))
         self._close_idle()
 
     async def close(self) -> None:
-        """Read no more, wait up to 5 s for settlements under way, and release what is not settled. Idempotent.
+        """Stop reading, wait up to 5 s for settlements under way, and release what is not settled. Idempotent.
 
-        Cancelled, it reads no more; the rest is released when the pair closes, or as its locks expire.
+        Cancelled, it stops reading; the rest is released when the pair closes, or as its locks expire.
         """
         self._reading.cancel()
         await asyncio.wait((self._reading,))
@@ -99,7 +99,7 @@ class PairConsumer:
     # For deliveries and the pair.
 
     def settles(self, delivery: PairDelivery) -> None:
-        """A settlement begins: whatever comes of it, the message counts no more."""
+        """A settlement begins: whatever comes of it, the message no longer counts."""
         self._locks.drop(delivery)
         self._held.discard(delivery)
         self._settling.add(delivery)
@@ -112,7 +112,7 @@ class PairConsumer:
         self._close_idle()
 
     def stop(self) -> None:
-        """Read no more, at once: the pair closes."""
+        """Stop reading, at once: the pair closes."""
         try:
             self._engine.check_open()
         except (PairClosed, PairFaulted) as error:

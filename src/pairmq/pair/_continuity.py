@@ -105,7 +105,7 @@ class _Side:
         return taken
 
     def stop(self) -> asyncio.Task[None] | None:
-        """Poll no more."""
+        """Stop polling."""
         self.ready.clear()
         self._locks.clear()
         if self._task is not None:
@@ -346,7 +346,7 @@ class ContinuousReceiver(PairReceiver):
         start_task(work, name="receiver", keep=self._tasks)
 
     def stop(self) -> None:
-        """The pair closes: poll no more."""
+        """The pair closes: stop polling."""
         for side in self._sides:
             side.stop()
         self.wake()

@@ -33,7 +33,7 @@ class Renewals:
         self._schedule()
 
     def drop(self, delivery: PairDelivery) -> None:
-        """Keep the lock of this one no more."""
+        """Stop keeping the lock of this one."""
         self._due.pop(delivery, None)
 
     def clear(self) -> None:

@@ -34,7 +34,7 @@ _AT_ONCE = 8  # queues checked side by side: soon done, without a burst of conne
 
 
 def backlog_properties(options: PairOptions) -> QueueProperties:
-    """Tell what a pair's backlog queues are asked to be (SPEC 5.2), where order is kept too (SPEC 8.2)."""
+    """Give the settings that a pair asks for its backlog queues (SPEC 5.2), where order is kept too (SPEC 8.2)."""
     return replace(_PROPERTIES, single_consumer=options.ordering == "session")
 
 

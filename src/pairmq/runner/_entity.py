@@ -244,7 +244,7 @@ class EntityRunner:
         TimeLimits.wake(self._waiters or ())
 
     def stop_pings(self) -> None:
-        """Ping no more, as the pair closes (SPEC 6.4); the sends that are left may still find failover."""
+        """Stop pinging, as the pair closes (SPEC 6.4); the sends that are left may still find failover."""
         self._pings = False
         if self._ping_task is not None:
             self._ping_task.cancel()

@@ -89,7 +89,7 @@ class KnownEntities:
         lock here, no step that another thread could come between, and no need of a loop, which may be closed.
         """
         runner.spare.append(sender)
-        self.keep(runner)  # after that: what forgets it looks for spare ones when it counts as kept no more
+        self.keep(runner)  # after that: what forgets it looks for spare ones when it no longer counts as kept
 
     async def close(self) -> None:
         """Close no more senders: the transport closes what is left."""

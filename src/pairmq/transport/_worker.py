@@ -120,7 +120,7 @@ class Job(Generic[T]):
         self._state = _State.WAITING
 
     def _settle(self, result: T | None = None, error: Exception | None = None) -> None:
-        if not self._ended.done():  # else the caller waits no more
+        if not self._ended.done():  # else the caller no longer waits
             self._result, self._error = result, error
             self._ended.set_result(None)
 

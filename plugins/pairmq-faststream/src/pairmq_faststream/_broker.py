@@ -90,7 +90,7 @@ class PairedRabbitBroker(RabbitBroker):
         Raises:
             ConfigurationError: the pair can't work.
             TransportError: the secondary refuses to let the backlog queues be made.
-            AMQPError: RabbitMQ is there and refuses something.
+            AMQPError: RabbitMQ responds and refuses something.
 
         A start that fails or is cancelled leaves nothing open.
         """
@@ -217,7 +217,7 @@ class PairedRabbitBroker(RabbitBroker):
             except Exception as error:
                 _log.warning("the broker can't start yet: %s", _words(error))
             else:
-                _log.warning("RabbitMQ is there: the broker has started")
+                _log.warning("RabbitMQ is reachable: the broker has started")
                 return
 
 

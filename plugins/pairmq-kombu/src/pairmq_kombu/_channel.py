@@ -274,7 +274,7 @@ class PairedChannel(base.StdChannel):
         return False
 
     def _make_up(self) -> None:
-        """Declare what was put off, once the primary is there."""
+        """Declare what was put off, once the primary is reachable."""
         if not self._process.postponed or self._process.is_away:
             return
         for key, (method, arguments) in self._process.postponed.all():
@@ -353,7 +353,7 @@ class PairedChannel(base.StdChannel):
         return channel.basic_consume(**asked)
 
     def basic_cancel(self, consumer_tag: str, nowait: bool = False, **more: Any) -> Any:
-        """Consume a queue no more; what it has received can still be settled."""
+        """Stop consuming a queue; what it has received can still be settled."""
         if self._reading is None or not self._reading.cancel(consumer_tag):
             return self._on_link().basic_cancel(consumer_tag, nowait, **more)
         return consumer_tag

@@ -120,7 +120,7 @@ class Reading:
             raise
 
     def cancel(self, tag: str) -> bool:
-        """Read no more for a consumer; what it has stays locked for it. Returns whether there is such a consumer."""
+        """Stop reading for a consumer; what it has stays locked for it. Returns whether there is such a consumer."""
         consumer = self._consumers.pop(tag, None)
         if consumer is not None:
             self._run(self._end(consumer, release=False))
@@ -143,7 +143,7 @@ class Reading:
             self._soon(self._settle, tag, action, channel if multiple else None)
 
     def close_channel(self, channel: Any) -> None:
-        """Read no more for a channel, and release what it has not settled."""
+        """Stop reading for a channel, and release what it has not settled."""
         ended = [consumer for consumer in self._consumers.values() if consumer.channel is channel]
         for consumer in ended:
             del self._consumers[consumer.tag]
@@ -151,7 +151,7 @@ class Reading:
             self._run(self._end_channel(channel, ended))
 
     def close(self) -> None:
-        """Read no more, and release what is not settled."""
+        """Stop reading, and release what is not settled."""
         if not self._is_here:
             return  # the parent's; its threads are not in this process
         if self._remote is not None:

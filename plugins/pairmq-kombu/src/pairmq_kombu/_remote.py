@@ -87,7 +87,7 @@ class Remote:
             started.wait(_PATIENCE)
 
     def cancel(self, tag: str) -> bool:
-        """Consume a queue no more; returns whether it was consumed."""
+        """Stop consuming a queue; returns whether it was consumed."""
         if self._consumed.pop(tag, None) is None:
             return False
         self._ask(lambda channel: self._stop(channel, tag))

@@ -188,7 +188,7 @@ class Shared(Generic[A]):
         self.task.add_done_callback(self._end)
 
     def leave(self, call: _Call) -> None:
-        """It waits no more."""
+        """It no longer waits."""
         if self.waiting.pop(call, self) is not self and not self.waiting:
             self.task.cancel()
 

@@ -97,7 +97,7 @@ WHERE e.path = %(path)s::text AND e.kind = %(kind)s::text AND s.subscription = '
 """
 """Find the row of a queue, once: it is never written again."""
 
-# The transaction that made the row tells it from one with the same number in tables that were emptied and filled anew.
+# The transaction that made the row tells it apart from one with the same number in tables that were filled anew.
 _FOUND: Final[LiteralString] = "pairmq.source WHERE id = %(shelf)s::bigint AND xmin = %(made)s::text::xid"
 
 _TX: Final[LiteralString] = "CASE WHEN %(in_order)s::boolean THEN pg_current_xact_id() END"
@@ -153,7 +153,7 @@ FROM place
 """
 
 TURN: Final[LiteralString] = f"WITH {_PLACE}{_TAKE_TURN}"
-"""Take a turn at the queue, and find whether somebody's transaction has messages for it: before each `TAKE`, in the
+"""Take a turn at the queue, and find whether an open transaction has messages for it: before each `TAKE`, in the
 same transaction. By `TAKE` alone, which would wait for its turn, what others did meanwhile would not be seen.
 
 The transaction does not wait for the disk: what a crash of the server loses of it are locks, as if they had ended, and

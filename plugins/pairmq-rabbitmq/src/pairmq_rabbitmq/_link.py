@@ -146,7 +146,7 @@ class Link:
         return attempt.result()
 
     def retire(self, session: Session, *, silent: bool) -> None:
-        """Use a connection no more for new calls, unless a silent one is heard of again; it ends when no call uses it
+        """Stop using a connection for new calls, unless a silent one is heard of again; it ends when no call uses it
         any more."""
         if self._session is session:
             self._session = None

@@ -41,7 +41,7 @@ _LEFT = "UNBLOCKED the stream key no longer exists"  # to a reader that waits, w
 class Cluster:
     """Who owns which slot, for all lines of a transport; ``timeout`` is in seconds, for learning it.
 
-    When nodes own slots no more, ``demoted`` is called with those that do.
+    When nodes no longer own slots, ``demoted`` is called with those that do.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Cluster:
             self._unanswered.pop(call, None)
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         tasks = [task for task in (self._look, self._watching) if task is not None]
         for task in tasks:
             task.cancel()

@@ -1,7 +1,7 @@
 """A connection that many tasks share, made when first needed and made anew after it was lost.
 
 Commands are written in the order of the calls, at once, and replies are matched by their order: concurrent
-calls are pipelined without anybody waiting for a turn, and a single call costs one write and one read.
+calls are pipelined without any call waiting for its turn, and a single call costs one write and one read.
 
 What becomes of a connection:
 

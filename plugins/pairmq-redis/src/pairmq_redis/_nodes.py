@@ -135,7 +135,7 @@ class Sentinels:
             return max(earlier)  # they were set up anew
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for listener in self._listeners:
             listener.cancel()
         await asyncio.gather(*self._listeners, return_exceptions=True)

@@ -39,7 +39,7 @@ class Probe:
     A ping is an empty message of content type ``application/vnd.ms-servicebus-ping`` and a time-to-live of 1 s, with a
     random session id where the entity requires sessions. What a ping that succeeds proves, at this moment:
 
-    - the namespace is there, and lets this key or identity in and send to the entity;
+    - the namespace is reachable, and lets this key or identity in and send to the entity;
     - the entity exists, is enabled for sending, and the service answers transfers to it: it took the ping as it takes
       any message, and is documented to drop it instead of delivering it.
 
@@ -124,7 +124,7 @@ class BusAdmin(Admin):
     async def check(self) -> None:
         """Ask the administration for the namespace; where that can't be had, try to attach a link to no entity.
 
-        The refusal of the link shows that the namespace is there and lets this key or identity in.
+        The refusal of the link shows that the namespace is reachable and lets this key or identity in.
         """
         doing = "check the namespace"
         try:
@@ -295,7 +295,7 @@ class BusAdmin(Admin):
         await self._probe.probe(entity)
 
     def is_system_entity(self, entity: Entity) -> bool:
-        """Tell whether a segment of the path begins with ``$``, as the service's own do."""
+        """Return whether a segment of the path begins with ``$``, as the service's own do."""
         return _entities.is_system(entity.path)
 
     async def close(self) -> None:

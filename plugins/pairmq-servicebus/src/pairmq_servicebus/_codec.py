@@ -171,7 +171,7 @@ def decode(raw: AmqpAnnotatedMessage, *, dead_letter: bool = False) -> Decoded:
 
 
 def decode_leniently(raw: AmqpAnnotatedMessage, *, dead_letter: bool = False) -> Decoded:
-    """Read a message for somebody who only looks: of one that can't be read, the body and the id."""
+    """Read a message that is only looked at: of one that can't be read, the body and the id."""
     try:
         return decode(raw, dead_letter=dead_letter)
     except _values.Malformed:

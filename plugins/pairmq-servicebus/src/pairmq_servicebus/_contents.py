@@ -1,7 +1,7 @@
 """What a queue or subscription holds: how far it is settled, what can be shown of it, and how it is emptied.
 
-Browsing shows what a queue holds in the order of its sequence numbers, messages that somebody has locked and scheduled
-ones included (Service Bus documentation: "Message browsing"). But what it does *not* show proves nothing: it reads the
+Browsing shows what a queue holds in the order of its sequence numbers, locked and scheduled messages
+included (Service Bus documentation: "Message browsing"). But what it does *not* show proves nothing: it reads the
 log of the queue, is meant for diagnosis, and has been seen to show less than there was. So a look at how far a queue
 with one consumer at a time has been settled (SPEC 8.3) first schedules a marker, whose sequence number the service
 returns at once, and then browses until it comes to it. What is before the marker is all that is not settled; when the

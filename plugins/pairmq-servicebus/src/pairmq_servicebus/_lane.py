@@ -139,7 +139,7 @@ class Lane(Generic[L]):
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._interrupting = False
-        self._used_at = 0.0  # a job of somebody's
+        self._used_at = 0.0  # a job of a caller
         self._touched_at = 0.0  # any job, our own looks included
         self._past: set[asyncio.Task[None]] = set()
         self.closed = False

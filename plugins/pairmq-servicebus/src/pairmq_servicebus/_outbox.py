@@ -133,7 +133,7 @@ class Parcel:
         self.done: asyncio.Future[TransportError | None] = asyncio.get_running_loop().create_future()
 
     def end(self, outcome: TransportError | None) -> None:
-        """Tell who waits for it."""
+        """Set the result for the calls that wait for it."""
         self.state = _State.OVER
         if not self.done.done():
             self.done.set_result(outcome)
@@ -243,7 +243,7 @@ class Outbox:
         self.waiting.move_to_end(parcel, last=False)
 
     def fail_waiting(self, error: TransportError) -> None:
-        """Tell the callers of all that waits that it was not sent."""
+        """Report to the callers of all that waits that it was not sent."""
         waiting = list(self.waiting)
         self.waiting.clear()
         for parcel in waiting:
@@ -309,7 +309,7 @@ class _Flush(Job[SendLink]):
             self._box.fail_waiting(error)
 
     def give_up(self, transfer: _Transfer) -> bool:
-        """Take note that one caller waits no more; returns whether it was the last one."""
+        """Take note that one caller no longer waits; returns whether it was the last one."""
         transfer.awaited -= 1
         if transfer.awaited:
             return False
@@ -421,7 +421,7 @@ class _Flush(Job[SendLink]):
         self._report(transfer.batch, None if error is None else _errors.send_failure(error, self._box.doing))
 
     def _end_all(self, error: TransportError) -> None:
-        """Tell the callers of all that is under way that it is in doubt, or failed."""
+        """Report to the callers of all that is under way that it is in doubt, or failed."""
         transfers = list(self.under_way)
         self.under_way.clear()
         self._given_up = 0

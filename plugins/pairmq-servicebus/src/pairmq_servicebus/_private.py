@@ -321,7 +321,7 @@ async def browse(sender: ServiceBusSender, first: int, most: int) -> list[Servic
     those that the client can't decode.
 
     A receiver can't: the client opens its link first, and at a queue that requires sessions that means to lock one,
-    while anybody may browse such a queue (Service Bus documentation: "Message sessions").
+    while any client may browse such a queue (Service Bus documentation: "Message sessions").
     """
 
     def read(status: int, answer: Any, description: Any, amqp_transport: Any) -> list[ServiceBusReceivedMessage]:

@@ -175,7 +175,7 @@ class Completions(Job[ReceiveLink]):
         self.limit = (self.limit or 0.0) + _PER_MESSAGE * len(completions)
 
     def give_up(self, completion: Completion) -> bool:
-        """Take note that its caller waits no more; returns whether no other caller does."""
+        """Take note that its caller no longer waits; returns whether no other caller does."""
         completion.done.cancel()
         self._awaited -= 1
         self.has_begun = self.has_begun or not self._awaited

@@ -53,7 +53,7 @@ class SharedKey:
 
 @dataclass(frozen=True, slots=True)
 class SharedSignature:
-    """A token that somebody else made with a key; it ends some day and can't be renewed."""
+    """A token that was made elsewhere with a key; it ends some day and can't be renewed."""
 
     token: str = field(repr=False)
 

@@ -13,7 +13,7 @@ The one application property of our own: what Service Bus would not bring back e
 | ``session`` | the message's own session id, in a queue with one consumer at a time |
 | ``partition`` | its partition key there: Service Bus takes none but the session id beside one |
 
-Anybody may have written into it, so that everything that is read from it is checked.
+Any client may have written into it, so that everything that is read from it is checked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ to_json = _JSON.encode
 
 
 class Malformed(ValueError):
-    """A message that can't be read: somebody wrote into a property that is PairMQ's, or a field that AMQP forbids."""
+    """A message that can't be read: a client wrote into a property that is PairMQ's, or a field that AMQP forbids."""
 
 
 def to_wire(value: PropertyValue) -> tuple[Any, str | None]:
@@ -226,5 +226,5 @@ def seconds(written: Any) -> float:
 
 
 def damaged() -> Malformed:
-    """The error of a property that somebody else has written."""
+    """The error of a property that another client has written."""
     return Malformed(f"its application property {FIELDS} is damaged")

@@ -53,7 +53,7 @@ class SQLiteAdmin(Admin):
         return await self._run(lambda store: store.counts(store.place(source)), f"count {source}")
 
     async def positions(self, entity: Entity) -> QueuePositions:
-        """Tell exactly, in one step: a message's position is its row's number, which grows throughout the file."""
+        """Count exactly, in one step: a message's position is its row's number, which grows throughout the file."""
         return await self._run(lambda store: store.positions(store.place(Source(entity))), f"look how far {entity} is")
 
     async def delete(self, entity: Entity) -> bool:

@@ -32,7 +32,7 @@ class OtherKind(Exception):
 
 
 class LockEnded(Exception):
-    """Somebody else may have the message by now."""
+    """Another receiver may have the message by now."""
 
 
 class FileFull(Exception):
@@ -122,17 +122,17 @@ def failure(error: BaseException, doing: str) -> TransportError:
 
 
 def is_locked(error: BaseException) -> bool:
-    """Tell whether somebody else holds the file's lock, so that nothing was done and waiting may help."""
+    """Return whether another connection holds the file's lock, so that nothing was done and waiting may help."""
     return code_of(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 
 def is_broken(error: BaseException) -> bool:
-    """Tell whether the connection must not be used again."""
+    """Return whether the connection must not be used again."""
     return isinstance(error, sqlite3.ProgrammingError) or code_of(error) in _BROKEN
 
 
 def is_certain(error: BaseException) -> bool:
-    """Tell whether a COMMIT that failed this way has stored nothing for certain.
+    """Return whether a COMMIT that failed this way has stored nothing for certain.
 
     A write or sync that the operating system reports as failed may have reached the disk in part or whole.
     """

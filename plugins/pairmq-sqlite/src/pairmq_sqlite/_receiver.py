@@ -64,7 +64,7 @@ class SQLiteReceiver(Receiver):
         self._name = secrets.token_hex(8)
         self._receives = 0
         self._doubtful: list[str] = []
-        """Locks of receives that may have been done, and gave nothing to anybody."""
+        """Locks of receives that may have been done, and whose messages no caller got."""
         self._calls = context.calls(self._receiving)
         self.scope = self._calls.scope
         context.receivers.add(self)

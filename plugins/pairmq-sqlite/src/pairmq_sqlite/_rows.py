@@ -74,7 +74,7 @@ class Place:
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether one consumer reads it at a time; anybody may read dead letters."""
+        """Whether one consumer reads it at a time; dead letters have any number of readers."""
         return self.settings.single_consumer and not self.reads_dead
 
 

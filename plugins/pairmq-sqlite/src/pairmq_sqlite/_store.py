@@ -70,7 +70,7 @@ class Store:
         return True
 
     def exists(self, entity: Entity) -> bool:
-        """Tell whether there is such an entity."""
+        """Return whether there is such an entity."""
         query = "SELECT 1 FROM entity WHERE path = ? AND kind = ?"
         return self._execute(query, (entity.path, entity.kind.value)).fetchone() is not None
 
@@ -199,7 +199,7 @@ class Store:
         self._execute(query, {"now": now_us(), "shelf": place.shelf, "lock": lock})
 
     def counts(self, place: Place) -> QueueCounts:
-        """Count what a source holds; what has expired counts as put away, whether or not anybody did it yet."""
+        """Count what a source holds; what has expired counts as put away, whether or not that was done yet."""
         query = """
             SELECT total(free_at <= :now AND NOT doomed),
                 total(free_at > :now AND lock IS NOT NULL),
@@ -217,7 +217,7 @@ class Store:
         return QueueCounts(active, locked, scheduled, dead + doomed)
 
     def positions(self, place: Place) -> QueuePositions:
-        """Tell the number of the first message, locked or not, and the newest that the file has given to any."""
+        """Return the number of the first message, locked or not, and the newest that the file has given to any."""
         (oldest,) = self._execute("SELECT min(number) FROM message WHERE shelf = ?", (place.shelf,)).fetchone()
         newest = self._execute("SELECT seq FROM sqlite_sequence WHERE name = 'message'").fetchone()
         return QueuePositions(oldest, newest[0] if newest else 0)
@@ -262,7 +262,7 @@ class Store:
             self._execute("INSERT INTO shelf (entity, subscription, dead_letter) VALUES (?, ?, ?)", values)
 
     def _another_holds(self, place: Place, lock: str) -> bool:
-        """Tell whether somebody else holds a message: what is behind it is not to pass it, should it come back."""
+        """Return whether another receiver holds a message: what is behind it must not pass it if it is redelivered."""
         query = """
             SELECT 1 FROM message
             WHERE shelf = ? AND lock IS NOT NULL AND free_at > ? AND lock NOT GLOB ? LIMIT 1
@@ -275,7 +275,7 @@ class Store:
         values = {"live": place.live, "dead": place.dead, "now": now_us(), "most": _SWEEP}
         settings = place.settings
         if settings.dead_letter_on_expiration:
-            text = "its time-to-live ended before anybody completed it"
+            text = "its time-to-live ended before it was completed"
             self._execute(_BURY_EXPIRED, {**values, "reason": "expired", "description": text})
         else:
             self._execute(_DROP_EXPIRED, values)

@@ -1,6 +1,6 @@
 """The entry point: which transport this distribution brings.
 
-PairMQ imports this module to list its plugins, whether or not anybody uses this one: keep it quick to import, and
+PairMQ imports this module to list its plugins, whether or not this one is used: keep it quick to import, and
 without side effects.
 """
 

@@ -103,8 +103,7 @@ class ServerSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address is one that only this machine reaches; of names only ``localhost`` counts, as others may
-    mean anything."""
+    """Whether only this machine reaches an address; of names only ``localhost`` counts, as others may mean anything."""
     if host.lower() == "localhost":
         return True
     try:

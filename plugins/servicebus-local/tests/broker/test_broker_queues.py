@@ -315,7 +315,7 @@ def test_a_deleted_queue_wakes_waiters_and_refuses_the_rest(broker, queue):
     assert broker.resolve_receive("orders") is not queue
 
 
-def test_an_idle_entity_is_deleted_unless_somebody_waits(broker, clock):
+def test_an_idle_entity_is_deleted_unless_a_client_waits(broker, clock):
     broker.create_queue("q", QueueDescription(auto_delete_on_idle=300))
     start = clock.now
     clock.now = start + 200

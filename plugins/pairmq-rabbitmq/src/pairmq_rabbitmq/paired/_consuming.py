@@ -56,7 +56,7 @@ class Consumption:
         """What reads for it."""
 
     async def close(self) -> None:
-        """Read no more, and release what is not settled."""
+        """Stop reading, and release what is not settled."""
         self.is_closed = True
         self._held.clear()
         await self.consumer.close()
@@ -136,7 +136,7 @@ class PairedQueue(RobustQueue):
         return tag
 
     async def cancel(self, consumer_tag: str, timeout: Any = None, nowait: bool = False) -> Any:
-        """Consume no more; what is not settled can still be."""
+        """Stop consuming; what is not settled can still be."""
         consumption = cast(Any, self.channel).consumptions.get(consumer_tag)
         if consumption is None:
             return await super().cancel(consumer_tag, timeout, nowait)
@@ -173,7 +173,7 @@ class PairedQueueIterator(RobustQueueIterator):
         return cast(AbstractIncomingMessage, self._queue.get_nowait())
 
     async def close(self) -> None:
-        """Consume no more, and release what was not given. Idempotent."""
+        """Stop consuming, and release what was not given. Idempotent."""
         tag = self.consumer_tag
         if tag is not None:
             del self._consumer_tag
@@ -216,7 +216,7 @@ class ConsumingChannel(RobustChannel):
         return await super().set_qos(prefetch_count, *args, **kwargs)
 
     async def end_consuming(self) -> None:
-        """Read no more through the pair, and release what is not settled."""
+        """Stop reading through the pair, and release what is not settled."""
         await asyncio.gather(*(each.close() for each in self.consumptions.values()))
         self.consumptions.clear()
 

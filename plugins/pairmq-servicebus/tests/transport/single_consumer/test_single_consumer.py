@@ -384,7 +384,7 @@ async def test_a_queue_made_anew_as_an_ordinary_one_is_read_as_such(
     assert got[0].message.session_id == "s"
 
 
-async def test_what_was_dead_lettered_is_read_by_anybody(
+async def test_what_was_dead_lettered_is_read_by_any_receiver(
     transport: Transport, stranger: Transport, queue: Entity, message: Make
 ) -> None:
     await transport.sender(queue).send(message("x", session_id="s"))

@@ -17,7 +17,7 @@ AMQP_FRAME = 0
 SASL_FRAME = 1
 
 EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
-"""A frame without a body: it only shows that somebody is there."""
+"""A frame without a body: it only shows that the peer is alive."""
 
 FRAME_HEADER_SIZE = 8
 
@@ -63,7 +63,7 @@ def read_frame(data: bytes, offset: int, end: int, kind: int) -> Frame:
     if start == end:
         return Frame(channel, None, b"")
     if kind == AMQP_FRAME and data[start] == 0 and data[start + 1 : start + 2] == b"\x53":
-        # The encoding that everybody uses, without the detour of a described value.
+        # The usual encoding, without the detour of a described value.
         composite = PERFORMATIVES.get(data[start + 2]) if start + 2 < end else None
         if composite is None:
             raise AmqpDecodeError("A frame holds no performative that there is.")

@@ -94,7 +94,7 @@ class Source:
 
     @property
     def waited_for(self) -> bool:
-        """Whether somebody waits here, which keeps an entity from being idle."""
+        """Whether a client waits here, which keeps an entity from being idle."""
         return bool(self._waiters)
 
     # ------------------------------------------------------------------ the entity's side
@@ -159,7 +159,7 @@ class Source:
     # ------------------------------------------------------------------ waiting
 
     def on_ready(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Has someone called when `take` or `accept_session` may give something again."""
+        """Has a waiting caller called when `take` or `accept_session` may give something again."""
         key = object()
         self._waiters[key] = callback
 

@@ -1,6 +1,6 @@
 """What all clients share, each client, its socket and engine, and what stands behind a link on our side.
 
-Changes become durable in a beat, before anybody hears of them. Faults, addresses and errors are written here, too."""
+Changes become durable in a beat, before any client learns of them. Faults, addresses and errors are written here."""
 
 from __future__ import annotations
 

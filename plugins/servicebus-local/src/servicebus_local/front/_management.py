@@ -252,7 +252,7 @@ class Management:
                 continue
             if endpoint.session is not None and endpoint.session.session_id == session_id:
                 return endpoint.session
-        text = f"The lock of session '{session_id}' of '{self._path}' is lost, or somebody else's."
+        text = f"The lock of session '{session_id}' of '{self._path}' is lost, or is another client's."
         raise BrokerError("com.microsoft:session-lock-lost", text)
 
     def _list(self, name: str) -> list[Any]:

@@ -73,7 +73,7 @@ class Grants:
         return problem
 
     def check(self, path: str) -> str | None:
-        """Tell why a client may not have a link to an entity; None if it may."""
+        """Return why a client may not have a link to an entity; None if it may."""
         if self._authorizer.open:
             return None
         problem: str | None = "no token was put for it"
