@@ -345,7 +345,7 @@ def _check_sessions(entity: Entity, properties: QueueProperties | None, doing: s
         return
     if entity.kind is EntityKind.TOPIC and (properties.requires_session or properties.single_consumer):
         name = "requires_session" if properties.requires_session else "single_consumer"
-        raise _errors.refused(doing, f"{name} is no setting of a topic", FailureReason.NOT_SUPPORTED)
+        raise _errors.refused(doing, f"{name} is not a setting of a topic", FailureReason.NOT_SUPPORTED)
     if properties.requires_session and properties.single_consumer:
         text = "single_consumer puts all messages into one session: it can't have requires_session, too"
         raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)

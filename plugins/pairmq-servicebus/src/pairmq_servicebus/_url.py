@@ -299,7 +299,7 @@ def _credential(read: BrokerUrl, options: UrlOptions, emulator: bool) -> Credent
 def _decoded(read: BrokerUrl, text: str | None, what: str) -> str:
     decoded = read.decoded(text, what)
     if not decoded.isprintable() or ";" in decoded:
-        raise ConfigurationError(f"the {what} of the sb:// URL holds a ';' or a character that is no key's")
+        raise ConfigurationError(f"the {what} of the sb:// URL holds a ';' or a character that no key has")
     return decoded
 
 

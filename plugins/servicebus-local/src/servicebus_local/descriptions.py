@@ -88,7 +88,7 @@ def format_duration(seconds: float | None) -> str:
 def _number(text: str) -> int:
     digits = text.strip()
     if not digits.isascii() or not digits.isdecimal() or len(digits) > 18:
-        raise ValueError(f"{text[:60]!r} is no number")
+        raise ValueError(f"{text[:60]!r} is not a number")
     return int(digits)
 
 

@@ -168,7 +168,7 @@ def _objects(parent: Mapping[str, object], key: str, where: str) -> list[Mapping
     if found is None:
         return []
     if not isinstance(found, list):
-        raise EntityError(f"{key} of {where} is no list")
+        raise EntityError(f"{key} of {where} is not a list")
     return [_object(one, f"{key} of {where}") for one in found]
 
 

@@ -30,7 +30,10 @@ _ENTRY = '<entry xmlns="http://www.w3.org/2005/Atom"><content type="application/
         ("<entry/>", "no Atom entry"),
         (_ENTRY.format(""), "no Atom entry"),
         (_ENTRY.format("<RuleDescription/>"), "can't be put there"),
-        (_ENTRY.format("<QueueDescription><MaxDeliveryCount>1e3</MaxDeliveryCount></QueueDescription>"), "no number"),
+        (
+            _ENTRY.format("<QueueDescription><MaxDeliveryCount>1e3</MaxDeliveryCount></QueueDescription>"),
+            "not a number",
+        ),
         (_ENTRY.format("<QueueDescription><RequiresSession>2</RequiresSession></QueueDescription>"), "true nor false"),
     ],
 )

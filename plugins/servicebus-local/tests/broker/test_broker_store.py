@@ -219,7 +219,7 @@ def test_a_foreign_database_and_one_in_use_are_refused(clock, tmp_path):
     other.execute("CREATE TABLE mine (x)")
     other.commit()
     other.close()
-    with pytest.raises(StoreError, match="no store of this broker"):
+    with pytest.raises(StoreError, match="not a store of this broker"):
         SqliteStore(tmp_path)
     store = SqliteStore(tmp_path / "two")
     with pytest.raises(StoreError, match="in use"):

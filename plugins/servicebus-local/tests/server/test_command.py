@@ -145,7 +145,7 @@ def test_options_that_can_t_work_are_one_error(
     [
         ("[]", "the file is no JSON object"),
         ("{}", "UserConfig is no JSON object"),
-        ('{"UserConfig": {"Namespaces": 5}}', "Namespaces of UserConfig is no list"),
+        ('{"UserConfig": {"Namespaces": 5}}', "Namespaces of UserConfig is not a list"),
         ('{"UserConfig": {"Namespaces": [{"Queues": [{}]}]}}', "has no Name"),
         (
             '{"UserConfig": {"Namespaces": [{"Queues": [{"Name": "q", "Properties": {"LockDuration": "soon"}}]}]}}',

@@ -502,7 +502,7 @@ class RabbitCluster:
                     node.kill(settle=False)
             start_together(*self.nodes)
             if not self._come_together(_TOGETHER_WITHIN):
-                raise ServerError(f"the nodes are no cluster\n{self.nodes[0].log_tail()}")
+                raise ServerError(f"the nodes did not form a cluster\n{self.nodes[0].log_tail()}")
 
     def _come_together(self, within: float) -> bool:
         deadline = time.monotonic() + within

@@ -58,7 +58,7 @@ class Sides:
         Raises `ConfigurationError`, which says why it can't work, without secrets.
         """
         if not _CONNECTION_STRING.match(text):
-            raise ConfigurationError("the primary is no connection string: it begins with Endpoint=sb://…")
+            raise ConfigurationError("the primary is not a connection string: one begins with Endpoint=sb://…")
         emulator = read_connection_string(text, "the connection string").emulator
         query = {"connection-string-env": _VARIABLE, **self._options(admin, tls=not emulator)}
         # As if it stood in an environment variable: every form of a connection string is understood there.
@@ -78,7 +78,10 @@ class Sides:
                 f"Endpoint=sb://{host}/;SharedAccessSignature={credential.signature}", admin, primary=True
             )
         if not callable(getattr(credential, "get_token", None)):
-            raise TypeError(f"a {type(credential).__name__} is no credential: it has no get_token")
+            raise TypeError(
+                f"a {type(credential).__name__} is not a credential: give an AzureNamedKeyCredential, "
+                "an AzureSasCredential, or an object with get_token"
+            )
         query = urlencode({"credential": "default", **self._options(admin, tls=True)})
         url = parse_servicebus_url(f"sb://{quote(host, safe=':[]')}/?{query}")
         return self._transport(url, _as_async(credential), primary=True)

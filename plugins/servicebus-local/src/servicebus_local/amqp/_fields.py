@@ -64,7 +64,7 @@ class Composite:
     def read(self, items: Any) -> Any:
         """Make the dataclass of a decoded list."""
         if type(items) is not list:
-            raise AmqpDecodeError(f"The fields of {self.symbol} are no list.")
+            raise AmqpDecodeError(f"The fields of {self.symbol} are not a list.")
         fields = self._fields
         if len(items) > len(fields):
             raise AmqpDecodeError(f"{self.symbol} has {len(items)} fields instead of {len(fields)}.")
@@ -127,7 +127,7 @@ def whole(bits: int, make: Callable[[Any], Any]) -> Kind:
 
     def read(value: Any) -> int:
         if not isinstance(value, int) or value is True or value is False or not 0 <= value < limit:
-            raise AmqpDecodeError(f"It is no unsigned integer of {bits} bits.")
+            raise AmqpDecodeError(f"It is not an unsigned integer of {bits} bits.")
         return int(value)
 
     return Kind(read, make)
@@ -149,7 +149,7 @@ def _read_symbols(value: Any) -> list[Symbol]:
     # A single value may stand for an array with only this value (part 1, section 1.4).
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, str) for item in items):
-        raise AmqpDecodeError("It is no array of symbols.")
+        raise AmqpDecodeError("It is not an array of symbols.")
     return [Symbol(item) for item in items]
 
 

@@ -140,7 +140,7 @@ def split_message(payload: bytes) -> Sections:
             raise AmqpDecodeError("A message has bodies of several kinds.")
         if code == _DATA:
             if payload[offset : offset + 1] not in (b"\xa0", b"\xb0"):
-                raise AmqpDecodeError("A data section is no binary.")
+                raise AmqpDecodeError("A data section is not binary.")
             content, offset = decode_value(payload, offset)
             data.append(content)
         elif code == _SEQUENCE:
@@ -268,5 +268,5 @@ def _end_of(payload: bytes, offset: int, codes: tuple[int, ...], what: str) -> i
 def _map(decoded: dict[int, Any], code: int) -> dict[Any, Any] | None:
     value = decoded.get(code)
     if code in decoded and type(value) is not dict:
-        raise AmqpDecodeError(f"The section 0x{code:02x} of a message is no map.")
+        raise AmqpDecodeError(f"The section 0x{code:02x} of a message is not a map.")
     return value

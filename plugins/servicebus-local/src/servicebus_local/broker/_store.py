@@ -122,7 +122,7 @@ class SqliteStore:
         mark, version = self._pragma("application_id"), self._pragma("user_version")
         tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if tables and mark != _MARK:
-            raise StoreError(f"{self.path} is no store of this broker")
+            raise StoreError(f"{self.path} is not a store of this broker")
         if version > _VERSION:
             raise StoreError(f"the store {self.path} has version {version}, and this program knows {_VERSION}")
         mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]

@@ -300,7 +300,7 @@ def _uuid(token: object) -> UUID:
     try:
         return UUID(str(token))
     except ValueError:
-        raise BrokerError("com.microsoft:argument-error", "lock-tokens holds something that is no token") from None
+        raise BrokerError("com.microsoft:argument-error", "lock-tokens holds something that is not a token") from None
 
 
 _CREDIT = 100

@@ -34,7 +34,7 @@ class Authorizer:
         if not self._keys:
             return None
         if not token.startswith(_PREFIX):
-            return None if self._any else "the token is no shared access signature"
+            return None if self._any else "the token is not a shared access signature"
         # The fields are taken apart by hand: the resource must stay as it was signed.
         parts = dict(part.partition("=")[::2] for part in token[len(_PREFIX) :].split("&"))
         decoded = dict(parse_qsl(token[len(_PREFIX) :]))
