@@ -38,7 +38,7 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def options(redis: RedisServer) -> dict[str, Any]:
-    """Transport options of a pair that fails over at once and brings its own backlog home."""
+    """Transport options of a pair that fails over at once and moves its own backlog back."""
     return {
         "pairmq": {
             "secondary": redis.url,
@@ -54,12 +54,18 @@ def options(redis: RedisServer) -> dict[str, Any]:
 
 
 @pytest.fixture
-def paired(rabbit: RabbitServer, options: dict[str, Any]) -> Iterator[kombu.Connection]:
+def pairs_closed() -> Iterator[None]:
+    """Closes the pairs of this process after the test."""
+    yield
+    close_pairs()
+
+
+@pytest.fixture
+def paired(rabbit: RabbitServer, options: dict[str, Any], pairs_closed: None) -> Iterator[kombu.Connection]:
     """A connection through the pair."""
     url = rabbit.url.replace("amqp://", "pairmq://")
     with kombu.Connection(url, transport_options=options, connect_timeout=4) as connection:
         yield connection
-    close_pairs()
 
 
 @pytest.fixture

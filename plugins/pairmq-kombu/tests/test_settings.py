@@ -9,7 +9,8 @@ import kombu
 import pytest
 
 from pairmq import ConfigurationError
-from pairmq_kombu._process import close_pairs
+
+pytestmark = pytest.mark.usefixtures("pairs_closed")
 
 SECONDARY = "redis://:planted@127.0.0.1:6399/0"
 
@@ -93,7 +94,6 @@ def test_a_publish_reports_what_is_wrong(table: dict[str, Any], words: str, monk
         pytest.raises(ConfigurationError, match=words),
     ):
         connection.Producer().publish({}, routing_key="orders", retry=True, retry_policy={"max_retries": 1})
-    close_pairs()
 
 
 def test_no_password_is_shown() -> None:
@@ -104,4 +104,3 @@ def test_no_password_is_shown() -> None:
     shown += [repr(channel), repr(connection.transport)]
     assert "planted" not in "".join(shown)
     assert connection.as_uri() == "pairmq://me:**@127.0.0.1:5672//"
-    close_pairs()

@@ -19,7 +19,6 @@ import kombu.pools
 import pytest
 from celery import chord, group
 
-from pairmq_kombu._process import close_pairs
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 
@@ -67,14 +66,15 @@ def wait_for_answers(control: Any, count: int = 1) -> None:
 
 
 @pytest.fixture
-def folder(rabbit: RabbitServer, redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(
+    rabbit: RabbitServer, redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pairs_closed: None
+) -> Path:
     (tmp_path / "results").mkdir()
     monkeypatch.setenv("KOMBU_TEST_FOLDER", str(tmp_path))
     monkeypatch.setenv("PAIRMQ_PRIMARY", rabbit.url)
     monkeypatch.setenv("PAIRMQ_SECONDARY", redis.url)
     monkeypatch.syspath_prepend(str(HERE))
-    yield tmp_path
-    close_pairs()
+    return tmp_path
 
 
 @pytest.fixture

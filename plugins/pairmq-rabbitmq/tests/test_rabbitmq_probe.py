@@ -14,12 +14,12 @@ from foreign_channel import foreign
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.transport import Transport
-from pairmq_rabbitmq._probe import PING_QUEUE
 from pairmq_rabbitmq.testing import RabbitServer
 
 pytestmark = pytest.mark.real_server
 
 QUEUE = Entity("orders")
+PING_QUEUE = "pairmq.ping"  # as documented: operators see it
 TOPIC = Entity("prices", EntityKind.TOPIC)
 
 

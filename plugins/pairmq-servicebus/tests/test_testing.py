@@ -14,9 +14,8 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from pairmq.plugins import LocalServer
+from pairmq.plugins import LocalServer, registry
 from pairmq.testing.servers import ServerError, accepts_connections
-from pairmq_servicebus.plugin import _local_server
 from pairmq_servicebus.testing import ServiceBusServer
 
 pytestmark = [
@@ -193,8 +192,10 @@ def test_one_that_can_t_start_says_why() -> None:
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "servicebus_local", None)
     monkeypatch.delitem(sys.modules, "pairmq_servicebus.testing")
+    local_server = registry.transport_record("sb://").local_server
+    assert local_server is not None
     with pytest.raises(FileNotFoundError, match=r"needs servicebus_local: pip install 'pairmq-servicebus\[server\]'"):
-        _local_server()
+        local_server()
 
 
 def test_a_directory_of_one_s_own_stays(tmp_path: Path) -> None:
