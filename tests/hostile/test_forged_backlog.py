@@ -274,7 +274,7 @@ async def test_a_thousand_forged_messages_are_put_away_before_a_good_one_at_the_
 @pytest.mark.parametrize("fault", [Fault.UNAUTHORIZED, Fault.DOWN, Fault.BUSY])
 @in_virtual_time
 async def test_forged_paths_that_wait_cost_a_bounded_memory(monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
-    """An answer that an operator or time can mend keeps the message, but not a gate, a sender and a task for each."""
+    """An answer that an operator or time can fix keeps the message, but not a gate, a sender and a task for each."""
     monkeypatch.setattr(gates_module, "_MOST", 20)
     async with world(allowed_entities=(), syphon_batch=10) as w:
         names = [f"forged-{number}" for number in range(100)]

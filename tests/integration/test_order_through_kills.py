@@ -140,7 +140,7 @@ async def syphon(primary: str, secondary: str, log: Path) -> AsyncIterator[subpr
 async def first_copies(pair: Pair) -> dict[str, list[str]]:
     """The message ids of each session in the order in which their first copies stand in the primary."""
     found: dict[str, list[str]] = {session: [] for session in SESSIONS}
-    # The transport's own receiver: nothing that a busy machine delays is cut off, and comes again later.
+    # The transport's own receiver: nothing that a busy machine delays is cut off, and redelivered later.
     receiver, empty = pair.primary.receiver(Source(Entity("orders"))), 0
     while empty < 2:
         deliveries = await receiver.receive(500, 2.0)

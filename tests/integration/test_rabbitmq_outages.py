@@ -491,7 +491,7 @@ async def test_tls_with_a_wrong(
     rabbit_servers: Callable[[int], list[RabbitServer]],
     hands: Hands,
 ) -> None:
-    """Whoever answers there is not the broker: certainly nothing was sent, and the backlog takes it."""
+    """What answers there is not the broker: certainly nothing was sent, and the backlog takes it."""
     tls_server.reset()
     brokers = Brokers(tls_server, rabbit_servers(1)[0])
     url = f"{tls_server.tls_url}?ssl_ca_certs={quote(str(certificates / 'trusted.pem'))}"

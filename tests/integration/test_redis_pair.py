@@ -220,7 +220,7 @@ async def test_no_send_outlives_its_deadline_on_a_misbehaving_broker_in_one_proc
                 "lost": east.lose_confirms,
                 "lost-before": lambda: east.lose_confirms(applied=False),
             }[fault]()
-            # Whoever waits until it is not busy any more waits in vain; all others need a part of their time.
+            # A client that waits until it is not busy any more waits in vain; all others need a part of their time.
             seconds = 4 if fault == "busy" else 20
             async with ending_within(seconds):
                 results = await asyncio.gather(

@@ -1,4 +1,4 @@
-"""Iterating over first deliveries, and stores and brokers that are away."""
+"""Iterating over first deliveries, and stores and brokers that are unavailable."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ async def test_a_copy_of_what_is_held_for_longer_than_its_lease_is_given_too():
         assert [(await anext(firsts)).body, (await anext(firsts)).body] == [b"0", b"1"]
 
 
-# A store that is away.
+# A store that is unavailable.
 
 
 def away(kind=FailureKind.UNAVAILABLE):
-    return TransportError("the store is away", kind, FailureReason.CONNECTION)
+    return TransportError("the store is unavailable", kind, FailureReason.CONNECTION)
 
 
 class Store(MemoryClaims):
@@ -122,7 +122,7 @@ class Store(MemoryClaims):
 async def test_nothing_is_handled_while_it_is_unknown_whether_it_was():
     async with orders("m") as (it, receiver):
         (delivery,) = await receiver.receive()
-        with pytest.raises(TransportError, match="away"):
+        with pytest.raises(TransportError, match="unavailable"):
             async with Deduplicator(Store(claim=1)).once(delivery):
                 pytest.fail("it was handled")
         assert len(it.delivered("orders")) == 1

@@ -276,7 +276,7 @@ def test_an_interrupted_call_leaves_no_job_behind(spark, tmp_path):
     endless = two_pieces(lambda: spark.range(0, 10**6, 1, 10**5).selectExpr("max(hash(id)) AS most"))
     with pytest.raises(KeyboardInterrupt):
         _making.write_pieces(spark, endless, {}, lambda name: tmp_path / name, interrupt_once_it_works)
-    # Whoever keeps Spark's books learns of the end of a job a little later than who waits for it.
+    # What keeps Spark's books learns of the end of a job a little later than who waits for it.
     until = time.monotonic() + 100
     while tracker.getActiveJobsIds():
         assert time.monotonic() < until, "a job goes on"

@@ -28,7 +28,7 @@ from spark_brokers import Brokers, ids, numbered
 PLACE = Place("primary", "orders", "orders")
 ORDERS = Source(Entity("orders"))
 STEPS = ["received", "written", "named", "synced", "partly acknowledged", "acknowledged"]
-LOCK = 5.0  # s: what a killed process held comes again after that; and longer than a slow disk takes
+LOCK = 5.0  # s: what a killed process held is redelivered after that; and longer than a slow disk takes
 
 
 @pytest.fixture(scope="module")
@@ -345,7 +345,7 @@ async def _failing(directory) -> list[str]:
     class Failing(Stub):
         async def receive(self, max_messages, wait):
             if not self.rounds:
-                raise TransportError("the broker is away", FailureKind.UNAVAILABLE)
+                raise TransportError("the broker is unavailable", FailureKind.UNAVAILABLE)
             return self.rounds.pop(0)
 
     spool = Spool(directory, "orders")
@@ -361,7 +361,7 @@ async def _failing(directory) -> list[str]:
 
 
 def test_what_came_before_the_broker_became_unavailable_is_kept_before_the_failure_is_reported(directory):
-    assert asyncio.run(_failing(directory)) == ["1", "the broker is away"]
+    assert asyncio.run(_failing(directory)) == ["1", "the broker is unavailable"]
 
 
 @pytest.mark.real_server

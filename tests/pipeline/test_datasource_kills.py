@@ -41,7 +41,7 @@ def brokers(servers, tmp_path):
     for server in servers:
         server.flush()
     made = Brokers(f"{servers[0].url}?poll_interval=0.2", servers[1].url, tmp_path)
-    made.make(lock=5.0)  # what a killed consumer held comes again after this
+    made.make(lock=5.0)  # what a killed consumer held is redelivered after this
     return made
 
 

@@ -253,7 +253,7 @@ def test_a_query_that_takes_what_is_there_waits_for_a_slow_broker(brokers, make,
     assert batch(reader, start, offsets[-1]) == Counter(ids(30))
 
 
-# Brokers that are away, or say no.
+# Brokers that are unavailable, or refuse.
 
 
 @pytest.mark.real_server

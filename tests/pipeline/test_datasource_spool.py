@@ -1,4 +1,4 @@
-"""The spool keeps what it was given, in order and under its own numbers, whoever dies or comes second."""
+"""The spool keeps what it was given, in order and under its own numbers, whichever process dies or comes second."""
 
 from __future__ import annotations
 

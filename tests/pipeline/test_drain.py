@@ -89,7 +89,7 @@ async def drained(drain: Drain, spark) -> Report:
 
 
 async def moved_some(url: str, least: int) -> None:
-    """Wait until so many messages are home; tells it a moment after the last of them came."""
+    """Wait until so many messages have arrived; returns a moment after the last of them came."""
     ends_at = time.monotonic() + 150
     async with registry.transport(url) as transport:
         while (await transport.admin.counts(Source(Entity("orders")))).pending < least:

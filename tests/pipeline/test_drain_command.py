@@ -151,7 +151,7 @@ def test_ctrl_c_ends_the_program_cleanly_and_no_password_is_in_any_log(servers, 
         ends_at = time.monotonic() + 200
         while asyncio.run(held(east)) < 20:
             assert program.poll() is None, program.communicate()
-            assert time.monotonic() < ends_at, "nothing came home"
+            assert time.monotonic() < ends_at, "nothing was moved back"
         (settings,) = temporary.glob("pairmq-drain-*/settings")
         assert "p4ss-e" in settings.read_text()  # what follows looks in the right places
         program.send_signal(signal.SIGINT)

@@ -472,7 +472,7 @@ def _(scene):
     told.delivered(2, "b").delivered(3, "a").closed(9)
 
 
-@case("whoever schedules a message asks for others to overtake it", a=IN_ORDER, b=IN_ORDER)
+@case("a sender that schedules a message asks for others to overtake it", a=IN_ORDER, b=IN_ORDER)
 def _(scene):
     told = scene.process("sender").sent(1, "a", scheduled_enqueue_at=scene.start + 5).sent(2, "b")
     told.delivered(3, "b").delivered(6, "a").closed(9)

@@ -101,7 +101,7 @@ def test_a_planted_password_is_in_neither_file(hostile):
 @pytest.mark.parametrize(
     "text",
     [
-        f"amqp://user:{PASSWORD}@broker:5672 is away",
+        f"amqp://user:{PASSWORD}@broker:5672 is unavailable",
         f"amqp://user:{PASSWORD}/with@signs@broker",
         f"amqp://user:{PASSWORD}{'y' * 5000}@broker",  # the end of the login is beyond what is looked at
         f"Endpoint=sb://x/;SharedAccessKeyName=n;SharedAccessKey={PASSWORD}",

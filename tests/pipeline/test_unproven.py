@@ -141,7 +141,7 @@ def _(scene):
     scene.process("other").sent(1700, "another").skip().closed(2000)
 
 
-@case("completed twice, and nothing tells how it came home from the backlog", Verdict.DUPLICATED_UNPROVEN)
+@case("completed twice, and nothing shows how it was moved from the backlog", Verdict.DUPLICATED_UNPROVEN)
 def _(scene):
     scene.process("sender").sent(1000, "m", "backlog").closed(2000)
     scene.process("consumer").delivered(1010, "m").delivered(1020, "m").closed(2000)

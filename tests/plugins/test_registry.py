@@ -62,7 +62,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterable[Install
     def write(source: str, name: str = "broken", head: str = HEAD) -> tuple[EntryPoint, str]:
         module = f"pairmq_test_plugin_{next(numbers)}"
         (tmp_path / f"{module}.py").write_text(head + dedent(source))
-        importlib.invalidate_caches()  # whoever has imported anything since the folder was made knows it as it was
+        importlib.invalidate_caches()  # a finder that was used since the folder was made knows it as it was
         written.append(module)
         return EntryPoint(name, module, "pairmq"), f"pairmq-{name} 1.0"
 

@@ -1,4 +1,4 @@
-"""A pair is opened once, whoever waits for it and whoever gives up, in virtual time."""
+"""A pair is opened once, which callers wait and which give up, in virtual time."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_a_cancelled_call_leaves_an_open_pair_open():
 @pytest.mark.parametrize("given_up", [False, True])
 @in_virtual_time
 async def test_a_pair_that_does_not_open_reports_no_end(given_up):
-    """Whoever counts the open pairs would be one too low from then on."""
+    """A count of the open pairs would be one too low from then on."""
     east, west = SimulatedBroker("east"), SimulatedBroker("west")
     west.fail(Fault.HANG if given_up else Fault.UNAUTHORIZED)
     pair = Pair(east.transport(), west.transport(), PairOptions(attempt_timeout=5))

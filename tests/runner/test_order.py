@@ -512,7 +512,7 @@ async def test_a_queue_that_is_seen_later_and_is_fit_is_used(world):
 
 @asynccontextmanager
 async def unseen_queue(world):
-    """One backlog queue that nobody has looked at, as the secondary was away when the pair opened."""
+    """One backlog queue that nobody has looked at, as the secondary was unavailable when the pair opened."""
     west = SimulatedBroker("west")
     west.fail(Fault.DOWN)
     async with world(west=west, ordering="session", backlog_queue_count=1, backlog_retry_interval=600.0) as w:
@@ -700,7 +700,7 @@ async def test_poison_that_was_given_up_with_its_queue_does_not_break_off_what_c
 
 
 async def held_back(w, away: int, body: bytes = b"") -> None:
-    """Divert messages of sessions at ``orders``, whose queue is away then, and behind them one at ``prices``."""
+    """Divert messages of sessions at ``orders``, whose queue is unavailable then, and behind them one at ``prices``."""
     w.pair.hold("orders")
     w.pair.hold("prices")
     messages = [of(f"s{number % 7}", str(number)) for number in range(away)]

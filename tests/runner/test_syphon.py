@@ -589,7 +589,7 @@ async def test_no_pair_sends_where_its_syphon_would_move_nothing_back(world, pat
                 w.pair.sender(path, kind=kind)
         w.pair.hold("orders")
         assert (await w.pair.sender("orders").send(Message(b"1"))).route is Route.BACKLOG
-        w.pair.receiver(path)  # whoever reads endangers nothing
+        w.pair.receiver(path)  # a reader endangers nothing
 
 
 @pytest.mark.parametrize("fault", [Fault.UNAUTHORIZED, Fault.BUSY, Fault.TRANSIENT])

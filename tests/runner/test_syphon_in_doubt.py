@@ -231,7 +231,7 @@ async def test_one_operation_of_the_syphon_ends_before_half_of_a_lock(world):
 
 @in_virtual_time
 async def test_nothing_is_sent_under_a_lock_that_may_end_before_the_send(world):
-    """It is renewed first, and where that fails the message is left to whoever gets it next (SPEC 7.6)."""
+    """It is renewed first, and where that fails the message is left to its next receiver (SPEC 7.6)."""
     west = SimulatedBroker("west")
     await west.transport().admin.create(QUEUE, QueueProperties(lock_duration=10.0))
     async with world(west=west, enable_syphon=True, ping_primary_interval=0.5) as w:

@@ -1,4 +1,4 @@
-"""Backlogs as other processes would have left them, and what came home of them."""
+"""Backlogs as other processes would have left them, and what was moved back of them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def taken(url: str, entity: str = "orders") -> list[str]:
 
 
 async def held(url: str, entity: str = "orders") -> int:
-    """How many messages a queue holds; 0 while its broker is away."""
+    """How many messages a queue holds; 0 while its broker is unavailable."""
     async with registry.transport(url) as transport:
         return (await transport.admin.counts(Source(Entity(entity)))).pending
 

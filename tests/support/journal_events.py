@@ -15,7 +15,7 @@ EPOCH = 1_700_000_000.0
 """2023-11-14 22:13:20 UTC."""
 
 OWN = ("JournalOpened", "JournalClosed")
-"""Kinds of rows that the journal writes of itself."""
+"""Kinds of rows that the journal writes by itself."""
 
 
 def warned(text: str = "look", at: float = EPOCH) -> Warned:

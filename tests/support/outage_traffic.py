@@ -138,13 +138,13 @@ class Traffic:
         self.struck_at = self._clock()
         for fault in faults:
             await self.hands(fault)
-        # What the kernel has told the loop by now is known to whoever sends some turns later.
+        # What the kernel has reported to the loop by now is known to a sender some turns later.
         for _ in range(10):
             await asyncio.sleep(0)
         self.hit_at = self._clock()
 
     async def heal(self, *cures: Callable[[], object]) -> None:
-        """Mend it; a server that was restarted is healed when it answers."""
+        """Fix it; a server that was restarted is healed when it answers."""
         self.healing_at = self._clock()
         for cure in cures:
             await self.hands(cure)
@@ -287,7 +287,7 @@ class Traffic:
     async def taken(self) -> list[str]:
         """Take everything out of the primary's queue: message ids, whose bodies say the same."""
         source, found, empty = Source(Entity(QUEUE)), list[str](), 0
-        # The transport's own receiver: nothing that a busy machine delays is cut off, and comes again later.
+        # The transport's own receiver: nothing that a busy machine delays is cut off, and redelivered later.
         receiver = self.pair.primary.receiver(source)
         while empty < 2:
             deliveries = await receiver.receive(200, 0.3)
@@ -321,7 +321,7 @@ class Traffic:
         assert [e for e in self.of(AttemptFailed) if e.message_id in ids and e.queue is None] == []
 
     def check_recovered(self) -> None:
-        """The recovery lasts. Attempts that only time out may end it on a busy machine, and then it comes again."""
+        """The recovery lasts. Attempts that only time out may end it on a busy machine, and then it begins again."""
         again = self.changes(DOWN, self.recovered_at)
         failures = [e for at, e in self.events if isinstance(e, AttemptFailed) and at > self.recovered_at]
         assert not again or {TIMED_OUT in e.error for e in failures if e.queue is None} == {True}, failures

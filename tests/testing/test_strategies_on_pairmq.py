@@ -146,7 +146,7 @@ def test_what_others_put_on_a_backlog_queue_is_dead_lettered_and_the_syphon_goes
 
 
 async def syphoned(messages: list[Message]) -> tuple[list[Any], list[bytes]]:
-    """Put messages on a backlog queue, a good one behind them; gives what is dead-lettered and what came home."""
+    """Put messages on a backlog queue, a good one behind them; gives what is dead-lettered and what was moved back."""
     east, west = SimulatedBroker("east"), SimulatedBroker("west")
     options = PairOptions(backlog_queue_count=1, enable_syphon=True)
     async with Pair(east.transport(), west.transport(), options, clock=Clock(virtual_wall)) as pair:

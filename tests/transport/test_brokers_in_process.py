@@ -366,7 +366,7 @@ async def test_the_next_receiver_gets_it_when_its_first_receive_fails(
 async def test_the_locks_of_open_receivers_outlast_an_outage(
     broker: MemoryBroker, transport: Transport, message: Make
 ) -> None:
-    """Of another process' receiver and of this one's: only what a closed one has left is given back."""
+    """Of another process' receiver and of this one's: only what a closed one has left is released."""
     async with broker.transport() as other:
         await transport.sender(QUEUE).send_batch([message("held"), message("held")])
         receivers = [each.receiver(Source(QUEUE)) for each in (transport, other)]

@@ -33,7 +33,7 @@ class Broker:
         self.attempts: list[asyncio.Future[Session]] = []
         self.openings: list[asyncio.Future[None]] = []
         self.closed: list[Session] = []
-        """On which a channel was given back."""
+        """On which a channel was released."""
 
     async def session(self) -> Session:
         if self.current is None:

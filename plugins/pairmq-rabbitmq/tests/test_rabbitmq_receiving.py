@@ -1133,7 +1133,7 @@ async def test_closing_a_receiver_in_a_stall_takes_no_lock_of_others(
     finally:
         server.resume()
     await other.complete(second)
-    await eventually(lambda: ready(server) == 1)  # what the other one held is given back all the same
+    await eventually(lambda: ready(server) == 1)  # what the other one held is released all the same
 
 
 async def test_a_connection_without_calls_after_a_stall_ends(

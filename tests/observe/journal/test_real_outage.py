@@ -81,7 +81,7 @@ async def test_the_journal_of_an_outage_agrees_with_the_ledger(tmp_path):
             stop.set()
             await producing
             accepted = {name for name, result in told.items() if isinstance(result, Receipt)}
-            await _until(lambda: accepted <= seen, "not everything came home")
+            await _until(lambda: accepted <= seen, "not everything was moved back")
             consuming.cancel()
             await asyncio.wait((consuming,))
     assert await asyncio.to_thread(journal.close, 60)

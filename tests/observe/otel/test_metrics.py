@@ -172,7 +172,7 @@ async def test_the_gauges_of_two_observers_stand_side_by_side(telemetry, world):
 
 @in_virtual_time
 async def test_a_pair_that_did_not_open_takes_no_present_values_from_the_next(telemetry):
-    """The secondary refuses a login until somebody mends it, and the program makes a new pair."""
+    """The secondary refuses a login until that is fixed, and the program makes a new pair."""
     observer = telemetry.observer()
     east, west = SimulatedBroker("east"), SimulatedBroker("west")
     await east.transport().admin.create(Entity("orders"))
@@ -188,9 +188,9 @@ async def test_a_pair_that_did_not_open_takes_no_present_values_from_the_next(te
     assert not any(telemetry.points(gauge) for gauge in gauges)
 
 
-@pytest.mark.parametrize("mended", [False, True])
+@pytest.mark.parametrize("fixed", [False, True])
 @in_virtual_time
-async def test_queues_that_an_opening_found_lost_are_those_of_that_opening(telemetry, mended):
+async def test_queues_that_an_opening_found_lost_are_those_of_that_opening(telemetry, fixed):
     observer = telemetry.observer()
     east, west = SimulatedBroker("east"), SimulatedBroker("west")
     options = replace(TEST_OPTIONS, backlog_queue_count=2, enable_syphon=False)
@@ -200,10 +200,10 @@ async def test_queues_that_an_opening_found_lost_are_those_of_that_opening(telem
     with pytest.raises(TransportError):
         await Pair(east.transport(), west.transport(), options, observers=[observer])
     west.heal()
-    if not mended:
+    if not fixed:
         west.fail(Fault.DOWN, entities=[lost])
     async with Pair(east.transport(), west.transport(), options, observers=[observer]):
-        assert telemetry.value("pairmq.backlog.queues.in_use") == (2 if mended else 1)
+        assert telemetry.value("pairmq.backlog.queues.in_use") == (2 if fixed else 1)
 
 
 @in_virtual_time

@@ -35,7 +35,7 @@ def test_the_version_of_the_conventions_is_one_that_exists():
     assert names.SCHEMA_URL in {schema.value for schema in Schemas}
 
 
-def test_no_name_is_there_twice():
+def test_names_are_unique():
     assert len(set(known().values())) == len(known())
 
 

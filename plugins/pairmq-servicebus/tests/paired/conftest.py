@@ -18,7 +18,7 @@ from pairmq_servicebus._url import NamespaceUrl, parse_servicebus_url
 from pairmq_servicebus.paired import _arguments
 from pairmq_servicebus.testing import ServiceBusServer
 
-# Whoever is killed refuses at once, and is failed over from at once; who is only held up for a while has not failed.
+# A server that is killed refuses at once, and is failed over from at once; one that is only held up has not failed.
 OPTIONS = PairOptions(
     backlog_queue_count=2,
     failover_interval=0.3,

@@ -215,7 +215,7 @@ def test_ctrl_c_before_the_waiting_has_begun_cancels_it_too() -> None:
     assert portal.run(answer) == 42
 
     class Interrupted:
-        """The portal's lock, with Ctrl-C at the moment in which it is given back."""
+        """The portal's lock, with Ctrl-C at the moment in which it is released."""
 
         def __init__(self, lock: threading.Lock) -> None:
             self.lock = lock

@@ -722,7 +722,7 @@ async def test_a_session_has_state_and_a_lock_to_renew(bench: Bench, sessions: t
         await receiver.defer_message(message)
         (deferred,) = await receiver.receive_deferred_messages(message.sequence_number)
         await receiver.complete_message(deferred)
-    # It is given back at once, and the state stays.
+    # It is released at once, and the state stays.
     async with bench.client.get_queue_receiver(queue, session_id="named") as receiver:
         assert await receiver.session.get_state() == b"text"
 
