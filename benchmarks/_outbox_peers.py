@@ -14,7 +14,7 @@ from typing import Any
 BODY = "x" * 1024
 
 
-def told() -> None:
+def notified() -> None:
     """Say that all is ready, and wait for a line."""
     print("ready", flush=True)
     sys.stdin.readline()
@@ -64,7 +64,7 @@ async def event_forge(database: str, broker: str, messages: int) -> None:
     publisher = AioPikaPublisher(broker, "peers")
     await publisher.connect()
     service = OutboxService(repository, publisher, OutboxConfig(batch_size=100))
-    told()
+    notified()
     while True:
         await service._poll_and_process()
 
@@ -107,7 +107,7 @@ def django_celery_outbox(database: str, broker: str, messages: int) -> None:
         for _ in range(messages)
     ]
     CeleryOutbox.objects.bulk_create(rows, batch_size=1000)
-    told()
+    notified()
     Relay(app=app, config=RelayConfig.init(batch_size=100, publish_concurrency=4)).start()
 
 

@@ -128,7 +128,7 @@ def main() -> int:
             for each in measure(folder, tuple(arguments.hours)):
                 for name, what in zip(lines, ("refresh", "run"), strict=True):
                     lines[name].setdefault(f"{each['hours']:g}", []).append(each[what])
-    told = {
+    curves = {
         name: {
             hours: {"median": sorted(values)[len(values) // 2], "min": min(values), "max": max(values)}
             for hours, values in of.items()
@@ -138,9 +138,9 @@ def main() -> int:
     if arguments.json:
         unit = "seconds of processor time"
         over = f"hours of the journal, at {arguments.events / 86_400:,.1f} rows a second"
-        print(json.dumps({"unit": unit, "over": over, "ours": ["a refresh"], "lines": told}))
+        print(json.dumps({"unit": unit, "over": over, "ours": ["a refresh"], "lines": curves}))
     else:
-        for name, of in told.items():
+        for name, of in curves.items():
             print(name, ", ".join(f"{hours} h {values['median']:.1f} s" for hours, values in of.items()))
     return 0
 

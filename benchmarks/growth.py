@@ -125,13 +125,13 @@ def curves(growth: Growth) -> dict[str, tuple[Sequence[int], Callable[[int], Con
     }
 
 
-def tell(what: str, settings: Sequence[int], figures: Figures) -> None:
+def print_figures(what: str, settings: Sequence[int], figures: Figures) -> None:
     """Print one curve."""
     for setting in settings:
         of, times = spread(figures[str(setting)]), ratio(figures[str(setting)], figures[str(settings[0])])
-        told = f"{of['median']:>9,.1f} µs (from {of['min']:,.1f} to {of['max']:,.1f})"
+        shown = f"{of['median']:>9,.1f} µs (from {of['min']:,.1f} to {of['max']:,.1f})"
         growth = f"{times['median']:.2f} times (from {times['min']:.2f} to {times['max']:.2f})"
-        print(f"{setting:>9,} {what:15} {told}, {growth}")
+        print(f"{setting:>9,} {what:15} {shown}, {growth}")
 
 
 async def measure(messages: int, rounds: int) -> dict[str, Figures]:
@@ -151,11 +151,11 @@ def main() -> int:
     options = parser.parse_args()
     found = asyncio.run(measure(options.messages, options.rounds))
     if options.json:
-        told = {what: {each: spread(values) for each, values in of.items()} for what, of in found.items()}
-        print(json.dumps({"unit": "µs a message", "curves": told}))
+        curves = {what: {each: spread(values) for each, values in of.items()} for what, of in found.items()}
+        print(json.dumps({"unit": "µs a message", "curves": curves}))
     else:
         for what, figures in found.items():
-            tell(what, [int(setting) for setting in figures], figures)
+            print_figures(what, [int(setting) for setting in figures], figures)
     return 0
 
 

@@ -456,14 +456,14 @@ class Generator:
             path = self.journal / f"date={date}" / f"segment-{name}-{len(self.segments):06d}.parquet"
             path.parent.mkdir(exist_ok=True)
             seq = rows["seq"]
-            told = {
+            facts = {
                 "schema_version": SCHEMA_VERSION,
                 "process": name,
                 "first_seq": seq[0].as_py(),
                 "last_seq": seq[-1].as_py(),
                 "rows": rows.num_rows,
             }
-            metadata = {f"pairmq.{key}": str(value) for key, value in told.items()}
+            metadata = {f"pairmq.{key}": str(value) for key, value in facts.items()}
             texts = [c.name for c in COLUMNS if c.type == "string" and c.name not in ("message_id", "options")]
             kept = rows.replace_schema_metadata(metadata)
             pq.write_table(kept, path, compression="zstd", use_dictionary=texts, row_group_size=max(1, kept.num_rows))

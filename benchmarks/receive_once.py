@@ -107,10 +107,10 @@ async def measure(count: int, rounds: int, ids: int, as_json: bool) -> None:
         memory = {"in memory": await bytes_in_memory(ids), "in Redis": await bytes_in_redis(third, ids)}
     pairs = [(MEMORY, PLAIN), (SHARED, PLAIN)]
     if as_json:
-        told = StringIO()
-        with redirect_stdout(told):
+        printed = StringIO()
+        with redirect_stdout(printed):
             report(figures, pairs, "messages a second", as_json=True)
-        print(json.dumps({**json.loads(told.getvalue()), "bytes_an_id": memory}))
+        print(json.dumps({**json.loads(printed.getvalue()), "bytes_an_id": memory}))
         return
     report(figures, pairs, "messages a second", as_json=False)
     print("an id takes", ", ".join(f"{size:.0f} bytes {where}" for where, size in memory.items()))

@@ -30,10 +30,10 @@ def screen() -> str:
         end = time.monotonic() + LIMIT
         while time.monotonic() < end:
             capture = [*tmux, "capture-pane", "-p"]
-            told = re.search(
+            moment = re.search(
                 r"([0-9]+\.[0-9]) s$", subprocess.check_output(capture, text=True).partition("\n")[0].rstrip()
             )
-            if told and float(told[1]) >= MOMENT:
+            if moment and float(moment[1]) >= MOMENT:
                 return subprocess.check_output([*capture, "-e"], text=True)
             time.sleep(0.05)
         raise SystemExit(f"the demo did not come to its {MOMENT:g} s within {LIMIT:g} s")

@@ -135,10 +135,10 @@ class Suite:
             (etc / "ssl" / "certs").mkdir(parents=True, exist_ok=True)
             shutil.copyfile(authorities, self.root / known[1:])
             settings["PIP_CERT"] = known
-        told = " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
+        variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
         plugins = sorted(path.parent.relative_to(ROOT) for path in ROOT.glob("plugins/*/pyproject.toml"))
         projects = " ".join(f"-e {plugin}" for plugin in plugins)
-        pip = f"{told} python -m pip --quiet --no-cache-dir --disable-pip-version-check install"
+        pip = f"{variables} python -m pip --quiet --no-cache-dir --disable-pip-version-check install"
         steps = [
             "rm -rf /opt/venv",
             "/usr/bin/python3 -m venv /opt/venv",
@@ -178,9 +178,9 @@ class Suite:
         return status
 
     def _write_row(self, tier: str, report: Path) -> None:
-        told = next(ElementTree.parse(report).iter("testsuite")).attrib  # noqa: S314  # pytest wrote it
-        failed, skipped = int(told["failures"]) + int(told["errors"]), int(told["skipped"])
-        passed = int(told["tests"]) - failed - skipped
+        counts = next(ElementTree.parse(report).iter("testsuite")).attrib  # noqa: S314  # pytest wrote it
+        failed, skipped = int(counts["failures"]) + int(counts["errors"]), int(counts["skipped"])
+        passed = int(counts["tests"]) - failed - skipped
         servers = [self.version("rabbitmq-server"), self.version("redis-server")]
         row = [self.name, tier, time.strftime("%Y-%m-%d"), self.version("python3"), *servers, passed, failed, skipped]
         old = PAGE.read_text("utf-8").splitlines() if PAGE.exists() else []

@@ -92,7 +92,7 @@ def _record(check: Check, found: Found) -> dict[str, object]:
     return kept
 
 
-def told(counterexample: Counterexample) -> str:
+def story_of(counterexample: Counterexample) -> str:
     """Write a story, a line for each step."""
     lines = [f"{number:4}. {text}" for number, text in enumerate(counterexample.story, 1)]
     lines.append(f"      {counterexample.verdict}")
@@ -103,7 +103,7 @@ def told(counterexample: Counterexample) -> str:
     return "\n".join(lines)
 
 
-def tell(number: int) -> int:
+def print_stories(number: int) -> int:
     """Print the stories of one hazard."""
     hazard = next(each for each in HAZARDS if each.number == number)
     print(f"{hazard.number}. {hazard.name}\nnaive: {hazard.naive.value}\nrule:  {hazard.rule} (SPEC {hazard.clauses})")
@@ -112,7 +112,7 @@ def tell(number: int) -> int:
         result = planted(hazard, check)
         print(f'\nIn the world "{check.world.name}", {check.world.about}:')
         missing += result.found.counterexample is None
-        print(told(result.found.counterexample) if result.found.counterexample else "      nothing was found")
+        print(story_of(result.found.counterexample) if result.found.counterexample else "      nothing was found")
     return 1 if missing else 0
 
 
@@ -139,12 +139,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.hazard is not None:
         if options.json or options.write or options.check:
             parser.error("--hazard prints a story: it can't be combined with --json, --write or --check")
-        return tell(options.hazard)
+        return print_stories(options.hazard)
     worlds = {}
     for world in WORLDS:
         worlds[world.name] = clean = mended(world)
         found = clean.found
-        verdict = "clean" if found.counterexample is None else told(found.counterexample)
+        verdict = "clean" if found.counterexample is None else story_of(found.counterexample)
         line = f"{world.name:21}  {found.states:7} states  {found.edges:8} steps  {clean.seconds:5.1f} s  {verdict}"
         print(line, file=sys.stderr, flush=True)
     hazards = {(hazard.number, place): planted(hazard, check) for hazard in HAZARDS for place, check in _checks(hazard)}

@@ -106,8 +106,8 @@ def _simulated(mutant: Mutant, copy: Path, seeds: int, hours: float) -> tuple[st
         return None, f"it does not run: {_last_line(ended)}"
     if not ended.stdout.strip():
         return None, f"not within {seeds} seeds"
-    told = json.loads(ended.stdout)
-    return told["by"], told["text"]
+    result = json.loads(ended.stdout)
+    return result["by"], result["text"]
 
 
 def _tested_by_rooms(mutant: Mutant, copy: Path) -> tuple[str | None, str]:
@@ -185,10 +185,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         pool.shutdown(cancel_futures=True)
     if options.json:
-        told = [
+        outcomes = [
             {"name": each.mutant.name, "by": each.by, "text": each.text, "seconds": each.seconds} for each in results
         ]
-        print(json.dumps(told, indent=1))
+        print(json.dumps(outcomes, indent=1))
     missed = sum(found.by is None for found in results)
     print(f"{len(results)} planted, {missed} not found", file=sys.stderr)
     return 1 if missed else 0

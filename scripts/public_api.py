@@ -34,10 +34,10 @@ def lines() -> list[str]:
     public = loader.modules_collection
     rooms = [f"{each}.{room}" for each in plugins for room in ("amqp", "testing") if room in public[each].members]
     names = [*_documented(), *plugins, *rooms]
-    told: dict[str, str] = {}  # where an object is defined -> the name under which it was listed
+    listed: dict[str, str] = {}  # where an object is defined -> the name under which it was listed
     # A short name first: pairmq.Message is listed in full, pairmq.model.Message as the same.
     each_line = (
-        line for name in sorted(names, key=lambda each: each.count(".")) for line in _listed(public, name, told)
+        line for name in sorted(names, key=lambda each: each.count(".")) for line in _listed(public, name, listed)
     )
     return sorted(set(each_line))
 
@@ -53,13 +53,13 @@ def _documented() -> list[str]:
     return ["pairmq", *dict.fromkeys(shown)]
 
 
-def _listed(public: griffe.ModulesCollection, name: str, told: dict[str, str]) -> Iterator[str]:
+def _listed(public: griffe.ModulesCollection, name: str, listed: dict[str, str]) -> Iterator[str]:
     found = public[name]
     if not found.is_module:
-        yield from _told(found.parent, found.name, told)
+        yield from _member(found.parent, found.name, listed)
         return
     for each in _exported(found):
-        yield from _told(found, each, told)
+        yield from _member(found, each, listed)
 
 
 def _exported(module: griffe.Module) -> list[str]:
@@ -73,7 +73,7 @@ def _exported(module: griffe.Module) -> list[str]:
     ]
 
 
-def _told(module: griffe.Module, name: str, named: dict[str, str]) -> Iterator[str]:
+def _member(module: griffe.Module, name: str, listed: dict[str, str]) -> Iterator[str]:
     path = f"{module.path}.{name}"
     member = module.members.get(name)
     if member is None:  # a module's own __getattr__ makes it
@@ -86,11 +86,11 @@ def _told(module: griffe.Module, name: str, named: dict[str, str]) -> Iterator[s
         return
     if found.is_module:
         return
-    if known := named.get(found.path):
+    if known := listed.get(found.path):
         if known != path:
             yield f"{path} is {known}"
         return
-    named[found.path] = path
+    listed[found.path] = path
     yield from _object(path, found)
 
 
@@ -107,30 +107,36 @@ def _object(path: str, found: griffe.Object) -> Iterator[str]:
         yield f"{path}: {before}({_parameters(found.parameters)}){returns}"
     elif isinstance(found, griffe.Attribute):
         kind = "property " if "property" in found.labels else ""
-        yield f"{path}: {kind}{found.annotation or ''}".rstrip(": ")
+        # What a member of an enum is written as: in journals, metrics and the command line's output.
+        value = f" = {found.value}" if found.value is not None and _is_enum(found.parent) else ""
+        yield f"{path}: {kind}{found.annotation or ''}".rstrip(": ") + value
+
+
+def _is_enum(parent: griffe.Object | None) -> bool:
+    return isinstance(parent, griffe.Class) and any(str(base).startswith("enum.") for base in parent.bases)
 
 
 def _parameters(parameters: griffe.Parameters) -> str:
-    told: list[str] = []
+    parts: list[str] = []
     last = None
     for each in parameters:
-        if each.name in {"self", "cls"} and not told:
+        if each.name in {"self", "cls"} and not parts:
             continue
         if each.kind is griffe.ParameterKind.keyword_only and last not in {
             griffe.ParameterKind.keyword_only,
             griffe.ParameterKind.var_positional,
         }:
-            told.append("*")
+            parts.append("*")
         text = BEFORE.get(each.kind, "") + each.name if each.kind else each.name
         if each.annotation is not None:
             text += f": {each.annotation}"
         if each.default is not None and each.kind not in BEFORE:
             text += f" = {each.default}"
-        told.append(text)
+        parts.append(text)
         if each.kind is griffe.ParameterKind.positional_only and not _positional_only_follows(parameters, each):
-            told.append("/")
+            parts.append("/")
         last = each.kind
-    return ", ".join(told)
+    return ", ".join(parts)
 
 
 def _positional_only_follows(parameters: griffe.Parameters, parameter: griffe.Parameter) -> bool:

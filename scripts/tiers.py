@@ -226,7 +226,7 @@ class Tier:
         first = self._failed()
         if not first or len(first) > MOST_REPEATED:
             return TESTS_FAILED
-        told = self._stories()
+        stories = self._stories()
         print(f"\n== {self._name}: {len(first)} failed; once more, alone", flush=True)
         again_xml = f"--junitxml={RESULTS / self._name}-again.xml"  # how long the others took stays in the first one
         status = self._pytest(["--lf", "--last-failed-no-failures", "none", again_xml])
@@ -237,7 +237,7 @@ class Tier:
         self.result.passed += len(flaky)
         if flaky:
             text = "".join(f"flaky: {test}\n" for test in sorted(flaky))
-            (RESULTS / f"{self._name}.flaky").write_text(text + told, "utf-8")
+            (RESULTS / f"{self._name}.flaky").write_text(text + stories, "utf-8")
         if status not in (0, TESTS_FAILED):
             return status
         return TESTS_FAILED if again else 0

@@ -145,7 +145,8 @@ OF_FILES = {"src/pairmq/pipeline/_storage.py": "a file's method"}
 
 
 def test_names_of_values_have_no_word_of_the_list():
-    files = [path for pattern in ("src/**/*.py", "plugins/*/src/**/*.py") for path in ROOT.glob(pattern)]
+    sources = ("src/**/*.py", "plugins/*/src/**/*.py", "scripts/*.py", "benchmarks/*.py")
+    files = [path for pattern in sources for path in ROOT.glob(pattern)]
     names = {path.relative_to(ROOT).as_posix(): IN_VALUES.findall(path.read_text("utf-8")) for path in files}
     assert len(names) > 400
     assert {name: found for name, found in names.items() if found and name not in OF_FILES} == {}
