@@ -466,7 +466,14 @@ class Generator:
             metadata = {f"pairmq.{key}": str(value) for key, value in facts.items()}
             texts = [c.name for c in COLUMNS if c.type == "string" and c.name not in ("message_id", "options")]
             kept = rows.replace_schema_metadata(metadata)
-            pq.write_table(kept, path, compression="zstd", use_dictionary=texts, row_group_size=max(1, kept.num_rows))
+            pq.write_table(
+                kept,
+                path,
+                compression="zstd",
+                use_dictionary=texts,
+                row_group_size=max(1, kept.num_rows),
+                write_page_checksum=True,
+            )
             self.segments.append(path)
             self.rows += rows.num_rows
 

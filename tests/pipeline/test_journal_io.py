@@ -10,6 +10,7 @@ from journal_by_hand import Journal, segment_table
 from pairmq.model import ConfigurationError
 from pairmq.model.records import SCHEMA_VERSION
 from pairmq.pipeline.journal_io import damaged, look_over, read_rows
+from pairmq.pipeline.transforms.facts import digests_of_file
 
 
 def journal(process: str = "p", rows: int = 3) -> Journal:
@@ -150,6 +151,27 @@ def test_a_segment_with_sound_ends_and_damaged_pages_is_found_by_reading_it(fold
     (bad,) = damaged(contents)
     assert bad.path.name == "bad.parquet"
     assert bad.problem.startswith("it is damaged inside")
+
+
+@pytest.fixture
+def changed(folder):
+    """A segment in which an id is another than was written: without checksums it would be read."""
+    path = folder / "changed.parquet"
+    pq.write_table(segment_table(journal("q")), path, compression="none", write_page_checksum=True)
+    path.write_bytes(path.read_bytes().replace(b"m0", b"n0"))
+    return path
+
+
+def test_a_segment_with_a_changed_value_is_damaged(changed):
+    (bad,) = damaged(look_over(changed.parent.parent))
+    assert bad.path == changed
+    with pytest.raises(OSError, match="checksum"):
+        list(digests_of_file(changed))
+
+
+def test_spark_reads_no_changed_value(spark, changed):
+    with pytest.raises(Exception, match=r"CRC|checksum"):
+        read_rows(spark, look_over(changed.parent.parent)).collect()
 
 
 def test_an_empty_journal_has_no_rows(spark, tmp_path):

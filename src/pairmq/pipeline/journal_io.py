@@ -147,7 +147,8 @@ def read_rows(spark: SparkSession, contents: Contents, compared: Place | None = 
 def segment_rows(spark: SparkSession, paths: Iterable[Place]) -> DataFrame:
     """Give the rows of files, with all columns of the journal, and none for a folder's name."""
     names = [column.name for column in COLUMNS]
-    return spark.read.schema(rows_schema()).parquet(*map(spark_path, paths)).select(*names)
+    checked = spark.read.option("parquet.page.verify-checksum.enabled", "true")
+    return checked.schema(rows_schema()).parquet(*map(spark_path, paths)).select(*names)
 
 
 def together(parts: Sequence[DataFrame], count: int) -> DataFrame:
@@ -178,7 +179,7 @@ def damaged(contents: Contents) -> tuple[BadSegment, ...]:
     found = []
     for segment in contents.segments:
         try:
-            with pq.ParquetFile(opened(segment.path)) as file:
+            with pq.ParquetFile(opened(segment.path), page_checksum_verification=True) as file:
                 for _ in file.iter_batches():
                     pass
         except (OSError, pa.ArrowException) as error:

@@ -185,3 +185,14 @@ def test_nothing_is_left_to_recover_after_a_close(journal, tmp_path):
     assert list((tmp_path / "_open").iterdir()) == []
     assert recover(tmp_path).parts == 0
     assert texts(tmp_path) == ["look"]
+
+
+def test_a_text_that_was_changed_in_a_segment_is_an_error_that_names_it(journal, tmp_path):
+    one = journal(compression="none")
+    one.on_event(warned("look"))
+    assert one.close(30)
+    (segment,) = (path for path in segments(tmp_path) if b"look" in path.read_bytes())
+    segment.write_bytes(segment.read_bytes().replace(b"look", b"loop"))
+    with pytest.raises(OSError, match=r"it is damaged inside: .*checksum") as damaged:
+        texts(tmp_path)
+    assert damaged.value.filename == str(segment)

@@ -6,6 +6,7 @@ A reader finds each segment there whole, or not at all."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterator
@@ -91,14 +92,26 @@ def read_rows(
         Columns by name, without those that are null; `pairmq.model.records.event_of` makes events of them.
 
     Raises:
-        OSError: a file can't be read.
+        OSError: a file can't be read, or is damaged inside.
         pyarrow.ArrowException: a file is not a segment.
     """
     for path in segments(directory):
-        with pq.ParquetFile(path) as file:
+        with _checked(path) as file:
             for batch in file.iter_batches(_AT_ONCE):
                 for row in _filtered(pa.table(batch), kinds, entities).to_pylist():
                     yield {name: value for name, value in row.items() if value is not None}
+
+
+@contextlib.contextmanager
+def _checked(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a segment to read it, and name it where the checksum of a page is not that of its bytes."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            yield file
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(errno.EIO, f"it is damaged inside: {error}", str(path)) from error
 
 
 def _filtered(table: pa.Table, kinds: Collection[str], entities: Collection[str]) -> pa.Table:
@@ -116,7 +129,8 @@ def statistics(directory: str | os.PathLike[str]) -> Statistics:
     ended: set[str] = set()
     instants: list[float] = []
     for path in segments(folder):
-        table = pq.read_table(path, columns=["kind", "at", "process", "seq", "count"], partitioning=None)
+        with _checked(path) as file:
+            table = file.read(["kind", "at", "process", "seq", "count"])
         found.segments += 1
         found.bytes += path.stat().st_size
         found.rows += table.num_rows

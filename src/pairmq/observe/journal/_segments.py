@@ -135,6 +135,8 @@ def _write(target: Path, aside: Path, rows: pa.Table, head: Head, compression: C
             compression=compression,
             use_dictionary=_DICTIONARIES,
             row_group_size=max(1, rows.num_rows),
+            # Most bits of a compressed page could change unseen: a reader would get other values, and no error.
+            write_page_checksum=True,
         )
         descriptor = os.open(aside, os.O_RDONLY | os.O_CLOEXEC)
         try:

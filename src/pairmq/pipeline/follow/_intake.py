@@ -187,7 +187,7 @@ def _held(segment: Segment) -> dict[str, Ranges]:
         if segment.rows == span[1] - span[0] + 1:
             return {segment.process: (span,)}
     found: dict[str, list[Ranges]] = {}
-    with pq.ParquetFile(opened(segment.path)) as file:
+    with pq.ParquetFile(opened(segment.path), page_checksum_verification=True) as file:
         for batch in file.iter_batches(columns=["process", "seq"]):
             for process, numbers in _by_process(batch):
                 found.setdefault(process, []).append(_ranges(numbers))

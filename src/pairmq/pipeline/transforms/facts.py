@@ -488,7 +488,7 @@ _AT_ONCE = 1 << 17  # rows
 
 def digests_of_file(file: Any) -> Iterator[Digest]:
     """The small facts of a segment, part by part."""
-    with pq.ParquetFile(file, read_dictionary=_REPEATED) as opened:
+    with pq.ParquetFile(file, read_dictionary=_REPEATED, page_checksum_verification=True) as opened:
         for number in range(opened.num_row_groups):
             group = opened.metadata.row_group(number)
             # Most columns have values only in rows of few kinds: these are not looked at where there are none.
