@@ -6,6 +6,7 @@ Each edit has a copy of the journal of its own, in another pair and on other day
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -55,6 +56,7 @@ class Edit:
         read: whether its rows have readings of a clock that can't be set.
         error: what the table ``processes`` should say of its clock, and how exactly it can.
         unproven: whether messages of it can't be judged.
+        impossible: whether some of the numbers in its rows, of all processes, can't be.
     """
 
     process: str
@@ -63,6 +65,7 @@ class Edit:
     read: bool = False
     error: tuple[float, float] = (0.0, 0.01)
     unproven: bool = True
+    impossible: bool = False
 
 
 def from_then(share: float, seconds: float) -> Callable[[np.ndarray], np.ndarray]:
@@ -91,6 +94,7 @@ EDITS = {
     "a middle segment and a step": Edit(
         "sender-1", from_then(0.5, HOUR), lambda share: (share < 0.3) | (share > 0.4), read=True, error=(HOUR, 1)
     ),
+    "numbers that can't be": Edit("sender-1", read=True, unproven=False, impossible=True),
     "less than clocks differ": Edit("sender-1", from_then(0.5, -0.4), read=True, error=(0.4, 0.01), unproven=False),
 }
 
@@ -135,7 +139,19 @@ def edited(rows: pa.Table, edit: Edit) -> Iterator[tuple[str, pa.Table]]:
             table = table.set_column(table.schema.get_field_index(column), table.schema.field(column), array)
         if process == edit.process and edit.kept:
             table = table.filter(pa.array(edit.kept(np.arange(len(at)) / len(at))))
-        yield process, table
+        yield process, with_impossible_numbers(table) if edit.impossible else table
+
+
+def with_impossible_numbers(table: pa.Table) -> pa.Table:
+    """Put others in the place of every seventh number in some columns."""
+    which = pa.array(np.arange(len(table)) % 7 == 0)
+    for column in ("elapsed", "received_at", "clock", "waited", "seconds", "sends", "receives", "attempts"):
+        floating = pa.types.is_floating(table[column].type)
+        numbers = (np.nan, np.inf, -np.inf, 1e300, -1e300) if floating else (2**63 - 1, -(2**63))
+        others = pa.array(itertools.islice(itertools.cycle(numbers), len(table)), table[column].type)
+        values = pc.if_else(pc.and_(which, pc.is_valid(table[column])), others, table[column])
+        table = table.set_column(table.schema.get_field_index(column), table.schema.field(column), values)
+    return table
 
 
 def moved(table: pa.Table, name: str, process: str, number: int) -> pa.Table:
@@ -234,12 +250,15 @@ def test_report_names_wrong_clocks_and_missing_consumers(report, made):
 
 
 def test_another_engine_gives_the_same_verdicts(report, found, made):
-    segments = [str(path) for path in sorted((made / "all").iterdir())]
+    # DuckDB is asked in plain SQL, which an impossible number would end.
+    asked = [name for name, edit in EDITS.items() if not edit.impossible]
+    files = tuple(f"segment-{run_of(name, '').partition('.')[0]}." for name in asked)
+    segments = [str(path) for path in sorted((made / "all").iterdir()) if path.name.startswith(files)]
     with duck.opened(segments, patience=PATIENCE) as connection:
         theirs: dict[str, dict[str, str]] = {name: {} for name in EDITS}
         for row in duck.asked(connection, duck.VERDICTS, patience=PATIENCE):
             theirs[row["pair"]][row["message_id"]] = row["verdict"]
-    for name in EDITS:
+    for name in asked:
         differ = Counter(
             (verdict, theirs[name].get(message))
             for message, verdict in found[name].items()

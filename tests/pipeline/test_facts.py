@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from pyspark.testing import assertDataFrameEqual
 
 from facts_by_hand import facts_of, frame_of, tables_of, tables_of_parts
-from journal_by_hand import DRAINING, FAILED_OVER, HEALTHY, QUEUE, TOPIC, Journal, rows_of
+from journal_by_hand import DRAINING, FAILED_OVER, HEALTHY, QUEUE, TOPIC, Journal, rows_of, segment_table
 from pairmq.model.events import Cause, Side
 from pairmq.pipeline.journal_io import look_over, read_rows
 from pairmq.pipeline.transforms import FACTS, STEPS, TABLES, Settings
@@ -78,6 +79,27 @@ def test_small_facts_of_files_are_those_of_the_rows_that_spark_reads(generated, 
         assert written.schema.equals(arrow_schema(small.schema))
         found = spark.createDataFrame(written)
         assertDataFrameEqual(found, by_spark[small.name])
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e300, -5e9])
+def test_a_number_that_can_not_be_is_in_no_small_fact(number):
+    told = (
+        Journal()
+        .opened()
+        .sent(1, "a", elapsed=number)
+        .moved(2, "b", waited=number)
+        .counted(3, Side.PRIMARY, sends=-(2**63))
+    )
+    for row in told.rows:
+        row["clock"] = number
+    written = io.BytesIO()
+    pq.write_table(segment_table(told), written)
+    (made,) = digests_of_file(written)
+    notes = {row["kind"]: row for row in made["notes"].to_pylist()}
+    assert (notes["MessageMoved"]["waited"], notes["OperationsCounted"]["sends"]) == (None, None)
+    assert made["latencies"].column("most").to_pylist() == [None]
+    assert made["minutes"].column("clock_high").to_pylist() == [None]
+    assert made["minutes"].column("rows").to_pylist() == [4]
 
 
 # Tables are made of facts alone, each with jobs of its own, which together last as long as many other tests.

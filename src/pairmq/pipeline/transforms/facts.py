@@ -99,18 +99,21 @@ def _slim(rows: DataFrame) -> DataFrame:
     known = known.withColumn("broker_position", _broker_position())
     known = known.withColumn("bits", F.expr(_BITS))
     # If the broker reports none, the instant at which the consumer received it, in microseconds.
-    position = F.coalesce("broker_position", (F.coalesce("received_at", "at") * 1_000_000).cast("long"))
+    received = F.when(F.col("received_at").between(EARLIEST, LATEST), F.col("received_at")).otherwise(F.col("at"))
+    position = F.coalesce("broker_position", (received * 1_000_000).cast("long"))
+    called = F.when(F.abs("elapsed") <= LATEST, F.col("at") - F.col("elapsed"))
+    due = F.when(F.col("scheduled_enqueue_at").isNotNull(), F.least("scheduled_enqueue_at", F.lit(LATEST)))
     return known.select(
         place().alias("place"),
         "message_key",
         "message_id",
         "bits",
         "at",
-        F.when(_is(_DIRECT, _DIVERTED), F.col("at") - F.col("elapsed")).alias("called_at"),
+        F.when(_is(_DIRECT, _DIVERTED), called).alias("called_at"),
         # If the broker reports no positions, only the first of all deliveries shows a message's place.
         F.when(_is(_FIRST, _PLACED), position).alias("position"),
         F.when(_is(_SENT), F.col("time_to_live")).alias("time_to_live"),
-        F.when(_is(_DIRECT, _DIVERTED), F.col("scheduled_enqueue_at")).alias("due_at"),
+        F.when(_is(_DIRECT, _DIVERTED), due).alias("due_at"),
         F.when(_is(_SENT), key_of("sender")).alias("sender"),
         F.when(_is(_SENT), key_of("session_id")).alias("session"),
         key_of("process").alias("process"),
@@ -442,7 +445,7 @@ def _options(text: bytes | None) -> dict[str, str | None]:
         return {}
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     known = {name: found.get(name) for name in _OPTIONS} if isinstance(found, dict) else {}
     return {
@@ -547,8 +550,20 @@ _MANY = 1 << 20  # rows that wait to be put together
 
 def digest(rows: pa.RecordBatch) -> Digest:
     """The small facts of some rows, which have the columns `READ`."""
-    asked = _Rows(rows)
+    columns = [
+        column if name in ("at", "message_key") else _possible(column)
+        for name, column in zip(READ, rows.columns, strict=True)
+    ]
+    asked = _Rows(pa.RecordBatch.from_arrays(columns, [*READ]))
     return {small.name: small.merged(small.of(asked)) for small in SMALL}
+
+
+def _possible(column: pa.Array) -> pa.Array:
+    """No seconds or counts that can't be, of another writer or a failing disk: one of them would end the whole run."""
+    if column.null_count == len(column) or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        return column
+    most = LATEST if pa.types.is_floating(column.type) else 1 << 53
+    return pc.if_else(pc.and_(pc.greater_equal(column, -most), pc.less_equal(column, most)), column, None)
 
 
 def small_of(rows: DataFrame) -> DataFrame:
