@@ -499,6 +499,7 @@ class Generator:
         columns: dict[str, pa.Array] = {
             "kind": _coded(kind, KINDS),
             "at": pa.array(events["at"]),
+            "clock": pa.array(np.full(size, START)),
             "pair": pa.repeat(pa.scalar(PAIR), size),
             "entity": _names("orders-", events["entity"]),
             "entity_kind": _only(pa.repeat(pa.scalar("queue"), size), ~aside),
@@ -537,7 +538,7 @@ class Generator:
 
     def _special_table(self, rows: list[dict[str, Any]]) -> pa.Table:
         known = [
-            {"pair": PAIR, "seq": 0, "process": self.processes[row["_process"]]}
+            {"pair": PAIR, "seq": 0, "clock": START, "process": self.processes[row["_process"]]}
             | {name: value for name, value in row.items() if name != "_process"}
             for row in rows
         ]

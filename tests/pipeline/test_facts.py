@@ -95,11 +95,22 @@ def test_a_number_that_can_not_be_is_in_no_small_fact(number):
     written = io.BytesIO()
     pq.write_table(segment_table(told), written)
     (made,) = digests_of_file(written)
-    notes = {row["kind"]: row for row in made["notes"].to_pylist()}
-    assert (notes["MessageMoved"]["waited"], notes["OperationsCounted"]["sends"]) == (None, None)
+    assert {row["kind"]: row["waited"] for row in made["notes"].to_pylist()}["MessageMoved"] is None
+    assert made["operations"].column("sends").to_pylist() == [None]
     assert made["latencies"].column("most").to_pylist() == [None]
     assert made["minutes"].column("clock_high").to_pylist() == [None]
     assert made["minutes"].column("rows").to_pylist() == [4]
+
+
+def test_counted_operations_are_notes_only_where_no_reading_of_the_clocks_shows_how_a_clock_went(spark):
+    without = Journal("without").counted(0, Side.PRIMARY, sends=3).counted(0, Side.SECONDARY, sends=4)
+    read = Journal("read").counted(0, Side.PRIMARY, sends=5).counted(60, Side.PRIMARY, sends=6)
+    for row in read.rows:
+        row["clock"] = 0.25
+    made = facts_of(rows_of(spark, without, read))
+    assert [(row.process, row.side, row.seconds) for row in made["notes"].collect()] == [("without", "primary", 60.0)]
+    found = {(row.process, row.side): (row.reports, row.sends) for row in made["operations"].collect()}
+    assert found == {("without", "primary"): (1, 3), ("without", "secondary"): (1, 4), ("read", "primary"): (2, 11)}
 
 
 # Tables are made of facts alone, each with jobs of its own, which together last as long as many other tests.

@@ -207,7 +207,7 @@ class _Follower:
 STATE = "_follow"
 """The folder of the output directory that holds the state."""
 
-STATE_VERSION = 9
+STATE_VERSION = 10
 """Raised with every change of what is kept: the facts' columns, how they are made of rows, the files of the ledger.
 
 Only this decides whether a state can be gone on with, so that an upgrade which changes none of these goes on. The tests

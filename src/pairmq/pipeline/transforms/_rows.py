@@ -99,9 +99,13 @@ def percentiles(histogram: DataFrame, keys: Sequence[str], prefix: str, sums: Se
     valued = F.when(F.col("bucket").isNotNull(), F.col("weight")).otherwise(0.0)
     group = Window.partitionBy(*keys)
     upwards = group.orderBy(F.col("bucket").asc_nulls_first()).rowsBetween(Window.unboundedPreceding, 0)
-    ranked = histogram.withColumn("below", F.sum(valued).over(upwards)).withColumn("all", F.sum(valued).over(group))
-    bound = F.least(F.exp(F.col("bucket") * F.lit(_STEP)), F.max("most").over(group))
-    ranked = ranked.withColumn("bound", bound)
+    ranked = histogram.withColumns(
+        {
+            "below": F.sum(valued).over(upwards),
+            "all": F.sum(valued).over(group),
+            "bound": F.least(F.exp(F.col("bucket") * F.lit(_STEP)), F.max("most").over(group)),
+        }
+    )
     return ranked.groupBy(*keys).agg(
         *(F.sum(name).alias(name) for name in sums),
         *(_percentile(percent).alias(f"{prefix}_p{percent}") for percent in PERCENTILES),

@@ -152,7 +152,7 @@ def _oldest(stays: DataFrame, end: DataFrame, days: DataFrame) -> DataFrame:
     # The first minute at whose end all older ones have left, and the last at whose end one of these is there.
     first = F.greatest(F.col("came"), F.ceil(F.col("older_gone") / MINUTE) * MINUTE - MINUTE)
     last = F.ceil(F.col("gone") / MINUTE) * MINUTE - 2 * MINUTE
-    spans = cohorts.withColumn("first", first).withColumn("last", last).filter(F.col("first") <= F.col("last"))
+    spans = cohorts.withColumns({"first": first, "last": last}).filter(F.col("first") <= F.col("last"))
     return _each_minute(spans, days).select(*_QUEUE, F.col("each").alias("minute"), F.col("came").alias("oldest"))
 
 
@@ -221,13 +221,10 @@ def rotation(notes: DataFrame, minutes: DataFrame) -> DataFrame:
     backwards = Window.partitionBy("process", "pair", "queue").orderBy(F.desc("seq"))
     later = backwards.rowsBetween(Window.unboundedPreceding, -1)
     returned = F.min(F.when(F.col("used"), F.col("at"))).over(later)
-    changes = changes.withColumn("returned_at", returned).withColumn("before", F.lag("used").over(by_seq))
+    changes = changes.withColumns({"returned_at": returned, "before": F.lag("used").over(by_seq)})
     # A queue that is said twice to be out of use left once.
     left = changes.filter(~F.col("used") & (F.col("before").isNull() | F.col("before")))
     ends = minutes.groupBy("process").agg(F.max("last_at").alias("last_at"))
     left = left.join(F.broadcast(ends), "process")
-    return ROTATION.of(
-        left.withColumn("left_at", F.col("at"))
-        .withColumn("in_use", F.col("left"))
-        .withColumn("out_of_use", F.coalesce("returned_at", "last_at") - F.col("left_at"))
-    )
+    out_of_use = F.coalesce("returned_at", "last_at") - F.col("at")
+    return ROTATION.of(left.withColumns({"left_at": F.col("at"), "in_use": F.col("left"), "out_of_use": out_of_use}))

@@ -79,13 +79,14 @@ def episodes(notes: DataFrame, processes: DataFrame) -> DataFrame:
     until = F.coalesce("ended_at", "next_started_at", "pair_ended_at", "last_at")
     found = found.withColumn("until", F.greatest(until, F.col("started_at")))
     found = _with_peaks(found, notes)
-    return EPISODES.of(
-        found.withColumn("detection", F.col("failed_over_at") - F.col("started_at"))
-        .withColumn("time_to_divert", F.col("diverted_at") - F.col("started_at"))
-        .withColumn("downtime", F.col("up_at") - F.col("failed_over_at"))
-        .withColumn("time_to_recover", F.col("up_at") - F.col("started_at"))
-        .withColumn("drain_time", F.col("ended_at") - F.col("up_at"))
-    )
+    spans = {
+        "detection": "failed_over_at - started_at",
+        "time_to_divert": "diverted_at - started_at",
+        "downtime": "up_at - failed_over_at",
+        "time_to_recover": "up_at - started_at",
+        "drain_time": "ended_at - up_at",
+    }
+    return EPISODES.of(found.withColumns({name: F.expr(span) for name, span in spans.items()}))
 
 
 def _found(notes: DataFrame) -> DataFrame:
@@ -101,8 +102,11 @@ def _found(notes: DataFrame) -> DataFrame:
     )
     starts = changed & F.col("previous").isin(*_UP) & ~F.col("current").isin(*_UP)
     so_far = Window.partitionBy(*_KEY).orderBy("seq").rowsBetween(Window.unboundedPreceding, 0)
-    some = some.withColumn("number", F.sum(F.when(starts, 1).otherwise(0)).over(so_far)).withColumn(
-        "state", F.last(F.when(changed, F.col("current")), ignorenulls=True).over(so_far)
+    some = some.withColumns(
+        {
+            "number": F.sum(F.when(starts, 1).otherwise(0)).over(so_far),
+            "state": F.last(F.when(changed, F.col("current")), ignorenulls=True).over(so_far),
+        }
     )
     within = some.filter((F.col("number") > 0) & (changed | (F.col("state") != EntityState.HEALTHY.value)))
     at_primary = of_kind(AttemptFailed) & F.col("queue").isNull()

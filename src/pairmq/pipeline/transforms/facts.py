@@ -51,7 +51,7 @@ from pairmq.model.events import (
 )
 from pairmq.pipeline.schema import rows_schema
 from pairmq.pipeline.transforms._fact import COUNT, FLAG, NUMBER, TEXT, Fact, schema_of, typed
-from pairmq.pipeline.transforms._rows import EARLIEST, HOUR, LATEST, MINUTE, buckets_of, of_kind, place
+from pairmq.pipeline.transforms._rows import DAY, EARLIEST, HOUR, LATEST, MINUTE, buckets_of, of_kind, place
 
 MESSAGE = ("place", "message_key", "message_id")
 """What makes a message: one id may be sent to several entities, and is a message of its own in each."""
@@ -285,7 +285,7 @@ class _Rows:
         return _yes(pc.is_in(column.dictionary, pa.array(texts)).take(column.indices))
 
     def start_of(self, seconds: int) -> pa.Array:
-        """The start of the hour or minute that each row is in; of a wrong clock's, nothing that means anything."""
+        """The start of the day, hour or minute of each row; of a wrong clock's, nothing that means anything."""
         return pc.cast(
             pc.multiply(pc.floor(pc.divide(self["at"], float(seconds))), float(seconds)), "int64", safe=False
         )
@@ -400,13 +400,38 @@ def text_of(names: DataFrame, column: str) -> DataFrame:
     return named.select(key_of(column).alias("key"), F.col(column).alias("name"))
 
 
+OPERATION_COUNTS = ("sends", "receives", "pings", "settlements", "admin")
+
+
+def _operations(rows: _Rows) -> pa.Table:
+    counted = {
+        **{name: rows[name] for name in ("process", "pair", "side")},
+        "day": rows.start_of(DAY),
+        "reports": pc.cast(rows.dated, "int64"),
+        **{name: rows[name] for name in OPERATION_COUNTS},
+    }
+    return pa.table(counted).filter(pc.and_(rows.dated, rows.is_in("kind", OperationsCounted.__name__)))
+
+
+OPERATIONS = Small(
+    "operations",
+    schema_of(
+        {
+            **dict.fromkeys(("process", "pair", "side"), TEXT),
+            **dict.fromkeys(("day", "reports", *OPERATION_COUNTS), COUNT),
+        }
+    ),
+    dict.fromkeys(("reports", *OPERATION_COUNTS), "sum"),
+    _operations,
+)
+"""What processes counted themselves, by day; ``reports`` are the rows that say so."""
+
+
 _RARE = (
-    *(JournalOpened, JournalClosed, EventsDropped, PairOpened, PairEnded, OperationsCounted),
+    *(JournalOpened, JournalClosed, EventsDropped, PairOpened, PairEnded),
     *(StateChanged, AttemptFailed, PingCompleted, MessageMoved, MessageDeadLettered),
     *(BacklogQueueChecked, RotationChanged, DestinationChanged, ReceiverChanged, SyphonFailed),
 )
-
-OPERATION_COUNTS = ("sends", "receives", "pings", "settlements", "admin")
 
 _NOTE_COLUMNS = (
     *("kind", "at", "pair", "entity", "entity_kind", "process", "seq", "message_id", "message_key"),
@@ -418,7 +443,7 @@ _NOTE_COLUMNS = (
     *("reason", "dead_letter", "delivery_count", "settlement", "subscription"),  # of deliveries
     *("in_use", "left", "created"),  # of backlog queues
     *("host", "pid", "version", "sample_healthy", "since", "count"),  # of journals
-    *("side", "seconds", *OPERATION_COUNTS),
+    *("side", "seconds"),
 )
 
 
@@ -433,7 +458,9 @@ def _out_of_the_ordinary(rows: _Rows) -> pa.Table:
     # Each subscription gets a copy: only here the second one in the same subscription shows.
     unusual = pc.or_(pc.invert(rows.ordinary), rows.copy)
     known = rows.is_in("kind", *(kind.__name__ for kind in (*_RARE, SendCompleted, MessageDelivered)))
-    few = rows.table.filter(_all(rows.dated, unusual, known))
+    counted = _all(rows.is_in("kind", OperationsCounted.__name__), rows.is_in("side", Side.PRIMARY.value))
+    timed = pc.and_(counted, pc.is_null(rows["clock"]))
+    few = rows.table.filter(_all(rows.dated, unusual, pc.or_(known, timed)))
     options = [_options(text.as_py()) for text in few.column("options").cast(pa.binary())]
     asked = {name: pa.array([each.get(name) for each in options], pa.string()) for name in _OPTIONS}
     return pa.table({**{name: few.column(name) for name in _NOTE_COLUMNS}, **asked})
@@ -467,10 +494,11 @@ NOTES = Small(
 """Rows of the journal, with the columns that any table needs of them, and of a pair's options ``ordering``
 and ``continuity``, the latter as JSON.
 
-Also all completions in subscriptions, and what processes counted themselves, once a minute.
+Also all completions in subscriptions; and where rows have no reading of the clocks, that a process counted the
+operations of a primary, once a minute, which shows how its clock went.
 """
 
-SMALL = (NOTES, MINUTES, TRAFFIC, LATENCIES, NAMES)
+SMALL = (NOTES, MINUTES, TRAFFIC, OPERATIONS, LATENCIES, NAMES)
 
 Digest = Mapping[str, pa.Table]
 """Small facts of some rows by their names."""
@@ -479,7 +507,9 @@ OF = "of"
 """The column that says of which fact a row of `small_of` is; the fact's own are in one of its name."""
 
 READ = tuple(
-    dict.fromkeys((*_NOTE_COLUMNS, "clock", "state", "attempts", "elapsed", "options", "sender", "session_id"))
+    dict.fromkeys(
+        (*_NOTE_COLUMNS, *OPERATION_COUNTS, "clock", "state", "attempts", "elapsed", "options", "sender", "session_id")
+    )
 )
 """The columns of the journal that small facts are made of."""
 

@@ -150,8 +150,12 @@ def places(
         .join(F.broadcast(strict.withColumn("strict", F.lit(True))), "pair", "left")
         .crossJoin(F.broadcast(end))
         .crossJoin(F.broadcast(kept))
-        .withColumn("strict", F.coalesce("strict", F.lit(False)))
-        .withColumn("absent", watched & F.col("observed_from").isNull() & ~F.col("of_topic"))
+        .withColumns(
+            {
+                "strict": F.coalesce("strict", F.lit(False)),
+                "absent": watched & F.col("observed_from").isNull() & ~F.col("of_topic"),
+            }
+        )
     )
     return typed(known_places, PLACES)
 
@@ -193,15 +197,13 @@ def blind_minutes(arrived: DataFrame, spans: DataFrame, *, patience: float) -> D
     ends = spans.select(
         F.floor((F.col("ended") + SLACK) / MINUTE).alias("minute"), F.floor(F.col("began") / MINUTE).alias("began")
     )
+    asks = settled.selectExpr(
+        "place", "minute", "stack(2, minute, by, true, since, until, false) AS (asked, until, near)"
+    )
     nothing = F.lit(None).cast("long").alias("began")
-    asked = settled.select(F.explode(F.array("minute", "since")).alias("minute"), nothing).distinct()
+    asked = asks.select(F.col("asked").alias("minute"), nothing).distinct()
     onwards = Window.partitionBy(F.lit(0)).orderBy(F.desc("minute")).rangeBetween(Window.unboundedPreceding, 0)
     earliest = asked.unionByName(ends).withColumn("began", F.min("began").over(onwards)).distinct()
-    met = settled
-    for name in ("minute", "since"):
-        begun = earliest.select(F.col("minute").alias(name), F.col("began").alias(f"{name}_began"))
-        met = met.join(F.broadcast(begun), name, "left")
-    unseen = F.coalesce(F.col("minute_began") <= F.col("by"), F.lit(False))
-    untold = F.coalesce(F.col("since_began") <= F.col("until"), F.lit(False))
-    blind = met.withColumn("unseen", unseen).withColumn("untold", untold).filter(F.col("unseen") | F.col("untold"))
+    met = asks.join(F.broadcast(earliest.withColumnRenamed("minute", "asked")), "asked").filter("began <= until")
+    blind = met.groupBy("place", "minute").agg(F.max("near").alias("unseen"), (~F.min("near")).alias("untold"))
     return typed(blind, BLIND)

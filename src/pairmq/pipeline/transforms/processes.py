@@ -15,7 +15,6 @@ from pairmq.model.events import (
     OperationsCounted,
     PairEnded,
     PairOpened,
-    Side,
 )
 from pairmq.pipeline.transforms._fact import NUMBER, TEXT, Field, Table, schema_of, typed
 from pairmq.pipeline.transforms._rows import MINUTE, SLACK, how_many, of_kind
@@ -84,7 +83,7 @@ def described(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFram
     )
     opened, closed = of_kind(JournalOpened), of_kind(JournalClosed)
     said = (
-        _with_lags(notes.filter(of_kind(JournalOpened, JournalClosed, EventsDropped) | _timed()))
+        _with_lags(notes.filter(of_kind(JournalOpened, JournalClosed, EventsDropped, *_TIMED)))
         .groupBy("process")
         .agg(
             *(F.max(F.when(opened, F.col(name))).alias(name) for name in ("host", "pid", "version")),
@@ -154,8 +153,7 @@ def _with_setbacks(minutes: DataFrame) -> DataFrame:
     return reached.withColumn("setback", F.when(back, F.col("last_at") - began))
 
 
-def _timed() -> Column:
-    return of_kind(PairOpened, PairEnded) | (of_kind(OperationsCounted) & (F.col("side") == Side.PRIMARY.value))
+_TIMED = (PairOpened, PairEnded, OperationsCounted)
 
 
 def _with_lags(notes: DataFrame) -> DataFrame:

@@ -338,7 +338,8 @@ def troubles(notes: DataFrame, spans: DataFrame, *, patience: float) -> DataFram
         )
     )
     gathered = gathered.join(F.broadcast(_remade(notes, spans, patience)), ["pair", "backlog_queue"], "left")
-    words = unusual.select(F.explode(F.array("process", "backlog_queue", "reason")).alias("word")).distinct()
+    said = unusual.select("process", "backlog_queue", "reason").distinct()  # few: what follows is done for each word
+    words = said.select(F.explode(F.array("process", "backlog_queue", "reason")).alias("word")).distinct()
     for name in _TEXTS:
         texts = words.select(key_of("word").alias(name), F.col("word").alias(f"{name}_word"))
         gathered = gathered.join(texts, name, "left").withColumn(name, F.col(f"{name}_word"))

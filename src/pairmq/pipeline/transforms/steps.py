@@ -107,7 +107,7 @@ STEPS: tuple[Step, ...] = (
     _table(SYPHON, syphon, ("notes",), group="beside", only_with=_MOVED),
     _table(ROTATION, rotation, ("notes", "minutes"), group="beside", only_with=_noted(RotationChanged)),
     _table(CONSUMERS, consumers, ("traffic", "notes", "minutes"), group="beside", only_with=_CONTINUITY),
-    _table(COST, cost, ("traffic", "notes"), settings=("prices",), group="beside"),
+    _table(COST, cost, ("traffic", "operations", "notes"), settings=("prices",), group="beside"),
     Step("late", LATE, late, ("messages", "troubles", "places", "notes"), small=False),
     _table(
         RECONCILIATION,

@@ -18,7 +18,6 @@ from pairmq.model.events import (
     JournalOpened,
     MessageDeadLettered,
     MessageMoved,
-    OperationsCounted,
     PairEnded,
     PairOpened,
     PingCompleted,
@@ -86,13 +85,13 @@ def availability(latencies: DataFrame, notes: DataFrame) -> DataFrame:
         ),
     )
     summed = percentiles(histogram, _KEYS, "latency", tuple(_OUTCOMES))
-    attempted = F.col("accepted_primary") + F.col("accepted_backlog") + F.col("refused") + F.col("unknown")
-    return AVAILABILITY.of(
-        summed.withColumn("attempted", attempted)
-        .withColumn("share_diverted", F.col("accepted_backlog") / F.col("attempted"))
-        .withColumn("availability", (F.col("accepted_primary") + F.col("accepted_backlog")) / F.col("attempted"))
-        .withColumn("primary_availability", F.col("accepted_primary") / F.col("attempted"))
-    )
+    shares = {
+        "share_diverted": "accepted_backlog / attempted",
+        "availability": "(accepted_primary + accepted_backlog) / attempted",
+        "primary_availability": "accepted_primary / attempted",
+    }
+    known = summed.withColumn("attempted", F.expr(" + ".join(_OUTCOMES)))
+    return AVAILABILITY.of(known.withColumns({name: F.expr(share) for name, share in shares.items()}))
 
 
 CONSUMERS = Table(
@@ -242,10 +241,10 @@ _KEY = ("process", "pair", "day")
 _MONEY = Decimal("0.000000000001")  # a millionth of the smallest realistic price per million
 
 
-def cost(traffic: DataFrame, notes: DataFrame, *, prices: Mapping[str, Price]) -> DataFrame:
+def cost(traffic: DataFrame, operations: DataFrame, notes: DataFrame, *, prices: Mapping[str, Price]) -> DataFrame:
     """Count operations, and price them; without a price they are free."""
     known = {side: prices.get(side.value) or Price() for side in Side}
-    by_process = _by_process(traffic, notes)
+    by_process = _by_process(traffic, operations, notes)
     # A process either counts, in all of its life, or does not.
     counts = F.max("reports").over(Window.partitionBy("process", "pair")) > 0
     by_process = by_process.withColumn("counts", counts)
@@ -272,15 +271,23 @@ def _by_side(values: Mapping[Side, Decimal], type_: str) -> Column:
     return F.when(F.col("side") == Side.PRIMARY.value, first).otherwise(second)
 
 
-def _by_process(traffic: DataFrame, notes: DataFrame) -> DataFrame:
+def _by_process(traffic: DataFrame, operations: DataFrame, notes: DataFrame) -> DataFrame:
     """What each process counted, and what its rows let one guess, for both sides, by pair and day."""
+    counted = operations.selectExpr(
+        *_KEY,
+        "reports",
+        *(
+            f"CASE WHEN side = '{side.value}' THEN {name} END AS {side.value}_{name}"
+            for side in Side
+            for name in OPERATION_COUNTS
+        ),
+    )
     # A moved message is received and settled at the secondary and sent to the primary.
     direct, diverted = f"outcome = '{SendOutcome.PRIMARY.value}'", f"outcome = '{SendOutcome.BACKLOG.value}'"
     delivered, from_lane = f"outcome = '{DELIVERED}'", f"outcome = '{FROM_LANE}'"
     seen = _weighted(traffic, notes).selectExpr(
         *_KEY[:2],
         f"floor(hour / {DAY}) * {DAY} AS day",
-        *(f"CAST(NULL AS bigint) AS {name}" for name in ("reports", *_COLUMNS)),
         *_guesses(
             {
                 (Side.PRIMARY, "sends"): f"{direct} THEN rows * weight",
@@ -292,12 +299,11 @@ def _by_process(traffic: DataFrame, notes: DataFrame) -> DataFrame:
             }
         ),
     )
-    kinds = (OperationsCounted, AttemptFailed, PingCompleted, MessageMoved, MessageDeadLettered)
-    counted, failed, pinged, moved, aside = (f"kind = '{kind.__name__}'" for kind in kinds)
+    kinds = (AttemptFailed, PingCompleted, MessageMoved, MessageDeadLettered)
+    failed, pinged, moved, aside = (f"kind = '{kind.__name__}'" for kind in kinds)
     noted = notes.filter(of_kind(*kinds)).selectExpr(
         *_KEY[:2],
         f"floor(at / {DAY}) * {DAY} AS day",
-        *_counts(counted),
         *_guesses(
             {
                 (Side.PRIMARY, "sends"): f"{moved} OR ({failed} AND queue IS NULL) THEN 1",
@@ -310,6 +316,7 @@ def _by_process(traffic: DataFrame, notes: DataFrame) -> DataFrame:
     )
     return (
         seen.unionByName(noted)
+        .unionByName(counted, allowMissingColumns=True)
         .groupBy(*_KEY)
         .agg(
             *(F.expr(f"coalesce(sum({name}), 0L) AS {name}") for name in ("reports", *_COLUMNS)),
@@ -322,14 +329,6 @@ def _guesses(values: Mapping[tuple[Side, str], str]) -> list[str]:
     known = {f"{side.value}_{name}": value for (side, name), value in values.items()}
     cases = (f"CASE WHEN {known[name]} END" if name in known else "NULL" for name in _COLUMNS)
     return [f"CAST({case} AS double) AS {_guess(name)}" for name, case in zip(_COLUMNS, cases, strict=True)]
-
-
-def _counts(when: str) -> list[str]:
-    """What a process counted itself, in its own rows."""
-    values = {"reports": "THEN 1"}
-    for side in Side:
-        values |= {f"{side.value}_{name}": f"AND side = '{side.value}' THEN {name}" for name in OPERATION_COUNTS}
-    return [f"CAST(CASE WHEN {when} {value} END AS bigint) AS {name}" for name, value in values.items()]
 
 
 def _guess(column: str) -> str:
