@@ -16,8 +16,9 @@ from facts_by_hand import facts_of, frame_of, tables_of, tables_of_parts
 from journal_by_hand import DRAINING, FAILED_OVER, HEALTHY, QUEUE, TOPIC, Journal, rows_of, segment_table
 from pairmq.model.events import Cause, Side
 from pairmq.pipeline.journal_io import look_over, read_rows
+from pairmq.pipeline.schema import arrow_schema
 from pairmq.pipeline.transforms import FACTS, STEPS, TABLES, Settings
-from pairmq.pipeline.transforms.facts import MESSAGES, SMALL, arrow_schema, digests_of_file, write_small
+from pairmq.pipeline.transforms.facts import MESSAGES, SMALL, digests_of_file, write_small
 from pairmq.pipeline.transforms.reconciliation import reconciliation
 
 GENERATOR = Path(__file__).parents[2] / "benchmarks" / "journal_generator.py"

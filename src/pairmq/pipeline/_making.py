@@ -18,17 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from pairmq.pipeline._storage import Place, created, delete_folder, opened, parquet_files, writing
 from pairmq.pipeline.journal_io import spark_path, spark_target
+from pairmq.pipeline.schema import arrow_schema
 from pairmq.pipeline.session import Tag, for_few_rows
 from pairmq.pipeline.transforms import FACTS
 from pairmq.pipeline.transforms.facts import (
     MESSAGES,
     SMALL,
     Digest,
-    arrow_schema,
     digest_of_parts,
     digests_of_file,
     small_of,
@@ -232,8 +231,7 @@ def _happened(piece: Piece, folder_of: Callable[[str], Place]) -> bool:
     place = folder_of(piece.name)
     place.mkdir(parents=True, exist_ok=True)
     with writing(str(place)), created(place / _FILE) as file:
-        schema = to_arrow_schema(piece.schema, timezone="UTC")
-        pq.write_table(schema.empty_table(), file, compression=piece.compression)
+        pq.write_table(arrow_schema(piece.schema).empty_table(), file, compression=piece.compression)
     return False
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 from pyspark.sql import types
 
@@ -23,6 +25,16 @@ _PREDICATES = {
     "list<string>": lambda type_: pa.types.is_list(type_) and pa.types.is_string(type_.value_type),
 }
 
+_ARROW: dict[types.DataType, Any] = {
+    types.StringType(): pa.string(),
+    types.BinaryType(): pa.binary(),
+    types.IntegerType(): pa.int32(),
+    types.LongType(): pa.int64(),
+    types.DoubleType(): pa.float64(),
+    types.BooleanType(): pa.bool_(),
+    types.TimestampType(): pa.timestamp("us", "UTC"),
+}
+
 REQUIRED = tuple(column.name for column in COLUMNS if not column.nullable)
 """The columns that every segment has; one that lacks another is of an earlier version, and has null there."""
 
@@ -32,6 +44,23 @@ def rows_schema() -> types.StructType:
     return types.StructType(
         [types.StructField(column.name, _SPARK[column.type], column.nullable) for column in COLUMNS]
     )
+
+
+def arrow_schema(schema: types.StructType) -> pa.Schema:
+    """Give a schema of Spark's as Arrow has it, instants in UTC: PySpark's function for that differs by version."""
+    return pa.schema([(field.name, _arrow_type(field.dataType)) for field in schema])
+
+
+def _arrow_type(of: types.DataType) -> Any:
+    if isinstance(of, types.StructType):
+        return pa.struct([*arrow_schema(of)])
+    if isinstance(of, types.ArrayType):
+        return pa.list_(_arrow_type(of.elementType))
+    if isinstance(of, types.MapType):
+        return pa.map_(_arrow_type(of.keyType), _arrow_type(of.valueType))
+    if isinstance(of, types.DecimalType):
+        return pa.decimal128(of.precision, of.scale)
+    return _ARROW[of]
 
 
 def schema_problem(found: pa.Schema) -> str | None:

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import types as t
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from pairmq.core import restore
 from pairmq.model import ConfigurationError, Delivery, EnvelopeError, Message, PairMQError, property_json
+from pairmq.pipeline.schema import arrow_schema
 
 _TEXT: Final = t.StringType()
 _PROPERTIES: Final = t.MapType(t.StringType(), t.StringType())
@@ -53,7 +53,7 @@ _FOUND: Final[dict[str, t.DataType]] = {
 SCHEMA: Final = t.StructType([t.StructField(name, type_) for name, type_ in (_SENT | _FOUND).items()])
 """The columns of every message that is read."""
 
-ARROW_SCHEMA: Final = to_arrow_schema(SCHEMA, timezone="UTC")
+ARROW_SCHEMA: Final = arrow_schema(SCHEMA)
 """The same for Arrow, as Spark asks for it."""
 
 _WHOLE = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)

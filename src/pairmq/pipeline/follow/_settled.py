@@ -30,9 +30,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from pairmq.pipeline._storage import writing
+from pairmq.pipeline.schema import arrow_schema
 from pairmq.pipeline.transforms import RECONCILIATION
 from pairmq.pipeline.transforms._rows import SLACK
 from pairmq.pipeline.transforms.facts import MESSAGES
@@ -48,8 +48,8 @@ IN_A_PIECE = 100_000
 MARGIN = 120.0
 """Seconds, and twice the patience, after its delivery a message is settled: later rows about it are rare."""
 
-_MESSAGES, _ARRIVALS = to_arrow_schema(MESSAGES.schema), to_arrow_schema(ARRIVALS)
-_JUDGED = to_arrow_schema(RECONCILIATION.schema, timezone="UTC")
+_MESSAGES, _ARRIVALS = arrow_schema(MESSAGES.schema), arrow_schema(ARRIVALS)
+_JUDGED = arrow_schema(RECONCILIATION.schema)
 _AT_ONCE = 1 << 18  # rows
 _FIRST = ("observed_from", "delivered_at", "known_from")
 _PLANNED = [

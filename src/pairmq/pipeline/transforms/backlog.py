@@ -98,8 +98,10 @@ def _depths(counts: DataFrame, stays: DataFrame) -> DataFrame:
         f"inline(array(struct({came} AS minute, 0 AS unmatched, 1 AS change), struct({left} AS minute, "
         "IF(came_at IS NULL, 1, 0) AS unmatched, IF(came_at IS NULL, 0, -1) AS change)))",
     ).filter("minute IS NOT NULL")
+    # Zeros, not nulls: some engines have no sum of those without a type.
+    counts = counts.selectExpr("*", "0 AS unmatched", "0 AS change")
     summed = (
-        counts.unionByName(changes, allowMissingColumns=True)
+        counts.unionByName(changes.selectExpr("*", *(f"0 AS {name}" for name in _FLOWS[:3])))
         .groupBy(*_QUEUE, "minute")
         .agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in (*_FLOWS, "change")))
     )

@@ -49,7 +49,7 @@ from pairmq.model.events import (
     StateChanged,
     SyphonFailed,
 )
-from pairmq.pipeline.schema import rows_schema
+from pairmq.pipeline.schema import arrow_schema, rows_schema
 from pairmq.pipeline.transforms._fact import COUNT, FLAG, NUMBER, TEXT, Fact, schema_of, typed
 from pairmq.pipeline.transforms._rows import DAY, EARLIEST, HOUR, LATEST, MINUTE, buckets_of, of_kind, place
 
@@ -215,13 +215,6 @@ def _broker_position() -> Column:
 
 DELIVERED, FROM_LANE = "delivered", "delivered from the secondary"
 """The outcomes of deliveries, beside those of sends."""
-
-_ARROW: dict[types.DataType, Any] = {TEXT: pa.string(), COUNT: pa.int64(), NUMBER: pa.float64(), FLAG: pa.bool_()}
-
-
-def arrow_schema(schema: types.StructType) -> pa.Schema:
-    """A fact's schema as Arrow has it."""
-    return pa.schema([(field.name, _ARROW[field.dataType]) for field in schema])
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,7 +506,7 @@ READ = tuple(
 )
 """The columns of the journal that small facts are made of."""
 
-_ARROW_READ = pa.schema([(name, _ARROW[_ROW_TYPES[name]]) for name in READ])
+_ARROW_READ = arrow_schema(schema_of({name: _ROW_TYPES[name] for name in READ}))
 _SINGLE = ("message_id", "options")  # texts that repeat too rarely for a dictionary
 _REPEATED = [each.name for each in _ARROW_READ if pa.types.is_string(each.type) and each.name not in _SINGLE]
 _AT_ONCE = 1 << 17  # rows

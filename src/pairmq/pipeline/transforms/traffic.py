@@ -281,13 +281,16 @@ def _by_process(traffic: DataFrame, operations: DataFrame, notes: DataFrame) -> 
             for side in Side
             for name in OPERATION_COUNTS
         ),
+        *(f"CAST(NULL AS double) AS {_guess(name)}" for name in _COLUMNS),
     )
+    uncounted = [f"CAST(NULL AS bigint) AS {name}" for name in ("reports", *_COLUMNS)]
     # A moved message is received and settled at the secondary and sent to the primary.
     direct, diverted = f"outcome = '{SendOutcome.PRIMARY.value}'", f"outcome = '{SendOutcome.BACKLOG.value}'"
     delivered, from_lane = f"outcome = '{DELIVERED}'", f"outcome = '{FROM_LANE}'"
     seen = _weighted(traffic, notes).selectExpr(
         *_KEY[:2],
         f"floor(hour / {DAY}) * {DAY} AS day",
+        *uncounted,
         *_guesses(
             {
                 (Side.PRIMARY, "sends"): f"{direct} THEN rows * weight",
@@ -304,6 +307,7 @@ def _by_process(traffic: DataFrame, operations: DataFrame, notes: DataFrame) -> 
     noted = notes.filter(of_kind(*kinds)).selectExpr(
         *_KEY[:2],
         f"floor(at / {DAY}) * {DAY} AS day",
+        *uncounted,
         *_guesses(
             {
                 (Side.PRIMARY, "sends"): f"{moved} OR ({failed} AND queue IS NULL) THEN 1",
@@ -316,7 +320,7 @@ def _by_process(traffic: DataFrame, operations: DataFrame, notes: DataFrame) -> 
     )
     return (
         seen.unionByName(noted)
-        .unionByName(counted, allowMissingColumns=True)
+        .unionByName(counted)
         .groupBy(*_KEY)
         .agg(
             *(F.expr(f"coalesce(sum({name}), 0L) AS {name}") for name in ("reports", *_COLUMNS)),
