@@ -20,7 +20,7 @@ BENCHMARKS := $(filter-out _% journal_generator run_all,$(patsubst benchmarks/%.
 # What takes minutes in a fresh clone is done side by side.
 READY = $(MAKE) --no-print-directory --jobs 2 setup
 
-.PHONY: help setup system smoke demo test test-servers test-spark test-all test-rest test-long matrix coverage soak simulate chaos mutants model bench bench-one check docs site format lock clean
+.PHONY: help setup system smoke demo test test-servers test-spark test-sail test-all test-rest test-long matrix coverage soak simulate chaos mutants model bench bench-one check docs site format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,15 @@ test-servers: ## tests with real servers: conformance, integration, chaos
 test-spark: ## tests of the pipeline that need Spark
 	@$(READY) system
 	@$(TIERS) spark $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
+
+# Sail wants another client than the one of the tests, and so an environment of its own.
+build/sail:
+	@$(PYTHON) -m venv $@.new && $@.new/bin/pip install --quiet pysail 'pyspark-client>=4.1,<4.2' --editable '.[journal]'
+	@mv $@.new $@
+
+test-sail: build/sail ## the pipeline on Sail, which takes 500 MB of packages from PyPI
+	@$(READY) system
+	@PAIRMQ_SAIL_PYTHON=build/sail/bin/python $(BIN)/pytest --tier spark tests/pipeline/test_sail.py $(PYTEST_ARGS)
 
 test-all: ## checks, all tiers, and 300 simulated hours
 	@$(READY) system

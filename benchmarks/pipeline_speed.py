@@ -8,7 +8,11 @@ round every verdict of Spark's is compared with the truth, which the maker of th
 DuckDB has the best of it: one scan into a narrow table, messages grouped by their hash. It answers the same questions,
 but for percentiles by histogram, causes and peaks of outages, and files that can't be read.
 
-Run it with: make bench-one NAME=pipeline_speed ARGS="--events 10000000"
+Sail, which speaks Spark Connect, makes the same tables once, in a process of its own: add --sail build/sail/bin/python,
+the Python of an environment that "make build/sail" makes.
+
+Run it with: make bench-one NAME=pipeline_speed ARGS="--events 10000000", or for the curve of several sizes with:
+make bench ARGS="--only pipeline_growth"
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import contextlib
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -39,6 +44,7 @@ from journal_generator import FAULTS, Plan, generate  # noqa: E402
 
 import duck  # noqa: E402  # the tests' own queries
 
+SAIL = Path(__file__).parents[1] / "tests" / "support" / "sail_program.py"
 PLANTED = 100  # messages of each kind of fault
 DENSE = 1_000_000  # events; in a smaller journal of a day, a message that comes late may have no other to be behind of
 
@@ -59,10 +65,10 @@ def by_duckdb(journal: Path, out: Path, cores: int) -> None:
             connection.sql(f"COPY ({text}) TO '{out / str(number)}.parquet' (COMPRESSION zstd)")
 
 
-def wrong_verdicts(folder: Path) -> int:
+def wrong_verdicts(folder: Path, tables: str = "tables") -> int:
     """How many messages have another verdict than the truth."""
     truth = duckdb.read_parquet(f"{folder}/truth/*.parquet").set_alias("truth")
-    judged = duckdb.read_parquet(f"{folder}/tables/reconciliation/*.parquet").set_alias("judged")
+    judged = duckdb.read_parquet(f"{folder}/{tables}/reconciliation/*.parquet").set_alias("judged")
     both = truth.join(judged, "truth.message_id = judged.message_id", how="outer")
     return len(both.filter("truth.verdict IS DISTINCT FROM judged.verdict"))
 
@@ -132,27 +138,62 @@ def by_spark(folder: Path, spark: SparkSession, jvm: Path) -> tuple[float, float
     return took
 
 
+def by_sail(folder: Path, python: Path) -> dict[str, float]:
+    """Have Sail make all tables, and compare them with the truth."""
+    command = [python, SAIL, folder / "journal", folder / "sail"]
+    program = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603  # ours
+    found = json.loads(program.stdout.splitlines()[-1])
+    if wrong := wrong_verdicts(folder, "sail"):
+        raise RuntimeError(f"{wrong} of Sail's verdicts are not the truth")
+    used = found["seconds"]
+    return {
+        "sail processors": used,
+        "sail microseconds a row": used / found["rows"] * 1e6,
+        "sail peak GiB": found["peak_kib"] / 2**20,
+    }
+
+
+CURVES = {
+    "rows, first run of a session": "cold microseconds a row",
+    "rows, later runs": "spark microseconds a row",
+    "rows, DuckDB": "duckdb microseconds a row",
+}
+
+
+def curves(runs: list[dict[str, float]]) -> dict[str, dict[str, dict[str, float]]]:
+    """How what a row costs changes with the size of the journal."""
+    found = {
+        title: {f"{run['rows']}": dict.fromkeys(("median", "min", "max"), run[what]) for run in runs if what in run}
+        for title, what in CURVES.items()
+    }
+    return {title: settings for title, settings in found.items() if settings}
+
+
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--events", type=int, nargs="+", default=[1_000_000], help="of each journal")
     parser.add_argument("--cores", type=int, nargs="+", default=[2])
     parser.add_argument("--folder", type=Path, help="where the journal is, or is made, and stays")
     parser.add_argument(
         "--rounds", type=int, default=3, help="0: Spark alone, for journals that DuckDB has no memory for"
     )
+    parser.add_argument("--sail", type=Path, help="a Python that has Sail")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if not (folder / "journal").is_dir():
-            make(folder, arguments.events)
-        for cores in arguments.cores:
-            found = measure(folder, cores, arguments.rounds)
-            if arguments.json:
-                print(json.dumps(found))
-            else:
-                print(", ".join(f"{name} {value:,.2f}" for name, value in found.items()))
+    runs = []
+    for events in arguments.events:
+        with contextlib.ExitStack() as stack:
+            folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            if not (folder / "journal").is_dir():
+                make(folder, events)
+            sail = by_sail(folder, arguments.sail) if arguments.sail else {}
+            for cores in arguments.cores:
+                runs.append(measure(folder, cores, arguments.rounds) | sail)
+                if not arguments.json:
+                    print(", ".join(f"{name} {value:,.2f}" for name, value in runs[-1].items()))
+    if arguments.json:
+        print(json.dumps({"unit": "microseconds a row", "curves": curves(runs), "runs": runs}))
     return 0
 
 

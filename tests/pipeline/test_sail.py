@@ -1,7 +1,7 @@
 """Another engine that speaks Spark Connect: Sail makes the same tables.
 
-Sail wants Spark's 4.1 client, which can't be beside the one of these tests: `PAIRMQ_SAIL_PYTHON` names the Python of an
-environment of its own, made with `pip install pysail 'pyspark-client>=4.1,<4.2' pairmq[journal]`.
+Sail wants Spark's 4.1 client, which can't be beside the one of these tests: `make test-sail` makes an environment
+of its own, whose Python `PAIRMQ_SAIL_PYTHON` names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def sail_python() -> str | None:
 def test_sail_makes_the_same_tables(spark, tmp_path):
     python = sail_python()
     if python is None:
-        pytest.skip("needs pysail and Spark's client 4.1: set PAIRMQ_SAIL_PYTHON")
+        pytest.skip("needs pysail and Spark's client 4.1: run make test-sail")
     write_rich_journal(tmp_path / "journal")
     made = subprocess.run(
         [python, PROGRAM, tmp_path / "journal", tmp_path / "sail"], capture_output=True, text=True, timeout=LIMIT
