@@ -11,16 +11,43 @@ import pytest
 
 from pairmq.cli import _demo, _pipeline
 from pairmq.pipeline.report import Report
+from pairmq.pipeline.transforms.verdicts import Verdict
 
 RUN = ("pipeline", "run", "--journal", "journal", "--out", "tables")
 
 
-def test_a_message_id_cannot_steer_the_terminal(capsys):
-    faults = {"lost": [("east>west", "orders", "\x1b]0;owned\x07")]}
+def report_of(verdicts, faults):
     blank = dict.fromkeys((field.name for field in fields(Report)), 0)
-    known = {"bad": (), "processes": {}, "verdicts": {"lost": 1}, "faults": faults, "tables": {}}
-    _pipeline._show(Report(**blank | known), "out")  # type: ignore[arg-type]
+    known = {"bad": (), "processes": {"closed": 2}, "verdicts": verdicts, "faults": faults, "tables": {}}
+    return Report(**blank | known)  # type: ignore[arg-type]
+
+
+def test_a_message_id_cannot_steer_the_terminal(capsys):
+    _pipeline._show(report_of({"lost": 1}, {"lost": [("east>west", "orders", "\x1b]0;owned\x07")]}), "out")
     assert "lost: \\x1b]0;owned\\x07 of orders" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ("not journalled", "7 messages without a send in the journal: the sender keeps none, or samples, or its"),
+        (
+            "delivery not observed",
+            "7 messages accepted for topics, or for queues of which no delivery is in the",
+        ),
+    ],
+)
+def test_what_one_side_alone_has_written_is_said_and_no_more_claimed_than_was_read(capsys, verdict, said):
+    _pipeline._show(report_of({"delivered": 9, verdict: 7}, {}), "out")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert verdict in set(Verdict)
+    assert said in shown
+    assert "nothing lost in what was read; tables in out" in shown
+
+
+def test_where_both_sides_have_written_nothing_is_lost(capsys):
+    _pipeline._show(report_of({"delivered": 9}, {}), "out")
+    assert "nothing lost; tables in out" in capsys.readouterr().out
 
 
 def test_a_demo_keeps_its_journal_where_there_is_none_yet(monkeypatch, tmp_path):

@@ -159,6 +159,14 @@ def _name_bad(bad: Sequence[BadSegment]) -> None:
         warn(f"and {grouped(len(bad) - _MOST_BAD)} more, which run.json names")
 
 
+_ONE_SIDED = {
+    "not journalled": "without a send in the journal: the sender keeps none, or samples, or its journal is missing",
+    "delivery not observed": "accepted for topics, or for queues of which no delivery is in the journal: the consumers "
+    "keep none, or their journal is missing",
+}
+"""By verdict, what one side alone has written: nothing shows whether a whole process is missing."""
+
+
 def _show(report: Report, out: str) -> None:
     _name_bad(report.bad)
     if report.missing or report.dropped:
@@ -179,6 +187,9 @@ def _show(report: Report, out: str) -> None:
             f"no delivery from {plural(len(report.absent), 'queue')} is in the journal, but deliveries from others of "
             "the pair are: the journal of the consumers is missing, or they keep none; messages there are unproven"
         )
+    for verdict, text in _ONE_SIDED.items():
+        if count := report.verdicts.get(verdict):
+            say(f"{plural(count, 'message')} {text}")
     if report.unfinished:
         say(
             f"{plural(len(report.unfinished), 'part')} not finished, whose rows are not read: programs that run finish "
@@ -206,7 +217,7 @@ def _conclude(report: Report, out: str) -> None:
         say(f"nothing lost, but see above; {where}", style=WARN)
     elif report.verdict == "incomplete":
         say(f"nothing is known to be lost, but the journal has holes: see above; {where}", style=WARN)
-    elif report.unfinished or set(report.processes) - {"closed"}:
+    elif report.unfinished or set(report.processes) - {"closed"} or report.verdicts.keys() & _ONE_SIDED.keys():
         say(f"nothing lost in what was read; {where}", style=OK)
     else:
         say(f"nothing lost; {where}", style=OK)
