@@ -41,6 +41,10 @@ class _Begun(Coroutine[Any, Any, Any]):
     def __await__(self) -> Any:
         return self._coroutine.__await__()
 
+    def __getattr__(self, name: str) -> Any:
+        """What is asked of a coroutine beside that: its frame, say, and what it waits for."""
+        return getattr(self._coroutine, name)
+
 
 def _raise(error: BaseException) -> None:
     raise error
@@ -48,7 +52,9 @@ def _raise(error: BaseException) -> None:
 
 def _emulated(loop: asyncio.AbstractEventLoop, coroutine: Any, *, context: Any = None) -> asyncio.Task[Any]:
     """Make an eager task where Python has none; it is done a turn later than Python's own, if at once."""
-    if not loop.is_running() or asyncio._get_running_loop() is not loop:
+    # anyio begins its own tasks later where it knows the factory of eager ones.
+    by_anyio = getattr(coroutine, "__qualname__", "") == "TaskHandle._run_coro"
+    if by_anyio or not loop.is_running() or asyncio._get_running_loop() is not loop:
         return asyncio.Task(coroutine, loop=loop, context=context)
     begun = _Begun(coroutine)
     own = copy_context() if context is None else context

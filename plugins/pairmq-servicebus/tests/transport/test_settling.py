@@ -49,9 +49,11 @@ class Bench:
         self.completions = [Completion(Held(each, self.link, shelf, in_session=False)) for each in received]
         self.job = Completions(shelf, 30.0, "complete", self.left.extend)
         self.job.add(self.completions)
-        self.task = asyncio.create_task(self.job.run(self.link))
+        self.task: asyncio.Task[None] | None = None
 
     async def settle(self) -> None:
+        if self.task is None:
+            self.task = asyncio.create_task(self.job.run(self.link))
         for _ in range(5):
             await asyncio.sleep(0)
 
@@ -104,4 +106,5 @@ async def test_completions_are_given_up_when_their_last_caller_gives_up() -> Non
     bench.link.answers.popleft().set_result(None)
     await bench.settle()
     assert [bench.job.give_up(completion) for completion in bench.completions[1:]] == [False, True]
+    assert bench.task is not None
     bench.task.cancel()

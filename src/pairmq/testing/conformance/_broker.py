@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import fields
-from types import CoroutineType
 from typing import Any, NoReturn, Self, TypeVar, cast
 from uuid import uuid4
 
@@ -432,7 +431,7 @@ def _check_url(harness: Harness, url: object) -> None:
 
 def _awaiting(coroutine: Any) -> Iterator[str]:
     """Where a coroutine waits, from the outermost call to the innermost; a task's own stack shows the first alone."""
-    while isinstance(coroutine, CoroutineType) and coroutine.cr_frame is not None:
+    while getattr(coroutine, "cr_frame", None) is not None:
         code = coroutine.cr_code
         yield f"  {code.co_filename}:{coroutine.cr_frame.f_lineno} {code.co_qualname}"
         coroutine = coroutine.cr_await
