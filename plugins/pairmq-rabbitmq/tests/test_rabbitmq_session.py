@@ -224,8 +224,14 @@ async def test_a_node_that_hangs_is_not_waited_for(brokers: list[Broker], silent
     assert asyncio.all_tasks() - before - brokers[0].tasks - brokers[1].tasks == set()
 
 
-async def test_a_node_that_hung_is_not_the_first_to_be_tried_again(brokers: list[Broker]) -> None:
+STAGGER = "pairmq_rabbitmq._link._STAGGER"
+
+
+async def test_a_node_that_hung_is_not_the_first_to_be_tried_again(
+    brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A caller with little time would never get to the next one."""
+    monkeypatch.setattr(STAGGER, 300.0)
     brokers[0].silent.add("Connection.Open")
     link = cluster_link([each.address for each in brokers[:2]], first=brokers[0].address)
     given_up = asyncio.create_task(link.session())
@@ -234,6 +240,25 @@ async def test_a_node_that_hung_is_not_the_first_to_be_tried_again(brokers: list
     assert await turns_until_done(given_up)
     await link.session()
     assert len(brokers[0].writers) == 1
+    await link.close(1)
+
+
+async def test_of_nodes_that_hung_the_one_with_the_least_time_is_tried_first(
+    brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(STAGGER, 0.0)
+    for each in brokers[:2]:
+        each.silent.add("Connection.Open")
+    link = cluster_link([each.address for each in brokers[:2]], first=brokers[0].address)
+    given_up = asyncio.create_task(link.session())
+    for each in brokers[:2]:
+        await each.saw("Connection.Open")
+    given_up.cancel()
+    assert await turns_until_done(given_up)
+    monkeypatch.setattr(STAGGER, 300.0)
+    brokers[1].silent.clear()
+    await link.session()
+    assert address(link) == brokers[1].address
     await link.close(1)
 
 
@@ -250,7 +275,10 @@ async def test_no_node_lets_a_client_in_is_one_error_without_secrets() -> None:
     assert "alice" not in str(error)
 
 
-async def test_a_refused_login_is_tried_at_one_node_only(brokers: list[Broker]) -> None:
+async def test_a_refused_login_is_tried_at_one_node_only(
+    brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(STAGGER, 300.0)
     refusal = commands.Connection.Close(403, "ACCESS_REFUSED - Login was refused", 0, 0)
     for each in brokers:
         each.answers["Connection.StartOk"] = refusal
