@@ -230,7 +230,7 @@ class Link:
                     self._nodes.avoid(trying.pop(task))
         finally:
             for task, node in reversed(trying.items()):
-                self._nodes.avoid(node)  # it is slower than another one, or hangs: the one with the most time comes last
+                self._nodes.avoid(node)  # it is slower than another one, or hangs; what had the most time comes last
                 if not task.cancel() and not task.cancelled() and task.exception() is None:
                     task.result().end(ConnectionAbortedError("another node answered first"))
         raise ConnectionError(f"no node of the cluster lets a client in ({'; '.join(failed)})")
