@@ -9,7 +9,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
 from pairmq.model import ConfigurationError
@@ -23,6 +23,8 @@ from pairmq.runner import FAILURES, Clock, Emitter
 if TYPE_CHECKING:
     from pairmq.observe.journal import Journal
 
+T = TypeVar("T")
+
 OPEN_TELEMETRY = "opentelemetry"
 """The name of the observer that comes with PairMQ, and that needs ``pairmq[otel]``."""
 
@@ -35,7 +37,7 @@ def observers_of(
 ) -> list[Observer]:
     """Put a pair's observers together: those given, some by their names; those named, unless they are there without
     asking; and, with ``plugins``, those that watch every pair. Raises `ConfigurationError`."""
-    given = tuple(given)
+    given = listed(given)
     watching = [observer for observer in given if not isinstance(observer, str)]
     named = (*(name for name in given if isinstance(name, str)), *named)
     records = {record.name: record for record in plugins.observers()}
@@ -54,6 +56,14 @@ def observers_of(
     return watching
 
 
+def listed(observers: Iterable[T]) -> tuple[T, ...]:
+    """The observers that a caller gave; a single one, or its name, is an easy mistake."""
+    given: object = observers
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"observers is {given!r}: give a list of observers, or of their names")
+    return tuple(observers)
+
+
 def _open_telemetry(watching: Sequence[Observer]) -> list[Observer]:
     try:
         # Not before it is asked for, as it is an extra.
@@ -65,13 +75,13 @@ def _open_telemetry(watching: Sequence[Observer]) -> list[Observer]:
 
 
 def _journal(journal: str | os.PathLike[str] | Journal) -> Observer:
-    if isinstance(journal, str):
-        check_directory(journal)
     try:
         # Not before it is asked for: it needs pyarrow, which takes longer to import than all of PairMQ.
-        from pairmq.observe.journal import JournalObserver
+        from pairmq.observe.journal import Journal, JournalObserver
     except ModuleNotFoundError as error:
         raise ConfigurationError(str(error)) from error
+    if not isinstance(journal, Journal | os.PathLike):
+        check_directory(journal)
     return JournalObserver(journal)
 
 
@@ -85,7 +95,7 @@ class Audience:
     """Forwards a pair's events to its observers, the log and event streams."""
 
     def __init__(self, name: str, clock: Clock, observers: Iterable[Observer]) -> None:
-        self._observers = tuple(observers)
+        self._observers = listed(observers)
         # Weakly: a stream may be dropped anywhere, also before it is first read, and in any thread.
         self._streams: WeakSet[EventStream] = WeakSet()
         self._waited_for: dict[object, EventStream] = {}

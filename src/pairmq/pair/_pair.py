@@ -26,7 +26,7 @@ from pairmq.pair._settings import (
     check_available,
     check_continuity,
     check_destination,
-    check_syphon_queues,
+    chosen_queues,
     load_settings,
     named_in_environment,
 )
@@ -60,10 +60,9 @@ class Pair:
             if not isinstance(side, Transport):
                 kind = type(side).__name__
                 raise ConfigurationError(f"{name} is a value of type {kind}: give a transport, or URLs to Pair.connect")
-        self._options = options or PairOptions()
+        self._options = PairOptions() if options is None else options
         check_available(self._options, secondary)
-        self._syphon_queues = None if syphon_queues is None else frozenset(syphon_queues)
-        check_syphon_queues(self._syphon_queues, self._options)
+        self._syphon_queues = chosen_queues(syphon_queues, self._options)
         self._primary = primary
         self._secondary = secondary
         self._clock = clock or Clock()
@@ -130,15 +129,14 @@ class Pair:
                 config=config,
                 overrides=overrides,
             )
-            options = options or settings.options
+            options = settings.options if options is None else options
             primary = primary or settings.primary
             secondary = secondary or settings.secondary
             journal = journal or settings.journal
             named = settings.observers
         transports = [side if isinstance(side, Transport) else plugins.transport(side) for side in (primary, secondary)]
-        pumped = None if syphon_queues is None else frozenset(syphon_queues)
         check_available(options, transports[1])  # before observers are made, which may open files
-        check_syphon_queues(pumped, options)
+        pumped = chosen_queues(syphon_queues, options)
         watching = observers_of(observers, named, journal, plugins)
         return cls(transports[0], transports[1], options, observers=watching, clock=clock, syphon_queues=pumped)
 
@@ -265,7 +263,7 @@ class Pair:
             ConfigurationError: the path is invalid, or the primary's transport does not support this kind, or the
                 syphon would dead-letter diverted messages: the entity is not in ``allowed_entities``, is internal to
                 the broker, or has the name of a backlog queue (SPEC 5.8); or ``continuity`` names a topic (SPEC 11.6).
-            PairClosed, PairFaulted: the pair has ended or is not open.
+            PairClosed, PairFaulted: the pair has ended; one that is not open yet is a `ConfigurationError`.
             RuntimeError: in another event loop than the pair's, or in none.
         """
         entity = self._entity(path, kind)
@@ -288,7 +286,7 @@ class Pair:
 
         Raises:
             ConfigurationError: as `sender`, or the secondary is not a database with transactions.
-            PairClosed, PairFaulted: the pair has ended or is not open.
+            PairClosed, PairFaulted: the pair has ended; one that is not open yet is a `ConfigurationError`.
         """
         entity = self._entity(path, kind)
         engine = self._opened
@@ -313,12 +311,13 @@ class Pair:
         Raises:
             ConfigurationError: a name is invalid, or the primary's transport does not support this source, or
                 ``continuity`` names a topic (SPEC 11.6).
-            PairClosed, PairFaulted: the pair has ended or is not open.
+            PairClosed, PairFaulted: the pair has ended; one that is not open yet is a `ConfigurationError`.
         """
         entity = self._entity(path, "queue" if subscription is None else "topic")
         if type(prefetch) is not int or prefetch < 1:
             raise ConfigurationError(f"prefetch is {prefetch!r}: it must be a whole number of at least 1")
         engine = self._opened
+        engine.check_open()
         check_continuity(entity, self._options)
         try:
             source = Source(entity, subscription, dead_letter)
@@ -356,25 +355,31 @@ class Pair:
 
         Raises:
             ConfigurationError: as `receiver`; or ``prefetch`` is below 0.
-            PairClosed, PairFaulted: the pair has ended or is not open.
+            PairClosed, PairFaulted: the pair has ended; one that is not open yet is a `ConfigurationError`.
             RuntimeError: in another event loop than the pair's.
+            TypeError: ``on_message`` can't be called, or is a coroutine function, which would not run.
         """
         self._opened.check_here()
         if type(prefetch) is not int or prefetch < 0:
             raise ConfigurationError(f"prefetch is {prefetch!r}: it must be a whole number, or 0 for no limit")
+        _check_called("on_message", on_message)
         receiver = self.receiver(path, **source)
         return PairConsumer(self._opened, receiver, on_message, prefetch, on_end, self._clock)
 
     # State and operations.
 
     def state(self, path: str, *, kind: str = "queue") -> EntityState:
-        """The state of an entity in this process; one that it never used is healthy (SPEC 4)."""
+        """The state of an entity in this process; one that it never used is healthy (SPEC 4).
+
+        Once the pair has ended, the one it had then.
+        """
         return self._opened.states().get(self._entity(path, kind), EntityState.HEALTHY)
 
     def states(self) -> Mapping[Entity, EntityState]:
         """The states of the entities that this process uses or used recently (SPEC 4.10).
 
-        Includes all that are not healthy, and about a thousand healthy ones without a sender.
+        Includes all that are not healthy, and about a thousand healthy ones without a sender. Once the pair has ended,
+        those it had then.
         """
         return self._opened.states()
 
@@ -395,14 +400,14 @@ class Pair:
 
         Raises:
             ConfigurationError: a path is invalid.
-            PairClosed, PairFaulted: the pair has ended or is not open.
+            PairClosed, PairFaulted: the pair has ended; one that is not open yet is a `ConfigurationError`.
             TypeError, ValueError: ``timeout`` is not a number, or not above 0.
 
         A cancelled check leaves nothing behind.
         """
         engine = self._opened
         engine.check_here()
-        asked = [self._entity(one, "queue") if isinstance(one, str) else one for one in entities]
+        asked = [one if isinstance(one, Entity) else self._entity(one, "queue") for one in entities]
         limit = seconds("timeout", timeout)
         return await find_readiness(engine, self.name, asked or list(engine.states()), limit)
 
@@ -420,7 +425,7 @@ class Pair:
             Options that differ and queues that are not drained, or why this could not be determined.
 
         Raises:
-            PairClosed, PairFaulted: the pair has ended or is not open.
+            PairClosed, PairFaulted: the pair has ended; one that is not open yet is a `ConfigurationError`.
             TypeError, ValueError: ``timeout`` is not a number, or not above 0.
 
         A cancelled call leaves nothing behind.
@@ -453,9 +458,7 @@ class Pair:
         Raises:
             TypeError: ``sink`` can't be called, or is a coroutine function, which would not run.
         """
-        given: object = sink  # by a caller without types
-        if not callable(given) or inspect.iscoroutinefunction(given):
-            raise TypeError(f"the sink {sink!r} can't take events: give a function that is not async")
+        _check_called("sink", sink)
         self._emit.add(sink, per_message=per_message)
         return lambda: self._emit.remove(sink)
 
@@ -511,7 +514,7 @@ class Pair:
             ConfigurationError: an argument is invalid, or the entities are too many for one decision.
             TransportError: the secondary could not be asked: nothing has changed, unless the error has
                 ``maybe_applied``, or was raised while waiting.
-            PairClosed, PairFaulted: the pair has ended or is not open.
+            PairClosed, PairFaulted: the pair has ended; one that is not open yet is a `ConfigurationError`.
             TypeError, ValueError: ``timeout`` is not a number, or below 0.
 
         A cancelled call leaves the decision in force if it was written.
@@ -594,6 +597,8 @@ class Pair:
 
     def _entity(self, path: str, kind: str) -> Entity:
         try:
+            if kind not in tuple(EntityKind):
+                raise ConfigurationError(f"kind is {kind!r}: it must be 'queue' or 'topic'")
             entity = Entity(path, EntityKind(kind))
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
@@ -601,3 +606,9 @@ class Pair:
         if len(path) > longest:
             raise ConfigurationError(f"entity path of {len(path)} characters: the primary takes at most {longest}")
         return entity
+
+
+def _check_called(name: str, given: object) -> None:
+    """Refuse what would not run when it is called: a coroutine that nothing awaits handles nothing."""
+    if not callable(given) or inspect.iscoroutinefunction(given):
+        raise TypeError(f"{name} is {given!r}: give a function that is not async")

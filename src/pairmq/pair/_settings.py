@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -168,11 +168,16 @@ def check_distinct(primary: Transport, secondary: Transport) -> None:
 
 
 def check_available(options: PairOptions, secondary: Transport) -> None:
-    """Reject options that the secondary can't support.
+    """Reject what is no options, and options that the secondary can't support.
 
     ``ordering="session"`` needs backlog queues with one consumer at a time, and a secondary that reports what is
     settled (SPEC 8.2, 8.3).
     """
+    given: object = options  # by a caller without types
+    if not isinstance(given, PairOptions):
+        raise ConfigurationError(
+            f"options is a value of type {type(given).__name__}: give PairOptions(...), or options by their names"
+        )
     if options.ordering == "session" and not secondary.capabilities.ordered_consumer:
         raise ConfigurationError(
             f"ordering='session' can't be kept with {secondary.endpoint} as the secondary: its transport can't read a "
@@ -212,16 +217,18 @@ def check_continuity(entity: Entity, options: PairOptions) -> None:
         )
 
 
-def check_syphon_queues(queues: Collection[int] | None, options: PairOptions) -> None:
-    """Reject an invalid choice of backlog queues for a syphon; None is all of them."""
+def chosen_queues(queues: object, options: PairOptions) -> frozenset[int] | None:
+    """Check the choice of backlog queues for a syphon; None is all of them."""
     if queues is None:
-        return
+        return None
     if not options.enable_syphon:
         raise ConfigurationError("syphon_queues is given, but enable_syphon is off")
-    if not queues or any(type(index) is not int or not 0 <= index < options.backlog_queue_count for index in queues):
+    chosen = tuple(queues) if isinstance(queues, Iterable) else ()
+    if not chosen or any(type(index) is not int or not 0 <= index < options.backlog_queue_count for index in chosen):
         raise ConfigurationError(
             f"syphon_queues must hold some of the indexes 0 to {options.backlog_queue_count - 1} of the backlog queues"
         )
+    return frozenset(chosen)
 
 
 def parse_duration(text: str) -> float:
@@ -235,6 +242,9 @@ def parse_duration(text: str) -> float:
 def _read(path: str | os.PathLike[str] | None) -> dict[str, Any]:
     if path is None:
         return {}
+    given: object = path  # by a caller without types
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigurationError(f"config is a value of type {type(given).__name__}: give the path of a TOML file")
     import tomllib  # few programs have a settings file
 
     try:

@@ -74,7 +74,8 @@ class Pair:
         Raises:
             ConfigurationError: a setting, a URL or a plugin is invalid or missing; the message says what to do.
         """
-        watching = tuple(observers)
+        # The pair refuses what can't be observers.
+        watching = tuple(observers) if isinstance(observers, Iterable) and not isinstance(observers, str) else observers
 
         def make() -> asynchronous.Pair:
             return asynchronous.Pair.connect(
@@ -140,7 +141,7 @@ class Pair:
         Raises:
             ConfigurationError: the path is invalid, or the primary's transport does not support this kind, or the
                 syphon would dead-letter what is diverted, as for `pairmq.Pair.sender`.
-            PairClosed, PairFaulted: the pair has ended or is not open.
+            PairClosed, PairFaulted: the pair has ended; one that is not open yet is a `ConfigurationError`.
         """
         return PairSender(self._attached, path, kind)
 
@@ -153,7 +154,7 @@ class Pair:
 
         Raises:
             ConfigurationError: as `sender`, or the secondary is not a database with transactions.
-            PairClosed, PairFaulted: the pair has ended or is not open.
+            PairClosed, PairFaulted: the pair has ended; one that is not open yet is a `ConfigurationError`.
         """
         return PairOutbox(self._attached, path, kind)
 
@@ -170,20 +171,24 @@ class Pair:
 
         Raises:
             ConfigurationError: a name is invalid, or the primary's transport does not support this source.
-            PairClosed, PairFaulted: the pair has ended or is not open.
+            PairClosed, PairFaulted: the pair has ended; one that is not open yet is a `ConfigurationError`.
         """
         return PairReceiver(self._attached, path, subscription=subscription, dead_letter=dead_letter, prefetch=prefetch)
 
     # State and operations.
 
     def state(self, path: str, *, kind: str = "queue") -> EntityState:
-        """The state of an entity in this process; one that it never used is healthy (SPEC 4)."""
+        """The state of an entity in this process; one that it never used is healthy (SPEC 4).
+
+        Once the pair has ended, the one it had then.
+        """
         return self._asked(lambda pair: pair.state(path, kind=kind))
 
     def states(self) -> Mapping[Entity, EntityState]:
         """The states of the entities that this process uses or used recently (SPEC 4.10).
 
-        Includes all that are not healthy, and about a thousand healthy ones without a sender.
+        Includes all that are not healthy, and about a thousand healthy ones without a sender. Once the pair has ended,
+        those it had then.
         """
         return self._asked(lambda pair: dict(pair.states()))
 
@@ -196,7 +201,7 @@ class Pair:
 
         Raises:
             ConfigurationError: a path is invalid.
-            PairClosed, PairFaulted: the pair has ended or is not open.
+            PairClosed, PairFaulted: the pair has ended; one that is not open yet is a `ConfigurationError`.
         """
         return self._awaited(lambda pair: pair.check(*entities, timeout=timeout))
 
@@ -271,7 +276,7 @@ class Pair:
         Raises:
             ConfigurationError: an argument is invalid.
             TransportError: the secondary could not be asked.
-            PairClosed, PairFaulted: the pair has ended or is not open.
+            PairClosed, PairFaulted: the pair has ended; one that is not open yet is a `ConfigurationError`.
         """
         return self._awaited(lambda pair: pair.switch(action, *paths, kind=kind, syphon=syphon, timeout=timeout))
 
@@ -288,7 +293,7 @@ class Pair:
             timeout: seconds that each operation may take.
 
         Raises:
-            PairClosed, PairFaulted: the pair has ended or is not open.
+            PairClosed, PairFaulted: the pair has ended; one that is not open yet is a `ConfigurationError`.
         """
         return self._awaited(lambda pair: pair.agreement(everywhere=everywhere, timeout=timeout))
 
