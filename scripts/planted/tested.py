@@ -496,6 +496,13 @@ TESTED = (
         "1",
         tests=("plugins/pairmq-servicebus/tests/transport/test_settling.py",),
     ),
+    Mutant(
+        "the end of a lock of Service Bus is compared with this machine's clock",
+        "plugins/pairmq-servicebus/src/pairmq_servicebus/_settling.py",
+        "        _private.let_the_service_end_locks(received)\n",
+        "",
+        tests=("plugins/pairmq-servicebus/tests/transport/test_receiver.py",),
+    ),
     # RabbitMQ.
     Mutant(
         "the answer to a marker is believed of later ones",

@@ -94,7 +94,8 @@ class Delivery:
         delivery_count: how many times it was delivered, including this time; at least 1.
         sequence_number: its position at the broker as text, unique within the queue; empty if the broker has none.
         enqueued_at: when the broker accepted it, if reported.
-        locked_until: when the lock ends unless renewed; None for a lock that lasts as long as the connection.
+        locked_until: when the lock ends unless renewed, by this machine's clock if the broker allows; None for a lock
+            that lasts as long as the connection.
         dead_letter_reason: why it was dead-lettered, when read from a dead-letter queue.
         dead_letter_description: the same in a sentence.
     """

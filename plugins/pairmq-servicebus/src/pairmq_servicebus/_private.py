@@ -17,7 +17,7 @@ from azure.servicebus._pyamqp._decode import _DECODE_BY_CONSTRUCTOR, decode_payl
 from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._pyamqp.message import Message as Decoded
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
-from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
+from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender, ServiceBusSession
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader
 from azure.servicebus.exceptions import ServiceBusError
 
@@ -310,10 +310,26 @@ async def give_back(receiver: ServiceBusReceiver) -> None:
         await transport.drain_and_release_messages_async(handler)
 
 
+class _LastingMessage(ServiceBusReceivedMessage):
+    _lock_expired = False  # type: ignore[assignment]
+
+
+class _LastingSession(ServiceBusSession):
+    _lock_expired = False  # type: ignore[assignment]
+
+
+def let_the_service_end_locks(locked: ServiceBusReceivedMessage | ServiceBusSession) -> None:
+    """Keep the client from comparing the end of a lock, an instant of the service, with the clock of this machine.
+
+    Where that is ahead by as long as a lock lasts, the client settles nothing.
+    """
+    locked.__class__ = _LastingSession if isinstance(locked, ServiceBusSession) else _LastingMessage
+
+
 def session_is_over(receiver: ServiceBusReceiver) -> bool:
-    """Whether the lock of a receiver's session was lost or has ended: its link may not know yet."""
+    """Whether the lock of a receiver's session was lost: its link may not know yet."""
     session: Any = receiver.session
-    return bool(session is not None and (session._lock_lost or session._lock_expired))
+    return bool(session is not None and session._lock_lost)
 
 
 async def browse(sender: ServiceBusSender, first: int, most: int) -> list[ServiceBusReceivedMessage]:

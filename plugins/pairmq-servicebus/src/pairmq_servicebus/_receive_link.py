@@ -33,6 +33,8 @@ _LEAST_ROUND_TRIP = 0.1  # s
 _MOST_ROUND_TRIP = 1.0
 
 _MOST_DIGITS: Final = 19  # of a sequence number, which has 64 bits
+_SHORTEST_LOCK: Final = 5.0  # s, of all that the service allows
+_MOST_BETWEEN_RENEWALS: Final = 20.0  # s
 _LEAST_PATIENCE: Final = 0.5  # s between looks at the lock while a receive waits
 _SAMPLES: Final = 2  # answers by whose fastest a link is judged
 _FAR: Final = 0.005  # s for one answer, from which on several at once are faster
@@ -49,6 +51,7 @@ class ReceiveLink:
         self.client = client
         if client.session is not None:
             self.locks_end_with_it = True
+            _private.let_the_service_end_locks(client.session)
         _private.fix_arrivals(client)
         _private.fix_peeks(client)
         self.round_trip = round_trip
@@ -189,9 +192,12 @@ class ConsumerLink(ReceiveLink):
     def __init__(self, namespace: Namespace, client: Client, round_trip: float) -> None:
         super().__init__(namespace, client, round_trip)
         self._session: ServiceBusSession = client.session
-        self._lasts = self._left()
-        self.patience = min(self.patience, max(_LEAST_PATIENCE, self._lasts / 4))
-        self._renewed_at = 0.0
+        until = self._session.locked_until_utc
+        left = 0.0 if until is None else (until - datetime.now(UTC)).total_seconds()
+        # A third of the lock; less where this machine's clock is wrong, or the service's.
+        self._renew_after = min(max(left, _SHORTEST_LOCK) / 3, _MOST_BETWEEN_RENEWALS)
+        self.patience = min(self.patience, max(_LEAST_PATIENCE, self._renew_after * 3 / 4))
+        self._renewed_at = asyncio.get_running_loop().time()
         self._handed_out = self._handed_out_before = 0
         self._highest = 0
         self._abandoned: set[int] = set()
@@ -242,8 +248,8 @@ class ConsumerLink(ReceiveLink):
         return not self.ended and super().usable() and not _private.session_is_over(self.client)
 
     async def keep(self) -> None:
-        """Renew the lock when less than two thirds of it are left: without locked messages, no caller does."""
-        if self._left() < self._lasts * 2 / 3:
+        """Renew the lock when a third of it is over: without locked messages, no caller does."""
+        if asyncio.get_running_loop().time() - self._renewed_at > self._renew_after:
             await self._renew()
 
     def withholds(self, received: Received) -> bool:
@@ -267,10 +273,6 @@ class ConsumerLink(ReceiveLink):
         until = await self._session.renew_lock()
         self._renewed_at = began
         return until
-
-    def _left(self) -> float:
-        until = self._session.locked_until_utc
-        return 0.0 if until is None else (until - datetime.now(UTC)).total_seconds()
 
 
 def _number(received: Received) -> int:

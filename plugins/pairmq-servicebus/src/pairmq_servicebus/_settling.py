@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Literal
 
@@ -27,6 +27,7 @@ MOST_REASON = 4096
 # What the client asks for, sent back as it was: some servers do, and the client takes it for a refusal.
 _ECHO = "com.microsoft:dead-letter"
 
+_LONGEST_LOCK = 300.0  # s, of all that the service allows
 _SIDE_BY_SIDE = 100
 _PER_MESSAGE = 0.2  # s that a job's limit grows with each of its messages
 
@@ -34,7 +35,7 @@ _PER_MESSAGE = 0.2  # s that a job's limit grows with each of its messages
 class Held:
     """A message that was handed out, by what it is settled; its delivery number means something on its link only."""
 
-    __slots__ = ("in_session", "link", "received", "settled", "shelf")
+    __slots__ = ("in_session", "link", "locked_at", "received", "settled", "shelf")
 
     def __init__(self, received: Received, link: ReceiveLink, shelf: Shelf, in_session: bool) -> None:
         self.received = received
@@ -42,14 +43,14 @@ class Held:
         self.shelf = shelf
         self.in_session = in_session
         self.settled = False
+        self.locked_at = asyncio.get_running_loop().time()
 
     @property
     def lock_ended(self) -> bool:
-        """Whether its lock has run out, by this machine's clock, or has gone with its session's link."""
+        """Whether its lock has surely run out, or has gone with its session's link: else the service knows."""
         if self.in_session:
             return self.link.ended
-        until = self.received.locked_until_utc
-        return until is not None and until <= datetime.now(UTC)
+        return asyncio.get_running_loop().time() - self.locked_at > _LONGEST_LOCK
 
 
 class Shelf:
@@ -64,6 +65,7 @@ class Shelf:
         decoded = _codec.decode(received.raw_amqp_message, dead_letter=self._dead_letter)
         session: ServiceBusSession | None = link.client.session
         held = Held(received, link, self, in_session=session is not None)
+        _private.let_the_service_end_locks(received)
         delivery = replace(
             delivery_of(received, decoded, held, again=link.came_before(received)),
             locked_until=received.locked_until_utc if session is None else session.locked_until_utc,
@@ -229,13 +231,15 @@ async def renew(link: ReceiveLink, shelf: Shelf, held: Held, asked_at: float, do
         shelf.forget(held)
         raise _errors.lock_lost(doing)
     try:
-        return await link.renew(held.received, asked_at)
+        until = await link.renew(held.received, asked_at)
     except Exception as error:
         failed = _errors.failure(error, doing)
         if failed.reason in (FailureReason.LOCK_LOST, FailureReason.NOT_FOUND):
             shelf.forget(held)
             raise _errors.lock_lost(doing) from error
         raise_failure(failed)
+    held.locked_at = asyncio.get_running_loop().time()
+    return until
 
 
 async def abandon_all(link: ReceiveLink, shelf: Shelf, unsettled: Sequence[Held]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 import pytest
+from azure.servicebus import _common, _servicebus_session
 
 from pairmq.model import Entity, Message
 from pairmq.plugins import registry
 from pairmq.transport import QueueProperties, Transport
+from pairmq_servicebus import _receive_link, _settling
 from pairmq_servicebus.testing import ServiceBusServer
 
 
@@ -50,6 +53,21 @@ async def queue(transport: Transport, external: object) -> AsyncIterator[Entity]
     yield entity
     if external is not None:
         await transport.admin.delete(entity)
+
+
+@pytest.fixture
+def clock_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's clock is ahead of the service's by two minutes, longer than a lock lasts."""
+
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return datetime.now(tz) + timedelta(minutes=2)
+
+    for module in (_common.message, _servicebus_session):
+        monkeypatch.setattr(module, "utc_now", lambda: Ahead.now(UTC))
+    for own in (_settling, _receive_link):
+        monkeypatch.setattr(own, "datetime", Ahead)
 
 
 @pytest.fixture

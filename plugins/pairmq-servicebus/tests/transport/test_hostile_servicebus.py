@@ -6,6 +6,7 @@ import random
 import socket
 import struct
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -301,7 +302,7 @@ async def test_what_came_in_can_be_sent_on(transport: Transport, server: Service
     results = await transport.sender(other).send_batch(found)
     assert {str(error) for error in results if error} == set()
     again = [delivery.message for delivery in await take_all(transport, Source(other))]
-    assert again == found
+    assert Counter(again) == Counter(found)  # a receive that ends releases what comes then
 
 
 UNDECODABLE = [

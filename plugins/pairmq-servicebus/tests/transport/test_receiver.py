@@ -277,6 +277,23 @@ async def test_a_lock_that_ran_out_settles_nothing(transport: Transport, brief: 
     assert (again.message.body, again.delivery_count) == (b"a", 2)
 
 
+@pytest.mark.usefixtures("clock_ahead")
+async def test_messages_are_settled_by_a_machine_whose_clock_is_ahead(
+    transport: Transport, queue: Entity, message: Make
+) -> None:
+    """The client compared the locks' ends with that clock: nothing was ever completed, and a syphon drained nothing."""
+    await transport.sender(queue).send_batch([message(name) for name in ("renewed", "abandoned", "dead")])
+    receiver = transport.receiver(Source(queue))
+    renewed, abandoned, dead = await take(receiver, 3)
+    await receiver.complete(await receiver.renew_lock(renewed))
+    await receiver.abandon(abandoned)
+    await receiver.dead_letter(dead, "bad", "")
+    [again] = await take(receiver, 1)
+    assert [failed for failed in await receiver.complete_batch([again]) if failed] == []
+    counts = await transport.admin.counts(Source(queue))
+    assert (counts.active, counts.dead_letter) == (0, 1)
+
+
 async def test_settling_twice_is_a_lost_lock(transport: Transport, queue: Entity, message: Make) -> None:
     await transport.sender(queue).send(message())
     receiver = transport.receiver(Source(queue))

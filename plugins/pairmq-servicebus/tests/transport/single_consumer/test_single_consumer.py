@@ -404,3 +404,16 @@ async def test_purging_empties_it(transport: Transport, queue: Entity, message: 
 def test_the_session_is_one_that_service_bus_takes() -> None:
     assert 0 < len(SESSION) <= 128
     assert len(METADATA) <= 1024
+
+
+@pytest.mark.usefixtures("clock_ahead")
+async def test_messages_are_settled_by_a_machine_whose_clock_is_ahead(
+    transport: Transport, queue: Entity, message: Make
+) -> None:
+    """The client compared the end of the session's lock with that clock, and made no call over its link."""
+    await transport.sender(queue).send_batch([message(str(number)) for number in range(3)])
+    receiver = transport.receiver(Source(queue))
+    first, second, third = await take(receiver, 3)
+    await receiver.complete(await receiver.renew_lock(first))
+    assert [failed for failed in await receiver.complete_batch([second, third]) if failed] == []
+    assert (await transport.admin.counts(Source(queue))).active == 0
