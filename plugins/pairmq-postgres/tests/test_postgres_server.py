@@ -7,6 +7,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -291,6 +292,27 @@ async def test_renewed_message_gets_a_lease_of_its_own(server, queue, transport,
     assert list(await receiver.complete_batch([third])) != [None]
     assert await receiver.receive(1, 0) == []
     assert leases(server) == []
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_locks_end_by_the_clock_of_this_machine(transport, queue, message, monkeypatch, hours):
+    """The instant was the server's: a consumer whose clock was slow renewed locks of a few seconds too late."""
+
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(hours=hours)
+
+    monkeypatch.setattr(_receiver, "datetime", Wrong)
+    sessions = Entity("sessions")
+    await transport.admin.create(sessions, QueueProperties(requires_session=True))
+    await transport.sender(queue).send(message("1"))
+    await transport.sender(sessions).send(message("1", session_id="s"))
+    receiver, session = transport.receiver(Source(queue)), await transport.accept_session(Source(sessions), wait=5)
+    (delivery,) = await receiver.receive(1, 5)
+    ends = [delivery.locked_until, (await receiver.renew_lock(delivery)).locked_until, session.locked_until]
+    ends += [await session.renew_session_lock(), (await session.receive(1, 5))[0].locked_until]
+    assert [abs((end - Wrong.now(UTC)).total_seconds()) < 600 for end in ends] == [True] * 5
 
 
 async def test_settlements_side_by_side_end_their_lease(server, queue, transport, message):

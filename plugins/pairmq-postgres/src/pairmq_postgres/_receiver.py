@@ -22,7 +22,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
@@ -187,7 +187,7 @@ class _Seen(NamedTuple):
     is_lost: bool  # the lock of the session is
     buried: bool  # some were dead-lettered
     expects: bool  # an open transaction has stored messages here
-    until: datetime | None  # when the locks end
+    until: datetime | None  # when the locks end, by this machine's clock
     emptied: bool  # all that was free was taken
     free_in: float  # seconds until more may be
 
@@ -217,10 +217,12 @@ class _Common:
         worn = self._worn
         sweeps = bool(worn) or time.monotonic() >= self._sweep_at
         alone = False
+        asked_at = datetime.now(UTC)
 
         def statements() -> list[Statement]:
-            nonlocal alone
+            nonlocal alone, asked_at
             looks.extend(begin())
+            asked_at = datetime.now(UTC)
             alone = self.for_one and len(looks) == 1
             left.add(self._left.pop(self.source, left))
             self.unanswered.doubtful |= left.doubtful
@@ -247,13 +249,14 @@ class _Common:
         ((*_, expects, sessions_only, self.for_one, self.shelf),) = turns
         *_, is_lost, found_worn, free_in, _ = rows[0]
         self._worn = found_worn or []
-        until = next((row[7] for row in rows if row[7] is not None), None)  # of all, in the first row alone
+        locked_for = next((row[7] for row in rows if row[7] is not None), None)  # of all, in the first row alone
+        until = None if locked_for is None else asked_at + timedelta(seconds=locked_for)
         emptied = True
         if until is not None:
             for row in rows:
                 looks[row[-1] - 1].rows.append(row)
             emptied = len(rows) < sum(look.most for look in looks) and sum(len(row[6]) for row in rows) < _MOST_BYTES
-            free_in = (until - datetime.now(UTC)).total_seconds() if emptied else 0.0
+            free_in = locked_for if emptied else 0.0
         if emptied or self.for_one or sessions_only:  # where order is promised, what was locked before goes first
             self._sweep_at = 0.0
         elif sweeps:
@@ -377,9 +380,10 @@ class PostgresReceiver(Receiver):
         if token is None:
             raise self._lock_lost()
         self.leases.doubt(token)
-        ((until, is_split),) = await self._settle(delivery, _sql.RENEW, {"own": own_lease(token)}, forget=False)
+        asked_at = datetime.now(UTC)
+        ((locked_for, is_split),) = await self._settle(delivery, _sql.RENEW, {"own": own_lease(token)}, forget=False)
         self.leases.renewed(token, is_split)
-        return replace(delivery, locked_until=until)
+        return replace(delivery, locked_until=asked_at + timedelta(seconds=locked_for))
 
     # Receiving.
 
@@ -544,14 +548,15 @@ class PostgresSessionReceiver(PostgresReceiver, SessionReceiver):
         while True:
             arrival = self._calls.pool.arrivals.next(self._path)
             accept = (_sql.ACCEPT, parameters)
+            asked_at = datetime.now(UTC)
             (rows,) = await self._calls.run(self._receiving, accept, answer_within=_ANSWER_WITHIN)
             if not rows:
                 raise self._failure(NoSuchEntity(), self._receiving)
-            ((has_sessions, found, until),) = rows
+            ((has_sessions, found, locked_for),) = rows
             if not has_sessions:
                 raise self._failure(NoSessions(), self._receiving)
             if found is not None:
-                self._session, self._until = found, until
+                self._session, self._until = found, asked_at + timedelta(seconds=locked_for)
                 return True
             left = ends_at - loop.time()
             if left <= 0:
@@ -565,8 +570,9 @@ class PostgresSessionReceiver(PostgresReceiver, SessionReceiver):
         return replace(delivery, locked_until=await self.renew_session_lock())
 
     async def renew_session_lock(self) -> datetime:
-        ((until,),) = await self._with_session(_sql.RENEW_SESSION)
-        self._until = until
+        asked_at = datetime.now(UTC)
+        ((locked_for,),) = await self._with_session(_sql.RENEW_SESSION)
+        self._until = asked_at + timedelta(seconds=locked_for)
         return self._until
 
     async def get_state(self) -> bytes | None:

@@ -217,10 +217,10 @@ WITH {_PLACE}, found AS MATERIALIZED (
     INSERT INTO pairmq.lease (shelf, name, until, numbers)
     SELECT p.shelf, (%(locks)b::text[])[t.look], {{until}}, t.numbers
     FROM place p, (SELECT look, array_agg(number) AS numbers FROM taken GROUP BY look) AS t
-    RETURNING until
+    RETURNING extract(epoch FROM until - statement_timestamp())::float8 AS seconds
 )
 SELECT t.number, t.enqueued_at, t.deliveries + 1, t.reason, t.description, t.header, t.body,
-    CASE WHEN t.preceding = 0 THEN (SELECT until FROM lease LIMIT 1) END, {{lost}},
+    CASE WHEN t.preceding = 0 THEN (SELECT seconds FROM lease LIMIT 1) END, {{lost}},
     (SELECT numbers FROM worn),
     CASE WHEN t.number IS NULL THEN extract(epoch FROM least(
         (SELECT min(due_at) FROM pairmq.message WHERE shelf = p.shelf AND due_at IS NOT NULL),
@@ -334,7 +334,7 @@ WITH {_HELD}, lasting AS (
     INSERT INTO pairmq.lease (shelf, name, until, numbers)
     SELECT shelf, %(own)s::text, renewed, ARRAY[%(number)s::bigint] FROM lasting WHERE NOT alone
 )
-SELECT renewed, NOT alone FROM lasting
+SELECT extract(epoch FROM renewed - statement_timestamp())::float8, NOT alone FROM lasting
 """
 """Renew a message's lock: it gets a lease of its own."""
 
@@ -382,9 +382,9 @@ WITH RECURSIVE {_PLACE}, each AS (
     WHERE p.requires_session AND NOT p.reads_dead
     ON CONFLICT (shelf, name) DO UPDATE SET locked_until = excluded.locked_until, lock = excluded.lock
     WHERE s.locked_until IS NULL OR s.locked_until <= statement_timestamp()
-    RETURNING s.name, s.locked_until
+    RETURNING s.name, extract(epoch FROM s.locked_until - statement_timestamp())::float8 AS seconds
 )
-SELECT p.requires_session AND NOT p.reads_dead, a.name, a.locked_until FROM place p LEFT JOIN accepted a ON true
+SELECT p.requires_session AND NOT p.reads_dead, a.name, a.seconds FROM place p LEFT JOIN accepted a ON true
 """
 """Lock a session: the one that is named, or of those that are free the one with the oldest message."""
 
@@ -398,7 +398,7 @@ WITH {_PLACE}, renewed AS (
     UPDATE pairmq.lease SET until = renewed.locked_until FROM renewed
     WHERE shelf = (SELECT shelf FROM place) AND {_OWN}
 )
-SELECT locked_until FROM renewed
+SELECT extract(epoch FROM locked_until - statement_timestamp())::float8 FROM renewed
 """
 
 GET_STATE: Final[LiteralString] = f"WITH {_PLACE} " + _OWN_SESSION.format(what="state")
