@@ -86,7 +86,7 @@ class PairOptions:
         ordering: ``"none"``; ``"session"`` keeps the order of each session through an outage (SPEC 8), with a secondary
             that can.
         ttl_policy: ``"restore"`` restarts a message's time-to-live when it is moved to the primary; ``"elapse"`` counts
-            the time in the backlog.
+            the time in the backlog, by the clocks of the sender's machine and the syphon's.
         failover_on_busy: let throttling count toward failover.
         close_grace: seconds that closing waits for sends in flight, 0 to 10 min.
         syphon_receive_wait: seconds of one long poll at a backlog queue, 1 s to 60 min.

@@ -74,8 +74,8 @@ class Pair:
         Raises:
             ConfigurationError: a setting, a URL or a plugin is invalid or missing; the message says what to do.
         """
-        # The pair refuses what can't be observers.
-        watching = tuple(observers) if isinstance(observers, Iterable) and not isinstance(observers, str) else observers
+        given: object = observers  # the pair refuses what can't be any
+        watching = tuple(observers) if isinstance(given, Iterable) and not isinstance(given, str) else observers
 
         def make() -> asynchronous.Pair:
             return asynchronous.Pair.connect(

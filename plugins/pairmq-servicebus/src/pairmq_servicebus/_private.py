@@ -311,11 +311,11 @@ async def give_back(receiver: ServiceBusReceiver) -> None:
 
 
 class _LastingMessage(ServiceBusReceivedMessage):
-    _lock_expired = False  # type: ignore[assignment]
+    _lock_expired = False
 
 
 class _LastingSession(ServiceBusSession):
-    _lock_expired = False  # type: ignore[assignment]
+    _lock_expired = False
 
 
 def let_the_service_end_locks(locked: ServiceBusReceivedMessage | ServiceBusSession) -> None:
