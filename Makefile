@@ -114,7 +114,7 @@ bench-one: setup system ## one benchmark, by its file's name (NAME=redis_send AR
 docs: setup ## write the generated parts of the reference from the code
 	@$(BIN)/python scripts/generate_docs.py
 
-# Material for MkDocs tells of its own plans on every run; they are not about this site. Not --quiet: what is not logged
+# Material for MkDocs prints its own plans on every run; they are not about this site. Not --quiet: what is not logged
 # is not counted as a warning either.
 site: setup ## build the documentation as a site in build/site, with warnings as errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -76,14 +76,16 @@ def comments_and_strings(source: str) -> str:
 # The files, from the top of the repository, and what makes text of one.
 SEARCHED = (
     (
-        ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "plugins/*/README.md"),
+        ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "plugins/*/README.md"),
         prose,
     ),
+    (("docs/observability/*.yaml", "docs/observability/*.json"), str),  # what operators read in alerts and on a board
     (
         (
             "src/pairmq/**/*.py",
             "plugins/*/src/**/*.py",
             "benchmarks/*.py",
+            "docs/how-to/examples/*.py",
             "scripts/**/*.py",
         ),
         comments_and_strings,

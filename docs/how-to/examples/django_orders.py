@@ -1,4 +1,4 @@
-"""A Django project, in one file, that takes orders, also while RabbitMQ is away.
+"""A Django project, in one file, that takes orders, also while RabbitMQ is unavailable.
 
 export PAIRMQ_PRIMARY=amqp://guest:guest@127.0.0.1:5672/ PAIRMQ_SECONDARY=redis://127.0.0.1:6379/0
 python django_orders.py runserver --noreload 8000

@@ -1,4 +1,4 @@
-"""A FastAPI application that takes orders, also while RabbitMQ is away.
+"""A FastAPI application that takes orders, also while RabbitMQ is unavailable.
 
 export PAIRMQ_PRIMARY=amqp://guest:guest@127.0.0.1:5672/ PAIRMQ_SECONDARY=redis://127.0.0.1:6379/0
 uvicorn fastapi_orders:app

@@ -1,4 +1,4 @@
-"""Send orders until an outage has come and gone, receive them, and print what OpenTelemetry was told.
+"""Send orders until an outage has come and gone, receive them, and print what OpenTelemetry got.
 
     python traced_orders.py PRIMARY SECONDARY
 
