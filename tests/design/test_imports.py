@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import grimp
 import pytest
 
-DESIGN = Path(__file__).parents[2] / "docs" / "explanation" / "design.md"
-
-PACKAGES = (
-    "pairmq",
-    "pairmq_faststream",
-    "pairmq_kombu",
-    "pairmq_postgres",
-    "pairmq_rabbitmq",
-    "pairmq_redis",
-    "pairmq_servicebus",
-    "pairmq_sqlite",
-    "pairmq_template",
-    "pairmq_web",
-    "servicebus_local",
-)
-
-
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("pairmq", *sorted(path.parent.name for path in ROOT.glob("plugins/*/src/*/__init__.py")))
+DESIGN = ROOT / "docs" / "explanation" / "design.md"
 BROKERS = ("pairmq_postgres", "pairmq_rabbitmq", "pairmq_redis", "pairmq_servicebus", "pairmq_sqlite")
 ROOMS = (
     *("model", "transport", "core", "memory", "observe", "plugins", "runner"),
@@ -85,3 +72,16 @@ def test_time_is_read_in_one_module_of_the_engine(graph):
     reading = graph.find_modules_that_directly_import("time")
     engine = ("pairmq.core", "pairmq.runner", "pairmq.pair", "pairmq.sync")
     assert {each for each in reading if each.startswith(engine)} == {"pairmq.runner._clock"}
+
+
+def test_each_plugin_has_walls():
+    """A new one that is in no contract could import what it likes."""
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    contracts = {each["id"]: each for each in linter["contracts"]}
+    plugins = set(PACKAGES) - {"pairmq"}
+    assert set(linter["root_packages"]) == set(PACKAGES)
+    assert set(contracts["plugins-alone"]["modules"]) == plugins
+    assert set(contracts["plugins-acyclic"]["ancestors"]) == plugins
+    assert plugins <= set(contracts["no-plugin-in-framework"]["forbidden_modules"])
+    surfaces = [name for each in contracts.values() if each["type"] == "forbidden" for name in each["source_modules"]]
+    assert plugins - set(surfaces) == set()
