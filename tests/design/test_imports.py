@@ -85,3 +85,37 @@ def test_each_plugin_has_walls():
     assert plugins <= set(contracts["no-plugin-in-framework"]["forbidden_modules"])
     surfaces = [name for each in contracts.values() if each["type"] == "forbidden" for name in each["source_modules"]]
     assert plugins - set(surfaces) == set()
+
+
+# What needs no clock, no chance and no system; `datetime` and `uuid` have functions that do.
+PURE = {
+    *(
+        "base64",
+        "collections",
+        "dataclasses",
+        "datetime",
+        "decimal",
+        "enum",
+        "fnmatch",
+        "functools",
+        "hashlib",
+        "heapq",
+    ),
+    *("inspect", "itertools", "json", "math", "operator", "re", "types", "typing", "uuid"),
+}
+IMPURE = re.compile(r"\b(datetime\.now|datetime\.today|date\.today|utcnow|uuid[14])\(")
+
+
+def test_what_decides_has_no_clock_no_chance_and_no_io(graph):
+    """The contract of `core` names some modules; here are all others, and what those that are allowed could do."""
+    deciding = {each for each in graph.modules if each.startswith(("pairmq.core", "pairmq.model"))}
+    deciding.add("pairmq.memory._state")
+    imported = {name for each in deciding for name in graph.find_modules_directly_imported_by(each)}
+    assert {each for each in imported if not each.startswith("pairmq.")} - PURE == {"__future__"}
+    files = [
+        *ROOT.glob("src/pairmq/core/*.py"),
+        *ROOT.glob("src/pairmq/model/*.py"),
+        ROOT / "src/pairmq/memory/_state.py",
+    ]
+    read = {path.name: re.sub(r"\"[^\"\n]*\"", "", path.read_text("utf-8")) for path in files}
+    assert {name: IMPURE.findall(source) for name, source in read.items() if IMPURE.search(source)} == {}
