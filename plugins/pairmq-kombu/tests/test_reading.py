@@ -15,6 +15,7 @@ from celery import Celery
 from celery.app.task import Task
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Reject
+from celery.signals import setup_logging
 from celery.worker.state import revoked
 
 from pairmq import Entity
@@ -108,6 +109,19 @@ def lane_of(pair: Pair) -> str:
     return next(entity.path for entity in pair.backlog_queues if entity.path.endswith("lane/celery"))
 
 
+@pytest.fixture
+def logging_as_it_was() -> Iterator[None]:
+    """A worker would set the level of the root logger, for all tests that follow, unless a receiver sets logging up."""
+
+    def leave(**_: object) -> None:
+        pass
+
+    setup_logging.connect(leave, weak=False)
+    yield
+    setup_logging.disconnect(leave)
+
+
+@pytest.mark.usefixtures("logging_as_it_was")
 def test_a_worker_runs_the_tasks_of_both_brokers(options: dict[str, Any], pair: Pair) -> None:
     application = Celery("reading", set_as_current=False)
     application.conf.update(
