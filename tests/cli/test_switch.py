@@ -321,3 +321,16 @@ def test_upgrade_reads_a_line_and_stays_held_when_there_is_none(cli, both, fleet
     assert pair.state("orders").value == "failed-over"
     ended = cli("switch", "upgrade", "orders", "--until", "enter", *both, stdin=b"\n")
     assert (ended.status, "upgraded: orders" in ended.out) == (0, True)
+
+
+def test_upgrade_refuses_a_name_that_the_primary_does_not_know(cli, both, fleet) -> None:
+    """What it holds would not be what programs send to, and their sends would meet the restart."""
+    (pair,) = fleet(1)
+    misspelt = cli("switch", "upgrade", "orders", "oders", "--until", "0s", *both)
+    assert (misspelt.status, len(misspelt.error_lines)) == (1, 1)
+    assert "no queue 'oders'" in misspelt.error_lines[0]
+    assert misspelt.error_lines[0].endswith("; nothing was written")
+    other_kind = cli("switch", "upgrade", "orders", "--kind", "topic", "--until", "0s", *both)
+    assert (other_kind.status, "no topic 'orders'" in other_kind.err) == (1, True)
+    assert pair.state("orders").value == "healthy"
+    assert "no decision" in cli("switch", "status", *both).out

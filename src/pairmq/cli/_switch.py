@@ -255,7 +255,7 @@ class _Turn:
         self.last = report
 
 
-_PROBE = 2.0  # s at most of one look whether the primary responds
+_PROBE = 2.0  # s at most of one question to the primary
 _AGAIN = 0.2  # s between two of them: a restart may be over in a second
 
 
@@ -279,6 +279,9 @@ class _Upgrade:
         began = time.monotonic()
         primary, secondary = transports_of(self.settings)
         async with primary, secondary:
+            await stop.or_result(self._check_names(primary))
+            if _asked(stop):
+                return self._stopped(stop, "nothing was written")
             writer = SwitchWriter(primary.endpoint, secondary, self.limit)
             held = await _Turn(writer, secondary, self.timeout).run(stop, SwitchAction.HOLD, self.entities, syphon=True)
             if held is None:
@@ -317,6 +320,19 @@ class _Upgrade:
             return self._stopped(stop, "the entities are resumed; what is left is drained by 'pairmq syphon'")
         self._end(diverted)
         return 0 if drained == 0 and resumed.complete else 1
+
+    async def _check_names(self, primary: Transport) -> None:
+        """A hold of a misspelt name would divert nothing; a primary that can't say so may be down already."""
+        for entity in self.entities:
+            try:
+                known = await within(min(_PROBE, self.limit), primary.admin.exists(entity))
+            except TransportError:
+                return
+            if not known:
+                name = printable(repr(entity.path))
+                raise CommandFailed(
+                    f"the primary has no {entity.kind} {name}: correct the name or --kind; nothing was written"
+                )
 
     async def _until_done(self, stop: Stop, primary: Transport) -> None:
         if self.wait is not None:
