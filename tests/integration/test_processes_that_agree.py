@@ -1,18 +1,19 @@
-"""The pair's record on each real product: one process diverts to more queues than the other knows (SPEC 13)."""
+"""The pair's record on each real product: processes with other queues, and decisions that all follow (SPEC 13)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import pytest
 
-from pairmq import ConfigurationError, Entity, Message, Pair, PairOptions
+from pairmq import ConfigurationError, Entity, EntityState, Message, Pair, PairOptions
 from pairmq.model import Source
 from pairmq.model.events import Event, Warned
 from pairmq.plugins import registry
+from pairmq.runner import SwitchWriter
 from pairmq_redis.testing import RedisServer
 from pairmq_servicebus.testing import ServiceBusServer
 
@@ -67,3 +68,19 @@ async def test_a_syphon_drains_queues_that_only_another_process_knows(secondary:
     with pytest.raises(ConfigurationError, match="another primary"):
         async with Pair.connect(f"memory://elsewhere?name={name}", secondary, options=few):
             pass
+
+
+async def test_a_fleet_follows_a_switch(secondary: str) -> None:
+    options = PairOptions(backlog_queue_count=1, control_interval=0.5, failover_interval=60.0)
+    async with AsyncExitStack() as stack:
+        primary = f"memory://fleet-{abs(hash(secondary))}"
+        pairs = [await stack.enter_async_context(Pair.connect(primary, secondary, options=options)) for _ in range(4)]
+        await pairs[0].primary.admin.create(Entity("orders"))
+        operator = SwitchWriter(pairs[0].primary.endpoint, pairs[0].secondary, 30.0)
+        async with asyncio.timeout(60):
+            while len((await operator.status()).processes) < 4:
+                await asyncio.sleep(0.5)
+        for action, state in (("hold", EntityState.FAILED_OVER), ("resume", EntityState.HEALTHY)):
+            report = await pairs[0].switch(action, "orders", timeout=60)
+            assert (len(report.followed), report.complete) == (4, True)
+            assert {pair.state("orders") for pair in pairs} <= {state, EntityState.DRAINING}

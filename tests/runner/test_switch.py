@@ -12,12 +12,12 @@ import pytest
 
 from pairmq import ConfigurationError, Entity, EntityState, Message, Pair, PairOptions, Route, TransportError
 from pairmq.core.record import MAX_ENTRIES
-from pairmq.core.switch import REPORT_LIFETIME
-from pairmq.model import Source
+from pairmq.core.switch import REPORT_INTERVAL, REPORT_LIFETIME, SwitchAction
+from pairmq.model import Delivery, Source
 from pairmq.model.events import Event, Warned
 from pairmq.runner import Clock, SwitchWriter
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
-from pairmq.transport import Capabilities
+from pairmq.transport import Admin, AdminWrapper, Capabilities, QueueCounts, Transport, TransportWrapper
 
 INTERVAL = 15.0
 DECISIONS, REPORTS = "east/switch/x-pairmq-record", "east/processes/x-pairmq-record"
@@ -35,7 +35,10 @@ class Brokers:
         """A process whose clock is ``wrong`` by so many seconds."""
         usual = {"backlog_queue_count": 2, "attempt_timeout": 1.0, "control_interval": INTERVAL}
         clock = Clock(lambda: virtual_wall() + wrong)
-        return Pair(self.east.transport(), self.west.transport(), PairOptions(**{**usual, **options}), clock=clock)
+        return Pair(self.east.transport(), self.secondary(), PairOptions(**{**usual, **options}), clock=clock)
+
+    def secondary(self) -> Transport:
+        return self.west.transport()
 
     @asynccontextmanager
     async def fleet(self, count: int, **options: Any) -> AsyncIterator[list[Pair]]:
@@ -53,7 +56,7 @@ class Brokers:
     def writer(self, *, wrong: float = 0.0) -> SwitchWriter:
         """An operator's, as of the command line."""
         clock = Clock(lambda: virtual_wall() + wrong)
-        return SwitchWriter(self.east.transport().endpoint, self.west.transport(), 1.0, clock)
+        return SwitchWriter(self.east.transport().endpoint, self.secondary(), 1.0, clock)
 
 
 @pytest.fixture
@@ -419,6 +422,74 @@ async def test_a_secondary_that_shows_nothing_is_read_by_receiving():
     async with brokers.fleet(3) as pairs:
         assert len((await pairs[0].switch("hold", "orders")).followed) == 3
         assert states(pairs) == {EntityState.FAILED_OVER}
+
+
+class Fetching(TransportWrapper):
+    """Shows messages by fetching them, as RabbitMQ does: no other reader gets or counts them for a round trip."""
+
+    @property
+    def admin(self) -> Admin:
+        return FetchingAdmin(self.inner)
+
+
+class FetchingAdmin(AdminWrapper):
+    def __init__(self, transport: Transport) -> None:
+        super().__init__(transport.admin)
+        self._transport = transport
+
+    async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
+        receiver = self._transport.receiver(source)
+        found = await receiver.receive(max_messages, 0)
+        await self.inner.counts(source)  # takes as long as any operation
+        await receiver.close()
+        return found
+
+    async def counts(self, source: Source) -> QueueCounts:
+        return replace(await super().counts(source), locked=0)
+
+
+class FetchingBrokers(Brokers):
+    def secondary(self) -> Transport:
+        return Fetching(super().secondary())
+
+
+def fetching(latency: float = 0.001) -> Brokers:
+    """Brokers of which the secondary shows messages by fetching them; an operation takes ``latency`` seconds."""
+    capabilities = Capabilities(dead_letter=True, lock_renewal=True, probes=True, peek=True)
+    return FetchingBrokers(west=SimulatedBroker("west", latency=latency, capabilities=capabilities))
+
+
+@in_virtual_time
+async def test_a_fleet_follows_where_looks_over_a_distance_hide_decisions():
+    """Were all processes to look each time, the decisions would be hidden nearly all the time."""
+    brokers, interval = fetching(latency=0.3), 5.0
+    async with brokers.fleet(10, control_interval=interval, attempt_timeout=10.0) as pairs:
+        for action, wanted in (("hold", {EntityState.FAILED_OVER}), ("resume", {EntityState.HEALTHY})) * 3:
+            report = await pairs[0].switch(action, "orders")
+            assert (len(report.followed), report.missing) == (10, ())
+            assert states(pairs[1:]) == wanted
+
+
+@in_virtual_time
+async def test_decisions_that_looks_would_hide_are_only_looked_at_when_there_may_be_others():
+    brokers = fetching()
+    async with brokers.fleet(3) as pairs:
+        report = await pairs[0].switch("hold", "orders")
+        await asyncio.sleep(2 * INTERVAL)
+        brokers.west.operations.clear()
+        await asyncio.sleep(200)
+        assert brokers.west.operations["RECEIVE"] == 0
+        assert brokers.west.operations["ADMIN"] >= 3 * (200 // INTERVAL - 1)
+        # Another one in the same place.
+        decision = replace(report.decision, number=report.decision.number + 1, action=SwitchAction.RESUME)
+        await brokers.west.transport().admin.purge(Source(Entity(DECISIONS)))
+        brokers.west.store(Entity(DECISIONS), decision.message())
+        await asyncio.sleep(REPORT_INTERVAL + INTERVAL)
+        assert states(pairs) <= {EntityState.HEALTHY, EntityState.DRAINING}
+        # The secondary forgets all.
+        del brokers.west.queues[Entity(DECISIONS)]
+        await asyncio.sleep(INTERVAL)
+        assert (await pairs[1].switch("hold", "orders")).complete
 
 
 @in_virtual_time

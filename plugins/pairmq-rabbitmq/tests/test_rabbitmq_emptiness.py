@@ -145,6 +145,10 @@ async def test_nothing_is_fetched_from_queues_that_are_not_pairmqs_own(
     monkeypatch.setattr("pairmq_rabbitmq._inspection.get", get)
     await transport.admin.create(QUEUE)
     assert await transport.admin.counts(SOURCE) == QueueCounts()
+    record = Entity("east/switch/x-pairmq-record")  # others look at it, and would hide it from each other
+    await transport.admin.create(record, BACKLOG)
+    assert await transport.admin.counts(Source(record)) == QueueCounts()
+    assert await transport.admin.peek(Source(record), 10) == []
     await transport.admin.create(Entity("backlog"), BACKLOG)
     with pytest.raises((AssertionError, TransportError)):
         await transport.admin.counts(Source(Entity("backlog")))

@@ -181,7 +181,6 @@ class RecordKeeper:
         self._own = configuration_of(primary, options)
         self._former = primary.former_names
         self._syphon = options.enable_syphon
-        self._transport = secondary
         self._clock = clock
         self._emit = emit
         self._looker = Looker(secondary, limits, by_default=primary.by_default)
@@ -282,7 +281,7 @@ class RecordKeeper:
             return
         record = await looker.read(own)
         for _ in range(_HIDDEN):
-            if not self._written or _is_known(own, record) or self._transport.capabilities.quiet_peek:
+            if not self._written or _is_known(own, record) or looker.is_quiet:
                 break
             await asyncio.sleep(_PATIENCE)
             record = await looker.read(own)
@@ -365,6 +364,11 @@ class Looker:
         self._transport = transport
         self._limits = limits
         self._by_default = tuple(map(plain, by_default))
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether to look at messages hides them from no other one meanwhile."""
+        return self._transport.capabilities.quiet_peek
 
     async def read(self, own: Configuration) -> Record:
         """Read the record; an empty one if it does not exist."""
@@ -451,7 +455,7 @@ class Looker:
     async def used(self, own: Configuration, record: Record) -> tuple[Entity, ...]:
         """Those of the backlog queues that exist which other processes of this primary use, and this one does not."""
         queues = [Entity(name) for name in (*record.other_queues(own), *record.other_lanes(own))]
-        return tuple([queue for queue in queues if await self._pending(queue) is not None])
+        return tuple([queue for queue in queues if await self.pending(queue) is not None])
 
     async def lanes(self, own: Configuration, record: Record) -> list[Entity]:
         """Lanes of this primary found by their names, beyond those that the options name, where any process has some.
@@ -502,14 +506,14 @@ class Looker:
                 queue = Entity(backlog_queue_name(template, name, index))
             except ValueError:
                 return
-            pending = await self._pending(queue)
+            pending = await self.pending(queue)
             if pending is None:
                 return
             yield queue, pending
 
     async def holding(self, names: Sequence[str], reason: str) -> list[Stray]:
         """Those of the named queues that hold messages."""
-        pending = [(queue, await self._pending(queue)) for queue in map(Entity, names)]
+        pending = [(queue, await self.pending(queue)) for queue in map(Entity, names)]
         return [Stray(queue, count, reason) for queue, count in pending if count]
 
     async def of_other_names(self, own: Configuration, options: PairOptions, known: set[str]) -> list[Stray]:
@@ -520,7 +524,7 @@ class Looker:
             name = options.primary_of_backlog_queue(queue.path)
             if name is None or queue.path in known:
                 continue
-            pending = await self._pending(queue)
+            pending = await self.pending(queue)
             if not pending:
                 continue
             if name not in owners:
@@ -545,7 +549,7 @@ class Looker:
             return None
         return "no process of this release uses it: if it is this primary's, give the URL that name (?name=…)", False
 
-    async def _pending(self, queue: Entity) -> int | None:
+    async def pending(self, queue: Entity) -> int | None:
         """How many messages a queue holds; None when it does not exist."""
         try:
             return (await self._limits.run(self._transport.admin.counts(Source(queue)))).pending

@@ -27,7 +27,7 @@ from pairmq.core.switch import (
     switch_action,
     switch_queues,
 )
-from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, TransportError
+from pairmq.model import ConfigurationError, Delivery, Entity, FailureKind, FailureReason, TransportError
 from pairmq.model.events import Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
@@ -47,7 +47,48 @@ _MANY_REPORTS = (
 )
 _REMOVED = 2  # old reports at most, with each new one
 _MANY = 16  # messages that decide nothing any more, from which on they are removed
+_HIDDEN, _TAKEN = 2.0, 10.0  # s at most until what others look at is there again; until it can be looked at
+_PATIENCE = 0.2  # s between two counts meanwhile
 _ROUNDS = 100  # of removing, until a decision is one of those that processes read
+
+
+class _Glances:
+    """Looks at the decisions again and again.
+
+    Where a look hides them from others, for a round trip or more, a fleet that looks each time hides them most of the
+    time. There they are counted, and looked at when there are more or fewer than before; and now and then, as others
+    may have taken the place of as many. Who is ``patient`` waits while another one hides them.
+    """
+
+    def __init__(self, looker: Looker, place: Entity, clock: Clock, *, patient: bool) -> None:
+        self._looker = looker
+        self._place = place
+        self._clock = clock
+        self._patient = patient
+        self._shown: Sequence[Delivery] | None = None  # all that there was
+        self._shown_at = float("-inf")
+
+    async def shown(self) -> Sequence[Delivery]:
+        """What there is, as far as it shows. Raises `TransportError`."""
+        if self._looker.is_quiet:
+            return await self._looker.shown(self._place)
+        began = self._clock.now()
+        if began - self._shown_at >= REPORT_INTERVAL:
+            self._shown = None
+        while True:
+            known = -1 if self._shown is None else len(self._shown)
+            count = min(await self._looker.pending(self._place) or 0, MAX_ENTRIES)
+            if self._shown is not None and count == known:
+                return self._shown
+            last = not self._patient or self._clock.now() - began >= (_HIDDEN if count < known else _TAKEN)
+            if count > known or last:
+                found = await self._looker.shown(self._place)
+                if len(found) >= count:
+                    self._shown, self._shown_at = found, began
+                if len(found) >= count or last:
+                    return found
+            # Not all at once: two that look in the same moment hide from each other what they got.
+            await asyncio.sleep(_PATIENCE * (1 + self._clock.jitter() / 2))
 
 
 class SwitchFollower:
@@ -65,6 +106,7 @@ class SwitchFollower:
     ) -> None:
         self._name = primary.name
         self._places = switch_queues(primary.name)
+        self._glances = None if self._places is None else _Glances(looker, self._places[0], clock, patient=True)
         self._options = options
         self._clock = clock
         self._emit = emit
@@ -113,10 +155,11 @@ class SwitchFollower:
             await asyncio.sleep(max(next_turn - self._clock.now(), least, 0.01))
 
     async def look(self) -> None:
-        """Read the decisions, by one operation, and carry out those that are new."""
-        if self._places is None:
+        """Read the decisions, by one operation where that hides none from others, and carry out those that are new."""
+        if self._places is None or self._glances is None:
             return
-        decisions = Decisions.read(await self._looker.bodies(self._places[0]), self._clock.wall())
+        shown = await self._glances.shown()
+        decisions = Decisions.read([delivery.message.body for delivery in shown], self._clock.wall())
         if decisions.full:
             self._warn(f"{self._places[0].path} has {MAX_ENTRIES} messages or more, and no others are read")
         for order in self._following.follow(decisions, self._clock.wall(), self._in_use):
@@ -197,9 +240,9 @@ class SwitchWriter:
         if places is None:
             raise ConfigurationError("the primary's name is too long for a record on the secondary: give it a ?name=")
         self._decisions, self._reports = places
-        self._transport = secondary
         self._looker = Looker(secondary, TimeLimits(time_limit))
         self._clock = clock or Clock()
+        self._glances = _Glances(self._looker, self._decisions, self._clock, patient=False)
         self._fleet = Fleet()
         self._ahead = 0.0  # s by which the secondary's clock is ahead of this one, as far as is known
 
@@ -236,7 +279,7 @@ class SwitchWriter:
     async def _known_with_room(self) -> Decisions:
         """Read the decisions; where they fill what processes read, first remove those that decide nothing."""
         for _ in range(_ROUNDS):
-            known = await self._read_decisions()
+            known = self._read(await self._looker.shown(self._decisions))
             if not known.full:
                 return known
             unwanted = known.removable()
@@ -248,9 +291,8 @@ class SwitchWriter:
             "would read this decision: delete that queue, then decide again what is to be in force"
         )
 
-    async def _read_decisions(self, written: Decision | None = None) -> Decisions:
+    def _read(self, shown: Sequence[Delivery], written: Decision | None = None) -> Decisions:
         """Read the decisions; where the secondary dates messages, the one that was ``written`` shows its clock."""
-        shown = await self._looker.shown(self._decisions)
         wanted = None if written is None else written.message().body
         for delivery in shown:
             if written is not None and delivery.message.body == wanted and delivery.enqueued_at is not None:
@@ -281,7 +323,7 @@ class SwitchWriter:
                     heard(report)
             waited = loop.time() - began
             # Where a look at a queue hides its messages from others meanwhile, one of them may miss a turn.
-            turns = 1 if self._transport.capabilities.quiet_peek else 2
+            turns = 1 if self._looker.is_quiet else 2
             limit = turns * report.wait if timeout is None else timeout
             if failure is None and (report.overruled or (not report.missing and waited >= _ALL_REPORT)):
                 return report
@@ -293,13 +335,13 @@ class SwitchWriter:
 
     async def report(self, decision: Decision) -> SwitchReport:
         """Ask once who follows. Raises `TransportError`."""
-        decisions = await self._read_decisions(decision)
+        decisions = self._read(await self._glances.shown(), decision)
         fleet, problem = await self._read_fleet()
         return SwitchReport.of(decision, decisions, fleet, problem)
 
     async def status(self) -> SwitchStatus:
         """Ask once what is in force, and which processes report. Raises `TransportError`."""
-        decisions = await self._read_decisions()
+        decisions = self._read(await self._looker.shown(self._decisions))
         fleet, problem = await self._read_fleet()
         problems = (*decisions.problems, *((problem,) if problem else ()))
         return SwitchStatus(tuple(decisions.in_force().items()), fleet.processes, problems)

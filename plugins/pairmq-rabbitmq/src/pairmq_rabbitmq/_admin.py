@@ -94,7 +94,7 @@ class RabbitAdmin(Admin):
         if properties is not None and properties.requires_session:
             text = "requires_session: a RabbitMQ queue can't be read one session at a time"
             raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
-        if properties is not None:
+        if properties is not None and not _names.is_record(entity):
             self._own.add(entity.path)
         return await self._create_queue(entity.path, properties, doing)
 
@@ -139,8 +139,9 @@ class RabbitAdmin(Admin):
         """Count ready messages, and those locked by this process: RabbitMQ does not report other consumers' locks.
 
         A count of 0 is certain for a queue that this admin was asked to create with settings, as a pair does with
-        its backlog queues; `count_certainly` says how. For other queues, from which nothing is fetched, RabbitMQ
-        reports too few messages for a moment after it was killed and restarted, and 0 while a queue has no leader.
+        its backlog queues; `count_certainly` says how. For other queues and a pair's record, from which nothing is
+        fetched, RabbitMQ reports too few messages for a moment after it was killed and restarted, and 0 while a queue
+        has no leader.
 
         Scheduled messages are in queues that all entities share, and are not counted. Markers published by ended
         processes count as messages until a consumer reads the queue.

@@ -15,6 +15,8 @@ _LONGEST = 255  # bytes, of any name in AMQP 0-9-1
 MAX_PATH_LENGTH = _LONGEST - len(_DEAD_LETTER)
 """Longest path in bytes: its dead-letter queue needs a name, too."""
 
+_RECORD = "/x-pairmq-record"  # where a pair keeps what all its processes read
+
 OWN_PREFIX = "pairmq."
 """Prefix of the broker's objects that belong to no entity, such as delay queues."""
 
@@ -38,6 +40,11 @@ def check(entity: Entity) -> None:
     """Check that the broker can have an entity of this name; reason *malformed* if not."""
     if len(entity.path.encode()) > MAX_PATH_LENGTH:
         raise _too_long(entity.path)
+
+
+def is_record(entity: Entity) -> bool:
+    """Whether a pair keeps its record there, from which none of many processes may fetch while another one reads."""
+    return entity.path.endswith(_RECORD)
 
 
 def is_system(entity: Entity) -> bool:
