@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 import ssl
 import subprocess
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from pairmq.model import ConfigurationError
 from pairmq.transport import TlsOptions
+from pairmq_rabbitmq._link import Nodes
 from pairmq_rabbitmq._url import ManagementUrl, RabbitUrl, parse_rabbitmq_url
 
 
@@ -143,6 +145,17 @@ def test_two_urls_with_a_node_in_common_are_one_broker() -> None:
     assert not cluster.is_same_broker(vhost)
     assert stated.is_same_broker(parse_rabbitmq_url("amqp://e,f?identity=x").endpoint)
     assert stated.is_same_broker(parse_rabbitmq_url("amqp://b").endpoint)
+
+
+def test_each_process_tries_the_nodes_in_an_order_of_its_own() -> None:
+    url = parse_rabbitmq_url("amqp://a,b,c")
+    first = set()
+    for _ in range(60):
+        random.seed(1)  # as a program may, and those that are forked from one
+        order = Nodes(url.nodes).order
+        assert sorted(order) == sorted(url.nodes)
+        first.add(order[0])
+    assert first == set(url.nodes)
 
 
 def test_heartbeats_of_a_cluster_are_more_frequent() -> None:

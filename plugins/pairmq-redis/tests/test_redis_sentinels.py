@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from pairmq.testing.servers import free_port
+from pairmq_redis._cluster import Cluster
 from pairmq_redis._nodes import Address, Sentinels
 from pairmq_redis._transport import _sentinel_factory
 from pairmq_redis._url import parse_redis_url
@@ -78,6 +80,21 @@ async def test_the_master_is_found_by_the_sentinel_that_knows_it(three: list[Sen
     down = ("127.0.0.1", free_port())
     async with asking([down, *(each.address for each in three)]) as (sentinels, _):
         assert await sentinels.master() == ("10.0.0.1", 6379)
+
+
+@pytest.mark.parametrize("kind", ["sentinel", "cluster"])
+async def test_each_process_asks_in_an_order_of_its_own(kind: str) -> None:
+    addresses = [(host, 26379) for host in ("a", "b", "c")]
+    make = _sentinel_factory(parse_redis_url("redis+sentinel://a/orders"))
+    first = set()
+    for _ in range(60):
+        random.seed(1)  # as a program may, and those that are forked from one
+        cluster = Cluster(addresses, make, 1.0, lambda _: None)
+        sentinels = Sentinels("orders", addresses, make, lambda _: None)
+        order = (cluster if kind == "cluster" else sentinels)._order
+        assert sorted(order) == addresses
+        first.add(order[0])
+    assert first == {*addresses}
 
 
 async def test_a_sentinel_that_hung_is_asked_last(three: list[Sentinel]) -> None:
