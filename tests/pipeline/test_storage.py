@@ -79,7 +79,8 @@ def store(spark):
 @pytest.fixture(scope="module")
 def made(spark, store, tmp_path_factory):
     """A journal at a URL, and tables at another, in a format of Spark's, too."""
-    folder = tmp_path_factory.mktemp("store")
+    # Signs that are patterns to Spark, or escapes in a URL.
+    folder = tmp_path_factory.mktemp("a store {x} [1] é%20#")
     write_rich_journal(folder / "journal")
     found = run(store(folder / "journal"), store(folder / "tables"), spark=spark, patience=60.0, format="orc")
     return folder, found
