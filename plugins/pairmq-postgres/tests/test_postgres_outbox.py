@@ -28,7 +28,7 @@ from pairmq import sync as blocking
 from pairmq.model import FailureReason, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.transport import encode_header
-from pairmq_postgres import PostgresInbox, _outbox, _sender
+from pairmq_postgres import PostgresInbox, _drivers, _outbox, _sender
 from pairmq_postgres.testing import EMPTY, PostgresServer
 
 pytestmark = pytest.mark.real_server
@@ -607,6 +607,85 @@ async def test_storing_first_can_be_cancelled_and_rolled_back(storing: Storing, 
     await storing.store(b"2")
     await storing.commit()
     assert await storing.stored() == [b"2"]
+
+
+# What is stored behind another statement goes by what psycopg has prepared, without a cursor.
+
+
+async def stored_behind(storing: Storing, body: bytes) -> None:
+    assert await storing.execute("SELECT 1") == 1
+    await storing.store(body)
+
+
+@pytest.fixture
+async def prepared(storing: Storing) -> Storing:
+    """By now psycopg has prepared the statement: it does so for the sixth time."""
+    for _ in range(6):
+        await stored_behind(storing, b"0")
+        await storing.commit()
+    await storing.transport.admin.purge(Source(Entity("outbox")))
+    return storing
+
+
+async def test_storing_behind_a_statement_needs_no_cursor(prepared: Storing, monkeypatch: pytest.MonkeyPatch):
+    """Fails, too, where psycopg's private parts have changed, by which it is known what is prepared."""
+    assert await prepared.execute("SELECT 1") == 1
+    monkeypatch.setattr(type(_drivers.driver_of(prepared.connection)), "run", None)
+    await prepared.store(b"1")
+    await prepared.store(b"2")
+    await prepared.commit()
+    assert await prepared.stored() == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("loss", ["rollback", "savepoint", "DEALLOCATE ALL"])
+async def test_storing_behind_a_statement_outlasts_the_loss_of_what_is_prepared(prepared: Storing, loss: str):
+    await stored_behind(prepared, b"before")
+    await prepared.commit()
+    await stored_behind(prepared, b"1")
+    if loss == "rollback":
+        await prepared.rollback()
+        await stored_behind(prepared, b"1")
+    elif loss == "savepoint":
+        await undone(prepared.connection, prepared.store(b"undone"))
+    else:
+        await prepared.execute(loss)
+    for _ in range(8):
+        await stored_behind(prepared, b"2")
+    await prepared.commit()
+    assert await prepared.stored() == [b"before", b"1", *[b"2"] * 8]
+
+
+async def undone(connection: Any, operation: Any) -> None:
+    """Run an operation, and undo it alone."""
+    if isinstance(connection, psycopg.Connection):
+        with connection.transaction(force_rollback=True):
+            await operation
+    else:
+        async with connection.transaction(force_rollback=True):
+            await operation
+
+
+async def test_storing_behind_a_statement_can_fail_and_be_rolled_back(prepared: Storing, server: PostgresServer):
+    await prepared.execute("SET LOCAL lock_timeout = 1")
+    with psycopg.connect(**server.parameters()) as other:
+        other.execute("LOCK TABLE pairmq.message")
+        with pytest.raises(TransportError, match="lock timeout"):
+            await prepared.store(b"1")
+    with pytest.raises(TransportError, match="its transaction has failed"):
+        await prepared.store(b"2")
+    await prepared.rollback()
+    await stored_behind(prepared, b"3")
+    await prepared.commit()
+    assert await prepared.stored() == [b"3"]
+
+
+async def test_storing_behind_a_statement_finds_out_that_the_queue_was_made_anew(prepared: Storing):
+    await prepared.execute("SELECT 1")
+    await prepared.transport.admin.delete(Entity("outbox"))
+    await prepared.transport.admin.create(Entity("outbox"))
+    await prepared.store(b"1")
+    await prepared.commit()
+    assert await prepared.stored() == [b"1"]
 
 
 # The inbox.

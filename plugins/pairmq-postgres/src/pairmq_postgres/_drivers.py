@@ -20,6 +20,7 @@ from psycopg.errors import DuplicatePreparedStatement, InvalidSqlStatementName
 from psycopg.pq import ConnStatus, ExecStatus, Format, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
+from psycopg.types.numeric import Int8
 
 from pairmq.transport import unusable
 from pairmq_postgres import _sql
@@ -33,6 +34,7 @@ _COMMITS = "it commits each statement by itself: begin a transaction first"
 _PARAMETER = re.compile(r"%\((\w+)\)[sb]|%%")
 _FINE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 _NAME, _BINARY = b"pairmq_store_one", [Format.BINARY] * 6
+_TYPES = (25, 17, 16, 20, 0, 0)  # those of text, bytea, boolean, bigint, and two that psycopg leaves open
 
 
 class Shelf(NamedTuple):
@@ -67,6 +69,7 @@ class Driver(ABC):
 class _Psycopg(Driver):
     def __init__(self) -> None:
         self._prepared: dict[ref[Any], bool] = {}  # connections that have the statement `_NAME`, or can't have it
+        self._text = numbered(_sql.STORE_ONE)[0].encode()
 
     def unfit(self, connection: Any) -> str | None:
         status = connection.pgconn.transaction_status
@@ -75,9 +78,10 @@ class _Psycopg(Driver):
         return _UNFIT.get(status)
 
     async def store_one(self, connection: Any, shelf: Shelf, header: str, body: bytes) -> int:
-        """Begin the transaction and store in one round trip, where psycopg takes two, if it is not open yet."""
-        if (encoded := _encoded(shelf)) and self._begins_plainly(connection):
-            exchange = self._exchange(connection, (header.encode(), body, *encoded))
+        """Store without a cursor, which costs as much as a quarter of a send; if the transaction is not open yet, begin
+        it in the same round trip, where psycopg takes two."""
+        if (encoded := _encoded(shelf)) and (name := self._statement(connection)):
+            exchange = self._exchange(connection, name, (header.encode(), body, *encoded))
             try:
                 if isinstance(connection, psycopg.Connection):
                     with connection.lock:
@@ -86,6 +90,8 @@ class _Psycopg(Driver):
                     async with connection.lock:
                         stored = await connection.wait(exchange)
             except (DuplicatePreparedStatement, InvalidSqlStatementName) as error:
+                if name != _NAME:
+                    raise
                 # `DEALLOCATE ALL`, which psycopg itself does after a rollback; or a proxy that changes servers.
                 self._prepared.pop(ref(connection), None)
                 if isinstance(error, DuplicatePreparedStatement):
@@ -96,40 +102,49 @@ class _Psycopg(Driver):
             else:
                 if stored is not None:
                     return stored
-        return await super().store_one(connection, shelf, header, body)
+        values = {**shelf._asdict(), "shelf": Int8(shelf.shelf), "header": header, "body": body}
+        return await self.run(connection, _sql.STORE_ONE, values)
 
     async def run(self, connection: Any, statement: Any, parameters: dict[str, Any]) -> int:
         count: int = (await self._executed(connection, statement, parameters)).rowcount
         return count
 
-    def _begins_plainly(self, connection: Any) -> bool:
-        """Whether a statement would begin a transaction, by nothing but ``BEGIN``, and may be prepared."""
+    def _statement(self, connection: Any) -> bytes | None:
+        """The prepared statement to store one message with; `_NAME` if the transaction begins with it."""
         pgconn = connection.pgconn
-        return (
-            pgconn.transaction_status == TransactionStatus.IDLE
-            and pgconn.pipeline_status == PipelineStatus.OFF
-            and connection.prepare_threshold is not None
-            and connection.isolation_level is connection.read_only is connection.deferrable is None
-            and self._prepared.get(ref(connection), True)
-        )
-
-    def _exchange(self, connection: Any, values: Sequence[bytes | None]) -> Generator[Any, Any, int | None]:
-        """Begin a transaction, and store; None if another task has begun one meanwhile."""
-        pgconn = connection.pgconn
-        if pgconn.transaction_status != TransactionStatus.IDLE:
+        if pgconn.pipeline_status != PipelineStatus.OFF or connection.prepare_threshold is None:
             return None
-        is_prepared = ref(connection) in self._prepared
+        if pgconn.transaction_status == TransactionStatus.INTRANS:
+            # A statement that is missing would fail the caller's transaction. So it is the one that psycopg prepared
+            # for `run`, and would use there: its private parts know what was lost, as by a rollback.
+            try:
+                found: bytes | None = connection._prepared._names.get((self._text, _TYPES))
+            except AttributeError:
+                return None
+            return found
+        plain = connection.isolation_level is connection.read_only is connection.deferrable is None  # just ``BEGIN``
+        return _NAME if plain and self._prepared.get(ref(connection), True) else None
+
+    def _exchange(
+        self, connection: Any, name: bytes, values: Sequence[bytes | None]
+    ) -> Generator[Any, Any, int | None]:
+        """Store by a prepared statement; None if another task has begun or ended a transaction meanwhile."""
+        if self._statement(connection) != name:
+            return None
+        pgconn, prepares = connection.pgconn, False
         pgconn.enter_pipeline_mode()
-        pgconn.send_query_params(b"BEGIN", None)
-        if not is_prepared:
-            pgconn.send_prepare(_NAME, numbered(_sql.STORE_ONE)[0].encode())
-        pgconn.send_query_prepared(_NAME, values, _BINARY, Format.BINARY)
+        if name == _NAME:
+            pgconn.send_query_params(b"BEGIN", None)
+            prepares = ref(connection) not in self._prepared
+            if prepares:
+                pgconn.send_prepare(_NAME, self._text)
+        pgconn.send_query_prepared(name, values, _BINARY, Format.BINARY)
         pgconn.pipeline_sync()
         results = yield from answers(pgconn)
         for result in results:
             if result.status not in _FINE:
                 raise psycopg.errors.error_from_result(result, encoding=connection.info.encoding)
-        if not is_prepared:
+        if prepares:
             self._prepare(connection, possible=True)
         return results[-1].command_tuples
 
