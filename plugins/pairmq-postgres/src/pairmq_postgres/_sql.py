@@ -71,11 +71,12 @@ SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, curre
 """
 """Which database it is, whatever way a connection to it takes; a copy on another server is another one."""
 
-# The keys of advisory locks: a number that is PairMQ's, and the queue; in the second a twentieth of a second, too.
+# The keys of advisory locks: a number that is PairMQ's, and the queue; in the last a twentieth of a second, too: of the
+# transaction's begin, lest one that stores for minutes fill the server's table of locks.
 _STORING: Final[LiteralString] = "579122348, ({shelf} & 2147483647)::int"
 _TURN: Final[LiteralString] = "579122350, (shelf & 2147483647)::int"
 _NOTIFYING: Final[LiteralString] = """579122349,
-            ((id * 7919 + (extract(epoch FROM statement_timestamp()) * 20)::bigint) & 2147483647)::int"""
+            ((id * 7919 + (extract(epoch FROM now()) * 20)::bigint) & 2147483647)::int"""
 
 _WAKE: Final[LiteralString] = f"""
     CASE WHEN %(wake)s::text IS NULL THEN NULL
@@ -83,8 +84,8 @@ _WAKE: Final[LiteralString] = f"""
             THEN pg_notify('pairmq', %(wake)s::text)
         WHEN pg_try_advisory_xact_lock({_NOTIFYING}) THEN pg_notify('pairmq', %(wake)s::text)
     END::text"""
-"""Have the commit wake receivers, unless that of another transaction will, which is open and stored in the same queue
-within the same twentieth of a second. Transactions that notify are committed one after the other, throughout the
+"""Have the commit wake receivers, unless that of another transaction will, which is open, stored in the same queue, and
+began within the same twentieth of a second. Transactions that notify are committed one after the other, throughout the
 database, each with its own write to the disk.
 
 A receiver sleeps only where no transaction that has stored in its queue is open (`SWEEP` finds that out); else it looks
