@@ -297,6 +297,17 @@ async def test_outbox_sends_at_once_what_was_committed_by_several_side_by_side(
         connection.close()
 
 
+async def test_a_transaction_that_stores_for_long_holds_a_few_locks(pair: Pair, server: PostgresServer):
+    """The server's table of locks has room for some thousands."""
+    with psycopg.connect(server.url) as connection:
+        for _ in range(5):
+            await pair.outbox("orders").send(Message(b"1"), connection=connection)
+            await asyncio.sleep(0.06)
+        pid = connection.info.backend_pid
+        locks = server.query("SELECT pid, classid FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'")
+    assert len([each for each in locks if each[0] == pid]) == 1
+
+
 async def test_connections_of_the_transport_do_not_depend_on_defaults_of_the_role(
     secondary: str, server: PostgresServer
 ):
@@ -376,6 +387,33 @@ async def test_outbox_and_inbox_refuse_a_transaction_that_only_reads(pair: Pair,
             await Deduplicator(PostgresInbox()).first(delivery, connection=connection).__aenter__()
     await delivery.complete()
     assert await waiting(pair) == 0
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_outbox_and_inbox_refuse_a_connection_in_pipeline_mode(pair: Pair, server: PostgresServer, begun: bool):
+    """Whether a row was stored, or a claim was the first, is known only when the pipeline ends."""
+    delivery = await delivery_of(pair)
+    with psycopg.connect(server.url) as connection, connection.pipeline():
+        if begun:
+            connection.execute("SELECT 1")
+        with pytest.raises(SendRefused, match="it is in pipeline mode"):
+            await pair.outbox("orders").send(Message(b"1"), connection=connection)
+        with pytest.raises(TransportError, match="it is in pipeline mode"):
+            await Deduplicator(PostgresInbox()).first(delivery, connection=connection).__aenter__()
+    await delivery.complete()
+    assert await waiting(pair) == 0
+
+
+async def test_outbox_is_part_of_a_two_phase_commit_where_nothing_notifies(primary: str):
+    with PostgresServer(settings={"fsync": "off", "max_prepared_transactions": "2"}) as server:
+        async with Pair.connect(primary, f"{server.url}?listen=false", options=OPTIONS) as pair:
+            with psycopg.connect(server.url) as connection:
+                for ends in (connection.tpc_commit, connection.tpc_rollback):
+                    connection.tpc_begin(connection.xid(1, "transfer", "shop"))
+                    await pair.outbox("orders").send(Message(b"1"), connection=connection)
+                    connection.tpc_prepare()
+                    ends()
+                    assert await waiting(pair) == 1
 
 
 async def test_outbox_undoes_what_a_savepoint_undoes(pair: Pair, server: PostgresServer):

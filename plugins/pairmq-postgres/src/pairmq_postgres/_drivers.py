@@ -30,6 +30,7 @@ _UNFIT: dict[int, str] = {
     TransactionStatus.ACTIVE: "it is busy with another statement",
     TransactionStatus.UNKNOWN: "it is closed",
 }
+_PIPELINE = "it is in pipeline mode, in which it is not known yet what a statement did: end the pipeline first"
 _COMMITS = "it commits each statement by itself: begin a transaction first"
 _PARAMETER = re.compile(r"%\((\w+)\)[sb]|%%")
 _FINE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
@@ -72,10 +73,11 @@ class _Psycopg(Driver):
         self._text = numbered(_sql.STORE_ONE)[0].encode()
 
     def unfit(self, connection: Any) -> str | None:
-        status = connection.pgconn.transaction_status
+        pgconn = connection.pgconn
+        status = pgconn.transaction_status
         if status == TransactionStatus.IDLE and connection.autocommit:
             return _COMMITS
-        return _UNFIT.get(status)
+        return _PIPELINE if pgconn.pipeline_status != PipelineStatus.OFF else _UNFIT.get(status)
 
     async def store_one(self, connection: Any, shelf: Shelf, header: str, body: bytes) -> int:
         """Store without a cursor, which costs as much as a quarter of a send; if the transaction is not open yet, begin
