@@ -56,15 +56,16 @@ def _await(condition: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def servers_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def servers_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the servers of a test keep their data; it must be empty, and no server left, at the end."""
-    home = tmp_path / "servers"
-    home.mkdir()
-    monkeypatch.setenv("TMPDIR", str(home))
-    monkeypatch.setattr(tempfile, "tempdir", str(home))
-    yield home
-    _await(lambda: not _servers_in(home))
-    assert list(home.iterdir()) == []
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        home.chmod(0o755)  # PostgreSQL does not run as root
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield home
+        _await(lambda: not _servers_in(home))
+        assert list(home.iterdir()) == []
 
 
 @pytest.mark.real_server
@@ -88,6 +89,16 @@ def test_two_products_and_the_verdict_as_json_names_them(program, servers_home: 
     assert (verdict["lost"], verdict["left_in_backlog"], verdict["duplicates_unexplained"]) == (0, 0, 0)
     assert verdict["outage_staged"] is True
     assert "starting a rabbitmq and a redis server…" in ended.err
+
+
+@pytest.mark.real_server
+def test_the_outbox_of_real_servers_loses_and_invents_nothing(program, servers_home: Path) -> None:
+    demo = program("demo", "--real", "rabbitmq,postgres", "--outbox", "--json", "--messages", "60", "--rate", "100")
+    ended = demo.end(400)
+    assert ended.status == 0, ended
+    seen = json.loads(ended.out)
+    assert (seen["rows"], seen["messages"], seen["lost"], seen["invented"]) == (54, 54, 0, 0)
+    assert "starting a rabbitmq and a postgres server…" in ended.err
 
 
 @pytest.mark.real_server

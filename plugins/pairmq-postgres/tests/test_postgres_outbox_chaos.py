@@ -19,6 +19,7 @@ import psycopg
 import pytest
 
 from pairmq import Entity, PairOptions
+from pairmq.model import Source
 from pairmq.sync import Pair
 from pairmq.testing.servers import ServerProcess
 from pairmq_postgres.testing import PostgresServer
@@ -129,9 +130,18 @@ def test_every_committed_transfer_is_applied_once_when_everything_is_killed(
         programs[0].kill()
         count = transfers(database)
         until(lambda: not wrong(database), lambda: f"after {count} transfers: {wrong(database)}")
+        with Pair.connect(*urls, options=options) as pair:  # what was never committed, too
+            until(lambda: not left(pair), "messages are left")
     print(f"kills {dict(killed)}, committed transfers {count}")
     assert wrong(database) == {}
     assert count > 3 * kills
+
+
+def left(pair: Pair) -> int:
+    """Messages that have not been consumed."""
+    assert pair.outbox_queue is not None
+    outbox, orders = (Source(queue) for queue in (pair.outbox_queue, Entity("orders")))
+    return (pair.secondary.admin.counts(outbox).pending or 0) + (pair.primary.admin.counts(orders).pending or 0)
 
 
 def restarted(server) -> None:

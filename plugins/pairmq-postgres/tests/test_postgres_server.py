@@ -673,6 +673,7 @@ async def test_idle_receivers_ask_no_more_than_once_a_poll_interval(server, conn
     await asyncio.sleep(3)
     after = server.query(statement)[0][0]
     assert after - before <= 8, "the test's own transactions, and those of the server"
+    assert server.query("SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN pairmq'") == [(1,)]
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
