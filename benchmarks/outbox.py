@@ -1,8 +1,10 @@
-"""What an outbox costs beside a bare INSERT, and how long a message takes from the commit to RabbitMQ and a consumer.
+"""What an outbox costs beside a bare INSERT, how long a message takes from the commit to RabbitMQ and a consumer, and
+what an idle pair costs.
 
 PostgreSQL and RabbitMQ are as durable as they are by default. The ways to write a row take turns, each on a connection
 of its own, once as all of a transaction and once behind a row of the application's; then messages are stored one by
-one, each once the last one has arrived.
+one, each once the last one has arrived. At the end a pair with a syphon and ten backlog queues does nothing; what is
+counted is the processor time of this process and of all of PostgreSQL's.
 
 Run it with: make bench-one NAME=outbox ARGS="--messages 300"
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import statistics
 import threading
@@ -18,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -27,7 +31,7 @@ from pairmq import sync as blocking
 from pairmq.core import Diversion, divert
 from pairmq.model.events import Event, MessageMoved
 from pairmq.transport import encode_header
-from pairmq_postgres.testing import PostgresServer
+from pairmq_postgres.testing import EMPTY, PostgresServer
 from pairmq_rabbitmq.testing import RabbitServer
 
 QUEUE = "orders"
@@ -39,6 +43,7 @@ NOWHERE = -(2**40)  # no queue has it
 WARM_UP = 20
 PATIENCE = 60.0
 THREADS, TURNS = 8, 6
+SETTLES, SPANS = 3.0, 4
 
 
 def show(name: str, seconds: Sequence[float], more: str = "") -> None:
@@ -182,8 +187,30 @@ async def arrive(pair: Pair, moves: Moves, server: PostgresServer, messages: int
     show("to the confirm, and the row's removal", settled)
 
 
-async def run(messages: int, more: str) -> None:
-    """Measure both."""
+async def idle(urls: tuple[str, str], server: PostgresServer, seconds: float) -> None:
+    """Print which part of a core a pair takes that has nothing to do, in some spans of so many seconds."""
+    spans = []
+    async with Pair.connect(*urls, options=PairOptions(enable_syphon=True, attempt_timeout=30.0)):
+        await asyncio.sleep(SETTLES)
+        for _ in range(SPANS):
+            before = _used(server)
+            await asyncio.sleep(seconds)
+            spans.append((_used(server) - before) / seconds)
+    print(f"{'an idle pair with a syphon':<42} {min(spans):8.2%} to {max(spans):.2%} of a core", flush=True)
+
+
+def _used(server: PostgresServer) -> float:
+    """Seconds of the processor that this process and the server's have had."""
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    used = time.process_time()
+    for pid in (server.pid, *children):
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            used += int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    return used
+
+
+async def run(messages: int, more: str, seconds: float) -> None:
+    """Measure all of it."""
     options = PairOptions(backlog_queue_count=1, attempt_timeout=30.0)
     with PostgresServer() as server, RabbitServer() as rabbit:
         server.query(*TABLE)
@@ -197,6 +224,8 @@ async def run(messages: int, more: str) -> None:
         draining = replace(options, enable_syphon=True)
         async with Pair.connect(*urls, options=draining, observers=[moves]) as pair:
             await arrive(pair, moves, server, messages)
+        server.query(EMPTY)
+        await idle(urls, server, seconds)
     print(f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} processors")
 
 
@@ -204,9 +233,10 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each of four spans of an idle pair")
     parser.add_argument("--no-listen", action="store_true", help="no notification: the syphon polls")
     arguments = parser.parse_args()
-    asyncio.run(run(arguments.messages, "?listen=false" if arguments.no_listen else ""))
+    asyncio.run(run(arguments.messages, "?listen=false" if arguments.no_listen else "", arguments.seconds))
 
 
 if __name__ == "__main__":
