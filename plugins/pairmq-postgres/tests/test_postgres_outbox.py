@@ -515,6 +515,22 @@ async def test_outbox_stores_in_a_queue_that_was_deleted_and_made_anew(connect, 
     assert [each.message.body for each in await transport.admin.peek(Source(queue), 10)] == [b"2", b"3", b"4"]
 
 
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_outbox_stores_all_texts_by_a_connection_of_any_encoding(
+    pair: Pair, server: PostgresServer, encoding: str
+):
+    message = Message(b"\xff", subject="ä世界", application_properties={"ü": "世"})
+    with psycopg.connect(server.url) as connection:
+        connection.execute(psycopg.sql.SQL("SET client_encoding TO {}").format(encoding))
+        await pair.outbox("orders").send(message, connection=connection)
+        await pair.outbox("orders").send_batch([message], connection=connection)
+    async with asyncio.timeout(PATIENCE), pair.receiver("orders") as receiver:
+        for _ in range(2):
+            (delivery,) = await receiver.receive(1, PATIENCE)
+            assert (delivery.message.subject, delivery.message.application_properties) == ("ä世界", {"ü": "世"})
+            await delivery.complete()
+
+
 # What is stored first in a transaction begins it.
 
 

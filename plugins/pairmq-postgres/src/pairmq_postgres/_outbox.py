@@ -69,7 +69,7 @@ class CallersTransactions:
         if row is None:
             raise NoSuchEntity
         number, made, in_order = row
-        return Shelf(in_order, number, made, queue.path if self._notify else None)
+        return Shelf(in_order, number, str(made), queue.path if self._notify else None)
 
     def _is_known(self, connection: object) -> bool:
         try:

@@ -67,9 +67,11 @@ SELECT requires_session FROM target LIMIT 1
 """Store messages in order, in the queue or in each subscription that the topic has now."""
 
 DATABASE: Final[LiteralString] = """
-SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, current_database()::text
+SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, oid::bigint
+FROM pg_database WHERE datname = current_database()
 """
-"""Which database it is, whatever way a connection to it takes; a copy on another server is another one."""
+"""Which database it is, whatever way a connection to it takes; a copy on another server is another one. By numbers: a
+connection with the encoding SQL_ASCII returns texts as bytes."""
 
 # The keys of advisory locks: a number that is PairMQ's, and the queue; in the last a twentieth of a second, too: of the
 # transaction's begin, lest one that stores for minutes fill the server's table of locks.
@@ -93,7 +95,7 @@ again soon, for what was committed without a notification. If the transaction th
 the others' messages may wait for a poll."""
 
 SHELF: Final[LiteralString] = """
-SELECT s.id, s.xmin::text, e.single_consumer FROM pairmq.entity e JOIN pairmq.source s ON s.entity = e.id
+SELECT s.id, s.xmin::text::bigint, e.single_consumer FROM pairmq.entity e JOIN pairmq.source s ON s.entity = e.id
 WHERE e.path = %(path)s::text AND e.kind = %(kind)s::text AND s.subscription = ''
 """
 """Find the row of a queue, once: it is never written again."""
