@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import asyncpg
 import psycopg
 import pytest
 
@@ -37,6 +38,7 @@ auth_type = any
 pool_mode = transaction
 default_pool_size = 2
 server_login_retry = 1
+query_wait_timeout = 30
 max_client_conn = 100
 """
     folder = Path(tempfile.mkdtemp(prefix="pairmq-pgbouncer-"))
@@ -98,6 +100,27 @@ async def test_receivers_that_waited_for_their_turn_share_no_message(pgbouncer, 
     finally:
         server.query("ALTER ROLE messenger RESET default_transaction_isolation")
     assert sorted(found) == [b"%d" % number for number in range(10)]
+
+
+async def test_outbox_stores_by_connections_through_pgbouncer(pgbouncer, server, connect, message):
+    """As documented: a driver that prepares nothing. The two sessions are other ones for each transaction."""
+    transport, queue = connect(server.url), Entity("outbox")
+    await transport.admin.create(queue)
+    database = await transport.database()
+    ours = [await psycopg.AsyncConnection.connect(pgbouncer, prepare_threshold=None) for _ in range(3)]
+    theirs = [await asyncpg.connect(pgbouncer, statement_cache_size=0) for _ in range(3)]
+    for _ in range(8):
+        for connection in ours:
+            await transport.store(database, queue, [message("1")], connection)
+            await transport.store(database, queue, [message("2")], connection)
+            await connection.commit()
+        for connection in theirs:
+            async with connection.transaction():
+                await transport.store(database, queue, [message("1")], connection)
+                await transport.store(database, queue, [message("2")], connection)
+    for connection in (*ours, *theirs):
+        await connection.close()
+    assert (await transport.admin.counts(Source(queue))).pending == 8 * 6 * 2
 
 
 async def test_a_server_that_pgbouncer_has_lost_is_unavailable(pgbouncer, server, connect, message):
