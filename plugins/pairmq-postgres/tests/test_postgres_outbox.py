@@ -693,6 +693,7 @@ async def test_storing_behind_a_statement_needs_no_cursor(prepared: Storing, mon
 
 @pytest.mark.parametrize("loss", ["rollback", "savepoint", "DEALLOCATE ALL"])
 async def test_storing_behind_a_statement_outlasts_the_loss_of_what_is_prepared(prepared: Storing, loss: str):
+    """Psycopg 3.2 itself does not notice ``DEALLOCATE ALL``, and fails by statements of its own then."""
     await stored_behind(prepared, b"before")
     await prepared.commit()
     await stored_behind(prepared, b"1")

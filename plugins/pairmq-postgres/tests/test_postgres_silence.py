@@ -1,20 +1,24 @@
-"""Connections on which nothing arrives any more, without a server: what ends, when, and what waiting costs."""
+"""Connections without a server, as on which nothing arrives any more: what ends, when, and what waiting costs."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
-from psycopg.pq import TransactionStatus
+from psycopg.adapt import Transformer
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.waiting import WAIT_R
 
 from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing import in_virtual_time
 from pairmq.transport import Scope
+from pairmq_postgres import _drivers
 from pairmq_postgres._connection import Connection, Hosts, Rows, Statement
 from pairmq_postgres._errors import NotSent, failure
 from pairmq_postgres._pool import Calls, Pool, Together
@@ -170,3 +174,42 @@ async def test_a_name_of_which_no_address_answers_is_unavailable_and_nothing_was
         await Hosts(parse_url("postgresql://queues.test/queues")).connect()
     error = failure(failed.value, "send to orders")
     assert (error.kind, error.maybe_applied) == (FailureKind.UNAVAILABLE, False)
+
+
+class Libpq:
+    """Takes what psycopg 3.2 takes of a statement, and sends nothing."""
+
+    transaction_status, pipeline_status = TransactionStatus.IDLE, PipelineStatus.OFF
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def send_query_prepared(self, _: bytes, values: object, formats: object, *others: object) -> None:
+        assert type(values) is type(formats) is list
+        self.sent += 1
+
+    def flush(self) -> int:
+        raise ConnectionAbortedError
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *others: None
+
+
+def test_statements_without_parameters_have_a_list_of_formats_for_psycopg_3_2():
+    libpq = Libpq()
+    connection: Any = SimpleNamespace(pgconn=libpq, prepare_threshold=5, _names={}, _numbers=itertools.count())
+    Connection._write(connection, [("SELECT 1", {}), ("SELECT %(one)s", {"one": 1})], Transformer())
+    assert libpq.sent == 2
+
+
+async def test_outbox_has_a_list_of_values_for_psycopg_3_2():
+    class Theirs:
+        pgconn, lock, prepare_threshold = Libpq(), asyncio.Lock(), 5
+        isolation_level = read_only = deferrable = None
+
+        async def wait(self, exchange: Generator[object, None, None]) -> None:
+            next(exchange)
+
+    with pytest.raises(ConnectionAbortedError):
+        await _drivers._PSYCOPG.store_one(Theirs(), _drivers.Shelf(False, 1, "1", None), "{}", b"1")
+    assert Theirs.pgconn.sent == 1

@@ -148,7 +148,7 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
         for statement, parameters in statements:
             text, formats = numbered(statement)
             values = transformer.dump_sequence([parameters[name] for name in formats], [*formats.values()])
-            written.append(((text, transformer.types or ()), values, transformer.formats or ()))
+            written.append(((text, transformer.types or ()), values, transformer.formats or []))  # a list: psycopg 3.2
         awaited: deque[_Prepared | None] = deque()
         self.pgconn.enter_pipeline_mode()
         for prepared, values, as_ in written:

@@ -83,7 +83,7 @@ class _Psycopg(Driver):
         """Store without a cursor, which costs as much as a quarter of a send; if the transaction is not open yet, begin
         it in the same round trip, where psycopg takes two."""
         if (encoded := _encoded(shelf)) and (name := self._statement(connection)):
-            exchange = self._exchange(connection, name, (header.encode(), body, *encoded))
+            exchange = self._exchange(connection, name, [header.encode(), body, *encoded])
             try:
                 if isinstance(connection, psycopg.Connection):
                     with connection.lock:
@@ -127,9 +127,7 @@ class _Psycopg(Driver):
         plain = connection.isolation_level is connection.read_only is connection.deferrable is None  # just ``BEGIN``
         return _NAME if plain and self._prepared.get(ref(connection), True) else None
 
-    def _exchange(
-        self, connection: Any, name: bytes, values: Sequence[bytes | None]
-    ) -> Generator[Any, Any, int | None]:
+    def _exchange(self, connection: Any, name: bytes, values: list[bytes | None]) -> Generator[Any, Any, int | None]:
         """Store by a prepared statement; None if another task has begun or ended a transaction meanwhile."""
         if self._statement(connection) != name:
             return None
