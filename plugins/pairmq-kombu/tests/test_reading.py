@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -111,14 +112,20 @@ def lane_of(pair: Pair) -> str:
 
 @pytest.fixture
 def logging_as_it_was() -> Iterator[None]:
-    """A worker would set the level of the root logger, for all tests that follow, unless a receiver sets logging up."""
+    """A worker would set the level of the root logger, for all tests that follow, unless a receiver sets logging up.
+
+    What it writes into the environment for its children is removed.
+    """
 
     def leave(**_: object) -> None:
         pass
 
+    before = dict(os.environ)
     setup_logging.connect(leave, weak=False)
     yield
     setup_logging.disconnect(leave)
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
 
 
 @pytest.mark.usefixtures("logging_as_it_was")
