@@ -18,6 +18,7 @@ from pairmq.model import ConfigurationError
 from pairmq.pipeline import _storage, run
 from pairmq.pipeline._storage import is_url, local, reached
 from pairmq.pipeline.follow import follow
+from pairmq.pipeline.journal_io import spark_path
 from pairmq.pipeline.reporting import report
 from pairmq.pipeline.transforms import TABLES
 from rich_journal import LOST, write_rich_journal
@@ -213,7 +214,7 @@ def test_a_store_of_objects_is_read_at_any_place(spark, store, tmp_path):
 def test_the_tables_are_also_written_in_a_format_of_sparks(spark, made):
     folder, _ = made
     assert {path.name for path in (folder / "tables" / "orc").iterdir()} == {table.name for table in TABLES}
-    written = spark.read.orc(f"file://{folder}/tables/orc/reconciliation")
+    written = spark.read.orc(spark_path(folder / "tables" / "orc" / "reconciliation"))
     assert written.filter("verdict = 'lost'").count() == 1
 
 
