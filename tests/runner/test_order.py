@@ -512,7 +512,7 @@ async def test_a_queue_that_is_seen_later_and_is_fit_is_used(world):
 
 @asynccontextmanager
 async def unseen_queue(world):
-    """One backlog queue that nobody has looked at, as the secondary was unavailable when the pair opened."""
+    """One backlog queue that was not looked at, as the secondary was unavailable when the pair opened."""
     west = SimulatedBroker("west")
     west.fail(Fault.DOWN)
     async with world(west=west, ordering="session", backlog_queue_count=1, backlog_retry_interval=600.0) as w:

@@ -168,7 +168,7 @@ def check_distinct(primary: Transport, secondary: Transport) -> None:
 
 
 def check_available(options: PairOptions, secondary: Transport) -> None:
-    """Reject what is no options, and options that the secondary can't support.
+    """Reject anything but options, and options that the secondary can't support.
 
     ``ordering="session"`` needs backlog queues with one consumer at a time, and a secondary that reports what is
     settled (SPEC 8.2, 8.3).
