@@ -15,6 +15,7 @@ Run it with: make bench-one NAME=postgres_loops
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -127,10 +128,10 @@ class Meter:
     def _used(self) -> float:
         used = time.process_time()
         for pid in Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split():
-            if b"postgres: postgres queues" in (title := Path(f"/proc/{pid}/cmdline").read_bytes()) or (
-                b"postgres: messenger queues" in title
-            ):
-                used += int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                title = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if b"postgres: postgres queues" in title or b"postgres: messenger queues" in title:
+                    used += int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
         return used
 
 
