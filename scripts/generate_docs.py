@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pairmq.core import PairOptions, options
-from pairmq.core._transitions import BACKLOG, HEALTH, MEANING, Backlog, BacklogSymbol, Health, Row, Symbol, visible
+from pairmq.core.transitions import BACKLOG, HEALTH, MEANING, Backlog, BacklogSymbol, Health, Row, Symbol, visible
 from pairmq.model import EntityState, records
 from pairmq.model.events import Cause, Event
 

@@ -46,7 +46,7 @@ SENDS = (
     ),
     Mutant(
         "a good ping is enough, and no canary follows",
-        "src/pairmq/core/_transitions.py",
+        "src/pairmq/core/transitions.py",
         "        _S.PING_RECOVERED: Row(TRIAL,",
         "        _S.PING_RECOVERED: Row(UP,",
     ),
@@ -222,7 +222,7 @@ SENDS = (
     ),
     Mutant(
         "a blip that is over before the interval leaves its timer running",
-        "src/pairmq/core/_transitions.py",
+        "src/pairmq/core/transitions.py",
         "        _S.ACCEPTED: Row(UP, (Do.COUNT_SENT, Do.STOP_INTERVAL), Cause.SEND_SUCCEEDED),",
         "        _S.ACCEPTED: Row(UP, (Do.COUNT_SENT,), Cause.SEND_SUCCEEDED),",
     ),
@@ -259,7 +259,7 @@ SENDS = (
     ),
     Mutant(
         "pings go on forever without an answer",
-        "src/pairmq/core/_transitions.py",
+        "src/pairmq/core/transitions.py",
         "        _S.PING_OVERDUE: Row(DOWN, (Do.CANCEL_PING, Do.NEXT_PING)),",
         "        _S.PING_OVERDUE: Row(DOWN, (Do.CANCEL_PING,)),",
     ),
@@ -277,7 +277,7 @@ SENDS = (
     ),
     Mutant(
         "the failover interval never ends",
-        "src/pairmq/core/_transitions.py",
+        "src/pairmq/core/transitions.py",
         "        _S.INTERVAL_OVER: Row(DOWN, (Do.STOP_INTERVAL, Do.START_PINGS), Cause.INTERVAL_OVER),",
         "        _S.INTERVAL_OVER: Row(FAILING, (Do.STOP_INTERVAL, Do.START_INTERVAL)),",
     ),

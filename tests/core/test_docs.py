@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from pairmq.core import PairOptions
-from pairmq.core._transitions import HEALTH, Symbol
+from pairmq.core.transitions import HEALTH, Symbol
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,6 @@ import inspect
 import pytest
 
 from pairmq.core import PairOptions
-from pairmq.core._transitions import Backlog, Health
 from pairmq.core.lanes import EmptyWatch
 from pairmq.core.machine import EntityMachine
 from pairmq.core.signals import (
@@ -32,6 +31,7 @@ from pairmq.core.signals import (
     ToBacklog,
     ToPrimary,
 )
+from pairmq.core.transitions import Backlog, Health
 from pairmq.model import EntityState, FailureKind
 
 UNAVAILABLE = FailureKind.UNAVAILABLE

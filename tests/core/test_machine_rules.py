@@ -11,7 +11,6 @@ from hypothesis import note, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pairmq.core import PairOptions
-from pairmq.core._transitions import Backlog, Health
 from pairmq.core.machine import EntityMachine, ImpossibleInputError
 from pairmq.core.signals import (
     DIVERT_ENDED,
@@ -36,6 +35,7 @@ from pairmq.core.signals import (
     ToBacklog,
     ToPrimary,
 )
+from pairmq.core.transitions import Backlog, Health
 from pairmq.model import EntityState, FailureKind
 from pairmq.model.events import Cause
 from patient_examples import examples

@@ -12,17 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from pairmq.core import PairOptions
-from pairmq.core._transitions import (
-    BACKLOG,
-    HEALTH,
-    MEANING,
-    Backlog,
-    BacklogSymbol,
-    Health,
-    Symbol,
-    starts_epoch,
-    visible,
-)
 from pairmq.core.machine import EntityMachine, ImpossibleInputError
 from pairmq.core.signals import (
     DIVERT_ENDED,
@@ -46,6 +35,17 @@ from pairmq.core.signals import (
     TimerFired,
     ToBacklog,
     ToPrimary,
+)
+from pairmq.core.transitions import (
+    BACKLOG,
+    HEALTH,
+    MEANING,
+    Backlog,
+    BacklogSymbol,
+    Health,
+    Symbol,
+    starts_epoch,
+    visible,
 )
 from pairmq.model import EntityState, FailureKind
 from pairmq.model.events import Cause

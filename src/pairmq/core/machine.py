@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pairmq.core import signals as i
-from pairmq.core._transitions import (
+from pairmq.core.backoff import TRIALS
+from pairmq.core.options import PairOptions
+from pairmq.core.signals import Changed, Effect, Input, LateResult, SendPing, StopPing, ToBacklog, ToPrimary
+from pairmq.core.transitions import (
     BACKLOG,
     HEALTH,
     Backlog,
@@ -18,9 +21,6 @@ from pairmq.core._transitions import (
     starts_epoch,
     visible,
 )
-from pairmq.core.backoff import TRIALS
-from pairmq.core.options import PairOptions
-from pairmq.core.signals import Changed, Effect, Input, LateResult, SendPing, StopPing, ToBacklog, ToPrimary
 from pairmq.model import EntityState, FailureKind
 from pairmq.model.events import Cause
 

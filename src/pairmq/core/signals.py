@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from pairmq.core._transitions import Symbol
+from pairmq.core.transitions import Symbol
 from pairmq.model import EntityState, FailureKind
 from pairmq.model.events import Cause
 

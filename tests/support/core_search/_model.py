@@ -39,9 +39,9 @@ from core_search._state import (
     with_queue,
 )
 from core_search._syphon import PumpFacts, Settling, Syphon
-from pairmq.core._transitions import Health
 from pairmq.core.lanes import LaneStep, drained_since
 from pairmq.core.pump import Room
+from pairmq.core.transitions import Health
 
 Steps = Iterator[Step[State]]
 

@@ -12,7 +12,6 @@ from core_search._cells import Outputs, View
 from core_search._design import Design, Naive
 from core_search._state import HOME
 from pairmq.core import PairOptions
-from pairmq.core._transitions import HEALTH, Backlog, Do, Health, Row, Symbol
 from pairmq.core.lanes import EmptyWatch
 from pairmq.core.machine import EntityMachine
 from pairmq.core.order import DrainView, Key, KeyOrder, KeyRoute, Look, LookAt, Way
@@ -36,6 +35,7 @@ from pairmq.core.signals import (
     ToBacklog,
     ToPrimary,
 )
+from pairmq.core.transitions import HEALTH, Backlog, Do, Health, Row, Symbol
 from pairmq.model import EntityState, FailureKind, FailureReason, Message, Route, SendUnknown, TransportError
 from pairmq.model.events import Cause
 
