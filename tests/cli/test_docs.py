@@ -1,13 +1,13 @@
 """The reference names every command and option, and no other."""
 
 import re
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 from command_line import app
-from pairmq.cli._extensions import COMMANDS
 
 _PAGE = Path(__file__).parents[2] / "docs" / "reference" / "command-line.md"
 _BUILT_IN = {"--help", "--version", "--install-completion", "--show-completion", "--verbose"}
@@ -21,16 +21,22 @@ def _options(command, found: set[str]) -> set[str]:
     return found
 
 
+def _commands():
+    """The whole command, and PairMQ's own subcommands by name."""
+    root = get_command(app)
+    context = root.context_class(root)
+    others = entry_points(group="pairmq.commands").names
+    return root, {name: root.get_command(context, name) for name in root.list_commands(context) if name not in others}
+
+
 @pytest.fixture(scope="module")
 def page() -> str:
     return _PAGE.read_text("utf-8")
 
 
 def test_every_option_is_in_the_reference_and_every_one_there_exists(page: str) -> None:
-    root = get_command(app)
-    context = root.context_class(root)
-    known = _options(root, set()).union(*(_options(root.get_command(context, name), set()) for name in COMMANDS))
-    known -= _BUILT_IN
+    root, commands = _commands()
+    known = _options(root, set()).union(*(_options(command, set()) for command in commands.values())) - _BUILT_IN
     named = set(re.findall(r"--[a-z][a-z-]+", page)) - _BUILT_IN
     assert known - named == set()
     assert named - known == set()
@@ -56,4 +62,4 @@ def test_every_command_has_its_section(page: str) -> None:
         "journal",
         "pipeline",
     ]
-    assert set(re.findall(r"(?m)^## (\w+)$", page)) == set(COMMANDS)
+    assert set(re.findall(r"(?m)^## (\w+)$", page)) == set(_commands()[1])

@@ -1,4 +1,3 @@
-import asyncio
 import base64
 import json
 import shlex
@@ -8,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from pairmq.cli._receive import ReceiveJob
 
 
 @pytest.fixture
@@ -28,38 +25,6 @@ def test_bodies_come_a_line_each_and_are_gone_from_the_queue(cli, primary) -> No
 def test_max_takes_no_more_than_that(cli, primary) -> None:
     assert cli("receive", "-e", "orders", "--max", "2", *primary).out == "1\n2\n"
     assert cli("receive", "-e", "orders", "--idle", "50ms", *primary).out == "3\n4\n5\n"
-
-
-@pytest.mark.usefixtures("orders")
-@pytest.mark.parametrize("held_up", ["before the first look", "by each message"])
-def test_what_takes_longer_than_the_idle_time_is_no_idleness(
-    cli, primary, monkeypatch: pytest.MonkeyPatch, held_up: str
-) -> None:
-    name = "_take" if held_up == "by each message" else "_receive_all"
-    real = getattr(ReceiveJob, name)
-
-    async def slow(job: ReceiveJob, *arguments: object) -> None:
-        if name == "_receive_all":
-            loop = asyncio.get_running_loop()
-            monkeypatch.setattr(loop, "time", _late(loop.time))
-        await real(job, *arguments)
-        if name == "_take":
-            await asyncio.sleep(0.1)
-
-    monkeypatch.setattr(ReceiveJob, name, slow)
-    ended = cli("receive", "-e", "orders", "--idle", "50ms", "--prefetch", "1", *primary)
-    assert (ended.status, ended.out) == (0, "1\n2\n3\n4\n5\n")
-
-
-def _late(clock):
-    """A clock that goes on by a second after its first look."""
-    looks = []
-
-    def time() -> float:
-        looks.append(clock())
-        return looks[-1] + (len(looks) > 1)
-
-    return time
 
 
 @pytest.mark.usefixtures("orders")

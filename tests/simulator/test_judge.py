@@ -14,8 +14,6 @@ from pairmq.model import Message
 from pairmq.model.events import Cause, MessageMoved, RotationChanged, SendCompleted, SendOutcome
 from pairmq.testing.history import CUT, Copy, Handling, Life, Reading, Result, Sent, WriteResult
 from pairmq.testing.simulator import ProcessPlan, Verdict
-from pairmq.testing.simulator._history import Gap
-from pairmq.testing.simulator._judge import judged
 
 
 def diverted(book: Book, number: int = 1, **fields: Any) -> tuple[Sent, Copy]:
@@ -418,7 +416,7 @@ def not_drained(book: Book) -> None:
 
 
 def a_queue_that_nobody_makes_again(book: Book) -> None:
-    book.history.gaps.append(Gap(200.0, "secondary", QUEUE))
+    book.gap(200.0)
 
 
 def late(book: Book) -> None:
@@ -612,7 +610,7 @@ WRONG: list[tuple[Verdict, Callable[[Book], None]]] = [
 def test_each_verdict_is_found(verdict, story):
     book = Book()
     story(book)
-    found = {each.verdict for each in judged(book.history)}
+    found = {each.verdict for each in book.violations()}
     assert verdict in found, book.verdicts()
     assert len(found) == 1 or verdict in (Verdict.STATE, Verdict.DUPLICATE), book.verdicts()
 
@@ -661,7 +659,7 @@ def test_an_emptied_secondary_excuses_what_is_not_known_of_another_process():
 def test_a_queue_that_was_made_again_may_be_tried_again():
     book = Book()
     sent = book.send()
-    book.history.gaps.append(Gap(50.0, "secondary", QUEUE, until=book.at + 0.25))
+    book.gap(50.0, until=book.at + 0.25)
     book.write(sent, REFUSED, to=QUEUE)
     book.write(sent, to=QUEUE)
     book.end(sent, Result.BACKLOG, queue=QUEUE)

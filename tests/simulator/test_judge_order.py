@@ -10,9 +10,7 @@ import pytest
 from history_by_hand import OTHER, QUEUE, Book, instant
 from pairmq.model import Entity
 from pairmq.testing.history import Result, Sent, WriteResult
-from pairmq.testing.judge import order_judged
 from pairmq.testing.simulator import Verdict
-from pairmq.testing.simulator._judge_pair import Facts
 
 LOST = WriteResult(False, True, "unavailable", "connection")
 
@@ -23,7 +21,7 @@ def book() -> Book:
 
 
 def texts(book: Book) -> list[str]:
-    found = list(order_judged(Facts(book.history)))
+    found = book.order_violations()
     assert all(violation.verdict is Verdict.ORDER for violation in found)
     return [violation.text for violation in found]
 

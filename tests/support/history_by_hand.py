@@ -21,9 +21,11 @@ from pairmq.testing.history import (
     Sent,
     WriteResult,
 )
-from pairmq.testing.simulator import Fault, ProcessPlan, Scenario, SenderPlan, Setup
-from pairmq.testing.simulator._history import History, Trouble
+from pairmq.testing.judge import order_judged
+from pairmq.testing.simulator import Fault, ProcessPlan, Scenario, SenderPlan, Setup, Violation
+from pairmq.testing.simulator._history import Gap, History, Trouble
 from pairmq.testing.simulator._judge import judged
+from pairmq.testing.simulator._judge_pair import Facts
 
 ORDERS = Entity("orders")
 QUEUE = Entity("primary/x-servicebus-transfer/0")
@@ -164,5 +166,15 @@ class Book:
         tick = self.tick()
         self.history.strokes.append((self.at, tick, Fault(self.at, kind, duration, **where)))
 
+    def gap(self, at: float, until: float | None = None) -> None:
+        """A backlog queue is missing for a while."""
+        self.history.gaps.append(Gap(at, "secondary", QUEUE, until=until))
+
+    def violations(self) -> list[Violation]:
+        return judged(self.history)
+
     def verdicts(self) -> list[str]:
-        return [f"{each.verdict}: {each.text}" for each in judged(self.history)]
+        return [f"{each.verdict}: {each.text}" for each in self.violations()]
+
+    def order_violations(self) -> list[Violation]:
+        return list(order_judged(Facts(self.history)))
