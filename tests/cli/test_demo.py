@@ -222,3 +222,10 @@ def test_spark_rehearses_the_report_until_the_demo_is_over(monkeypatch, tmp_path
     assert demo.make(130) == 130  # after Ctrl-C there is no report
     assert ended.wait(60)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_demo_keeps_its_journal_where_there_is_none_yet(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("pairmq.pipeline.session.check_java", lambda: 17)
+    for folder in (tmp_path, tmp_path / "new"):
+        assert DemoReport(str(folder), aside=False, open=False).journal == str(folder)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pairmq.cli import _demo, _pipeline
+from pairmq.pipeline.follow import Stop
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.transforms.verdicts import Verdict
 
@@ -22,9 +22,20 @@ def report_of(verdicts, faults):
     return Report(**blank | known)  # type: ignore[arg-type]
 
 
-def test_a_message_id_cannot_steer_the_terminal(capsys):
-    _pipeline._show(report_of({"lost": 1}, {"lost": [("east>west", "orders", "\x1b]0;owned\x07")]}), "out")
-    assert "lost: \\x1b]0;owned\\x07 of orders" in capsys.readouterr().out
+@pytest.fixture
+def shown(cli, monkeypatch) -> Callable[..., str]:
+    """What a run prints that found these verdicts and faults, on one line."""
+
+    def show(verdicts, faults) -> str:
+        monkeypatch.setattr("pairmq.pipeline.run", lambda *_, **__: report_of(verdicts, faults))
+        return " ".join(cli(*RUN).out.split())
+
+    return show
+
+
+def test_a_message_id_cannot_steer_the_terminal(shown):
+    out = shown({"lost": 1}, {"lost": [("east>west", "orders", "\x1b]0;owned\x07")]})
+    assert "lost: \\x1b]0;owned\\x07 of orders" in out
 
 
 @pytest.mark.parametrize(
@@ -37,38 +48,21 @@ def test_a_message_id_cannot_steer_the_terminal(capsys):
         ),
     ],
 )
-def test_what_one_side_alone_has_written_is_said_and_no_more_claimed_than_was_read(capsys, verdict, said):
-    _pipeline._show(report_of({"delivered": 9, verdict: 7}, {}), "out")
-    shown = " ".join(capsys.readouterr().out.split())
+def test_what_one_side_alone_has_written_is_said_and_no_more_claimed_than_was_read(shown, verdict, said):
+    out = shown({"delivered": 9, verdict: 7}, {})
     assert verdict in set(Verdict)
-    assert said in shown
-    assert "nothing lost in what was read; tables in out" in shown
+    assert said in out
+    assert "nothing lost in what was read; tables in tables" in out
 
 
-def test_where_both_sides_have_written_nothing_is_lost(capsys):
-    _pipeline._show(report_of({"delivered": 9}, {}), "out")
-    assert "nothing lost; tables in out" in capsys.readouterr().out
-
-
-def test_a_demo_keeps_its_journal_where_there_is_none_yet(monkeypatch, tmp_path):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("pairmq.pipeline.session.check_java", lambda: 17)
-    for folder in (tmp_path, tmp_path / "new"):
-        assert _demo.DemoReport(str(folder), aside=False, open=False).journal == str(folder)
-
-
-def test_a_demo_that_was_stopped_has_no_report(monkeypatch, tmp_path):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("pairmq.pipeline.session.check_java", lambda: 17)
-    made = _demo.DemoReport(None, aside=False, open=False)
-    assert made.make(130) == 130
-    assert list(tmp_path.iterdir()) == []
+def test_where_both_sides_have_written_nothing_is_lost(shown):
+    assert "nothing lost; tables in tables" in shown({"delivered": 9}, {})
 
 
 @pytest.mark.usefixtures("with_hangups")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_a_run_in_order(cli, monkeypatch, number: int, status: int) -> None:
-    monkeypatch.setattr(_pipeline, "run_pipeline", lambda *_, **__: signal.raise_signal(number))
+    monkeypatch.setattr("pairmq.pipeline.run", lambda *_, **__: signal.raise_signal(number))
     assert cli(*RUN).status == status
 
 
@@ -77,7 +71,7 @@ def following(cli, monkeypatch) -> Callable[..., int]:
     """Follows a journal without Spark: gives the exit status after a signal before its start, or others meanwhile."""
 
     def call(*numbers: int, starting: int = 0) -> int:
-        def follow(*_: object, stop: _pipeline.Stop, **__: object) -> SimpleNamespace:
+        def follow(*_: object, stop: Stop, **__: object) -> SimpleNamespace:
             if starting:
                 signal.raise_signal(starting)
             with stop:
@@ -87,7 +81,7 @@ def following(cli, monkeypatch) -> Callable[..., int]:
             return SimpleNamespace(lost=0)
 
         asked: list[bool] = []
-        monkeypatch.setattr(_pipeline, "follow_journal", follow)
+        monkeypatch.setattr("pairmq.pipeline.follow.follow", follow)
         status = cli(*RUN, "--follow").status
         assert asked == ([] if starting else [bool(numbers)])
         return status

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 from typer import Option
 
+import pairmq.pipeline.follow
 from pairmq.cli import _pipeline_drain
 from pairmq.cli._common import Json, examples
 from pairmq.cli._output import FAIL, OK, WARN, Progress, cells, put_json, say, stdout_console, table, warn
 from pairmq.cli._signals import ENDING, HANGUP, interrupts, service_interrupted
 from pairmq.cli._values import BadUsage, Duration, grouped, plural, printable, read_prices, short_duration
 from pairmq.model import Price
-from pairmq.pipeline import run as run_pipeline
 from pairmq.pipeline.follow import Stop
-from pairmq.pipeline.follow import follow as follow_journal
 
 if TYPE_CHECKING:
     from pairmq.pipeline._storage import Place
@@ -105,7 +104,7 @@ def run(
     charged = _by_side(prices)
     if not follow:
         with Progress("made", "tables") as progress:
-            report = run_pipeline(
+            report = pairmq.pipeline.run(
                 journal,
                 out,
                 cores=cores,
@@ -122,7 +121,7 @@ def run(
     stop, printer = _Signals(), _RefreshPrinter(json=json)
     try:
         with Progress("took", "rows") as progress:
-            report = follow_journal(
+            report = pairmq.pipeline.follow.follow(
                 journal,
                 out,
                 cores=cores,
