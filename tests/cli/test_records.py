@@ -1,6 +1,8 @@
-"""Messages as JSON: every field, every type of property, and no two values that look alike."""
+"""Messages as `pairmq receive --json` writes them: every field, every type of property, and no two that look alike."""
 
+import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import fields
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -9,15 +11,16 @@ from uuid import UUID
 
 import pytest
 
-from pairmq.cli._output import delivery_record
-from pairmq.model import Delivery, Message
+from pairmq.model import Entity, Message
+from pairmq.plugins import registry
 
+Records = Callable[[Message], dict[str, Any]]
 AT = datetime(2025, 3, 4, 5, 6, 7, 890123, UTC)
 FULL = Message(
     body=b"\x00\xff",
     message_id="m",
     session_id="s",
-    time_to_live=1.5,
+    time_to_live=1e6,
     scheduled_enqueue_at=AT,
     content_type="a/b",
     content_encoding="gzip",
@@ -32,21 +35,31 @@ FULL = Message(
 )
 
 
-def written(value: Any) -> Any:
-    """A property as it stands in the output."""
-    message = Message(application_properties={"p": value})
-    return json.loads(json.dumps(delivery_record(Delivery(message, lock_token=None))))["application_properties"]["p"]
+@pytest.fixture
+def record(cli, primary) -> Records:
+    """What is written of a message."""
+    url = primary[1]
+
+    async def send(message: Message) -> None:
+        async with registry.transport(url) as transport:
+            await transport.admin.create(Entity("orders"))
+            await transport.sender(Entity("orders")).send(message)
+
+    def received(message: Message) -> dict[str, Any]:
+        asyncio.run(send(message))
+        return json.loads(cli("receive", "-e", "orders", "--max", "1", "--json", *primary).out)
+
+    return received
 
 
-def test_every_field_of_a_message_is_in_its_record() -> None:
-    record = delivery_record(Delivery(FULL, lock_token=None))
-    assert [f.name for f in fields(Message) if f.name not in record] == []
-    assert (record["content_encoding"], record["priority"]) == ("gzip", 0)
+def test_every_field_of_a_message_is_in_its_record(record: Records) -> None:
+    found = record(FULL)
+    assert [f.name for f in fields(Message) if f.name not in found] == []
+    assert (found["content_encoding"], found["priority"]) == ("gzip", 0)
 
 
-def test_what_is_not_set_is_left_out() -> None:
-    record = delivery_record(Delivery(Message(), lock_token=None))
-    assert set(record) == {"body", "delivery_count"}
+def test_what_is_not_set_is_left_out(record: Records) -> None:
+    assert set(record(Message())) == {"body", "delivery_count", "sequence_number", "enqueued_at"}
 
 
 @pytest.mark.parametrize(
@@ -69,11 +82,14 @@ def test_what_is_not_set_is_left_out() -> None:
     ],
     ids=str,
 )
-def test_a_property_is_written_as_json(value: Any, json_value: Any) -> None:
-    assert written(value) == json_value
+def test_a_property_is_written_as_json(record: Records, value: Any, json_value: Any) -> None:
+    assert record(Message(application_properties={"p": value}))["application_properties"]["p"] == json_value
 
 
-@pytest.mark.parametrize("name", ["base64", "datetime", "uuid", "decimal", "mapping"])
-def test_a_mapping_is_never_taken_for_a_named_type(name: str) -> None:
-    assert written({name: "x"}) == {"mapping": {name: "x"}}
-    assert written(({name: {name: 1}},)) == [{"mapping": {name: {"mapping": {name: 1}}}}]
+def test_a_mapping_is_never_taken_for_a_named_type(record: Records) -> None:
+    names = ("base64", "datetime", "uuid", "decimal", "mapping")
+    given = {name: {name: "x"} for name in names} | {f"{name}s": ({name: {name: 1}},) for name in names}
+    written = record(Message(application_properties=given))["application_properties"]
+    for name in names:
+        assert written[name] == {"mapping": {name: "x"}}
+        assert written[f"{name}s"] == [{"mapping": {name: {"mapping": {name: 1}}}}]
