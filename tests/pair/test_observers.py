@@ -8,11 +8,10 @@ import types
 import pytest
 
 from pairmq import ConfigurationError, Entity, Message, Pair, PairOptions
-from pairmq.model.events import SendCompleted
+from pairmq.model.events import PairOpened, SendCompleted
 from pairmq.observe.otel import OpenTelemetryObserver
 from pairmq.pair import load_settings
-from pairmq.pair._audience import observers_of
-from pairmq.plugins import ObserverRecord, Registry, hookimpl
+from pairmq.plugins import ObserverRecord, Registry, hookimpl, registry
 from pairmq.testing import memory_broker
 
 
@@ -45,34 +44,56 @@ def plugins():
     return registry
 
 
+@pytest.fixture
+def watching(plugins, monkeypatch):
+    """Opens a pair with these observers, and others that its settings name; gives those that saw it open."""
+    saw = []
+
+    def on_event(self, event):
+        if isinstance(event, PairOpened):
+            saw.append(self)
+
+    async def watching(*given, named=""):
+        monkeypatch.setenv("PAIRMQ_OBSERVERS", named)
+        async with memory_broker() as east, memory_broker() as west:
+            sides = registry.transport(east.url), registry.transport(west.url)
+            async with Pair.connect(*sides, observers=given, plugins=plugins):
+                return saw
+
+    for each in (Audit, OpenTelemetryObserver):
+        monkeypatch.setattr(each, "on_event", on_event)
+    return watching
+
+
 def kinds(observers):
     return sorted(type(observer).__name__ for observer in observers)
 
 
-def test_without_names_there_are_the_given_and_the_automatic_ones(plugins):
+async def test_without_names_there_are_the_given_and_the_automatic_ones(watching):
     given = Audit()
-    observers = observers_of([given], (), None, plugins)
+    observers = await watching(given)
     assert observers[0] is given
     assert kinds(observers) == ["Audit", "Watch"]
 
 
-def test_an_observer_is_added_by_its_name_once(plugins):
-    assert kinds(observers_of(["audit"], ("audit", "watch"), None, plugins)) == ["Audit", "Watch"]
+async def test_an_observer_is_added_by_its_name_once(watching):
+    assert kinds(await watching("audit", named="audit,watch")) == ["Audit", "Watch"]
 
 
-def test_open_telemetry_needs_no_plugin(plugins):
-    assert kinds(observers_of([], ("opentelemetry",), None, plugins)) == ["OpenTelemetryObserver", "Watch"]
+async def test_open_telemetry_needs_no_plugin(watching):
+    assert kinds(await watching(named="opentelemetry")) == ["OpenTelemetryObserver", "Watch"]
 
 
-def test_a_program_s_own_open_telemetry_is_not_doubled(plugins):
+async def test_a_program_s_own_open_telemetry_is_not_doubled(watching):
     own = OpenTelemetryObserver()
-    observers = observers_of([own], ("opentelemetry",), None, plugins)
+    observers = await watching(own, named="opentelemetry")
     assert [each for each in observers if isinstance(each, OpenTelemetryObserver)] == [own]
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_others(plugins):
+    sides = (registry.transport(f"memory://{each}") for each in "ab")
     with pytest.raises(ConfigurationError, match="named 'adit': known are audit, opentelemetry, watch"):
-        observers_of([], ("adit",), None, plugins)
+        Pair.connect(*sides, observers=["adit"], plugins=plugins)
 
 
 def test_the_environment_names_observers_whatever_else_is_given(monkeypatch):

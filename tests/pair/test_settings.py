@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from pairmq import ConfigurationError, Pair, PairOptions
-from pairmq.pair import _pair, load_settings
-from pairmq.plugins import registry
+from pairmq.pair import load_settings
+from pairmq.plugins import ObserverRecord, registry
 from pairmq.testing import SimulatedBroker
 from pairmq_rabbitmq.plugin import CAPABILITIES
 
@@ -200,29 +200,39 @@ def watched(tmp_path):
 
 
 @pytest.fixture
-def made_of(monkeypatch):
-    """What observers are made of: the names of the settings, and the journal."""
-    made = []
-    monkeypatch.setattr(
-        _pair, "observers_of", lambda given, named, journal, plugins: made.append((named, journal)) or []
-    )
-    return made
+def made(monkeypatch):
+    """The observers that are made: of the one that is called nobody its name, of a journal's its directory."""
+    found = []
+
+    class Noted:
+        def __init__(self, what="nobody"):
+            found.append(str(what))
+
+        def on_event(self, event):
+            pass
+
+        async def close(self):
+            pass
+
+    monkeypatch.setattr(registry, "observers", lambda: [ObserverRecord(name="nobody", factory=Noted)])
+    monkeypatch.setattr("pairmq.observe.journal.JournalObserver", Noted)
+    return found
 
 
 @pytest.mark.parametrize("options", [{"options": PairOptions()}, {}])
-def test_the_file_is_read_whatever_else_is_given(watched, tmp_path, made_of, options):
+def test_the_file_is_read_whatever_else_is_given(watched, tmp_path, made, options):
     Pair.connect(EAST, WEST, config=watched, **options)
-    assert made_of == [(("nobody",), str(tmp_path / "journal"))]
+    assert made == ["nobody", str(tmp_path / "journal")]
 
 
-def test_what_is_given_wins_over_the_file_that_is_given(watched, made_of):
+def test_what_is_given_wins_over_the_file_that_is_given(watched, made):
     pair = Pair.connect(EAST, WEST, options=PairOptions(failover_interval=3), config=watched, journal="here")
     assert "file-" not in repr(pair)
     assert pair.options.failover_interval == 3
-    assert made_of == [(("nobody",), "here")]
+    assert made == ["nobody", "here"]
 
 
-def test_connections_of_ones_own_win_over_the_file_too(watched, made_of):
+def test_connections_of_ones_own_win_over_the_file_too(watched, made):
     primary, secondary = SimulatedBroker("east").transport(), SimulatedBroker("west").transport()
     pair = Pair.connect(primary, secondary, options=PairOptions(failover_interval=3), config=watched)
     assert (pair.primary, pair.secondary, pair.options.failover_interval) == (primary, secondary, 3)
@@ -234,10 +244,10 @@ def test_a_file_that_is_not_there_is_an_error_whatever_else_is_given(tmp_path, o
         Pair.connect(EAST, WEST, config=tmp_path / "none.toml", **options)
 
 
-def test_with_all_given_the_file_of_the_environment_is_left_alone(watched, made_of, monkeypatch):
+def test_with_all_given_the_file_of_the_environment_is_left_alone(watched, made, monkeypatch):
     monkeypatch.setenv("PAIRMQ_CONFIG", str(watched))
     Pair.connect(EAST, WEST, options=PairOptions())  # a program that has put its settings together by itself
-    assert made_of == [((), None)]
+    assert made == []
 
 
 def test_session_order_is_refused_with_a_secondary_that_cannot_keep_it(monkeypatch):
