@@ -19,6 +19,7 @@ from pairmq.observe.journal import Journal, JournalObserver, journal_deliveries,
 from pairmq.pair import load_settings
 from pairmq.plugins import Observer
 from pairmq.testing import Fault, SimulatedBroker
+from pairmq.transport import Receiver
 
 OPTIONS = PairOptions(
     failover_interval=0.05,
@@ -285,6 +286,25 @@ async def test_a_settlement_that_fails_is_journalled_with_its_error(journal, tmp
     first, second = rows(tmp_path, "MessageDelivered")
     assert "error" not in first
     assert second["error"]
+
+
+def test_what_a_receiver_dead_letters_by_itself_is_journalled_and_reported(journal, tmp_path):
+    class Silent(Receiver):
+        async def receive(self, max_messages, wait):
+            return []
+
+        async def complete(self, delivery):
+            pass
+
+    one, inner, reported = journal(), Silent(), []
+    receiver = journal_deliveries(inner, one, source=Source(Entity("orders")), pair="pair")
+    receiver.on_dead_lettered = reported.append
+    inner.dead_lettered(Message(b"1", message_id="m"), "malformed", "no header", 3)
+    assert one.close(30)
+    (row,) = rows(tmp_path, "MessageDelivered")
+    assert (row["message_id"], row["settlement"], row["reason"]) == ("m", "dead-lettered", "malformed")
+    assert (row["delivery_count"], row["pair"], len(reported)) == (3, "pair", 1)
+    assert "error" not in row
 
 
 async def test_a_receiver_without_its_source_is_refused(journal):

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
 from journal_events import EPOCH, rows, sent, warned
 from pairmq.model import Entity, EntityState
-from pairmq.model.events import Cause, SendOutcome, StateChanged
-from pairmq.model.records import message_key
-from pairmq.observe.journal._writer import Sampler
+from pairmq.model.events import Cause, Event, SendOutcome, StateChanged
+from pairmq.model.records import event_of, message_key
+from pairmq.observe.journal import Journal, JournalOptions
 
 DICE = random.Random(7)
 IDS = [f"{DICE.getrandbits(128):032x}" for _ in range(2000)]
 
 
-def kept(rate: float, *given: object) -> list[object]:
-    return list(Sampler(rate).kept(list(given)))
+@pytest.fixture
+def kept(tmp_path):
+    """What is kept of events at a rate, by a journal of its own."""
+    folders = (tmp_path / str(number) for number in itertools.count())
+
+    def keep(rate: float, *given: Event) -> list[Event]:
+        folder = next(folders)
+        one = Journal(folder, JournalOptions(sample_healthy=rate))
+        for event in given:
+            one.on_event(event)
+        assert one.close(60)
+        return [event_of(row) for row in rows(folder)]
+
+    return keep
 
 
 def changed(current: EntityState, at: float, entity: str = "orders", pair: str = "east>west") -> StateChanged:
@@ -34,24 +47,24 @@ def changed(current: EntityState, at: float, entity: str = "orders", pair: str =
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_about_the_part_that_was_asked_for_is_kept(rate):
+def test_about_the_part_that_was_asked_for_is_kept(kept, rate):
     found = kept(rate, *(sent(number, message_id=one) for number, one in enumerate(IDS)))
     assert abs(len(found) / len(IDS) - rate) < 0.04
 
 
-def test_every_process_keeps_the_same_messages():
+def test_every_process_keeps_the_same_messages(kept):
     first = kept(0.3, *(sent(number, message_id=one) for number, one in enumerate(IDS)))
     second = kept(0.3, *(sent(number, message_id=one) for number, one in reversed(list(enumerate(IDS)))))
     assert sorted(first, key=repr) == sorted(second, key=repr)
 
 
-def test_a_higher_rate_keeps_what_a_lower_one_does():
+def test_a_higher_rate_keeps_what_a_lower_one_does(kept):
     low = kept(0.2, *(sent(number, message_id=one) for number, one in enumerate(IDS)))
     high = kept(0.4, *(sent(number, message_id=one) for number, one in enumerate(IDS)))
     assert set(low) < set(high)
 
 
-def test_the_key_of_a_message_decides():
+def test_the_key_of_a_message_decides(kept):
     below = [one for one in IDS if message_key(one) % 2**64 < 2**62]
     assert {row.message_id for row in kept(0.25, *(sent(message_id=one) for one in IDS))} == set(below)
 
@@ -70,15 +83,15 @@ NOT_HEALTHY = [
 
 
 @pytest.mark.parametrize("trouble", NOT_HEALTHY, ids=str)
-def test_a_send_with_any_trouble_is_always_kept(trouble):
+def test_a_send_with_any_trouble_is_always_kept(kept, trouble):
     assert len(kept(0.0, sent(1, **trouble))) == 1
 
 
-def test_whatever_is_no_send_is_always_kept():
+def test_whatever_is_no_send_is_always_kept(kept):
     assert len(kept(0.0, warned(), changed(EntityState.FAILING, EPOCH))) == 2
 
 
-def test_a_send_that_was_under_way_when_the_state_changed_is_kept():
+def test_a_send_that_was_under_way_when_the_state_changed_is_kept(kept):
     """It ended in a healthy entity, and may have been what an outage held up."""
     began_before = sent(0, at=EPOCH + 10, elapsed=5.0)
     began_after = sent(1, at=EPOCH + 10, elapsed=0.001)
@@ -86,7 +99,7 @@ def test_a_send_that_was_under_way_when_the_state_changed_is_kept():
     assert kept(0.0, recovered, began_before, began_after) == [recovered, began_before]
 
 
-def test_the_trouble_of_one_entity_is_not_another_s():
+def test_the_trouble_of_one_entity_is_not_another_s(kept):
     others = (changed(EntityState.HEALTHY, EPOCH + 9, "prices"), changed(EntityState.HEALTHY, EPOCH + 9, pair="a>b"))
     slow = sent(0, at=EPOCH + 10, elapsed=5.0)
     assert kept(0.0, *others, slow) == list(others)
