@@ -14,14 +14,10 @@ import pytest
 from pairmq import ConfigurationError, Message, Pair, Route
 from pairmq import testing as simulated
 from pairmq.core import Diversion, PairOptions, divert
-from pairmq.core.backoff import Pace
 from pairmq.memory import StateReceiver
 from pairmq.model import Delivery, Entity, EntityState, FailureKind, FailureReason, TransportError
-from pairmq.model.events import DestinationChanged, MessageDeadLettered, MessageMoved
-from pairmq.runner import Clock, Emitter, TimeLimits
-from pairmq.runner._backlog import BacklogQueues
-from pairmq.runner._gates import GateKeeper
-from pairmq.runner._syphon import Syphon
+from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, MessageMoved
+from pairmq.runner import Clock
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.transport import Capabilities, QueueProperties, Receiver, Transport
 
@@ -156,22 +152,15 @@ async def test_confirm_comes_before_complete(world):
                 task.cancel()  # as a killed process would: nothing is closed, the lock runs out
         await asyncio.sleep(61)
         w.west.heal()
-        second = second_syphon(w)
-        second.start()
-        await drained(w)
-        await second.stop(1)
+        async with second_syphon(w):
+            await drained(w)
         assert w.home() == [b"1", b"1"]
 
 
-def second_syphon(w, **options) -> Syphon:
-    """The syphon of another process on the same brokers."""
-    clock = Clock(virtual_wall)
-    emit = Emitter("second", clock)
-    emit.add(w.events.append)
-    chosen = PairOptions(backlog_queue_count=3, **options)
-    primary, secondary = w.east.transport(), w.west.transport()
-    backlog = BacklogQueues(secondary, "east", chosen, clock, emit, TimeLimits(chosen.attempt_timeout))
-    return Syphon(primary, secondary, backlog, chosen, clock, emit, Pace(1000, 1000))
+def second_syphon(w, **options) -> Pair:
+    """The pair of another process on the same brokers, with a syphon."""
+    chosen = PairOptions(backlog_queue_count=3, enable_syphon=True, **options)
+    return Pair(w.east.transport(), w.west.transport(), chosen, clock=Clock(virtual_wall, random.Random(2)))
 
 
 @in_virtual_time
@@ -383,11 +372,9 @@ async def test_forged_destinations_leave_nothing_behind(world):
 async def test_two_syphons_on_one_pair_lose_and_double_nothing(world):
     west = SimulatedBroker("west")
     async with world(west=west, enable_syphon=True, syphon_batch=7) as w:
-        second = second_syphon(w, syphon_batch=5)
-        second.start()
-        leave(w, *(envelope(b"%d" % n) for n in range(400)))
-        await drained(w)
-        await second.stop(1)
+        async with second_syphon(w, syphon_batch=5) as second:
+            leave(w, *(envelope(b"%d" % n) for n in range(400)))
+            await drained(w)
         assert sorted(w.home()) == sorted(b"%d" % n for n in range(400))
         assert second.moved > 0
         assert w.pair.moved + second.moved == 400
@@ -868,21 +855,25 @@ async def test_results_of_a_wrong_number_leave_nothing_locked_forever(world, mon
 
 
 @in_virtual_time
-async def test_a_destination_that_is_held_as_its_gate_opens_is_not_probed():
+async def test_a_destination_that_is_held_as_its_gate_opens_is_not_probed(world):
     """An observer holds it in the midst of the probe that found it working."""
-    clock, probed = Clock(virtual_wall, random.Random(1)), []
-    emit = Emitter("east>west", clock)
+    async with world(enable_syphon=True, ping_primary_interval=5.0) as w:
+        probes: list[int] = []
 
-    async def probe(entity: Entity) -> None:
-        probed.append(entity)
+        def hold(event: Event) -> None:
+            if isinstance(event, DestinationChanged) and event.open:
+                w.pair.hold("orders", syphon=True)
+                probes.append(w.east.operations["PROBE"])
 
-    keeper = GateKeeper(probe, 5.0, clock, emit, Pace(1000, 1000), lambda entity: None)
-    emit.add(lambda event: keeper.hold(ORDERS) if event.open else None)
-    keeper.shut(keeper.gates.of(ORDERS), TransportError("no", FailureKind.UNAVAILABLE, FailureReason.OTHER))
-    await asyncio.sleep(600)
-    assert keeper.held == {ORDERS}
-    assert probed == [ORDERS]
-    await keeper.close()
+        w.pair.subscribe(hold)
+        w.east.fail(Fault.DOWN)
+        leave(w, envelope(b"1"))
+        await asyncio.sleep(20)
+        w.east.heal()
+        await asyncio.sleep(600)
+        assert w.pair.syphon_holds == {ORDERS}
+        assert probes == [w.east.operations["PROBE"]]
+        assert len(w.backlog()) == 1
 
 
 @in_virtual_time
