@@ -35,6 +35,12 @@ class InThisProcess:
         on_the_loop(self._broker.forget())
 
 
+@pytest.fixture(name="on_the_loop")
+def fixture_on_the_loop() -> Callable[..., object]:
+    """Runs a coroutine on the loop of all pairs of this process."""
+    return on_the_loop
+
+
 @pytest.fixture
 def processes() -> Iterator[tuple[RedisServer, RedisServer]]:
     """Two servers that other processes can reach."""

@@ -19,7 +19,6 @@ from pairmq.model import Source
 from pairmq.model.events import MessageDelivered, SendCompleted, Side, StateChanged
 from pairmq.sync import Pair
 from pairmq.sync._loop import _Call
-from pairmq.sync._loop import run as on_the_loop
 
 ORDERS = Entity("orders")
 
@@ -127,7 +126,7 @@ def test_a_send_that_a_signal_interrupts_is_over_when_the_caller_goes_on(servers
     assert sender.send(Message(b"after"), timeout=20).route is Route.PRIMARY
 
 
-def test_what_a_signal_raises_as_a_call_ends_is_raised_as_it_is():
+def test_what_a_signal_raises_as_a_call_ends_is_raised_as_it_is(on_the_loop):
     """An event's wait turned it into "release unlocked lock": Ctrl-C was no KeyboardInterrupt then."""
 
     def interrupt(frame, *_):
@@ -259,7 +258,7 @@ async def _streams_under_way() -> int:
     return sum(task.get_name() == "pairmq send_stream" for task in asyncio.all_tasks())
 
 
-def test_a_stream_that_is_collected_as_garbage_on_the_loops_own_thread_ends(pair):
+def test_a_stream_that_is_collected_as_garbage_on_the_loops_own_thread_ends(pair, on_the_loop):
     results = pair.sender("orders").send_stream((Message(b"x") for _ in range(50)), window=5)
     next(results)
     assert on_the_loop(_streams_under_way()) == 1

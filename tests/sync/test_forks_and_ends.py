@@ -10,7 +10,6 @@ import pytest
 from pairmq import Entity
 from pairmq.observe.journal import read_rows
 from pairmq.sync import Pair
-from pairmq.sync._loop import run as on_the_loop
 
 # Every child settles by itself; the parent's pair must not notice that there are any.
 FORKS = """
@@ -241,7 +240,7 @@ def test_threads_that_outlive_the_main_thread_connect_to_brokers_by_name(program
     assert program(AFTER_THE_MAIN_THREAD).stdout == "primary\n"
 
 
-def test_the_loop_has_threads_for_work_after_the_end_of_the_main_thread(monkeypatch):
+def test_the_loop_has_threads_for_work_after_the_end_of_the_main_thread(on_the_loop, monkeypatch):
     monkeypatch.setattr(thread, "_shutdown", True)  # as it is then
     assert on_the_loop(asyncio.to_thread(int, "7")) == 7
 
