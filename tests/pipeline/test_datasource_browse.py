@@ -11,11 +11,8 @@ import pytest
 
 from pairmq import Message, Pair
 from pairmq.model import ConfigurationError, FailureKind, TransportError
-from pairmq.pipeline.datasource import _source
-from pairmq.pipeline.datasource._rows import SCHEMA
-from pairmq.pipeline.datasource._source import PairMQDataSource
 from pairmq_redis.testing import RedisServer
-from spark_brokers import Brokers, ids, numbered
+from spark_brokers import SCHEMA, SOURCE, Brokers, ids, numbered
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +32,7 @@ def brokers(servers, tmp_path):
 
 def shown(brokers: Brokers, **options: str) -> list[list[dict]]:
     """The rows of each partition, each read by a reader of its own."""
-    reader = PairMQDataSource({"config": str(brokers.config), **options}).reader(SCHEMA)
+    reader = SOURCE({"config": str(brokers.config), **options}).reader(SCHEMA)
     parts = [pickle.loads(pickle.dumps(partition)) for partition in reader.partitions()]
     readers = [pickle.loads(pickle.dumps(reader)) for _ in parts]
     return [
@@ -78,17 +75,15 @@ def test_no_more_messages_are_shown_than_asked_for(brokers):
 
 
 @pytest.mark.real_server
-def test_very_many_messages_are_shown_only_to_who_asks_for_them(brokers, monkeypatch):
-    monkeypatch.setattr(_source, "_UNASKED", 20)
-    brokers.send(numbered(21))
-    with pytest.raises(ConfigurationError, match="orders holds more than 20 messages: set the option limit"):
-        shown(brokers, entity="orders")
-    [rows] = shown(brokers, entity="orders", limit="30")
-    assert len(rows) == 21
-    brokers.take()
-    brokers.send(numbered(20))
+def test_very_many_messages_are_shown_only_to_who_asks_for_them(brokers):
+    brokers.send(numbered(10_000))
     [rows] = shown(brokers, entity="orders")
-    assert len(rows) == 20
+    assert len(rows) == 10_000
+    brokers.send(numbered(1))
+    with pytest.raises(ConfigurationError, match="orders holds more than 10000 messages: set the option limit"):
+        shown(brokers, entity="orders")
+    [rows] = shown(brokers, entity="orders", limit="20000")
+    assert len(rows) == 10_001
 
 
 async def _divert(brokers: Brokers, count: int) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pairmq.pipeline.datasource import _options
-from pairmq.pipeline.datasource._rows import SCHEMA
+from pairmq.model import ConfigurationError
 from pairmq.plugins import registry
 from pairmq_redis.testing import RedisServer
-from spark_brokers import Brokers, ids, numbered
+from spark_brokers import SCHEMA, SOURCE, Brokers, ids, numbered
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/how-to/spark-connectors.md").read_text("utf-8")
 FOLDER = "/srv/orders"
@@ -55,7 +54,10 @@ def test_the_settings_file_is_one():
 
 def test_every_option_and_every_column_is_described():
     described = set(re.findall(r"`([a-z_]+)`", DOCUMENT))
-    of_the_pair = set(_options.OPTION_NAMES)
-    options = (_options.BROWSE | _options.STREAM | _options.WRITE) - of_the_pair
-    assert options - described == set()
+    source = SOURCE({"colour": "red"})
+    for door in (source.reader, source.streamReader, lambda schema: source.writer(schema, False)):
+        with pytest.raises(ConfigurationError) as unknown:
+            door(SCHEMA)
+        [known] = re.findall("known are (.*), and the options of a pair", str(unknown.value))
+        assert set(known.split(", ")) - described == set()
     assert set(SCHEMA.fieldNames()) - described == set()

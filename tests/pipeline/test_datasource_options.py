@@ -5,12 +5,11 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from pyspark.sql.datasource import DataSource
 
+from pairmq import PairOptions
 from pairmq.model import ConfigurationError
-from pairmq.pipeline.datasource import _options
-from pairmq.pipeline.datasource._options import Options
-from pairmq.pipeline.datasource._rows import SCHEMA
-from pairmq.pipeline.datasource._source import PairMQDataSource, SpeculativeDataSource
+from spark_brokers import SCHEMA, SOURCE, registered
 
 SECRET = "geheim-77"
 URLS = {
@@ -27,8 +26,8 @@ def _no_settings_of_this_computer(monkeypatch):
         monkeypatch.delenv(f"PAIRMQ_{name}", raising=False)
 
 
-def source(**options: str) -> PairMQDataSource:
-    return PairMQDataSource(options)
+def source(**options: str) -> DataSource:
+    return SOURCE(options)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +93,11 @@ def test_a_queue_can_not_be_overwritten():
 @pytest.mark.parametrize("door", ["writer", "streamWriter"])
 def test_nothing_is_written_where_tasks_are_started_twice(door):
     with pytest.raises(ConfigurationError, match=r"spark\.speculation is on"):
-        getattr(SpeculativeDataSource(dict(WRITE)), door)(SCHEMA, False)
+        getattr(registered(speculation=True)(dict(WRITE)), door)(SCHEMA, False)
 
 
 def test_what_starts_tasks_twice_may_read():
-    SpeculativeDataSource(dict(WRITE)).reader(SCHEMA)
+    registered(speculation=True)(dict(WRITE)).reader(SCHEMA)
 
 
 def test_other_columns_than_those_of_messages_can_not_be_asked_for():
@@ -122,17 +121,20 @@ def test_brokers_come_from_a_file(tmp_path):
     source(entity="orders", side="secondary", config=str(config)).reader(SCHEMA)
 
 
+def options_of(**options: str) -> PairOptions:
+    """The options of the pairs of a writer."""
+    return source(**WRITE, **options).writer(SCHEMA, False).brokers.settings().options
+
+
 def test_an_environment_that_starts_syphons_starts_none_in_a_task(monkeypatch):
     monkeypatch.setenv("PAIRMQ_ENABLE_SYPHON", "true")
-    assert not Options(WRITE, _options.WRITE).brokers().settings().options.enable_syphon
-    asked = Options({**WRITE, "enable_syphon": "true"}, _options.WRITE).brokers()
-    assert asked.settings().options.enable_syphon
+    assert not options_of().enable_syphon
+    assert options_of(enable_syphon="true").enable_syphon
 
 
 def test_options_of_the_pair_win_over_the_environment(monkeypatch):
     monkeypatch.setenv("PAIRMQ_FAILOVER_INTERVAL", "5")
-    brokers = Options({**WRITE, "failover_interval": "250ms"}, _options.WRITE).brokers()
-    assert brokers.settings().options.failover_interval == 0.25
+    assert options_of(failover_interval="250ms").failover_interval == 0.25
 
 
 @pytest.mark.parametrize(

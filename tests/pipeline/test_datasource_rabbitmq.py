@@ -7,10 +7,8 @@ from collections import Counter
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from pairmq.pipeline.datasource._rows import SCHEMA
-from pairmq.pipeline.datasource._source import PairMQDataSource
 from pairmq_rabbitmq.testing import pool
-from spark_brokers import Brokers, ids, numbered
+from spark_brokers import SCHEMA, SOURCE, Brokers, ids, numbered
 
 pytestmark = pytest.mark.real_server
 
@@ -33,7 +31,7 @@ def brokers(server, tmp_path):
 def test_every_message_is_shown_and_kept(brokers):
     brokers.send(numbered(150))
     before = brokers.counts()
-    reader = PairMQDataSource({"config": str(brokers.config), "entity": "orders"}).reader(SCHEMA)
+    reader = SOURCE({"config": str(brokers.config), "entity": "orders"}).reader(SCHEMA)
     [partition] = reader.partitions()
     shown = Counter(name for batch in reader.read(partition) for name in batch.column("message_id").to_pylist())
     assert shown == Counter(ids(150))
@@ -44,7 +42,7 @@ def test_every_message_is_shown_and_kept(brokers):
 def test_a_stream_takes_what_it_is_to_take_and_leaves_the_rest(brokers, tmp_path):
     brokers.send(numbered(150))
     options = {"config": str(brokers.config), "entity": "orders", "spool": str(tmp_path / "spool")}
-    reader = PairMQDataSource(options).streamReader(SCHEMA)
+    reader = SOURCE(options).streamReader(SCHEMA)
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadMaxRows(100))
     taken: Counter[str] = Counter()

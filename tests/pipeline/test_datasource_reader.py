@@ -10,12 +10,9 @@ from itertools import pairwise
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from pairmq.model import ConfigurationError, EntityNotFound, TransportError
-from pairmq.pipeline.datasource._rows import SCHEMA
-from pairmq.pipeline.datasource._source import PairMQDataSource
-from pairmq.pipeline.datasource._spool import SpoolError, SpoolInUse
+from pairmq.model import ConfigurationError, EntityNotFound, PairMQError, TransportError
 from pairmq_redis.testing import RedisServer
-from spark_brokers import Brokers, ids, numbered
+from spark_brokers import SCHEMA, SOURCE, Brokers, ids, numbered
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +37,7 @@ def make(brokers, tmp_path):
     def make(**options: str):
         given = {"config": str(brokers.config), "spool": str(tmp_path / "spool"), "entity": "orders"}
         given |= {"receive_wait": "200ms", "spool_wait": "0", "max_rows": "100"} | options
-        readers.append(PairMQDataSource(given).streamReader(SCHEMA))
+        readers.append(SOURCE(given).streamReader(SCHEMA))
         return readers[-1]
 
     yield make
@@ -168,7 +165,7 @@ def test_a_batch_whose_segments_are_gone_is_an_error_and_no_empty_batch(brokers,
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadMaxRows(100))
     reader.commit(end)
-    with pytest.raises(SpoolError, match="does not have all segments from 0 to 0"):
+    with pytest.raises(PairMQError, match="does not have all segments from 0 to 0"):
         reader.partitions(start, end)
 
 
@@ -176,14 +173,14 @@ def test_a_batch_whose_segments_are_gone_is_an_error_and_no_empty_batch(brokers,
 def test_a_checkpoint_that_meets_another_spool_is_refused(make, tmp_path):
     start = make().initialOffset()
     other = make(spool=str(tmp_path / "other"))
-    with pytest.raises(SpoolError, match="does not belong to the checkpoint"):
+    with pytest.raises(PairMQError, match="does not belong to the checkpoint"):
         other.latestOffset(start, ReadMaxRows(100))
 
 
 @pytest.mark.real_server
 def test_a_second_query_on_the_spool_is_locked_out(make):
     make().initialOffset()
-    with pytest.raises(SpoolInUse):
+    with pytest.raises(ConfigurationError, match="in use by process"):
         make().initialOffset()
 
 

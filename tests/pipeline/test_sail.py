@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from pairmq.pipeline import run, schema
-from pairmq.pipeline.datasource._rows import SCHEMA
 from pairmq.pipeline.transforms import FACTS, STEPS
 from rich_journal import write_rich_journal
+from spark_brokers import SCHEMA
 from spark_programs import LIMIT, assert_same_tables
 
 PIPELINE = Path(schema.__file__).parent

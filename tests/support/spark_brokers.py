@@ -1,4 +1,7 @@
-"""Two brokers under a Spark session in tests: a settings file for the pair, and what a test asks the brokers itself."""
+"""Two brokers under a Spark session in tests: a settings file for the pair, and what a test asks the brokers itself.
+
+And the data source as Spark has it, for tests that call it in Spark's place.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,32 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from pyspark.sql.datasource import DataSource
 
 from pairmq.model import Entity, Message, Source
+from pairmq.pipeline.datasource import register
 from pairmq.plugins import registry
 from pairmq.transport import QueueCounts, QueueProperties
+
+
+def registered(*, speculation: bool = False) -> type[DataSource]:
+    """What is registered in a session, with ``spark.speculation`` or without."""
+    found: list[type[DataSource]] = []
+    session: Any = SimpleNamespace(
+        conf=SimpleNamespace(get=lambda *_: str(speculation).lower()),
+        dataSource=SimpleNamespace(register=found.append),
+        createDataFrame=lambda *_: None,
+    )
+    register(session)
+    return found[0]
+
+
+SOURCE = registered()
+SCHEMA: Any = SOURCE({}).schema()
+"""The columns of messages."""
 
 QUICK = {"failover_interval": 0.3, "attempt_timeout": 20.0, "backlog_queue_count": 2, "close_grace": 1.0}
 """Options of a pair in a test."""
