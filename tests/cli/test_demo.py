@@ -5,10 +5,16 @@ import threading
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from pairmq.cli._backlog import Depths
 from pairmq.cli._demo import DemoReport
+from pairmq.cli._demo_run import Consumer
 from pairmq.cli._demo_tally import Plan, Tally, Texts
-from pairmq.model import Entity, Receipt, Route, SendRefused, SendUnknown
+from pairmq.cli._demo_view import DemoView, EntityScene, Scene, verdict_table
+from pairmq.cli._output import stdout_console
+from pairmq.model import Delivery, Entity, Message, Receipt, Route, SendRefused, SendUnknown
+from pairmq.transport import Depth, QueueCounts
 
 _QUICK = ["--rate", "400", "--failover-interval", "200ms", "--ping-interval", "100ms"]
 _LONG = ["--messages", "3000", "--rate", "200"]
@@ -84,6 +90,59 @@ def test_messages_of_others_are_not_ours(message_id: str | None) -> None:
     assert Tally("t", 5).index(message_id) is None
 
 
+def test_what_stays_in_the_backlog_is_no_success_though_nothing_is_lost() -> None:
+    tally = Tally("t", 1)
+    tally.started(0)
+    tally.ended_as(0, Receipt(Route.BACKLOG, Entity("q"), "id", elapsed=0.1))
+    verdict = tally.verdict(frozenset((0,)))
+    assert (verdict.left_in_backlog, verdict.lost, verdict.sound, verdict.ok) == (1, 0, True, False)
+    console = stdout_console()
+    with console.capture() as printed:
+        console.print(verdict_table(verdict, stopped=False))
+    assert "not every message was moved to the primary" in printed.get()
+
+
+def test_missing_is_what_is_accepted_and_in_neither_place() -> None:
+    tally = Tally("t", 4)
+    for index in range(3):
+        tally.started(index)
+        tally.ended_as(index, Receipt(Route.PRIMARY, Entity("q"), "id", elapsed=0.1))
+    tally.arrived(0)
+    assert [tally.missing(frozenset(waiting)) for waiting in ((), (1,), (1, 2))] == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("copies", "completes", "expected"),
+    [
+        # (delivery count, sequence number) of each copy; whether completing is confirmed; copies, explained
+        ([(1, "")], True, (1, 0)),
+        ([(1, ""), (2, "")], False, (1, 0)),  # the same copy, as completing it had failed
+        ([(1, ""), (2, "")], True, (2, 1)),  # completed, and the broker says that it delivers it again
+        ([(1, ""), (1, "")], True, (2, 0)),
+        ([(1, ""), (1, "")], False, (2, 0)),
+        ([(1, "7"), (2, "7")], False, (1, 0)),
+        ([(1, "7"), (2, "8")], True, (2, 0)),  # a broker with numbers can tell that this is another copy
+    ],
+)
+async def test_the_consumer_distinguishes_the_same_copy_from_another_one(copies, completes: bool, expected) -> None:
+    class Receiver:
+        async def complete_batch(self, deliveries):
+            return [None if completes else OSError()] * len(deliveries)
+
+    tally = Tally("t", 1)
+    tally.started(0)
+    entity = Entity("q")
+    scene = Scene("p", "s", {entity: EntityScene("q")}, tally, total=1, queues=1, pace=1.0)
+    consumer = Consumer(None, (entity,), tally, scene)
+    for count, number in copies:
+        message = Message(b"", message_id=tally.message_id(0))
+        delivery = Delivery(message, None, delivery_count=count, sequence_number=number)
+        await consumer._take(Receiver(), entity, [delivery])
+    tally.ended_as(0, Receipt(Route.PRIMARY, entity, "id", elapsed=0.1))
+    verdict = tally.verdict()
+    assert (scene.entities[entity].delivered, verdict.duplicates_explained) == expected
+
+
 # The plan.
 
 
@@ -93,6 +152,59 @@ def test_the_outage_is_in_mid_stream_and_outlasts_the_failover_interval() -> Non
     assert plan.outage_ends_at - plan.outage_at > plan.failover_interval + 1
     assert plan.due_at(0) > 0
     assert plan.due_at(1999) < plan.sending
+
+
+def test_a_primary_that_takes_long_to_start_draws_the_sending_out() -> None:
+    quick, slow = Plan(2000, None, 1.0), Plan(2000, None, 1.0, restart=6.0)
+    assert slow.sending == quick.sending + 6
+    assert slow.outage_at < slow.outage_ends_at
+    assert slow.outage_ends_at + 6 < slow.sending  # back in mid-stream
+
+
+# The picture: only what is of less interest is dim.
+
+
+@pytest.fixture
+def lines() -> list[list[tuple[str, bool]]]:
+    """What is drawn of a scene in an outage, a line each: texts, and whether they are dim."""
+    scene = Scene(
+        "memory://a",
+        "memory://b",
+        {Entity("orders"): EntityScene("orders")},
+        Tally("run", 10),
+        total=10,
+        queues=4,
+        pace=5.0,
+    )
+    scene.primary_is(down=True, text="the primary is stopped")
+    console = Console(width=100, height=31, color_system="truecolor", force_terminal=True)
+    drawn = console.render_lines(DemoView(scene), pad=False)
+    return [[(part.text, bool(part.style and part.style.dim)) for part in line] for line in drawn]
+
+
+def test_an_event_is_not_as_dim_as_its_time(lines: list[list[tuple[str, bool]]]) -> None:
+    (line,) = [line for line in lines if any("is stopped" in text for text, _ in line)]
+    assert {dim for text, dim in line if "is stopped" in text} == {False}
+    assert {dim for text, dim in line if "0.0 s" in text} == {True}
+
+
+def test_how_much_is_drained_can_be_seen_without_colours() -> None:
+    scene = Scene("memory://a", "memory://b", {}, Tally("run", 1), total=1, queues=1, pace=5.0)
+    counts = QueueCounts(active=30)
+    scene.saw_depths(Depths((Depth(Entity("a/0"), counts),)))
+    scene.moved = 10
+    console = Console(width=100, height=31, color_system=None)
+    drawn = "".join(part.text for line in console.render_lines(DemoView(scene)) for part in line)
+    (line,) = [line for line in drawn.split("│") if "in backlog" in line]
+    assert 2 * line.count("━") < line.count("─") < 4 * line.count("━")
+
+
+def test_the_title_of_a_frame_has_not_the_frame_s_colour() -> None:
+    scene = Scene("memory://a", "memory://b", {}, Tally("run", 1), total=1, queues=4, pace=5.0)
+    console = Console(width=100, height=31, color_system="truecolor", force_terminal=True)
+    drawn = [part for line in console.render_lines(DemoView(scene)) for part in line]
+    colours = {part.style.color.name for part in drawn if "events" in part.text and part.style and part.style.color}
+    assert colours == {"default"}
 
 
 def test_lines_of_a_file_are_split_at_line_feeds_only(tmp_path: Path) -> None:

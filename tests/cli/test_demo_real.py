@@ -14,11 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from pairmq.cli._demo_run import Consumer
-from pairmq.cli._demo_tally import Plan, Tally
-from pairmq.cli._demo_view import EntityScene, Scene, verdict_table
-from pairmq.cli._output import stdout_console
-from pairmq.model import Delivery, Entity, Message, Receipt, Route
 from pairmq.plugins import Registry, TransportRecord, hookimpl, registry
 from pairmq.transport import Capabilities
 
@@ -276,66 +271,3 @@ def test_a_missing_second_product_leaves_nothing_of_the_first(cli, plugins) -> N
     assert ended.status == 2
     assert ended.error_lines == ["error: can't start a missing server: no such program: install it"]
     assert [server.closed for server in _Server.made] == [True]
-
-
-# The plan and the account.
-
-
-def test_a_primary_that_takes_long_to_start_draws_the_sending_out() -> None:
-    quick, slow = Plan(2000, None, 1.0), Plan(2000, None, 1.0, restart=6.0)
-    assert slow.sending == quick.sending + 6
-    assert slow.outage_at < slow.outage_ends_at
-    assert slow.outage_ends_at + 6 < slow.sending  # back in mid-stream
-
-
-def test_what_stays_in_the_backlog_is_no_success_though_nothing_is_lost() -> None:
-    tally = Tally("t", 1)
-    tally.started(0)
-    tally.ended_as(0, Receipt(Route.BACKLOG, Entity("q"), "id", elapsed=0.1))
-    verdict = tally.verdict(frozenset((0,)))
-    assert (verdict.left_in_backlog, verdict.lost, verdict.sound, verdict.ok) == (1, 0, True, False)
-    console = stdout_console()
-    with console.capture() as printed:
-        console.print(verdict_table(verdict, stopped=False))
-    assert "not every message was moved to the primary" in printed.get()
-
-
-def test_missing_is_what_is_accepted_and_in_neither_place() -> None:
-    tally = Tally("t", 4)
-    for index in range(3):
-        tally.started(index)
-        tally.ended_as(index, Receipt(Route.PRIMARY, Entity("q"), "id", elapsed=0.1))
-    tally.arrived(0)
-    assert [tally.missing(frozenset(waiting)) for waiting in ((), (1,), (1, 2))] == [2, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("copies", "completes", "expected"),
-    [
-        # (delivery count, sequence number) of each copy; whether completing is confirmed; copies, explained
-        ([(1, "")], True, (1, 0)),
-        ([(1, ""), (2, "")], False, (1, 0)),  # the same copy, as completing it had failed
-        ([(1, ""), (2, "")], True, (2, 1)),  # completed, and the broker says that it delivers it again
-        ([(1, ""), (1, "")], True, (2, 0)),
-        ([(1, ""), (1, "")], False, (2, 0)),
-        ([(1, "7"), (2, "7")], False, (1, 0)),
-        ([(1, "7"), (2, "8")], True, (2, 0)),  # a broker with numbers can tell that this is another copy
-    ],
-)
-async def test_the_consumer_distinguishes_the_same_copy_from_another_one(copies, completes: bool, expected) -> None:
-    class Receiver:
-        async def complete_batch(self, deliveries):
-            return [None if completes else OSError()] * len(deliveries)
-
-    tally = Tally("t", 1)
-    tally.started(0)
-    entity = Entity("q")
-    scene = Scene("p", "s", {entity: EntityScene("q")}, tally, total=1, queues=1, pace=1.0)
-    consumer = Consumer(None, (entity,), tally, scene)
-    for count, number in copies:
-        message = Message(b"", message_id=tally.message_id(0))
-        delivery = Delivery(message, None, delivery_count=count, sequence_number=number)
-        await consumer._take(Receiver(), entity, [delivery])
-    tally.ended_as(0, Receipt(Route.PRIMARY, entity, "id", elapsed=0.1))
-    verdict = tally.verdict()
-    assert (scene.entities[entity].delivered, verdict.duplicates_explained) == expected

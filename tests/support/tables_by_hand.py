@@ -14,7 +14,9 @@ import pyarrow.parquet as pq
 
 from journal_by_hand import BACKLOG, PAIR, START
 from pairmq.pipeline.transforms import TABLES
-from pairmq.pipeline.transforms._fact import EVIDENCE, Table
+
+EVIDENCE = "evidence"
+"""The column of what is asked for seldom, in a table that has such."""
 
 _TYPES = {
     "text": pa.string(),
@@ -26,7 +28,7 @@ _TYPES = {
 }
 
 
-def _schema(table: Table) -> pa.Schema:
+def _schema(table: Any) -> pa.Schema:
     plain = [(each.name, _TYPES[each.type]) for each in table.fields if not each.usual]
     apart = [(each.name, _TYPES[each.type]) for each in table.fields if each.usual]
     return pa.schema([*plain, (EVIDENCE, pa.struct(apart))] if apart else plain)

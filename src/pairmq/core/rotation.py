@@ -8,7 +8,7 @@ _LANE_RETRY = 1.0
 """Seconds until the first retry of a lane, each further one after twice as long: consumers read no other queue."""
 
 
-class _Out:
+class Out:
     """A queue out of use: when it is to be tried again, in the background and by a send."""
 
     __slots__ = ("failed_trials", "in_trial", "retries", "retry_at", "trial_at")
@@ -38,7 +38,7 @@ class Rotation:
         self._shared = count
         self._lanes = 0
         self._in_use = list(range(count))
-        self._out: dict[int, _Out] = {}
+        self._out: dict[int, Out] = {}
         self._missing: set[int] = set()
         self._created_at: dict[int, float] = {}
 
@@ -86,7 +86,7 @@ class Rotation:
             return False
         if index < self._shared:
             self._in_use.remove(index)
-        self._out[index] = _Out(now if soon else now + self._pause(index, 0), now + TRIALS.wait(0, chance))
+        self._out[index] = Out(now if soon else now + self._pause(index, 0), now + TRIALS.wait(0, chance))
         return True
 
     def put_back(self, index: int) -> bool:

@@ -21,7 +21,7 @@ from pairmq.core.lanes import EmptyWatch, LaneWatch
 from pairmq.core.machine import EntityMachine
 from pairmq.core.order import DrainView, DrainWait, Key, KeyOrder
 from pairmq.core.pump import Item, PumpMachine
-from pairmq.core.rotation import Rotation, _Out
+from pairmq.core.rotation import Out, Rotation
 from pairmq.core.send import Job, SendMachine
 from pairmq.model import Delivery, Entity, Message
 
@@ -140,7 +140,7 @@ VIEWS: Final[Mapping[type, Mapping[str, View]]] = {
     },
     Job: dict.fromkeys(("causes", "attempts", "message", "fits")),
     Rotation: {**dict.fromkeys(("_retry_interval", "_created_at"))},
-    _Out: dict.fromkeys(("failed_trials", "retries", "retry_at", "trial_at")),
+    Out: dict.fromkeys(("failed_trials", "retries", "retry_at", "trial_at")),
     EmptyWatch: {"_since": None},
     Key: {"used_at": None},
     KeyOrder: {"_since": None},
