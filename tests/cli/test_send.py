@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from pairmq.cli import _lines
 from pairmq.model import ConfigurationError
 from pairmq.pair import Pair
 from pairmq.testing.servers import free_port
@@ -387,18 +386,3 @@ def test_failed_lines_that_can_not_be_kept_are_not_said_to_be(cli, brokers) -> N
     assert ended.status == 1
     assert "not accepted: /dev/full" not in ended.err
     assert ended.error_lines == ["error: can't write /dev/full: No space left on device"]
-
-
-@pytest.mark.usefixtures("orders")
-def test_a_line_that_is_too_long_ends_the_run_and_is_named(
-    cli, brokers, primary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_lines, "MAX_LINE", 300_000)  # more than one block
-    monkeypatch.setattr(_lines, "_BLOCK", 100_000)
-    file = tmp_path / "in"
-    file.write_bytes(b"\n".join((b"a", b"y" * 300_000, b"x" * 300_001, b"b")))
-    ended = cli("send", "-e", "orders", "-i", str(file), *brokers)
-    assert ended.status == 1
-    assert "line 2 was the last one read; go on from line 3" in ended.err
-    assert ended.error_lines == [f"error: can't read {file}: its next line is longer than 0 MiB"]
-    assert cli("receive", "-e", "orders", "--idle", "50ms", *primary).out == f"a\n{'y' * 300_000}\n"

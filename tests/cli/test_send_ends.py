@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pairmq.cli import _lines
 from pairmq.cli._send import Outputs, SendJob, Template
 from pairmq.cli._signals import Stop
 from pairmq.cli._values import CommandFailed, OutputClosed
@@ -294,3 +295,18 @@ async def test_a_signal_ends_the_wait_of_a_low_rate(tmp_path: Path, capsys) -> N
         assert await run.ends() == 130
         run.check()
         run.check_told(capsys.readouterr().err)
+
+
+def test_a_line_that_is_too_long_ends_the_run_and_is_named(
+    cli, brokers, primary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_lines, "MAX_LINE", 300_000)  # more than one block
+    monkeypatch.setattr(_lines, "_BLOCK", 100_000)
+    assert cli("entity", "create", "orders", *primary).status == 0
+    file = tmp_path / "in"
+    file.write_bytes(b"\n".join((b"a", b"y" * 300_000, b"x" * 300_001, b"b")))
+    ended = cli("send", "-e", "orders", "-i", str(file), *brokers)
+    assert ended.status == 1
+    assert "line 2 was the last one read; go on from line 3" in ended.err
+    assert ended.error_lines == [f"error: can't read {file}: its next line is longer than 0 MiB"]
+    assert cli("receive", "-e", "orders", "--idle", "50ms", *primary).out == f"a\n{'y' * 300_000}\n"

@@ -3,46 +3,42 @@
 It is ``pairmq syphon`` with one observer more: whatever brings a message home must say so here, or a second copy that
 it makes looks unexplained.
 
-usage: syphon_program.py PRIMARY SECONDARY QUEUES DOUBTS [--until-empty]
+usage: syphon_program.py DOUBTS OPTIONS OF PAIRMQ SYPHON
 """
 
 from __future__ import annotations
 
 import sys
+import types
 from pathlib import Path
 
-from pairmq import Pair, PairOptions
-from pairmq.cli._common import transport_of
-from pairmq.cli._signals import run_async
-from pairmq.cli._syphon import SyphonJob
+from pairmq.cli import main
 from pairmq.model.events import Event, MessageMoved
+from pairmq.plugins import ObserverRecord, hookimpl, registry
+
+DOUBTS = Path(sys.argv.pop(1))
 
 
-def main(primary: str, secondary: str, queues: str, doubts: str, *flags: str) -> int:
-    options = PairOptions(
-        backlog_queue_count=int(queues),
-        ping_primary_interval=0.5,
-        attempt_timeout=2.0,
-        syphon_receive_wait=2.0,
-        enable_syphon=True,
-    )
-    with Path(doubts).open("a", buffering=1) as log:
+class Doubts:
+    """Writes the ids."""
 
-        def on_event(event: Event) -> None:
-            if isinstance(event, MessageMoved) and (event.maybe_duplicate or event.redelivered or not event.completed):
-                log.write(f"{event.message_id}\n")
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, MessageMoved) and (event.maybe_duplicate or event.redelivered or not event.completed):
+            with DOUBTS.open("a") as file:
+                file.write(f"{event.message_id}\n")
 
-        pair = Pair.connect(primary, secondary, options=options)
-        pair.subscribe(on_event)
-        job = SyphonJob(
-            pair,
-            lambda: transport_of(secondary),
-            until_empty="--until-empty" in flags,
-            interval=10.0,
-            json=False,
-        )
-        return run_async(job.run, graceful=True)
+    async def close(self) -> None:
+        pass
 
 
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+@hookimpl
+def pairmq_observers() -> list[ObserverRecord]:
+    return [ObserverRecord(name="doubts", factory=Doubts, automatic=True)]
+
+
+plugin = types.ModuleType("doubts")
+plugin.pairmq_observers = pairmq_observers  # type: ignore[attr-defined]
+registry.register(plugin)
+DOUBTS.touch()
+sys.argv.insert(1, "syphon")
+main()

@@ -29,15 +29,9 @@ pytestmark = pytest.mark.real_server
 LINES = int(os.environ.get("PAIRMQ_TEST_KILLS_LINES", "5000"))
 PATIENCE = 120 + LINES / 100  # s
 PACE = min(1000.0, LINES / 10)  # lines a second; a short file, too, lasts longer than a server takes to start
-QUEUES = "4"
 
-SHORT = [
-    "--failover-interval=1s",
-    "--ping-interval=500ms",
-    "--attempt-timeout=2s",
-    f"--backlog-queues={QUEUES}",
-    "--send-timeout=30s",
-]
+QUICK = ["--ping-interval=500ms", "--attempt-timeout=2s", "--backlog-queues=4"]
+SHORT = [*QUICK, "--failover-interval=1s", "--send-timeout=30s"]
 
 
 def start(*arguments: str, log: Path, stdin: int | None = None) -> subprocess.Popen[bytes]:
@@ -154,7 +148,8 @@ def test_nothing_is_lost_when_the_primary_is_killed_twice_and_the_syphon_once(
         stdin=subprocess.PIPE,
     )
     feed(send, tmp_path / "in.txt")
-    syphon_program = [str(Path(__file__).with_name("syphon_program.py")), primary.url, secondary, QUEUES, str(doubts)]
+    program = str(Path(__file__).with_name("syphon_program.py"))
+    syphon_program = [program, str(doubts), *urls, *QUICK, "--receive-wait=2s"]
     syphon = start(*syphon_program, log=tmp_path / "syphon.log")
     try:
         for share in (0.2, 0.6):
