@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from command_line import run as main
-from pairmq.pipeline.reporting._tables import Directory
 from tables_by_hand import message, process, write_tables
 
 
@@ -95,14 +96,16 @@ def test_a_damaged_table_is_named(tables, capsys):
 
 @pytest.mark.parametrize(("times", "status"), [(1, 0), (99, 2)])
 def test_a_table_that_is_replaced_meanwhile_is_read_again(tables, monkeypatch, capsys, times, status):
-    listed, calls = Directory._files, []
+    read, opened = pq.ParquetFile, []
 
-    def stale(self, table):
-        calls.append(table)
-        gone = [tables / table / "gone.parquet"] if calls.count("episodes") <= times and table == "episodes" else []
-        return gone + listed(self, table)
+    def gone_at_first(file, **options):
+        if Path(file).parent.name == "episodes":
+            opened.append(file)
+            if len(opened) <= times:
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(file))
+        return read(file, **options)
 
-    monkeypatch.setattr(Directory, "_files", stale)
+    monkeypatch.setattr(pq, "ParquetFile", gone_at_first)
     assert main(["pipeline", "report", "--out", str(tables)]) == status
     assert ("a run is writing there; try again" in capsys.readouterr().err) == (status == 2)
 
