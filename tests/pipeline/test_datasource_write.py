@@ -11,12 +11,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
-from pairmq.model import Entity, Receipt, Route, SendRefused, SendUnknown
-from pairmq.pipeline.datasource._rows import RowReader, RowRefused
-from pairmq.pipeline.datasource._source import PairMQDataSource
-from pairmq.pipeline.datasource._write import RowSender, RowsNotSent
+from pairmq.model import Entity, PairMQError, Receipt, Route, SendRefused, SendUnknown
+from pairmq.pair import PairSender
 from pairmq_redis.testing import RedisServer
-from spark_brokers import Brokers, ids
+from spark_brokers import SOURCE, Brokers, ids
 from watching import watching
 
 PLAIN = t.StructType().add("message_id", "string").add("body", "string")
@@ -50,7 +48,7 @@ def numbered(start: int, end: int) -> pa.RecordBatch:
 
 def write(brokers: Brokers, batches: Iterator[pa.RecordBatch], schema: t.StructType = PLAIN, **options: str):
     given = {"config": str(brokers.config), "entity": "orders", **options}
-    writer = pickle.loads(pickle.dumps(PairMQDataSource(given).writer(schema, False)))
+    writer = pickle.loads(pickle.dumps(SOURCE(given).writer(schema, False)))
     return writer.write(batches)
 
 
@@ -99,7 +97,7 @@ def test_rows_are_diverted_when_the_primary_is_killed_in_the_middle(brokers, ser
 def test_a_task_fails_when_no_broker_takes_its_rows(brokers, servers):
     for server in servers:
         server.kill()
-    with pytest.raises(RowsNotSent, match="rows have no receipt"):
+    with pytest.raises(PairMQError, match="rows have no receipt"):
         write(brokers, iter([numbered(0, 1500)]), send_timeout="1s", attempt_timeout="500ms")
 
 
@@ -107,14 +105,14 @@ def test_a_task_fails_when_no_broker_takes_its_rows(brokers, servers):
 def test_a_refused_row_fails_the_task_by_its_id_when_the_others_have_their_receipts(brokers):
     properties = pa.array([None] * 7 + [[("x-ms-path", '"a"')]] + [None] * 42, pa.map_(pa.string(), pa.string()))
     rows = numbered(0, 50).append_column("application_properties", properties)
-    with pytest.raises(RowsNotSent, match=r"1 rows have no receipt: message m7 .* 49 rows of this task were sent"):
+    with pytest.raises(PairMQError, match=r"1 rows have no receipt: message m7 .* 49 rows of this task were sent"):
         write(brokers, iter([rows]), WITH_PROPERTIES)
     assert brokers.take() == Counter(ids(50) - {"m7"})
 
 
 @pytest.mark.real_server
 def test_a_row_that_no_message_can_be_made_of_fails_the_task_when_the_others_have_their_receipts(brokers):
-    with pytest.raises(RowRefused, match=r"no message_id.* 500 rows of this task were sent before"):
+    with pytest.raises(PairMQError, match=r"no message_id.* 500 rows of this task were sent before"):
         write(brokers, iter([batch(*(f"m{number}" for number in range(600)), None)]))
     assert brokers.take() == Counter(ids(500))
 
@@ -166,53 +164,60 @@ class Stub:
         return Receipt(Route(answer), Entity("orders"), message.message_id, maybe_duplicate=answer == "backlog")
 
 
-def through(stub: Stub, *batches: pa.RecordBatch, window: int = 1000):
-    sender = RowSender(stub, RowReader.of(PLAIN), window)  # type: ignore[arg-type]
-    return asyncio.run(sender.send(iter(batches)))
+@pytest.fixture
+def through(monkeypatch):
+    """Writes batches by such a sender."""
+
+    def through(stub: Stub, *batches: pa.RecordBatch, window: int = 1000):
+        monkeypatch.setattr(PairSender, "send_batch", lambda _, messages: stub.send_batch(messages))
+        urls = {"primary_url": "memory://rows-east", "secondary_url": "memory://rows-west"}
+        return SOURCE({**urls, "entity": "orders", "window": str(window)}).writer(PLAIN, False).write(iter(batches))
+
+    return through
 
 
-def test_a_row_whose_outcome_is_unknown_is_sent_again_under_its_id():
+def test_a_row_whose_outcome_is_unknown_is_sent_again_under_its_id(through):
     stub = Stub(m1=["unknown", "unknown", "primary"])
     assert through(stub, numbered(0, 3)).primary == 3
     assert stub.sent == [["m0", "m1", "m2"], ["m1"], ["m1"]]
 
 
-def test_a_row_whose_outcome_stays_unknown_fails_the_task_by_its_id():
-    with pytest.raises(RowsNotSent, match="1 rows have no receipt: message m1: unknown"):
+def test_a_row_whose_outcome_stays_unknown_fails_the_task_by_its_id(through):
+    with pytest.raises(PairMQError, match="1 rows have no receipt: message m1: unknown"):
         through(Stub(m1=["unknown"]), numbered(0, 3))
 
 
-def test_rows_are_counted_by_where_they_went():
+def test_rows_are_counted_by_where_they_went(through):
     tally = through(Stub(m1=["backlog"], m2=["unknown", "backlog"]), numbered(0, 5))
     assert (tally.primary, tally.backlog, tally.maybe_duplicate) == (3, 2, 2)
 
 
-def test_a_row_that_is_sent_again_after_an_unknown_outcome_counts_as_perhaps_twice_there():
+def test_a_row_that_is_sent_again_after_an_unknown_outcome_counts_as_perhaps_twice_there(through):
     assert through(Stub(m1=["unknown", "primary"]), numbered(0, 3)).maybe_duplicate == 1
 
 
-def test_nothing_more_is_sent_after_a_row_was_refused():
+def test_nothing_more_is_sent_after_a_row_was_refused(through):
     stub = Stub(m0=["refused"])
-    with pytest.raises(RowsNotSent):
+    with pytest.raises(PairMQError, match="1 rows have no receipt"):
         through(stub, *(numbered(at, at + 10) for at in range(0, 100, 10)), window=10)
     assert len(stub.sent) == 1
 
 
-def test_an_error_names_a_few_rows_and_counts_them_all():
+def test_an_error_names_a_few_rows_and_counts_them_all(through):
     stub = Stub(**{f"m{number}": ["refused"] for number in range(20)})
-    with pytest.raises(RowsNotSent, match="20 rows have no receipt") as caught:
+    with pytest.raises(PairMQError, match="20 rows have no receipt") as caught:
         through(stub, numbered(0, 20))
     assert str(caught.value).count("refused") == 5
 
 
 @pytest.mark.parametrize("window", [1, 7, 500, 1200])
-def test_no_more_messages_are_in_flight_than_the_window(window):
+def test_no_more_messages_are_in_flight_than_the_window(through, window):
     stub = Stub()
     assert through(stub, numbered(0, 3000), window=window).primary == 3000
     assert stub.most_running <= window
 
 
-def test_rows_keep_their_order_in_chunks():
+def test_rows_keep_their_order_in_chunks(through):
     stub = Stub()
     through(stub, numbered(0, 1200), window=500)
     assert [name for chunk in stub.sent for name in chunk] == [f"m{number}" for number in range(1200)]
