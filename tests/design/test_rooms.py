@@ -27,21 +27,15 @@ ALLOWED = {
     "tests/testing/test_machine.py": "plants bugs in the runner",
     # Two rooms compared with each other.
     "plugins/pairmq-kombu/tests/test_message.py": "tries each header that the transport for RabbitMQ would misread",
-    "tests/docs/test_observe_with_opentelemetry.py": "the page names each instrument",
     "tests/pipeline/test_chaos_journal_rows.py": "a chaos run's journal against its judge",
     "tests/pipeline/test_simulated_journal.py": "a simulated journal against its judge",
     "tests/support/chaos_rows.py": "a chaos run's journal against its judge",
     "tests/testing/test_strategies.py": "strategies reach the bounds of every option",
     # Parts of one room's tests, which lie beside those of others.
-    "tests/integration/syphon_program.py": "`pairmq syphon` with an observer more",
     "tests/runner/test_limits.py": "a loop whose time passes as the test says",
     "tests/support/command_line.py": "`pairmq` without the exit of the process",
-    "tests/support/core_search/_cells.py": "the search drives the core",
-    "tests/support/core_search/_model.py": "the search drives the core",
-    "tests/support/core_search/_sends.py": "the search drives the core",
     "tests/support/eager_tasks.py": "lets simulated pairs run with eager tasks, too",
     "tests/support/history_by_hand.py": "histories for tests of the simulator's judge",
-    "tests/support/tables_by_hand.py": "tables for tests of the pipeline's transforms",
 }
 """Files with another room's private imports, and why."""
 
