@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import uuid
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from uuid import UUID
@@ -15,11 +18,10 @@ from hypothesis import strategies as st
 from pyspark.sql import types as t
 
 from pairmq.core import Diversion, divert
-from pairmq.model import ConfigurationError, Delivery, Entity, Message, property_json
-from pairmq.pipeline.datasource._rows import SCHEMA, Place, RowReader, RowRefused, to_batch
-
-PLACE = Place("primary", "orders", "orders")
-BACKLOG = Place("secondary", "east/x-servicebus-transfer/0", "east/x-servicebus-transfer/0", backlog=True)
+from pairmq.model import ConfigurationError, Entity, Message, PairMQError, Receipt, Route, property_json
+from pairmq.pair import PairSender
+from pairmq.plugins import registry
+from spark_brokers import SCHEMA, SOURCE, Brokers
 
 _text = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 _plain = st.one_of(
@@ -44,7 +46,7 @@ FULL = Message(
     b"\x00body\xff",
     message_id="m1",
     session_id="s",
-    time_to_live=12.345678,
+    time_to_live=123456.345678,
     scheduled_enqueue_at=datetime(2027, 3, 1, 12, 0, 0, 123456, UTC),
     content_type="application/json",
     content_encoding="gzip",
@@ -71,25 +73,56 @@ FULL = Message(
 )
 
 
-def reader() -> RowReader:
-    return RowReader.of(SCHEMA)
+@pytest.fixture
+def brokers(tmp_path) -> Brokers:
+    name = uuid.uuid4().hex
+    made = Brokers(f"memory://{name}-east", f"memory://{name}-west", tmp_path)
+    made.make()
+    return made
 
 
-def there_and_back(message: Message) -> Message:
-    [again] = reader().messages(to_batch([Delivery(message, None)], PLACE))
-    return again
+def shown(brokers: Brokers, **options: str) -> list[pa.RecordBatch]:
+    """What is read of a queue."""
+    reader = SOURCE({"config": str(brokers.config), **options}).reader(SCHEMA)
+    return [batch for part in reader.partitions() for batch in reader.read(part)]
 
 
-def test_a_message_comes_back_from_a_row_with_every_field_and_type():
-    again = there_and_back(FULL)
+def writer(brokers: Brokers, schema: t.StructType):
+    return SOURCE({"config": str(brokers.config), "entity": "orders"}).writer(schema, False)
+
+
+@pytest.fixture
+def sent(brokers, monkeypatch):
+    """Writes batches; gives the messages that are sent of their rows."""
+    taken: list[Message] = []
+
+    async def send_batch(sender, messages):
+        taken.extend(messages)
+        return [Receipt(Route.PRIMARY, Entity("orders"), message.message_id) for message in messages]
+
+    def write(schema: t.StructType, *batches: pa.RecordBatch) -> list[Message]:
+        writer(brokers, schema).write(iter(batches))
+        return taken
+
+    monkeypatch.setattr(PairSender, "send_batch", send_batch)
+    return write
+
+
+def test_a_message_comes_back_from_a_row_with_every_field_and_type(brokers, sent):
+    brokers.send([FULL])
+    [again] = sent(SCHEMA, *shown(brokers, entity="orders"))
     assert again == FULL
     assert [type(value) for value in again.application_properties.values()] == [
         type(value) for value in FULL.application_properties.values()
     ]
+    assert [
+        field.name for field in fields(Message) if getattr(FULL, field.name) == getattr(Message(), field.name)
+    ] == []
 
 
-def test_an_empty_message_comes_back_from_a_row():
-    assert there_and_back(Message(message_id="m")) == Message(message_id="m")
+def test_an_empty_message_comes_back_from_a_row(brokers, sent):
+    brokers.send([Message(message_id="m")])
+    assert sent(SCHEMA, *shown(brokers, entity="orders")) == [Message(message_id="m")]
 
 
 @given(_values)
@@ -125,16 +158,30 @@ def test_what_no_property_is_written_as_is_refused(text):
     assert len(str(caught.value)) < 200
 
 
-def test_a_message_of_a_backlog_queue_is_shown_as_it_was_sent():
+def shown_of_backlog(brokers: Brokers, message: Message) -> dict:
+    """The row of what a backlog queue holds."""
+
+    async def leave() -> None:
+        async with registry.transport(brokers.secondary) as transport:
+            await transport.admin.create(queue)
+            await transport.sender(queue).send(message)
+
+    queue = Entity(brokers.backlog()[0])
+    asyncio.run(leave())
+    [row] = (row for batch in shown(brokers, backlog="true") for row in batch.to_pylist())
+    return row
+
+
+def test_a_message_of_a_backlog_queue_is_shown_as_it_was_sent(brokers):
     diversion = Diversion(Entity("prices"), datetime(2026, 5, 1, tzinfo=UTC), "sender", 3, maybe_duplicate=True)
-    [row] = to_batch([Delivery(divert(FULL, diversion), None)], BACKLOG).to_pylist()
+    row = shown_of_backlog(brokers, divert(FULL, diversion))
     assert (row["entity"], row["maybe_duplicate"], row["envelope_error"]) == ("prices", True, None)
     assert (row["session_id"], row["time_to_live"], row["priority"]) == ("s", FULL.time_to_live, 7)
     assert dict(row["application_properties"]).keys() == FULL.application_properties.keys()
 
 
-def test_a_message_of_a_backlog_queue_that_no_pair_diverted_is_shown_with_the_reason():
-    [row] = to_batch([Delivery(Message(b"x", message_id="m"), None)], BACKLOG).to_pylist()
+def test_a_message_of_a_backlog_queue_that_no_pair_diverted_is_shown_with_the_reason(brokers):
+    row = shown_of_backlog(brokers, Message(b"x", message_id="m"))
     assert row["entity"] is None
     assert "x-ms-path is missing" in row["envelope_error"]
 
@@ -142,11 +189,13 @@ def test_a_message_of_a_backlog_queue_that_no_pair_diverted_is_shown_with_the_re
 # What a writer takes.
 
 
-def frame(schema: str | t.StructType, *rows: tuple):
-    if isinstance(schema, str):
-        schema = t.StructType([t.StructField(*_field(part)) for part in schema.split(", ")])
+def of_columns(text: str) -> t.StructType:
+    return t.StructType([t.StructField(*_field(part)) for part in text.split(", ")])
+
+
+def frame(schema: t.StructType, *rows: tuple) -> pa.RecordBatch:
     columns = [pa.array(values) for values in zip(*rows, strict=True)]
-    return list(RowReader.of(schema).messages(pa.RecordBatch.from_arrays(columns, schema.fieldNames())))
+    return pa.RecordBatch.from_arrays(columns, schema.fieldNames())
 
 
 def _field(part: str) -> tuple[str, t.DataType]:
@@ -154,22 +203,23 @@ def _field(part: str) -> tuple[str, t.DataType]:
     return name, {"string": t.StringType(), "int": t.IntegerType(), "double": t.DoubleType()}[kind]
 
 
-def test_a_body_of_text_is_sent_as_utf_8():
-    assert frame("message_id string, body string", ("m", "ü")) == [Message("ü".encode(), message_id="m")]
+PLAIN = of_columns("message_id string, body string")
 
 
-def test_a_time_to_live_may_be_an_interval():
-    schema = (
-        t.StructType().add("message_id", "string").add("body", "string").add("time_to_live", t.DayTimeIntervalType())
-    )
-    [message] = frame(schema, ("m", "x", timedelta(seconds=90)))
+def test_a_body_of_text_is_sent_as_utf_8(sent):
+    assert sent(PLAIN, frame(PLAIN, ("m", "ü"))) == [Message("ü".encode(), message_id="m")]
+
+
+def test_a_time_to_live_may_be_an_interval(sent):
+    schema = t.StructType([*PLAIN.fields, t.StructField("time_to_live", t.DayTimeIntervalType())])
+    [message] = sent(schema, frame(schema, ("m", "x", timedelta(seconds=90))))
     assert message.time_to_live == 90.0
 
 
-def test_a_schedule_in_another_time_zone_is_the_same_instant():
-    schema = t.StructType().add("message_id", "string").add("body", "string").add("scheduled_enqueue_at", "timestamp")
+def test_a_schedule_in_another_time_zone_is_the_same_instant(sent):
+    schema = t.StructType([*PLAIN.fields, t.StructField("scheduled_enqueue_at", t.TimestampType())])
     at = datetime(2027, 3, 1, 12, tzinfo=timezone(timedelta(hours=2)))
-    [message] = frame(schema, ("m", "x", at))
+    [message] = sent(schema, frame(schema, ("m", "x", at)))
     assert message.scheduled_enqueue_at == at
 
 
@@ -182,24 +232,17 @@ def test_a_schedule_in_another_time_zone_is_the_same_instant():
         (("m", None), "body is null"),
     ],
 )
-def test_a_row_that_no_message_can_be_made_of_is_refused(row, problem):
-    with pytest.raises(RowRefused, match=problem):
-        frame("message_id string, body string", ("a", "b"), row)
+def test_a_row_that_no_message_can_be_made_of_is_refused(sent, row, problem):
+    with pytest.raises(PairMQError, match=problem):
+        sent(PLAIN, frame(PLAIN, ("a", "b"), row))
 
 
-def test_a_property_that_is_not_json_is_refused_with_its_name_and_without_its_value():
-    schema = (
-        t.StructType()
-        .add("message_id", "string")
-        .add("body", "string")
-        .add("application_properties", SCHEMA["application_properties"].dataType)
-    )
-    columns = [["m"], ["x"], pa.array([[("tenant", "secret-name")]], pa.map_(pa.string(), pa.string()))]
-    batch = pa.RecordBatch.from_arrays(
-        [pa.array(c) if isinstance(c, list) else c for c in columns], schema.fieldNames()
-    )
-    with pytest.raises(RowRefused, match="application property 'tenant' is not JSON") as caught:
-        list(RowReader.of(schema).messages(batch))
+def test_a_property_that_is_not_json_is_refused_with_its_name_and_without_its_value(sent):
+    schema = t.StructType([*PLAIN.fields, SCHEMA["application_properties"]])
+    properties = pa.array([[("tenant", "secret-name")]], pa.map_(pa.string(), pa.string()))
+    rows = pa.RecordBatch.from_arrays([pa.array(["m"]), pa.array(["x"]), properties], schema.fieldNames())
+    with pytest.raises(PairMQError, match="application property 'tenant' is not JSON") as caught:
+        sent(schema, rows)
     assert "secret-name" not in str(caught.value)
 
 
@@ -215,10 +258,6 @@ def test_a_property_that_is_not_json_is_refused_with_its_name_and_without_its_va
         ("message_id string, body string, application_properties string", "must be map<string,string>"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused_before_anything_is_sent(schema, problem):
+def test_columns_that_do_not_fit_are_refused_before_anything_is_sent(brokers, schema, problem):
     with pytest.raises(ConfigurationError, match=problem):
-        frame(schema)
-
-
-def test_columns_that_reading_adds_are_left_alone_by_a_writer():
-    assert set(reader().columns) == set(Message.__slots__)
+        writer(brokers, of_columns(schema))
