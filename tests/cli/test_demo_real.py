@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pairmq.plugins import Registry, TransportRecord, hookimpl, registry
+from pairmq.plugins import TransportRecord, hookimpl, registry
 from pairmq.transport import Capabilities
 
 _QUICK = ["--rate", "400", "--failover-interval", "200ms", "--ping-interval", "100ms"]
@@ -157,7 +157,7 @@ def test_a_product_without_a_local_server_is_a_usage_error_that_names_the_others
 def test_a_product_whose_plugin_is_missing_is_reported_with_what_brings_it(
     cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pairmq.cli._demo_servers.registry", Registry(lambda: ()))
+    monkeypatch.setattr(registry, "transports", lambda: ())
     ended = cli("demo", "--real", "rabbitmq")
     assert ended.status == 2
     assert "install it with: pip install 'pairmq-rabbitmq'" in ended.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -130,9 +131,9 @@ def test_a_foreign_file_ends_it_clearly(directory, capsys):
 
 @pytest.mark.parametrize("command", ["show", "stat", "recover"])
 def test_without_pyarrow_no_file_is_blamed(tmp_path, capsys, monkeypatch, command):
-    def missing():
-        raise ConfigurationError("the journal needs pyarrow")
-
-    monkeypatch.setattr("pairmq.cli._journal.journal_package", missing)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delattr("pairmq.observe.journal")
+    monkeypatch.delitem(sys.modules, "pairmq.observe.journal")
     assert run(["journal", command, str(tmp_path)]) == 2
-    assert capsys.readouterr().err == "error: the journal needs pyarrow\n"
+    said = capsys.readouterr().err
+    assert said == "error: the journal needs pyarrow: install it with: pip install 'pairmq[journal]'\n"
