@@ -6,12 +6,11 @@ import builtins
 import signal
 import stat
 import subprocess
-from contextlib import closing
 
 import pytest
 
 from pairmq.pipeline import PipelineUnavailable
-from pairmq.pipeline.session import OUR_WAY, _launched, _Start, check_java, check_packages, session
+from pairmq.pipeline.session import OUR_WAY, check_java, check_packages, session
 
 
 def java(folder, version):
@@ -42,31 +41,33 @@ def test_a_missing_java_is_reported_with_what_to_install(tmp_path):
 
 @pytest.fixture
 def started(monkeypatch):
-    """Starts a program in Java's place, as PySpark does, and is interrupted meanwhile; gives the process."""
+    """Starts a program in Java's place, as PySpark does for a session, which is interrupted; gives the process."""
 
     def start(*command):
         def launch(conf, options):
             options["preexec_fn"] = None  # as PySpark puts its own there
             processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options))
+            if command[0] == "cat":
+                processes[0].wait()
             raise KeyboardInterrupt
 
         processes = []
+        monkeypatch.setenv("PYSPARK_PYTHON", "python")  # is set where it is missing
+        monkeypatch.setattr("pairmq.pipeline.session.check_java", lambda: 17)
+        monkeypatch.setattr("pyspark.SparkContext._gateway", None)  # other tests may have started Java
+        monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
         monkeypatch.setattr("pyspark.java_gateway.launch_gateway", launch)
-        with pytest.raises(KeyboardInterrupt):
-            _launched({}, None)
+        with pytest.raises(KeyboardInterrupt), session():
+            pytest.fail("it has a session")
         return processes[0]
 
     return start
 
 
-def test_java_ignores_the_signals_that_all_processes_of_a_terminal_or_a_service_get():
+def test_java_ignores_the_signals_that_all_processes_of_a_terminal_or_a_service_get(started):
     """The command that started it gets them too, and has to end its work first."""
-    with closing(_Start(None)) as start:
-        start["preexec_fn"] = None
-        shown = subprocess.run(
-            ["cat", "/proc/self/status"], stdout=subprocess.PIPE, text=True, check=True, **start
-        ).stdout
-    (ignored,) = (int(line.split()[1], 16) for line in shown.splitlines() if line.startswith("SigIgn:"))
+    with started("cat", "/proc/self/status") as java:
+        (ignored,) = (int(line.split()[1], 16) for line in java.stdout if line.startswith("SigIgn:"))
     assert all(ignored & 1 << number - 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 
