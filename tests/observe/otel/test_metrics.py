@@ -305,6 +305,21 @@ def test_the_brokers_are_named_as_the_conventions_name_them(telemetry):
     assert "server.port" not in secondary.attributes
 
 
+@pytest.mark.parametrize(
+    ("url", "system"),
+    [
+        ("amqp://east:5672,west:5672/v", "rabbitmq"),
+        ("redis+sentinel://east:26379,west:26379/orders/0", "redis"),
+    ],
+)
+def test_a_broker_with_several_hosts_has_no_address(telemetry, url, system):
+    observer = telemetry.observer()
+    observer.on_event(opened(primary=url))
+    observer.on_event(sent())
+    (point,) = telemetry.points("messaging.client.sent.messages", messaging_system=system)
+    assert not [name for name in point.attributes if name.startswith("server.")]
+
+
 @pytest.mark.parametrize("url", ["", "redis://[", "redis://east:port/"])
 def test_a_broker_whose_url_cannot_be_read_is_unknown(telemetry, url):
     observer = telemetry.observer()

@@ -75,15 +75,3 @@ def test_without_the_api_it_says_what_to_install():
     program = "import sys; sys.modules['opentelemetry'] = None; import pairmq.observe.otel"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300)
     assert "pip install 'pairmq[otel]'" in run.stderr
-
-
-@pytest.mark.parametrize(
-    ("url", "broker"),
-    [
-        ("amqp://east:5672/", names.Broker("rabbitmq", "east", 5672)),
-        ("amqp://east:5672,west:5672/v", names.Broker("rabbitmq")),
-        ("redis+sentinel://east:26379,west:26379/orders/0", names.Broker("redis")),
-    ],
-)
-def test_a_broker_with_several_hosts_has_no_address(url: str, broker: names.Broker) -> None:
-    assert names.broker_of(url) == broker
