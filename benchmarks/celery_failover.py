@@ -37,7 +37,7 @@ import kombu.pools
 from _celery_worker import LEDGER, SETTINGS, application
 from kombu.exceptions import OperationalError
 
-from pairmq_kombu._process import close_pairs
+from pairmq_kombu.transport import close_pairs
 from pairmq_rabbitmq.testing import RabbitServer, start_together
 
 INTERVAL, PHASE, PATIENCE = 0.02, 5.0, 20.0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import kombu
 import pytest
 
 import pairmq_kombu
-from pairmq_kombu._process import close_pairs
+from pairmq.sync import Pair
+from pairmq_kombu.transport import close_pairs
 from pairmq_rabbitmq.testing import RabbitServer, pool
 from pairmq_redis.testing import RedisServer
 
@@ -58,6 +60,14 @@ def pairs_closed() -> Iterator[None]:
     """Closes the pairs of this process after the test."""
     yield
     close_pairs()
+
+
+@pytest.fixture
+def primary_in_memory(monkeypatch: pytest.MonkeyPatch, pairs_closed: None) -> str:
+    """Lets the primary of each new pair be in memory, which no setting can name, and gives its URL."""
+    url, connect = f"memory://{uuid4().hex}", Pair.connect
+    monkeypatch.setattr(Pair, "connect", lambda **arguments: connect(**{**arguments, "primary": url}))
+    return url
 
 
 @pytest.fixture

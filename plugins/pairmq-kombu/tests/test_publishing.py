@@ -24,8 +24,7 @@ from kombu.exceptions import OperationalError
 from pairmq import Route
 from pairmq.model import Source
 from pairmq_kombu import PublishRefused, PublishUnknown
-from pairmq_kombu._process import close_pairs, pair_of_process
-from pairmq_kombu._remote import Link
+from pairmq_kombu.transport import close_pairs
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisCluster, RedisSentinels, RedisServer
 
@@ -307,8 +306,8 @@ def test_what_is_for_present_listeners_is_neither_kept_nor_tried_forever(
     mailbox = kombu.Exchange("mailbox", type="fanout", durable=False)
     with pytest.raises(OperationalError):
         publish(paired, exchange="mailbox", declare=[mailbox])
-    process = pair_of_process(paired.transport.settings())
-    counts = [process.pair.secondary.admin.counts(Source(queue)) for queue in process.pair.backlog_queues]
+    pair = paired.connection.process.pair
+    counts = [pair.secondary.admin.counts(Source(queue)) for queue in pair.backlog_queues]
     assert [count.active for count in counts] == [0, 0]
     # Kombu finds a connection each time that it tries again: the pauses are ours, and so is their end.
     assert 0 < sum(pauses) <= paired.connect_timeout
@@ -323,8 +322,8 @@ def test_localhost_stays_the_name_of_the_pair(rabbit: RabbitServer, options: dic
         assert connection.transport.settings() == before
 
 
-def test_no_wait_on_the_primary_is_without_an_end() -> None:
-    assert Link(host="127.0.0.1").read_timeout == 5.0
+def test_no_wait_on_the_primary_is_without_an_end(paired: kombu.Connection) -> None:
+    assert paired.connection.link().read_timeout == 5.0
 
 
 def test_a_forked_child_does_not_close_its_parents_connection(
@@ -341,7 +340,7 @@ def test_a_forked_child_does_not_close_its_parents_connection(
 
 def test_a_pair_that_has_ended_is_followed_by_a_new_one(paired: kombu.Connection) -> None:
     publish(paired)
-    pair_of_process(paired.transport.settings()).pair.close()
+    paired.connection.process.pair.close()
     with pytest.raises(PublishRefused):
         publish(paired)
     assert publish(paired).route is Route.PRIMARY

@@ -19,12 +19,10 @@ from celery.exceptions import Reject
 from celery.signals import setup_logging
 from celery.worker.state import revoked
 
-from pairmq import Entity
+from pairmq import Entity, PairDelivery
+from pairmq.core import lanes
 from pairmq.model import Source
-from pairmq.pair import _renewals
-from pairmq.pair._continuity import LaneDelivery
 from pairmq.sync import Pair
-from pairmq_kombu._process import PairSettings, close_pairs, pair_of_process
 
 QUEUE = kombu.Queue("celery", durable=True)
 NOWHERE = "pairmq://127.0.0.1:1//"
@@ -32,17 +30,9 @@ NOWHERE = "pairmq://127.0.0.1:1//"
 
 
 @pytest.fixture
-def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    name = uuid4().hex
-    connect = PairSettings.connect
-
-    def in_memory(self: PairSettings, **more: Any) -> Pair:
-        return connect(self, **{**more, "primary": f"memory://a-{name}"})
-
-    monkeypatch.setattr(PairSettings, "connect", in_memory)
-    table = {"secondary": f"memory://b-{name}", "continuity": ["celery"], "failover_interval": 0}
-    yield {"pairmq": {**table, "backlog_queue_count": 1, "control_interval": 0}}
-    close_pairs()
+def options(primary_in_memory: str) -> dict[str, Any]:
+    table = {"secondary": f"{primary_in_memory}-b", "continuity": ["celery"], "failover_interval": 0}
+    return {"pairmq": {**table, "backlog_queue_count": 1, "control_interval": 0}}
 
 
 @pytest.fixture
@@ -54,7 +44,7 @@ def connection(options: dict[str, Any]) -> Iterator[kombu.Connection]:
 @pytest.fixture
 def pair(connection: kombu.Connection) -> Pair:
     """The process's pair, with the queue on its primary."""
-    made = pair_of_process(connection.transport.settings()).opened()
+    made: Pair = connection.connection.process.opened()
     made.primary.admin.create(Entity("celery"))
     return made
 
@@ -228,16 +218,16 @@ def test_closing_a_channel_releases_what_it_has_not_settled(connection: kombu.Co
 def test_locks_are_renewed_while_a_message_is_held(
     connection: kombu.Connection, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_renewals, "renewal_due", lambda _: 0.02)
+    monkeypatch.setattr(lanes, "renewal_due", lambda _: 0.02)
     renewed: list[datetime] = []
-    renew = LaneDelivery.renew_lock
+    renew = PairDelivery.renew_lock
 
-    async def noting(delivery: LaneDelivery) -> None:
+    async def noting(delivery: PairDelivery) -> None:
         await renew(delivery)
         assert delivery.delivery.locked_until is not None
         renewed.append(delivery.delivery.locked_until)
 
-    monkeypatch.setattr(LaneDelivery, "renew_lock", noting)
+    monkeypatch.setattr(PairDelivery, "renew_lock", noting)
     pair.force_failover("celery")
     publish(connection, "held")
     consuming = Consuming(connection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import kombu
 import kombu.pools
@@ -13,8 +13,7 @@ import pytest
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from pairmq_kombu._channel import PairedConnection
-from pairmq_kombu._process import PairOfProcess, close_pairs
+from pairmq_kombu.transport import close_pairs
 
 STOCK = 6.0
 """Seconds after which Kombu's own transport gives up a command in an outage."""
@@ -38,9 +37,11 @@ class Unresponsive:
         self.connected = False
 
 
+@pytest.mark.usefixtures("pairs_closed")
 def test_a_primary_that_does_not_answer_a_close_is_asked_nothing_more() -> None:
     asked: list[str] = []
-    connection = PairedConnection(None, cast("PairOfProcess", None))
+    options = {"pairmq": {"secondary": "memory://west"}}
+    connection: Any = kombu.Connection("pairmq://127.0.0.1:1//", transport_options=options).connection
     channel = connection.channel()
     connection._link = Unresponsive(asked, "link")
     channel._real, channel._confirming = Unresponsive(asked, "channel"), Unresponsive(asked, "channel for publishing")

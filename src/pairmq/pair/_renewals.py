@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from pairmq.core.lanes import renewal_due
+from pairmq.core import lanes
 from pairmq.pair._receiver import PairDelivery
 from pairmq.runner import Clock
 from pairmq.transport import start_task
@@ -29,7 +29,7 @@ class Renewals:
         for delivery in deliveries:
             until = delivery.locked.locked_until
             if until is not None:  # else the lock lasts as long as the connection
-                self._due[delivery] = now + renewal_due((until - instant).total_seconds())
+                self._due[delivery] = now + lanes.renewal_due((until - instant).total_seconds())
         self._schedule()
 
     def drop(self, delivery: PairDelivery) -> None:

@@ -464,7 +464,8 @@ class PairedConnection:
 
     def __init__(self, client: Any, process: PairOfProcess) -> None:
         self.client = client
-        self._process = process
+        self.process = process
+        """The pair, and what all connections of the process to it share."""
         self._link: Any = None
         self._made_in = os.getpid()
         self._channels: list[PairedChannel] = []
@@ -475,7 +476,7 @@ class PairedConnection:
     def read(self) -> Reading:
         """Begin to consume through the pair."""
         if self.reading is None:
-            self.reading = Reading(self._process, self.client)
+            self.reading = Reading(self.process, self.client)
         return self.reading
 
     def register(self, hub: Any) -> None:
@@ -490,7 +491,7 @@ class PairedConnection:
         return not self._closed
 
     def channel(self, channel_id: int | None = None) -> PairedChannel:
-        channel = PairedChannel(self, self._process)
+        channel = PairedChannel(self, self.process)
         self._channels = [known for known in self._channels if known.is_open]
         self._channels.append(channel)
         return channel
@@ -509,24 +510,24 @@ class PairedConnection:
             self.drop_link()
             if patience is None:
                 patience = float(self.client.connect_timeout or _PATIENCE)
-            if self._process.is_away and self._process.is_tired(patience):
+            if self.process.is_away and self.process.is_tired(patience):
                 raise StillUnreachable(
                     "the primary is unreachable, as an attempt a moment ago has shown: try again later"
                 )
-            self._process.pace()
+            self.process.pace()
             hostname = self.client.hostname
             try:
                 self._link = LinkTransport(self.client).establish_connection()  # type: ignore[no-untyped-call]
             except LINK_ERRORS as error:
-                self._process.failed()
+                self.process.failed()
                 # Kombu's own limits are about connecting, which never fails here: without one of ours a command whose
                 # retries have no limit would never return.
-                kind = StillUnreachable if self._process.is_tired(patience) else Unreachable
+                kind = StillUnreachable if self.process.is_tired(patience) else Unreachable
                 raise kind(f"the primary is unreachable: {str(error) or type(error).__name__}") from error
             finally:
                 # Kombu writes an address there for "localhost", which would be the name of another pair.
                 self.client.hostname = hostname
-            self._process.reached()
+            self.process.reached()
         return self._link
 
     def drop_link(self) -> None:

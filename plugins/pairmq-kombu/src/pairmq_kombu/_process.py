@@ -270,7 +270,10 @@ def pair_of_process(settings: PairSettings) -> PairOfProcess:
 
 
 def close_pairs() -> None:
-    """Close all pairs of this process; publishing opens new ones."""
+    """Close all pairs of this process; publishing opens new ones.
+
+    The end of the process closes them, too: this is for tests, and for what ends before its process does.
+    """
     with _lock:
         pairs = list(_pairs.values())
         _pairs.clear()

@@ -9,7 +9,9 @@ from kombu.transport import pyamqp
 from pairmq import ConfigurationError
 from pairmq_kombu._channel import PairedChannel, PairedConnection
 from pairmq_kombu._errors import QueueMissing
-from pairmq_kombu._process import PairSettings, check_connection, pair_of_process, pair_settings
+from pairmq_kombu._process import PairSettings, check_connection, close_pairs, pair_of_process, pair_settings
+
+__all__ = ["TLSTransport", "Transport", "close_pairs"]
 
 
 class Transport(pyamqp.Transport):

@@ -10,15 +10,15 @@ from uuid import uuid4
 
 import aio_pika
 import pytest
+from aio_pika import RobustQueue
 from aio_pika.abc import AbstractIncomingMessage
 from aio_pika.exceptions import ChannelInvalidStateError
 from yarl import URL
 
 from pairmq import Entity, LockLost, Message, Pair
+from pairmq.core import lanes
 from pairmq.model import Source
-from pairmq.pair import _renewals
 from pairmq_rabbitmq.paired import ConsumingConnection
-from pairmq_rabbitmq.paired._consuming import PairedQueue
 from pairmq_rabbitmq.testing import RabbitServer
 
 Connect = Callable[..., Any]
@@ -34,11 +34,11 @@ async def pair() -> AsyncIterator[Pair]:
 
 
 @pytest.fixture
-async def queue(pair: Pair) -> AsyncIterator[PairedQueue]:
+async def queue(pair: Pair) -> AsyncIterator[RobustQueue]:
     """A queue of a connection to RabbitMQ that was never made."""
     connection = ConsumingConnection(URL("amqp://127.0.0.1:1/"), pair=pair)
     channel = connection.CHANNEL_CLASS(connection)
-    yield PairedQueue(channel, "orders", durable=True)
+    yield channel.QUEUE_CLASS(channel, "orders", durable=True)
     await channel.end_consuming()
 
 
@@ -61,7 +61,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_consumer_gets_the_messages_of_both_brokers_and_settles_them(pair: Pair, queue: PairedQueue) -> None:
+async def test_a_consumer_gets_the_messages_of_both_brokers_and_settles_them(pair: Pair, queue: RobustQueue) -> None:
     await send(pair, "1", "2")
     pair.force_failover("orders")
     await send(pair, "3", "4", "5")
@@ -84,7 +84,7 @@ async def test_a_consumer_gets_the_messages_of_both_brokers_and_settles_them(pai
     assert await left(pair) == (0, 0, 1)
 
 
-async def test_a_consumer_has_no_more_than_the_prefetch_of_its_channel(pair: Pair, queue: PairedQueue) -> None:
+async def test_a_consumer_has_no_more_than_the_prefetch_of_its_channel(pair: Pair, queue: RobustQueue) -> None:
     await send(pair, "1", "2", "3")
     queue.channel._prefetch_count = 2  # type: ignore[attr-defined]  # what `set_qos` remembers
     got: list[AbstractIncomingMessage] = []
@@ -102,7 +102,7 @@ async def test_a_consumer_has_no_more_than_the_prefetch_of_its_channel(pair: Pai
     assert await left(pair) == (0, 0, 0)
 
 
-async def test_an_iterator_goes_on_and_releases_what_it_has_not_given(pair: Pair, queue: PairedQueue) -> None:
+async def test_an_iterator_goes_on_and_releases_what_it_has_not_given(pair: Pair, queue: RobustQueue) -> None:
     await send(pair, "1")
     found = []
     async with queue.iterator() as messages:
@@ -127,9 +127,9 @@ async def test_an_iterator_goes_on_and_releases_what_it_has_not_given(pair: Pair
 
 
 async def test_locks_are_renewed_until_the_channel_closes(
-    pair: Pair, queue: PairedQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pair: Pair, queue: RobustQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_renewals, "renewal_due", lambda _: 0.01)
+    monkeypatch.setattr(lanes, "renewal_due", lambda _: 0.01)
     caplog.set_level(logging.WARNING, "pairmq")
     renewed = []
 

@@ -1,10 +1,12 @@
-"""Which parts of aio-pika's messages and URLs a pair supports, and which it refuses by name."""
+"""Which parts of aio-pika's messages and URLs a pair supports, and which it refuses by name; brokers in memory."""
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from aio_pika import Message
@@ -13,9 +15,13 @@ from yarl import URL
 from pairmq import (
     BacklogUnavailable,
     ConfigurationError,
+    Entity,
+    EntityKind,
     EntityNotFound,
     MessageTooLarge,
+    Pair,
     PairClosed,
+    PairSender,
     PrimaryUnavailable,
     ReservedPropertyError,
     SendRefused,
@@ -23,16 +29,32 @@ from pairmq import (
     Unauthorized,
 )
 from pairmq_rabbitmq.paired import Publisher, as_client_error, pair_url
-from pairmq_rabbitmq.paired._publisher import convert
 
 
-def made(message: Message, exchange: str = "", exchange_type: str | None = None, routing_key: str = "orders") -> Any:
-    return convert(message, exchange=exchange, exchange_type=exchange_type, routing_key=routing_key)
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    name = uuid4().hex
+    async with Pair.connect(f"memory://a-{name}", f"memory://b-{name}", backlog_queue_count=1) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        topic = Entity("prices", EntityKind.TOPIC)
+        await pair.primary.admin.create(topic)
+        await pair.primary.admin.create_subscription(topic, "all")
+        yield pair
 
 
-def test_properties_become_fields_of_the_message():
+async def published(
+    pair: Pair, message: Message, exchange: str = "", exchange_type: str | None = None, routing_key: str = "orders"
+) -> Any:
+    """What consumers get of a message."""
+    await Publisher(pair).publish(message, routing_key, exchange=exchange, exchange_type=exchange_type)
+    async with pair.receiver(exchange or routing_key, subscription="all" if exchange else None) as receiver:
+        [delivery] = await receiver.receive(2, 60)
+        return delivery.message
+
+
+async def test_properties_become_fields_of_the_message(pair: Pair):
     message = Message(b"b", message_id="m", correlation_id="c", type="t", expiration=1.5, priority=4, headers={"n": 1})
-    found = made(message)
+    found = await published(pair, message)
     assert (found.body, found.message_id, found.correlation_id, found.subject) == (b"b", "m", "c", "t")
     assert (found.time_to_live, found.priority, dict(found.application_properties)) == (1.5, 4, {"n": 1})
 
@@ -41,16 +63,16 @@ NAIVE = datetime(2030, 1, 2, 3, 4, 5, 678)  # noqa: DTZ001  # what programs give
 
 
 @pytest.mark.parametrize("at", [NAIVE, NAIVE.replace(tzinfo=UTC)])
-def test_instants_are_cut_to_whole_seconds(at: datetime):
-    found = made(Message(b"", timestamp=at, headers={"at": at, "in": [{"at": at}]}))
+async def test_instants_are_cut_to_whole_seconds(pair: Pair, at: datetime):
+    found = await published(pair, Message(b"", timestamp=at, headers={"at": at, "in": [{"at": at}]}))
     whole = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert dict(found.application_properties) == {"amqp.timestamp": whole, "at": whole, "in": ({"at": whole},)}
 
 
-def test_converted_message_is_not_modified():
+async def test_converted_message_is_not_modified(pair: Pair):
     at = datetime(2030, 1, 2, 3, 4, 5, 678, UTC)
     message = Message(b"", headers={"at": at}, timestamp=at)
-    made(message, "prices", "topic", "steel")
+    await published(pair, message, "prices", "topic", "steel")
     assert (message.headers, message.timestamp, message.type) == ({"at": at}, at, None)
 
 
@@ -65,24 +87,24 @@ def test_converted_message_is_not_modified():
         (Message(b"", headers={"x": float("nan")}), "x"),
     ],
 )
-def test_unsupported_message_is_refused_with_the_reason(message: Message, words: str):
+async def test_unsupported_message_is_refused_with_the_reason(pair: Pair, message: Message, words: str):
     with pytest.raises(ValueError, match=words):
-        made(message)
+        await published(pair, message)
 
 
 @pytest.mark.parametrize(("given", "subject"), [(None, "steel"), ("steel", "steel")])
-def test_subject_is_the_routing_key_when_published_to_an_exchange(given: str | None, subject: str):
-    assert made(Message(b"", type=given), "prices", "topic", "steel").subject == subject
+async def test_subject_is_the_routing_key_when_published_to_an_exchange(pair: Pair, given: str | None, subject: str):
+    assert (await published(pair, Message(b"", type=given), "prices", "topic", "steel")).subject == subject
 
 
-def test_subject_is_the_message_type_when_the_exchange_ignores_keys():
-    assert made(Message(b"", type="tick"), "prices", "fanout", "").subject == "tick"
+async def test_subject_is_the_message_type_when_the_exchange_ignores_keys(pair: Pair):
+    assert (await published(pair, Message(b"", type="tick"), "prices", "fanout", "")).subject == "tick"
 
 
 @pytest.mark.parametrize(("kind", "key"), [("topic", "steel"), ("topic", ""), (None, ""), ("fanout", "steel")])
-def test_message_type_is_refused_when_it_differs_from_the_routing_key(kind: str | None, key: str):
+async def test_message_type_is_refused_when_it_differs_from_the_routing_key(pair: Pair, kind: str | None, key: str):
     with pytest.raises(ValueError, match="type"):
-        made(Message(b"", type="tick"), "prices", kind, key)
+        await published(pair, Message(b"", type="tick"), "prices", kind, key)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +122,26 @@ def test_message_type_is_refused_when_it_differs_from_the_routing_key(kind: str 
 )
 def test_names_of_the_broker_are_not_carried_by_a_pair(exchange: str, key: str, carried: bool):
     assert Publisher.carries(exchange, key) is carried
+
+
+async def test_publisher_closes_the_sender_of_the_name_that_was_unused_for_longest(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+):
+    closed: list[str] = []
+    close = PairSender.close
+
+    async def noting(sender: PairSender) -> None:
+        closed.append(sender.entity.path)
+        await close(sender)
+
+    monkeypatch.setattr(PairSender, "close", noting)
+    publisher = Publisher(pair)
+    names = [f"q{number}" for number in range(1001)]
+    for name in names:
+        await pair.primary.admin.create(Entity(name))
+    for name in (*names[:1000], "q0", names[1000], "q0", "q2"):
+        await publisher.publish(Message(b""), name)
+    assert closed == ["q1"]
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,11 @@ from aio_pika.patterns import RPC
 from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 
-from pairmq import Entity, Pair, PrimaryUnavailable, Route
+from pairmq import Pair, PrimaryUnavailable, Route
 from pairmq_rabbitmq.paired import (
     Confirmation,
     Publisher,
     ReservedHeaderError,
-    _publisher,
     connect_robust,
     paired_exchange,
 )
@@ -399,17 +398,6 @@ async def test_many_tasks_share_an_exchange_through_an_outage(connect, rabbit: R
     bodies: set[bytes] = set()
     while len(bodies) < 300:
         bodies |= {message.body for message in await received(queue, 1)}
-
-
-async def test_paired_publisher_closes_senders_of_unused_names(rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_publisher, "_MOST_SENDERS", 2)
-    async with Pair.connect(rabbit.url, "memory://names") as pair:
-        publisher = Publisher(pair)
-        for name in ("a", "b", "c"):
-            await pair.primary.admin.create(Entity(name))
-        for name in ("a", "b", "c", "a"):
-            assert (await publisher.publish(aio_pika.Message(b""), name)).receipt.route is Route.PRIMARY
-        assert [entity.path for entity in publisher._senders] == ["c", "a"]
 
 
 @pytest.mark.long
