@@ -6,13 +6,24 @@ import asyncio
 
 from pairmq.model import Delivery, Entity, Source
 from pairmq.transport import Receiver, Scope, Transport
-from pairmq_redis._keys import QUEUE_GROUP, EntityKeys
 
 HELD = 300.0
 """Seconds a lock lasts: longer than any test, also on a machine that stands still for a while."""
 
 WAIT = 100.0
 """Seconds to wait for what must come; nothing waits that long."""
+
+
+GROUP = b"pairmq"
+"""The consumer group of a queue."""
+
+
+def key(entity: Entity, part: str) -> bytes:
+    """A key of an entity: its ``queue`` or ``topic`` (a stream), ``dead``, ``waiting``, ``due`` or ``meta``.
+
+    Their names are in what servers hold already, and in docs/reference/envelope.md: they stay as they are.
+    """
+    return f"pairmq:{{{entity.path}}}:{part}".encode()
 
 
 async def end_locks(transport: Transport, queue: Entity, *receivers: Receiver) -> None:
@@ -24,11 +35,11 @@ async def end_locks(transport: Transport, queue: Entity, *receivers: Receiver) -
         receivers: of which some may have looked for ends of locks before; they look again.
     """
     control = transport._context.control  # type: ignore[attr-defined]
-    stream = EntityKeys(queue).stream
-    [held] = await control.call([(b"XPENDING", stream, QUEUE_GROUP, b"-", b"+", b"1000")], Scope())
+    stream = key(queue, "queue")
+    [held] = await control.call([(b"XPENDING", stream, GROUP, b"-", b"+", b"1000")], Scope())
     commands = []
     for id_, consumer, _, count in held:
-        claim = (b"XCLAIM", stream, QUEUE_GROUP, consumer, b"0", id_)
+        claim = (b"XCLAIM", stream, GROUP, consumer, b"0", id_)
         commands.append((*claim, b"TIME", b"1", b"RETRYCOUNT", b"%d" % count, b"JUSTID"))
     if commands:
         replies = await control.call(commands, Scope())
@@ -40,7 +51,7 @@ async def end_locks(transport: Transport, queue: Entity, *receivers: Receiver) -
 async def hasten(transport: Transport, queue: Entity, seconds: float) -> None:
     """Let everything that a queue has scheduled be due so many seconds earlier."""
     control = transport._context.control  # type: ignore[attr-defined]
-    due = EntityKeys(queue).due
+    due = key(queue, "due")
     [members] = await control.call([(b"ZRANGE", due, b"0", b"-1")], Scope())
     earlier = [(b"ZINCRBY", due, b"%d" % (-seconds * 1000), member) for member in members]
     assert not [reply for reply in await control.call(earlier, Scope()) if isinstance(reply, Exception)]

@@ -12,9 +12,8 @@ import pytest
 from pairmq.model import Entity, EntityKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.transport import QueueCounts, QueueProperties, Scope, Transport
-from pairmq_redis._keys import EntityKeys
 from pairmq_redis.testing import RedisServer
-from redis_queue import WAIT, end_locks, hasten
+from redis_queue import WAIT, end_locks, hasten, key
 
 Make = Callable[..., Message]
 ASKED = QueueProperties(
@@ -122,14 +121,14 @@ async def test_what_cannot_be_made_whole_is_not_made(transport: Transport) -> No
     entity, topic = Entity("taken"), Entity("news", EntityKind.TOPIC)
     await transport.admin.create(topic)
     control = transport._context.control  # type: ignore[attr-defined]
-    dead_keys = (EntityKeys(entity).dead, EntityKeys(topic).dead_of("s"))
-    await control.call([(b"SET", key, b"somebody else's") for key in dead_keys], Scope())
+    taken = (key(entity, "dead"), key(topic, "dead:s"))
+    await control.call([(b"SET", name, b"somebody else's") for name in taken], Scope())
     for call in (transport.admin.create(entity), transport.admin.create_subscription(topic, "s")):
         with pytest.raises(TransportError) as caught:
             await call
         assert caught.value.reason is FailureReason.DISABLED
-    left = [(b"EXISTS", key) for key in (EntityKeys(entity).meta, EntityKeys(entity).stream, EntityKeys(topic).stream)]
-    assert await control.call(left, Scope()) == [0, 0, 0]
+    made = (key(entity, "meta"), key(entity, "queue"), key(topic, "topic"))
+    assert await control.call([(b"EXISTS", *made)], Scope()) == [0]
 
 
 async def test_a_receive_from_a_lost_stream_keeps_what_is_scheduled(
@@ -139,7 +138,7 @@ async def test_a_receive_from_a_lost_stream_keeps_what_is_scheduled(
     await transport.sender(queue).send(message("kept", scheduled_enqueue_at=later))
     await hasten(transport, queue, 7200)
     control = transport._context.control  # type: ignore[attr-defined]
-    await control.call([(b"DEL", EntityKeys(queue).stream)], Scope())
+    await control.call([(b"DEL", key(queue, "queue"))], Scope())
     receiver = transport.receiver(Source(queue))
     with pytest.raises(TransportError) as caught:
         await receiver.receive(1, 0)
@@ -246,7 +245,7 @@ async def test_no_consumer_ever_sees_a_probe(transport: Transport, queue: Entity
 
 async def test_a_probe_finds_a_key_of_the_wrong_type(transport: Transport, queue: Entity) -> None:
     control = transport._context.control  # type: ignore[attr-defined]
-    await control.call([(b"SET", EntityKeys(queue).stream, b"overwritten")], Scope())
+    await control.call([(b"SET", key(queue, "queue"), b"overwritten")], Scope())
     for call in (transport.admin.probe(queue), transport.sender(queue).send(Message(message_id="1"))):
         with pytest.raises(TransportError) as caught:
             await call
@@ -260,7 +259,7 @@ async def test_check_makes_a_round_trip(transport: Transport) -> None:
 async def test_lost_settings_are_reported_as_defaults(transport: Transport, queue: Entity) -> None:
     control = transport._context.control  # type: ignore[attr-defined]
     for text in (b"[1]", b"{", b'{"unknown":1}'):
-        await control.call([(b"HSET", EntityKeys(queue).meta, b"settings", text)], Scope())
+        await control.call([(b"HSET", key(queue, "meta"), b"settings", text)], Scope())
         assert await transport.admin.properties(queue) == QueueProperties()
 
 

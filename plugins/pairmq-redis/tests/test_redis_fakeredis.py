@@ -11,16 +11,17 @@ import pytest
 
 from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.plugins import registry
-from pairmq.testing import run_virtual
+from pairmq.testing import memory_broker, run_virtual
 from pairmq.transport import QueueProperties
-from pairmq_redis._fakeredis import fakeredis_control
 
 QUEUE = Entity("orders")
 URL = "fakeredis://waiting"
 
 
 def test_waiting_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    control = fakeredis_control(URL)
+    make = registry.transport_record(URL).broker_control
+    assert make is not None
+    control: Any = make(URL)
     execute, done = control.execute, 0
 
     def counted(command: Any) -> Any:
@@ -47,21 +48,19 @@ def test_waiting_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("single", [False, True])
 def test_a_long_poll_ends_soon_when_its_first_look_has_no_answer(single: bool) -> None:
     """Also the looks of one consumer at a time, which never wait in the server."""
-    control = fakeredis_control(URL)
 
     async def main() -> None:
-        async with registry.transport(URL) as transport:
+        async with memory_broker(scheme="fakeredis") as broker, broker.transport() as transport:
             await transport.admin.create(QUEUE, QueueProperties(single_consumer=single))
             receiver = transport.receiver(Source(QUEUE))
             assert await receiver.receive(1, 0) == []
-            await control.hang()
+            await broker.hang()
             began = asyncio.get_running_loop().time()
             with pytest.raises(TransportError) as caught:
                 await receiver.receive(1, 900)
             assert (caught.value.kind, caught.value.reason) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
             assert asyncio.get_running_loop().time() - began < 30
-            await control.restore()
-        await control.forget()
+            await broker.restore()
 
     run_virtual(main())
 

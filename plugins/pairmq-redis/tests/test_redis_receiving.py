@@ -12,9 +12,7 @@ import pytest
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.transport import QueueProperties, Receiver, Scope, Transport
-from pairmq_redis import _receiver, _scripts
-from pairmq_redis._keys import EntityKeys
-from redis_queue import HELD, WAIT, dead_letters, end_locks, take
+from redis_queue import HELD, WAIT, dead_letters, end_locks, key, take
 
 Make = Callable[..., Message]
 LOCK = 0.3
@@ -57,10 +55,9 @@ async def lost(receiver: Receiver, delivery: Delivery) -> None:
 async def test_chunks_of_completions_do_not_wait_for_each_other(
     transport: Transport, queue: Entity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_receiver, "_SETTLE_CHUNK", 1)
-    await fill(transport, queue, "a", "b", "c")
+    await fill(transport, queue, *map(str, range(1001)))
     receiver = transport.receiver(Source(queue))
-    deliveries = await receiver.receive(3, WAIT)
+    deliveries = await take(receiver, 1001)
     sound, begun = receiver._complete_chunk, asyncio.Barrier(3)  # type: ignore[attr-defined]
 
     async def complete_chunk(chunk: object) -> object:
@@ -69,20 +66,18 @@ async def test_chunks_of_completions_do_not_wait_for_each_other(
 
     monkeypatch.setattr(receiver, "_complete_chunk", complete_chunk)
     async with asyncio.timeout(60):
-        assert list(await receiver.complete_batch(deliveries)) == [None] * 3
+        assert list(await receiver.complete_batch(deliveries)) == [None] * 1001
     assert (await transport.admin.counts(Source(queue))).pending == 0
 
 
-async def test_one_call_gives_more_than_one_script_takes_and_in_order(
-    transport: Transport, queue: Entity, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_receiver, "MAX_TAKE", 2)
-    await fill(transport, queue, *"abcdefg")
+async def test_one_call_gives_more_than_one_script_takes_and_in_order(transport: Transport, queue: Entity) -> None:
+    sent = [str(number) for number in range(1100)]
+    await fill(transport, queue, *sent)
     receiver = transport.receiver(Source(queue))
-    found = await receiver.receive(5, 0)
-    assert bodies(found) == [*"abcde"]
-    assert bodies(await receiver.receive(5, 0)) == [*"fg"]
-    assert await receiver.complete_batch(found) == [None] * 5
+    found = await receiver.receive(1050, 0)
+    assert bodies(found) == sent[:1050]
+    assert bodies(await receiver.receive(1050, 0)) == sent[1050:]
+    assert await receiver.complete_batch(found) == [None] * 1050
 
 
 async def test_a_delivery_has_all_its_properties(transport: Transport, queue: Entity) -> None:
@@ -160,7 +155,7 @@ async def test_a_renewed_lock_lasts(transport: Transport, queue: Entity) -> None
     one, other = transport.receiver(Source(queue)), transport.receiver(Source(queue))
     [delivery] = await one.receive(1, WAIT)
     assert delivery.sequence_number is not None
-    control, stream = transport._context.control, EntityKeys(queue).stream  # type: ignore[attr-defined]
+    control, stream = transport._context.control, key(queue, "queue")  # type: ignore[attr-defined]
     id_ = delivery.sequence_number.encode()
     for _ in range(3):
         [[[_, consumer, _, count]]] = await control.call([(b"XPENDING", stream, b"pairmq", id_, id_, b"1")], Scope())
@@ -289,7 +284,7 @@ async def test_the_lock_of_an_entry_that_is_gone_is_not_renewed(transport: Trans
     receiver = transport.receiver(Source(queue))
     [delivery] = await receiver.receive(1, WAIT)
     assert delivery.sequence_number is not None
-    delete = (b"XDEL", EntityKeys(queue).stream, delivery.sequence_number.encode())
+    delete = (b"XDEL", key(queue, "queue"), delivery.sequence_number.encode())
     await transport._context.control.call([delete], Scope())  # type: ignore[attr-defined]
     with pytest.raises(TransportError) as caught:
         await receiver.renew_lock(delivery)
@@ -300,7 +295,7 @@ async def test_the_lock_of_an_entry_that_is_gone_is_not_renewed(transport: Trans
 async def test_an_entry_of_thousands_of_fields_blocks_nothing(
     transport: Transport, queue: Entity, first: tuple[bytes, bytes]
 ) -> None:
-    hostile = (b"XADD", EntityKeys(queue).stream, b"*", *first, *(b"f", b"v") * 5000)
+    hostile = (b"XADD", key(queue, "queue"), b"*", *first, *(b"f", b"v") * 5000)
     await transport._context.control.call([hostile], Scope())  # type: ignore[attr-defined]
     await asyncio.sleep(0.01)
     await fill(transport, queue, "good")
@@ -352,7 +347,7 @@ async def test_a_message_that_ends_a_wait_but_has_expired_is_not_delivered(trans
     # An id in 1970 makes it old from the start.
     waiting = asyncio.create_task(transport.receiver(Source(queue)).receive(1, WAIT))
     await asyncio.sleep(0.05)
-    old = (b"XADD", EntityKeys(queue).stream, b"1-1", b"t", b"1", b"b", b"gone")
+    old = (b"XADD", key(queue, "queue"), b"1-1", b"t", b"1", b"b", b"gone")
     await transport._context.control.call([old], Scope())  # type: ignore[attr-defined]
     await dead_letters(transport, queue, 1)
     await fill(transport, queue, "fresh")
@@ -360,22 +355,16 @@ async def test_a_message_that_ends_a_wait_but_has_expired_is_not_delivered(trans
 
 
 async def test_an_expired_message_that_cannot_be_dead_lettered_fails_no_wait(
-    transport: Transport, queue: Entity, monkeypatch: pytest.MonkeyPatch
+    transport: Transport, queue: Entity
 ) -> None:
+    control = transport._context.control  # type: ignore[attr-defined]
     receiver = transport.receiver(Source(queue))
-    run = receiver._script  # type: ignore[attr-defined]
-
-    async def out_of_memory(link: object, script: object, *rest: object) -> object:
-        if script is _scripts.EXPIRE:
-            raise TransportError("no room", FailureKind.UNAVAILABLE, FailureReason.QUOTA)
-        return await run(link, script, *rest)
-
-    monkeypatch.setattr(receiver, "_script", out_of_memory)
+    await control.call([(b"SET", key(queue, "dead"), b"no stream")], Scope())
     waiting = asyncio.create_task(receiver.receive(1, 0.2))
     await asyncio.sleep(0.05)
-    old = (b"XADD", EntityKeys(queue).stream, b"1-1", b"t", b"1", b"b", b"gone")
-    await transport._context.control.call([old], Scope())  # type: ignore[attr-defined]
+    await control.call([(b"XADD", key(queue, "queue"), b"1-1", b"t", b"1", b"b", b"gone")], Scope())
     assert await waiting == []
+    await control.call([(b"DEL", key(queue, "dead"))], Scope())
     await end_locks(transport, queue, receiver)
     assert await receiver.receive(1, 0) == []
     assert (await transport.admin.counts(Source(queue))).dead_letter == 1
@@ -455,7 +444,7 @@ async def test_what_a_cut_off_receive_had_fetched_comes_back_at_once(transport: 
     # A reply that never arrives: the server has handed out the message, and the call is cancelled.
     context = receiver._context  # type: ignore[attr-defined]
     who = (b"XREADGROUP", b"GROUP", receiver._source.group, receiver._name)  # type: ignore[attr-defined]
-    read = (*who, b"COUNT", b"1", b"STREAMS", EntityKeys(entity).stream, b">")
+    read = (*who, b"COUNT", b"1", b"STREAMS", key(entity, "queue"), b">")
     assert await context.control.call([read], Scope())
     waiting = asyncio.create_task(receiver.receive(1, 10))
     await asyncio.sleep(0.02)
@@ -473,7 +462,7 @@ async def test_a_receive_cut_off_while_it_dead_letters_keeps_no_locks(
     entity = Entity("long-locks")
     await transport.admin.create(entity, QueueProperties(lock_duration=60))
     await transport.sender(entity).send(message("good"))
-    foreign = (b"XADD", EntityKeys(entity).stream, b"*", b"foreign", b"x")
+    foreign = (b"XADD", key(entity, "queue"), b"*", b"foreign", b"x")
     await transport._context.control.call([foreign], Scope())  # type: ignore[attr-defined]
     receiver = transport.receiver(Source(entity))
     reached = asyncio.Event()
@@ -498,7 +487,7 @@ async def test_a_malformed_entry_is_dead_lettered_and_blocks_nothing(
     control = transport._context.control  # type: ignore[attr-defined]
     await transport.sender(queue).send(message("before"))
     for fields in ([b"foreign", b"\xff\x00"], [b"b", b"body", b"t", b"nan"], [b"b", b"", b"a", b"{"]):
-        await control.call([(b"XADD", EntityKeys(queue).stream, b"*", *fields)], Scope())
+        await control.call([(b"XADD", key(queue, "queue"), b"*", *fields)], Scope())
     await transport.sender(queue).send(message("after"))
     receiver = transport.receiver(Source(queue))
     reported: list[Delivery] = []
@@ -515,7 +504,7 @@ async def test_a_malformed_entry_does_not_end_a_wait(transport: Transport, queue
     receiver = transport.receiver(Source(queue))
     waiting = asyncio.create_task(receiver.receive(10, WAIT))
     await asyncio.sleep(0.05)
-    await transport._context.control.call([(b"XADD", EntityKeys(queue).stream, b"*", b"x", b"y")], Scope())  # type: ignore[attr-defined]
+    await transport._context.control.call([(b"XADD", key(queue, "queue"), b"*", b"x", b"y")], Scope())  # type: ignore[attr-defined]
     await asyncio.sleep(0.05)
     await transport.sender(queue).send(message("good"))
     assert bodies(await waiting) == ["good"]
@@ -545,7 +534,7 @@ async def test_at_least_one_message_must_be_asked_for(transport: Transport, queu
 
 async def consumers(transport: Transport, queue: Entity) -> bytes:
     control = transport._context.control  # type: ignore[attr-defined]
-    [found] = await control.call([(b"XINFO", b"CONSUMERS", EntityKeys(queue).stream, b"pairmq")], Scope())
+    [found] = await control.call([(b"XINFO", b"CONSUMERS", key(queue, "queue"), b"pairmq")], Scope())
     return repr(found).encode()
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from pairmq.model import Entity, EntityKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import QueueProperties, Scope, Transport
-from pairmq_redis._keys import EntityKeys
-from redis_queue import HELD, WAIT
+from redis_queue import HELD, WAIT, key
 
 Make = Callable[..., Message]
 PRICES = Entity("prices", EntityKind.TOPIC)
@@ -28,7 +27,7 @@ def of(name: str, *, dead_letter: bool = False) -> Source:
 
 async def stored(transport: Transport) -> int:
     control = transport._context.control  # type: ignore[attr-defined]
-    return int((await control.call([(b"XLEN", EntityKeys(PRICES).stream)], Scope()))[0])
+    return int((await control.call([(b"XLEN", key(PRICES, "topic"))], Scope()))[0])
 
 
 async def test_every_subscription_gets_every_message(transport: Transport, topic: Entity, message: Make) -> None:
