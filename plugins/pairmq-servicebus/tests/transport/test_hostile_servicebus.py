@@ -16,7 +16,6 @@ import pytest
 
 from pairmq.model import Delivery, Entity, Message, Source
 from pairmq.transport import QueueProperties, Transport
-from pairmq_servicebus._entities import SESSION
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
 from servicebus_local import amqp
@@ -330,7 +329,7 @@ async def test_an_only_consumer_puts_away_what_it_can_not_decode_and_goes_on(
 ) -> None:
     queue = Entity(f"ordered/{uuid.uuid4().hex[:10]}")
     await transport.admin.create(queue, QueueProperties(single_consumer=True))
-    ours = property_section(10, string(SESSION.encode()))
+    ours = property_section(10, string(b"x-pairmq-single-consumer"))
     assert write(server, queue, [ours + payload for payload in UNDECODABLE[:2]]) == 2
     await transport.sender(queue).send(Message(b"good", message_id="m"))
     assert (await transport.admin.positions(queue)).oldest is not None

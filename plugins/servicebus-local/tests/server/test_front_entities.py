@@ -201,9 +201,6 @@ async def local(tmp_path: Any) -> AsyncIterator[LocalServer]:
 async def test_nothing_is_confirmed_before_it_is_durable(
     local: LocalServer, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from servicebus_local.front import _endpoint
-
-    monkeypatch.setattr(_endpoint, "_RETRY", 0.3)
     assert local.addresses is not None
     peer = await asyncio.to_thread(dial, local.addresses.port)
     handle = await asyncio.to_thread(lambda: peer.attach("orders", sends=True))

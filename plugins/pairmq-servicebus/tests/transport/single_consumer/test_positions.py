@@ -15,7 +15,6 @@ from azure.servicebus.aio import ServiceBusClient, ServiceBusSender
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import Transport
 from pairmq_servicebus import _contents, _private
-from pairmq_servicebus._entities import SESSION
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
 
@@ -117,7 +116,7 @@ async def test_what_others_sent_under_a_session_of_their_own_blocks_nothing(
     ):
         await sender.send_messages([ServiceBusMessage("theirs", session_id="theirs") for _ in range(30)])
         assert (await transport.admin.positions(queue)).oldest is None
-        await sender.send_messages(ServiceBusMessage("ours", session_id=SESSION))
+        await sender.send_messages(ServiceBusMessage("ours", session_id="x-pairmq-single-consumer"))
     told = await transport.admin.positions(queue)
     [held] = await take(transport.receiver(Source(queue)), 1)
     assert (held.message.body, int(held.sequence_number)) == (b"ours", told.oldest)
