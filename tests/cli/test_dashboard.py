@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import re
 import signal
@@ -7,7 +8,6 @@ import time
 import httpx
 import pytest
 
-from pairmq.cli import _dashboard
 from pairmq_redis.testing import RedisServer
 
 MARK = {"x-pairmq-dashboard": "1"}
@@ -159,7 +159,7 @@ def test_beyond_loopback_it_warns_and_asks_everyone_for_the_token(program, broke
 
 
 def test_it_says_what_to_install(cli, brokers, monkeypatch) -> None:
-    monkeypatch.setattr(_dashboard.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for command in (("dashboard",), ("syphon", "--dashboard", "0")):
         ended = cli(*command, *brokers)
         assert ended.status == 2
