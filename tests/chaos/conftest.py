@@ -14,10 +14,11 @@ from pairmq.model.events import Event, MessageMoved
 from pairmq.model.records import row_of
 from pairmq.testing.chaos import Settings, planned
 from pairmq.testing.chaos._books import Found, history_of
-from pairmq.testing.chaos._ledger import made
+from pairmq.testing.chaos._ledger import CANARIES_OF_A_SENDER, first_canary, made
 from pairmq.testing.chaos.report import judged
 from pairmq.testing.history import CONFIRMED, WriteResult
 from pairmq.testing.simulator import Violation
+from pairmq.testing.simulator._history import History
 from pairmq_rabbitmq.testing import RabbitServer, pool
 
 QUEUE = "chaos/x-servicebus-transfer/0"
@@ -73,7 +74,17 @@ class Pen:
             self.line(life, "tried", attempt=self._attempts, results=[result])
         if side == "primary":
             copies = stored if stored is not None else int(result is CONFIRMED)
-            self.primary += [made(number)] * copies
+            self.stored(number, copies)
+
+    def stored(self, number: int, copies: int = 1) -> None:
+        """So many copies are found at the primary."""
+        self.primary += [made(number)] * copies
+
+    @staticmethod
+    def canaries(client: int) -> range:
+        """The numbers of the first canaries of a client's first life, one for each session."""
+        first = first_canary(client, 1)
+        return range(first, first + CANARIES_OF_A_SENDER)
 
     def accepted(self, number: int) -> None:
         self.send(number)
@@ -111,10 +122,15 @@ class Pen:
 
     # What comes of it.
 
+    def history(self) -> History:
+        return history_of(self.plan, self.directory, self._found())
+
     def violations(self) -> list[Violation]:
         self.line("run", "drained")
-        found = Found({"orders": self.primary, "invoices": []}, self.backlog, self.dead, self.undrained)
-        return judged(history_of(self.plan, self.directory, found), found)
+        return judged(self.history(), self._found())
+
+    def _found(self) -> Found:
+        return Found({"orders": self.primary, "invoices": []}, self.backlog, self.dead, self.undrained)
 
 
 @pytest.fixture

@@ -11,8 +11,6 @@ import pytest
 from pairmq.model import Entity, EntityState, Message
 from pairmq.model.events import Cause, SendCompleted, SendOutcome, StateChanged
 from pairmq.testing.chaos import Settings, planned
-from pairmq.testing.chaos._books import Found, history_of
-from pairmq.testing.chaos._ledger import CANARIES_OF_A_SENDER, first_canary, made
 from pairmq.testing.chaos.report import recoveries_of
 from pairmq.testing.history import CONFIRMED, WriteResult
 from pairmq.testing.simulator import Verdict
@@ -303,7 +301,7 @@ def sent_by_nobody(pen: Pen) -> None:
 
 
 def a_number_that_was_never_sent(pen: Pen) -> None:
-    pen.primary.append(made(7))
+    pen.stored(7)
 
 
 def refused_and_there(pen: Pen) -> None:
@@ -336,12 +334,12 @@ def brought_home_without_having_been_handed(pen: Pen) -> None:
 
 def more_copies_than_writes(pen: Pen) -> None:
     pen.accepted(1)
-    pen.primary.append(made(1))
+    pen.stored(1)
 
 
 def three_copies_of_two_writes(pen: Pen) -> None:
     in_doubt_and_said_so(pen)
-    pen.primary.append(made(1))
+    pen.stored(1)
 
 
 def a_second_copy_that_nobody_speaks_of(pen: Pen) -> None:
@@ -415,7 +413,7 @@ def a_write_beyond_its_limit(pen: Pen) -> None:
     )
     pen.at += 10
     pen.line("client-b-1", "tried", attempt=1, results=[CONFIRMED])
-    pen.primary.append(made(1))
+    pen.stored(1)
     pen.reported(1, "accepted by the primary")
 
 
@@ -515,11 +513,11 @@ def test_each_planted_contradiction_is_found(pen: Pen, verdict: Verdict, story: 
 
 
 def test_a_session_that_did_not_return_when_all_was_healed_is_found(pen: Pen) -> None:
-    canary = first_canary(1, 1)
-    for number in range(canary, canary + CANARIES_OF_A_SENDER):
+    canaries = pen.canaries(1)
+    for number in canaries:
         pen.accepted(number)
-    pen.diverted(canary + CANARIES_OF_A_SENDER)
-    pen.brought_home(canary + CANARIES_OF_A_SENDER)
+    pen.diverted(canaries.stop)
+    pen.brought_home(canaries.stop)
     (found,) = pen.violations()
     assert found.verdict is Verdict.NOT_DRAINED
     assert "for session-1-0 is accepted by a backlog queue" in found.text
@@ -565,6 +563,6 @@ def test_a_fault_lasts_from_the_first_write_after_it_to_the_first_confirm(pen: P
     pen.write(2)
     pen.line("run", "cured", number=0)
     pen.line("run", "strike", number=1, fault="kill", seconds=1.0, side="secondary", client="")
-    recoveries = recoveries_of(history_of(pen.plan, pen.directory, Found()))
+    recoveries = recoveries_of(pen.history())
     assert list(recoveries) == ["kill primary"]
     assert recoveries["kill primary"] == pytest.approx([2.3])

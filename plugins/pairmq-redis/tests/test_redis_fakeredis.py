@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
+from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.testing import memory_broker, run_virtual
 from pairmq.transport import QueueProperties
@@ -61,6 +61,32 @@ def test_a_long_poll_ends_soon_when_its_first_look_has_no_answer(single: bool) -
             assert (caught.value.kind, caught.value.reason) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
             assert asyncio.get_running_loop().time() - began < 30
             await broker.restore()
+
+    run_virtual(main())
+
+
+def test_closing_ends_soon_while_the_broker_is_silent() -> None:
+    async def main() -> None:
+        async with memory_broker(scheme="fakeredis") as broker:
+            transport = broker.transport()
+            await transport.admin.create(QUEUE)
+            await transport.sender(QUEUE).send_batch([Message(b"", message_id=name) for name in "ab"])
+            receivers = [transport.receiver(Source(QUEUE)) for _ in range(2)]
+            for receiver in receivers:
+                assert len(await receiver.receive(1, 60)) == 1
+            waiting = asyncio.create_task(receivers[1].receive(1, 900))
+            await asyncio.sleep(1)
+            await broker.hang()
+            began = asyncio.get_running_loop().time()
+            await receivers[0].close()
+            closed = asyncio.get_running_loop().time()
+            await transport.close()
+            ended = asyncio.get_running_loop().time()
+            with pytest.raises(TransportError) as caught:
+                await waiting
+            assert caught.value.reason is FailureReason.CLOSED
+            assert closed - began < 2
+            assert ended - closed < 2
 
     run_virtual(main())
 
