@@ -18,7 +18,6 @@ from pairmq.testing.chaos._ledger import CANARIES_OF_A_SENDER, first_canary, mad
 from pairmq.testing.chaos.report import judged
 from pairmq.testing.history import CONFIRMED, WriteResult
 from pairmq.testing.simulator import Violation
-from pairmq.testing.simulator._history import History
 from pairmq_rabbitmq.testing import RabbitServer, pool
 
 QUEUE = "chaos/x-servicebus-transfer/0"
@@ -122,7 +121,7 @@ class Pen:
 
     # What comes of it.
 
-    def history(self) -> History:
+    def history(self) -> Any:
         return history_of(self.plan, self.directory, self._found())
 
     def violations(self) -> list[Violation]:
