@@ -118,10 +118,26 @@ async def test_message_type_is_refused_when_it_differs_from_the_routing_key(pair
         ("", "amq.rabbitmq.reply-to.g1h2//../x", False),  # they are in base 64
         ("amq.topic", "steel", False),
         ("", "pairmq.ping", False),
+        ("", f"amq_{'0a' * 16}", False),
     ],
 )
 def test_names_of_the_broker_are_not_carried_by_a_pair(exchange: str, key: str, carried: bool):
     assert Publisher.carries(exchange, key) is carried
+
+
+@pytest.mark.parametrize(
+    ("exchange", "reply_to", "carried"),
+    [
+        ("", "answers", True),
+        ("", "amq.rabbitmq.reply-to", False),
+        ("shop", "amq.gen-JzTY20BRgKO-HjmUJj0wLg", False),
+        ("", f"amq_{'0a' * 16}", False),
+    ],
+)
+def test_request_is_not_carried_when_its_answer_goes_to_a_name_of_the_broker(
+    exchange: str, reply_to: str, carried: bool
+):
+    assert Publisher.carries(exchange, "orders", reply_to) is carried
 
 
 async def test_publisher_closes_the_sender_of_the_name_that_was_unused_for_longest(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -28,7 +27,6 @@ from pamqp.commands import Basic
 from pairmq import Pair, PrimaryUnavailable, Route
 from pairmq_rabbitmq.paired import (
     Confirmation,
-    Publisher,
     ReservedHeaderError,
     connect_robust,
     paired_exchange,
@@ -451,12 +449,3 @@ async def test_request_is_not_handled_when_its_caller_has_given_up(connect, rabb
             await rpc.call("double", {"number": 2})
     rabbit.come_up()
     assert routes == [Route.PRIMARY]  # that with a queue of its own for the answer
-
-
-def test_request_is_published_by_aio_pika_when_reply_to_is_a_broker_name():
-    assert not Publisher.carries("", "orders", "amq.rabbitmq.reply-to")
-    assert not Publisher.carries("shop", "orders", "amq.gen-JzTY20BRgKO-HjmUJj0wLg")
-    assert not Publisher.carries("", "orders", f"amq_{uuid.uuid4().hex}")
-    assert not Publisher.carries("", f"amq_{uuid.uuid4().hex}")
-    assert Publisher.carries("", "orders", "answers")
-    assert Publisher.carries("", "orders", None)
