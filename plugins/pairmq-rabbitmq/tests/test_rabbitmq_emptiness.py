@@ -11,6 +11,7 @@ from typing import Any
 import aiormq
 import pytest
 from aiormq.abc import DeliveredMessage
+from pamqp.commands import Basic
 
 from pairmq.model import Entity, Message, Source, TransportError
 from pairmq.plugins import registry
@@ -139,10 +140,13 @@ async def test_count_of_rabbitmq_is_returned_when_the_user_may_not_read(
 async def test_nothing_is_fetched_from_queues_that_are_not_pairmqs_own(
     transport: Transport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def get(*_: Any) -> None:
-        raise AssertionError("a message may have been fetched")
+    rpc = aiormq.Channel.rpc
 
-    monkeypatch.setattr("pairmq_rabbitmq._inspection.get", get)
+    def without_get(channel: aiormq.Channel, frame: Any, *more: Any, **named: Any) -> Any:
+        assert not isinstance(frame, Basic.Get), "a message may have been fetched"
+        return rpc(channel, frame, *more, **named)
+
+    monkeypatch.setattr(aiormq.Channel, "rpc", without_get)
     await transport.admin.create(QUEUE)
     assert await transport.admin.counts(SOURCE) == QueueCounts()
     record = Entity("east/switch/x-pairmq-record")  # others look at it, and would hide it from each other

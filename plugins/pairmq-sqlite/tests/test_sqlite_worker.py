@@ -72,7 +72,6 @@ async def test_a_send_that_is_cut_off_while_it_waits_has_sent_nothing(connect, q
 async def test_a_batch_of_which_a_part_was_stored_does_not_say_that_nothing_was_sent(
     connect, queue, message, locked, monkeypatch
 ):
-    monkeypatch.setattr("pairmq_sqlite._transport._CHUNK_MESSAGES", 2)
     transport = connect(busy_timeout=LONG)
     sender = transport.sender(queue)
     store, chunks = sender._store, []
@@ -86,7 +85,7 @@ async def test_a_batch_of_which_a_part_was_stored_does_not_say_that_nothing_was_
     monkeypatch.setattr(sender, "_store", store_and_lock)
     with pytest.raises(TimeoutError) as caught:
         async with asyncio.timeout(LONG) as limit:
-            await sender.send_batch([message() for _ in range(6)])
+            await sender.send_batch([message() for _ in range(3000)])
     assert len(chunks) == 1
     assert not is_nothing_sent(caught.value)
 
