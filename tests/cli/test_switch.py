@@ -32,6 +32,7 @@ QUICK = {"control_interval": 0.2, "failover_interval": 0.0, "backlog_queue_count
 # programs that import everything would take ten times as long to start.
 PROCESSES = """
 import os, sys, time
+from pairmq import Entity
 from pairmq.sync import Pair
 parent = os.getpid()
 for _ in range(int(sys.argv[3])):
@@ -41,6 +42,7 @@ else:
     while True:
         os.wait()
 with Pair.connect(sys.argv[1], sys.argv[2], control_interval=0.2, backlog_queue_count=2) as pair:
+    pair.primary.admin.create(Entity("orders"))
     last = None
     while os.getppid() == parent:
         state = pair.state("orders")
@@ -111,7 +113,7 @@ def test_failover_acts_in_all_processes(cli, both, fleet) -> None:
 
 def test_status_shows_the_decision_in_force_and_the_processes(cli, both, fleet) -> None:
     assert "no decision" in cli("switch", "status", *both).out
-    fleet(2)
+    fleet(2)[0].primary.admin.create(Entity("prices"))
     cli("switch", "hold", "orders", "prices", "--syphon", *both)
     cli("switch", "resume", "prices", *both)
     shown = cli("switch", "status", *both)
@@ -126,7 +128,7 @@ def test_status_shows_the_decision_in_force_and_the_processes(cli, both, fleet) 
 
 
 def test_a_decision_without_processes_waits_for_those_that_start(cli, both) -> None:
-    ended = cli("switch", "hold", "orders", *both)
+    ended = cli("switch", "hold", "orders", "--unknown", *both)
     assert (ended.status, "no process of this pair reports; those that start later follow" in ended.err) == (0, True)
     with Pair.connect(both[1], both[3], **QUICK) as pair:
         assert pair.state("orders").value == "failed-over"
@@ -328,9 +330,26 @@ def test_upgrade_refuses_a_name_that_the_primary_does_not_know(cli, both, fleet)
     (pair,) = fleet(1)
     misspelt = cli("switch", "upgrade", "orders", "oders", "--until", "0s", *both)
     assert (misspelt.status, len(misspelt.error_lines)) == (1, 1)
-    assert "no queue 'oders'" in misspelt.error_lines[0]
+    assert "no queue 'oders', but queue 'orders'" in misspelt.error_lines[0]
     assert misspelt.error_lines[0].endswith("; nothing was written")
     other_kind = cli("switch", "upgrade", "orders", "--kind", "topic", "--until", "0s", *both)
     assert (other_kind.status, "no topic 'orders'" in other_kind.err) == (1, True)
     assert pair.state("orders").value == "healthy"
     assert "no decision" in cli("switch", "status", *both).out
+
+
+@pytest.mark.parametrize("action", ["hold", "failover", "resume"])
+def test_a_misspelt_name_is_refused_unless_it_is_meant(cli, both, fleet, action: str) -> None:
+    fleet(1)
+    misspelt = cli("switch", action, "orders", "ordres", *both)
+    assert (misspelt.status, len(misspelt.error_lines)) == (1, 1)
+    assert "no queue 'ordres', but queue 'orders'" in misspelt.error_lines[0]
+    assert misspelt.error_lines[0].endswith("or use --unknown for what is created later; nothing was written")
+    assert "no decision" in cli("switch", "status", *both).out
+    assert cli("switch", action, "orders", "ordres", "--unknown", *both).status == 0
+
+
+def test_names_are_not_checked_while_the_primary_is_down(cli, brokers) -> None:
+    down = ["--primary", "redis://127.0.0.1:9/0", *brokers[2:]]
+    ended = cli("switch", "hold", "orders", *down)
+    assert (ended.status, "warning: the primary can't say whether it has orders" in ended.err) == (0, True)

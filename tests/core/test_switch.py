@@ -24,6 +24,7 @@ from pairmq.core.switch import (
     ProcessReport,
     SwitchAction,
     SwitchReport,
+    alike,
     is_old_report,
     switch_action,
     switch_queues,
@@ -322,3 +323,26 @@ def test_the_queues_of_the_switch_are_the_record_s() -> None:
     ]
     assert switch_queues("e" * 250) is None
     assert REPORT_LIFETIME == 900.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "meant"),
+    [
+        ("ordres", ["prices", "orders"], ["orders"]),
+        ("order", ["orders", "old-orders"], ["orders"]),
+        ("shop/orders", ["shop/order", "prices"], ["shop/order"]),
+        ("orders-1", ["orders-2", "orders-13"], []),
+        ("prices", ["prices", "topic-prices"], []),
+        ("stock", ["orders", "prices"], []),
+    ],
+)
+def test_names_that_may_be_meant(asked: str, known: list[str], meant: list[str]) -> None:
+    assert [each.path for each in alike(Entity(asked), map(Entity, known))] == meant
+
+
+def test_a_name_of_another_kind_may_be_meant() -> None:
+    assert alike(Entity("prices"), [ORDERS, PRICES]) == (PRICES,)
+
+
+def test_of_very_many_names_the_first_ones_are_compared() -> None:
+    assert alike(Entity("ordres"), map(Entity, itertools.repeat("prices"))) == ()

@@ -525,3 +525,63 @@ async def test_what_can_not_be_decided_is_refused(brokers):
         with pytest.raises(ValueError, match="timeout"):
             await pair.switch("hold", "orders", timeout=-1)
         assert (await brokers.writer().status()).decisions == ()
+
+
+@in_virtual_time
+@pytest.mark.parametrize("action", list(SwitchAction))
+async def test_a_name_that_the_primary_does_not_know_is_refused_with_those_that_are_like_it(brokers, action):
+    async with brokers.fleet(1) as (pair,):
+        with pytest.raises(ConfigurationError, match="no queue 'ordres', but queue 'orders': ") as refused:
+            await pair.switch(action, "prices", "ordres")
+        assert str(refused.value).endswith("or use unknown=True for what is created later; nothing was written")
+        with pytest.raises(ConfigurationError, match="no topic 'orders', but queue 'orders'"):
+            await pair.switch(action, "orders", kind="topic")
+        assert (await brokers.writer().status()).decisions == ()
+
+
+@in_virtual_time
+async def test_a_name_that_is_meant_is_taken_and_known_while_it_is_diverted(brokers):
+    async with brokers.fleet(1) as (pair,):
+        assert (await pair.switch("hold", "later", unknown=True)).complete
+        async with brokers.pair() as other:  # which has the name from the decision alone
+            assert (await other.switch("resume", "later")).complete
+        async with brokers.pair() as third:
+            with pytest.raises(ConfigurationError, match="no queue 'later'"):
+                await third.switch("hold", "later")
+
+
+@in_virtual_time
+async def test_an_entity_that_is_used_is_not_asked_for(brokers):
+    async with brokers.fleet(1) as (pair,):
+        pair.sender("later")
+        assert (await pair.switch("hold", "later")).complete
+
+
+@in_virtual_time
+async def test_a_primary_that_is_down_keeps_no_decision_from_being_made(brokers):
+    warned: list[str] = []
+    async with brokers.fleet(1) as (pair,):
+        pair.subscribe(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
+        brokers.east.fail(Fault.HANG)
+        began = now()
+        assert (await pair.switch("hold", "orders", "ordres", timeout=0)).decision.action is SwitchAction.HOLD
+        assert now() - began <= 2
+    assert [text for text in warned if "can't say whether it has orders" in text] == warned
+    assert len(warned) == 1
+
+
+@in_virtual_time
+async def test_a_hold_here_takes_any_name_and_warns_of_one_like_another(brokers):
+    warned: list[tuple[str, str]] = []
+    async with brokers.fleet(1) as (pair,):
+        pair.subscribe(lambda event: warned.append((event.subject, event.text)) if isinstance(event, Warned) else None)
+        pair.sender("orders-1")
+        for path in ("orders-1", "orders-2", "shipments"):
+            pair.hold(path)
+        assert warned == []
+        pair.hold("order-1")
+        pair.mark_healthy("order-1")  # it is known now
+        assert pair.state("order-1") is EntityState.DRAINING
+    assert warned == [
+        ("order-1", "hold of order-1, which this process has not used: correct the name if orders-1 was meant")
+    ]

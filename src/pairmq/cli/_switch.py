@@ -35,7 +35,7 @@ from pairmq.cli._output import FAIL, cells, note, put_json, say, stdout_console,
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._syphon import SyphonJob
 from pairmq.cli._values import BadUsage, CommandFailed, Duration, duration, grouped, plural, printable, short_duration
-from pairmq.model import Entity, EntityKind, FailureKind, TransportError
+from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, TransportError
 from pairmq.pair import Decision, ProcessReport, Settings, SwitchAction, SwitchReport
 from pairmq.runner import SwitchWriter, find_agreement
 from pairmq.transport import Transport
@@ -63,6 +63,10 @@ Timeout = Annotated[
     ),
 ]
 
+Unknown = Annotated[
+    bool, Option("--unknown", help="Take names that the primary does not know: of entities that are created later.")
+]
+
 
 @group.command()
 @with_pair(_SHARED)
@@ -71,15 +75,16 @@ def hold(
     entities: Entities,
     kind: Kind = EntityKind.QUEUE,
     syphon: Annotated[bool, Option("--syphon", help="Let no syphon deliver to these entities either.")] = False,
+    unknown: Unknown = False,
     timeout: Timeout = None,
     json: Json = False,
 ) -> int:
     """Divert the sends of all processes until 'resume' or 'failover'; no ping ends it.
 
-    The decision is kept on the secondary, so the primary may be stopped. Exit status: 0 when all processes follow,
-    1 when one does not, or another decision came after it.
+    The decision is kept on the secondary, so the primary may be stopped; one that responds must know the entities.
+    Exit status: 0 when all processes follow, 1 when one does not, or another decision came after it.
     """
-    return _switch(pair, SwitchAction.HOLD, entities, kind, syphon, timeout, json)
+    return _switch(pair, SwitchAction.HOLD, entities, kind, syphon, unknown, timeout, json)
 
 
 @group.command()
@@ -88,6 +93,7 @@ def failover(
     pair: PairArguments,
     entities: Entities,
     kind: Kind = EntityKind.QUEUE,
+    unknown: Unknown = False,
     timeout: Timeout = None,
     json: Json = False,
 ) -> int:
@@ -95,7 +101,7 @@ def failover(
 
     Exit status as of 'hold'.
     """
-    return _switch(pair, SwitchAction.FAILOVER, entities, kind, False, timeout, json)
+    return _switch(pair, SwitchAction.FAILOVER, entities, kind, False, unknown, timeout, json)
 
 
 @group.command()
@@ -104,6 +110,7 @@ def resume(
     pair: PairArguments,
     entities: Entities,
     kind: Kind = EntityKind.QUEUE,
+    unknown: Unknown = False,
     timeout: Timeout = None,
     json: Json = False,
 ) -> int:
@@ -111,7 +118,7 @@ def resume(
 
     Exit status as of 'hold'.
     """
-    return _switch(pair, SwitchAction.RESUME, entities, kind, False, timeout, json)
+    return _switch(pair, SwitchAction.RESUME, entities, kind, False, unknown, timeout, json)
 
 
 @group.command()
@@ -167,6 +174,7 @@ def upgrade(
         ),
     ] = None,
     anyway: Annotated[bool, Option("--anyway", help="Go on although a process does not follow the hold.")] = False,
+    unknown: Unknown = False,
     timeout: Timeout = None,
     json: Json = False,
 ) -> int:
@@ -183,7 +191,7 @@ def upgrade(
         until = "enter"
     wait = None if until in ("enter", "restart") else duration(until)
     settings = pair.settings(enable_syphon=True)
-    job = _Upgrade(settings, named, until, wait, anyway=anyway, timeout=timeout, json=json)
+    job = _Upgrade(settings, named, until, wait, anyway=anyway, unknown=unknown, timeout=timeout, json=json)
     return run_async(job.run, graceful=True)
 
 
@@ -193,6 +201,7 @@ def _switch(
     entities: Sequence[str],
     kind: EntityKind,
     syphon: bool,
+    unknown: bool,
     timeout: float | None,
     json: bool,
 ) -> int:
@@ -202,9 +211,11 @@ def _switch(
     limit = settings.options.attempt_timeout
 
     async def run(stop: Stop) -> int:
-        async with secondary:
+        async with primary, secondary:
             turn = _Turn(SwitchWriter(primary.endpoint, secondary, limit), secondary, timeout)
-            report = await turn.run(stop, action, named, syphon=syphon)
+            if not unknown:
+                await turn.check_names(stop, primary, named)
+            report = None if _asked(stop) else await turn.run(stop, action, named, syphon=syphon)
         if report is None:
             note(f"stopped by {stop.name}: nothing was written")
             return stop.exit_status
@@ -228,6 +239,17 @@ class _Turn:
     secondary: Transport
     timeout: float | None
     last: SwitchReport | None = field(default=None, init=False)
+
+    async def check_names(self, stop: Stop, primary: Transport, entities: Sequence[Entity]) -> None:
+        """A decision for a misspelt name would be followed by no process."""
+        try:
+            problem = await stop.or_result(self.writer.check_names(primary, entities, force="--unknown"))
+        except ConfigurationError as error:
+            raise CommandFailed(printable(str(error))) from None
+        except TransportError as error:
+            raise CommandFailed(f"{failed_at(self.secondary, error)}; nothing changed") from error
+        if problem:
+            warn(problem)
 
     async def run(
         self, stop: Stop, action: SwitchAction, entities: Sequence[Entity], *, syphon: bool
@@ -268,6 +290,7 @@ class _Upgrade:
     until: str
     wait: float | None
     anyway: bool
+    unknown: bool
     timeout: float | None
     json: bool
 
@@ -279,11 +302,11 @@ class _Upgrade:
         began = time.monotonic()
         primary, secondary = transports_of(self.settings)
         async with primary, secondary:
-            await stop.or_result(self._check_names(primary))
-            if _asked(stop):
-                return self._stopped(stop, "nothing was written")
             writer = SwitchWriter(primary.endpoint, secondary, self.limit)
-            held = await _Turn(writer, secondary, self.timeout).run(stop, SwitchAction.HOLD, self.entities, syphon=True)
+            turn = _Turn(writer, secondary, self.timeout)
+            if not self.unknown:
+                await turn.check_names(stop, primary, self.entities)
+            held = None if _asked(stop) else await turn.run(stop, SwitchAction.HOLD, self.entities, syphon=True)
             if held is None:
                 return self._stopped(stop, "nothing was written")
             if _asked(stop):
@@ -320,19 +343,6 @@ class _Upgrade:
             return self._stopped(stop, "the entities are resumed; what is left is drained by 'pairmq syphon'")
         self._end(diverted)
         return 0 if drained == 0 and resumed.complete else 1
-
-    async def _check_names(self, primary: Transport) -> None:
-        """A hold of a misspelt name would divert nothing; a primary that can't say so may be down already."""
-        for entity in self.entities:
-            try:
-                known = await within(min(_PROBE, self.limit), primary.admin.exists(entity))
-            except TransportError:
-                return
-            if not known:
-                name = printable(repr(entity.path))
-                raise CommandFailed(
-                    f"the primary has no {entity.kind} {name}: correct the name or --kind; nothing was written"
-                )
 
     async def _until_done(self, stop: Stop, primary: Transport) -> None:
         if self.wait is not None:

@@ -8,10 +8,12 @@ what is read is untrusted and parsed strictly.
 
 from __future__ import annotations
 
+import difflib
 import enum
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any, Final, Self
 
 from pairmq.core.options import RECORD_QUEUE
@@ -47,6 +49,9 @@ _LARGEST = 2**53
 _AHEAD = 10 * 365 * 86_400.0  # s that a decision's number may be ahead of a reader's clock
 _FAST = 86_400.0  # s that the clock of a process that reports may be ahead
 _RELEASED = 1.79e9  # s since 1970: a clock that shows less was not set yet
+_ALIKE = 0.8  # of two names, from 0 to 1: a letter or two are wrong, or are in another order
+_MOST_COMPARED = 10_000  # names: each takes some ten microseconds
+_MOST_ALIKE = 3
 _FULL = (
     f"the queue of decisions has {MAX_ENTRIES} messages or more, and no others are read: the next decision removes "
     "those that decide nothing"
@@ -358,6 +363,22 @@ def switch_action(action: SwitchAction | str, entities: Sequence[Entity], *, syp
     if syphon and checked is not SwitchAction.HOLD:
         raise ConfigurationError("syphon=True is only for hold")
     return checked
+
+
+def alike(entity: Entity, known: Iterable[Entity]) -> tuple[Entity, ...]:
+    """Those of the known entities that may be meant by a name that is unknown, the likeliest first.
+
+    One that differs in its digits alone is another shard, and no mistake.
+    """
+    letters = _letters(entity)
+    others = {each.path: each for each in islice(known, _MOST_COMPARED) if _letters(each) != letters}
+    same = [entity.path] if entity.path in others else []  # it is of another kind
+    near = difflib.get_close_matches(entity.path, others, _MOST_ALIKE, _ALIKE)
+    return tuple(others[path] for path in dict.fromkeys((*same, *near)))
+
+
+def _letters(entity: Entity) -> tuple[str, EntityKind]:
+    return "".join(sign for sign in entity.path if not sign.isdigit()), entity.kind
 
 
 def host_text(host: str) -> str:

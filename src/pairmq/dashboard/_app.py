@@ -336,7 +336,7 @@ class Dashboard:
             return unknown
         try:
             async with asyncio.timeout(_LONGEST_QUESTION):
-                report = await pair.switch(action, path, kind=kind, syphon=syphon, timeout=0)
+                report = await pair.switch(action, path, kind=kind, syphon=syphon, timeout=0, unknown=True)
             state = pair.state(path, kind=kind)
         except ConfigurationError as error:
             return _refusal(400, str(error))

@@ -473,6 +473,9 @@ class Pair:
     def hold(self, path: str, *, kind: str = "queue", syphon: bool = False) -> None:
         """Divert until `mark_healthy` or `force_failover`, without pings (SPEC 4.7).
 
+        As with these two, any name is taken, also before the first send. If it is like that of an entity that this
+        process uses, and this one it does not, there is a `Warned` event.
+
         Args:
             path: the entity's.
             kind: ``queue`` or ``topic``.
@@ -492,6 +495,7 @@ class Pair:
         kind: str = "queue",
         syphon: bool = False,
         timeout: float | None = None,
+        unknown: bool = False,
     ) -> SwitchReport:
         """Decide for all processes of this pair, as ``pairmq switch`` does, and wait until they follow (SPEC 13.4).
 
@@ -506,12 +510,16 @@ class Pair:
             syphon: of a hold: no syphon of the pair delivers to these entities either.
             timeout: seconds to wait for the processes; 0 does not wait. Default: the longest ``control_interval`` of
                 any of them, and 2 s.
+            unknown: take names that the primary does not know. By default it is asked for those that this process does
+                not use and that no decision diverts, for 5 s at most; if it can't say, the decision is made all the
+                same, with a `Warned` event.
 
         Returns:
             Which processes follow and which do not, and what has overruled the decision.
 
         Raises:
-            ConfigurationError: an argument is invalid, or the entities are too many for one decision.
+            ConfigurationError: an argument is invalid, the entities are too many for one decision, or the primary does
+                not know one of them; the text has the names that are like it. Nothing has changed.
             TransportError: the secondary could not be asked: nothing has changed, unless the error has
                 ``maybe_applied``, or was raised while waiting.
             PairClosed, PairFaulted: the pair has ended; one that is not open yet is a `ConfigurationError`.
@@ -523,7 +531,7 @@ class Pair:
         engine.check_here()
         entities = [self._entity(path, kind) for path in paths]
         limit = None if timeout is None else seconds("timeout", timeout, zero=True)
-        return await engine.switch(action, entities, syphon=syphon, timeout=limit)
+        return await engine.switch(action, entities, syphon=syphon, timeout=limit, unknown=unknown)
 
     @property
     def syphon_holds(self) -> frozenset[Entity]:

@@ -16,9 +16,9 @@ from pairmq.core import PairOptions, lane_path
 from pairmq.core.backoff import Pace
 from pairmq.core.machine import EntityMachine
 from pairmq.core.signals import FORCE_FAILOVER, HOLD, MARK_HEALTHY, Changed, Input
-from pairmq.core.switch import Order, SwitchAction, SwitchReport
+from pairmq.core.switch import Order, SwitchAction, SwitchReport, alike, switch_action
 from pairmq.model import ConfigurationError, Entity, EntityState, FailureKind, PairClosed, PairFaulted, TransportError
-from pairmq.model.events import PairEnded, PairOpened, Side
+from pairmq.model.events import PairEnded, PairOpened, Side, Warned
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._counted import CountedTransport, Operations, OperationsReport
@@ -254,7 +254,20 @@ class Engine:
         return start_task(_end_link(state.primary), name="close sender", keep=self._endings)
 
     def operator(self, entity: Entity, word: str, *, syphon: bool = False) -> None:
-        """Carry out ``mark_healthy``, ``force_failover`` or ``hold`` (SPEC 4.7).
+        """Carry out ``mark_healthy``, ``force_failover`` or ``hold`` (SPEC 4.7); of an entity without use so far whose
+        name is like that of another one, with a warning.
+
+        Raises as `_operate`.
+        """
+        self.check_here()
+        meant = alike(entity, self.states()) if self._known.find(entity) is None else ()
+        self._operate(entity, word, syphon=syphon)
+        if meant:
+            text = f"{word} of {entity}, which this process has not used: correct the name if {meant[0]} was meant"
+            self.emit(Warned, subject=str(entity), text=text)
+
+    def _operate(self, entity: Entity, word: str, *, syphon: bool) -> None:
+        """Carry it out.
 
         With ``syphon`` this process's syphon delivers nothing to the entity either; in a process without a
         syphon that is a `ConfigurationError`, and nothing is done.
@@ -279,7 +292,7 @@ class Engine:
             if self.syphon is not None:
                 self.syphon.gates.release(order.entity)
             return
-        self.operator(order.entity, _ACTIONS[order.action], syphon=order.syphon and self.syphon is not None)
+        self._operate(order.entity, _ACTIONS[order.action], syphon=order.syphon and self.syphon is not None)
 
     def _uses(self, entity: Entity) -> bool:
         """Whether something is sent to an entity here, or the syphon delivers to it."""
@@ -287,10 +300,22 @@ class Engine:
         return self._known.find(entity) is not None or (gates is not None and gates.get(entity) is not None)
 
     async def switch(
-        self, action: SwitchAction | str, entities: Sequence[Entity], *, syphon: bool, timeout: float | None
+        self,
+        action: SwitchAction | str,
+        entities: Sequence[Entity],
+        *,
+        syphon: bool,
+        timeout: float | None,
+        unknown: bool,
     ) -> SwitchReport:
         """Write an operator's decision, follow it here, and wait for the other processes; see `SwitchWriter`."""
+        switch_action(action, entities, syphon=syphon)
         writer = SwitchWriter(self.primary.endpoint, self.secondary, self.options.attempt_timeout, self._clock)
+        if not unknown:
+            used = self.states()
+            problem = await writer.check_names(self.primary, entities, used=used, force="unknown=True")
+            if problem:
+                self.emit(Warned, subject=f"{self.primary.endpoint.name}/switch", text=problem)
         decision = await writer.write(action, entities, syphon=syphon)
         with contextlib.suppress(TransportError):  # it has been written: what waits finds out
             await self._follower.look_and_report()

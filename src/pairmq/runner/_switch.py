@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from pairmq.core import PairOptions
@@ -22,6 +22,7 @@ from pairmq.core.switch import (
     SwitchAction,
     SwitchReport,
     SwitchStatus,
+    alike,
     host_text,
     is_old_report,
     switch_action,
@@ -49,6 +50,7 @@ _REMOVED = 2  # old reports at most, with each new one
 _MANY = 16  # messages that decide nothing any more, from which on they are removed
 _HIDDEN, _TAKEN = 2.0, 10.0  # s at most until what others look at is there again; until it can be looked at
 _PATIENCE = 0.2  # s between two counts meanwhile
+_NAMES = 5.0  # s at most for the primary to say whether it has an entity: in an outage no operator waits longer
 _ROUNDS = 100  # of removing, until a decision is one of those that processes read
 
 
@@ -232,8 +234,8 @@ class SwitchFollower:
 
 
 class SwitchWriter:
-    """An operator's side: writes a decision, and waits until the processes of the pair follow it. Nothing is asked of
-    the primary; an operation on the secondary may take ``time_limit`` seconds."""
+    """An operator's side: writes a decision, and waits until the processes of the pair follow it. Of the primary only
+    names are asked; an operation on the secondary may take ``time_limit`` seconds."""
 
     def __init__(self, primary: Endpoint, secondary: Transport, time_limit: float, clock: Clock | None = None) -> None:
         places = switch_queues(primary.name)
@@ -241,10 +243,49 @@ class SwitchWriter:
             raise ConfigurationError("the primary's name is too long for a record on the secondary: give it a ?name=")
         self._decisions, self._reports = places
         self._looker = Looker(secondary, TimeLimits(time_limit))
+        self._name_limits = TimeLimits(min(_NAMES, time_limit))
         self._clock = clock or Clock()
         self._glances = _Glances(self._looker, self._decisions, self._clock, patient=False)
         self._fleet = Fleet()
         self._ahead = 0.0  # s by which the secondary's clock is ahead of this one, as far as is known
+
+    async def check_names(
+        self, primary: Transport, entities: Sequence[Entity], *, used: Collection[Entity] = (), force: str
+    ) -> str:
+        """Refuse entities that the primary does not have, as their names are probably misspelt: no process would divert
+        anything, or resume. Those that are ``used``, or that a decision diverts now, need not be there.
+
+        Gives why names were not checked, empty if they were: a primary that is down can't say, and a decision must be
+        possible all the same.
+
+        Raises `ConfigurationError`, with names that are alike, and ``force``, which lets them pass; `TransportError`:
+        the secondary could not be asked.
+        """
+        unknown, unchecked = [], ""
+        for entity in dict.fromkeys(entities):
+            try:
+                if entity not in used and not await self._name_limits.run(primary.admin.exists(entity)):
+                    unknown.append(entity)
+            except TransportError as error:
+                unchecked = f"the primary can't say whether it has {entity}, and the name may be misspelt: {error}"
+                break
+        if unknown:
+            decisions = self._read(await self._looker.shown(self._decisions)).in_force()
+            diverted = [each for each, decision in decisions.items() if decision.action is not SwitchAction.RESUME]
+            unknown = [entity for entity in unknown if entity not in diverted]
+        if not unknown:
+            return unchecked
+        there: list[Entity] = []
+        with contextlib.suppress(TransportError):
+            there = await self._name_limits.run(primary.admin.list_entities())
+        texts = []
+        for entity in unknown:
+            meant = " or ".join(f"{each.kind} {each.path!r}" for each in alike(entity, (*used, *diverted, *there)))
+            texts.append(f"the primary has no {entity.kind} {entity.path!r}{meant and f', but {meant}'}")
+        raise ConfigurationError(
+            f"{'; '.join(texts)}: correct the name or the kind, or use {force} for what is created later; "
+            "nothing was written"
+        )
 
     async def write(self, action: SwitchAction | str, entities: Sequence[Entity], *, syphon: bool = False) -> Decision:
         """Write a decision; with ``syphon`` a hold, in which syphons deliver nothing to them either.

@@ -263,6 +263,7 @@ class Pair:
         kind: str = "queue",
         syphon: bool = False,
         timeout: float | None = None,
+        unknown: bool = False,
     ) -> SwitchReport:
         """Decide for all processes of this pair, and wait until they follow, as `pairmq.Pair.switch` (SPEC 13.4).
 
@@ -272,13 +273,16 @@ class Pair:
             kind: of all of them, ``"queue"`` or ``"topic"``.
             syphon: of a hold: no syphon of the pair delivers to these entities either.
             timeout: seconds to wait for the processes; 0 does not wait.
+            unknown: take names that the primary does not know.
 
         Raises:
-            ConfigurationError: an argument is invalid.
+            ConfigurationError: an argument is invalid, or the primary does not know one of the entities.
             TransportError: the secondary could not be asked.
             PairClosed, PairFaulted: the pair has ended; one that is not open yet is a `ConfigurationError`.
         """
-        return self._awaited(lambda pair: pair.switch(action, *paths, kind=kind, syphon=syphon, timeout=timeout))
+        return self._awaited(
+            lambda pair: pair.switch(action, *paths, kind=kind, syphon=syphon, timeout=timeout, unknown=unknown)
+        )
 
     @property
     def syphon_holds(self) -> frozenset[Entity]:
