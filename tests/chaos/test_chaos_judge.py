@@ -11,7 +11,7 @@ import pytest
 from pairmq.model import Entity, EntityState, Message
 from pairmq.model.events import Cause, SendCompleted, SendOutcome, StateChanged
 from pairmq.testing.chaos import Settings, planned
-from pairmq.testing.chaos.report import recoveries_of
+from pairmq.testing.chaos.report import recoveries_of, report_of
 from pairmq.testing.history import CONFIRMED, WriteResult
 from pairmq.testing.simulator import Verdict
 
@@ -563,6 +563,10 @@ def test_a_fault_lasts_from_the_first_write_after_it_to_the_first_confirm(pen: P
     pen.write(2)
     pen.line("run", "cured", number=0)
     pen.line("run", "strike", number=1, fault="kill", seconds=1.0, side="secondary", client="")
-    recoveries = recoveries_of(pen.history())
+    history = pen.history()
+    recoveries = recoveries_of(history)
     assert list(recoveries) == ["kill primary"]
     assert recoveries["kill primary"] == pytest.approx([2.3])
+    report = report_of(pen.plan, history, [])
+    assert "\n      2.30\n" in report.text(timeline=True)
+    assert "\n      2.30\n" not in report.text()

@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import wrap
 from typing import Any
 
 from pairmq.model import BacklogUnavailable, PrimaryUnavailable
@@ -127,6 +128,7 @@ def _why_dead(facts: Facts, sent: Sent) -> str:
 
 
 _STORIES = 3
+_WIDTH = 120  # of a line of figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +174,12 @@ class ChaosReport:
             *(f"  {line}" for line in handled_text(counts, self.waits)),
             f"  worst overrun of a deadline: {self.overrun:+.3f} s, of which the process slept {self.lag:.3f} s",
             "  first confirmed write after a fault began, median and longest:",
-            *(
-                f"    {fault:<32} {statistics.median(times):6.2f} s {max(times):6.2f} s, of {len(times)}"
-                for fault, times in self.recoveries.items()
-            ),
         ]
+        for fault, times in self.recoveries.items():
+            lines.append(f"    {fault:<32} {statistics.median(times):6.2f} s {max(times):6.2f} s, of {len(times)}")
+            if timeline:
+                each = " ".join(f"{seconds:.2f}" for seconds in times)
+                lines += wrap(each, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
         if timeline or not self.ok:
             lines += ["  timeline:", *(f"    {line}" for line in self.timeline)]
         lines += [f"  {violation}" for violation in self.violations[:most]]
