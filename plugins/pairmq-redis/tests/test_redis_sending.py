@@ -138,7 +138,7 @@ async def test_chunks_of_a_batch_do_not_wait_for_each_other(
     """Over a distance a call would be as slow as its round trips."""
     monkeypatch.setattr(_sender, "CHUNK_MESSAGES", 1)
     sender = transport.sender(queue)
-    sound, begun = sender._send_chunk, asyncio.Barrier(8)  # type: ignore[attr-defined]
+    sound, begun = sender._send_chunk, asyncio.Barrier(16)  # type: ignore[attr-defined]
 
     async def send_chunk(chunk: object) -> object:
         await begun.wait()
@@ -149,6 +149,29 @@ async def test_chunks_of_a_batch_do_not_wait_for_each_other(
     async with asyncio.timeout(60):
         assert not any(await sender.send_batch(batch))
     assert (await transport.admin.counts(Source(queue))).active == len(batch)
+
+
+async def test_a_batch_has_so_many_bytes_in_flight(
+    transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sender, "CHUNK_MESSAGES", 1)
+    monkeypatch.setattr(_sender, "_BYTES_IN_FLIGHT", 3500)
+    sender = transport.sender(queue)
+    sound, in_flight, most = sender._send_chunk, 0, 0  # type: ignore[attr-defined]
+
+    async def send_chunk(chunk: object) -> object:
+        nonlocal in_flight, most
+        in_flight += 1
+        most = max(most, in_flight)
+        try:
+            return await sound(chunk)
+        finally:
+            in_flight -= 1
+
+    monkeypatch.setattr(sender, "_send_chunk", send_chunk)
+    assert not any(await sender.send_batch([message(b"x" * 1000) for _ in range(9)]))
+    assert not any(await sender.send_batch([message(b"x" * 9000) for _ in range(2)]))  # each more than that
+    assert most == 3
 
 
 async def test_sessions_in_order_take_one_command_a_chunk(

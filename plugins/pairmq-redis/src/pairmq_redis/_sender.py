@@ -22,7 +22,7 @@ from pairmq_redis._wire import Command, Reply
 
 CHUNK_MESSAGES = 250
 CHUNK_BYTES = 1 << 20
-_CHUNKS_IN_FLIGHT = 8  # of one call: with fewer a distant server is idle most of the time
+_BYTES_IN_FLIGHT = 8 << 20  # of one call: with less a distant server is idle most of the time
 
 
 class RedisSender(Sender):
@@ -65,13 +65,16 @@ class RedisSender(Sender):
             return [_errors.closed(self._doing) for _ in messages]
         outcomes: list[TransportError | None] = []
         under_way: deque[asyncio.Task[list[TransportError | None]]] = deque()
+        sizes: deque[int] = deque()
         try:
             for chunk in self._chunks(messages):
-                under_way.append(start_task(self._send_chunk(chunk)))
-                await asyncio.sleep(0)  # it writes; one connection keeps the chunks in order
-                if len(under_way) == _CHUNKS_IN_FLIGHT:
+                sizes.append(sum(size for _, size in chunk))
+                while under_way and sum(sizes) > _BYTES_IN_FLIGHT:
                     outcomes += await under_way[0]
                     under_way.popleft()
+                    sizes.popleft()
+                under_way.append(start_task(self._send_chunk(chunk)))
+                await asyncio.sleep(0)  # it writes; one connection keeps the chunks in order
             while under_way:
                 outcomes += await under_way[0]
                 under_way.popleft()
