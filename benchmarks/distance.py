@@ -4,9 +4,12 @@ Messages of 1 KiB, confirmed; all brokers of a turn are equally far, behind a pr
 send with 1000 and with 4000 unconfirmed at most: `send_stream` with that window, `send_batch` with as many in a call,
 aio-pika by ``asyncio.gather`` over as many, redis-py by pipelines of as many. The drain is ``pairmq syphon`` beside a
 loop with that client, of which the best number of messages at a time counts; its speed is that of the middle four
-fifths of the messages. From Redis or PostgreSQL to RabbitMQ only a drain is measured, beside `_mixed_loop`.
+fifths of the messages. From Redis or PostgreSQL to RabbitMQ only a drain is measured, beside `_mixed_loop`; to
+PostgreSQL only sends, beside psycopg with as many rows in a statement. azure-servicebus sends full batches through four
+links; the administration of Service Bus, which PairMQ asks a few times, is not behind the link.
 
-Run it with: make bench-one NAME=distance ARGS="--product redis" (or redis-rabbitmq, postgres-rabbitmq)
+Run it with: make bench-one NAME=distance ARGS="--product redis" (or postgres, servicebus, redis-rabbitmq,
+postgres-rabbitmq)
 """
 
 from __future__ import annotations
@@ -18,16 +21,19 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import aio_pika
+import psycopg
+from _bus_loop import full_batches
 from _draining import LIMIT, ORDERS, leave, watched
 from _far_link import far
 from _measuring import Contender, Figures, arguments, interleaved, ratio, spread
+from azure.servicebus.aio import ServiceBusClient
 from redis.asyncio import Redis
 
 from pairmq import Message, Pair, PairSender
@@ -36,12 +42,20 @@ from pairmq.plugins import registry
 from pairmq_postgres.testing import PostgresServer
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
+from pairmq_servicebus.testing import ServiceBusServer
 
 BODY = b"x" * 1024
 WINDOWS = (1000, 4000)
 PREFETCHES = (1000, 4000)
+LINKS = 4
 OURS = {"send_batch": "bare sends", "send_stream": "bare sends", "syphon": "a loop"}
-NAMED = ("?name=east&identity=east", "?name=west&identity=west")
+NAMES = ("east", "west")
+
+
+def named(urls: Sequence[str]) -> list[str]:
+    """The brokers' addresses with one name and identity, near or far."""
+    pairs = zip(urls, NAMES, strict=True)
+    return [f"{url}{'&' if '?' in url else '?'}name={name}&identity={name}" for url, name in pairs]
 
 
 class Turns(ABC):
@@ -58,7 +72,7 @@ class Turns(ABC):
     def __init__(self, near: Sequence[Any], far: Sequence[str], messages: int) -> None:
         self._near = near
         self._bare = far
-        self._pair = [url + named for url, named in zip(far, NAMED, strict=True)]
+        self._pair = named(far)
         self._messages = messages
 
     def contenders(self) -> dict[str, Contender]:
@@ -109,7 +123,7 @@ class Turns(ABC):
     def _drained(self, command: Callable[[str], list[str]]) -> Contender:
         async def run() -> float:
             self._empty()
-            primary, secondary = (server.url + named for server, named in zip(self._near, NAMED, strict=True))
+            primary, secondary = named([server.url for server in self._near])
             queue = await leave(primary, secondary, self._messages)
             async with registry.transport(self._near[0].url) as east:
                 with _running([sys.executable, *command(queue)]):
@@ -183,6 +197,71 @@ class RedisTurns(Turns):
             server.flush()
 
 
+class BusTurns(Turns):
+    """Beside azure-servicebus."""
+
+    peer = "azure-servicebus"
+
+    def _bare_sends(self, window: int) -> Contender:
+        async def run() -> float:
+            async with AsyncExitStack() as stack:
+                client = await stack.enter_async_context(ServiceBusClient.from_connection_string(self._strings()[0]))
+                links = [await stack.enter_async_context(client.get_queue_sender(ORDERS.path)) for _ in range(LINKS)]
+
+                async def through(place: int) -> None:
+                    for batch in batches[place::LINKS]:
+                        await links[place].send_messages(batch)
+
+                async def send() -> None:
+                    for _ in range(0, self._messages, window):
+                        batches[:] = await full_batches(links[0], (BODY for _ in range(window)))
+                        await asyncio.gather(*map(through, range(LINKS)))
+
+                batches = [await link.create_message_batch() for link in links]  # which opens each
+                return await self._sent(send)
+
+        return run
+
+    def _loop(self, queue: str, most: int) -> list[str]:
+        primary, secondary = self._strings()
+        return [str(Path(__file__).with_name("_bus_loop.py")), secondary, primary, queue, ORDERS.path, str(most)]
+
+    def _strings(self) -> list[str]:
+        far = [urlsplit(url).port for url in self._bare]
+        return [
+            server.connection_string.replace(f":{server.port};", f":{port};")
+            for server, port in zip(self._near, far, strict=True)
+        ]
+
+    def _empty(self) -> None:
+        for server in self._near:
+            server.clear()
+
+
+class PostgresTurns(RedisTurns):
+    """Beside psycopg: sends alone."""
+
+    peer = "psycopg"
+
+    def contenders(self) -> dict[str, Contender]:
+        return {name: run for name, run in super().contenders().items() if not name.startswith(("syphon", "a loop"))}
+
+    def _bare_sends(self, window: int) -> Contender:
+        async def run() -> float:
+            dsn = far_dsn(self._near[0], self._bare[0])
+            async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as client:
+                await client.execute("CREATE TABLE IF NOT EXISTS bare_sends (id bigserial PRIMARY KEY, body bytea)")
+                insert = "INSERT INTO bare_sends (body) SELECT unnest(%s::bytea[])"
+
+                async def send() -> None:
+                    for _ in range(0, self._messages, window):
+                        await client.execute(insert, ([BODY] * window,), binary=True)
+
+                return await self._sent(send)
+
+        return run
+
+
 class FromRedisTurns(RedisTurns):
     """From Redis to RabbitMQ, beside redis-py and aio-pika."""
 
@@ -206,12 +285,9 @@ class FromPostgresTurns(FromRedisTurns):
     peer = "psycopg and aio-pika"
 
     def _loop(self, queue: str, most: int) -> list[str]:
-        server = self._near[1]
-        near, own = urlsplit(server.url).port, server.parameters()
-        far_port = urlsplit(self._bare[1]).port
-        url = server.url_of(own["user"], own["password"]).replace(f":{near}/", f":{far_port}/")
+        dsn = far_dsn(self._near[1], self._bare[1])
         program = str(Path(__file__).with_name("_mixed_loop.py"))
-        return [program, url, self._bare[0], "bare", ORDERS.path, str(most)]
+        return [program, dsn, self._bare[0], "bare", ORDERS.path, str(most)]
 
     def _empty(self) -> None:
         self._near[0].reset()
@@ -223,9 +299,18 @@ class FromPostgresTurns(FromRedisTurns):
         )
 
 
+def far_dsn(server: PostgresServer, far: str) -> str:
+    """The address of a PostgreSQL server over the link, for its own client."""
+    own = server.parameters()
+    near, over = urlsplit(server.url).port, urlsplit(far).port
+    return server.url_of(own["user"], own["password"]).replace(f":{near}/", f":{over}/")
+
+
 PRODUCTS: dict[str, tuple[Callable[[], Any], Callable[[], Any], type[Turns]]] = {
     "rabbitmq": (RabbitServer, RabbitServer, RabbitTurns),
     "redis": (partial(RedisServer, appendfsync="everysec"), partial(RedisServer, appendfsync="everysec"), RedisTurns),
+    "postgres": (PostgresServer, partial(RedisServer, appendfsync="everysec"), PostgresTurns),
+    "servicebus": (ServiceBusServer, ServiceBusServer, BusTurns),
     "redis-rabbitmq": (RabbitServer, partial(RedisServer, appendfsync="everysec"), FromRedisTurns),
     "postgres-rabbitmq": (RabbitServer, PostgresServer, FromPostgresTurns),
 }

@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import aio_pika
 import kombu
@@ -69,7 +70,7 @@ class Failovers:
         west: the other one.
     """
 
-    def __init__(self, east: RabbitServer, west: RabbitServer) -> None:
+    def __init__(self, east: Any, west: Any) -> None:
         self._east = east
         self._west = west
         self.sent: dict[str, int] = {}
@@ -80,8 +81,7 @@ class Failovers:
         """A contender's milliseconds."""
 
         async def run() -> float:
-            self._east.reset()
-            self._west.reset()
+            self._clear()
             async with opened() as send:
                 elapsed, own, sent = await self._until_moved(send)
             self.own.setdefault(name, []).append(own)
@@ -113,9 +113,9 @@ class Failovers:
         def kill() -> None:
             nonlocal killed_at
             killed_at = time.perf_counter()
-            self._east.kill(settle=False)
+            self._kill()
 
-        self._east.settle()
+        self._settle()
         with socket.create_connection(("127.0.0.1", self._east.port)) as beside:
             closing = asyncio.create_task(asyncio.to_thread(closed_at, beside))
             killing = asyncio.create_task(asyncio.to_thread(kill))
@@ -127,7 +127,17 @@ class Failovers:
         self._east.start()  # in this thread: the server ends with the thread that started it
         return (moved_at - killed_at) * 1000, (moved_at - known_at) * 1000, sent
 
-    async def _found(self, server: RabbitServer) -> set[str]:
+    def _clear(self) -> None:
+        for server in (self._east, self._west):
+            server.reset()
+
+    def _settle(self) -> None:
+        self._east.settle()
+
+    def _kill(self) -> None:
+        self._east.kill(settle=False)
+
+    async def _found(self, server: Any) -> set[str]:
         """The ids of all messages of a server's queue."""
         found: set[str] = set()
         async with await aio_pika.connect(server.url) as connection:

@@ -31,8 +31,12 @@ TITLES = {
     "growth": "How the cost of a message grows",
     "distance": "RabbitMQ over a distance",
     "distance_redis": "Redis over a distance",
+    "distance_postgres": "Sends to PostgreSQL over a distance",
+    "distance_servicebus": "Service Bus (local server) over a distance",
+    "fleet_switch": "Ten processes follow a decision, the brokers 300 ms away",
     "syphon_processes": "pairmq syphon --processes, two processors",
     "tails": "How long sends to RabbitMQ take",
+    "tails_redis": "How long sends to Redis take",
     "pipeline_growth": "pairmq pipeline run: processor time of a row, as the journal grows",
     "follow_growth": "A refresh of pairmq pipeline run --follow, in a day at a constant rate",
 }
@@ -40,6 +44,9 @@ TITLES = {
 
 VARIANTS = {
     "distance_redis": ("distance", "--product", "redis"),
+    "distance_postgres": ("distance", "--product", "postgres"),
+    "distance_servicebus": ("distance", "--product", "servicebus"),
+    "tails_redis": ("tails", "--product", "redis"),
     "pipeline_growth": ("pipeline_speed", "--events", "1000000", "10000000"),
 }
 """Programs that are run with arguments, by what their figures are called."""

@@ -261,7 +261,9 @@ class SwitchWriter:
         Raises `ConfigurationError`, with names that are alike, and ``force``, which lets them pass; `TransportError`:
         the secondary could not be asked.
         """
-        unknown, unchecked = [], ""
+        unknown: list[Entity] = []
+        diverted: list[Entity] = []
+        unchecked = ""
         for entity in dict.fromkeys(entities):
             try:
                 if entity not in used and not await self._name_limits.run(primary.admin.exists(entity)):
