@@ -309,6 +309,21 @@ def test_a_round_trip_is_needed_once_it_was_measured():
     assert trip.needed == pytest.approx(0.6)
 
 
+def test_the_quickest_answer_lately_is_the_distance_of_a_broker():
+    rules = Sending().rules
+    assert rules.distance == 0.0
+    rules.to_primary.took(0.5)
+    for seconds in (0.3, 2.0, 0.4):
+        rules.to_primary.answered(seconds)
+    assert 0.3 < rules.distance < 0.32
+    rules.to_backlog.answered(0.01)
+    assert 0.3 < rules.distance < 0.32  # the farther one
+    rules.to_primary.answered(0.0)
+    for _ in range(500):
+        rules.to_primary.answered(0.1)
+    assert rules.distance == 0.1
+
+
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1e6)), max_size=30))
 def test_no_broker_is_known_to_need_more_than_a_fair_trial(seen):
     trip = RoundTrip()

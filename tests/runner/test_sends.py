@@ -385,6 +385,60 @@ async def test_a_batch_that_fails_over_in_its_middle_loses_nothing(world):
         assert len(w.backlog()) == 1200
 
 
+@pytest.mark.parametrize(("delay", "sizes"), [(0.3, [3000]), (0.01, [500] * 6)])
+@in_virtual_time
+async def test_a_batch_takes_few_round_trips_to_a_broker_that_is_far(world, monkeypatch, delay, sizes):
+    """It was as slow as its round trips, one for each 500 messages."""
+    seen = []
+    send_batch = simulated.SimulatedSender.send_batch
+
+    async def counted(self, messages):
+        seen.append(len(messages))
+        return await send_batch(self, messages)
+
+    monkeypatch.setattr(simulated.SimulatedSender, "send_batch", counted)
+    async with world() as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=delay)
+        await sender.send(Message(b""))  # shows the distance
+        results = await sender.send_batch([Message(b"%d" % n) for n in range(3000)])
+        assert all(isinstance(result, Receipt) for result in results)
+    assert seen == sizes
+
+
+@in_virtual_time
+async def test_where_an_order_is_kept_a_batch_has_as_many_sends_under_way_as_ever(world, monkeypatch):
+    now = most = 0
+    send = simulated.SimulatedSender.send
+
+    async def counted(self, message):
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        try:
+            await send(self, message)
+        finally:
+            now -= 1
+
+    monkeypatch.setattr(simulated.SimulatedSender, "send", counted)
+    async with world(ordering="session") as w:
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=0.3)
+        sender = w.pair.sender("orders")
+        await sender.send(Message(b"", session_id="s"))
+        await sender.send_batch([Message(b"", session_id=str(number)) for number in range(1200)])
+    assert most == 500
+
+
+@in_virtual_time
+async def test_the_first_operation_of_a_batch_shows_how_far_the_broker_is(world):
+    async with world() as w:
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=0.3)
+        began = asyncio.get_running_loop().time()
+        await w.pair.sender("orders").send_batch([Message(b"%d" % n) for n in range(4500)])
+        assert asyncio.get_running_loop().time() - began < 0.7
+        assert w.home() == [b"%d" % n for n in range(4500)]
+
+
 @in_virtual_time
 async def test_receipts_of_a_stream_come_in_the_order_of_the_source(world):
     async with world() as w:

@@ -37,6 +37,7 @@ one monotonic clock::
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -95,6 +96,9 @@ _MESSAGES_FAULT = frozenset((FailureReason.TOO_LARGE, FailureReason.MALFORMED))
 """Failures that say nothing about a backlog queue; any other one is a reason to leave it."""
 
 
+_FORGETS, _A_LITTLE = 1.02, 1e-6  # so much longer is what the quickest answer counts for with each later one; s more
+
+
 class RoundTrip:
     """How long a broker takes to answer, by what it answered lately: mean and spread, weighted as by RFC 6298.
 
@@ -102,10 +106,12 @@ class RoundTrip:
     broker far off that may be less than one round trip, and no attempt at it could ever succeed.
     """
 
-    __slots__ = ("_cut_off", "_mean", "_spread")
+    __slots__ = ("_cut_off", "_mean", "_spread", "quickest")
 
     def __init__(self) -> None:
         self._mean = self._spread = self._cut_off = 0.0
+        self.quickest = math.inf
+        """Seconds of the quickest answer lately, to an operation of any size: what is longer than that is distance."""
 
     @property
     def needed(self) -> float:
@@ -119,6 +125,8 @@ class RoundTrip:
 
     def answered(self, seconds: float) -> None:
         """An operation with one message was confirmed."""
+        forgotten = self.quickest * _FORGETS + _A_LITTLE  # as in `took`; every healthy send comes here
+        self.quickest = seconds if seconds < forgotten else forgotten
         if not self._mean:
             self._mean, self._spread = seconds, seconds / 2
         else:
@@ -126,6 +134,11 @@ class RoundTrip:
             self._spread += ((late if late > 0 else -late) - self._spread) / 4
             self._mean += late / 8
         self._cut_off = 0.0
+
+    def took(self, seconds: float) -> None:
+        """An operation with any number of messages was answered."""
+        forgotten = self.quickest * _FORGETS + _A_LITTLE
+        self.quickest = seconds if seconds < forgotten else forgotten
 
     def cut_off(self, seconds: float) -> None:
         """It was not answered within so long: the next one gets more, or a first answer might never be seen."""
@@ -289,6 +302,12 @@ class SendRules:
         self.chance = chance
         self.to_primary = RoundTrip()
         self.to_backlog = RoundTrip()
+
+    @property
+    def distance(self) -> float:
+        """Seconds that the broker that is farther needs at least, as far as is known."""
+        known = [trip.quickest for trip in (self.to_primary, self.to_backlog) if trip.quickest < math.inf]
+        return max(known, default=0.0)
 
     def until(self, now: float, deadline: float, trip: RoundTrip) -> float:
         """When an attempt must end: half of the time left is for the other broker, if the rest is enough here."""

@@ -183,6 +183,11 @@ class SendProcedure:
     def in_flight(self) -> int:
         return self._admission.in_flight
 
+    @property
+    def distance(self) -> float:
+        """Seconds that a broker needs at least, as far as is known; 0 where an order is kept, by one send at a time."""
+        return self._rules.distance if self._orders is None else 0.0
+
     async def close(self) -> None:
         """Stop what works beside the sends."""
         if self._orders is not None:
@@ -557,7 +562,10 @@ class SendProcedure:
                 await sender.send(messages[0])
                 trip.answered(self._clock.now() - limited.began_at)
                 return TAKEN
-            return await sender.send_batch(messages)
+            results = await sender.send_batch(messages)
+            if None in results:
+                trip.took(self._clock.now() - limited.began_at)
+            return results
         return [self._failed(trip, limited)] * len(messages)
 
     def _failed(self, trip: RoundTrip, limited: Limit) -> TransportError:

@@ -14,7 +14,7 @@ from pairmq_postgres._connection import Blobs, Texts
 from pairmq_postgres._errors import NoSuchEntity
 from pairmq_postgres._pool import Calls
 
-_CHUNK_MESSAGES = 1000
+_CHUNK_MESSAGES = 4000
 _CHUNK_BYTES = 8 * 1024 * 1024
 
 _Row = tuple[Message, str, int]
