@@ -399,6 +399,9 @@ async def test_an_unknown_entity_is_not_operated_on(word):
         assert answer.status_code == 404
         assert "is the name misspelt?" in answer.json()["error"]
         assert (await page.status())["entities"]["total"] == 0
+        sender = page.it.pair.sender("orders")
+        assert "no such entity, but queue orders: is" in (await page.operate(word, "ordres")).json()["error"]
+        await sender.close()
 
 
 @in_virtual_time

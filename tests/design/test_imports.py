@@ -95,6 +95,7 @@ PURE = {
         "dataclasses",
         "datetime",
         "decimal",
+        "difflib",
         "enum",
         "fnmatch",
         "functools",

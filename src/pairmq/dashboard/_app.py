@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from pairmq.core.switch import alike
 from pairmq.dashboard._history import History
 from pairmq.dashboard._looks import Brokers, Looks, Watched, shown
 from pairmq.dashboard._view import MOST_ROWS, Query, View
@@ -359,7 +360,8 @@ class Dashboard:
         """Refuse a name that is probably misspelt: it would be a row of an entity that is never sent to."""
         try:
             entity = Entity(path, kind)
-            if entity in pair.states() or entity in self._looks.entities:
+            known = (*pair.states(), *self._looks.entities)
+            if entity in known:
                 return None
         except (ValueError, PairMQError):
             return None  # what acts on it says what is wrong
@@ -374,9 +376,9 @@ class Dashboard:
             return _refusal(
                 409, f"{text}, and the primary can't be queried for it: to confirm it anyway, add unknown=true"
             )
-        return _refusal(
-            404, f"{text}, and the primary has no such entity: is the name misspelt? To confirm it, add unknown=true"
-        )
+        meant = "".join(f", but {each.kind} {each.path}" for each in alike(entity, known)[:1])
+        why = f"{text}, and the primary has no such entity{meant}: is the name misspelt?"
+        return _refusal(404, f"{why} To confirm it, add unknown=true")
 
 
 def _page_files() -> dict[str, tuple[bytes, str]]:
