@@ -309,19 +309,33 @@ def test_a_round_trip_is_needed_once_it_was_measured():
     assert trip.needed == pytest.approx(0.6)
 
 
-def test_the_quickest_answer_lately_is_the_distance_of_a_broker():
+def test_chunks_of_a_batch_are_larger_where_a_broker_is_far():
     rules = Sending().rules
-    assert rules.distance == 0.0
-    rules.to_primary.took(0.5)
-    for seconds in (0.3, 2.0, 0.4):
+    near, far = (500, 1 << 20), (4000, 1 << 20)
+    assert rules.chunk == near
+    rules.to_primary.took(0.5, 1000)
+    assert rules.chunk == far
+    for seconds in (0.01, 2.0, 0.4):
         rules.to_primary.answered(seconds)
-    assert 0.3 < rules.distance < 0.32
-    rules.to_backlog.answered(0.01)
-    assert 0.3 < rules.distance < 0.32  # the farther one
-    rules.to_primary.answered(0.0)
-    for _ in range(500):
+        assert rules.chunk == near  # the quickest answer counts
+    rules.to_backlog.answered(0.3)
+    assert rules.chunk == far  # of the broker that is farther
+    rules.to_backlog.answered(0.0)
+    assert rules.chunk == near
+    for _ in range(1000):
         rules.to_primary.answered(0.1)
-    assert rules.distance == 0.1
+    assert rules.chunk == far  # it is another network by now
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most_bytes"), [(0.1, 4 << 20), (0.5, 5 << 19), (5.0, 1 << 20)], ids=["wide", "narrower", "narrow"]
+)
+def test_chunks_have_more_bytes_as_far_as_the_link_is_wide_enough(seconds, most_bytes):
+    rules = Sending(attempt_timeout=10.0).rules
+    rules.to_primary.took(seconds, 1 << 20)
+    assert rules.chunk == (4000, most_bytes)
+    rules.to_primary.took(seconds, 1000)  # shows nothing
+    assert rules.chunk == (4000, most_bytes)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1e6)), max_size=30))

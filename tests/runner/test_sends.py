@@ -505,6 +505,19 @@ class Narrow:
         monkeypatch.setattr(simulated.SimulatedSender, "send_batch", crawl)
 
 
+@in_virtual_time
+async def test_a_batch_of_large_messages_over_a_narrow_and_long_link_is_no_outage(world, monkeypatch):
+    link = Narrow(monkeypatch)
+    async with world(attempt_timeout=2.0, failover_interval=0.0) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=0.3)
+        await sender.send(Message(b""))
+        results = await sender.send_batch([Message(bytes(500_000)) for _ in range(60)])
+        assert {result.route for result in results} == {Route.PRIMARY}
+    assert link.operations[0] == 1_000_000
+    assert 1_000_000 <= max(link.operations) < 2 << 20  # of which each takes half a second
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 @in_virtual_time
 async def test_a_stream_of_large_messages_over_a_narrow_link_is_no_outage(world, monkeypatch, asynchronous):

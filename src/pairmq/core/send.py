@@ -96,6 +96,19 @@ _MESSAGES_FAULT = frozenset((FailureReason.TOO_LARGE, FailureReason.MALFORMED))
 """Failures that say nothing about a backlog queue; any other one is a reason to leave it."""
 
 
+CHUNK: Final = 500
+"""Messages in one operation: large enough for the brokers' batches, small beside the attempt's time limit."""
+
+CHUNK_BYTES: Final = 1 << 20
+"""Of their bodies."""
+
+LARGER: Final = 4
+"""So many times as many bytes may be on their way at once: operations side by side share one link."""
+
+_FAR = 0.02  # s of an answer, from which on a batch would be as slow as its round trips
+_FAR_CHUNK = 4000
+_SHARE = 8  # an operation is to take no more than this part of its limit, however narrow the link is
+_TELLING = CHUNK_BYTES // 4  # bytes of an operation that shows how narrow
 _FORGETS, _A_LITTLE = 1.02, 1e-6  # so much longer is what the quickest answer counts for with each later one; s more
 
 
@@ -106,12 +119,14 @@ class RoundTrip:
     broker far off that may be less than one round trip, and no attempt at it could ever succeed.
     """
 
-    __slots__ = ("_cut_off", "_mean", "_spread", "quickest")
+    __slots__ = ("_cut_off", "_mean", "_spread", "quickest", "rate")
 
     def __init__(self) -> None:
         self._mean = self._spread = self._cut_off = 0.0
         self.quickest = math.inf
-        """Seconds of the quickest answer lately, to an operation of any size: what is longer than that is distance."""
+        """Seconds of the quickest answer lately, to an operation of any size: so far away is the broker."""
+        self.rate = 0.0
+        """Bytes a second of the last large operation; 0 before the first."""
 
     @property
     def needed(self) -> float:
@@ -135,10 +150,12 @@ class RoundTrip:
             self._mean += late / 8
         self._cut_off = 0.0
 
-    def took(self, seconds: float) -> None:
-        """An operation with any number of messages was answered."""
+    def took(self, seconds: float, size: int) -> None:
+        """An operation with any number of messages was answered, whose bodies have so many bytes."""
         forgotten = self.quickest * _FORGETS + _A_LITTLE
         self.quickest = seconds if seconds < forgotten else forgotten
+        if size >= _TELLING:
+            self.rate = size / max(seconds, _A_LITTLE)
 
     def cut_off(self, seconds: float) -> None:
         """It was not answered within so long: the next one gets more, or a first answer might never be seen."""
@@ -304,10 +321,18 @@ class SendRules:
         self.to_backlog = RoundTrip()
 
     @property
-    def distance(self) -> float:
-        """Seconds that the broker that is farther needs at least, as far as is known."""
-        known = [trip.quickest for trip in (self.to_primary, self.to_backlog) if trip.quickest < math.inf]
-        return max(known, default=0.0)
+    def chunk(self) -> tuple[int, int]:
+        """The most messages, and bytes of their bodies, in one operation of a batch: more where a broker is far.
+
+        There a batch would be as slow as its round trips. As a link may be narrow, too, bytes grow with the rate that
+        was seen.
+        """
+        trips = [trip for trip in (self.to_primary, self.to_backlog) if trip.quickest < math.inf]
+        if max((trip.quickest for trip in trips), default=0.0) < _FAR:
+            return CHUNK, CHUNK_BYTES
+        rate = min((trip.rate for trip in trips if trip.rate), default=0.0)
+        passes = int(rate * self.attempt_timeout / _SHARE)
+        return _FAR_CHUNK, min(max(passes, CHUNK_BYTES), LARGER * CHUNK_BYTES)
 
     def until(self, now: float, deadline: float, trip: RoundTrip) -> float:
         """When an attempt must end: half of the time left is for the other broker, if the rest is enough here."""

@@ -8,17 +8,14 @@ from contextlib import aclosing
 from functools import partial
 from typing import Self
 
+from pairmq.core.send import CHUNK, CHUNK_BYTES, LARGER
 from pairmq.model import Entity, Message, PairClosed, PairFaulted, Receipt, SendError, SendRefused
 from pairmq.pair._arguments import count, seconds
 from pairmq.pair._tracing import Send, SendTracing
 from pairmq.runner import FAILURES, Engine, SenderState
 from pairmq.transport import in_chunks, start_task
 
-_CHUNK = 500  # messages in one operation: large enough for the brokers' batches, small beside the attempt's time limit
-_CHUNK_BYTES = 1 << 20
-_FAR = 0.02  # s of an operation, from which on a batch would be as slow as its round trips
-_FAR_CHUNK = 8 * _CHUNK
-_STREAM_BYTES = 4 * _CHUNK_BYTES  # on their way at once: operations side by side share one link
+_STREAM_BYTES = LARGER * CHUNK_BYTES
 
 
 class PairSender:
@@ -92,8 +89,8 @@ class PairSender:
         """Send many messages in few operations (SPEC 3.5).
 
         Args:
-            messages: sent in order, in chunks of at most 500 messages or 1 MiB; of 4000 or 4 MiB where a broker takes
-                20 ms or more to answer, unless an order is kept.
+            messages: sent in order, in chunks of at most 500 messages or 1 MiB; of up to 4000 and 4 MiB where a broker
+                takes 20 ms or more to answer and the link is wide enough, unless an order is kept.
             timeout: seconds for each chunk. Default: the pair's ``send_timeout``.
 
         Returns:
@@ -116,8 +113,7 @@ class PairSender:
         self._in_flight += 1  # from the first chunk to the last: it is one send, and needs its link between them too
         try:
             while len(results) < len(whole):
-                far = self._engine.sends.distance >= _FAR
-                most, most_bytes = (_FAR_CHUNK, _STREAM_BYTES) if far else (_CHUNK, _CHUNK_BYTES)
+                most, most_bytes = self._engine.sends.chunk
                 rest = whole[len(results) : len(results) + most]
                 chunk = next(in_chunks(rest, _size, most, most_bytes))
                 results.extend(await self._send_chunk(chunk, timeout, raising=not results))
@@ -262,7 +258,7 @@ class _Stream:
         await asyncio.wait(tasks)
 
     async def _read(self) -> None:
-        size = max(1, min(_CHUNK, self._window // 4))
+        size = max(1, min(CHUNK, self._window // 4))
         try:
             # Closed here and now: left to the garbage collector, a source would be closed by a task of no one's.
             async with aclosing(_gather(self._source, size)) as chunks:
@@ -321,7 +317,7 @@ async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int)
             for message in source:
                 taken += _size(message)
                 chunk.append(message)
-                if len(chunk) >= size or taken >= _CHUNK_BYTES:
+                if len(chunk) >= size or taken >= CHUNK_BYTES:
                     yield chunk
                     chunk, taken = [], 0
                     await asyncio.sleep(0)
@@ -356,7 +352,7 @@ async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int)
             while next_one is not None:
                 chunk.append(next_one[0])
                 taken += next_one[1]
-                if len(chunk) >= size or taken >= _CHUNK_BYTES or waiting.empty():
+                if len(chunk) >= size or taken >= CHUNK_BYTES or waiting.empty():
                     break
                 next_one = waiting.get_nowait()
             ended = next_one is None

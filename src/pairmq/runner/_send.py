@@ -18,6 +18,8 @@ from typing import Final
 from pairmq.core import Diversion, PairOptions, divert
 from pairmq.core.order import KeyRoute
 from pairmq.core.send import (
+    CHUNK,
+    CHUNK_BYTES,
     Attempt,
     BacklogOutcome,
     Check,
@@ -184,9 +186,9 @@ class SendProcedure:
         return self._admission.in_flight
 
     @property
-    def distance(self) -> float:
-        """Seconds that a broker needs at least, as far as is known; 0 where an order is kept, by one send at a time."""
-        return self._rules.distance if self._orders is None else 0.0
+    def chunk(self) -> tuple[int, int]:
+        """The most messages, and bytes of their bodies, of one call of `send`: those in order are sent one by one."""
+        return self._rules.chunk if self._orders is None else (CHUNK, CHUNK_BYTES)
 
     async def close(self) -> None:
         """Stop what works beside the sends."""
@@ -564,7 +566,7 @@ class SendProcedure:
                 return TAKEN
             results = await sender.send_batch(messages)
             if None in results:
-                trip.took(self._clock.now() - limited.began_at)
+                trip.took(self._clock.now() - limited.began_at, sum([len(message.body) for message in messages]))
             return results
         return [self._failed(trip, limited)] * len(messages)
 

@@ -60,8 +60,8 @@ class PairSender:
         """Send many messages in few operations (SPEC 3.5).
 
         Args:
-            messages: sent in order, in chunks of at most 500 messages or 1 MiB; of 4000 or 4 MiB where a broker takes
-                20 ms or more to answer, unless an order is kept.
+            messages: sent in order, in chunks of at most 500 messages or 1 MiB; of up to 4000 and 4 MiB where a broker
+                takes 20 ms or more to answer and the link is wide enough, unless an order is kept.
             timeout: seconds for each chunk. Default: the pair's ``send_timeout``.
 
         Returns:
