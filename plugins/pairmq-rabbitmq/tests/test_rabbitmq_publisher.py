@@ -197,3 +197,18 @@ def test_a_host_without_its_default_exchange_is_being_deleted(exchange: str, rea
     refused = failure(ChannelNotFoundEntity(f"NOT_FOUND - no exchange '{exchange}' in vhost 'shop'"), "send to orders")
     assert refused.reason is reason
     assert text in str(refused)
+
+
+async def test_chunks_of_a_large_batch_do_not_wait_for_each_other(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a distance a call would be as slow as its round trips."""
+    begun = asyncio.Barrier(16)
+
+    async def publish(parcels: list[Parcel], scope: Scope) -> list[None]:
+        await begun.wait()
+        return [None] * len(parcels)
+
+    monkeypatch.setattr(publisher, "_publish", publish)
+    async with asyncio.timeout(60):
+        assert await publisher.publish([PARCEL] * 4000, Scope()) == [None] * 4000

@@ -25,7 +25,7 @@ from pairmq_rabbitmq._publish import ALONE, Answer, Batch, Lost, Nacked, Parcel,
 
 CHUNK_MESSAGES = 250
 CHUNK_BYTES = 1 << 20
-_CHUNKS_IN_FLIGHT = 8  # of one call: with fewer a distant broker is idle most of the time
+_CHUNKS_IN_FLIGHT = 16  # of one call: 4000 messages, the most of a pair's, take one round trip to a distant broker
 _WORTHLESS = 0.2  # s: a channel that is older and has had nothing but rejections is replaced
 _STUCK = 0.5  # s without an answer to the first publish of a channel, in a cluster, after which others get another one
 _CLOSE = 5.0
