@@ -2,9 +2,9 @@
 
 Ten programs have the pair open and look for decisions every ``control_interval``, 5 s here. The operator, as far away
 as they are, holds and resumes an entity in turn, at moments that are not theirs. Counted are the milliseconds from when
-the decision was written: until the last process diverts or returns, by the clock that all of them share, and until
-`pairmq switch` has read that all follow. In the last turn one of them is stopped with SIGSTOP: it must be listed as the
-only one that does not follow. To reach: ``control_interval`` and 2 s.
+`pairmq switch` begins to write the decision: until the last process diverts or returns, by the clock that all of them
+share, and until the command has read that all follow. In the last turn one of them is stopped with SIGSTOP: it must be
+listed as the only one that does not follow. To reach: ``control_interval`` and 2 s.
 
 Run it with: make bench-one NAME=fleet_switch ARGS="--rounds 24"
 """
@@ -105,13 +105,13 @@ async def measure(product: str, round_trip: float, interval: float, rounds: int)
                 for number in range(rounds):
                     await asyncio.sleep(random.uniform(0, interval))  # noqa: S311  # no secret
                     action = ("hold", "resume")[number % 2]
+                    began = time.monotonic()
                     decision = await writer.write(action, [ORDERS])
-                    written_at = time.monotonic()
                     following = asyncio.create_task(fleet.reach(diverts=action == "hold"))
                     seen = await writer.watch(decision)
-                    found[LISTED].append((time.monotonic() - written_at) * 1000)
+                    found[LISTED].append((time.monotonic() - began) * 1000)
                     missed += len(seen.missing)
-                    found[FOLLOWED].append((await following - written_at) * 1000)
+                    found[FOLLOWED].append((await following - began) * 1000)
                     print(f"{product} {number}: {found[FOLLOWED][-1]:,.0f} {len(seen.missing)}", file=sys.stderr)
                 stopped = next(iter(fleet.of))
                 os.kill(stopped, signal.SIGSTOP)

@@ -585,3 +585,18 @@ async def test_a_hold_here_takes_any_name_and_warns_of_one_like_another(brokers)
     assert warned == [
         ("order-1", "hold of order-1, which this process has not used: correct the name if orders-1 was meant")
     ]
+
+
+@in_virtual_time
+async def test_over_a_distance_no_decision_takes_long_because_old_ones_are_removed(brokers):
+    """One by one they took as many round trips, in which nothing else could look at them on some brokers."""
+    writer = brokers.writer()
+    brokers.west.fail(Fault.SLOW, Operation.ALL, delay=0.3)
+    took = []
+    for number in range(20):
+        began = now()
+        await writer.write(("hold", "resume")[number % 2], [ORDERS])
+        took.append(now() - began)
+    assert len((await brokers.writer().status()).decisions) == 1
+    assert len(brokers.west.messages(DECISIONS)) < 16  # some were removed
+    assert max(took) < 3

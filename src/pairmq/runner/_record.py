@@ -433,9 +433,13 @@ class Looker:
         """Remove what is unwanted of the ``most`` oldest messages of one of the record's queues."""
         receiver = self._transport.receiver(Source(place))
         try:
-            for delivery in await self._limits.run(receiver.receive(most, 0)):
-                settle = receiver.complete if unwanted(delivery) else receiver.abandon
-                await self._limits.run(settle(delivery))
+            found = await self._limits.run(receiver.receive(most, 0))
+            settles = (receiver.complete if unwanted(delivery) else receiver.abandon for delivery in found)
+            # Side by side: meanwhile some brokers show them to no one else.
+            settling = [self._limits.run(settle(delivery)) for settle, delivery in zip(settles, found, strict=True)]
+            for outcome in await asyncio.gather(*settling, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
         finally:
             await settled_within(_CLOSE, receiver.close)
 
