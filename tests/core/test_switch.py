@@ -344,5 +344,7 @@ def test_a_name_of_another_kind_may_be_meant() -> None:
     assert alike(Entity("prices"), [ORDERS, PRICES]) == (PRICES,)
 
 
-def test_of_very_many_names_the_first_ones_are_compared() -> None:
-    assert alike(Entity("ordres"), map(Entity, itertools.repeat("prices"))) == ()
+def test_of_very_many_names_those_that_may_be_alike_are_compared() -> None:
+    unlike = (Entity(f"prices-{number}") for number in range(20_000))
+    assert alike(Entity("ordres"), itertools.chain(unlike, [ORDERS])) == (ORDERS,)
+    assert alike(Entity("ordres"), map(Entity, itertools.repeat("oranges"))) == ()

@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import islice
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -36,6 +37,8 @@ from pairmq.runner._syphon import Syphon
 from pairmq.transport import Sender, Transactional, Transport, start_task
 
 _TRANSPORT_CLOSE = 2.5  # s: a transport promises 2; one that breaks its promise is left behind
+
+_FEW, _LISTED = 100, 10_000  # entities whose names are compared with one that is new, in a call and in a decision
 
 _PINGS = 200.0  # a second at most, of all entities of a pair
 _PINGS_AT_ONCE = 100.0
@@ -260,7 +263,8 @@ class Engine:
         Raises as `_operate`.
         """
         self.check_here()
-        meant = alike(entity, self.states()) if self._known.find(entity) is None else ()
+        known = self._some_known(_FEW) if self._known.find(entity) is None else []
+        meant = alike(entity, known) if len(known) < _FEW else ()  # who names so many is a program
         self._operate(entity, word, syphon=syphon)
         if meant:
             text = f"{word} of {entity}, which this process has not used: correct the name if {meant[0]} was meant"
@@ -283,6 +287,9 @@ class Engine:
         runner.operator(_WORDS[word])
         if self.syphon is not None and not syphon:
             self.syphon.gates.release(entity)
+
+    def _some_known(self, most: int) -> list[Entity]:
+        return [runner.entity for runner in islice(self._known.runners(), most)]
 
     def _obey(self, order: Order) -> None:
         """Carry out what an operator has decided for all processes (SPEC 13.4)."""
@@ -312,8 +319,9 @@ class Engine:
         switch_action(action, entities, syphon=syphon)
         writer = SwitchWriter(self.primary.endpoint, self.secondary, self.options.attempt_timeout, self._clock)
         if not unknown:
-            used = self.states()
-            problem = await writer.check_names(self.primary, entities, used=used, force="unknown=True")
+            problem = await writer.check_names(
+                self.primary, entities, is_used=self._uses, known=self._some_known(_LISTED), force="unknown=True"
+            )
             if problem:
                 self.emit(Warned, subject=f"{self.primary.endpoint.name}/switch", text=problem)
         decision = await writer.write(action, entities, syphon=syphon)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from pairmq.core import PairOptions
@@ -250,23 +250,29 @@ class SwitchWriter:
         self._ahead = 0.0  # s by which the secondary's clock is ahead of this one, as far as is known
 
     async def check_names(
-        self, primary: Transport, entities: Sequence[Entity], *, used: Collection[Entity] = (), force: str
+        self,
+        primary: Transport,
+        entities: Sequence[Entity],
+        *,
+        is_used: Callable[[Entity], bool] = lambda _: False,
+        known: Iterable[Entity] = (),
+        force: str,
     ) -> str:
         """Refuse entities that the primary does not have, as their names are probably misspelt: no process would divert
-        anything, or resume. Those that are ``used``, or that a decision diverts now, need not be there.
+        anything, or resume. Those that are used here, or that a decision diverts now, need not be there.
 
         Gives why names were not checked, empty if they were: a primary that is down can't say, and a decision must be
         possible all the same.
 
-        Raises `ConfigurationError`, with names that are alike, and ``force``, which lets them pass; `TransportError`:
-        the secondary could not be asked.
+        Raises `ConfigurationError`, with names that are alike, ``known`` ones or the primary's, and ``force``, which
+        lets them pass; `TransportError`: the secondary could not be asked.
         """
         unknown: list[Entity] = []
         diverted: list[Entity] = []
         unchecked = ""
         for entity in dict.fromkeys(entities):
             try:
-                if entity not in used and not await self._name_limits.run(primary.admin.exists(entity)):
+                if not is_used(entity) and not await self._name_limits.run(primary.admin.exists(entity)):
                     unknown.append(entity)
             except TransportError as error:
                 unchecked = f"the primary can't say whether it has {entity}, and the name may be misspelt: {error}"
@@ -282,7 +288,7 @@ class SwitchWriter:
             there = await self._name_limits.run(primary.admin.list_entities())
         texts = []
         for entity in unknown:
-            meant = " or ".join(f"{each.kind} {each.path!r}" for each in alike(entity, (*used, *diverted, *there)))
+            meant = " or ".join(f"{each.kind} {each.path!r}" for each in alike(entity, (*known, *diverted, *there)))
             texts.append(f"the primary has no {entity.kind} {entity.path!r}{meant and f', but {meant}'}")
         raise ConfigurationError(
             f"{'; '.join(texts)}: correct the name or the kind, or use {force} for what is created later; "
