@@ -514,6 +514,19 @@ async def test_peek_shows_messages_and_releases_them(
     await receiver.close()
 
 
+async def test_those_that_look_at_a_record_at_one_time_each_see_all_of_it(connect: Callable[..., Transport]) -> None:
+    """Its messages were dealt out to all of them; none saw the whole, and each looked again and again."""
+    record = Entity("east/switch/x-pairmq-record")
+    first, *others = [connect() for _ in range(9)]
+    await first.admin.create(record, BACKLOG)
+    assert not any(await first.sender(record).send_batch([Message(b"%d" % n, message_id=f"m{n}") for n in range(5)]))
+    for transport in others:  # is connected, and knows the queue
+        assert len(await transport.admin.peek(Source(record), 500)) == 5
+    for _ in range(3):
+        looks = await asyncio.gather(*(transport.admin.peek(Source(record), 500) for transport in others))
+        assert [[delivery.message.body for delivery in look] for look in looks] == [[b"0", b"1", b"2", b"3", b"4"]] * 8
+
+
 async def test_peek_shows_why_a_message_is_dead(transport: Transport) -> None:
     await transport.admin.create(QUEUE)
     await send(transport, QUEUE)

@@ -48,7 +48,7 @@ _MANY_REPORTS = (
 )
 _REMOVED = 2  # old reports at most, with each new one
 _MANY = 16  # messages that decide nothing any more, from which on they are removed
-_HIDDEN, _TAKEN = 2.0, 10.0  # s at most until what others look at is there again; until it can be looked at
+_HIDDEN, _TAKEN = 4.0, 10.0  # s at most until what others look at is there again; until it can be looked at
 _PATIENCE = 0.2  # s between two counts meanwhile
 _NAMES = 5.0  # s at most for the primary to say whether it has an entity: in an outage no operator waits longer
 _ROUNDS = 100  # of removing, until a decision is one of those that processes read
@@ -83,11 +83,12 @@ class _Glances:
             if self._shown is not None and count == known:
                 return self._shown
             last = not self._patient or self._clock.now() - began >= (_HIDDEN if count < known else _TAKEN)
-            if count > known or last:
+            if count > known or last or not count:  # all are hidden: it waits in line
                 found = await self._looker.shown(self._place)
-                if len(found) >= count:
+                whole = len(found) >= count and (bool(found) or known <= 0 or last)
+                if whole:
                     self._shown, self._shown_at = found, began
-                if len(found) >= count or last:
+                if whole or last:
                     return found
             # Not all at once: two that look in the same moment hide from each other what they got.
             await asyncio.sleep(_PATIENCE * (1 + self._clock.jitter() / 2))

@@ -12,7 +12,7 @@ from pamqp.base import Frame
 from pairmq.model import Delivery, Entity, EntityKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties, Scope
 from pairmq_rabbitmq import _errors, _names
-from pairmq_rabbitmq._contents import Positions, peek, peek_in_turn
+from pairmq_rabbitmq._contents import MOST, Positions, peek, peek_in_turn
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._driver import (
     ExchangeDeclare,
@@ -150,7 +150,7 @@ class RabbitAdmin(Admin):
         queue = _names.queue_of(source)
         active = await self._count(queue, source, doing)
         locked = held_by_this_process(self._context.url.endpoint.identity, queue)
-        if source.dead_letter:
+        if source.dead_letter or _names.is_record(source.entity):  # of a record nothing is dead-lettered
             return QueueCounts(active=active, locked=locked)
         markers = self._positions.unanswered(queue)
         if markers and not (await self._context.count(queue, doing))[1]:
@@ -208,11 +208,17 @@ class RabbitAdmin(Admin):
         """
         doing = f"peek into {source}"
         queue = _names.queue_of(source)
-        if not await self._count(queue, source, doing):
+        if _names.is_record(source.entity) and not source.dead_letter:
+            waiting, consumers = await self._context.count(queue, doing)
+            if not waiting and consumers:
+                waiting = MOST  # others that look at it hold all of it, each in its turn
+        else:
+            waiting = await self._count(queue, source, doing)
+        if not waiting:
             return []
         if not source.dead_letter and await is_for_one_consumer(self._context, queue, doing):
             return await peek_in_turn(self._context, queue, max(max_messages, 1), doing)
-        return await peek(self._context, queue, max(max_messages, 1), doing)
+        return await peek(self._context, queue, waiting, max(max_messages, 1), doing)
 
     async def purge(self, source: Source) -> int:
         """Delete the ready messages of a queue; messages that a consumer holds locked stay."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 from secrets import token_hex
 from typing import Final
 
@@ -35,8 +36,12 @@ from pairmq_rabbitmq._markers import WINDOW, MarkerLine
 from pairmq_rabbitmq._receiving import visit
 
 _PATIENCE = 1.0  # s without a message after which it stops waiting for more
+_TURN = 3.0  # s without any message: ten that look from far away take as long
+_PRIORITIES = 2**30
 _GIVING_BACK, _STEP = 0.25, 0.005
-_MOST: Final = 2**16 - 1  # the largest prefetch in AMQP
+MOST: Final = 2**16 - 1
+"""The largest prefetch in AMQP; of messages in which so many wait it is not known how many there are."""
+_BURST: Final = 0.1  # s without a message after which there are no more of these
 
 _MOMENT: Final = 0.1  # s that a look waits for its marker's answer
 _VISIT: Final = 2.0  # s: some round trips, also to a distant broker
@@ -45,23 +50,23 @@ _REJECTED_PAUSE: Final = 1.0  # s between two markers while the queue rejects th
 _DOUBLING: Final = 8  # unanswered markers after which the pause doubles
 
 
-async def peek(context: Context, queue: str, most: int, doing: str) -> list[Delivery]:
-    """Fetch the oldest messages of a queue that exists and release them, within a second if cancelled.
+async def peek(context: Context, queue: str, waiting: int, most: int, doing: str) -> list[Delivery]:
+    """Fetch the oldest messages of a queue in which so many wait, and release them, within a second if cancelled.
 
     Meanwhile no other consumer can receive them. RabbitMQ counts it as a delivery: classic queues mark the messages as
     redelivered, quorum queues increment their delivery count, and dead-letter a message that reaches its
     ``max_delivery_count`` this way. Messages that a consumer holds locked are not shown; one that can't be decoded is
     shown as far as it can be read.
     """
-    waiting, _ = await context.count(queue, doing)
-    expected = min(waiting, most, _MOST)
-    if not expected:
-        return []
-    fetched = await context.ask_on(doing, lambda channel: _fetch(channel, queue, expected), queue)
+    expected = min(waiting, most, MOST)
+    fetched, released_at = await context.ask_on(
+        doing, lambda channel: _fetch(channel, queue, expected, _PATIENCE if waiting < MOST else _BURST), queue
+    )
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + _GIVING_BACK
-    # A quorum queue takes a moment to requeue them; another consumer may get them first.
-    while fetched and loop.time() < deadline:
+    deadline = released_at + _GIVING_BACK
+    # A quorum queue takes a moment to requeue them, which has passed when the answer of a broker far away is there;
+    # another consumer may get them first.
+    while fetched and waiting < MOST and loop.time() < deadline:
         back, _ = await context.count(queue, doing)
         if back >= waiting:
             break
@@ -80,7 +85,8 @@ async def peek_in_turn(context: Context, queue: str, most: int, doing: str) -> l
     return [_shown(one.properties, one.body, one.redelivered) for one in found[:most]]
 
 
-async def _fetch(channel: Channel, queue: str, expected: int) -> list[DeliveredMessage]:
+async def _fetch(channel: Channel, queue: str, expected: int, patience: float) -> tuple[list[DeliveredMessage], float]:
+    """Fetch messages; also returns when they began to be released."""
     fetched: list[DeliveredMessage] = []
     came = asyncio.Event()
 
@@ -90,17 +96,19 @@ async def _fetch(channel: Channel, queue: str, expected: int) -> list[DeliveredM
 
     try:
         await channel.basic_qos(prefetch_count=expected)
-        await consume(channel, queue, "pairmq-peek", take)
+        # Of those that look at one time each gets all in its turn; else the messages would be dealt out to all of them.
+        await consume(channel, queue, "pairmq-peek", take, priority=secrets.randbelow(_PRIORITIES) + 1)
         while len(fetched) < expected:
             came.clear()
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(patience if fetched else _TURN):
                 await came.wait()
     except TimeoutError:
         pass  # other consumers were quicker
     finally:
+        released_at = asyncio.get_running_loop().time()
         # Requeues them in their places. A nack would put them at the end of a quorum queue without delivery limit.
         await close_channel(channel)
-    return sorted(fetched, key=_tag)
+    return sorted(fetched, key=_tag), released_at
 
 
 def _tag(message: DeliveredMessage) -> int:

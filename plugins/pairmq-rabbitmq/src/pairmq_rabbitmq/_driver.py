@@ -73,10 +73,13 @@ def count_in(queue: str) -> commands.Queue.Declare:
     return QueueDeclare(queue=queue, passive=True)
 
 
-async def consume(channel: Channel, queue: str, tag: str, callback: ConsumerCallback) -> None:
-    """As the driver's ``basic_consume``, for any name."""
+async def consume(
+    channel: Channel, queue: str, tag: str, callback: ConsumerCallback, *, priority: int | None = None
+) -> None:
+    """As the driver's ``basic_consume``, for any name; of two consumers the one with the higher priority is served."""
     channel.consumers[tag] = callback
-    await channel.rpc(BasicConsume(queue=queue, consumer_tag=tag))
+    arguments = {} if priority is None else {"x-priority": priority}
+    await channel.rpc(BasicConsume(queue=queue, consumer_tag=tag, arguments=arguments))
 
 
 async def get(channel: Channel, queue: str) -> DeliveredMessage:
