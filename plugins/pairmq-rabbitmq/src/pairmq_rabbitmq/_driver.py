@@ -30,6 +30,7 @@ from aiormq.channel import Channel
 from aiormq.exceptions import ChannelInvalidStateError
 from pamqp import commands
 from pamqp.base import Frame
+from pamqp.common import FieldTable
 from yarl import URL
 
 from pairmq.transport import start_task
@@ -78,7 +79,7 @@ async def consume(
 ) -> None:
     """As the driver's ``basic_consume``, for any name; of two consumers the one with the higher priority is served."""
     channel.consumers[tag] = callback
-    arguments = {} if priority is None else {"x-priority": priority}
+    arguments: FieldTable = {} if priority is None else {"x-priority": priority}
     await channel.rpc(BasicConsume(queue=queue, consumer_tag=tag, arguments=arguments))
 
 
