@@ -19,7 +19,7 @@ from command_line import run
 from doc_blocks import blocks
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import QueueProperties, Transport
-from pairmq_postgres import _receiver, _schema, _sql
+from pairmq_postgres import _receiver, _schema, _sender, _sql
 from pairmq_postgres._connection import Blobs, Numbers, Rows, Statement, Texts
 from pairmq_postgres._errors import SchemaVersion
 from pairmq_postgres._pool import Pool
@@ -198,8 +198,8 @@ def leases(server: PostgresServer) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("to", ["orders", "missing"])
-async def test_no_statement_of_an_ordered_batch_follows_one_that_failed(transport, queue, message, to):
-    """A batch is cut into statements of a thousand messages."""
+async def test_no_statement_of_an_ordered_batch_follows_one_that_failed(transport, queue, message, monkeypatch, to):
+    monkeypatch.setattr(_sender, "_CHUNK_MESSAGES", 1000)
     outcomes = await transport.sender(Entity(to)).send_in_order([message(session_id="a") for _ in range(2500)])
     if to == queue.path:
         assert outcomes == [None] * 2500
