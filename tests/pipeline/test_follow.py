@@ -271,6 +271,23 @@ def test_the_command_ends_with_status_1_where_something_accepted_is_lost(followe
     assert said == followed.runs[-1]
 
 
+@pytest.mark.long
+def test_a_follower_calls_nothing_lost_while_it_knows_of_files_that_it_has_not_taken(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(_intake, "AT_ONCE", 1)  # a file in each batch, and the tables after each
+    (tmp_path / "journal").mkdir()
+    sender = Journal("1").opened().sent(1, "first").sent(1000, "m").sent(2000, "last").closed(5000)
+    consumer = Journal("2").opened().delivered(2, "first").delivered(2001, "last").closed(5000)
+    other = Journal("3").opened().delivered(1001, "m").closed(5000)
+    for told in (sender, consumer, other):
+        pq.write_table(segment_table(told), tmp_path / "journal" / f"segment-{told.process}-000000.parquet")
+    found = []
+    follow(
+        tmp_path / "journal", tmp_path / "out", spark=spark, patience=300.0, once=True, every=1e-6,
+        on_refresh=lambda refreshed: found.append(dict(refreshed.report.verdicts)),
+    )  # fmt: skip
+    assert found == [{"delivery not observed": 3}, {"delivered": 2, "unproven": 1}, {"delivered": 3}]
+
+
 # Which files are new
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from facts_by_hand import tables_of
 from journal_by_hand import START, Journal, rows_of, segment_table
-from pairmq.pipeline.follow import _follow, follow
+from pairmq.pipeline.follow import follow
 from pairmq.pipeline.journal_io import open_parts
 from pairmq.pipeline.transforms import Settings, Unfinished
 from pairmq.pipeline.transforms.processes import UNWRITTEN
@@ -86,20 +86,3 @@ def test_a_follower_calls_nothing_lost_that_a_part_may_have(spark, journal, tmp_
     follow(journal, tmp_path, spark=spark, patience=PATIENCE, until_idle=0.0, on_refresh=note)
     verdicts = ({"unproven": 1, "lost": 1}, {"lost": 2})
     assert found == [({"delivered": 2} | each, [part]) for each in verdicts]
-
-
-@pytest.mark.long
-def test_a_follower_calls_nothing_lost_while_it_knows_of_files_that_it_has_not_taken(spark, tmp_path, monkeypatch):
-    monkeypatch.setattr(_follow, "AT_ONCE", 1)  # a file in each batch, and the tables after each
-    (tmp_path / "journal").mkdir()
-    sender = Journal("1").opened().sent(1, "first").sent(1000, "m").sent(2000, "last").closed(5000)
-    consumer = Journal("2").opened().delivered(2, "first").delivered(2001, "last").closed(5000)
-    other = Journal("3").opened().delivered(1001, "m").closed(5000)
-    for told in (sender, consumer, other):
-        pq.write_table(segment_table(told), tmp_path / "journal" / f"segment-{told.process}-000000.parquet")
-    found = []
-    follow(
-        tmp_path / "journal", tmp_path / "out", spark=spark, patience=PATIENCE, once=True, every=1e-6,
-        on_refresh=lambda refreshed: found.append(dict(refreshed.report.verdicts)),
-    )  # fmt: skip
-    assert found == [{"delivery not observed": 3}, {"delivered": 2, "unproven": 1}, {"delivered": 3}]
