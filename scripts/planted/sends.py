@@ -125,8 +125,8 @@ SENDS = (
     Mutant(
         "the results of a batch are shifted by one",
         "src/pairmq/runner/_send.py",
-        "            return await sender.send_batch(messages)",
-        "            found = list(await sender.send_batch(messages))\n            return [found[-1], *found[:-1]]",
+        "            results = await sender.send_batch(messages)",
+        "            found = list(await sender.send_batch(messages))\n            results = [found[-1], *found[:-1]]",
     ),
     Mutant(
         "a sender takes another backlog queue each time",
@@ -290,8 +290,8 @@ SENDS = (
     Mutant(
         "a failure in the middle of a batch is taken for success",
         "src/pairmq/runner/_send.py",
-        "            return await sender.send_batch(messages)",
+        "            results = await sender.send_batch(messages)",
         "            failures = await sender.send_batch(messages)\n"
-        "            return [None] * len(failures) if None in failures else failures",
+        "            results = [None] * len(failures) if None in failures else failures",
     ),
 )
