@@ -461,7 +461,7 @@ async def test_batch_is_in_doubt_when_cancelled_halfway(
     try:
         with pytest.raises(TimeoutError) as caught:
             async with asyncio.timeout(3):
-                await sender.send_batch([message() for _ in range(2500)])  # more than are in flight at a time
+                await sender.send_batch([message() for _ in range(4500)])  # more than are in flight at a time
     finally:
         rabbit.resume()
     assert not is_nothing_sent(caught.value)
