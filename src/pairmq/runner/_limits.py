@@ -30,7 +30,7 @@ _SHARE = 30.0  # and this many times what it took to make, so that planning take
 Waiter: TypeAlias = "asyncio.Future[bool | None]"
 """Of a send that waits for a change: True when it came."""
 
-_Entry: TypeAlias = "tuple[float, int, Limit | _Wait[Any]]"
+_Entry: TypeAlias = "tuple[float, int, Limit | WaitLimit[Any]]"
 
 
 class TimeLimits:
@@ -147,7 +147,7 @@ class TimeLimits:
         half of the time since ``began_at``.
         """
         if not future.done():
-            wait = _Wait(self, future, until, exact=exact, began_at=began_at)
+            wait = WaitLimit(self, future, until, exact=exact, began_at=began_at)
             try:
                 return await future
             finally:
@@ -177,7 +177,7 @@ class TimeLimits:
             )
         return self._timeouts[maybe_applied]
 
-    def _begin(self, limit: Limit | _Wait[Any], at: float, *, exact: bool = False) -> None:
+    def _begin(self, limit: Limit | WaitLimit[Any], at: float, *, exact: bool = False) -> None:
         at = min(at, self._ends_at)
         self._number += 1
         self._running[limit.kind] += 1
@@ -324,8 +324,11 @@ class Limit:
         return failure
 
 
-class _Wait(Generic[T]):
-    """The limit of a wait for a future; see `TimeLimits.wait`. Of `asyncio.wait` each has a timer and a task's turn."""
+class WaitLimit(Generic[T]):
+    """The limit of a wait for a future; see `TimeLimits.wait`. Of `asyncio.wait` each has a timer and a task's turn.
+
+    What awaits the future without a coroutine for it calls `end` in any case.
+    """
 
     __slots__ = ("_future", "_limits", "began_at", "reached", "running")
 

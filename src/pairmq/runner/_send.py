@@ -49,7 +49,7 @@ from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._job import MessageLimits, Results, SenderState
-from pairmq.runner._limits import Limit, TimeLimits, besides
+from pairmq.runner._limits import Limit, TimeLimits, WaitLimit, besides
 from pairmq.runner._ordered import Orders, Place
 from pairmq.transport import AT_ONCE, Sender, Transport, start_task
 
@@ -262,13 +262,18 @@ class SendProcedure:
         runner, now = state.runner, self._clock.now()
         while True:
             turn = runner.stand_in_line()
+            # Thousands may stand here: the coroutine of `TimeLimits.wait` would be a sixth of what each costs the
+            # garbage collector.
+            limit = WaitLimit(self._limits, turn, deadline, exact=False, began_at=now)
             try:
-                if await self._limits.wait(turn, deadline, exact=False, began_at=now) is None:
+                if await turn is None:
                     runner.leave_line(turn)
                     return False
             except asyncio.CancelledError:
                 runner.leave_line(turn)
                 raise
+            finally:
+                limit.end()
             now = self._clock.now()
             if self._rules.lets_in(runner, now):
                 return True
