@@ -16,12 +16,25 @@ from hypothesis import strategies as st
 from pairmq.core import MAYBE_DUPLICATE, Diversion, PairOptions, divert
 from pairmq.core.gates import Gates
 from pairmq.core.machine import ImpossibleInputError
-from pairmq.core.pump import ITEM, DestinationLine, Ending, Item, Next, PumpMachine, Room, State, Symbol, adapted
+from pairmq.core.pump import (
+    ITEM,
+    DestinationLine,
+    Ending,
+    Item,
+    Next,
+    PumpMachine,
+    QueueClock,
+    Room,
+    State,
+    Symbol,
+    adapted,
+)
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, TransportError
 from patient_examples import examples
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 ORDERS, PRICES = Entity("orders"), Entity("prices")
+DIVERSION = Diversion(ORDERS, AT, "sender", 1)
 
 AWAY = TransportError("connection refused", FailureKind.UNAVAILABLE, FailureReason.OTHER)
 IN_DOUBT = TransportError("connection lost", FailureKind.UNAVAILABLE, FailureReason.OTHER, maybe_applied=True)
@@ -683,8 +696,59 @@ def test_a_copy_of_a_message_that_may_have_one_is_marked():
     pump.receive(envelope(1), envelope(2))
     pump.send(IN_DOUBT, AWAY)
     items = pump.machine.postpone(pump.lines[ORDERS], 0.0)
-    copies = pump.machine.copies(items, None)
+    copies = pump.machine.copies(items, 0.0, None)
+    assert not any(copy.scheduled_enqueue_at for copy in copies)
     assert [MAYBE_DUPLICATE in copy.application_properties for copy in copies] == [True, False]
+
+
+def item_at(place: str, number: int = 1) -> Item:
+    return Item(Delivery(envelope(number), object(), sequence_number=place), envelope(number), DIVERSION, 0.0, 0.0)
+
+
+def delivered(place: str, stored_at: datetime | None) -> Delivery:
+    return Delivery(envelope(1), object(), sequence_number=place, enqueued_at=stored_at)
+
+
+@pytest.mark.parametrize("ahead", [-900.0, 0.0, 900.0])
+def test_copies_are_scheduled_by_the_clock_of_the_secondary_as_the_first_ones_have_shown_it(ahead):
+    clock, item = QueueClock(), item_at("1")
+    assert clock.due([item], 5.0, 0.0, AT) is None
+    clock.seen(delivered("2", AT + timedelta(seconds=ahead)), item.identity, 3.0, AT + timedelta(seconds=3))
+    later = AT + timedelta(seconds=10)
+    assert clock.due([item], 5.0, 10.0, later) == later + timedelta(seconds=ahead + 5.0)
+    assert clock.due([item], 5.0, 1000.0, AT) is None  # and again, as clocks drift, and are set
+
+
+def test_what_was_copied_and_is_redelivered_shows_no_clock():
+    clock, item = QueueClock(), item_at("1")
+    clock.due([item], 5.0, 0.0, AT)
+    clock.seen(delivered("1", AT - timedelta(hours=1)), item.identity, 3.0, AT)
+    assert clock.due([item], 5.0, 3.0, AT) is None
+
+
+def test_a_broker_that_dates_no_messages_schedules_by_the_clocks_of_its_clients():
+    clock, item = QueueClock(), item_at("1")
+    clock.due([item], 5.0, 0.0, AT)
+    clock.seen(delivered("2", None), item.identity, 3.0, AT)
+    assert clock.due([item], 5.0, 3.0, AT) == AT + timedelta(seconds=5)
+
+
+def test_a_message_that_was_stored_after_the_present_shows_that_the_clock_is_further_ahead():
+    """A message that was diverted twice looks like a copy of the other one, and a clock may be set."""
+    clock, item = QueueClock(), item_at("1")
+    clock.due([item], 5.0, 0.0, AT)
+    clock.seen(delivered("2", AT - timedelta(hours=1)), item.identity, 3.0, AT)
+    clock.seen(delivered("3", AT + timedelta(minutes=15)), ("another", "", 0), 4.0, AT)
+    assert clock.due([item], 5.0, 4.0, AT) == AT + timedelta(minutes=15, seconds=5)
+
+
+def test_copies_that_show_no_clock_for_a_while_are_reported():
+    clock = QueueClock()
+    assert not clock.asks_in_vain(5.0, 100.0)
+    for number in range(3000):
+        clock.due([item_at(str(number), number)], 5.0, 100.0, AT)
+    assert len(clock._copies) <= 1001  # however many there are
+    assert [clock.asks_in_vain(5.0, now) for now in (105.0, 105.1)] == [False, True]
 
 
 def test_nothing_is_postponed_while_a_settlement_is_tried_again():
@@ -987,7 +1051,7 @@ class AnyPump:
             return
         items = self.machine.postpone(line, self.now)
         results = [self.random.choice([None, None, AWAY, IN_DOUBT]) for _ in items]
-        for copy, result in zip(self.machine.copies(items, None), results, strict=True):
+        for copy, result in zip(self.machine.copies(items, 0.0, None), results, strict=True):
             if result is None or (result.maybe_applied and self.random.random() < 0.5):
                 self.add(copy)
                 self.copied.add(self.name(copy))

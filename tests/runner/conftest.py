@@ -44,11 +44,16 @@ MakeWorld = Callable[..., AbstractAsyncContextManager[World]]
 
 @pytest.fixture
 def world() -> MakeWorld:
-    """Open a pair of simulated brokers whose primary has the queues ``orders`` and ``prices``."""
+    """Open a pair of simulated brokers whose primary has the queues ``orders`` and ``prices``; its wall clock is so
+    many seconds ``fast``."""
 
     @asynccontextmanager
     async def make(
-        east: SimulatedBroker | None = None, west: SimulatedBroker | None = None, seed: int = 1, **options: Any
+        east: SimulatedBroker | None = None,
+        west: SimulatedBroker | None = None,
+        seed: int = 1,
+        fast: float = 0.0,
+        **options: Any,
     ) -> AsyncIterator[World]:
         defaults: dict[str, Any] = {
             "backlog_queue_count": 3,
@@ -63,7 +68,7 @@ def world() -> MakeWorld:
             east.transport(),
             west.transport(),
             PairOptions(**{**defaults, **options}),
-            clock=Clock(virtual_wall, random.Random(seed)),
+            clock=Clock(lambda: virtual_wall() + fast, random.Random(seed)),
         )
         made = World(east, west, pair)
         pair.subscribe(made.events.append)

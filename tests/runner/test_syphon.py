@@ -14,6 +14,7 @@ import pytest
 from pairmq import ConfigurationError, Message, Pair, Route
 from pairmq import testing as simulated
 from pairmq.core import Diversion, PairOptions, divert
+from pairmq.core.pump import QueueClock
 from pairmq.memory import StateReceiver
 from pairmq.model import Delivery, Entity, EntityState, FailureKind, FailureReason, TransportError
 from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, MessageMoved
@@ -667,6 +668,36 @@ async def test_held_messages_go_to_the_tail_without_scheduling_too(world):
         w.east.heal()
         await drained(w)
         assert sorted(w.home()) == sorted(b"o%d" % n for n in range(20))
+
+
+@pytest.mark.parametrize("fast", [0.0, 900.0, -900.0])
+@in_virtual_time
+async def test_held_messages_are_seen_again_in_time_whatever_this_machines_clock_shows(world, fast):
+    async with world(fast=fast, enable_syphon=True, syphon_batch=5, ping_primary_interval=60.0) as w:
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        leave(w, *(envelope(b"o%d" % n) for n in range(20)), envelope(b"p", "prices"))
+        await asyncio.sleep(10)
+        assert w.home("prices") == [b"p"]
+        w.west.operations.clear()
+        await asyncio.sleep(600)
+        assert w.west.operations["SEND"] < 200  # each of 20 once a minute, and what others write now and then
+        w.east.heal()
+        await drained(w, 180)
+        assert sorted(w.home()) == sorted(b"o%d" % n for n in range(20))
+
+
+@in_virtual_time
+async def test_copies_do_not_go_round_without_a_pause_where_another_process_takes_all_that_show_its_clock(
+    world, monkeypatch
+):
+    monkeypatch.setattr(QueueClock, "seen", lambda *seen: None)
+    async with world(enable_syphon=True, syphon_batch=5, ping_primary_interval=5.0) as w:
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        leave(w, *(envelope(b"o%d" % n) for n in range(20)))
+        await asyncio.sleep(10)
+        w.west.operations.clear()
+        await asyncio.sleep(60)
+        assert w.west.operations["SEND"] <= 70  # five a second at most, in one operation
 
 
 @in_virtual_time

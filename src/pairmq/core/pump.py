@@ -78,6 +78,9 @@ _DOUBT: Final = Backoff(first=4.0, factor=2.0, cap=600.0, jitter=0.0)
 REPORTED_DOUBT: Final = 60.0
 """Seconds of such a delay from which on it is reported."""
 
+_DATED: Final = 600.0  # s for which what a copy has shown of the secondary's clock holds: clocks drift, and are set
+_MOST_DATED: Final = 1000  # copies on their way that may show it
+
 _UNKNOWN_LOCK: Final = 15.0  # s: how long a lock is taken to last until the queue was asked
 _SOON: Final = 0.001  # s
 _RENEWED_AT_ONCE: Final = 25  # at least, side by side: each under a time limit of its own
@@ -149,6 +152,10 @@ class Poison(NamedTuple):
 
     reason: str
     description: str
+
+
+Identity: TypeAlias = tuple[str, str, int]
+"""Names a diverted message wherever copies of it lie: its id, its sender, and the sender's number of it."""
 
 
 class Item:
@@ -243,6 +250,53 @@ class Room(enum.Enum):
     ASK = "ask whether the primary as such answers: if it does, more may be held"
     POSTPONE = "put what waits in the fullest line at the tail of the queue"
     NONE = "wait for a gate: order forbids to make room"
+
+
+class QueueClock:
+    """By how much the secondary's clock is ahead of this machine's, as shown by when it stored copies of this pump.
+
+    What is scheduled is due by the secondary's clock. By this machine's, where one of the two is minutes wrong, a copy
+    would be seen again minutes late, or at once, again and again. So the first copies are not scheduled.
+    """
+
+    __slots__ = ("_ahead", "_asks_since", "_copies", "_known_until", "is_used")
+
+    def __init__(self) -> None:
+        self.is_used = False
+        """Copies were made, and what is received may show it."""
+        self._ahead = 0.0
+        self._known_until = -math.inf
+        self._asks_since = math.inf
+        self._copies: dict[Identity, tuple[str, datetime]] = {}
+
+    def due(self, items: Iterable[Item], wait: float, now: float, instant: datetime) -> datetime | None:
+        """When copies that are made now are to be seen again, ``wait`` seconds later; None: at once, to learn it."""
+        self.is_used = True
+        if now < self._known_until:
+            return instant + timedelta(seconds=self._ahead + wait)
+        if math.isinf(self._asks_since) or len(self._copies) > _MOST_DATED:
+            self._copies.clear()
+        self._asks_since = min(now, self._asks_since)
+        for item in items:
+            self._copies[item.identity] = (item.delivery.sequence_number, instant)
+        return None
+
+    def seen(self, delivery: Delivery, identity: Identity, now: float, instant: datetime) -> None:
+        """A message was received: one of the copies maybe, or another one, which was stored before ``instant``."""
+        place, sent_at = self._copies.pop(identity, ("", None))
+        stored_at = delivery.enqueued_at
+        known = now < self._known_until
+        if sent_at is not None and delivery.sequence_number != place:  # else what it was copied from is redelivered
+            ahead = 0.0 if stored_at is None else (stored_at - sent_at).total_seconds()
+            # One that was diverted twice may be taken for a copy. It is older.
+            self._ahead = max(self._ahead, ahead) if known else ahead
+            self._known_until, self._asks_since = now + _DATED, math.inf
+        elif known and stored_at is not None:
+            self._ahead = max(self._ahead, (stored_at - instant).total_seconds())
+
+    def asks_in_vain(self, wait: float, now: float) -> bool:
+        """Whether copies have not shown it for ``wait`` seconds: another process may have taken them."""
+        return now - self._asks_since > wait
 
 
 class Next(enum.Enum):
@@ -340,14 +394,15 @@ class PumpMachine:
         self._sent_in = self._completed_in = 0.0  # s: the least of late; 0 before the first one
         self._flows = False  # the last send was confirmed
         self._primary_was_unavailable = False
+        self._clock = QueueClock()
         self._renewals_took = 0.0  # s for the last renewals that were begun side by side
         self._lines: dict[Entity, DestinationLine] = {}
         self._locked: dict[Item, None] = {}
         self._places: dict[str, Item] = {}  # the same by their position in the queue, where the broker gives it
         self._settling: dict[Item, None] = {}  # each is reported once
         self._unsettled: dict[Item, None] = {}  # those of them that failed, and are tried again
-        self._delivered: OrderedDict[tuple[str, str, int], None] = OrderedDict()
-        self._doubts: OrderedDict[tuple[str, str, int], Doubt] = OrderedDict()
+        self._delivered: OrderedDict[Identity, None] = OrderedDict()
+        self._doubts: OrderedDict[Identity, Doubt] = OrderedDict()
         self._dead_in_doubt: OrderedDict[tuple[object, ...], None] = OrderedDict()  # reported, and may be redelivered
 
     def __len__(self) -> int:
@@ -499,6 +554,8 @@ class PumpMachine:
                 continue
             item = Item(delivery, message, diversion, locked_until, renew_at)
             self._lock(item)
+            if self._clock.is_used:
+                self._clock.seen(delivery, item.identity, now, instant)
             if diversion.entity is not entity:  # of most it is that of the one before
                 entity = diversion.entity
                 admitted = entity in self._lines or self._admits(entity)  # what has a line was looked at
@@ -764,17 +821,23 @@ class PumpMachine:
             item.step(_POSTPONED)
         return items
 
-    def copies(self, items: Sequence[Item], instant: datetime | None) -> list[Message]:
-        """Return the copies, to be seen again after `requeue_wait`, or at once without an ``instant``."""
-        return [self._copy(item, instant) for item in items]
+    def copies(self, items: Sequence[Item], now: float, instant: datetime | None) -> list[Message]:
+        """Return the copies, to be seen again after `requeue_wait`; at once without an ``instant``, which is ``now`` by
+        the wall clock, and while the secondary's clock is not known."""
+        due = None if instant is None else self._clock.due(items, self.requeue_wait, now, instant)
+        return [self._copy(item, due) for item in items]
 
-    def _copy(self, item: Item, instant: datetime | None) -> Message:
+    def copies_return_at_once(self, now: float) -> bool:
+        """Whether copies with an instant have been seen again at once for a while: then too many would be made."""
+        return self._clock.asks_in_vain(self.requeue_wait, now)
+
+    def _copy(self, item: Item, due: datetime | None) -> Message:
         copy = item.delivery.message
         if item.unknown or item.delivery.delivery_count > 1:
             # The copy starts with a delivery count of its own: what this one showed must not be forgotten.
             copy = replace(copy, application_properties={**copy.application_properties, MAYBE_DUPLICATE: "true"})
-        if instant is not None:
-            copy = replace(copy, scheduled_enqueue_at=instant + timedelta(seconds=self.requeue_wait))
+        if due is not None:
+            copy = replace(copy, scheduled_enqueue_at=due)
         return copy
 
     def copied(

@@ -153,7 +153,7 @@ VIEWS: Final[Mapping[type, Mapping[str, View]]] = {
         **dict.fromkeys(("moved", "dead_lettered", "requeue_wait", "_batch", "complete_at_once", "lock_duration")),
         **dict.fromkeys(("_options", "_gates", "_is_system", "_counts_time", "_limited", "_sent_in", "_completed_in")),
         **dict.fromkeys(("_renewals_took", "_primary_was_unavailable", "_doubts", "_unsettled")),
-        **dict.fromkeys(("_fits", "_carries", "_bytes", "_size")),
+        **dict.fromkeys(("_fits", "_carries", "_bytes", "_size", "_clock")),
     },
     Item: {
         **dict.fromkeys(("message", "diversion", "renew_at", "copy_after", "lost")),

@@ -217,7 +217,7 @@ class Pump:
         # Scheduled messages that can't be counted would let the backlog look empty (SPEC 4.5).
         capabilities = self._context.secondary.capabilities
         schedules = capabilities.scheduling and capabilities.counts_scheduled
-        copies = machine.copies(items, self._clock.instant() if schedules else None)
+        copies = machine.copies(items, self._clock.now(), self._clock.instant() if schedules else None)
         results: Sequence[TransportError | None] = ()
         if copies:
             results, _ = await reader.each(self._tail.send_batch(copies), len(copies))
@@ -227,7 +227,7 @@ class Pump:
         elif not machine.is_current(line) and line in self._lines:
             self._lines[line].cancel()
         await reader.settler.settle(settle)
-        if settle and not schedules:
+        if settle and (not schedules or machine.copies_return_at_once(self._clock.now())):
             await pause(min(machine.requeue_wait, 1.0), self._stopping)  # they are visible again at once: don't spin
         return bool(settle)
 
