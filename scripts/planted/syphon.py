@@ -6,6 +6,23 @@ from planted.mutant import Mutant
 
 SYPHON = (
     Mutant(
+        "the syphon compares the end of a lock, which the broker dates, with this machine's clock",
+        "src/pairmq/core/pump.py",
+        "        locked_until, renew_at = self._lock_from(now)\n        settle: list[Item] = []\n",
+        "        locked_until, renew_at = self._lock_from(now)\n        settle: list[Item] = []\n"
+        "        ends = [each.locked_until for each in deliveries if each.locked_until is not None]\n"
+        "        if ends:\n"
+        "            left = (ends[0] - instant).total_seconds()\n"
+        "            locked_until, renew_at = now + left, now + left / 3\n",
+    ),
+    Mutant(
+        "copies at a queue's tail are scheduled by this machine's clock",
+        "src/pairmq/core/pump.py",
+        "        if now < self._known_until:\n            return instant",
+        "        if True:\n            return instant",
+        tests=("tests/core/test_pump.py",),
+    ),
+    Mutant(
         "the syphon completes before it sends",
         "src/pairmq/runner/pump/_pump.py",
         "        results, took = await reader.each(self._send_to_primary(",

@@ -90,6 +90,8 @@ def test_seeds_vary_what_sets_processes_and_brokers_apart():
     assert any(setup.jitter for setup in setups)
     assert {name for setup in setups for name in setup.primary_lacks} == {*LACKS}
     assert any(setup.most_bytes[0] < setup.most_bytes[1] for setup in setups)
+    skews = [plan.skew for setup in setups for plan in setup.processes]
+    assert min(skews) < -60 < 60 < max(skews)
     for setup in setups:
         # The time limits fit the distance: else nothing would ever be confirmed.
         assert setup.options["attempt_timeout"] > 2 * max(setup.latency) * (1 + setup.jitter)
@@ -133,7 +135,7 @@ def test_a_failing_scenario_loses_what_sets_it_apart_and_does_not_matter(monkeyp
     """A bug is planted: no time-to-live is moved back."""
     monkeypatch.setattr(MessageLimits, "of_primary", lambda *arguments: None)
     setup = Setup(
-        (ProcessPlan("a"), ProcessPlan("s", syphon=True, backlog_queue_count=1)),
+        (ProcessPlan("a", skew=300.0), ProcessPlan("s", syphon=True, backlog_queue_count=1)),
         (SenderPlan("a1", "a", "orders"),),
         ("orders",),
         {"backlog_queue_count": 3, "failover_interval": 0.0, "attempt_timeout": 3.0},
@@ -149,14 +151,14 @@ def test_a_failing_scenario_loses_what_sets_it_apart_and_does_not_matter(monkeyp
     assert [shipment.count for shipment in small.traffic] == [1]
     assert small.setup.latency == Setup((), (), ()).latency
     assert not small.setup.jitter
-    assert not any(plan.own_options for plan in small.setup.processes)
+    assert not any(plan.own_options or plan.skew for plan in small.setup.processes)
     assert small.setup.primary_lacks == ("time_to_live",)  # this one matters
 
 
 def test_a_report_says_what_sets_a_scenario_apart(monkeypatch):
     monkeypatch.setattr(MessageLimits, "of_primary", lambda *arguments: None)
     setup = Setup(
-        (ProcessPlan("a", backlog_queue_count=2),),
+        (ProcessPlan("a", backlog_queue_count=2, skew=-300.0),),
         (SenderPlan("a1", "a", "orders"),),
         ("orders",),
         {"failover_interval": 0.0},
@@ -167,6 +169,7 @@ def test_a_report_says_what_sets_a_scenario_apart(monkeypatch):
     shipment = Shipment(8.0, "a1", 1, fields=("schedule",))
     text = replay(Scenario(1, 60.0, "safety", setup, (fault,), (shipment,))).text()
     assert "backlog_queue_count = 2 in process a" in text
+    assert "wall clock of process a: -300 s" in text
     assert "to the primary and back: 0.6 s" in text
     assert "the primary keeps no scheduling" in text
     assert "the primary can never hold it: it keeps no schedule" in text

@@ -27,6 +27,7 @@ def test_these_hours_hold_all_that_sets_pairs_apart(ordering):
     assert any(plan.backlog_name_template for plan in plans)
     assert any(max(setup.latency) > 0.5 for setup in setups)
     assert any(setup.jitter for setup in setups)
+    assert any(abs(plan.skew) > 60 for plan in plans)
     assert any(setup.primary_lacks for setup in setups)
     assert any(setup.most_bytes[0] < setup.most_bytes[1] for setup in setups)
     assert {*BLIPS, "demote", "emptied"} <= {fault.kind for each in scenarios for fault in each.faults}

@@ -34,7 +34,7 @@ from pairmq.testing.history import (
 )
 
 WALLS = 1.5
-"""Seconds by which two processes' wall clocks may differ, and a bit."""
+"""Seconds by which two processes' wall clocks may differ where nothing is known of them, and a bit."""
 
 # What a syphon must not dead-letter (ADR 4): some refusals pass, and the message has to wait; what the primary can
 # never hold is refused when it is sent (SPEC 3.8).
@@ -226,6 +226,9 @@ class Facts:
         self.history = history
         self.options = options
         self.lives: dict[str, Life] = {life.name: life for life in history.lives}
+        skews = [0.0, *(life.skew for life in history.lives)]
+        self.walls = max(WALLS, max(skews) - min(skews) + 0.5)
+        """Seconds by which wall clocks may differ, those of brokers included, and a bit."""
         self.at_primary: dict[int, list[Copy]] = defaultdict(list)
         self.at_secondary: dict[int, list[Copy]] = defaultdict(list)
         self.foreign: list[Copy] = []
@@ -437,18 +440,19 @@ def _altered(facts: Facts, sent: Sent, copy: Copy) -> str | None:
     if copy.entity != sent.entity:
         return f"it was sent to {sent.entity} and came to {copy.entity}"
     elapses = facts.is_syphons(copy) and facts.options.ttl_policy == "elapse"
-    return _changed(sent, copy.message, copy.at, elapses=elapses)
+    return _changed(sent, copy.message, copy.at, facts.walls if elapses else None)
 
 
-def _changed(sent: Sent, found: Message, at: float, *, elapses: bool) -> str | None:
-    """How a message differs at an instant from what was sent, of whose time-to-live less may be left by then."""
+def _changed(sent: Sent, found: Message, at: float, walls: float | None) -> str | None:
+    """How a message differs at an instant from what was sent; less of its time-to-live may be left by then where that
+    is counted, by wall clocks that differ by so many seconds."""
     wanted = sent.message
     if wanted.message_id is None:
         wanted = replace(wanted, message_id=found.message_id)
     if wanted == found:
         return None
-    if elapses and wanted.time_to_live is not None and found.time_to_live is not None:
-        least = wanted.time_to_live - (at - sent.at) - WALLS
+    if walls is not None and wanted.time_to_live is not None and found.time_to_live is not None:
+        least = wanted.time_to_live - (at - sent.at) - walls
         if not least <= found.time_to_live <= wanted.time_to_live:
             return f"{found.time_to_live:g} s of its time-to-live of {wanted.time_to_live:g} s are left"
         wanted = replace(wanted, time_to_live=found.time_to_live)
@@ -504,7 +508,7 @@ def _left_wrongly(facts: Facts, sent: Sent, copy: Copy) -> str | None:
         return None
     if copy.reason == "TTLExpiredException":
         lives, waited = sent.message.time_to_live, (copy.gone_at or 0.0) - sent.at
-        if facts.options.ttl_policy == "elapse" and lives is not None and waited >= lives - WALLS:
+        if facts.options.ttl_policy == "elapse" and lives is not None and waited >= lives - facts.walls:
             return None
         return "it was dead-lettered as expired, and was not"
     if _refused_for_good(facts, sent, gone):
@@ -610,7 +614,7 @@ def _handled_as(facts: Facts, sent: Sent, handling: Handling) -> str | None:
     """What is wrong with a delivery of a message."""
     if handling.entity != sent.entity:
         return f"it was sent to {sent.entity}, and came to {handling.entity}"
-    return _changed(sent, handling.message, handling.at, elapses=facts.options.ttl_policy == "elapse")
+    return _changed(sent, handling.message, handling.at, facts.walls if facts.options.ttl_policy == "elapse" else None)
 
 
 # Deadlines.

@@ -63,6 +63,7 @@ _WITHOUT_DISK = 0.4  # of the killed primaries
 _CONTINUED = 0.25  # of the seeds
 _LANES = (QUEUES, ("orders", "pri*", "stock"), ("orders",), ("?r*",))
 _TEMPLATE = "{primary}/spare/{index}"
+_WRONG_CLOCKS = 0.2  # of the seeds
 _FAR = ((0.6, 0.01), (0.01, 0.6), (0.6, 0.6))
 
 
@@ -76,12 +77,29 @@ def scenario_of(settings: Settings) -> Scenario:
         faults = _without_disk(setup, faults, settings.seed)
     traffic = _traffic(rng, settings, setup, faults, seconds)
     scenario = Scenario(settings.seed, seconds, settings.mode, setup, faults, traffic)
+    return _with_wrong_clocks(_varied(settings, scenario))
+
+
+def _varied(settings: Settings, scenario: Scenario) -> Scenario:
+    """The same scenario with order, or with lanes, or as it is."""
     if settings.ordering != "none":
         return _ordered(scenario)
     rng = Random(f"pairmq continuity {settings.seed}")
     if settings.continuity == "off" or (settings.continuity == "drawn" and rng.random() >= _CONTINUED):
         return scenario
     return _continued(rng, settings, scenario)
+
+
+def _with_wrong_clocks(scenario: Scenario) -> Scenario:
+    """The same scenario with processes whose wall clocks are wrong by minutes, a minute to an hour, in some seeds."""
+    rng = Random(f"pairmq wrong clocks {scenario.seed}")
+    if rng.random() >= _WRONG_CLOCKS:
+        return scenario
+    processes = []
+    for plan in scenario.setup.processes:
+        skew = rng.choice((-1, 1)) * math.exp(rng.uniform(math.log(60), math.log(3600)))
+        processes.append(replace(plan, skew=round(skew, 3)) if rng.random() < 0.7 else plan)
+    return replace(scenario, setup=replace(scenario.setup, processes=tuple(processes)))
 
 
 def _ordered(scenario: Scenario) -> Scenario:

@@ -11,7 +11,7 @@ from pairmq.core import lane_path
 from pairmq.model import Entity
 from pairmq.testing._loop import WALL_EPOCH
 from pairmq.testing.history import PRIMARY, SECONDARY, Handling, Handover, Reading, Result, Sent
-from pairmq.testing.judge import WALLS, Verdict, Violation, messages_judged
+from pairmq.testing.judge import Verdict, Violation, messages_judged
 from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._judge_pair import Facts, pair_judged
 from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS, merged, size_of
@@ -135,20 +135,20 @@ def _expired(facts: Facts, sent: Sent) -> Iterator[Violation]:
     due_at = 0.0 if due is None else due.timestamp() - WALL_EPOCH  # its time begins then
     first_at, last_at = max(due_at, sent.at), max(due_at, diverted_at)
     for attempt, _ in facts.by_syphon[sent.number]:
-        if attempt.broker == PRIMARY and attempt.at > last_at + lives + WALLS:
+        if attempt.broker == PRIMARY and attempt.at > last_at + lives + facts.walls:
             waited = attempt.at - last_at
             text = f"{sent.number} lives {lives:g} s, and was sent to the primary {waited:.3f} s after its time began"
             yield Violation(Verdict.PHANTOM, attempt.at, text, sent.number)
     for copy in backlog:
         expired_at = copy.gone_at if copy.reason == "TTLExpiredException" else None
-        if expired_at is not None and expired_at < first_at + lives - WALLS:
+        if expired_at is not None and expired_at < first_at + lives - facts.walls:
             text = f"{sent.number} lives {lives:g} s, and expired {expired_at - first_at:.3f} s after its time began"
             yield Violation(Verdict.LOST, expired_at, text, sent.number)
 
     # What a consumer has under lock does not expire any more, as at any broker.
     for copy in backlog:
         for each in copy.handovers:
-            if each.consumer and each.at > last_at + lives + WALLS and _was_handled(facts, sent, each):
+            if each.consumer and each.at > last_at + lives + facts.walls and _was_handled(facts, sent, each):
                 waited = each.at - last_at
                 text = f"{sent.number} lives {lives:g} s, and a lane gave it {waited:.3f} s after its time began"
                 yield Violation(Verdict.PHANTOM, each.at, text, sent.number)

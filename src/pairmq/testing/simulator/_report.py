@@ -95,6 +95,7 @@ class Report:
             for each in setup.processes
             for name, value in each.own_options.items()
         ]
+        lines += [f"  wall clock of process {each.name}: {each.skew:+g} s" for each in setup.processes if each.skew]
         there, back = setup.latency
         lines += [f"  to the primary and back: {there:g} s; to the secondary: {back:g} s; jitter {setup.jitter:.0%}"]
         limits = (

@@ -144,9 +144,12 @@ class _Shrinker:
             if getattr(self._best.setup, name) != plain[name]:
                 self._fails(replace(self._best, setup=replace(self._best.setup, **{name: plain[name]})))
         for index in range(len(self._best.setup.processes)):
-            for name in self._best.setup.processes[index].own_options:
+            differences: dict[str, Any] = dict.fromkeys(self._best.setup.processes[index].own_options)
+            if self._best.setup.processes[index].skew:
+                differences["skew"] = 0.0
+            for name, usual in differences.items():
                 plans = list(self._best.setup.processes)
-                plans[index] = replace(plans[index], **{name: None})  # type: ignore[arg-type]
+                plans[index] = replace(plans[index], **{name: usual})
                 self._fails(replace(self._best, setup=replace(self._best.setup, processes=tuple(plans))))
         for index in range(len(self._best.traffic)):
             smaller = True
