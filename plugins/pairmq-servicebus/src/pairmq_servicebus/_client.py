@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import ssl
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -25,6 +27,10 @@ from pairmq_servicebus import _errors, _private
 from pairmq_servicebus._entities import SingleConsumers
 from pairmq_servicebus._url import DEFAULT_TLS_PORT, Identity, NamespaceUrl, SharedKey, SharedSignature, make_identity
 
+LONGEST_LOCK = 300.0
+"""Seconds, of all that the service allows."""
+
+_NOTED = 3600.0  # s for which a date of the service counts: clocks drift
 _FAREWELL = 1.2  # s for closing in good order
 _LAST_MOMENT = 0.3  # s for the background work to end by itself,
 _CUT_OFF = 0.1  # and when it was cut off
@@ -49,6 +55,38 @@ class ClientSettings:
 _PLAIN = ClientSettings()
 
 
+class ServiceClock:
+    """What the clock of the service shows at least, as its dates show: locks end by it, and this machine's may be
+    minutes wrong."""
+
+    def __init__(self) -> None:
+        self._ahead = -math.inf  # of the event loop's, in seconds since 1970
+        self._noted_at = -math.inf
+
+    def note(self, date: datetime | None) -> None:
+        """It has shown that: the service has dated something."""
+        if date is None:
+            return
+        now = asyncio.get_running_loop().time()
+        ahead = date.timestamp() - now
+        if ahead > self._ahead or now - self._noted_at > _NOTED:
+            self._ahead, self._noted_at = ahead, now
+
+    def left(self, until: datetime) -> float:
+        """Seconds until the end of a lock that the service has given: at most, but for a clock of this machine that is
+        ahead."""
+        self.note(until - timedelta(seconds=LONGEST_LOCK))
+        return until.timestamp() - self.now()
+
+    def now(self) -> float:
+        """The later of what it shows at least, and this machine's clock, in seconds since 1970."""
+        return max(self._ahead + asyncio.get_running_loop().time(), datetime.now(UTC).timestamp())
+
+    def here(self, until: datetime) -> datetime:
+        """The same by this machine's clock."""
+        return datetime.now(UTC) + timedelta(seconds=self.left(until))
+
+
 class Namespace:
     """The client of one transport."""
 
@@ -60,6 +98,7 @@ class Namespace:
         if self.identity is None and isinstance(url.credential, Identity):
             self.identity = make_identity(url.credential)
         self.single_consumers = SingleConsumers()
+        self.clock = ServiceClock()
         self.open_objects: set[Sender | Receiver] = set()
         self.closed = False
         self.max_message_bytes: int | None = None

@@ -28,14 +28,14 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import QueuePositions, raise_failure
 from pairmq_servicebus import _codec, _errors, _private
-from pairmq_servicebus._client import Namespace
+from pairmq_servicebus._client import Namespace, ServiceClock
 from pairmq_servicebus._entities import MARKER, SESSION, is_queue_itself
 from pairmq_servicebus._lane import Lanes
 from pairmq_servicebus._receive_link import ReceiveLink, open_receive_link
 from pairmq_servicebus._sender import ClientSendLink, open_send_link
 from pairmq_servicebus._settling import delivery_of
 
-_DUE_IN = timedelta(seconds=30)  # a look is over long before, and clocks differ by less
+_DUE_IN = timedelta(seconds=30)  # a look is over long before
 
 MOST_SHOWN: Final = 250
 """Messages that the service shows at once."""
@@ -61,7 +61,7 @@ class Contents:
         """Report how far a queue with one consumer at a time is settled; a cancelled look may leave a marker behind."""
 
         async def ask(link: ClientSendLink) -> QueuePositions:
-            return await _look(link.client, queue)
+            return await _look(link.client, queue, self._namespace.clock)
 
         lane = self._senders.get(queue)
         return await lane.call(ask, self._namespace.url.operation_timeout, f"look at {queue}")
@@ -105,10 +105,11 @@ class Contents:
         return await lane.call(look, self._namespace.url.operation_timeout, f"peek into {source}")
 
 
-async def _look(client: ServiceBusSender, queue: Entity) -> QueuePositions:
-    [number] = await client.schedule_messages(_codec.encode(_marker()), datetime.now(UTC) + _DUE_IN)
+async def _look(client: ServiceBusSender, queue: Entity, clock: ServiceClock) -> QueuePositions:
+    due = datetime.fromtimestamp(clock.now(), UTC) + _DUE_IN
+    [number] = await client.schedule_messages(_codec.encode(_marker()), due)
     try:
-        oldest = await _oldest(client, number, queue)
+        oldest = await _oldest(client, number, queue, clock)
     finally:
         # What was found is right all the same; a marker that stays is dealt with, see above.
         with contextlib.suppress(Exception):
@@ -116,12 +117,14 @@ async def _look(client: ServiceBusSender, queue: Entity) -> QueuePositions:
     return QueuePositions(oldest, number)
 
 
-async def _oldest(client: ServiceBusSender, marker: int, queue: Entity) -> int | None:
+async def _oldest(client: ServiceBusSender, marker: int, queue: Entity, clock: ServiceClock) -> int | None:
     """The position of the oldest message that is not settled, up to a marker; None without one."""
     last, most = 0, 1
     while shown := await _private.browse(client, last + 1, most):
         for message in shown:
             number = message.sequence_number or last + 1  # of what can't be read, the lowest that it may have
+            if message.state is not ServiceBusMessageState.SCHEDULED:
+                clock.note(message.enqueued_time_utc)
             if number == marker:
                 return None
             if number > marker:

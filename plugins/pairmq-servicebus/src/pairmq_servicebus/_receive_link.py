@@ -13,7 +13,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceivedMessage as Received
@@ -47,6 +47,7 @@ class ReceiveLink:
 
     def __init__(self, namespace: Namespace, client: Client, round_trip: float) -> None:
         self._namespace = namespace
+        self.clock = namespace.clock
         self._handler = _private.handler_of(client)
         self.client = client
         if client.session is not None:
@@ -193,8 +194,8 @@ class ConsumerLink(ReceiveLink):
         super().__init__(namespace, client, round_trip)
         self._session: ServiceBusSession = client.session
         until = self._session.locked_until_utc
-        left = 0.0 if until is None else (until - datetime.now(UTC)).total_seconds()
-        # A third of the lock; less where this machine's clock is wrong, or the service's.
+        left = 0.0 if until is None else self.clock.left(until)
+        # A third of the lock; less where this machine's clock is ahead.
         self._renew_after = min(max(left, _SHORTEST_LOCK) / 3, _MOST_BETWEEN_RENEWALS)
         self.patience = min(self.patience, max(_LEAST_PATIENCE, self._renew_after * 3 / 4))
         self._renewed_at = asyncio.get_running_loop().time()

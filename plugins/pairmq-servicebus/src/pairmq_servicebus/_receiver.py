@@ -402,10 +402,10 @@ class BusSessionReceiver(BusReceiver, SessionReceiver):
     @property
     def locked_until(self) -> datetime:
         until = self._session.locked_until_utc
-        return datetime.now(UTC) if until is None else until
+        return datetime.now(UTC) if until is None else self._namespace.clock.here(until)
 
     async def renew_session_lock(self) -> datetime:
-        return await self._ask("renew the lock", lambda session: session.renew_lock())
+        return self._namespace.clock.here(await self._ask("renew the lock", lambda session: session.renew_lock()))
 
     async def renew_lock(self, delivery: Delivery) -> Delivery:
         """Renew the session's lock, which is the delivery's."""

@@ -16,6 +16,7 @@ from azure.servicebus.aio import ServiceBusSession
 from pairmq.model import Delivery, FailureReason, TransportError
 from pairmq.transport import raise_failure
 from pairmq_servicebus import _codec, _errors, _private
+from pairmq_servicebus._client import LONGEST_LOCK
 from pairmq_servicebus._lane import Job
 from pairmq_servicebus._receive_link import ReceiveLink
 
@@ -27,7 +28,6 @@ MOST_REASON = 4096
 # What the client asks for, sent back as it was: some servers do, and the client takes it for a refusal.
 _ECHO = "com.microsoft:dead-letter"
 
-_LONGEST_LOCK = 300.0  # s, of all that the service allows
 _SIDE_BY_SIDE = 100
 _PER_MESSAGE = 0.2  # s that a job's limit grows with each of its messages
 
@@ -50,7 +50,7 @@ class Held:
         """Whether its lock has surely run out, or has gone with its session's link: else the service knows."""
         if self.in_session:
             return self.link.ended
-        return asyncio.get_running_loop().time() - self.locked_at > _LONGEST_LOCK
+        return asyncio.get_running_loop().time() - self.locked_at > LONGEST_LOCK
 
 
 class Shelf:
@@ -66,9 +66,11 @@ class Shelf:
         session: ServiceBusSession | None = link.client.session
         held = Held(received, link, self, in_session=session is not None)
         _private.let_the_service_end_locks(received)
+        until = received.locked_until_utc if session is None else session.locked_until_utc
+        link.clock.note(received.enqueued_time_utc)
         delivery = replace(
             delivery_of(received, decoded, held, again=link.came_before(received)),
-            locked_until=received.locked_until_utc if session is None else session.locked_until_utc,
+            locked_until=None if until is None else link.clock.here(until),
         )
         self._held[id(held)] = held
         return delivery
@@ -239,7 +241,7 @@ async def renew(link: ReceiveLink, shelf: Shelf, held: Held, asked_at: float, do
             raise _errors.lock_lost(doing) from error
         raise_failure(failed)
     held.locked_at = asyncio.get_running_loop().time()
-    return until
+    return link.clock.here(until)
 
 
 async def abandon_all(link: ReceiveLink, shelf: Shelf, unsettled: Sequence[Held]) -> None:

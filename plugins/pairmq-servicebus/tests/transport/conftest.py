@@ -13,7 +13,7 @@ from azure.servicebus import _common, _servicebus_session
 from pairmq.model import Entity, Message
 from pairmq.plugins import registry
 from pairmq.transport import QueueProperties, Transport
-from pairmq_servicebus import _receive_link, _settling
+from pairmq_servicebus import _client, _contents, _receiver
 from pairmq_servicebus.testing import ServiceBusServer
 
 
@@ -55,19 +55,30 @@ async def queue(transport: Transport, external: object) -> AsyncIterator[Entity]
         await transport.admin.delete(entity)
 
 
+def wrong_clock(monkeypatch: pytest.MonkeyPatch, ahead: timedelta) -> None:
+    """This machine's clock is so much ahead of the service's."""
+
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return datetime.now(tz) + ahead
+
+    for module in (_common.message, _servicebus_session):
+        monkeypatch.setattr(module, "utc_now", lambda: Wrong.now(UTC))
+    for own in (_client, _contents, _receiver):
+        monkeypatch.setattr(own, "datetime", Wrong)
+
+
 @pytest.fixture
 def clock_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine's clock is ahead of the service's by two minutes, longer than a lock lasts."""
+    wrong_clock(monkeypatch, timedelta(minutes=2))
 
-    class Ahead(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Any:
-            return datetime.now(tz) + timedelta(minutes=2)
 
-    for module in (_common.message, _servicebus_session):
-        monkeypatch.setattr(module, "utc_now", lambda: Ahead.now(UTC))
-    for own in (_settling, _receive_link):
-        monkeypatch.setattr(own, "datetime", Ahead)
+@pytest.fixture
+def clock_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's clock is two minutes behind the service's."""
+    wrong_clock(monkeypatch, timedelta(minutes=-2))
 
 
 @pytest.fixture

@@ -277,6 +277,22 @@ async def test_a_lock_that_ran_out_settles_nothing(transport: Transport, brief: 
     assert (again.message.body, again.delivery_count) == (b"a", 2)
 
 
+@pytest.mark.usefixtures("clock_behind")
+async def test_a_lock_ends_by_this_machines_clock_although_that_is_behind(
+    transport: Transport, queue: Entity, message: Make
+) -> None:
+    """A consumer would renew a lock of ten seconds after 20: by its clock more than two minutes were left."""
+    assert await transport.admin.create(Entity(f"{queue.path}/short"), QueueProperties(lock_duration=10.0))
+    queue = Entity(f"{queue.path}/short")
+    await transport.sender(queue).send(message())
+    receiver = transport.receiver(Source(queue))
+    [delivery] = await take(receiver, 1)
+    renewed = await receiver.renew_lock(delivery)
+    for each in (delivery, renewed):
+        assert each.locked_until is not None
+        assert each.locked_until < datetime.now(UTC) - timedelta(minutes=1)
+
+
 @pytest.mark.usefixtures("clock_ahead")
 async def test_messages_are_settled_by_a_machine_whose_clock_is_ahead(
     transport: Transport, queue: Entity, message: Make

@@ -1,14 +1,18 @@
-"""Completions that callers ask for together, on a link that answers when the test says so."""
+"""Completions that callers ask for together, on a link that answers when the test says so; and the ends of locks."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 import pytest
 
 from pairmq.model import FailureReason, TransportError
+from pairmq.testing import in_virtual_time
+from pairmq_servicebus import _client
+from pairmq_servicebus._client import LONGEST_LOCK, ServiceClock
 from pairmq_servicebus._settling import Completion, Completions, Held, Shelf
 
 
@@ -108,3 +112,56 @@ async def test_completions_are_given_up_when_their_last_caller_gives_up() -> Non
     assert [bench.job.give_up(completion) for completion in bench.completions[1:]] == [False, True]
     assert bench.task is not None
     bench.task.cancel()
+
+
+# The clock of the service.
+
+HERE = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ServiceClock:
+    """What is known of the service's clock by a machine whose own stands still."""
+
+    class Standing(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return HERE
+
+    monkeypatch.setattr(_client, "datetime", Standing)
+    return ServiceClock()
+
+
+@in_virtual_time
+async def test_a_clock_that_is_behind_is_corrected_by_dates_of_the_service(clock: ServiceClock) -> None:
+    service = HERE + timedelta(minutes=4)
+    until = service + timedelta(seconds=10)
+    assert clock.left(until) == 250, "nothing is known"
+    clock.note(service)
+    assert clock.left(until) == pytest.approx(10)
+    assert clock.here(until) == HERE + timedelta(seconds=10)
+    await asyncio.sleep(7)
+    clock.note(service)  # an old message
+    assert clock.left(until) == pytest.approx(3)
+    assert clock.now() == pytest.approx(service.timestamp() + 7)
+
+
+@in_virtual_time
+async def test_a_lock_lasts_no_longer_than_the_service_allows(clock: ServiceClock) -> None:
+    assert clock.left(HERE + timedelta(hours=1)) == pytest.approx(LONGEST_LOCK)
+
+
+@in_virtual_time
+async def test_a_clock_that_is_ahead_ends_locks_early(clock: ServiceClock) -> None:
+    service = HERE - timedelta(minutes=2)
+    clock.note(service)
+    assert clock.left(service + timedelta(minutes=1)) == -60
+
+
+@in_virtual_time
+async def test_a_date_of_long_ago_does_not_count(clock: ServiceClock) -> None:
+    """The loop's clock and the service's drift."""
+    clock.note(HERE + timedelta(minutes=4))
+    await asyncio.sleep(4000)
+    clock.note(HERE)
+    assert clock.now() == HERE.timestamp()

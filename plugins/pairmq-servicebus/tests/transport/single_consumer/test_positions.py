@@ -53,6 +53,17 @@ async def test_a_look_leaves_nothing_behind(transport: Transport, queue: Entity)
     assert (await transport.admin.counts(Source(queue))).pending == 0
 
 
+@pytest.mark.usefixtures("clock_behind")
+async def test_a_look_leaves_nothing_behind_on_a_machine_whose_clock_is_behind(
+    transport: Transport, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send(message())
+    await take(transport.receiver(Source(queue)), 1)
+    looks = [await transport.admin.positions(queue) for _ in range(3)]
+    assert all(look.oldest is not None for look in looks)
+    assert (await transport.admin.counts(Source(queue))).pending == 1
+
+
 async def test_looks_side_by_side_do_not_take_each_other_for_messages(
     transport: Transport, stranger: Transport, queue: Entity
 ) -> None:
