@@ -86,7 +86,7 @@ class RedisReceiver(Receiver):
         self._who = (self._source.mode, self._source.group, self._name)
         self._link = context.link()
         self.scope = Scope(context.scope, self._doing)
-        self._given: dict[bytes, float] = {}  # id of each unsettled delivery: when its lock ends, on the wall clock
+        self._given: dict[bytes, float] = {}  # id of each unsettled delivery: when its lock ends, on the loop's clock
         self._sweep_at = b"0"
         self._next_at_ms = 0.0
         self._more = False  # the last take only dead-lettered or dropped expired messages, and there are more
@@ -186,7 +186,7 @@ class RedisReceiver(Receiver):
         late = [id_ for id_, _, fields in entries if self._may_be_expired(id_, fields, now_ms)]
         if late:
             if not await self._put_away(_scripts.EXPIRE, late):
-                self._given.update(dict.fromkeys(late, now_ms + self._lock_ms + self._clock_offset_ms))
+                self._given.update(dict.fromkeys(late, self._lock_ends()))
             entries = [entry for entry in entries if entry[0] not in late]
         return await self._deliver(entries, now_ms)
 
@@ -203,8 +203,8 @@ class RedisReceiver(Receiver):
 
         None counts as returned before the last await, so that a call that is interrupted here loses nothing.
         """
-        until_ms = now_ms + self._lock_ms + self._clock_offset_ms
-        locked_until = _codec.instant(until_ms)
+        ends = self._lock_ends()
+        locked_until = _codec.instant(now_ms + self._lock_ms + self._clock_offset_ms)
         dead = self._source.source.dead_letter
         deliveries: list[Delivery] = []
         given: dict[bytes, float] = {}
@@ -215,7 +215,7 @@ class RedisReceiver(Receiver):
             except _codec.MalformedEntry as problem:
                 malformed.append((id_, count, str(problem), fields))
                 continue
-            given[id_] = until_ms
+            given[id_] = ends
             deliveries.append(
                 delivery_of(id_, message, fields, _Token(id_, count, self), count=count, locked_until=locked_until)
             )
@@ -224,7 +224,7 @@ class RedisReceiver(Receiver):
             if await self._put_away(_scripts.DEAD_LETTER, arguments):
                 self.dead_lettered(_codec.decode_leniently(fields), "malformed", why, count)
             else:
-                given[id_] = until_ms
+                given[id_] = ends
         self._given.update(given)
         return deliveries
 
@@ -264,8 +264,12 @@ class RedisReceiver(Receiver):
     def _prune(self) -> None:
         """Forget deliveries that were not settled, long after their locks ended."""
         if len(self._given) > 10 * MAX_TAKE:
-            limit_ms = time.time() * 1000 - 2 * self._lock_ms
-            self._given = {id_: until for id_, until in self._given.items() if until > limit_ms}
+            limit = self._lock_ends() - 3 * self._lock_ms / 1000
+            self._given = {id_: until for id_, until in self._given.items() if until > limit}
+
+    def _lock_ends(self) -> float:
+        """When a lock ends that begins now, on the loop's clock: the wall clock may be set meanwhile."""
+        return asyncio.get_running_loop().time() + self._lock_ms / 1000
 
     # ------------------------------------------------------------------- settle
 
@@ -314,9 +318,8 @@ class RedisReceiver(Receiver):
         asked_at_ms = time.time() * 1000
         if token is None or not await self._settle(_scripts.RENEW, [token.id, b"%d" % token.count]):
             raise _errors.lock_lost(self._settling)
-        until_ms = asked_at_ms + self._lock_ms
-        self._given[token.id] = until_ms
-        return replace(delivery, locked_until=_codec.instant(until_ms))
+        self._given[token.id] = self._lock_ends()
+        return replace(delivery, locked_until=_codec.instant(asked_at_ms + self._lock_ms))
 
     def _token(self, delivery: Delivery) -> _Token | None:
         token = delivery.lock_token
