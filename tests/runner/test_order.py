@@ -11,8 +11,8 @@ import pytest
 
 from pairmq import BacklogUnavailable, ConfigurationError, Entity, Message, Pair, PairOptions, Receipt, Route
 from pairmq.core.order import backlog_queue_of
-from pairmq.model import EntityState, SendError, SendUnknown, TransportError
-from pairmq.model.events import BacklogQueueChecked, Cause, MessageMoved, StateChanged, SyphonFailed
+from pairmq.model import EntityState, FailureKind, FailureReason, SendError, SendUnknown, TransportError
+from pairmq.model.events import BacklogQueueChecked, Cause, MessageMoved, StateChanged, SyphonFailed, Warned
 from pairmq.runner import Clock, _ordered
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.transport import QueueProperties
@@ -55,6 +55,24 @@ async def test_the_first_send_of_a_session_looks_and_goes_to_the_primary(world):
         receipts = [await sender.send(of("s", body)) for body in "ab"]
         assert [receipt.route for receipt in receipts] == [PRIMARY, PRIMARY]
         assert w.west.operations["ADMIN"] == before + 1  # the second one needs no look
+
+
+@in_virtual_time
+async def test_a_look_that_is_refused_is_reported(world, monkeypatch):
+    """Each session went through the backlog forever, with both brokers well, and nothing said why."""
+    async with world(ordering="session", backlog_queue_count=1) as w:
+        no_right = TransportError("no right to look", FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
+
+        async def refuse(*_):
+            raise no_right
+
+        monkeypatch.setattr(type(w.pair._engine.secondary.admin), "positions", refuse)
+        sender = w.pair.sender("orders")
+        for session in "abc":
+            assert (await sender.send(of(session, "1"))).route is BACKLOG
+        [warning] = [event for event in w.events if isinstance(event, Warned)]
+        assert warning.subject == queue_of(w, "a", 1)
+        assert "no right to look" in warning.text
 
 
 @in_virtual_time

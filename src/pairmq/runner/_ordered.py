@@ -14,9 +14,11 @@ from typing import Final
 from pairmq.core import PairOptions
 from pairmq.core.order import DrainView, Key, KeyOrder, KeyRoute, Look, LookAt, backlog_queue_of
 from pairmq.core.send import Job
-from pairmq.model import Entity, TransportError
+from pairmq.model import Entity, FailureKind, FailureReason, TransportError
+from pairmq.model.events import Warned
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
+from pairmq.runner._emitter import Emitter
 from pairmq.runner._job import SenderState
 from pairmq.runner._limits import TimeLimits
 from pairmq.transport import Admin, Transport, start_task
@@ -73,12 +75,18 @@ class Orders:
     """All keys of a pair."""
 
     def __init__(
-        self, secondary: Transport, backlog: BacklogQueues, options: PairOptions, clock: Clock, limits: TimeLimits
+        self,
+        secondary: Transport,
+        backlog: BacklogQueues,
+        options: PairOptions,
+        clock: Clock,
+        emit: Emitter,
+        limits: TimeLimits,
     ) -> None:
         self._options = options
         self._clock = clock
         self._sessions: OrderedDict[tuple[Entity, str], KeyLine] = OrderedDict()
-        self._watches = [_QueueWatch(secondary.admin, entity, clock, limits) for entity in backlog.entities]
+        self._watches = [_QueueWatch(secondary.admin, entity, clock, emit, limits) for entity in backlog.entities]
         self._views = [DrainView() for _ in backlog.entities]
 
     def line_up(self, state: SenderState, jobs: Sequence[Job]) -> list[Place]:
@@ -133,13 +141,15 @@ class Orders:
 class _QueueWatch:
     """Looks at one backlog queue while callers ask; one look serves all that asked before it began."""
 
-    def __init__(self, admin: Admin, queue: Entity, clock: Clock, limits: TimeLimits) -> None:
+    def __init__(self, admin: Admin, queue: Entity, clock: Clock, emit: Emitter, limits: TimeLimits) -> None:
         self._admin = admin
         self._queue = queue
         self._clock = clock
+        self._emit = emit
         self._limits = limits
         self._asked: list[asyncio.Future[Look | None]] = []
         self._task: asyncio.Task[None] | None = None
+        self._refused = False
 
     async def look(self, until: float) -> Look | None:
         """What a look finds that begins from now on; None when the queue could not be asked, or not in time."""
@@ -164,9 +174,22 @@ class _QueueWatch:
         began_at = self._clock.now()
         try:
             found = await self._limits.run(self._admin.positions(self._queue))
-        except TransportError:
+        except TransportError as error:
+            self._note(error)
             return None
+        self._refused = False
         return Look(began_at, found.oldest, found.newest)
+
+    def _note(self, error: TransportError) -> None:
+        """Warn, once, of a look that is refused: sends would go round by the backlog for as long as that lasts."""
+        missing = error.reason is FailureReason.NOT_FOUND  # it is made again
+        if error.kind is FailureKind.REFUSED and not missing and not self._refused:
+            self._refused = True
+            text = (
+                "how far it is drained can't be asked, so that what order is kept for goes through the backlog, also "
+                f"while the primary is available: {error}"
+            )
+            self._emit(Warned, subject=self._queue.path, text=text)
 
     async def close(self) -> None:
         task = self._task

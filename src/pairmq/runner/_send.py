@@ -175,7 +175,7 @@ class SendProcedure:
         self._results = Results(clock, emit)
         self._sizes = sizes
         self._rules = SendRules(options, backlog.rotation, clock.chance)
-        self._orders = None if options.ordering == "none" else Orders(secondary, backlog, options, clock, limits)
+        self._orders = None if options.ordering == "none" else Orders(secondary, backlog, options, clock, emit, limits)
         self._ends_at: float | None = None
         self._fault: BaseException | None = None
         self.given_back = 0
