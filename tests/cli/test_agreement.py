@@ -226,3 +226,31 @@ def test_commands_know_lanes_by_the_settings_the_record_and_their_names(cli, bro
     ended = cli("syphon", "--until-empty", *brokers)
     assert (ended.status, "moved 7 messages; the backlog is empty" in ended.err) == (0, True)
     assert ("continuity is" in ended.err) == (own != others)
+
+
+async def _sent(url: str, path: str, body: bytes) -> None:
+    async with registry.transport(url) as transport:
+        await transport.sender(Entity(path)).send(Message(body))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["status"], *(["backlog", *words.split()] for words in ("list", "peek", "peek --dead-letter", "purge --yes"))],
+    ids=" ".join,
+)
+def test_all_is_said_to_be_known_only_if_the_whole_record_can_be_read(cli, brokers, command) -> None:
+    """It was "nothing there", or "ok": true, and status 0, where a queue of another process may have held messages."""
+    divert(brokers, 0)
+    assert cli(*command, *brokers).status == 0
+    asyncio.run(_sent(brokers[3], f"{name_of(brokers[1])}/x-pairmq-record", b"of a later release"))
+    ended = cli(*command, *brokers)
+    assert (ended.status, "a message of the record is not JSON" in ended.err + ended.out) == (1, True)
+    if command[:2] not in (["status"], ["backlog", "list"]):
+        assert cli(*command, "--index", "0", *brokers).status == 0
+
+
+def test_messages_are_requeued_and_what_may_be_left_is_said(cli, brokers) -> None:
+    divert(brokers, 0)
+    asyncio.run(_sent(brokers[3], f"{name_of(brokers[1])}/x-pairmq-record", b"of a later release"))
+    ended = cli("backlog", "requeue", *brokers)
+    assert (ended.status, "queues that only other processes use may be left out" in ended.err) == (1, True)

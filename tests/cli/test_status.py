@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from pairmq import PairOptions
-from pairmq.cli._backlog import Depths, see_outbox
+from pairmq.cli._backlog import Depths, OutboxLook, see_outbox
 from pairmq.cli._status import BrokerLook, Look, _watched
 from pairmq.core.record import Configuration
 from pairmq.memory import CAPABILITIES as ALL
@@ -175,6 +175,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch, broker: str, what: str, kind: Failur
     made = {
         "create": transport.admin,
         "probe": transport.admin,
+        "positions": transport.admin,
         "send": transport.sender(Entity("q")),
         "receive": transport.receiver(Source(Entity("q"))),
         "complete": transport.receiver(Source(Entity("q"))),
@@ -197,12 +198,18 @@ def forbid(monkeypatch: pytest.MonkeyPatch, broker: str, what: str, kind: Failur
         ("send", "sends can't be diverted: ", "send to queues named"),
         ("receive", "a syphon with this user can't move the backlog back: ", "receive and settle messages of queues"),
         ("complete", "a syphon with this user can't move the backlog back: ", "receive and settle messages of queues"),
+        (
+            "positions",
+            "sends whose order is kept would always be diverted: ",
+            "see how far messages are settled of queues",
+        ),
     ],
 )
 def test_the_doctor_fails_a_user_who_may_not_do_what_an_outage_takes(
     cli, brokers, monkeypatch: pytest.MonkeyPatch, what: str, told: str, advice: str
 ) -> None:
     forbid(monkeypatch, brokers[3], what)
+    monkeypatch.setenv("PAIRMQ_ORDERING", "session")
     ended = cli("doctor", "--json", *brokers)
     assert ended.status == 1
     [found] = [each for each in json.loads(ended.out)["findings"] if each["subject"] == "rights at secondary"]
@@ -419,6 +426,14 @@ def test_missing_queues_are_explained(cli, brokers) -> None:
     words = " ".join(ended.out.split())
     assert "10 queues to be created: a program that opens the pair creates them; if programs of the pair are" in words
     assert "the secondary was emptied or replaced" in cli("doctor", *brokers).out
+
+
+def test_all_is_well_only_if_the_outbox_was_asked() -> None:
+    """One that could not be counted was exit status 0, and "ok": true."""
+    seen = look_at({})
+    queue = Entity("primary/x-pairmq-outbox")
+    assert replace(seen, outbox=OutboxLook(queue)).ok
+    assert not replace(seen, outbox=OutboxLook(queue, error="no answer")).ok
 
 
 async def test_outbox_shows_how_it_grows_between_two_looks(tmp_path) -> None:

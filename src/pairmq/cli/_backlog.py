@@ -282,6 +282,17 @@ class _Backlog:
         self._all = index is None and not outbox
         self._primary = primary.endpoint
         self._options = settings.options
+        self._unknown: tuple[str, ...] = ()  # why other processes may use queues that are not known
+
+    @property
+    def status(self) -> int:
+        """The exit status of a command that has asked all queues: 1 when there may be others."""
+        return 1 if self._unknown else 0
+
+    def warn_of_others(self) -> None:
+        """Say that there may be other queues: what was done, or nothing, is not all."""
+        for text in self._unknown:
+            warn(f"{text}; queues that only other processes use may be left out")
 
     async def find_others(self, *, with_outbox: bool = False) -> Agreement:
         """Add the queues that other processes of the pair use, unless one queue was asked for (SPEC 13.2)."""
@@ -291,6 +302,7 @@ class _Backlog:
         if agreement.conflict is not None:
             raise CommandFailed(agreement.conflict)
         if self._all:
+            self._unknown = (*agreement.record.problems, *(() if agreement.unread is None else (agreement.unread,)))
             first = len(self.queues)
             self.queues += tuple((first + number, queue) for number, queue in enumerate(agreement.found))
             if with_outbox and self.outbox is not None:
@@ -327,7 +339,10 @@ def _show_done(done: str, counts: Mapping[str, int], json: bool) -> None:
 @group.command(name="list")
 @with_pair(BACKLOG)
 def list_queues(pair: PairArguments, json: Json = False) -> int:
-    """Count the messages of every backlog queue, and of the outbox; exit status 1 when one could not be counted."""
+    """Count the messages of every backlog queue, and of the outbox.
+
+    Exit status: 1 when one could not be counted, or when what other processes use can't be read.
+    """
     backlog = _Backlog(pair)
 
     async def run(stop: Stop) -> int:
@@ -341,7 +356,7 @@ def list_queues(pair: PairArguments, json: Json = False) -> int:
             put_json({**depths_as_json(depths), **more}, indent=2)
         else:
             show_depths(depths, agreement, outbox)
-        return 1 if depths.error or (outbox is not None and outbox.error) else 0
+        return 1 if depths.error or (outbox is not None and outbox.error) else backlog.status
 
     return run_async(run)
 
@@ -376,7 +391,8 @@ def peek(
                         _show_message(at, delivery)
         if not seen:
             note("nothing there")
-        return 0
+        backlog.warn_of_others()
+        return backlog.status
 
     return run_async(run)
 
@@ -405,7 +421,8 @@ def purge(
                     source = Source(queue, dead_letter=dead_letter)
                     deleted[queue.path] = await within(backlog.limit, backlog.transport.admin.purge(source))
         _show_done("deleted", deleted, json)
-        return 0
+        backlog.warn_of_others()
+        return backlog.status
 
     return run_async(run)
 
@@ -453,10 +470,11 @@ def requeue(pair: PairArguments, index: Index = None, outbox: Outbox = False, js
                     async for count in requeue_queue(backlog.transport, queue, backlog.limit, stop):
                         moved[queue.path] += count
         _show_done("requeued", moved, json)
+        backlog.warn_of_others()
         if stop.asked:
             note(f"stopped by {stop.name}: the rest is still in the dead-letter queues")
             return stop.exit_status
-        return 0
+        return backlog.status
 
     return run_async(run, graceful=True)
 

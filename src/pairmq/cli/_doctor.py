@@ -412,7 +412,7 @@ async def _rights(primary: Transport, secondary: Transport, options: PairOptions
         advice = f"let this user create {like}, or be ready to create them again should they be deleted"
         found, queue, like = [_warn(subject, text, advice)], queues[0], f"queues named like {queues[0]}"
     try:
-        failed = await _tried(secondary, queue, limit, own=made)
+        failed = await _tried(secondary, queue, limit, own=made, ordered=options.ordering != "none")
     finally:
         if made:
             try:
@@ -428,7 +428,9 @@ async def _rights(primary: Transport, secondary: Transport, options: PairOptions
     return found or [_ok(subject, "this user may create backlog queues, send to them, and move what they hold")]
 
 
-async def _tried(secondary: Transport, queue: Entity, limit: float, *, own: bool) -> tuple[str, str | None] | None:
+async def _tried(
+    secondary: Transport, queue: Entity, limit: float, *, own: bool, ordered: bool
+) -> tuple[str, str | None] | None:
     """What does not work with a queue, and the right that this takes, if it was refused; another's queue gets no
     message."""
     sender, receiver = secondary.sender(queue), secondary.receiver(Source(queue))
@@ -444,6 +446,9 @@ async def _tried(secondary: Transport, queue: Entity, limit: float, *, own: bool
             if not deliveries:
                 raise TransportError("what was sent does not arrive", FailureKind.UNAVAILABLE)
             await within(limit, receiver.complete(deliveries[0]))
+        if ordered:
+            text, right = "sends whose order is kept would always be diverted", "see how far messages are settled of"
+            await within(limit, secondary.admin.positions(queue))
     except TransportError as error:
         return f"{text}: {at_broker(secondary, error)}", right if error.kind is FailureKind.REFUSED else None
     finally:

@@ -248,11 +248,12 @@ class Look:
     def ok(self) -> bool:
         """Whether everything was asked and answered well, and no messages wait where they are not moved."""
         agreement = self.agreement
-        if agreement.conflict is not None or agreement.unread is not None:
+        if agreement.conflict is not None or agreement.unread is not None or agreement.record.problems:
             return False
         if any(stray.certain for stray in agreement.strays):
             return False
-        parts = (self.primary.error, self.secondary.error, self.backlog.error, *(one.error for one in self.entities))
+        parts = [self.primary.error, self.secondary.error, self.backlog.error, *(one.error for one in self.entities)]
+        parts += [] if self.outbox is None else [self.outbox.error]
         return all(error is None for error in parts)
 
 
