@@ -71,3 +71,10 @@ def test_missing_table_names_the_command_that_makes_it():
 def test_connection_is_dropped_when_its_server_only_reads():
     assert leads_elsewhere(errors.ReadOnlySqlTransaction())
     assert not leads_elsewhere(errors.DiskFull())
+
+
+@pytest.mark.parametrize("error", [errors.InvalidSqlStatementName(), errors.FeatureNotSupported()])
+def test_connection_is_dropped_with_an_answer_that_may_be_about_its_session(error):
+    """Its prepared statements are gone, or the plan does not fit a changed table: it would answer so forever."""
+    assert leads_elsewhere(error)
+    assert failure(error, "send to orders").kind is UNAVAILABLE

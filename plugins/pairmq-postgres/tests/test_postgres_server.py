@@ -590,6 +590,17 @@ async def test_cancelled_calls_leave_no_connection_and_no_transaction_behind(ser
     assert not [state for state in sessions(server, but=before).values() if state.startswith("idle in transaction")]
 
 
+async def test_a_session_that_has_lost_its_prepared_statements_is_replaced(transport, queue, message):
+    """As behind a pooler that resets sessions: it answered "does not exist" to each call until the process ended."""
+    sender = transport.sender(queue)
+    await sender.send(message())
+    await transport._pool.run([("DEALLOCATE ALL", {})])
+    with pytest.raises(TransportError) as caught:
+        await sender.send(message())
+    assert caught.value.kind is FailureKind.UNAVAILABLE
+    await sender.send(message())
+
+
 async def test_idle_pool_survives_the_end_of_its_connections(server, queue, transport, message):
     await asyncio.gather(*(transport.admin.exists(queue) for _ in range(10)))
     server.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'messenger'")

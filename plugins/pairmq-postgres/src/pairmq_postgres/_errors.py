@@ -5,7 +5,9 @@ The first row that matches the SQLSTATE decides. Rows that need an explanation:
 - *transient*: the same call may succeed in a moment. Two transactions were in each other's way, or the server ends,
   starts, or has no connection to spare. One that lasts becomes *unavailable* above.
 - A server that only reads (a standby, or a primary that was replaced) and a full disk are *unavailable*: another broker
-  can take the message. The former's connection is dropped, so that the next call asks all hosts.
+  can take the message. The former's connection is dropped, so that the next call asks all hosts. So is one with an
+  answer that is not in the table: it may be about the session, as where its prepared statements are gone or do not
+  fit the tables any more, and would be given for as long as that is kept.
 - A missing database or table is *refused*, with the command that makes it. Its reason is *disabled*, as no message is
   at fault: a syphon waits until an operator makes the tables, or brings them to this version, and dead-letters nothing.
 - PgBouncer reports nearly all that goes wrong with a server behind it as a protocol violation (08P01): *unavailable*.
@@ -156,7 +158,7 @@ def _row(error: BaseException) -> _Row:
         state = next((code for words, code in _AT_LOGIN if words in str(cause)), None)
     if state is not None:
         fits = [row for row in _TABLE if isinstance(row.match, str) and state.startswith(row.match)]
-        return fits[0] if fits else _Row(state, _UNAVAILABLE, FailureReason.OTHER)
+        return fits[0] if fits else _Row(state, _UNAVAILABLE, FailureReason.OTHER, elsewhere=True)
     return next(row for row in _TABLE if not isinstance(row.match, str) and isinstance(cause, row.match))
 
 
