@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -133,7 +133,7 @@ class Lane(Generic[L]):
         self._spares = spares
         self._doing = doing
         self._idle_limit = idle_limit
-        self._jobs: deque[Job[L]] = deque()
+        self._jobs: OrderedDict[Job[L], None] = OrderedDict()  # thousands may be withdrawn at one instant
         self._current: Job[L] | None = None
         self._link: L | None = None
         self._task: asyncio.Task[None] | None = None
@@ -161,10 +161,9 @@ class Lane(Generic[L]):
             job.fail(_errors.closed(self._doing), begun=False)
             return
         self._used_at = asyncio.get_running_loop().time()
+        self._jobs[job] = None
         if first:
-            self._jobs.appendleft(job)
-        else:
-            self._jobs.append(job)
+            self._jobs.move_to_end(job, last=False)
         if self._task is None:
             self._start()
         elif self._current is not None and self._current.yields and not job.yields:
@@ -197,8 +196,7 @@ class Lane(Generic[L]):
         if job is self._current:
             self.cut(job)
             return False
-        with contextlib.suppress(ValueError):
-            self._jobs.remove(job)
+        self._jobs.pop(job, None)
         return True
 
     def stop(self, job: Job[L]) -> None:
@@ -242,7 +240,7 @@ class Lane(Generic[L]):
             self._timer = None
         current, task, link = self._current, self._task, self._link
         self._current = self._task = self._link = None
-        jobs, self._jobs = self._jobs, deque()
+        jobs, self._jobs = self._jobs, OrderedDict()
         if current is not None:
             current.fail(_errors.closed(self._doing, maybe_applied=True), begun=True)
         for job in jobs:
@@ -271,7 +269,7 @@ class Lane(Generic[L]):
                 link = await self._ready(me)
                 if link is None or not self._jobs:
                     continue
-                await self._do(self._jobs.popleft(), link, me)
+                await self._do(self._jobs.popitem(last=False)[0], link, me)
         finally:
             if self._task is me:
                 self._task = None
@@ -291,7 +289,7 @@ class Lane(Generic[L]):
             me.uncancel()
             job.interrupted(link)
             # Behind what it made way for.
-            self._jobs.append(job)
+            self._jobs[job] = None
         finally:
             if clock is not None:
                 clock.cancel()
@@ -322,7 +320,7 @@ class Lane(Generic[L]):
             link = await self._opener()
         except Exception as error:
             if self._task is me:
-                jobs, self._jobs = self._jobs, deque()
+                jobs, self._jobs = self._jobs, OrderedDict()
                 failed = _errors.failure(error, self._doing)
                 for job in jobs:
                     job.fail(_errors.again(failed), begun=False)
@@ -370,7 +368,7 @@ class Lane(Generic[L]):
             if idle >= self._idle_limit:
                 self._drop()
                 return
-        self._jobs.append(Look())
+        self._jobs[Look()] = None
         self._start()
 
 

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from pairmq.testing import in_virtual_time
-from pairmq_servicebus._lane import Lane
+from pairmq_servicebus._lane import Call, Lane
 
 IDLE = 60.0  # s
 LOOKS = 10.0  # s between two, as the README says
@@ -125,4 +125,31 @@ async def test_what_was_just_looked_at_is_used_without_another_look() -> None:
     await asyncio.sleep(LOOKS - 1)
     await bench.use()
     assert len(link.looks) == looks + 1
+    await bench.lane.close()
+
+
+@in_virtual_time
+async def test_thousands_of_calls_that_are_given_up_are_not_looked_for_among_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = 0
+
+    def equals(self: object, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return self is other
+
+    monkeypatch.setattr(Call, "__eq__", equals)
+    monkeypatch.setattr(Call, "__hash__", object.__hash__)
+    bench = Bench()
+
+    async def hang(link: FakeLink) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    calls = [asyncio.create_task(bench.lane.call(hang, HOUR, "use q")) for _ in range(2000)]
+    await asyncio.sleep(1)
+    for call in reversed(calls):
+        call.cancel()
+    await asyncio.wait(calls)
+    assert compared < 10 * len(calls)
     await bench.lane.close()
