@@ -10,6 +10,7 @@ from pairmq import ConfigurationError, Entity, Message, PairClosed
 from pairmq.core import lane_name
 from pairmq.model import Source
 from pairmq.model.events import MessageDelivered, Side
+from pairmq.pair._renewals import Renewals
 from pairmq.testing import Fault, in_virtual_time
 from pairmq.transport import QueueProperties
 
@@ -92,6 +93,30 @@ async def test_locks_are_renewed_until_a_message_is_settled_on_either_side(world
         assert min(renewals) > 10
         await asyncio.sleep(1000)
         assert (w.east.operations["SETTLE"], w.west.operations["SETTLE"]) == renewals
+        await consumer.close()
+
+
+@in_virtual_time
+async def test_locks_that_end_one_after_another_are_renewed_together(world, monkeypatch):
+    """Of thousands all were looked through for each."""
+    rounds, begin = 0, Renewals._start
+
+    def count(self):
+        nonlocal rounds
+        rounds += 1
+        begin(self)
+
+    monkeypatch.setattr(Renewals, "_start", count)
+    async with world(control_interval=0) as w:
+        got = []
+        consumer = w.pair.consumer("orders", got.append)
+        for number in range(500):
+            await send(w.pair, b"%d" % number)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(25 - 5)
+        assert len(got) == 500
+        assert 1 <= rounds <= 15
+        assert w.east.operations["SETTLE"] >= 500
         await consumer.close()
 
 

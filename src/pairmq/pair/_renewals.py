@@ -10,6 +10,8 @@ from pairmq.pair._receiver import PairDelivery
 from pairmq.runner import Clock
 from pairmq.transport import start_task
 
+_TOGETHER = 0.5  # s: what is due within that goes along, so that thousands are not looked through for each of them
+
 
 class Renewals:
     """Renews the locks of deliveries, each when half of its time is over, on the event loop that it is used on.
@@ -65,8 +67,8 @@ class Renewals:
         self._schedule()
 
     async def _renew(self) -> None:
-        now = self._clock.now()
-        await asyncio.gather(*(self._renewed(delivery) for delivery, due in self._due.items() if due <= now))
+        until = self._clock.now() + _TOGETHER
+        await asyncio.gather(*(self._renewed(delivery) for delivery, due in self._due.items() if due <= until))
 
     async def _renewed(self, delivery: PairDelivery) -> None:
         try:
