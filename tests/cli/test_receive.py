@@ -1,5 +1,7 @@
 import base64
+import errno
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -76,6 +78,20 @@ def test_nothing_is_completed_that_could_not_be_written(cli, primary) -> None:
     ended = cli("receive", "-e", "orders", "-o", "/dev/full", "--idle", "50ms", *primary)
     assert ended.status == 1
     assert "No space left" in ended.err
+    assert cli("receive", "-e", "orders", "--idle", "50ms", *primary).out == "1\n2\n3\n4\n5\n"
+
+
+@pytest.mark.usefixtures("orders")
+def test_nothing_is_completed_that_is_not_on_the_disk(cli, primary, tmp_path: Path, monkeypatch) -> None:
+    """A machine that crashes keeps no more than that, and what was completed is nowhere else."""
+
+    def fails(descriptor: int) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    ended = cli("receive", "-e", "orders", "-o", str(tmp_path / "out"), "--idle", "50ms", *primary)
+    assert (ended.status, "can't write" in ended.err) == (1, True)
+    monkeypatch.undo()
     assert cli("receive", "-e", "orders", "--idle", "50ms", *primary).out == "1\n2\n3\n4\n5\n"
 
 

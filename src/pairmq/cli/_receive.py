@@ -1,6 +1,6 @@
 """``pairmq receive``: messages of the primary, written to a file before they are completed.
 
-Receive, write, flush, complete, in this order.
+Receive, write, sync, complete, in this order.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import errno
 import json
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -124,7 +125,8 @@ class Output:
             raise BadUsage(f"can't write {file_problem(self.name, error)}") from None
 
     async def write(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand messages to the operating system, all of them, before it returns."""
+        """Hand messages to the operating system, all of them, and have a file on its disk before it returns: they are
+        completed next."""
         data = b"".join(self._encode(delivery) for delivery in deliveries)
         # In a thread: a full pipe must not block signal handling.
         await asyncio.to_thread(self._write, data)
@@ -139,6 +141,8 @@ class Output:
         try:
             while view:
                 view = view[os.write(self._descriptor, view) :]
+            if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                os.fsync(self._descriptor)
         except BrokenPipeError:
             raise
         except OSError as error:
