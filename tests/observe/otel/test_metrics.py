@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from pairmq import Entity, EntityState, Message, Pair, PairOptions, SendError
-from pairmq.model import Source, TransportError
+from pairmq.model import FailureKind, FailureReason, Source, TransportError
 from pairmq.model.events import Cause, PairEnded, PairOpened, SendCompleted, SendOutcome, StateChanged
 from pairmq.observe.otel import OpenTelemetryObserver, watch_backlog
 from pairmq.testing import TEST_OPTIONS, Fault, Operation, SimulatedBroker, in_virtual_time
@@ -231,6 +231,21 @@ async def test_a_backlog_that_cannot_be_counted_has_no_value(telemetry, world):
         w.west.heal()
         await asyncio.sleep(60)
         assert telemetry.points("pairmq.backlog.messages")
+
+
+@in_virtual_time
+async def test_a_count_that_is_refused_is_logged_once(telemetry, world, caplog, monkeypatch):
+    """Only "-v" said why a pair had no such metric."""
+    async with world(telemetry.observer(), enable_syphon=False, backlog_queue_count=1) as w:
+
+        async def refuse(*_):
+            raise TransportError("no right to count", FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
+
+        monkeypatch.setattr(type(w.pair.secondary.admin), "counts", refuse)
+        async with watch_backlog(w.pair, every=10, meter_provider=telemetry.meters):
+            await asyncio.sleep(60)
+    warned = [each for each in caplog.records if "no right to count" in each.getMessage()]
+    assert [each.levelname for each in warned if each.levelname != "DEBUG"] == ["WARNING"]
 
 
 @in_virtual_time

@@ -16,7 +16,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observa
 
 from pairmq._version import version
 from pairmq.core import OUTBOX_QUEUE
-from pairmq.model import Entity, EntityState, Source, TransportError, events
+from pairmq.model import Entity, EntityState, FailureKind, FailureReason, Source, TransportError, events
 from pairmq.observe.otel import _names as names
 from pairmq.observe.otel._names import Brokers
 from pairmq.transport import Transport, start_task
@@ -401,6 +401,7 @@ async def _count_forever(
     pair: BackloggedPair, counts: dict[Entity, Mapping[str, int]], every: float, limit: float
 ) -> None:
     logged = False
+    refused: set[Entity] = set()
     while True:
         outbox = () if pair.outbox_queue is None else (pair.outbox_queue,)
         for queue in (*pair.backlog_queues, *outbox):
@@ -408,7 +409,10 @@ async def _count_forever(
                 counts[queue] = await _counted(pair.secondary, queue, limit)
             except (Exception, asyncio.CancelledError) as error:
                 counts.pop(queue, None)
-                if isinstance(error, TransportError | TimeoutError):
+                if _is_refused(error) and queue not in refused:
+                    refused.add(queue)  # it does not pass by itself, as an outage does
+                    _log.warning("backlog queue %s can't be counted, and has no metric: %s", queue, error)
+                elif isinstance(error, TransportError | TimeoutError):
                     _log.debug("backlog queue %s could not be counted: %s", queue, error)
                 elif not logged and not _is_over():
                     # A driver's own, a cancellation of its own task among them.
@@ -417,6 +421,13 @@ async def _count_forever(
             if _is_over():  # also if a driver made another exception of it, or went on
                 return
         await asyncio.sleep(every)
+
+
+def _is_refused(error: BaseException) -> bool:
+    """Whether this user may not count a queue; one that is missing is created again."""
+    if not isinstance(error, TransportError):
+        return False
+    return error.kind is FailureKind.REFUSED and error.reason is not FailureReason.NOT_FOUND
 
 
 def _is_over() -> bool:
