@@ -414,6 +414,23 @@ async def test_what_is_not_locked_is_delivered_though_the_clock_was_set_back(tra
     assert [delivery.message.body for delivery in found] == [b"first", b"second", b"third"]
 
 
+@pytest.mark.parametrize("single", [False, True])
+async def test_a_lock_ends_in_time_though_the_clock_was_set_back(transport, message, set_clock, single):
+    """What a killed process had locked was locked for another hour."""
+    queue = Entity("brief")
+    await transport.admin.create(queue, QueueProperties(single_consumer=single, lock_duration=60))
+    due = datetime.now(UTC) + timedelta(hours=2)
+    await transport.sender(queue).send_batch([message("locked"), message("due", scheduled_enqueue_at=due)])
+    gone, there = transport.receiver(Source(queue)), transport.receiver(Source(queue))
+    (held,) = await gone.receive(10, 0)
+    set_clock(-3600)
+    assert await there.receive(10, 0) == []
+    await gone.renew_lock(held)  # it holds it still
+    set_clock(61)
+    assert [delivery.message.body for delivery in await there.receive(10, 0)] == [b"locked"]
+    assert (await transport.admin.counts(Source(queue))).scheduled == 1
+
+
 async def test_dead_letters_are_had_though_the_clock_was_set_back(transport, message, set_clock):
     queue = Entity("mortal")
     await transport.admin.create(queue, QueueProperties(max_delivery_count=1))

@@ -122,6 +122,9 @@ class Store:
         """Lock the first messages that are free, and no further one once those have ``most_bytes``. ``lock`` is a name
         of this receive, like no other; up to its colon it is the receiver's."""
         self._sweep(place)
+        # A clock that was set back would have locks last by as much longer.
+        latest = {"shelf": place.shelf, "until": now_us() + place.settings.lock_duration}
+        self._execute(_END_IN_TIME, latest)
         if place.one_at_a_time and self._another_holds(place, lock):
             return []
         query = """
@@ -285,6 +288,9 @@ class Store:
             self._execute(_BURY_RETURNED, {**values, "reason": "max-delivery-count", "description": text})
 
 
+_END_IN_TIME = """
+    UPDATE message SET free_at = :until WHERE shelf = :shelf AND lock IS NOT NULL AND free_at > :until
+"""
 _BURY_EXPIRED = """
     UPDATE message SET shelf = :dead, free_at = 0, lock = NULL, expires_at = NULL,
         reason = :reason, description = :description
