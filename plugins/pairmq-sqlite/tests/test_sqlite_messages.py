@@ -422,10 +422,9 @@ async def test_a_lock_ends_in_time_though_the_clock_was_set_back(transport, mess
     due = datetime.now(UTC) + timedelta(hours=2)
     await transport.sender(queue).send_batch([message("locked"), message("due", scheduled_enqueue_at=due)])
     gone, there = transport.receiver(Source(queue)), transport.receiver(Source(queue))
-    (held,) = await gone.receive(10, 0)
+    assert len(await gone.receive(10, 0)) == 1
     set_clock(-3600)
     assert await there.receive(10, 0) == []
-    await gone.renew_lock(held)  # it holds it still
     set_clock(61)
     assert [delivery.message.body for delivery in await there.receive(10, 0)] == [b"locked"]
     assert (await transport.admin.counts(Source(queue))).scheduled == 1
