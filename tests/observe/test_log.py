@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pairmq import Entity, EntityState
-from pairmq.model.events import Cause, PingCompleted, SendCompleted, SendOutcome, StateChanged, Warned
+from pairmq.model.events import Cause, PairEnded, PingCompleted, SendCompleted, SendOutcome, StateChanged, Warned
 from pairmq.observe import LogObserver
 from pairmq.testing import in_virtual_time
 
@@ -33,6 +33,14 @@ def test_a_state_change_is_a_warning_in_one_line(caplog):
         "StateChanged entity=orders previous=healthy current=failing cause='send failed' epoch=1 lasted=1.500 "
         "sent=0 diverted=0 failed=0 late=0"
     )
+
+
+def test_a_pair_that_has_faulted_is_a_warning(caplog):
+    """It was information, and a program that only hosts a syphon had no other sign of it."""
+    LogObserver().on_event(PairEnded(at=1.0, pair="p"))
+    LogObserver().on_event(PairEnded(at=1.0, pair="p", fault="the primary was closed"))
+    [record] = caplog.records
+    assert (record.levelno, "the primary was closed" in record.getMessage()) == (logging.WARNING, True)
 
 
 def test_single_messages_are_debug_lines(caplog):

@@ -17,6 +17,7 @@ from pairmq.model.events import (
     MessageDelivered,
     MessageMoved,
     OperationsCounted,
+    PairEnded,
     PingCompleted,
     ReceiverChanged,
     RotationChanged,
@@ -52,7 +53,7 @@ _SECOND = 1.0  # s
 class LogObserver:
     """Writes each event as one line ``StateChanged entity=orders previous=healthy …``.
 
-    Changes for the worse, lost queues, dead-letters and warnings are warnings; recoveries, pings and closes are
+    Changes for the worse, lost queues, faults, dead-letters and warnings are warnings; recoveries, pings and closes are
     information; what happens to single messages is a debug line each.
 
     A pair may send to thousands of entities, which fail and recover together. Of state changes, pings and destinations
@@ -75,6 +76,8 @@ class LogObserver:
         level = _LEVELS.get(kind, logging.INFO)
         if _is_recovery(event):
             level = logging.INFO
+        elif isinstance(event, PairEnded) and event.fault is not None:
+            level = logging.WARNING  # a program that only hosts a syphon has no other sign of it
         if not self._logger.isEnabledFor(level):
             return
         if kind not in _OF_ENTITIES or self._has_line(event, level):
