@@ -92,7 +92,7 @@ INSIDES: dict[str, dict[str, str]] = {
             "test_rabbitmq_admin test_rabbitmq_limits test_rabbitmq_ordered_reading test_rabbitmq_positions "
             "test_rabbitmq_receiving test_rabbitmq_schedule test_rabbitmq_sending"
         ),
-        "plugins/pairmq-redis/tests": "test_redis_cluster",
+        "plugins/pairmq-redis/tests": "test_fakeredis_locks test_redis_cluster",
         "plugins/pairmq-servicebus/tests/paired": "conftest",
         "plugins/pairmq-servicebus/tests/transport": "conftest test_receiver test_sessions",
         "plugins/pairmq-servicebus/tests/transport/single_consumer": "test_positions",
