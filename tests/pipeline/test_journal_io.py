@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from journal_by_hand import Journal, segment_table
+from journal_events import sent
 from pairmq.model import ConfigurationError
-from pairmq.model.records import SCHEMA_VERSION
-from pairmq.pipeline.journal_io import damaged, look_over, read_rows
+from pairmq.model.records import COLUMNS, SCHEMA_VERSION
+from pairmq.observe.journal import Journal as JournalWriter
+from pairmq.observe.journal import metadata, segments
+from pairmq.observe.journal import read_rows as journal_rows
+from pairmq.pipeline.journal_io import damaged, look_at, look_over, read_rows
 from pairmq.pipeline.transforms.facts import digests_of_file
 
 
@@ -167,6 +173,46 @@ def test_a_segment_with_a_changed_value_is_damaged(changed):
     assert bad.path == changed
     with pytest.raises(OSError, match="checksum"):
         list(digests_of_file(changed))
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A segment as a journal writes it."""
+    one = JournalWriter(tmp_path)
+    for number in range(20):
+        one.on_event(sent(number))
+    assert one.close(60)
+    (path,) = (path for path in segments(tmp_path) if metadata(path)["rows"] == "20")
+    return path
+
+
+def test_a_bit_that_is_another_in_a_segment_is_noticed_wherever_it_is(written):
+    """Without a checksum of the footer every thirtieth of its bits took a column away, or its values, unnoticed."""
+    whole, rows = written.read_bytes(), pq.read_table(written, partitioning=None)
+    length = int.from_bytes(whole[-8:-4], "little")
+    footer = len(whole) - 8 - length
+    # Every column's name among them.
+    places = {*range(4, footer, 499), *range(footer - 8, len(whole), 53), *range(len(whole) - 8, len(whole))}
+    places |= {whole.index(column.name.encode(), footer) for column in COLUMNS}
+    seals = Counter[bool]()
+    for place in sorted(places):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << place % 8
+        written.write_bytes(changed)
+        contents = look_at([written])
+        noticed = bool(contents.bad or damaged(contents))
+        seals[noticed] += place >= footer
+        # Before the footer are bytes that say nothing of a value, such as a page's offset to itself.
+        assert noticed or (place < footer and pq.read_table(written, partitioning=None).equals(rows)), place
+    assert seals[True] > 100
+
+
+def test_a_segment_with_a_changed_footer_is_an_error_that_names_it(written):
+    whole = written.read_bytes()
+    written.write_bytes(whole[:-400] + bytes([whole[-400] ^ 1]) + whole[-399:])
+    with pytest.raises(OSError, match=r"its footer is damaged: the checksum is another") as found:
+        list(journal_rows(written.parent.parent))
+    assert found.value.filename == str(written)
 
 
 def test_spark_reads_no_changed_value(spark, changed):

@@ -11,11 +11,13 @@ from __future__ import annotations
 import enum
 import hashlib
 import inspect
+import os
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType, NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, Literal, get_args, get_origin, get_type_hints
 
 from pairmq.model import events
 from pairmq.model._entity import Entity, EntityKind
@@ -253,3 +255,38 @@ def message_key(message_id: str | None) -> int | None:
 
 def _signed(raw: bytes) -> int:
     return int.from_bytes(raw, "little", signed=True)
+
+
+_SEAL = b"PMQF"
+_ENDING = 8  # bytes behind a footer: its length and Parquet's four letters
+_USUAL = 1 << 16  # bytes that nearly every segment's end has room in
+
+
+def sealed(end: bytes) -> bytes:
+    """Put a checksum in front of a segment's end, from its footer on: Parquet has checksums of pages alone.
+
+    Readers find a footer by its length, and pages by their places, so that none looks at what is between the two.
+    """
+    return _SEAL + zlib.crc32(end).to_bytes(4, "little") + end
+
+
+def end_of(segment: BinaryIO) -> bytes:
+    """Read a segment's end, from its footer on, in one call where it is of usual length.
+
+    Raises `ValueError` where its checksum is another; segments of earlier versions, and of other programs, have none.
+    """
+    size = segment.seek(0, os.SEEK_END)
+    end = _last(segment, size, _USUAL)
+    length = int.from_bytes(end[-_ENDING : -_ENDING + 4], "little") + _ENDING
+    room = len(_SEAL) + 4 + length
+    if len(end) < room <= size:
+        end = _last(segment, size, room)
+    seal, found = end[-room:-length], end[-length:]
+    if seal.startswith(_SEAL) and seal + found != sealed(found):
+        raise ValueError("its footer is damaged: the checksum is another")
+    return found
+
+
+def _last(file: BinaryIO, size: int, length: int) -> bytes:
+    file.seek(max(0, size - length))
+    return file.read()

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pairmq.model import ConfigurationError
-from pairmq.model.records import COLUMNS, SCHEMA_VERSION
+from pairmq.model.records import COLUMNS, SCHEMA_VERSION, end_of
 from pairmq.pipeline._storage import HadoopPath, Place, opened, parquet_files
 from pairmq.pipeline.schema import rows_schema, schema_problem
 
@@ -180,8 +180,9 @@ def damaged(contents: Contents) -> tuple[BadSegment, ...]:
     for segment in contents.segments:
         try:
             with pq.ParquetFile(opened(segment.path), page_checksum_verification=True) as file:
-                for _ in file.iter_batches():
-                    pass
+                read = sum(batch.num_rows for batch in file.iter_batches())
+            if read != segment.rows:
+                found.append(BadSegment(segment.path, f"it is damaged inside: {segment.rows - read} rows are missing"))
         except (OSError, pa.ArrowException) as error:
             found.append(BadSegment(segment.path, f"it is damaged inside: {_line(error)}"))
     return tuple(found)
@@ -229,8 +230,15 @@ def _open_part(path: Place) -> OpenPart | None:
 
 def _looked_at(path: Place) -> Segment | BadSegment:
     try:
-        with pq.ParquetFile(opened(path)) as file:
-            footer, schema = file.metadata, file.schema_arrow
+        with path.open_input() if isinstance(path, HadoopPath) else path.open("rb") as file:
+            end = end_of(file)
+    except ValueError as error:
+        return BadSegment(path, str(error))
+    except OSError as error:
+        return BadSegment(path, f"it can't be read: {_line(error)}")
+    try:
+        footer = pq.read_metadata(pa.BufferReader(end))
+        schema = footer.schema.to_arrow_schema()
     except (OSError, pa.ArrowException, ValueError) as error:  # a column name that is not UTF-8 is a ValueError
         return BadSegment(path, f"it is truncated or not a Parquet file: {_line(error)}")
     # A file rewritten with another tool may have no version: its columns identify it.

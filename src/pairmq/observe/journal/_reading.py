@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pairmq.model import ConfigurationError
+from pairmq.model.records import end_of
 from pairmq.observe.journal import _layout
 from pairmq.observe.journal._segments import META
 
@@ -104,7 +105,12 @@ def read_rows(
 
 @contextlib.contextmanager
 def _checked(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a segment to read it, and name it where the checksum of a page is not that of its bytes."""
+    """Open a segment to read it, and name it where the checksum of a page, or of its footer, is another."""
+    with path.open("rb") as segment:
+        try:
+            end_of(segment)
+        except ValueError as error:
+            raise OSError(errno.EIO, str(error), str(path)) from None
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from pairmq._version import version
 from pairmq.model.events import Event, EventsDropped, JournalClosed
-from pairmq.model.records import COLUMNS, SCHEMA_VERSION
+from pairmq.model.records import COLUMNS, SCHEMA_VERSION, end_of, sealed
 from pairmq.observe.journal import _layout
 from pairmq.observe.journal._columns import UNIQUE, arrow_schema, batch_of
 from pairmq.observe.journal._options import Compression
@@ -120,8 +120,9 @@ def _by_date(table: pa.Table) -> list[tuple[str, pa.Table]]:
 
 def _stands(target: Path, rows: int) -> bool:
     try:
-        return bool(pq.read_metadata(target).num_rows == rows)
-    except (OSError, pa.ArrowException):
+        with target.open("rb") as file:
+            return bool(pq.read_metadata(pa.BufferReader(end_of(file))).num_rows == rows)
+    except (OSError, ValueError, pa.ArrowException):
         return False
 
 
@@ -138,11 +139,12 @@ def _write(target: Path, aside: Path, rows: pa.Table, head: Head, compression: C
             # Most bits of a compressed page could change unseen: a reader would get other values, and no error.
             write_page_checksum=True,
         )
-        descriptor = os.open(aside, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with aside.open("r+b") as file:
+            end = end_of(file)
+            file.seek(-len(end), os.SEEK_END)
+            file.write(sealed(end))
+            file.flush()
+            os.fsync(file.fileno())
         aside.rename(target)
     except BaseException:
         with contextlib.suppress(OSError):

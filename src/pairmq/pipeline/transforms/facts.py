@@ -13,6 +13,7 @@ is moved back.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -524,6 +525,7 @@ def digests_of_file(file: Any) -> Iterator[Digest]:
                 if _has_values(group.column(column), opened.schema.column(column).physical_type)
             }
             names = [name for name in READ if name in filled]
+            left = group.num_rows
             for batch in opened.iter_batches(_AT_ONCE, row_groups=[number], columns=names):
                 columns = [
                     _of_type(batch.column(each.name), each.type) if each.name in filled
@@ -531,6 +533,9 @@ def digests_of_file(file: Any) -> Iterator[Digest]:
                     for each in _ARROW_READ
                 ]  # fmt: skip
                 yield digest(pa.RecordBatch.from_arrays(columns, [*READ]))
+                left -= batch.num_rows
+            if left:  # pages have checksums, but not what is in front of each, such as its number of values
+                raise OSError(errno.EIO, f"{left} rows of a segment can't be read")
 
 
 def _has_values(chunk: pq.ColumnChunkMetaData, type_: str) -> bool:
