@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
@@ -26,9 +26,10 @@ def report_of(verdicts, faults):
 def shown(cli, monkeypatch) -> Callable[..., str]:
     """What a run prints that found these verdicts and faults, on one line."""
 
-    def show(verdicts, faults) -> str:
-        monkeypatch.setattr("pairmq.pipeline.run", lambda *_, **__: report_of(verdicts, faults))
-        return " ".join(cli(*RUN).out.split())
+    def show(verdicts, faults, **more) -> str:
+        monkeypatch.setattr("pairmq.pipeline.run", lambda *_, **__: replace(report_of(verdicts, faults), **more))
+        ended = cli(*RUN)
+        return " ".join(f"{ended.err} {ended.out}".split())
 
     return show
 
@@ -48,11 +49,18 @@ def test_a_message_id_cannot_steer_the_terminal(shown):
         ),
     ],
 )
-def test_what_one_side_alone_has_written_is_said_and_no_more_claimed_than_was_read(shown, verdict, said):
+def test_of_what_one_side_alone_has_written_is_warned_and_no_more_claimed_than_was_read(shown, verdict, said):
     out = shown({"delivered": 9, verdict: 7}, {})
     assert verdict in set(Verdict)
-    assert said in out
+    assert f"warning: {said}" in out
     assert "nothing lost in what was read; tables in tables" in out
+
+
+def test_of_programs_whose_segments_are_missing_is_warned(shown):
+    out = shown({"delivered": 9}, {}, missing_programs=("a\x1b[2J", "b"))
+    assert "warning: the latest segments of 2 runs of programs are missing, or all, as others saw them write" in out
+    assert "such as a\\x1b[2J" in out
+    assert "nothing is known to be lost, but the journal has holes" in out
 
 
 def test_where_both_sides_have_written_nothing_is_lost(shown):

@@ -22,7 +22,7 @@ from pairmq.pipeline.follow._files import Files
 from pairmq.pipeline.follow._follow import STATE, state_of
 from pairmq.pipeline.follow._intake import new_rows, sift
 from pairmq.pipeline.follow._ledger import Entry, Ledger, Waiting, joined, size, without
-from pairmq.pipeline.journal_io import look_at
+from pairmq.pipeline.journal_io import Lives, look_at
 
 NUMBERS = st.frozensets(st.integers(0, 40), max_size=30)
 
@@ -140,9 +140,10 @@ def names(ledger):
 def test_a_ledger_that_is_opened_again_is_the_same(tmp_path):
     waiting = Waiting("/x/[odd] ü.parquet", "it is cut short")
     ledger = committed(tmp_path, entry(0))
-    ledger.commit(Entry(1, 1, None, {"q": ((0, 4), (6, 6))}, waiting=(waiting,)))
+    lives = Lives({"q": 3.5}, {"p": 4.5})
+    ledger.commit(Entry(1, 1, None, {"q": ((0, 4), (6, 6))}, waiting=(waiting,), lives=lives))
     again = Ledger(tmp_path)
-    assert (again.chain, again.seen) == (ledger.chain, ledger.seen)
+    assert (again.chain, again.seen, again.lives) == (ledger.chain, ledger.seen, lives)
     assert again.seen == {"p": ((0, 9),), "q": ((0, 4), (6, 6))}
 
 
@@ -224,7 +225,7 @@ SOUND = json.loads(Entry(0, 0, None, {"p": ((0, 9),)}).to_json())
                 {"seen": []}, {"seen": {"p": 7}}, {"seen": {"p": [[1]]}}, {"seen": {"p": [["0", "9"]]}},
                 {"seen": {"p": [[9, 0]]}}, {"seen": {"p": [[5, 9], [0, 3]]}}, {"seen": {"p": [[0, 4], [5, 9]]}},
                 {"waiting": [["/x"]]}, {"waiting": [[7, None]]}, {"waiting": [["/x", 7]]}, {"waiting": 7},
-                {"another": 1}, {"settled": 7},
+                {"another": 1}, {"settled": 7}, {"lives": 7}, {"lives": [{}]}, {"lives": [{}, {"p": "0"}]},
                 {"settled": ["../facts"]}, {"settled": "0123456789abcdef"}, {"settled": [7]},
             )
         ),

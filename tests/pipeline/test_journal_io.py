@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from journal_by_hand import Journal, segment_table
+from journal_by_hand import START, Journal, segment_table
 from journal_events import sent
 from pairmq.model import ConfigurationError
 from pairmq.model.records import COLUMNS, SCHEMA_VERSION
 from pairmq.observe.journal import Journal as JournalWriter
 from pairmq.observe.journal import metadata, segments
 from pairmq.observe.journal import read_rows as journal_rows
-from pairmq.pipeline.journal_io import damaged, look_at, look_over, read_rows
+from pairmq.pipeline.journal_io import Lives, damaged, look_at, look_over, read_rows
 from pairmq.pipeline.transforms.facts import digests_of_file
 
 
@@ -77,6 +78,24 @@ def test_a_segment_whose_footer_contradicts_itself_is_left_out(folder):
 
     footer_changed(folder, another_type)
     assert problem(folder) == "its footer is damaged: the type of the column process differs from the schema's"
+
+
+def test_who_was_seen_writing_after_the_last_row_of_its_own_is_missing(tmp_path):
+    def kept(name, others, rows=3):
+        table = segment_table(journal(name, rows)).replace_schema_metadata({b"pairmq.others": others})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+
+    late = START + 600
+    kept("p", json.dumps({"q": late, "gone": START, "r": START + 100, "part": late, "wild": 9e12, "odd": "x"}).encode())
+    kept("q", json.dumps({"gone": late}).encode())
+    for name, others in (("r", b"[7]"), ("s", b"{"), ("t", b"\xff")):
+        kept(name, others)
+    lives = Lives.of(look_over(tmp_path).segments)
+    assert lives.missing({"part", None}) == {"gone": late, "q": late}
+    pq.write_table(
+        pa.concat_tables([segment_table(journal("u")), segment_table(journal("v"))]), tmp_path / "two.parquet"
+    )
+    assert Lives.of(look_over(tmp_path).segments).missing(()) == {}
 
 
 def test_an_empty_file_is_left_out(folder):

@@ -173,6 +173,12 @@ def _show(report: Report, out: str) -> None:
             f"the journal lacks {plural(report.missing, 'row')}, and its processes dropped "
             f"{plural(report.dropped, 'event')}: messages of these rows are reported as unproven, not lost"
         )
+    if report.missing_programs:
+        warn(
+            f"the latest segments of {plural(len(report.missing_programs), 'run')} of programs are missing, or all, as "
+            f"others saw them write, such as {report.missing_programs[0]}: copy them, too; messages of that time are "
+            "reported as unproven, not lost"
+        )
     if report.misdated:
         warn(f"{plural(report.misdated, 'row')} ignored: their clock was before 2020 or after 2100")
     if report.clocks:
@@ -188,7 +194,7 @@ def _show(report: Report, out: str) -> None:
         )
     for verdict, text in _ONE_SIDED.items():
         if count := report.verdicts.get(verdict):
-            say(f"{plural(count, 'message')} {text}")
+            warn(f"{plural(count, 'message')} {text}")
     if report.unfinished:
         say(
             f"{plural(len(report.unfinished), 'part')} not finished, whose rows are not read: programs that run finish "

@@ -49,6 +49,7 @@ from pairmq.pipeline.journal_io import (
     FEW,
     BadSegment,
     Contents,
+    Lives,
     OpenPart,
     damaged,
     look_over,
@@ -184,9 +185,15 @@ def unread_of(bad: Iterable[BadSegment]) -> tuple[Unread, ...]:
     return tuple(found)
 
 
-def unfinished_of(parts: Iterable[OpenPart]) -> tuple[Unfinished, ...]:
-    """Return the processes whose latest rows are not in a segment yet."""
-    return tuple(Unfinished(each.process, each.changed_at) for each in parts)
+def unfinished_of(parts: Iterable[OpenPart], missing: Mapping[str, float]) -> tuple[Unfinished, ...]:
+    """Return the processes whose latest rows are not in a segment yet, or are missing."""
+    known = {(each.process, each.changed_at) for each in parts}
+    return tuple(Unfinished(*each) for each in sorted(known | set(missing.items())))
+
+
+def missing_of(lives: Lives, bad: Iterable[BadSegment], parts: Iterable[OpenPart]) -> dict[str, float]:
+    """Return the processes whose latest rows are missing, and when they were written, but for what is known of."""
+    return lives.missing({*(each.process for each in bad), *(each.process for each in parts)})
 
 
 def check_places(out: Place) -> None:
@@ -231,10 +238,12 @@ def _made(
     spark: SparkSession, work: Place, contents: Contents, settings: Settings, progress: Progress
 ) -> dict[str, Any]:
     """Write facts and tables in one go: a table may be ready while facts that it does not need are still being made."""
-    known = replace(settings, unread=unread_of(contents.bad), unfinished=unfinished_of(contents.parts))
+    missing = missing_of(Lives.of(contents.segments), contents.bad, contents.parts)
+    unfinished = unfinished_of(contents.parts, missing)
+    known = replace(settings, unread=unread_of(contents.bad), unfinished=unfinished)
     pieces = _pieces(spark, contents, known, work)
     write_pieces(spark, pieces, {}, lambda name: work / name_of(name), progress)
-    return fields_of_report(work)
+    return fields_of_report(work, missing)
 
 
 def _pieces(spark: SparkSession, contents: Contents, settings: Settings, work: Place) -> tuple[Piece, ...]:
@@ -252,7 +261,9 @@ def name_of(piece: str) -> str:
 _TABLES = frozenset(table.name for table in transforms.TABLES)
 
 
-def fields_of_report(work: Place, counted: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
+def fields_of_report(
+    work: Place, missing: Iterable[str], counted: Mapping[str, Mapping[str, int]] | None = None
+) -> dict[str, Any]:
     """Give what the report says of the tables: its fields by name.
 
     It is read from their files: five queries of Spark's would take longer. What files of the reconciliation were
@@ -272,10 +283,13 @@ def fields_of_report(work: Place, counted: Mapping[str, Mapping[str, int]] | Non
     at_fault = (path for path in judged if known[path.name].keys() & faults)
     counts, ended, clocks = Counter(dict.fromkeys(_COUNTS, 0)), Counter[str](), dict[str, float]()
     instants: list[float] = []
+    unseen = set(missing)
     wanted = (*_COUNTS, "ended", "first_at", "last_at", "process", "clock_error")
     for row in _rows(files[transforms.PROCESSES.name], wanted):
         counts.update({name: row[name] or 0 for name in _COUNTS})
         ended[row["ended"]] += 1
+        if row["ended"] == "closed":
+            unseen.discard(row["process"])
         instants += (row[name].timestamp() for name in ("first_at", "last_at") if row[name] is not None)
         if (row["clock_error"] or 0.0) > SLACK:
             clocks[row["process"]] = row["clock_error"]
@@ -283,6 +297,7 @@ def fields_of_report(work: Place, counted: Mapping[str, Mapping[str, int]] | Non
     return {
         **counts,
         "clocks": dict(sorted(clocks.items())),
+        "missing_programs": sorted(unseen),
         "absent": sorted((row["pair"], row["entity"]) for row in observed if row["absent"]),
         "first_at": min(instants, default=None),
         "last_at": max(instants, default=None),

@@ -6,11 +6,13 @@ what its columns are, and which rows it has.
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -22,11 +24,12 @@ from pairmq.model import ConfigurationError
 from pairmq.model.records import COLUMNS, SCHEMA_VERSION, end_of
 from pairmq.pipeline._storage import HadoopPath, Place, opened, parquet_files
 from pairmq.pipeline.schema import rows_schema, schema_problem
+from pairmq.pipeline.transforms._rows import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_VERSION = b"pairmq.schema_version"
+_VERSION, _OTHERS = b"pairmq.schema_version", b"pairmq.others"
 _NUMBER = re.compile(rb"[0-9]{1,9}")
 _SUFFIX = ".parquet"
 SEGMENT_NAME = re.compile(r"segment-(.+)-[0-9]{6,12}\.parquet")
@@ -34,6 +37,7 @@ _OPEN = "_open"
 _HIDDEN = re.compile(r"/[_.]")
 _IN_OPEN = re.compile(rf"(?:(?![_.])[^/]+/)*{_OPEN}/[^/]+")
 PART_NAME = re.compile(r"(.+)-[0-9]{6,12}\.(?:part|lost-[0-9-]+(?:closed-[0-9]+)?)")
+_NOT_YET = 180.0  # s that a process's rows may take to be a segment, and to be copied, after another one's of that time
 _AT_ONCE = 8  # footers that are read at the same time: a store may take long to answer
 
 FEW = 50_000
@@ -49,6 +53,8 @@ class Segment:
     process: str | None  # the writer of the rows; None if there are several, or it is unknown
     first_seq: int | None  # the lowest number of a row; None if unknown
     last_seq: int | None  # the highest
+    last_at: float | None = None  # the latest instant of a row, seconds since 1970 UTC; None if unknown
+    others: Mapping[str, float] = field(default_factory=dict)  # who else was writing then, see `Lives.seen`
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,43 @@ class OpenPart:
     path: Place
     process: str
     changed_at: float  # when the latest of them were written, seconds since 1970 UTC
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """When each process last wrote, seconds since 1970 UTC."""
+
+    ends: Mapping[str, float] = field(default_factory=dict)  # by its rows; under an empty name of files of several
+    seen: Mapping[str, float] = field(default_factory=dict)  # as others saw it, who have noted that in their segments
+
+    @classmethod
+    def of(cls, segments: Iterable[Segment]) -> Lives:
+        """What some segments say."""
+        found = list(segments)
+        ends = ({each.process or "": math.inf if each.last_at is None else each.last_at} for each in found)
+        return cls(_latest(ends), _latest(each.others for each in found))
+
+    def joined(self, others: Lives) -> Lives:
+        """What both say."""
+        return Lives(_latest((self.ends, others.ends)), _latest((self.seen, others.seen)))
+
+    def missing(self, known: Collection[str | None]) -> dict[str, float]:
+        """Find the processes whose latest rows, or all, are missing, but for those of which that is ``known``."""
+        if "" in self.ends:
+            return {}
+        return {
+            process: at
+            for process, at in sorted(self.seen.items())
+            if process not in known and at > self.ends.get(process, 0.0) + _NOT_YET
+        }
+
+
+def _latest(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in parts:
+        for name, at in part.items():
+            found[name] = max(at, found.get(name, at))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,12 +296,23 @@ def _looked_at(path: Place) -> Segment | BadSegment:
     if problem is not None:
         return BadSegment(path, problem, foreign=True)
     try:
-        process, seq = _range(footer, "process"), _range(footer, "seq")
+        process, seq, at = (_range(footer, name) for name in ("process", "seq", "at"))
     except (pa.ArrowException, ValueError) as error:  # a text that is not UTF-8 is a ValueError
         return BadSegment(path, f"its footer is damaged: {_line(error)}")
     one = process[0] if process is not None and process[0] == process[1] else None
     first, last = seq if seq is not None else (None, None)
-    return Segment(path, footer.num_rows, one, first, last)
+    last_at = None if at is None or not EARLIEST <= at[1] <= LATEST else at[1]
+    return Segment(path, footer.num_rows, one, first, last, last_at, _others(footer.metadata or {}))
+
+
+def _others(metadata: Mapping[bytes, bytes]) -> dict[str, float]:
+    """The other processes that a segment names; those that can't be are left out."""
+    try:
+        found = json.loads(metadata.get(_OTHERS, b"{}"))
+    except (ValueError, RecursionError):
+        return {}
+    named = found.items() if isinstance(found, dict) else ()
+    return {name: at for name, at in named if name and isinstance(at, float) and EARLIEST <= at <= LATEST}
 
 
 def _range(footer: pq.FileMetaData, name: str) -> tuple[Any, Any] | None:

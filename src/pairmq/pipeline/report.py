@@ -32,6 +32,8 @@ class Report:
     clocks: Mapping[str, float]
     # The queues, as pair and entity, whose consumers' journal is missing, as far as the pair's other queues show.
     absent: Sequence[tuple[str, str]]
+    # Programs whose latest rows are missing, or all, as others on their machines saw them write later.
+    missing_programs: Sequence[str]
     processes: Mapping[str, int]  # by how they ended
     verdicts: Mapping[str, int]  # messages by their verdict
     # For each verdict that breaks a promise, the first few messages, as pair, entity and id.
@@ -51,7 +53,7 @@ class Report:
             return "lost"
         if self.faults:
             return "faults"
-        lacks = (self.bad, self.missing, self.dropped, self.misdated, self.clocks, self.absent)
+        lacks = (self.bad, self.missing, self.dropped, self.misdated, self.clocks, self.absent, self.missing_programs)
         return "incomplete" if any(lacks) else "good"
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,6 +71,7 @@ class Report:
                 "misdated_rows": self.misdated,
                 "clock_errors": dict(self.clocks),
                 "absent_consumers": [{"pair": pair, "entity": entity} for pair, entity in self.absent],
+                "missing_programs": list(self.missing_programs),
                 "processes": dict(self.processes),
                 "bad_segments": [{"path": str(each.path), "problem": each.problem} for each in self.bad],
                 "unfinished_parts": [

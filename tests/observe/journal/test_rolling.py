@@ -127,6 +127,7 @@ def test_a_segment_says_whose_it_is(tmp_path):
         "first_seq": "2",
         "last_seq": "3",
         "rows": "2",
+        "others": "{}",
     }
 
 

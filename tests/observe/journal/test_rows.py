@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import time
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from journal_events import EPOCH, OWN, rows, sent, texts, warned
 from pairmq.model import Entity, EntityKind, EntityState, events, records
 from pairmq.model.events import Cause, SendOutcome, Settlement, Side
-from pairmq.observe.journal import read_rows, recover, segments
+from pairmq.observe.journal import metadata, read_rows, recover, segments
 from pairmq.observe.journal._columns import batch_of
 from pairmq.observe.journal._segments import widened
 from patient_examples import examples
@@ -178,6 +180,24 @@ def test_all_segments_have_one_schema(journal, tmp_path):
     ]
 
 
+def test_a_segment_names_the_others_that_have_made_one_and_are_writing_the_next(journal, tmp_path):
+    begins, writes, other = journal(), journal(max_rows=2), journal(max_rows=1)
+    for event in (warned("a"), warned("b")):  # JournalOpened is a row, too
+        writes.on_event(event)
+        assert writes.flush(30)
+    begins.on_event(warned("d"))
+    assert begins.flush(30)
+    before = time.time()
+    other.on_event(warned("e"))
+    assert other.close(30)
+    noted = {metadata(path)["process"]: json.loads(metadata(path)["others"]) for path in segments(tmp_path)}
+    assert len(noted) == 2
+    (named,) = (others for others in noted.values() if others)
+    ((name, at),) = named.items()
+    assert noted[name] == {}
+    assert before - 60 < at <= time.time()
+
+
 def test_nothing_is_left_to_recover_after_a_close(journal, tmp_path):
     one = journal()
     one.on_event(warned())
@@ -192,7 +212,9 @@ def test_a_text_that_was_changed_in_a_segment_is_an_error_that_names_it(journal,
     one.on_event(warned("look"))
     assert one.close(30)
     (segment,) = (path for path in segments(tmp_path) if b"look" in path.read_bytes())
-    segment.write_bytes(segment.read_bytes().replace(b"look", b"loop"))
+    whole = segment.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    segment.write_bytes(whole[:footer].replace(b"look", b"loop") + whole[footer:])
     with pytest.raises(OSError, match=r"it is damaged inside: .*checksum") as damaged:
         texts(tmp_path)
     assert damaged.value.filename == str(segment)

@@ -11,6 +11,7 @@ Spark, and most that read folders of Parquet, take ``date=…`` for a column and
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -30,6 +31,7 @@ _LOST = re.compile(
 )
 _ASIDE = re.compile(r"(.+)\.[0-9]{4}-[0-9]{2}-[0-9]{2}\.tmp")
 _NEW = ".new"
+_MOST_OTHERS = 100
 _LAST_DAY = 2_932_896  # 9999-12-31, in days since 1970: what a date can be
 
 
@@ -99,6 +101,20 @@ def parse_loss(path: Path) -> Loss | None:
         return None
     number, first_seq, count, since, until = map(int, match.groups()[1:6])
     return Loss(match[1], number, first_seq, count, since, until, None if match[7] is None else int(match[7]))
+
+
+def others_writing(directory: Path, process: str) -> dict[str, float]:
+    """Name the other processes that have made a segment here and are writing the next, and when they last did.
+
+    By this a reader of the journal finds what is missing later, even all that a process has written.
+    """
+    found: dict[str, float] = {}
+    with contextlib.suppress(OSError):  # to be seen later will do
+        for path in (directory / OPEN).iterdir():
+            other, number = parse_part(path) or (process, 0)
+            if other != process and number > 0 and path.exists():
+                found[other] = max(round(path.stat().st_mtime, 3), found.get(other, 0.0))
+    return dict(sorted(found.items(), key=lambda each: -each[1])[:_MOST_OTHERS])
 
 
 def is_of_host(process: str, host: str) -> bool:

@@ -7,15 +7,17 @@ processes left behind when they were killed are recovered.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -37,9 +39,11 @@ _YOUNG = 60.0  # s
 _DICTIONARIES = [c.name for c in COLUMNS if c.type == "string" and c.name not in UNIQUE]
 
 
-def make_segments(directory: Path, part: Part, compression: Compression) -> tuple[list[Path], int, Contents]:
+def make_segments(
+    directory: Path, part: Part, compression: Compression, others: Mapping[str, float] = MappingProxyType({})
+) -> tuple[list[Path], int, Contents]:
     """Make the segments of a complete part, one for each day that it has rows of, then delete it; the number of rows,
-    too.
+    too. The segments name ``others`` that were writing, see `_layout.others_writing`.
 
     An existing segment, from an attempt that was cut short, is left as it is. After an error the part is as it was.
     """
@@ -50,7 +54,7 @@ def make_segments(directory: Path, part: Part, compression: Compression) -> tupl
     for date, rows in _by_date(table):
         target = _layout.segment_path(directory, date, head.process, head.number)
         if not _stands(target, rows.num_rows):
-            _write(target, _layout.aside_path(part.path, date), rows, head, compression)
+            _write(target, _layout.aside_path(part.path, date), rows, head, compression, others)
         made.append(target)
     part.remove()
     return made, table.num_rows, contents
@@ -126,12 +130,19 @@ def _stands(target: Path, rows: int) -> bool:
         return False
 
 
-def _write(target: Path, aside: Path, rows: pa.Table, head: Head, compression: Compression) -> None:
+def _write(
+    target: Path,
+    aside: Path,
+    rows: pa.Table,
+    head: Head,
+    compression: Compression,
+    others: Mapping[str, float] = MappingProxyType({}),
+) -> None:
     for folder in (target.parent, aside.parent):
         folder.mkdir(parents=True, exist_ok=True)
     try:
         pq.write_table(
-            rows.replace_schema_metadata(_metadata(rows, head)),
+            rows.replace_schema_metadata(_metadata(rows, head, others)),
             aside,
             compression=compression,
             use_dictionary=_DICTIONARIES,
@@ -155,7 +166,7 @@ def _write(target: Path, aside: Path, rows: pa.Table, head: Head, compression: C
     _layout.sync_directory(target.parent.parent)
 
 
-def _metadata(rows: pa.Table, head: Head) -> dict[bytes, bytes]:
+def _metadata(rows: pa.Table, head: Head, others: Mapping[str, float]) -> dict[bytes, bytes]:
     ends = pc.min_max(rows["seq"]).as_py()
     values: dict[str, Any] = {
         "schema_version": head.schema_version,
@@ -167,6 +178,7 @@ def _metadata(rows: pa.Table, head: Head) -> dict[bytes, bytes]:
         "first_seq": ends["min"],
         "last_seq": ends["max"],
         "rows": rows.num_rows,
+        "others": json.dumps(dict(others)),
     }
     return {META + name.encode(): str(value).encode() for name, value in values.items()}
 
@@ -344,7 +356,9 @@ class Compactor:
 
     def _make(self, part: Part) -> None:
         try:
-            make_segments(self._directory, part, self._compression)
+            process, _ = _layout.parse_part(part.path) or ("", 0)
+            others = _layout.others_writing(self._directory, process)
+            make_segments(self._directory, part, self._compression, others)
         except (OSError, pa.ArrowException, DamagedPart) as error:
             if part.is_deleted:
                 _log.error("journal: %s was deleted: its %d events are lost: %s", part.path, part.rows, error)

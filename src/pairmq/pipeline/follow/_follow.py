@@ -169,9 +169,12 @@ class _Follower:
         )
         unread = (*bad, *(BadSegment(each.path, "it is taken next") for each in coming))
         work = Path(tempfile.mkdtemp(prefix="tables-", dir=self._work))
+        missing = batch.missing_of(ledger.lives, unread, self._parts)
+        unfinished = batch.unfinished_of(self._parts, missing)
         found = self._tables.make(
             work,
-            replace(wishes.settings, unread=batch.unread_of(unread), unfinished=batch.unfinished_of(self._parts)),
+            replace(wishes.settings, unread=batch.unread_of(unread), unfinished=unfinished),
+            missing,
             lambda name, number, total: wishes.progress(
                 self._intake.since.rows, f"{number} of {total} tables; now {name}"
             ),
@@ -207,7 +210,7 @@ class _Follower:
 STATE = "_follow"
 """The folder of the output directory that holds the state."""
 
-STATE_VERSION = 10
+STATE_VERSION = 11
 """Raised with every change of what is kept: the facts' columns, how they are made of rows, the files of the ledger.
 
 Only this decides whether a state can be gone on with, so that an upgrade which changes none of these goes on. The tests

@@ -26,7 +26,7 @@ from pairmq.pipeline._making import Piece, fact_pieces, merged_pieces, read_writ
 from pairmq.pipeline._storage import Place, opened
 from pairmq.pipeline.follow._files import Files, Found
 from pairmq.pipeline.follow._ledger import Entry, Ledger, Ranges, Seen, Waiting, all_joined, joined, size, without
-from pairmq.pipeline.journal_io import Contents, Segment, damaged, look_at, segment_rows, spark_path, together
+from pairmq.pipeline.journal_io import Contents, Lives, Segment, damaged, look_at, segment_rows, spark_path, together
 from pairmq.pipeline.transforms._fact import COUNT, TEXT, schema_of
 from pairmq.pipeline.transforms.facts import MESSAGES
 
@@ -90,8 +90,8 @@ class Intake:
         number = self._ledger.next_number
         still = tuple(each for _, each in sorted(waiting.items()))
         if folder is not None or still != self._ledger.waiting:
-            name = None if folder is None else folder.name
-            self._ledger.commit(Entry(number, number, name, sifted.new, still))
+            name, lives = None if folder is None else folder.name, Lives.of(contents.segments)
+            self._ledger.commit(Entry(number, number, name, sifted.new, still, lives=lives))
         noted = [replace(each, is_segment=each.path in read) for each in there]
         self._files.add(noted, self._ledger.next_number)
         self.since.files += len(files)

@@ -15,6 +15,7 @@ gaps, plus one.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pairmq.pipeline._storage import writing
+from pairmq.pipeline.journal_io import Lives
 
 _ENTRY = re.compile(r"([0-9]{6,12})-([0-9]{6,12})\.json")
 _FACTS = re.compile(r"[0-9]{6,12}-[0-9]{6,12}-[0-9a-f]{8}")
@@ -52,6 +54,7 @@ class Entry:
     waiting: tuple[Waiting, ...] = ()  # the files that could not be read as of the last commit
     # The names of the pieces that hold the messages of these commits which are not among the facts.
     settled: tuple[str, ...] = ()
+    lives: Lives = field(default_factory=Lives)  # as the files of these commits say
 
     @property
     def name(self) -> str:
@@ -60,7 +63,8 @@ class Entry:
     def to_json(self) -> str:
         waiting = [[each.path, each.problem, each.foreign] for each in self.waiting]
         known = {name: getattr(self, name) for name in ("first", "last", "facts", "seen", "settled")}
-        return json.dumps(known | {"waiting": waiting})
+        lives = [self.lives.ends, self.lives.seen]
+        return json.dumps(known | {"waiting": waiting, "lives": lives})
 
     @classmethod
     def from_json(cls, text: str) -> Entry:
@@ -68,7 +72,8 @@ class Entry:
         try:
             seen = {name: tuple((first, last) for first, last in ranges) for name, ranges in found.pop("seen").items()}
             waiting = tuple(_waiting(each) for each in found.pop("waiting"))
-            entry = cls(**found | {"seen": seen, "waiting": waiting, "settled": tuple(found.pop("settled"))})
+            settled, lives = tuple(found.pop("settled")), _lives(found.pop("lives"))
+            entry = cls(**found | {"seen": seen, "waiting": waiting, "settled": settled, "lives": lives})
         except (TypeError, KeyError, AttributeError):
             raise ValueError("it is not an entry of a ledger") from None
         for name, problem in entry._problems():
@@ -112,6 +117,11 @@ class Ledger:
         return self.chain[-1].waiting if self.chain else ()
 
     @property
+    def lives(self) -> Lives:
+        """When each process wrote last, as all files say."""
+        return functools.reduce(Lives.joined, (entry.lives for entry in self.chain), Lives())
+
+    @property
     def next_number(self) -> int:
         return self.chain[-1].last + 1 if self.chain else 0
 
@@ -151,7 +161,7 @@ class Ledger:
         newest = self.chain[-1]
         pieces = tuple(piece.name for piece in settled)
         facts = None if folder is None else folder.name
-        entry = Entry(self.chain[0].first, newest.last, facts, dict(self.seen), newest.waiting, pieces)
+        entry = Entry(self.chain[0].first, newest.last, facts, dict(self.seen), newest.waiting, pieces, self.lives)
         for name in set(pieces).difference(*(each.settled for each in self.chain)):
             _sync_below(self._settled / name)
         _sync(self._settled)
@@ -200,6 +210,13 @@ def _waiting(found: object) -> Waiting:
         case [str(path), (str() | None) as problem, bool(foreign)]:
             return Waiting(path, problem, foreign)
     raise ValueError("a file that waits can't be")
+
+
+def _lives(found: object) -> Lives:
+    match found:
+        case [dict(ends), dict(seen)] if all(isinstance(at, float) for at in (*ends.values(), *seen.values())):
+            return Lives(ends, seen)
+    raise ValueError("when processes wrote can't be")
 
 
 def _is_count(value: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +55,7 @@ class Tables:
         for part in ledger.facts():
             Context.kept(part / _CONTEXT)
 
-    def make(self, work: Path, settings: Settings, progress: Progress) -> dict[str, Any]:
+    def make(self, work: Path, settings: Settings, missing: Iterable[str], progress: Progress) -> dict[str, Any]:
         """Write all tables into an exclusive folder, and commit what is settled and merged."""
         if self._ledger.facts():
             folder = self._ledger.new_folder(self._ledger.chain[0].first, self._ledger.chain[-1].last)
@@ -66,7 +66,9 @@ class Tables:
                 self._ledger.merge(None)
             facts = {fact.name: self._spark.createDataFrame([], fact.schema) for fact in FACTS}
             write_pieces(self._spark, table_pieces(settings), facts, lambda name: work / batch.name_of(name), progress)
-        return batch.fields_of_report(work, {f"{piece.folder.name}.parquet": piece.verdicts for piece in pieces})
+        return batch.fields_of_report(
+            work, missing, {f"{piece.folder.name}.parquet": piece.verdicts for piece in pieces}
+        )
 
     def _pieces(self) -> list[Piece]:
         folders = self._ledger.settled()

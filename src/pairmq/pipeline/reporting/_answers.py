@@ -18,7 +18,10 @@ Verdict: TypeAlias = Literal["lost", "faults", "incomplete", "good"]
 
 _UNREAD = frozenset(("unfinished-parts", "killed", "running"))
 _HOLES = frozenset(
-    ("bad-segments", "missing-rows", "dropped-events", "misdated-rows", "clock-errors", "absent-consumers")
+    (
+        *("bad-segments", "missing-rows", "missing-programs", "dropped-events", "misdated-rows", "clock-errors"),
+        "absent-consumers",
+    )
 )
 
 
@@ -239,6 +242,14 @@ def _of_the_journal(findings: Findings) -> Iterator[Caveat]:
     yield _counted("bad-segments", len(bad), "file", "of the journal could not be read.", problems)
     lacking = tuple(visible(each.process) for each in programs.incomplete if each.missing or each.dropped)
     yield _counted("missing-rows", programs.missing, "row", "of the journal are missing.", lacking)
+    unseen = journal.get("missing_programs") or []
+    yield _counted(
+        "missing-programs",
+        len(unseen),
+        "program",
+        "without later rows in the journal, or any, whom others saw write: segments are missing.",
+        map(visible, unseen),
+    )
     unwritten = f"Programs could not write {plural(programs.dropped, 'event')}."
     yield Caveat("dropped-events", programs.dropped, unwritten, lacking)
     ignored = "of the journal are ignored: their clock was before 2020 or after 2100."
