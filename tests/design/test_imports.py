@@ -102,7 +102,7 @@ PURE = {
         "hashlib",
         "heapq",
     ),
-    *("inspect", "itertools", "json", "math", "operator", "re", "types", "typing", "uuid"),
+    *("inspect", "itertools", "json", "math", "operator", "re", "types", "typing", "uuid", "zlib"),
 }
 IMPURE = re.compile(r"\b(datetime\.now|datetime\.today|date\.today|utcnow|uuid[14])\(")
 

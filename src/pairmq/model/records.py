@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 import hashlib
 import inspect
-import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -258,6 +257,7 @@ def _signed(raw: bytes) -> int:
 
 
 _SEAL = b"PMQF"
+_FROM_END = 2  # what `os.SEEK_END` is
 _ENDING = 8  # bytes behind a footer: its length and Parquet's four letters
 _USUAL = 1 << 16  # bytes that nearly every segment's end has room in
 
@@ -275,7 +275,7 @@ def end_of(segment: BinaryIO) -> bytes:
 
     Raises `ValueError` where its checksum is another; segments of earlier versions, and of other programs, have none.
     """
-    size = segment.seek(0, os.SEEK_END)
+    size = segment.seek(0, _FROM_END)
     end = _last(segment, size, _USUAL)
     length = int.from_bytes(end[-_ENDING : -_ENDING + 4], "little") + _ENDING
     room = len(_SEAL) + 4 + length
