@@ -43,6 +43,21 @@ def test_no_modules_import_each_other_in_a_circle(graph):
     assert circle({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}) == []
 
 
+def test_no_rooms_import_each_other_in_a_circle(graph):
+    """Siblings in any package, each with all that is in it; the test kit's defects and its suite know each other."""
+    packages: dict[str, dict[str, set[str]]] = {}
+    for module in graph.modules:
+        for imported in graph.find_modules_directly_imported_by(module):
+            importer, other = module.split("."), imported.split(".")
+            pairs = enumerate(zip(importer, other, strict=False))
+            depth = next((at for at, pair in pairs if pair[0] != pair[1]), 0)
+            if depth:
+                siblings = packages.setdefault(".".join(importer[:depth]), {})
+                siblings.setdefault(importer[depth], set()).add(other[depth])
+    assert packages.keys() > set(PACKAGES) - {"pairmq_template"}
+    assert {name: circle(known) for name, known in packages.items() if circle(known)}.keys() == {"pairmq.testing"}
+
+
 def test_a_circle_would_be_found():
     assert sorted(set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}))) == ["a", "b", "c"]
 
@@ -74,17 +89,41 @@ def test_time_is_read_in_one_module_of_the_engine(graph):
     assert {each for each in reading if each.startswith(engine)} == {"pairmq.runner._clock"}
 
 
-def test_each_plugin_has_walls():
+def test_no_room_and_no_plugin_is_without_walls(graph):
     """A new one that is in no contract could import what it likes."""
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
     contracts = {each["id"]: each for each in linter["contracts"]}
     plugins = set(PACKAGES) - {"pairmq"}
+    rooms = graph.find_children("pairmq") - {"pairmq.__main__", "pairmq._version"}
+    assert rooms == {f"pairmq.{room}" for room in ROOMS}
     assert set(linter["root_packages"]) == set(PACKAGES)
-    assert set(contracts["plugins-alone"]["modules"]) == plugins
-    assert set(contracts["plugins-acyclic"]["ancestors"]) == plugins
-    assert plugins <= set(contracts["no-plugin-in-framework"]["forbidden_modules"])
-    surfaces = [name for each in contracts.values() if each["type"] == "forbidden" for name in each["source_modules"]]
-    assert plugins - set(surfaces) == set()
+    assert {each for floor in contracts["floors"]["layers"] for each in floor.split(" | ")} == rooms | plugins
+    assert set(contracts["surface"]["source_modules"]) == plugins
+
+
+# What a run of the pipeline reads is the journal: it needs no broker, no loop and no pair. Only the two rooms that work
+# with the brokers themselves, the connectors and the drain, reach further down, to public names.
+PIPELINE = {
+    "datasource": {"asyncio", "pairmq.core", "pairmq.pair", "pairmq.plugins", "pairmq.transport"},
+    "drain": {
+        *("asyncio", "pairmq.core", "pairmq.observe.journal", "pairmq.pair", "pairmq.plugins", "pairmq.runner"),
+        "pairmq.transport",
+    },
+}
+
+
+def test_pipeline_knows_the_model_alone_but_for_the_connectors_and_the_drain(graph):
+    known: dict[str, set[str]] = {}
+    for module in graph.modules:
+        if module.startswith("pairmq.pipeline"):
+            room = (*module.split("."), "")[2]
+            known.setdefault(room, set()).update(
+                imported
+                for imported in graph.find_modules_directly_imported_by(module)
+                if imported == "asyncio"
+                or (imported.startswith("pairmq.") and not imported.startswith(("pairmq.pipeline", "pairmq.model")))
+            )
+    assert {room: names for room, names in known.items() if names} == PIPELINE
 
 
 # What needs no clock, no chance and no system; `datetime` and `uuid` have functions that do.
