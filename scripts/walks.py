@@ -10,17 +10,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dis
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 from pairmq import Message
 from pairmq.testing import Fault, run_virtual, simulated_pair
 
 SOURCE = Path(__file__).parents[1] / "src" / "pairmq"
 LEFT_OUT = ("memory/", "testing/")
-ENTERED = 6  # a coroutine that is resumed is "called" again, from a later instruction
+
+
+@functools.cache
+def first_instruction(code: CodeType) -> int:
+    """Where a function begins, after what makes its closure's variables and the coroutine."""
+    return next(each.offset for each in dis.get_instructions(code) if each.opname == "RESUME")
 
 
 class Walk:
@@ -38,8 +45,10 @@ class Walk:
         sys.setprofile(None)
 
     def _event(self, frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or frame.f_lasti > ENTERED or not frame.f_code.co_filename.startswith(str(SOURCE)):
+        if event != "call" or not frame.f_code.co_filename.startswith(str(SOURCE)):
             return
+        if frame.f_lasti > first_instruction(frame.f_code):
+            return  # a coroutine that is resumed is "called" again
         file = Path(frame.f_code.co_filename).relative_to(SOURCE).as_posix()
         name = frame.f_code.co_qualname
         if not file.startswith(LEFT_OUT) and not name.endswith("comp>"):

@@ -133,7 +133,7 @@ def test_a_setup_that_no_world_has_is_refused(name, value):
 
 def test_a_failing_scenario_loses_what_sets_it_apart_and_does_not_matter(monkeypatch):
     """A bug is planted: no time-to-live is moved back."""
-    monkeypatch.setattr(MessageLimits, "of_primary", lambda *arguments: None)
+    monkeypatch.setattr(MessageLimits, "problem", lambda *arguments: None)
     setup = Setup(
         (ProcessPlan("a", skew=300.0), ProcessPlan("s", syphon=True, backlog_queue_count=1)),
         (SenderPlan("a1", "a", "orders"),),
@@ -156,7 +156,7 @@ def test_a_failing_scenario_loses_what_sets_it_apart_and_does_not_matter(monkeyp
 
 
 def test_a_report_says_what_sets_a_scenario_apart(monkeypatch):
-    monkeypatch.setattr(MessageLimits, "of_primary", lambda *arguments: None)
+    monkeypatch.setattr(MessageLimits, "problem", lambda *arguments: None)
     setup = Setup(
         (ProcessPlan("a", backlog_queue_count=2, skew=-300.0),),
         (SenderPlan("a1", "a", "orders"),),

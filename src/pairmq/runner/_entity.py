@@ -54,6 +54,7 @@ class EntityRunner:
         "line",
         "machine",
         "recent",
+        "route",
         "seen",
         "sends",
         "silent_since",
@@ -72,6 +73,8 @@ class EntityRunner:
     ) -> None:
         self.entity = entity
         self.machine = machine
+        self.route = machine.route
+        """Routes one attempt and registers it as in flight."""
         self.last_failure: TransportError | None = None
         """Of the primary, until the entity is up again and it takes a message."""
         self.seen = machine.state
@@ -106,10 +109,6 @@ class EntityRunner:
 
     # Inputs of sends. The healthy path runs through route and accepted, once a send each.
 
-    def route(self) -> signals.ToPrimary | signals.ToBacklog:
-        """Route one attempt and register it as in flight."""
-        return self.machine.route()
-
     def divert(self) -> signals.ToBacklog:
         """Register one attempt at the backlog, whatever the health (SPEC 8.3)."""
         effects = self.machine.handle(signals.DIVERT_REQUESTED, self._loop.time())
@@ -136,10 +135,6 @@ class EntityRunner:
     def abandoned(self, epoch: int) -> None:
         """An attempt at the primary was given up without a verdict."""
         self._handle(signals.PrimaryAbandoned(epoch))
-
-    def divert_ended(self) -> None:
-        """A diverted attempt ended: that is only counted."""
-        self.machine.divert_ended(self._loop.time())
 
     # The sends in flight, and the line of those that wait while no broker answers.
 

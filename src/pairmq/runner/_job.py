@@ -27,7 +27,7 @@ from pairmq.model import (
     Unauthorized,
 )
 from pairmq.model.drafts import draft_of
-from pairmq.model.events import AttemptFailed, SendCompleted, SendOutcome, Warned
+from pairmq.model.events import AttemptFailed, SendCompleted, SendOutcome, Side, Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import EntityRunner
@@ -43,6 +43,7 @@ _ReceiptDraft = draft_of(Receipt)
 
 _PRIMARY, _BACKLOG, _OUTBOX = SendOutcome.PRIMARY, SendOutcome.BACKLOG, SendOutcome.OUTBOX
 _TO_BACKLOG = Route.BACKLOG
+_AT_PRIMARY = Side.PRIMARY
 
 _MAKE_IT = "; make it first: await pair.primary.admin.create(Entity(...)), or pairmq entity create NAME"
 
@@ -204,13 +205,15 @@ class MessageLimits:
         self._emit = emit
         self._warned: set[Entity] = set()
 
-    def of_primary(self, entity: Entity, message: Message) -> TransportError | None:
-        """Why the primary can never hold a message, as far as it can be known without asking it; None when it can."""
-        return _refusal(self._primary, entity, message, "the primary can't hold it")
-
-    def of_backlog(self, queue: Entity, envelope: Message) -> TransportError | None:
-        """Why a backlog queue can't hold a message in its backlog form; None when it can."""
-        return _refusal(self._secondary, queue, envelope, "the backlog can't hold it")
+    def problem(self, side: Side, entity: Entity, message: Message) -> TransportError | None:
+        """Why a broker can never hold a message, the secondary in its backlog form, as far as it can be known without
+        asking it; None when it can."""
+        try:
+            (self._primary if side is _AT_PRIMARY else self._secondary).check_message(entity, message)
+        except TransportError as error:
+            holder = "primary" if side is _AT_PRIMARY else "backlog"
+            return TransportError(f"the {holder} can't hold it: {error}", error.kind, error.reason)
+        return None
 
     def surely_fits(self, message: Message) -> bool:
         """Whether the secondary's limit is far beyond what a message can have in its backlog form."""
@@ -234,14 +237,6 @@ class MessageLimits:
         room = f"{left} bytes of headroom are left" if left >= 0 else "it would be refused in an outage"
         text = f"a message of {size} bytes in its backlog form nears the secondary's limit of {limit}: {room}"
         self._emit(Warned, subject=str(entity), text=text)
-
-
-def _refusal(transport: Transport, entity: Entity, message: Message, text: str) -> TransportError | None:
-    try:
-        transport.check_message(entity, message)
-    except TransportError as error:
-        return TransportError(f"{text}: {error}", error.kind, error.reason)
-    return None
 
 
 def _at_most(message: Message) -> float:

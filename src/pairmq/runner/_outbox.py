@@ -25,7 +25,7 @@ from pairmq.model import (
     SendError,
     TransportError,
 )
-from pairmq.model.events import BacklogQueueChecked
+from pairmq.model.events import BacklogQueueChecked, Side
 from pairmq.runner._backlog import backlog_properties
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
@@ -129,9 +129,9 @@ class Outbox:
                     state.sequence += 1
                     diversion = Diversion(state.runner.entity, self._clock.instant(), state.sender_id, state.sequence)
                     envelopes.append(divert(job.message, diversion))
-                    problem = self._sizes.of_primary(state.runner.entity, job.message)
+                    problem = self._sizes.problem(Side.PRIMARY, state.runner.entity, job.message)
                     if problem is None and not self._sizes.surely_fits(message):
-                        problem = self._sizes.of_backlog(self.queue, envelopes[-1])
+                        problem = self._sizes.problem(Side.SECONDARY, self.queue, envelopes[-1])
                     if problem is not None:
                         self._results.reject(state, job, problem)
         ready = self._made and self._database is not None and all(job.result is None for job in jobs)

@@ -45,6 +45,7 @@ from pairmq.model import (
     SendRefused,
     TransportError,
 )
+from pairmq.model.events import Side
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
@@ -368,10 +369,11 @@ class SendProcedure:
         for job in check.jobs:
             problem = None
             if not job.fits:  # asked once for each message: it may be large
-                problem = self._sizes.of_primary(state.runner.entity, job.message)
+                problem = self._sizes.problem(Side.PRIMARY, state.runner.entity, job.message)
                 job.fits = problem is None
             if problem is None and check.waiting:
-                problem = self._sizes.of_backlog(self._backlog.entities[0], self._envelope(state, job))
+                envelope = self._envelope(state, job)
+                problem = self._sizes.problem(Side.SECONDARY, self._backlog.entities[0], envelope)
             if problem is not None:
                 self._results.reject(state, job, problem)
                 unfit.append(job)
@@ -508,7 +510,7 @@ class SendProcedure:
         for job in send.pending:
             state.sequence += 1
             envelope = self._envelope(state, job)
-            problem = self._sizes.of_backlog(queue, envelope)
+            problem = self._sizes.problem(Side.SECONDARY, queue, envelope)
             if problem is None:
                 envelopes.append(envelope)
             else:
@@ -540,9 +542,10 @@ class SendProcedure:
         return [found.get(at, failure) for at, failure in enumerate(failures)]
 
     def _divert_ended(self, state: SenderState, key: KeyRoute | None, *, maybe_there: bool) -> None:
+        now = self._clock.now()
         if key is not None:
-            key.divert_ended(self._clock.now(), maybe_there=maybe_there)
-        state.runner.divert_ended()
+            key.divert_ended(now, maybe_there=maybe_there)
+        state.runner.machine.divert_ended(now)  # that is only counted
 
     @staticmethod
     async def _problem(looking: Awaitable[None], limit: float) -> TransportError | None:
