@@ -205,8 +205,8 @@ SENDS = (
     Mutant(
         "the backlog accepts what the primary can never hold",
         "src/pairmq/runner/_job.py",
-        """        return _refusal(self._primary, entity, message, "the primary can't hold it")""",
-        "        return None",
+        "            (self._primary if side is _AT_PRIMARY else self._secondary).check_message(entity, message)",
+        "            side is _AT_PRIMARY or self._secondary.check_message(entity, message)",
     ),
     Mutant(
         "a disclaimed schedule is accepted by the backlog",

@@ -446,7 +446,7 @@ def test_a_send_is_attempted_at_both_brokers_when_what_others_cost_exceeds_its_t
 
     async def send() -> None:
         async with world(send_timeout=3.0, failover_interval=0.0) as w:
-            limits = w.pair._engine._limits
+            limits = w.pair._engine._context.limits
             others = [asyncio.create_task(end_late(limits)) for _ in range(2500)]
             await asyncio.sleep(60)
             assert limits.lead > 3.0

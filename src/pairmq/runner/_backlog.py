@@ -13,8 +13,7 @@ from pairmq.core import PairOptions, lane_name
 from pairmq.core.rotation import Rotation
 from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, FailureReason, TransportError
 from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
-from pairmq.runner._clock import Clock
-from pairmq.runner._emitter import Emitter
+from pairmq.runner._counted import EngineContext
 from pairmq.runner._limits import TimeLimits, Waiter, end, remembered
 from pairmq.transport import QueueProperties, Sender, Transport, start_task
 
@@ -55,25 +54,17 @@ def named_queues(primary: Transport, options: PairOptions) -> tuple[Entity, ...]
 class BacklogQueues:
     """All backlog queues of one pair; ``on_lane`` is called with a lane that comes into use after `prepare`."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        primary_name: str,
-        options: PairOptions,
-        clock: Clock,
-        emit: Emitter,
-        limits: TimeLimits,
-        on_lane: Callable[[Entity], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, context: EngineContext, on_lane: Callable[[Entity], None] = lambda _: None) -> None:
+        options = context.options
+        self._primary_name = context.primary.endpoint.name
         try:
-            self.entities = tuple(Entity(name) for name in options.backlog_queue_names(primary_name))
+            self.entities = tuple(Entity(name) for name in options.backlog_queue_names(self._primary_name))
         except ValueError as error:
             raise ConfigurationError(f"backlog_name_template gives a name that no queue can have: {error}") from error
         self.lanes: tuple[Entity, ...] = ()
         """Backlog queues of one queue each (SPEC 11.2), by their index, which follows those of the shared ones."""
         self._lane_of: dict[Entity, int] = {}
         self._on_lane = on_lane
-        self._primary_name = primary_name
         self.others: tuple[Entity, ...] = ()
         """Backlog queues that other processes of the pair use, beyond this one's options: drained, never sent to."""
         self.rotation = Rotation(len(self.entities), options.backlog_retry_interval)
@@ -82,11 +73,11 @@ class BacklogQueues:
         self.waiting: set[Waiter] = set()
         """Set when a queue comes back into use; sends that wait for one put theirs in."""
         self._properties = backlog_properties(options)
-        self._transport = transport
+        self._transport = context.secondary
         self._options = options
-        self._clock = clock
-        self._emit = emit
-        self._limits = limits
+        self._clock = context.clock
+        self._emit = context.emit
+        self._limits = context.limits
         self._prepared = False
         for path in options.literal_lanes:
             self.lane(Entity(path))

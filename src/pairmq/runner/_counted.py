@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pairmq.core import PairOptions
 from pairmq.model import Delivery, Entity, Message, Source, TransportError
 from pairmq.model.events import OperationsCounted, Side
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
+from pairmq.runner._limits import TimeLimits
 from pairmq.transport import (
     Admin,
     AdminWrapper,
@@ -50,6 +53,18 @@ class Operations:
         counts = {name: getattr(self, name) for name in self.__slots__}
         self.__init__()  # type: ignore[misc]  # exactly what a new one is
         return counts
+
+
+@dataclass(frozen=True, slots=True)
+class EngineContext:
+    """What the parts of an engine share; ``limits`` bound their operations."""
+
+    primary: Transport  # counted, as the other one
+    secondary: Transport
+    options: PairOptions
+    clock: Clock
+    emit: Emitter
+    limits: TimeLimits
 
 
 class OperationsReport:

@@ -8,10 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from pairmq.core.lanes import EmptyWatch, drained_since
 from pairmq.model import Entity, FailureReason, Source, TransportError
 from pairmq.runner._backlog import BacklogQueues
-from pairmq.runner._clock import Clock
+from pairmq.runner._counted import EngineContext
 from pairmq.runner._entity import EntityRunner
-from pairmq.runner._limits import TimeLimits
-from pairmq.transport import Transport
 
 _FIRST_WAIT = 0.25  # s between two rounds of counting, growing while messages are left
 _LONGEST_WAIT = 5.0
@@ -25,18 +23,16 @@ class DrainWatch:
 
     def __init__(
         self,
-        secondary: Transport,
+        context: EngineContext,
         backlog: BacklogQueues,
         runners: Callable[[], Iterable[EntityRunner]],
-        clock: Clock,
-        limits: TimeLimits,
         known: Callable[[], Awaitable[bool]] | None,
     ) -> None:
-        self._secondary = secondary
+        self._secondary = context.secondary
+        self._clock = context.clock
+        self._limits = context.limits
         self._backlog = backlog
         self._runners = runners
-        self._clock = clock
-        self._limits = limits
         self._known = known
         self._queues = backlog.entities
         self._empty = EmptyWatch(len(self._queues))

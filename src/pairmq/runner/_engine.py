@@ -22,7 +22,7 @@ from pairmq.model import ConfigurationError, Entity, EntityState, FailureKind, P
 from pairmq.model.events import PairEnded, PairOpened, Side, Warned
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
-from pairmq.runner._counted import CountedTransport, Operations, OperationsReport
+from pairmq.runner._counted import CountedTransport, EngineContext, Operations, OperationsReport
 from pairmq.runner._drain import DrainWatch
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import EntityRunner
@@ -30,7 +30,7 @@ from pairmq.runner._job import MessageLimits, SenderState
 from pairmq.runner._known import KnownEntities
 from pairmq.runner._limits import TimeLimits, settled_within
 from pairmq.runner._outbox import Outbox
-from pairmq.runner._record import Agreement, Looker, RecordKeeper, find_agreement
+from pairmq.runner._record import Agreement, RecordKeeper, find_agreement
 from pairmq.runner._send import SendProcedure
 from pairmq.runner._switch import SwitchFollower, SwitchWriter
 from pairmq.runner._syphon import Syphon
@@ -78,44 +78,33 @@ class Engine:
         sides = {side: Operations() for side in Side}
         self._ends = primary, secondary
         # What is asked of the two is counted.
-        self.primary = primary = CountedTransport(primary, sides[Side.PRIMARY])
-        self.secondary = secondary = CountedTransport(secondary, sides[Side.SECONDARY])
+        self.primary = CountedTransport(primary, sides[Side.PRIMARY])
+        self.secondary = CountedTransport(secondary, sides[Side.SECONDARY])
         self._operations = OperationsReport(sides, clock, emit)
         self._operations_task: asyncio.Task[None] | None = None
         self._clock = clock
         self.emit = emit
-        self._limits = TimeLimits(options.attempt_timeout)
+        self._context = context = EngineContext(
+            self.primary, self.secondary, options, clock, emit, TimeLimits(options.attempt_timeout)
+        )
         self._pings = Pace(_PINGS, _PINGS_AT_ONCE)
-        self._known = KnownEntities(primary, self._new_runner, clock, _TRANSPORT_CLOSE)
-        self.backlog = BacklogQueues(
-            secondary, primary.endpoint.name, options, clock, emit, self._limits, self._lane_in_use
-        )
-        sizes = MessageLimits(*self._ends, clock, emit)
-        self.sends = SendProcedure(secondary, self.backlog, sizes, options, clock, emit, self._limits)
-        store = self._ends[1]
-        self.outbox = (
-            Outbox(store, primary, secondary, sizes, options, clock, emit, self._limits)
-            if isinstance(store, Transactional)
-            else None
-        )
+        self._known = KnownEntities(self.primary, self._new_runner, clock, _TRANSPORT_CLOSE)
+        self.backlog = BacklogQueues(context, self._lane_in_use)
+        sizes = MessageLimits(primary, secondary, clock, emit)
+        self.sends = SendProcedure(context, self.backlog, sizes)
+        self.outbox = Outbox(context, secondary, sizes) if isinstance(secondary, Transactional) else None
         """Of a secondary that stores in transactions of callers; else None."""
         self.syphon: Syphon | None = None
         self._syphon_queues = syphon_queues
         self._record = RecordKeeper(
-            primary.endpoint,
-            secondary,
-            options,
-            clock,
-            emit,
-            self._limits,
+            context,
             agreed=self._agreed,
             found=self._found,
             lost=self.backlog.make_all_again,
             conflict=self._faulted,
         )
         self._record_task: asyncio.Task[None] | None = None
-        looker = Looker(secondary, self._limits)
-        self._follower = SwitchFollower(primary.endpoint, options, clock, emit, looker, self._obey, self._uses)
+        self._follower = SwitchFollower(context, self._obey, self._uses)
         self._follower_task: asyncio.Task[None] | None = None
         self._drain: DrainWatch | None = None
         self._drain_task: asyncio.Task[None] | None = None
@@ -135,17 +124,7 @@ class Engine:
         `TransportError`: the secondary refuses to let the backlog queues be made.
         """
         if self.options.enable_syphon:
-            self.syphon = Syphon(
-                self.primary,
-                self.secondary,
-                self.backlog,
-                self.options,
-                self._clock,
-                self.emit,
-                self._pings,
-                self._syphon_queues,
-                self.outbox,
-            )
+            self.syphon = Syphon(self._context, self.backlog, self._pings, self._syphon_queues, self.outbox)
             self.syphon.make_ready()
         await self._prepare()
         self._opened = True
@@ -161,14 +140,8 @@ class Engine:
             return
         if self._record_task is None or self._record.agreed:
             self.syphon.start()  # else once it is known whose backlog queues these are
-        self._drain = DrainWatch(
-            self.secondary,
-            self.backlog,
-            self._known.runners,
-            self._clock,
-            self._limits,
-            None if self._record_task is None else self._record.refresh,
-        )
+        known = None if self._record_task is None else self._record.refresh
+        self._drain = DrainWatch(self._context, self.backlog, self._known.runners, known)
         self._drain_task = start_task(self._drain.run(), name="drain watch")
         self._linked_faults = LinkedFaults(*self._ends, self.options.close_grace, self._faulted)
 

@@ -11,17 +11,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from pairmq.core import PairOptions
 from pairmq.core.order import DrainView, Key, KeyOrder, KeyRoute, Look, LookAt, backlog_queue_of
 from pairmq.core.send import Job
 from pairmq.model import Entity, FailureKind, FailureReason, TransportError
 from pairmq.model.events import Warned
 from pairmq.runner._backlog import BacklogQueues
-from pairmq.runner._clock import Clock
-from pairmq.runner._emitter import Emitter
+from pairmq.runner._counted import EngineContext
 from pairmq.runner._job import SenderState
 from pairmq.runner._limits import TimeLimits
-from pairmq.transport import Admin, Transport, start_task
+from pairmq.transport import start_task
 
 _REMEMBERED: Final = 10_000
 """Sessions that are kept in mind while nothing of them is in flight; a forgotten one is looked at anew."""
@@ -74,19 +72,11 @@ class Place:
 class Orders:
     """All keys of a pair."""
 
-    def __init__(
-        self,
-        secondary: Transport,
-        backlog: BacklogQueues,
-        options: PairOptions,
-        clock: Clock,
-        emit: Emitter,
-        limits: TimeLimits,
-    ) -> None:
-        self._options = options
-        self._clock = clock
+    def __init__(self, context: EngineContext, backlog: BacklogQueues) -> None:
+        self._options = context.options
+        self._clock = context.clock
         self._sessions: OrderedDict[tuple[Entity, str], KeyLine] = OrderedDict()
-        self._watches = [_QueueWatch(secondary.admin, entity, clock, emit, limits) for entity in backlog.entities]
+        self._watches = [_QueueWatch(entity, context) for entity in backlog.entities]
         self._views = [DrainView() for _ in backlog.entities]
 
     def line_up(self, state: SenderState, jobs: Sequence[Job]) -> list[Place]:
@@ -141,12 +131,12 @@ class Orders:
 class _QueueWatch:
     """Looks at one backlog queue while callers ask; one look serves all that asked before it began."""
 
-    def __init__(self, admin: Admin, queue: Entity, clock: Clock, emit: Emitter, limits: TimeLimits) -> None:
-        self._admin = admin
+    def __init__(self, queue: Entity, context: EngineContext) -> None:
         self._queue = queue
-        self._clock = clock
-        self._emit = emit
-        self._limits = limits
+        self._admin = context.secondary.admin
+        self._clock = context.clock
+        self._emit = context.emit
+        self._limits = context.limits
         self._asked: list[asyncio.Future[Look | None]] = []
         self._task: asyncio.Task[None] | None = None
         self._refused = False

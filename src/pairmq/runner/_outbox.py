@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
-from pairmq.core import OUTBOX_QUEUE, Diversion, PairOptions, divert
+from pairmq.core import OUTBOX_QUEUE, Diversion, divert
 from pairmq.core.send import Job
 from pairmq.model import (
     ConfigurationError,
@@ -27,10 +27,8 @@ from pairmq.model import (
 )
 from pairmq.model.events import BacklogQueueChecked, Side
 from pairmq.runner._backlog import backlog_properties
-from pairmq.runner._clock import Clock
-from pairmq.runner._emitter import Emitter
+from pairmq.runner._counted import EngineContext
 from pairmq.runner._job import MessageLimits, Results, SenderState
-from pairmq.runner._limits import TimeLimits
 from pairmq.transport import OtherDatabase, Transactional, Transport, driver_connection, start_task
 
 T = TypeVar("T")
@@ -55,31 +53,21 @@ def outbox_queue(primary: Transport) -> Entity:
 
 
 class Outbox:
-    """The outbox of one pair; ``store`` and ``secondary`` are one object, which stores, and is asked for the queue."""
+    """The outbox of one pair; ``store`` is the secondary, which stores, and is asked for the queue."""
 
-    def __init__(
-        self,
-        store: Transactional,
-        primary: Transport,
-        secondary: Transport,
-        sizes: MessageLimits,
-        options: PairOptions,
-        clock: Clock,
-        emit: Emitter,
-        limits: TimeLimits,
-    ) -> None:
+    def __init__(self, context: EngineContext, store: Transactional, sizes: MessageLimits) -> None:
         try:
-            self.queue = outbox_queue(primary)
+            self.queue = outbox_queue(context.primary)
         except ValueError as error:
             raise ConfigurationError(f"the primary's name gives an outbox queue that can't be: {error}") from error
-        self.tail = secondary.sender(self.queue)
+        self.tail = context.secondary.sender(self.queue)
         self._store = store
-        self._admin = secondary.admin
-        self._properties = backlog_properties(options)
-        self._clock = clock
-        self._emit = emit
-        self._limits = limits
-        self._results = Results(clock, emit)
+        self._admin = context.secondary.admin
+        self._properties = backlog_properties(context.options)
+        self._clock = context.clock
+        self._emit = context.emit
+        self._limits = context.limits
+        self._results = Results(self._clock, self._emit)
         self._sizes = sizes
         self._database: object = None
         self._made = False

@@ -24,8 +24,7 @@ from pairmq.model import (
 )
 from pairmq.model.events import Warned
 from pairmq.runner._backlog import backlog_properties
-from pairmq.runner._clock import Clock
-from pairmq.runner._emitter import Emitter
+from pairmq.runner._counted import EngineContext
 from pairmq.runner._limits import TimeLimits, settled_within
 from pairmq.transport import Endpoint, QueueProperties, Transport
 
@@ -162,12 +161,7 @@ class RecordKeeper:
 
     def __init__(
         self,
-        primary: Endpoint,
-        secondary: Transport,
-        options: PairOptions,
-        clock: Clock,
-        emit: Emitter,
-        limits: TimeLimits,
+        context: EngineContext,
         *,
         agreed: Callable[[], None],
         found: Callable[[Entity], None],
@@ -178,12 +172,13 @@ class RecordKeeper:
         """A first look has ended."""
         self.unread: str | None = None
         """Why the last look could not compare this process with the others: the secondary refused it."""
+        primary, options = context.primary.endpoint, context.options
         self._own = configuration_of(primary, options)
         self._former = primary.former_names
         self._syphon = options.enable_syphon
-        self._clock = clock
-        self._emit = emit
-        self._looker = Looker(secondary, limits, by_default=primary.by_default)
+        self._clock = context.clock
+        self._emit = context.emit
+        self._looker = Looker(context.secondary, context.limits, by_default=primary.by_default)
         self._agreed = agreed
         self._found = found
         self._lost = lost

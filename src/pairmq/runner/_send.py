@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Sequence
 from typing import Final
 
-from pairmq.core import Diversion, PairOptions, divert
+from pairmq.core import Diversion, divert
 from pairmq.core.order import KeyRoute
 from pairmq.core.send import (
     CHUNK,
@@ -48,11 +48,11 @@ from pairmq.model import (
 from pairmq.model.events import Side
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
-from pairmq.runner._emitter import Emitter
+from pairmq.runner._counted import EngineContext
 from pairmq.runner._job import MessageLimits, Results, SenderState
 from pairmq.runner._limits import Limit, TimeLimits, WaitLimit, besides
 from pairmq.runner._ordered import Orders, Place
-from pairmq.transport import AT_ONCE, Sender, Transport, start_task
+from pairmq.transport import AT_ONCE, Sender, start_task
 
 _TO_PRIMARY, _TO_BACKLOG = Route.PRIMARY, Route.BACKLOG  # to look one up takes a call
 TAKEN: Final[Sequence[TransportError | None]] = (None,)
@@ -159,24 +159,16 @@ class Admission:
 class SendProcedure:
     """Sends for all senders of a pair."""
 
-    def __init__(
-        self,
-        secondary: Transport,
-        backlog: BacklogQueues,
-        sizes: MessageLimits,
-        options: PairOptions,
-        clock: Clock,
-        emit: Emitter,
-        limits: TimeLimits,
-    ) -> None:
+    def __init__(self, context: EngineContext, backlog: BacklogQueues, sizes: MessageLimits) -> None:
+        options = context.options
         self._backlog = backlog
-        self._clock = clock
-        self._limits = limits
-        self._admission = Admission(options.max_pending_sends, limits)
-        self._results = Results(clock, emit)
+        self._clock = context.clock
+        self._limits = context.limits
+        self._admission = Admission(options.max_pending_sends, self._limits)
+        self._results = Results(self._clock, context.emit)
         self._sizes = sizes
-        self._rules = SendRules(options, backlog.rotation, clock.chance)
-        self._orders = None if options.ordering == "none" else Orders(secondary, backlog, options, clock, emit, limits)
+        self._rules = SendRules(options, backlog.rotation, self._clock.chance)
+        self._orders = None if options.ordering == "none" else Orders(context, backlog)
         self._ends_at: float | None = None
         self._fault: BaseException | None = None
         self.given_back = 0

@@ -9,7 +9,6 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from pairmq.core import PairOptions
 from pairmq.core.record import MAX_ENTRIES
 from pairmq.core.switch import (
     REPORT_INTERVAL,
@@ -31,7 +30,7 @@ from pairmq.core.switch import (
 from pairmq.model import ConfigurationError, Delivery, Entity, FailureKind, FailureReason, TransportError
 from pairmq.model.events import Warned
 from pairmq.runner._clock import Clock
-from pairmq.runner._emitter import Emitter
+from pairmq.runner._counted import EngineContext
 from pairmq.runner._limits import TimeLimits, settled_within
 from pairmq.runner._record import RECORD_PROPERTIES, Looker
 from pairmq.transport import Endpoint, Transport
@@ -97,28 +96,20 @@ class _Glances:
 class SwitchFollower:
     """One process's side: looks at the decisions, carries out new ones, and reports which it follows."""
 
-    def __init__(
-        self,
-        primary: Endpoint,
-        options: PairOptions,
-        clock: Clock,
-        emit: Emitter,
-        looker: Looker,
-        obey: Callable[[Order], None],
-        in_use: Callable[[Entity], bool],
-    ) -> None:
-        self._name = primary.name
-        self._places = switch_queues(primary.name)
-        self._glances = None if self._places is None else _Glances(looker, self._places[0], clock, patient=True)
-        self._options = options
-        self._clock = clock
-        self._emit = emit
-        self._looker = looker
+    def __init__(self, context: EngineContext, obey: Callable[[Order], None], in_use: Callable[[Entity], bool]) -> None:
+        self._name = context.primary.endpoint.name
+        self._options = context.options
+        self._clock = context.clock
+        self._emit = context.emit
+        self._looker = Looker(context.secondary, context.limits)
+        self._places = switch_queues(self._name)
+        places = self._places
+        self._glances = None if places is None else _Glances(self._looker, places[0], self._clock, patient=True)
         self._obey = obey
         self._in_use = in_use
         self._following = Following()
         self._process = ""
-        self._started_at = clock.wall()
+        self._started_at = self._clock.wall()
         self._reports = 0
         self._reported: tuple[str, ...] = ()
         self._reported_at = float("-inf")

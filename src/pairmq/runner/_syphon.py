@@ -9,17 +9,15 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
-from pairmq.core import PairOptions
 from pairmq.core.backoff import Pace
 from pairmq.model import Entity, TransportError
 from pairmq.runner._backlog import BacklogQueues
-from pairmq.runner._clock import Clock
-from pairmq.runner._emitter import Emitter
+from pairmq.runner._counted import EngineContext
 from pairmq.runner._gates import GateKeeper, RateLimit
 from pairmq.runner._limits import TimeLimits
 from pairmq.runner._outbox import Outbox
 from pairmq.runner.pump import Pump, PumpContext
-from pairmq.transport import Sender, Transport, start_task
+from pairmq.transport import Sender, start_task
 
 
 class Syphon:
@@ -27,23 +25,20 @@ class Syphon:
 
     def __init__(
         self,
-        primary: Transport,
-        secondary: Transport,
+        engine: EngineContext,
         backlog: BacklogQueues,
-        options: PairOptions,
-        clock: Clock,
-        emit: Emitter,
         pace: Pace,
         queues: Collection[int] | None = None,
         outbox: Outbox | None = None,
     ) -> None:
-        self._primary = primary
+        options, clock, emit = engine.options, engine.clock, engine.emit
+        self._primary = engine.primary
+        self._secondary = engine.secondary
         self._limits = TimeLimits(options.ping_timeout)
         self._senders: dict[Entity, Sender] = {}
         self._in_use = Counter[Sender]()
         self._readying: list[asyncio.Task[None]] = []
         self._closing: set[asyncio.Task[None]] = set()
-        self._secondary = secondary
         self._shares = queues is not None
         self._started = False
         self._moved = self._dead_lettered = 0  # by pumps that have ended
@@ -52,7 +47,7 @@ class Syphon:
         )
         rate = None if options.syphon_max_rate is None else RateLimit(options.syphon_max_rate)
         self._context = context = PumpContext(
-            primary, secondary, self._sender, self._forget, gates, rate, options, clock, emit
+            self._primary, self._secondary, self._sender, self._forget, gates, rate, options, clock, emit
         )
         self.pumps = tuple(
             Pump(queue, backlog.sender(index), partial(backlog.take_out, index), context)
