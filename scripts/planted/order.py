@@ -21,9 +21,9 @@ ORDER = (
     ),
     Mutant(
         "a session's message takes any backlog queue",
-        "src/pairmq/runner/_send.py",
-        "        only = None if key is None else key.queue\n",
-        "        only = None\n",
+        "src/pairmq/core/send.py",
+        "        only = None if self._key is None else self._key.queue\n        index, trial",
+        "        only = None\n        index, trial",
         ordering="session",
     ),
     Mutant(

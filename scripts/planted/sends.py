@@ -137,7 +137,7 @@ SENDS = (
     Mutant(
         "a backlog queue that failed stays in use",
         "src/pairmq/runner/_send.py",
-        "            elif fate is Fate.LEAVE:\n                backlog.take_out(index, failure)\n",
+        "            if fate is Fate.LEAVE:\n                backlog.take_out(index, failure)\n",
         "",
     ),
     Mutant(
@@ -149,8 +149,9 @@ SENDS = (
     Mutant(
         "a scheduled message goes to a lane, where consumers get it too soon",
         "src/pairmq/core/send.py",
-        "        self.lane = None if scheduled else lane",
-        "        self.lane = lane",
+        "        if self._lane is not None and any(job.message.scheduled_enqueue_at is not None for job in jobs):\n"
+        "            self._lane = None\n",
+        "",
         tests=("tests/runner/test_lanes.py",),
     ),
     Mutant(
@@ -177,8 +178,8 @@ SENDS = (
     Mutant(
         "a trial is cancelled, and its backlog queue is never tried again",
         "src/pairmq/runner/_send.py",
-        "            if trial:\n",
-        "            if trial and outcome is not None:\n",
+        "            if choice.trial:\n",
+        "            if choice.trial and outcome is not None:\n",
         tests=("tests/runner/test_backlog.py",),
     ),
     Mutant(

@@ -19,6 +19,7 @@ from pairmq.core.send import (
     TRIALS_AT_ONCE,
     Attempt,
     Check,
+    Choice,
     Done,
     Fate,
     Job,
@@ -62,10 +63,12 @@ TOO_LARGE = failure(FailureKind.REFUSED, FailureReason.TOO_LARGE)
 
 
 class Entity:
-    """Routes as the machine of an entity does in a state that a test sets."""
+    """Routes as the machine of an entity does in a state that a test sets; also the only sender to it."""
 
     def __init__(self, seen: EntityState = HEALTHY) -> None:
         self.seen = seen
+        self.queue: int | None = None
+        self.lane: int | None = None
 
     def route(self) -> ToPrimary | ToBacklog:
         return ToBacklog(1) if self.seen is FAILED_OVER else ToPrimary(1)
@@ -96,7 +99,7 @@ class Sending:
         key.lined_up = 1
         self.key = None if clean is None else KeyRoute(key, DrainView())
         self.now, self.deadline = 100.0, 100.0 + timeout
-        self.machine = SendMachine(self.rules, self.entity, self.jobs, self.now, self.deadline, self.key)
+        self.machine = SendMachine(self.rules, self.entity, self.entity, self.jobs, self.now, self.deadline, self.key)
 
     def start(self) -> Step:
         return self.past_checks(self.machine.start(self.now))
@@ -116,7 +119,7 @@ class Sending:
         return self.resume()
 
     def backlog(self, *results: TransportError | None) -> Step:
-        self.machine.backlog_ended(results)
+        self.machine.backlog_ended(results, self.now)
         return self.resume()
 
 
@@ -531,7 +534,7 @@ def test_a_send_keeps_its_first_failure_and_the_last_nine():
 def diverted(*results: TransportError | None, **options: Any) -> tuple[Sending, Any]:
     sending = Sending(FAILED_OVER, messages=len(results), **options)
     assert route_of(sending.start()) is Route.BACKLOG
-    return sending, sending.machine.backlog_ended(results)
+    return sending, sending.machine.backlog_ended(results, sending.now)
 
 
 def test_a_queue_that_confirms_one_message_works():
@@ -583,7 +586,7 @@ def test_a_throttled_queue_is_left_for_another_one_after_its_retries():
         assert isinstance(step, Wait)
         assert step.queue
         sending.resume(2.0)
-    assert sending.machine.backlog_ended([BUSY]).fates == [Fate.LEAVE]
+    assert sending.machine.backlog_ended([BUSY], sending.now).fates == [Fate.LEAVE]
 
 
 def test_the_last_queue_is_waited_for_when_it_is_throttled():
@@ -597,8 +600,65 @@ def test_the_last_queue_is_waited_for_when_it_is_throttled():
 def test_a_send_waits_when_others_try_every_queue():
     sending = Sending(FAILED_OVER, clean=True)
     sending.start()
-    sending.machine.no_queue()
+    for index in (0, 1):
+        sending.rotation.take_out(index, 90.0)
+        sending.rotation.begin_trial(index)
+    assert sending.machine.choose(100.0, 0.0) is None
+    assert sending.key is not None
+    assert sending.key.clean  # nothing can have been stored
     assert isinstance(sending.resume(), Wait)
+
+
+# Which backlog queue an attempt takes.
+
+
+def test_a_sender_keeps_the_backlog_queue_that_was_chosen_at_random():
+    sending = Sending(FAILED_OVER)
+    sending.start()
+    assert sending.machine.choose(100.0, 0.9) == Choice(1, trial=False, rests=False)
+    assert sending.machine.choose(100.0, 0.0) == Choice(1, trial=False, rests=False)
+
+
+def test_a_key_uses_its_own_queue_on_which_its_order_rests_and_its_sender_keeps_none():
+    sending = Sending(FAILED_OVER, clean=True)
+    sending.start()
+    assert sending.machine.choose(100.0, 0.9) == Choice(0, trial=False, rests=True)
+    assert sending.entity.queue is None
+
+
+def test_a_sender_keeps_no_queue_that_was_too_slow_for_one_of_its_sends():
+    sending = Sending(FAILED_OVER, timeout=1.0)
+    sending.start()
+    sending.machine.choose(100.0, 0.9)
+    sending.machine.backlog_ended([LATE], 100.5)
+    assert sending.entity.queue is None
+
+
+def test_a_lane_is_tried_first_and_once_when_it_is_too_slow_for_the_send():
+    entity, rules = Entity(FAILED_OVER), Sending().rules
+    entity.queue, entity.lane = 1, rules.rotation.add_lane()
+    machine = SendMachine(rules, entity, entity, [Job(Message(b"x"))], 100.0, 101.0)
+    machine.start(100.0)
+    assert isinstance(machine.checked((), 100.0), Attempt)
+    assert machine.choose(100.0, 0.0) == Choice(entity.lane, trial=False, rests=False)
+    machine.backlog_ended([LATE], 100.5)
+    assert machine.choose(100.5, 0.0) == Choice(1, trial=False, rests=False)
+    assert (entity.queue, entity.lane) == (1, 2)  # of other sends
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_what_was_cut_off_may_be_in_the_backlog_when_its_operation_had_begun(began):
+    sending = Sending(FAILED_OVER, clean=True)
+    sending.start()
+    sending.machine.choose(100.0, 0.0)
+    sending.machine.backlog_cut_off(100.5, began=began)
+    assert sending.key is not None
+    assert sending.key.clean is not began
+
+
+@pytest.mark.parametrize(("last", "behind", "in_vain"), [(True, 8.1, True), (True, 7.9, False), (False, 9.0, False)])
+def test_a_last_wait_is_in_vain_when_the_ends_of_others_are_late_by_most_of_it(last, behind, in_vain):
+    assert Wait(110.0, last=last).is_in_vain(100.0, behind) is in_vain
 
 
 # Without a queue in use.
@@ -804,9 +864,7 @@ class Driven(Sending):
         if attempt.route is Route.PRIMARY:
             outcome = self.machine.primary_ended(results)
         else:
-            outcome = self.machine.backlog_ended(results)
-            if self.key is not None:
-                self.key.divert_ended(self.now, maybe_there=outcome.maybe_there)
+            outcome = self.machine.backlog_ended(results, self.now)
         for job, result, fate in zip(attempt.jobs, results, outcome.fates, strict=True):
             assert (fate is Fate.ACCEPTED) is (result is None)
             if fate in (Fate.ACCEPTED, Fate.REFUSED):

@@ -22,8 +22,10 @@ one monotonic clock::
     step = send.start(now)
     while True:
         match step:
-            case Attempt():
-                ...  # one operation; then `primary_ended`, `backlog_ended` or `no_queue`, and `resume`
+            case Attempt(Route.PRIMARY):
+                ...  # one operation; then `primary_ended`, and `resume`
+            case Attempt(Route.BACKLOG):
+                ...  # `choose`, one operation, and `backlog_ended` or `backlog_cut_off`; then `resume`
             case Check():
                 ...  # whether both brokers can hold the messages; then `checked`
             case LookAt():
@@ -229,6 +231,10 @@ class Wait(NamedTuple):
     nowhere: bool = False
     last: bool = False
 
+    def is_in_vain(self, now: float, behind: float) -> bool:
+        """Whether it would only make others late, as the ends of thousands are ``behind`` by so many seconds."""
+        return self.last and behind > 0.8 * (self.until - now)
+
 
 class Done(NamedTuple):
     """The send has ended. With a ``refusal`` what is left has been given up, for ``why``.
@@ -247,7 +253,18 @@ Step: TypeAlias = Attempt | Check | LookAt | Wait | Done
 DONE: Final = Done()
 
 
-# What came of an attempt.
+# An attempt, and what came of it.
+
+
+class Choice(NamedTuple):
+    """The backlog queue of an attempt. A ``trial`` of one that is out of use is to be ended by `Rotation.end_trial`.
+
+    With ``rests`` order rests on it: before the operation, find out whether it is what it must be.
+    """
+
+    index: int
+    trial: bool
+    rests: bool
 
 
 class Fate(enum.Enum):
@@ -292,6 +309,14 @@ class Router(Protocol):
 
     def divert(self) -> ToBacklog:
         """Register one attempt at the backlog, whatever the state (SPEC 8.3)."""
+
+
+class SenderQueues(Protocol):
+    """What the sends of one sender share: ``queue`` is the backlog queue that they keep (SPEC 5.4), ``lane`` the one
+    that is tried before any other (SPEC 11.2)."""
+
+    queue: int | None
+    lane: int | None
 
 
 class Destination(Router, Protocol):
@@ -382,8 +407,7 @@ class SendRules:
 class SendMachine:
     """Decides for one send, from its beginning or from the attempt on that `SendRules.at_once` began.
 
-    ``jobs`` are its messages without a result. Where order is kept they have one key, and ``key`` is its way. A
-    ``lane`` is tried before any other backlog queue (SPEC 11.2).
+    ``jobs`` are its messages without a result. Where order is kept they have one key, and ``key`` is its way.
     """
 
     __slots__ = (
@@ -392,18 +416,20 @@ class SendMachine:
         "_entity",
         "_fair",
         "_key",
+        "_lane",
         "_last",
+        "_queue",
         "_remainder",
         "_retry",
         "_route",
         "_rules",
+        "_sender",
         "_started",
         "_throttled",
         "_transient",
         "_waited",
         "_waits",
         "_worst",
-        "lane",
         "pending",
     )
 
@@ -411,14 +437,15 @@ class SendMachine:
         self,
         rules: SendRules,
         entity: Router,
+        sender: SenderQueues,
         jobs: list[Job],
         started: float,
         deadline: float,
         key: KeyRoute | None = None,
-        lane: int | None = None,
     ) -> None:
         self._rules = rules
         self._entity = entity
+        self._sender = sender
         self._started = started
         self._deadline = deadline
         self._key = key
@@ -429,10 +456,11 @@ class SendMachine:
         self._worst: FailureKind | None = None
         self.pending = jobs
         """Messages that have no result yet."""
+        self._lane = sender.lane  # None once that took too long for this send
         # A consumer of the lane would handle a scheduled message before its time.
-        scheduled = lane is not None and any(job.message.scheduled_enqueue_at is not None for job in jobs)
-        self.lane = None if scheduled else lane
-        """The lane that it still uses; None as well once that took too long for this send."""
+        if self._lane is not None and any(job.message.scheduled_enqueue_at is not None for job in jobs):
+            self._lane = None
+        self._queue: int | None = None  # of the attempt under way
 
     # What the driver reports.
 
@@ -533,8 +561,43 @@ class SendMachine:
             return Fate.ACCEPTED
         return Fate.REFUSED if failure.kind is FailureKind.REFUSED else Fate.AGAIN
 
-    def backlog_ended(self, results: Sequence[TransportError | None]) -> BacklogOutcome:
+    def choose(self, now: float, chance: float) -> Choice | None:
+        """Choose the backlog queue of an attempt, or with none in use the trial of one; None while others try them all:
+        then the attempt has ended.
+
+        A send without order uses the queue that its sender keeps, and keeps what it uses unless that is a lane.
+        """
+        only = None if self._key is None else self._key.queue
+        index, trial = self._rules.rotation.attempt(now, chance, self._sender.queue, only, self._lane)
+        if index is None:
+            self._worst = FailureKind.UNAVAILABLE
+            self.backlog_cut_off(now, began=False)
+            return None
+        if self._key is None and index != self._lane:
+            self._sender.queue = index
+        self._queue = index
+        return Choice(index, trial, rests=self._key is not None)
+
+    def backlog_cut_off(self, now: float, *, began: bool) -> None:
+        """An attempt at the backlog has ended without results: if its operation ``began``, it may have been stored."""
+        self._queue = None
+        if self._key is not None:
+            self._key.divert_ended(now, maybe_there=began)
+
+    def backlog_ended(self, results: Sequence[TransportError | None], now: float) -> BacklogOutcome:
         """Judge an attempt at a backlog queue, by a result for each message that was not dropped."""
+        outcome = self._judged_at_queue(results)
+        if self._key is not None:
+            self._key.divert_ended(now, maybe_there=outcome.maybe_there)
+        if Fate.ELSEWHERE in outcome.fates:
+            if self._lane is not None and self._queue == self._lane:
+                self._lane = None
+            else:
+                self._sender.queue = None
+        self._queue = None
+        return outcome
+
+    def _judged_at_queue(self, results: Sequence[TransportError | None]) -> BacklogOutcome:
         if len(results) == 1 and results[0] is None:  # nearly all
             self.pending = []
             return _STORED
@@ -569,10 +632,6 @@ class SendMachine:
         # Cut short by this send's own deadline: that is no verdict on a queue that all senders share.
         return Fate.ELSEWHERE if failure.reason is FailureReason.TIMEOUT and not self._fair else Fate.LEAVE
 
-    def no_queue(self) -> None:
-        """An attempt at the backlog could not begin: others are trying every queue."""
-        self._worst = FailureKind.UNAVAILABLE
-
     def drop(self, unfit: Collection[Job]) -> None:
         """These have been refused without an attempt (SPEC 3.8)."""
         if unfit:
@@ -603,7 +662,7 @@ class SendMachine:
             self._last = True
             return Wait(self._deadline, queue=not enabled, last=True)
         only = None if self._key is None else self._key.queue
-        self._waits = not enabled and not self._rules.usable(now, only, self.lane)
+        self._waits = not enabled and not self._rules.usable(now, only, self._lane)
         return Check(self.pending, self._waits and not self._waited)
 
     def _out_of_time(self) -> Done:

@@ -231,7 +231,7 @@ class SendProcedure:
                     finally:
                         state.runner.end()
                 else:
-                    send = SendMachine(self._rules, state.runner, pending, started, deadline)
+                    send = SendMachine(self._rules, state.runner, state, pending, started, deadline)
                     why = "no broker had answered the sends before it by the deadline"
                     self._give_up(state, send, self._up_to_date(send).give_up(why))
             else:
@@ -287,7 +287,7 @@ class SendProcedure:
 
     async def _go_along(self, state: SenderState, place: Place, started: float, deadline: float) -> None:
         if not await place.come(deadline, self._limits):
-            send = SendMachine(self._rules, state.runner, place.jobs, started, deadline, place.route, state.lane)
+            send = SendMachine(self._rules, state.runner, state, place.jobs, started, deadline, place.route)
             why = "earlier sends of its session or sender were under way until the deadline"
             self._give_up(state, send, self._up_to_date(send).give_up(why))
             return
@@ -315,7 +315,7 @@ class SendProcedure:
                 self._results.accept(state, jobs[0], started, _TO_PRIMARY)
                 self._sizes.look(state.runner.entity, jobs[0].message)
                 return
-        send = self._up_to_date(SendMachine(self._rules, state.runner, jobs, started, deadline, key, state.lane))
+        send = self._up_to_date(SendMachine(self._rules, state.runner, state, jobs, started, deadline, key))
         if first is None:
             step = send.resume(self._clock.now())
         else:
@@ -325,14 +325,13 @@ class SendProcedure:
         while not isinstance(step, Done):
             if isinstance(step, Attempt):
                 if step.route is _TO_BACKLOG:
-                    await self._at_backlog(state, send, step, started, key)
+                    await self._at_backlog(state, send, step, started)
                 else:
                     self._judge(state, send, step, await self._at_primary(state, step), started)
                 step = self._up_to_date(send).resume(self._clock.now(), self._limits.lead)
             elif isinstance(step, Wait):
                 changed = False
-                # Of a last wait that would only make others late nothing is left.
-                if not step.last or self._limits.behind <= 0.8 * (deadline - self._clock.now()):
+                if not step.is_in_vain(self._clock.now(), self._limits.behind):
                     if step.nowhere:
                         state.runner.want_ping()
                     also = self._backlog.waiting if step.queue else None
@@ -443,30 +442,21 @@ class SendProcedure:
 
     # One attempt at a backlog queue.
 
-    async def _at_backlog(
-        self, state: SenderState, send: SendMachine, attempt: Attempt, started: float, key: KeyRoute | None
-    ) -> None:
-        """One attempt at the sender's or key's backlog queue; messages that were accepted or refused get their result.
-
-        With no queue in use it is the trial of one; none is made while others try them all.
-        """
+    async def _at_backlog(self, state: SenderState, send: SendMachine, attempt: Attempt, started: float) -> None:
+        """One attempt at a backlog queue; messages that were accepted or refused get their result."""
         backlog, clock = self._backlog, self._clock
-        only = None if key is None else key.queue
-        index, trial = backlog.rotation.attempt(clock.now(), clock.chance(), state.queue, only, send.lane)
-        if index is None:
-            send.no_queue()
-            self._divert_ended(state, key, maybe_there=False)
+        choice = send.choose(clock.now(), clock.chance())
+        if choice is None:
+            state.runner.machine.divert_ended(clock.now())
             return
-        queue, at_lane = backlog.queue(index), index == send.lane
-        if key is None and not at_lane:
-            state.queue = index
+        index, queue = choice.index, backlog.queue(choice.index)
         results: Sequence[TransportError | None] = ()
         outcome: BacklogOutcome | None = None
         began_at: float | None = None
         try:
             jobs, envelopes = self._fitting(state, send, queue)
             unfit = None
-            if jobs and key is not None:
+            if jobs and choice.rests:
                 unfit = await self._problem(backlog.check(index), attempt.until)
             if unfit is not None:
                 results = [unfit] * len(jobs)
@@ -476,24 +466,21 @@ class SendProcedure:
                 results = await self._attempt(self._rules.to_backlog, sender, jobs, envelopes, attempt.until)
                 if results is not TAKEN and any(map(_is_missing, results)):
                     results = await self._at_queue_made_again(index, jobs, envelopes, results, began_at, attempt.until)
-            outcome = send.backlog_ended(results)
+            outcome = send.backlog_ended(results, clock.now())
             if results is TAKEN or is_answer(results):
                 state.runner.answered()
         finally:
-            # One that was cut off may have been stored.
-            self._divert_ended(state, key, maybe_there=began_at is not None if outcome is None else outcome.maybe_there)
-            if trial:
+            if outcome is None:
+                send.backlog_cut_off(clock.now(), began=began_at is not None)
+            state.runner.machine.divert_ended(clock.now())
+            if choice.trial:
                 backlog.end_trial(index, None if outcome is None else outcome.works)
         for job, failure, fate in zip(jobs, results, outcome.fates, strict=True):
             if failure is None:
                 self._results.accept(state, job, started, _TO_BACKLOG, queue.path)
                 continue
             self._results.fail_attempt(state, job, failure, queue=queue.path, late=False, final=fate is Fate.REFUSED)
-            if fate is Fate.ELSEWHERE and at_lane:
-                send.lane = None
-            elif fate is Fate.ELSEWHERE:
-                state.queue = None
-            elif fate is Fate.LEAVE:
+            if fate is Fate.LEAVE:
                 backlog.take_out(index, failure)
 
     def _fitting(self, state: SenderState, send: SendMachine, queue: Entity) -> tuple[list[Job], list[Message]]:
@@ -532,12 +519,6 @@ class SendProcedure:
         second = await self._attempt(self._rules.to_backlog, self._backlog.sender(index), *parts, limit)
         found = dict(zip(missing, second, strict=True))
         return [found.get(at, failure) for at, failure in enumerate(failures)]
-
-    def _divert_ended(self, state: SenderState, key: KeyRoute | None, *, maybe_there: bool) -> None:
-        now = self._clock.now()
-        if key is not None:
-            key.divert_ended(now, maybe_there=maybe_there)
-        state.runner.machine.divert_ended(now)  # that is only counted
 
     @staticmethod
     async def _problem(looking: Awaitable[None], limit: float) -> TransportError | None:

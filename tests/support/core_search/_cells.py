@@ -135,7 +135,7 @@ VIEWS: Final[Mapping[type, Mapping[str, View]]] = {
         **dict.fromkeys(("_interval_ends_at", "_next_ping_at", "_ping", "_ping_ends_at"), is_set),
     },
     SendMachine: {
-        **dict.fromkeys(("_rules", "_entity", "_started", "_deadline", "_retry", "_fair")),
+        **dict.fromkeys(("_rules", "_entity", "_sender", "_started", "_deadline", "_retry", "_fair")),
         "_closed": is_set,
     },
     Job: dict.fromkeys(("causes", "attempts", "message", "fits")),

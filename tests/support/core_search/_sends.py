@@ -92,6 +92,7 @@ class Sending:
         self.looked = 0
         self.key = Key(KeyOrder(0.0, fresh=clean), 0, 0.0) if world.ordered else None
         self.queue: int | None = None
+        self.lane: int | None = None
         self.sends: dict[int, SendMachine] = {}
         self.steps: dict[int, Step] = {}
         self.at: dict[int, tuple[int, bool]] = {}
@@ -146,7 +147,7 @@ class Sending:
             kind = _Returning if self.design.does(Naive.RETURN_WITH_BACKLOG) else KeyRoute
             kind = _Anywhere if self.design.does(Naive.SESSION_OVER_QUEUES) else kind
             key = kind(self.key, DrainView())
-        send = self.sends[number] = SendMachine(self.rules, self, [job], self.now, _LONG, key)
+        send = self.sends[number] = SendMachine(self.rules, self, self, [job], self.now, _LONG, key)
         self._go_on(number, send.start(self.now))
 
     def _on_ended(self, number: int, why: str | None, in_time: bool) -> None:
@@ -165,14 +166,12 @@ class Sending:
                 self._handle(PrimaryFailed(step.epoch, outcome.evidence.kind), step.epoch)
             fate = outcome.fates[0]
         else:
-            backlog = send.backlog_ended([error])
-            self._divert_ended(number, maybe_there=backlog.maybe_there, works=backlog.works)
+            backlog = send.backlog_ended([error], self.now)
+            queue = self.at[number][0]
+            self._divert_ended(number, works=backlog.works)
             fate = backlog.fates[0]
             if fate is Fate.LEAVE:
-                self.rotation.take_out(self.at[number][0], self.now)
-            elif fate is Fate.ELSEWHERE:
-                self.queue = None
-            del self.at[number]
+                self.rotation.take_out(queue, self.now)
         if not send.pending:
             ending = "accepted" if fate is Fate.ACCEPTED else "unknown" if job.unknown else "refused"
             self._end(number, ending, marked=job.unknown)
@@ -186,8 +185,8 @@ class Sending:
             if step.route is Route.PRIMARY:
                 self._handle(PrimaryAbandoned(step.epoch), step.epoch)
             else:
-                self._divert_ended(number, maybe_there=True, works=None)
-                del self.at[number]
+                self.sends[number].backlog_cut_off(self.now, began=True)
+                self._divert_ended(number, works=None)
         self._end(number, "unknown", marked=True)
 
     def _on_later(self, number: int, how: str) -> None:
@@ -248,16 +247,13 @@ class Sending:
                 job = send.pending[0]
                 to: int | None = HOME
                 if step.route is Route.BACKLOG:
-                    only = None if send._key is None else send._key.queue
-                    to, trial = self.rotation.attempt(now, self.chance, self.queue, only)
-                    if to is None:
-                        send.no_queue()
-                        self._divert_ended(number, maybe_there=False, works=None)
+                    choice = send.choose(now, self.chance)
+                    if choice is None:
+                        self._divert_ended(number, works=None)
                         step = send.resume(now)
                         continue
-                    if send._key is None:
-                        self.queue = to
-                    self.at[number] = (to, trial)
+                    to = choice.index
+                    self.at[number] = (to, choice.trial)
                     if self.design.does(Naive.AWAIT_BETWEEN_ROUTE_AND_REGISTER):
                         self.entity.diverting -= 1
                         self.unregistered.append(number)
@@ -275,16 +271,14 @@ class Sending:
         del self.sends[number], self.steps[number]
         self._out.append(("end", number, ending, marked))
 
-    def _divert_ended(self, number: int, *, maybe_there: bool, works: bool | None) -> None:
-        key = self.sends[number]._key
-        if key is not None:
-            key.divert_ended(self.now, maybe_there=maybe_there)
+    def _divert_ended(self, number: int, *, works: bool | None) -> None:
         if number in self.unregistered:
             self.unregistered.remove(number)
         else:
             self._handle(DIVERT_ENDED)
-        if number in self.at and self.at[number][1]:
-            self.rotation.end_trial(self.at[number][0], self.now, 0.0, works=works)
+        queue, trial = self.at.pop(number, (0, False))
+        if trial:
+            self.rotation.end_trial(queue, self.now, 0.0, works=works)
 
     # The entity, as a send sees it, and its effects.
 
