@@ -125,9 +125,9 @@ SYPHON = (
     ),
     Mutant(
         "a gate never opens again",
-        "src/pairmq/runner/_gates.py",
-        "        if self.gates.open(gate) or gate in self._probes:\n            self._opened(gate)\n\n    def _opened",
-        "\n    def _opened",
+        "src/pairmq/core/gates.py",
+        "        return Probed.OPENED if self.open(gate) else Probed.NOTHING",
+        "        return Probed.NOTHING",
     ),
     Mutant(
         "a close does not release its locked messages",

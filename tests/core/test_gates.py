@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from pairmq.core import gates
-from pairmq.core.gates import Gate, Gates
+from pairmq.core.gates import Gate, Gates, Probed
 from pairmq.model import Entity, FailureKind, FailureReason, TransportError
 
 ORDERS, PRICES = Entity("orders"), Entity("prices")
 NOT_FOUND = TransportError("no such queue", FailureKind.REFUSED, FailureReason.NOT_FOUND)
+UNAUTHORIZED = TransportError("no right", FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
 UNAVAILABLE = TransportError("no answer", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
 
 
@@ -26,6 +27,51 @@ def test_only_an_operator_opens_what_an_operator_holds():
     them.hold(gate)
     assert (them.held, them.open(gate), gate.is_open) == ({ORDERS}, False, False)
     assert (them.release(gate), gate.is_open, them.held) == (True, True, frozenset())
+
+
+def probed(them: Gates, error: TransportError | None) -> tuple[Probed, bool, bool]:
+    gate = them.of(ORDERS)
+    return them.probed(gate, error, 90.0), gate.is_open, gate.on_trial
+
+
+def test_a_good_probe_opens_a_gate_once():
+    them = Gates(60.0)
+    them.shut(them.of(ORDERS))
+    assert [probed(them, None) for _ in range(2)] == [(Probed.OPENED, True, False), (Probed.NOTHING, True, False)]
+
+
+def test_a_probe_without_an_answer_opens_nothing():
+    them = Gates(60.0)
+    them.shut(them.of(ORDERS))
+    assert probed(them, UNAVAILABLE) == (Probed.NOTHING, False, False)
+
+
+def test_a_gate_is_on_trial_from_a_probe_that_lacks_a_right_to_the_next_delivery_or_good_probe():
+    them = Gates(60.0)
+    gate = them.of(ORDERS)
+    them.shut(gate)
+    assert [probed(them, UNAUTHORIZED) for _ in range(2)] == [(Probed.TRIAL, True, True), (Probed.NOTHING, True, True)]
+    assert them.shut(gate)  # the delivery failed
+    assert (gate.is_open, gate.on_trial) == (False, False)
+    probed(them, UNAUTHORIZED)
+    assert probed(them, None) == (Probed.OPENED, True, False)
+
+
+def test_a_gate_opens_for_what_must_be_dead_lettered():
+    them = Gates(60.0)
+    them.shut(them.of(ORDERS))
+    malformed = TransportError("no", FailureKind.REFUSED, FailureReason.MALFORMED)
+    assert probed(them, malformed) == (Probed.OPENED, True, False)
+
+
+@pytest.mark.parametrize("error", ["none", "a right"])
+def test_no_probe_opens_what_an_operator_holds(error):
+    them = Gates(60.0)
+    gate = them.of(ORDERS)
+    them.shut(gate)
+    probed(them, UNAUTHORIZED)
+    them.hold(gate)
+    assert probed(them, None if error == "none" else UNAUTHORIZED) == (Probed.NOTHING, False, False)
 
 
 def test_probes_of_a_destination_that_stays_unavailable_become_rarer():

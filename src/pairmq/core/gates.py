@@ -7,6 +7,7 @@ an operator holds an entity's gate shut as well, only the operator opens it.
 
 from __future__ import annotations
 
+import enum
 import itertools
 from collections import OrderedDict
 
@@ -28,16 +29,25 @@ _NOT_POISON = frozenset((FailureReason.UNAUTHORIZED, FailureReason.QUOTA, Failur
 class Gate:
     """One destination's gate; `Gates` alone opens and shuts it."""
 
-    __slots__ = ("entity", "failures", "held", "is_open", "most", "try_after", "users")
+    __slots__ = ("entity", "failures", "held", "is_open", "most", "on_trial", "try_after", "users")
 
     def __init__(self, entity: Entity) -> None:
         self.entity = entity
         self.failures = 0
         self.held = False  # by an operator: no probe opens it
         self.is_open = True
+        self.on_trial = False  # open, although its destination was not found working
         self.try_after = 0.0
         self.most = 1_000_000  # messages in one operation; grows and shrinks with what the destination can take
         self.users = 0  # lines of pumps; while it has some, it is not dropped to make room for others
+
+
+class Probed(enum.Enum):
+    """What the answer to a probe has changed."""
+
+    OPENED = "the destination was found working"
+    TRIAL = "a delivery is to be tried"
+    NOTHING = "it stays as it is"
 
 
 class Gates:
@@ -126,7 +136,7 @@ class Gates:
         if not gate.is_open:
             return False
         self._gates.setdefault(gate.entity, gate)  # it may have been forgotten while a message was on its way
-        gate.is_open = False
+        gate.is_open = gate.on_trial = False
         self._troubled.add(gate)
         return True
 
@@ -135,7 +145,7 @@ class Gates:
         if gate.held:
             return False
         gate.held = True
-        gate.is_open = False
+        gate.is_open = gate.on_trial = False
         self._held.add(gate)
         return True
 
@@ -149,11 +159,30 @@ class Gates:
         return self.open(gate)
 
     def open(self, gate: Gate) -> bool:
-        """Let messages through: the destination was found working."""
-        if gate.is_open or gate.held:
+        """Let messages through: the destination was found working, or a trial has ended well."""
+        if gate.held or (gate.is_open and not gate.on_trial):
             return False
-        gate.is_open = True
+        gate.is_open, gate.on_trial = True, False
         return True
+
+    def probed(self, gate: Gate, error: TransportError | None, now: float) -> Probed:
+        """Take the answer to a probe, None for a good one.
+
+        A refusal for a reason that is not the message's, such as a wrong password, shows only that the broker answers.
+        A delivery may need fewer rights, so one is tried at each such probe: the gate is open *on trial*, and probed,
+        until a delivery or a probe succeeds. After "no such entity" and the like the next delivery finds out, and what
+        must be is dead-lettered.
+        """
+        if error is not None:
+            poison = self.is_poison(gate.entity, error, now)
+            if error.kind is not FailureKind.REFUSED:
+                return Probed.NOTHING
+            if not poison:
+                if gate.is_open or gate.held:
+                    return Probed.NOTHING
+                gate.is_open = gate.on_trial = True
+                return Probed.TRIAL
+        return Probed.OPENED if self.open(gate) else Probed.NOTHING
 
     def delivered(self, gate: Gate) -> None:
         """A delivery was confirmed: the next failure starts from short waits again."""

@@ -586,7 +586,11 @@ class SendMachine:
 
     def backlog_ended(self, results: Sequence[TransportError | None], now: float) -> BacklogOutcome:
         """Judge an attempt at a backlog queue, by a result for each message that was not dropped."""
-        outcome = self._judged_at_queue(results)
+        if len(results) == 1 and results[0] is None:  # nearly all
+            self.pending = []
+            outcome = _STORED
+        else:
+            outcome = self._judged_at_queue(results)
         if self._key is not None:
             self._key.divert_ended(now, maybe_there=outcome.maybe_there)
         if Fate.ELSEWHERE in outcome.fates:
@@ -598,9 +602,6 @@ class SendMachine:
         return outcome
 
     def _judged_at_queue(self, results: Sequence[TransportError | None]) -> BacklogOutcome:
-        if len(results) == 1 and results[0] is None:  # nearly all
-            self.pending = []
-            return _STORED
         fates = [self._fate_at_queue(each) for each in results]
         worst: FailureKind | None = None
         for failure, fate in zip(results, fates, strict=True):

@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from pairmq.core.backoff import Pace
-from pairmq.core.gates import Gate, Gates
-from pairmq.model import Entity, FailureKind, FailureReason, TransportError
+from pairmq.core.gates import Gate, Gates, Probed
+from pairmq.model import Entity, FailureReason, TransportError
 from pairmq.model.events import DestinationChanged
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
@@ -23,10 +23,8 @@ _BY_OPERATOR = "held by an operator"
 class GateKeeper:
     """Probes the destinations of shut gates, and wakes who waits at one; shared by the pumps of a syphon.
 
-    A probe that is refused for a reason that is not the message's, such as a wrong password, shows only that the broker
-    answers. A delivery may need fewer rights, so one is tried at each such probe, *on trial*: the gate is open, but
-    reported as shut, and probed, until a delivery or a probe succeeds. ``dropped`` is called with a destination whose
-    gate was dropped, so that nothing else is kept for it either.
+    One that is open on trial is reported as shut, and probed. ``dropped`` is called with a destination whose gate was
+    dropped, so that nothing else is kept for it either.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class GateKeeper:
     def drop_idle(self) -> None:
         """Drop gates without users while there are too many."""
         for gate in self.gates.drop_idle():
-            if self.gates.open(gate) or gate in self._probes:
+            if self.gates.open(gate):
                 self._opened(gate)
             self._dropped(gate.entity)
 
@@ -91,12 +89,12 @@ class GateKeeper:
     def recovered(self, entity: Entity) -> None:
         """This process's own ping found the entity working."""
         gate = self.gates.get(entity)
-        if gate is not None and (self.gates.open(gate) or gate in self._probes):
+        if gate is not None and self.gates.open(gate):
             self._opened(gate)
 
     def delivered(self, gate: Gate) -> None:
         """A destination took messages, or refused them for their own fault: a trial has ended."""
-        if gate.is_open and gate in self._probes:
+        if gate.on_trial and self.gates.open(gate):
             self._opened(gate)
 
     async def wait_open(self, gate: Gate) -> None:
@@ -128,17 +126,13 @@ class GateKeeper:
     async def _ask(self, gate: Gate) -> None:
         try:
             await self._probe(gate.entity)
+            probed = self.gates.probed(gate, None, self._clock.now())
         except TransportError as error:
-            poison = self.gates.is_poison(gate.entity, error, self._clock.now())
-            if error.kind is not FailureKind.REFUSED:
-                return
-            if not poison:
-                if self.gates.open(gate):
-                    self._let_through(gate)
-                return
-            # "No such entity" and the like: the next delivery finds out and dead-letters what it must.
-        if self.gates.open(gate) or gate in self._probes:
+            probed = self.gates.probed(gate, error, self._clock.now())
+        if probed is Probed.OPENED:
             self._opened(gate)
+        elif probed is Probed.TRIAL:
+            self._let_through(gate)
 
     def _opened(self, gate: Gate) -> None:
         self._stop_probe(gate)

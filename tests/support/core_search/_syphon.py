@@ -233,7 +233,7 @@ class Syphon:
         """The destination was found working."""
         gate = self.gates.get(_ENTITY)
         assert gate is not None
-        self.gates.open(gate)
+        self.gates.probed(gate, None, self.now)
         for index in range(len(self.pumps)):
             self._go(index)
 
