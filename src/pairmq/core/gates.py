@@ -85,6 +85,11 @@ class Gates:
     def get(self, entity: Entity) -> Gate | None:
         return self._gates.get(entity)
 
+    def lets_through(self, entity: Entity) -> bool:
+        """Whether a message to a destination could be delivered now, as far as is known."""
+        gate = self._gates.get(entity)
+        return gate is None or gate.is_open
+
     def of(self, entity: Entity) -> Gate:
         """The gate of a destination, open until it fails."""
         gate = self._gates.get(entity)

@@ -126,9 +126,8 @@ class Syphon:
 
     def _at_lane(self, pump: Driven) -> None:
         if pump.lane is not None:
-            gate, machine = self.gates.get(_ENTITY), pump.machine
+            machine, is_open = pump.machine, self.gates.lets_through(_ENTITY)
             stuck = machine.stuck and not self.design.does(Naive.LANE_HELD)
-            is_open = gate is None or gate.is_open
             held = len(machine)
             pump.step = pump.lane.step(self.now, held, stuck=stuck, is_open=is_open, primary_answers=self._answers)
 

@@ -115,12 +115,13 @@ class Pump:
 
     async def _leave_to_consumers(self, entity: Entity) -> None:
         """Return when the syphon is to read the lane: its consumers do not, and the primary takes messages."""
-        lane, machine = self._lane, self.machine
+        lane, machine, gates = self._lane, self.machine, self._context.gates.gates
         answers: bool | None = None
         self._moved_on.clear()
         while not self._stopping.is_set():
             now, held = self._clock.now(), len(machine)
-            step = lane.step(now, held, stuck=machine.stuck, is_open=self._is_open(entity), primary_answers=answers)
+            is_open = gates.lets_through(entity)
+            step = lane.step(now, held, stuck=machine.stuck, is_open=is_open, primary_answers=answers)
             answers = None
             if step is LaneStep.READ:
                 return
@@ -134,10 +135,6 @@ class Pump:
             else:
                 await pause(lane.wait(now, held), self._stopping, self._moved_on)
                 self._moved_on.clear()
-
-    def _is_open(self, entity: Entity) -> bool:
-        gate = self._context.gates.gates.get(entity)
-        return gate is None or gate.is_open
 
     async def _begin_anew(self) -> None:
         """Let go of everything that is locked: after an error of the queue nothing of it can be settled."""
