@@ -94,8 +94,11 @@ def test_no_room_and_no_plugin_is_without_walls(graph):
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
     contracts = {each["id"]: each for each in linter["contracts"]}
     plugins = set(PACKAGES) - {"pairmq"}
-    rooms = graph.find_children("pairmq") - {"pairmq.__main__", "pairmq._version"}
+    outside = {"pairmq", "pairmq.__main__", "pairmq._version"}
+    rooms = graph.find_children("pairmq") - outside
     assert rooms == {f"pairmq.{room}" for room in ROOMS}
+    imported = {name for module in outside for name in graph.find_modules_directly_imported_by(module)}
+    assert {name.split(".")[0] for name in imported} & plugins == set()
     assert set(linter["root_packages"]) == set(PACKAGES)
     assert {each for floor in contracts["floors"]["layers"] for each in floor.split(" | ")} == rooms | plugins
     assert set(contracts["surface"]["source_modules"]) == plugins
