@@ -31,7 +31,7 @@ class Syphon:
         queues: Collection[int] | None = None,
         outbox: Outbox | None = None,
     ) -> None:
-        options, clock, emit = engine.options, engine.clock, engine.emit
+        options = engine.options
         self._primary = engine.primary
         self._secondary = engine.secondary
         self._limits = TimeLimits(options.ping_timeout)
@@ -42,13 +42,10 @@ class Syphon:
         self._shares = queues is not None
         self._started = False
         self._moved = self._dead_lettered = 0  # by pumps that have ended
-        self.gates = gates = GateKeeper(
-            self._probe, options.ping_primary_interval, clock, emit, pace, self._close_sender
-        )
+        longest_wait = options.ping_primary_interval
+        self.gates = gates = GateKeeper(self._probe, longest_wait, engine.clock, engine.emit, pace, self._close_sender)
         rate = None if options.syphon_max_rate is None else RateLimit(options.syphon_max_rate)
-        self._context = context = PumpContext(
-            self._primary, self._secondary, self._sender, self._forget, gates, rate, options, clock, emit
-        )
+        self._context = context = PumpContext(engine, self._sender, self._forget, gates, rate)
         self.pumps = tuple(
             Pump(queue, backlog.sender(index), partial(backlog.take_out, index), context)
             for index, queue in enumerate(backlog.entities)

@@ -4,7 +4,6 @@
 locks on what was received, and settling it. `_pump` sends, and runs all.
 """
 
-from pairmq.runner.pump._pump import Pump
-from pairmq.runner.pump._reader import PumpContext
+from pairmq.runner.pump._pump import Pump, PumpContext
 
 __all__ = ["Pump", "PumpContext"]

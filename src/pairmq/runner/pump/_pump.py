@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 
 from pairmq.core import Backoff, lane_path
@@ -16,14 +18,29 @@ from pairmq.core.lanes import LaneStep, LaneWatch
 from pairmq.core.pump import REPORTED_DOUBT, DestinationLine, Item, Next, PumpMachine, Room
 from pairmq.model import Entity, FailureReason, Message, Source, TransportError
 from pairmq.model.events import SyphonFailed, Warned
+from pairmq.runner._counted import EngineContext
+from pairmq.runner._gates import GateKeeper, RateLimit
 from pairmq.runner._limits import end, first, pause
-from pairmq.runner.pump._reader import BacklogReader, PumpContext
+from pairmq.runner.pump._reader import BacklogReader
 from pairmq.transport import Sender, start_task
 
 _BACKOFF = Backoff(first=0.25, factor=2.0, cap=10.0)  # as long as a drain may pause after the secondary is back
 _ROOM_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
 _LINE_BACKOFF = Backoff(first=0.25, factor=2.0, cap=30.0)
 _LOOK_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PumpContext:
+    """What all pumps of a syphon share."""
+
+    engine: EngineContext
+    # Gives the primary's sender to an entity while it is used; never the pair's own, so that none can loop (SPEC 7.2).
+    sender: Callable[[Entity], AbstractContextManager[Sender]]
+    # Drops what is kept for a destination that does not exist; paths in a backlog queue are untrusted input.
+    forget: Callable[[Entity], None]
+    gates: GateKeeper
+    rate: RateLimit | None  # of the syphon, if it has a limit
 
 
 class Pump:
@@ -37,17 +54,18 @@ class Pump:
         self._tail = tail
         self._missing = missing
         self._context = context
-        self._clock = context.clock
+        self._engine = engine = context.engine
+        self._clock = engine.clock
         self.machine = PumpMachine(
-            context.options,
+            engine.options,
             context.gates.gates,
-            context.primary.admin.is_system_entity,
-            ordered_batches=context.primary.capabilities.ordered_batches,
+            engine.primary.admin.is_system_entity,
+            ordered_batches=engine.primary.capabilities.ordered_batches,
         )
         path = lane_path(queue.path)
         self._lane_entity = None if path is None else Entity(path)
-        self._lane = LaneWatch(context.options.lane_patience)
-        self._reader = BacklogReader(queue, context, self.machine, self._changed)
+        self._lane = LaneWatch(engine.options.lane_patience)
+        self._reader = BacklogReader(queue, engine, self.machine, self._changed)
         if self._lane_entity is not None:
             self._reader.wait = 0.0  # a poll under way would take messages from consumers
         self._stopping = asyncio.Event()
@@ -128,7 +146,7 @@ class Pump:
             if step is LaneStep.LET_GO:
                 await self._begin_anew()
             elif step is LaneStep.LOOK:
-                counts = await self._reader.limited(self._context.secondary.admin.counts(Source(self.queue)))
+                counts = await self._reader.limited(self._engine.secondary.admin.counts(Source(self.queue)))
                 lane.seen(counts.pending, self._clock.now())
             elif step is LaneStep.ASK:
                 answers = await self._primary_answers()
@@ -148,17 +166,17 @@ class Pump:
         self._lines.clear()
         if orderly:
             # The queue works: what is being sent, or is stored, is completed before the rest is released.
-            ends_at = self._clock.now() + self._context.options.attempt_timeout
-            await end(sending, self._context.options.attempt_timeout)
+            ends_at = self._clock.now() + self._engine.options.attempt_timeout
+            await end(sending, self._engine.options.attempt_timeout)
             await self._reader.settler.finish(ends_at)
         await self._reader.reset()
         # Nothing more is sent of it, and what is under way may end: cut off, it would be sent once more when it is
         # redelivered, and nothing would show that it was delivered.
-        await end(sending, self._context.options.attempt_timeout)
+        await end(sending, self._engine.options.attempt_timeout)
 
     def _failed(self, error: BaseException, retry_after: float) -> None:
         text = str(error) or type(error).__name__
-        self._context.emit(SyphonFailed, queue=self.queue.path, error=text, retry_after=retry_after)
+        self._engine.emit(SyphonFailed, queue=self.queue.path, error=text, retry_after=retry_after)
 
     def _start(self, lines: Iterable[DestinationLine]) -> None:
         for line in lines:
@@ -197,7 +215,7 @@ class Pump:
 
     async def _primary_answers(self) -> bool:
         try:
-            await self._reader.limited(self._context.primary.admin.check())
+            await self._reader.limited(self._engine.primary.admin.check())
         except TransportError:
             return False
         return True
@@ -212,7 +230,7 @@ class Pump:
             return False  # it moves on by itself
         items = await reader.fresh(machine.postpone(line, self._clock.now()))
         # Scheduled messages that can't be counted would let the backlog look empty (SPEC 4.5).
-        capabilities = self._context.secondary.capabilities
+        capabilities = self._engine.secondary.capabilities
         schedules = capabilities.scheduling and capabilities.counts_scheduled
         copies = machine.copies(items, self._clock.now(), self._clock.instant() if schedules else None)
         results: Sequence[TransportError | None] = ()
@@ -293,7 +311,7 @@ class Pump:
                     f"message {item.message.message_id!r} was sent to {gate.entity} {attempts} times and never "
                     f"confirmed: each time may have left a copy there; the next attempt is in {wait:.0f} s"
                 )
-                self._context.emit(Warned, subject=str(gate.entity), text=text)
+                self._engine.emit(Warned, subject=str(gate.entity), text=text)
 
     async def _send_to_primary(self, entity: Entity, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         """One operation at the primary; one entry each, None for confirmed."""

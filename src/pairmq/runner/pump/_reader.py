@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TypeVar
 
-from pairmq.core import Backoff, PairOptions
+from pairmq.core import Backoff
 from pairmq.core.pump import DEAD_LETTERS_AT_ONCE, MOST_COMPLETED, Item, Poison, PumpMachine, Report
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.model.events import MessageDeadLettered, MessageMoved, SyphonFailed
-from pairmq.runner._clock import Clock
-from pairmq.runner._emitter import Emitter
-from pairmq.runner._gates import GateKeeper, RateLimit
+from pairmq.runner._counted import EngineContext
 from pairmq.runner._limits import TimeLimits, settled_within
-from pairmq.transport import Receiver, Sender, Transport, start_task
+from pairmq.transport import Receiver, start_task
 
 T = TypeVar("T")
 
@@ -29,39 +25,22 @@ _SETTLE_BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
 _CLOSE_TIMEOUT = 3.0  # s; a transport promises 2
 
 
-@dataclass(frozen=True, slots=True)
-class PumpContext:
-    """What all pumps of a syphon share."""
-
-    primary: Transport
-    secondary: Transport  # where they wait
-    # Gives the primary's sender to an entity while it is used; never the pair's own, so that none can loop (SPEC 7.2).
-    sender: Callable[[Entity], AbstractContextManager[Sender]]
-    # Drops what is kept for a destination that does not exist; paths in a backlog queue are untrusted input.
-    forget: Callable[[Entity], None]
-    gates: GateKeeper
-    rate: RateLimit | None  # of the syphon, if it has a limit
-    options: PairOptions
-    clock: Clock
-    emit: Emitter
-
-
 class BacklogReader:
     """Receives from one backlog queue, by one receiver after another, renews the locks, and settles what was received.
 
     ``changed`` is called whenever fewer messages may be locked, or more that can't be settled.
     """
 
-    def __init__(self, queue: Entity, context: PumpContext, machine: PumpMachine, changed: Callable[[], None]) -> None:
+    def __init__(self, queue: Entity, engine: EngineContext, machine: PumpMachine, changed: Callable[[], None]) -> None:
         self.queue = queue
-        self.wait = context.options.syphon_receive_wait
+        self.wait = engine.options.syphon_receive_wait
         """Seconds of a long poll."""
-        self.settler = Settler(self, machine, context, changed)
+        self.settler = Settler(self, machine, engine, changed)
         self._machine = machine
-        self._secondary = context.secondary
-        self._options = context.options
-        self._clock = context.clock
-        self._emit = context.emit
+        self._secondary = engine.secondary
+        self._options = engine.options
+        self._clock = engine.clock
+        self._emit = engine.emit
         self._changed = changed
         self._asked = asyncio.Event()  # the queue, for its properties
         self._receiver: Receiver | None = None
@@ -249,12 +228,12 @@ class Settler:
     """Settles items, each of which stays locked until the broker has confirmed it, or until the lock is lost."""
 
     def __init__(
-        self, reader: BacklogReader, machine: PumpMachine, context: PumpContext, changed: Callable[[], None]
+        self, reader: BacklogReader, machine: PumpMachine, engine: EngineContext, changed: Callable[[], None]
     ) -> None:
         self._reader = reader
         self._machine = machine
-        self._clock = context.clock
-        self._emit = context.emit
+        self._clock = engine.clock
+        self._emit = engine.emit
         self._changed = changed
         # A dict, not a set: the replay of a run needs them in the same order again.
         self._settlings: dict[asyncio.Task[None], None] = {}
