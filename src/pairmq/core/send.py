@@ -262,7 +262,7 @@ class Choice(NamedTuple):
     With ``rests`` order rests on it: before the operation, find out whether it is what it must be.
     """
 
-    index: int
+    queue: int
     trial: bool
     rests: bool
 

@@ -449,7 +449,7 @@ class SendProcedure:
         if choice is None:
             state.runner.machine.divert_ended(clock.now())
             return
-        index, queue = choice.index, backlog.queue(choice.index)
+        index, queue = choice.queue, backlog.queue(choice.queue)
         results: Sequence[TransportError | None] = ()
         outcome: BacklogOutcome | None = None
         began_at: float | None = None

@@ -252,7 +252,7 @@ class Sending:
                         self._divert_ended(number, works=None)
                         step = send.resume(now)
                         continue
-                    to = choice.index
+                    to = choice.queue
                     self.at[number] = (to, choice.trial)
                     if self.design.does(Naive.AWAIT_BETWEEN_ROUTE_AND_REGISTER):
                         self.entity.diverting -= 1
