@@ -34,7 +34,6 @@ from pairmq.model.events import (
     Warned,
 )
 from pairmq.runner import Clock, Emitter, _engine
-from pairmq.runner._entity import EntityRunner
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
 
 HEALTHY, FAILING, FAILED_OVER = EntityState.HEALTHY, EntityState.FAILING, EntityState.FAILED_OVER
@@ -172,13 +171,13 @@ async def test_a_diverted_send_is_in_flight_before_any_other_task_can_run(world,
         w.pair.force_failover("orders")
         w.west.fail(Fault.HANG, Operation.SEND)
         runner = w.pair._engine.runner(w.pair._entity("orders", "queue"))
-        route, counted = EntityRunner.route, []
+        route, counted = runner.route, []
 
-        def watched(routed):
+        def watched():
             asyncio.get_running_loop().call_soon(lambda: counted.append(runner.machine.diverting))
-            return route(routed)
+            return route()
 
-        monkeypatch.setattr(EntityRunner, "route", watched)
+        monkeypatch.setattr(runner, "route", watched)
         task = asyncio.create_task(w.pair.sender("orders").send(Message(b"1")))
         await asyncio.sleep(0.5)
         task.cancel()
