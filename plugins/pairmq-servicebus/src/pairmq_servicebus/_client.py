@@ -83,8 +83,10 @@ class ServiceClock:
         return max(self._ahead + asyncio.get_running_loop().time(), datetime.now(UTC).timestamp())
 
     def here(self, until: datetime) -> datetime:
-        """The same by this machine's clock."""
-        return datetime.now(UTC) + timedelta(seconds=self.left(until))
+        """That end by this machine's clock, where that is behind."""
+        self.note(until - timedelta(seconds=LONGEST_LOCK))
+        behind = self.now() - datetime.now(UTC).timestamp()
+        return until if behind < 1.0 else until - timedelta(seconds=behind)
 
 
 class Namespace:
