@@ -4,7 +4,6 @@ The suites themselves are in `pairmq.testing.conformance.suites`, which needs py
 neither, so that a plugin's ``testing`` module can be used without them.
 """
 
-from pairmq.testing.conformance.harness import Harness, Interruption, Server, ServerHarness
-from pairmq.testing.conformance.memory import MemoryHarness
+from pairmq.testing.conformance.harness import Harness, Interruption, MemoryHarness, Server, ServerHarness
 
 __all__ = ["Harness", "Interruption", "MemoryHarness", "Server", "ServerHarness"]
