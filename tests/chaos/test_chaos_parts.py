@@ -8,12 +8,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
 from pairmq.model import ConfigurationError
-from pairmq.testing.chaos import KILL, PAUSE, FaultKind, Plan, Settings, chaos_broker, network, planned
+from pairmq.testing.chaos import KILL, PAUSE, FaultKind, Plan, ServerBroker, Settings, chaos_broker, network, planned
 from pairmq.testing.chaos._books import backlog_queues
 from pairmq.testing.chaos._ledger import (
     CANARIES_OF_A_SENDER,
@@ -37,6 +37,18 @@ PAIR = ("redis", "rabbitmq")
 def test_one_seed_gives_one_plan() -> None:
     assert planned(PAIR, Settings(seed=7), FAULTS) == planned(PAIR, Settings(seed=7), FAULTS)
     assert planned(PAIR, Settings(seed=7), FAULTS) != planned(PAIR, Settings(seed=8), FAULTS)
+
+
+def test_proxies_are_put_before_every_host_of_a_url() -> None:
+    class OfAUrl(ServerBroker):
+        @property
+        def url(self) -> str:
+            return "amqp://user:p%40ss@127.0.0.1:5672,localhost:5673/vhost?admin=http://127.0.0.1:15672"
+
+        def count(self, queue: str) -> int:
+            return 0
+
+    assert OfAUrl(Mock()).addresses == [("127.0.0.1", 5672), ("localhost", 5673)]
 
 
 def test_a_plan_goes_through_json_unchanged() -> None:

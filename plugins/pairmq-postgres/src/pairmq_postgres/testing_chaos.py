@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, LiteralString
 
@@ -57,15 +56,6 @@ class PostgresChaos(ServerBroker):
                 "drop-clients": (self._drop, lambda: None),
             },
         )
-
-    @property
-    def url(self) -> str:
-        """The address for the clients' role."""
-        return self._server.url
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return _HOST, self._server.port
 
     def count(self, queue: str) -> int:
         """The rows of the queue, scheduled and locked ones too."""
@@ -122,20 +112,11 @@ class StandbyChaos(ServerBroker):
         self._standby = PostgresServer(standby_of=self._writer)
         hosts = f"{_HOST}:{self._writer.port},{_HOST}:{self._standby.port}"
         self._url = self._writer.url.replace(f"{_HOST}:{self._writer.port}", hosts)
-        self._addresses = ((_HOST, self._writer.port), (_HOST, self._standby.port))
         super().__init__(self._writer)
 
     @property
     def url(self) -> str:
         return self._url
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return self._addresses[0]
-
-    @property
-    def addresses(self) -> Sequence[tuple[str, int]]:
-        return self._addresses
 
     def start(self) -> None:
         self._writer.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -10,7 +9,6 @@ from pairmq.testing.chaos.broker import KILL, PAUSE, ChaosBroker, FaultKind, Ser
 from pairmq.testing.chaos.plan import ENTITIES
 from pairmq_rabbitmq.testing import RabbitCluster, RabbitServer
 
-_HOST = "127.0.0.1"
 _USER, _PASSWORD = "app", "app"
 _POLICY = "pairmq-chaos"
 _CLEAR_POLICY = f'rabbit_policy:delete(<<"/">>, <<"{_POLICY}">>, <<"pairmq">>)'
@@ -78,10 +76,6 @@ class RabbitChaos(ServerBroker):
         """The address for the clients' user."""
         return f"{self._server.url_for(_USER, _PASSWORD)}?lock_duration={_LOCK}"
 
-    @property
-    def address(self) -> tuple[str, int]:
-        return _HOST, self._server.port
-
     def count(self, queue: str) -> int:
         """The ready messages, and those delivered and not acknowledged, as counted by the queue itself."""
         return sum(self._server.queues().get(queue, (0, 0)))
@@ -140,14 +134,6 @@ class RabbitClusterChaos(ChaosBroker):
     @property
     def url(self) -> str:
         return f"{self._cluster.url}?queue_type=quorum"
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return self.addresses[0]
-
-    @property
-    def addresses(self) -> Sequence[tuple[str, int]]:
-        return [(_HOST, node.port) for node in self._cluster.nodes]
 
     def apply(self, fault: str) -> None:
         self._turn += 1

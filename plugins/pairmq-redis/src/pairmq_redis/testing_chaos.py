@@ -14,7 +14,6 @@ from pairmq.testing.servers import ServerError, free_port
 from pairmq_redis._keys import EntityKeys
 from pairmq_redis.testing import RedisCluster, RedisSentinels, RedisServer
 
-_HOST = "127.0.0.1"
 _OTHER_PASSWORD = "changed by an operator"  # noqa: S105  # of a server that lives for one run
 
 
@@ -47,20 +46,12 @@ class RedisChaos(ServerBroker):
                 "permissions": (partial(permit, "-@write"), partial(permit, "+@all")),
                 "out-of-memory": (partial(config, "maxmemory", "1"), partial(config, "maxmemory", "0")),
                 "replica": (
-                    lambda: command("REPLICAOF", _HOST, str(free_port())),
+                    lambda: command("REPLICAOF", "127.0.0.1", str(free_port())),
                     partial(command, "REPLICAOF", "NO", "ONE"),
                 ),
                 "drop-clients": (self._drop_clients, lambda: None),
             },
         )
-
-    @property
-    def url(self) -> str:
-        return self._server.url
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return _HOST, self._server.port
 
     def _drop_clients(self) -> None:
         self._server.command("CLIENT", "KILL", "TYPE", "normal")
@@ -95,10 +86,6 @@ class _Group(ServerBroker):
     def url(self) -> str:
         """The address with all servers; what their replicas do not have is not confirmed."""
         return self._group.url + self._options
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return _HOST, self._group.servers[0].port
 
     @property
     def addresses(self) -> Sequence[tuple[str, int]]:

@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 from pairmq.testing.chaos.broker import KILL, PAUSE, FaultKind, ServerBroker
 from pairmq_servicebus.testing import ServiceBusServer
 
-_HOST = "127.0.0.1"
-
 # By name: the rules of `servicebus_local.faults`, and whether connections are dropped before, so that clients
 # have to come through it.
 _RULES: Mapping[str, tuple[dict[str, Any], bool]] = {
@@ -53,15 +51,6 @@ class ServiceBusChaos(ServerBroker):
     def __init__(self) -> None:
         self._server = ServiceBusServer()
         super().__init__(self._server)
-
-    @property
-    def url(self) -> str:
-        return self._server.url
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """The server's, for messages; its administration is reached without a proxy."""
-        return _HOST, self._server.port
 
     def apply(self, fault: str) -> None:
         server = self._server

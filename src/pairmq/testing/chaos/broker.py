@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, cast
+from urllib.parse import urlsplit
 
 from pairmq.model import ConfigurationError
 from pairmq.plugins import registry
@@ -60,14 +61,10 @@ class ChaosBroker(ABC):
         """The address for a transport, without any proxy; it stays the same over `kill` and restart."""
 
     @property
-    @abstractmethod
-    def address(self) -> tuple[str, int]:
-        """Host and port of `url`, before which proxies are put."""
-
-    @property
     def addresses(self) -> Sequence[tuple[str, int]]:
-        """All hosts and ports of `url`, where it has several; none where the servers name their own to clients."""
-        return (self.address,)
+        """The hosts and ports of `url`, before which proxies are put; none where servers name their own to clients."""
+        hosts = urlsplit(self.url).netloc.rpartition("@")[2].split(",")
+        return [(host, int(port)) for host, _, port in (each.rpartition(":") for each in hosts)]
 
     @abstractmethod
     def apply(self, fault: str) -> None:
@@ -91,7 +88,11 @@ class ChaosBroker(ABC):
 
 
 class Server(conformance.Server, Protocol):
-    """A process that can be killed and paused; `pairmq.testing.servers.ServerProcess` is one."""
+    """A process that can be killed and paused, with its URL; a `pairmq.testing.servers.ServerProcess` has the rest."""
+
+    @property
+    def url(self) -> str:
+        """The address for a transport."""
 
     def start(self) -> None:
         """Start it and wait until it is ready; one that runs is left alone."""
@@ -112,6 +113,10 @@ class ServerBroker(ChaosBroker):
         self._process = server
         self._own = own or {}
         self._paused = False
+
+    @property
+    def url(self) -> str:
+        return self._process.url
 
     def start(self) -> None:
         self._process.start()
