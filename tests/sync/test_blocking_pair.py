@@ -17,7 +17,7 @@ import pytest
 from pairmq import ConfigurationError, Entity, EntityState, Message, PairClosed, Receipt, Route, SendUnknown
 from pairmq.model import Source
 from pairmq.model.events import MessageDelivered, SendCompleted, Side, StateChanged
-from pairmq.sync import Pair
+from pairmq.sync import Pair, _loop
 from pairmq.sync._loop import _Call
 
 ORDERS = Entity("orders")
@@ -143,6 +143,21 @@ def test_what_a_signal_raises_as_a_call_ends_is_raised_as_it_is(on_the_loop):
             on_the_loop(operation())
     finally:
         sys.settrace(None)
+
+
+def test_a_process_without_a_thread_to_spare_fails_one_call(monkeypatch, on_the_loop):
+    """And neither a coroutine nor a loop is left behind, of which a warning would tell."""
+
+    def fail(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_loop, "_loop", None)
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start"):
+            on_the_loop(asyncio.sleep(0, 7))
+    gc.collect()
+    assert on_the_loop(asyncio.sleep(0, 7)) == 7
 
 
 def test_a_hold_of_the_syphon_is_refused_when_the_process_has_none(pair):

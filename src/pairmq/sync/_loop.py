@@ -67,7 +67,11 @@ class _Loop:
         self._loop.set_default_executor(OwnThreads())
         self._ends: set[asyncio.Task[object]] = set()
         self._thread = threading.Thread(target=self._work, name=_THREAD, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system gives no thread
+            self._loop.close()
+            raise
 
     @property
     def is_here(self) -> bool:
@@ -120,12 +124,28 @@ _generation = 0
 
 
 def run(operation: Coroutine[Any, Any, T], *, unwanted: Callable[[T], Coroutine[Any, Any, object]] | None = None) -> T:
-    """Run a coroutine on this process's loop, and wait for its end.
+    """Run a coroutine on the event loop of this process's pairs, and wait for its end.
 
-    An exception that interrupts the wait cancels it, and is raised once it has ended; if that was just then, its result
-    is given to ``unwanted``, so that it can be closed. Raises `RuntimeError` on the loop's own thread.
+    For what is made of a pair, or beside one, in a program without asyncio. An exception that interrupts the wait, such
+    as Ctrl-C's, cancels the coroutine, and is raised once that has ended.
+
+    Args:
+        operation: runs in the caller's context. What it opens belongs to this loop; a forked child has another one.
+        unwanted: is given the result, to close it, where the coroutine ended just as the wait was interrupted.
+
+    Returns:
+        What the coroutine returns; its exceptions are raised.
+
+    Raises:
+        RuntimeError: it was called on the loop's own thread, as by an observer, and would wait for itself; or the
+            system gives no thread.
     """
-    return _current().run(operation, unwanted)
+    try:
+        loop = _current()
+    except BaseException:
+        operation.close()
+        raise
+    return loop.run(operation, unwanted)
 
 
 def finish(operation: Coroutine[Any, Any, object]) -> None:
