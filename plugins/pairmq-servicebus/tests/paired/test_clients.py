@@ -178,11 +178,13 @@ def test_a_sender_outlives_the_name_of_its_client(primary: ServiceBusServer, que
     with make() as sender:
         gc.collect()
         sender.send_messages(ServiceBusMessage("x"))
-    thread = sender._portal._thread
+    secondary = sender._sending._pair.secondary
     del sender
     gc.collect()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
+    deadline = time.monotonic() + PATIENCE
+    while not secondary.ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert secondary.ended
 
 
 def test_many_threads_share_one_sender(primary: ServiceBusServer, queue: str, given: dict[str, Any]) -> None:

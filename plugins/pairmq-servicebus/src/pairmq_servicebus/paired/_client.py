@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import contextlib
+import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -14,8 +17,9 @@ from azure.core.credentials import TokenCredential
 from azure.servicebus import ServiceBusClient, ServiceBusReceivedMessage, ServiceBusReceiver, ServiceBusSender
 
 from pairmq import Entity, EntityState, Pair
+from pairmq.sync import run
+from pairmq.transport import start_task
 from pairmq_servicebus.paired._convert import PairedMessageBatch, SingleMessage, make_batch
-from pairmq_servicebus.paired._portal import Portal
 from pairmq_servicebus.paired._receiving import SharedReceiver, renew, settle_at_broker
 from pairmq_servicebus.paired._sending import (
     SHUT_DOWN,
@@ -31,6 +35,88 @@ from pairmq_servicebus.paired._shared import Own, SharedClient, SharedSender
 
 if TYPE_CHECKING:
     from pairmq.model.events import Event
+
+T = TypeVar("T")
+
+_used: weakref.WeakSet[Portal] = weakref.WeakSet()
+_ends: set[asyncio.Task[None]] = set()
+
+
+class Portal:
+    """One client's way to the event loop of `pairmq.sync`, until it closes; not for a forked process.
+
+    What is still open at the exit of the process is closed there. The ``ending`` must be bounded in time and never
+    raise.
+    """
+
+    def __init__(self, ending: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._ending = ending
+        self._process = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None  # from the first call on
+        self.closed = False
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this process is a fork of the one that made it, where there is nothing to close."""
+        return os.getpid() != self._process
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine there, as `pairmq.sync.run`. Raises `RuntimeError` when closed, and in a forked process."""
+        if self.elsewhere:
+            raise RuntimeError(
+                "this paired client was made before a fork: its connections belong to the parent process. "
+                "Make the client in the process that uses it"
+            )
+        if self.closed:
+            raise RuntimeError("the paired client is closed: make a new one")
+        return run(self._entered(work))
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a quick function there, and wait for its result; a callback's thread calls it directly."""
+        if self._is_here():
+            return function()
+
+        async def work() -> T:
+            return function()
+
+        return self.run(work)
+
+    def close(self) -> None:
+        """Run the ending, if there was a call. Idempotent; does nothing in a forked process."""
+        if self.elsewhere:
+            return
+        if self._is_here():
+            raise RuntimeError("a callback of the paired client closed it: it would wait for itself forever")
+        self.closed = True
+        if self._loop is not None:
+            run(self._end())
+
+    def abandon(self) -> None:
+        """Begin to close, without waiting: for the garbage collector, which may run in any thread."""
+        if self.elsewhere or self.closed:
+            return
+        self.closed = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(lambda: start_task(self._end(), keep=_ends))
+
+    async def _entered(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        self._loop = asyncio.get_running_loop()
+        _used.add(self)
+        return await work()
+
+    async def _end(self) -> None:
+        await self._ending()  # which keeps this one: the exit of the process waits for it
+
+    def _is_here(self) -> bool:
+        with contextlib.suppress(RuntimeError):
+            return asyncio.get_running_loop() is self._loop
+        return False
+
+
+@atexit.register
+def _close_all() -> None:
+    for portal in list(_used):
+        portal.close()
 
 
 class PairedServiceBusClient(
@@ -49,8 +135,8 @@ class PairedServiceBusClient(
     primary. Use one client for the life of a process: each has a pair of its
     own, with its own view of what is healthy.
 
-    The pair opens at ``with``, or at the first message, in a background thread of its own. Any number of threads may
-    use the client; a forked process may not, and gets an error.
+    The pair opens at ``with``, or at the first message, in the background thread of `pairmq.sync`. Any number of
+    threads may use the client; a forked process may not, and gets an error.
 
     Args:
         fully_qualified_namespace: the primary's, as for ``ServiceBusClient``.
@@ -72,8 +158,8 @@ class PairedServiceBusClient(
 
     def _start(self, own: ServiceBusClient, pair: Pair, entity_path: str | None, on_receipt: OnReceipt | None) -> None:
         super()._start(own, pair, entity_path, on_receipt)
-        self._portal = Portal("pairmq paired client", self._opening.close)
-        # A client that is dropped without a close ends its thread; at the exit of the process the portal does.
+        self._portal = Portal(self._opening.close)
+        # A client that is dropped without a close closes its pair; at the exit of the process the portal does.
         weakref.finalize(self, self._portal.abandon).atexit = False
 
     def state(self, name: str, *, kind: str = "queue") -> EntityState:
@@ -128,10 +214,10 @@ class PairedServiceBusClient(
         )
 
 
-T = TypeVar("T", ServiceBusSender, ServiceBusReceiver)
+Azures = TypeVar("Azures", ServiceBusSender, ServiceBusReceiver)
 
 
-class _Handler(Handler[T]):
+class _Handler(Handler[Azures]):
     """One whose way to the pair is in the client's portal."""
 
     def __init__(self, portal: Portal, *arguments: Any) -> None:
