@@ -113,6 +113,12 @@ class Broker:
             await self._senders[entity].send(each)
         return messages
 
+    async def queue_with(self, *bodies: str, **fields: Any) -> Entity:
+        """Make a queue that holds messages of these bodies, each with the fields."""
+        queue = await self.queue()
+        await self.put(queue, *bodies, **fields)
+        return queue
+
     # Faults.
 
     async def stop(self) -> None:

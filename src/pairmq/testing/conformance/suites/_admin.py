@@ -59,8 +59,7 @@ class Admin(Suite):
         assert bodies(await receive_all(broker.receiver(queue), 1)) == ["kept"]
 
     async def test_a_deleted_queue_takes_its_messages_with_it(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "gone")
+        queue = await broker.queue_with("gone")
         await broker.admin.delete(queue)
         await broker.admin.create(queue)
         assert await broker.connect().receiver(Source(queue)).receive(1, 0.3) == []
@@ -109,8 +108,7 @@ class Admin(Suite):
 
     @capability("counts_scheduled", disclaimed=_scheduled_are_not_told)
     async def test_counts_report_what_waits_for_its_time(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "later", scheduled_enqueue_at=datetime.now(UTC) + timedelta(hours=1))
+        queue = await broker.queue_with("later", scheduled_enqueue_at=datetime.now(UTC) + timedelta(hours=1))
         assert await broker.admin.counts(Source(queue)) == QueueCounts(scheduled=1)
 
     @capability(
@@ -118,8 +116,7 @@ class Admin(Suite):
         disclaimed=lambda broker: _nothing_is_dead_lettered(broker),
     )
     async def test_counts_report_what_was_dead_lettered(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "poison")
+        queue = await broker.queue_with("poison")
         receiver = broker.receiver(queue)
         await receiver.dead_letter(await receive_one(receiver), "a reason", "a description")
         dead = QueueCounts(dead_letter=1)
@@ -137,15 +134,13 @@ class Admin(Suite):
 
     @capability("peek", disclaimed=refused(lambda broker: _peek(broker)))
     async def test_peeking_locks_and_takes_nothing(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, *"abc")
+        queue = await broker.queue_with(*"abc")
         await broker.admin.peek(Source(queue), 3)
         assert bodies(await receive_all(broker.receiver(queue), 3)) == list("abc")
 
     @capability("quiet_peek", disclaimed=lambda broker: _peeking_counts_as_a_delivery(broker))
     async def test_peeking_counts_as_no_delivery(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "hello")
+        queue = await broker.queue_with("hello")
         for _ in range(3):
             await broker.admin.peek(Source(queue), 1)
         assert (await receive_one(broker.receiver(queue))).delivery_count == 1
@@ -156,15 +151,13 @@ class Admin(Suite):
         assert await broker.admin.peek(Source(queue), 3) == []
 
     async def test_purging_empties_a_queue_and_reports_how_many(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, *"abc")
+        queue = await broker.queue_with(*"abc")
         assert await broker.admin.purge(Source(queue)) == 3
         assert await broker.connect().receiver(Source(queue)).receive(1, 0.3) == []
 
     @capability("dead_letter", disclaimed=lambda broker: _nothing_is_dead_lettered(broker))
     async def test_purging_a_dead_letter_queue_leaves_the_queue(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, *"ab")
+        queue = await broker.queue_with(*"ab")
         receiver = broker.receiver(queue)
         await receiver.dead_letter(await receive_one(receiver), "a reason", "a description")
         assert await broker.admin.purge(Source(queue, dead_letter=True)) == 1
@@ -263,15 +256,13 @@ async def _peeking_counts_as_a_delivery(broker: Broker) -> None:
     if not broker.capabilities.peek:
         await must_fail(lambda: _peek(broker), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
         return
-    queue = await broker.queue()
-    await broker.put(queue, "hello")
+    queue = await broker.queue_with("hello")
     await broker.admin.peek(Source(queue), 1)
     assert (await receive_one(broker.receiver(queue))).delivery_count > 1
 
 
 async def _nothing_is_dead_lettered(broker: Broker) -> None:
-    queue = await broker.queue()
-    await broker.put(queue, "hello")
+    queue = await broker.queue_with("hello")
     assert (await broker.admin.counts(Source(queue))).dead_letter == 0
 
 
@@ -284,8 +275,7 @@ class Probe(Suite):
 
     @capability("probes", disclaimed=refused(_probe))
     async def test_it_passes_where_sends_pass(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "hello")
+        queue = await broker.queue_with("hello")
         await broker.admin.probe(queue)
 
     @capability("probes", disclaimed=refused(_probe))
@@ -304,8 +294,7 @@ class Probe(Suite):
 
     @capability("probes", disclaimed=refused(_probe))
     async def test_it_leaves_nothing_behind(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "a message")
+        queue = await broker.queue_with("a message")
         before = await broker.admin.counts(Source(queue))
         for _ in range(3):
             await broker.admin.probe(queue)
@@ -318,8 +307,7 @@ class Probe(Suite):
     @capability("probes", disclaimed=refused(_probe))
     async def test_it_touches_no_message(self, broker: Broker) -> None:
         """One that it fetches counts as delivered once more, and a consumer gets the next one before it."""
-        queue = await broker.queue()
-        await broker.put(queue, "a message")
+        queue = await broker.queue_with("a message")
         await asyncio.gather(*(broker.admin.probe(queue) for _ in range(3)))
         receiver = broker.receiver(queue)
         delivery = await receive_one(receiver)

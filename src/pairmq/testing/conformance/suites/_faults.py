@@ -202,8 +202,7 @@ class Faults(Suite):
         assert len(found) == 1
 
     async def test_settling_at_a_stopped_broker_fails(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, *"abc")
+        queue = await broker.queue_with(*"abc")
         receiver = broker.receiver(queue)
         deliveries = await receive_all(receiver, 3)
         await broker.stop()
@@ -280,8 +279,7 @@ class Faults(Suite):
 
     @capability("durable", disclaimed=_a_broker_that_forgets_takes_work_again)
     async def test_what_was_accepted_outlives_a_crash(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "one")
+        queue = await broker.queue_with("one")
         assert list(await broker.sender(queue).send_batch([message("two"), message("three")])) == [None, None]
         await broker.crash()
         await broker.restore()
@@ -304,8 +302,7 @@ class Faults(Suite):
     @capability("durable", disclaimed=_a_broker_that_forgets_takes_work_again)
     async def test_a_receiver_closed_in_an_outage_leaves_no_lock_to_the_next_one(self, broker: Broker) -> None:
         """A syphon begins anew after a lost connection: its drain must not wait for its own locks (SPEC 7.6)."""
-        queue = await broker.queue()
-        await broker.put(queue, *"abc")
+        queue = await broker.queue_with(*"abc")
         receiver = broker.receiver(queue)
         await receive_all(receiver, 3)
         await broker.stop()
@@ -411,8 +408,7 @@ class Cancellation(Suite):
         assert bodies([await receive_one(receiver)]) == ["after"]
 
     async def test_settling_is_cut_off_and_the_receiver_goes_on(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, *"ab")
+        queue = await broker.queue_with(*"ab")
         receiver = broker.receiver(queue)
         first, second = await receive_all(receiver, 2)
         await broker.freeze()
@@ -426,8 +422,7 @@ class Cancellation(Suite):
         assert set(found) <= {"a", "b", "after"}
 
     async def test_abandoning_is_cut_off(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "a")
+        queue = await broker.queue_with("a")
         receiver = broker.receiver(queue)
         delivery = await receive_one(receiver)
         await broker.freeze()
@@ -447,8 +442,7 @@ class Cancellation(Suite):
 
     @capability("peek", disclaimed=refused(lambda broker: broker.admin.peek(Source(Entity("orders")), 1)))
     async def test_peeking_is_cut_off(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "a")
+        queue = await broker.queue_with("a")
         await broker.freeze()
         await cut_off(broker.admin.peek(Source(queue), 1))
 

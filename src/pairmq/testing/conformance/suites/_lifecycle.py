@@ -115,8 +115,7 @@ class Lifecycle(Suite):
         await broker.put(queue, "next")
 
     async def test_a_closed_receiver_receives_nothing(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "hello")
+        queue = await broker.queue_with("hello")
         receiver = broker.receiver(queue)
         delivery = await receive_one(receiver)
         await receiver.close()
@@ -133,8 +132,7 @@ class Lifecycle(Suite):
         await must_fail(lambda: polling, *_CLOSED)
 
     async def test_every_call_of_a_closed_transport_says_that_it_is_closed(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "hello")
+        queue = await broker.queue_with("hello")
         transport = broker.connect()
         sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
         delivery = await receive_one(receiver)
@@ -159,8 +157,7 @@ class Lifecycle(Suite):
         await must_fail(lambda: polling, *_CLOSED)
 
     async def test_closing_does_not_wait_for_a_frozen_broker(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "hello")
+        queue = await broker.queue_with("hello")
         transport = broker.connect()
         sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
         await sender.send(message("more"))

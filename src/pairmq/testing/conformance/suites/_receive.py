@@ -35,8 +35,7 @@ _CLOCKS = timedelta(seconds=5)
 
 
 async def _a_queue_can_be_shared(broker: Broker) -> None:
-    queue = await broker.queue()
-    await broker.put(queue, "one", "two")
+    queue = await broker.queue_with("one", "two")
     first = await receive_one(broker.receiver(queue))
     second = await receive_one(broker.connect().receiver(Source(queue)))
     assert sorted(bodies([first, second])) == ["one", "two"]
@@ -79,21 +78,18 @@ class Receive(Suite):
             assert bodies(await polling) == ["first"]
 
     async def test_no_more_come_than_were_asked_for(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, *"abcde")
+        queue = await broker.queue_with(*"abcde")
         receiver = broker.receiver(queue)
         assert len(await receiver.receive(2, limits().patience)) in (1, 2)
 
     async def test_what_was_not_asked_for_stays_for_others(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, *"abcde")
+        queue = await broker.queue_with(*"abcde")
         mine = await receive_one(broker.receiver(queue))
         others = await receive_all(broker.connect().receiver(Source(queue)), 4)
         assert sorted(bodies([mine, *others])) == list("abcde")
 
     async def test_messages_come_in_the_brokers_order_over_several_receives(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, *"abcdefghij")
+        queue = await broker.queue_with(*"abcdefghij")
         receiver = broker.receiver(queue)
         found = []
         for _ in range(10):
@@ -101,8 +97,7 @@ class Receive(Suite):
         assert bodies(found) == list("abcdefghij")
 
     async def test_a_delivery_has_its_properties(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "hello")
+        queue = await broker.queue_with("hello")
         before = datetime.now(UTC)
         delivery = await receive_one(broker.receiver(queue))
         assert delivery.delivery_count == 1
@@ -112,8 +107,7 @@ class Receive(Suite):
         )
 
     async def test_the_broker_s_positions_are_unique(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, *"abc")
+        queue = await broker.queue_with(*"abc")
         deliveries = await receive_all(broker.receiver(queue), 3)
         numbers = [delivery.sequence_number for delivery in deliveries if delivery.sequence_number]
         assert len(set(numbers)) == len(numbers)
@@ -247,8 +241,7 @@ class Receive(Suite):
         raise AssertionError("the receive was cancelled, but a message sent afterwards is locked")
 
     async def test_a_closed_receiver_releases_what_it_held(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, *"abc")
+        queue = await broker.queue_with(*"abc")
         receiver = broker.receiver(queue)
         held = await receive_all(receiver, 3)
         await receiver.complete(held[0])
@@ -257,8 +250,7 @@ class Receive(Suite):
         assert sorted(bodies(again)) == ["b", "c"], "what it had not settled has to be there, long before its lock ends"
 
     async def test_receivers_of_a_closed_transport_release_what_they_held(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, *"abc")
+        queue = await broker.queue_with(*"abc")
         transport = broker.connect()
         await receive_all(transport.receiver(Source(queue)), 3)
         await transport.close()
@@ -279,8 +271,7 @@ class Receive(Suite):
 
 
 async def _locks_last_as_long_as_the_connection(broker: Broker) -> None:
-    queue = await broker.queue()
-    await broker.put(queue, "hello")
+    queue = await broker.queue_with("hello")
     receiver = broker.receiver(queue)
     delivery = await receive_one(receiver)
     assert delivery.locked_until is None, "a lock that ends, and can't be renewed, would end under a slow send"
@@ -352,8 +343,7 @@ class Settlement(Suite):
         assert list(await broker.receiver(queue).complete_batch([])) == []
 
     async def test_a_batch_says_which_of_it_was_settled_before(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, *"abc")
+        queue = await broker.queue_with(*"abc")
         receiver = broker.receiver(queue)
         deliveries = await receive_all(receiver, 3)
         await receiver.complete(deliveries[1])
@@ -361,8 +351,7 @@ class Settlement(Suite):
         assert [error and error.reason for error in outcomes] == [None, FailureReason.LOCK_LOST, None]
 
     async def test_another_receivers_delivery_is_not_settled(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "a")
+        queue = await broker.queue_with("a")
         other = broker.receiver(queue)
         foreign = await receive_one(other)
         await must_fail(lambda: broker.receiver(queue).complete(foreign), *_LOST)
@@ -370,8 +359,7 @@ class Settlement(Suite):
         await other.complete(foreign)  # it is still the other one's
 
     async def test_a_batch_says_which_of_it_is_another_receivers(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, *"ab")
+        queue = await broker.queue_with(*"ab")
         receiver, other = broker.receiver(queue), broker.receiver(queue)
         mine, foreign = await receive_one(receiver), await receive_one(other)
         outcomes = await receiver.complete_batch([foreign, mine])
@@ -379,8 +367,7 @@ class Settlement(Suite):
         await other.complete(foreign)  # it is still the other one's
 
     async def test_many_may_settle_at_once(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, *"abcdefgh")
+        queue = await broker.queue_with(*"abcdefgh")
         receiver = broker.receiver(queue)
         deliveries = await receive_all(receiver, 8)
         await asyncio.gather(*map(receiver.complete, deliveries[:4]), *map(receiver.abandon, deliveries[4:]))

@@ -154,8 +154,7 @@ class Send(Suite):
 
     @capability("time_to_live", disclaimed=refused(lambda broker: _send(broker, time_to_live=0.05)))
     async def test_a_message_whose_time_is_over_is_not_delivered(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "stale", time_to_live=0.05)
+        queue = await broker.queue_with("stale", time_to_live=0.05)
         await asyncio.sleep(1.0)  # longer than any broker's idea of 50 ms
         await broker.put(queue, "fresh")
         deliveries = await receive_all(broker.receiver(queue), 1)
@@ -172,8 +171,7 @@ class Send(Suite):
 
     @capability("scheduling", disclaimed=refused(lambda broker: _send(broker, scheduled_enqueue_at=_later(60))))
     async def test_a_scheduled_message_holds_up_no_other(self, broker: Broker) -> None:
-        queue = await broker.queue()
-        await broker.put(queue, "later", scheduled_enqueue_at=_later(600))
+        queue = await broker.queue_with("later", scheduled_enqueue_at=_later(600))
         await broker.put(queue, "now")
         assert bodies(await receive_all(broker.receiver(queue), 1)) == ["now"]
 
@@ -212,8 +210,7 @@ class Send(Suite):
 
     async def test_two_messages_of_one_id_are_two_messages(self, broker: Broker) -> None:
         # A copy after a lost confirm has the same id; whether it is dropped is for the reader to decide (SPEC 3.3).
-        queue = await broker.queue()
-        await broker.put(queue, "first", "second", message_id="the same")
+        queue = await broker.queue_with("first", "second", message_id="the same")
         assert bodies(await receive_all(broker.receiver(queue), 2)) == ["first", "second"]
 
     async def test_a_missing_entity_is_reported(self, broker: Broker) -> None:
