@@ -38,7 +38,7 @@ from pairmq.model.events import Side
 from pairmq.pair import Pair, PairDelivery, PairReceiver, PairSender
 from pairmq.plugins import BrokerControl
 from pairmq.runner import Clock
-from pairmq.transport import Receiver, Transport
+from pairmq.transport import Receiver, Transport, start_task
 
 if TYPE_CHECKING:
     from pairmq.observe.journal import Journal
@@ -192,9 +192,7 @@ class DemoRun:
             if stop.asked:
                 return
             sender = senders[index % many][index // many % _SENDERS]
-            task = asyncio.create_task(self._send(sender, index, body))
-            self._sends.add(task)
-            task.add_done_callback(self._sends.discard)
+            start_task(self._send(sender, index, body), keep=self._sends)
             if wait <= 0 and index % 50 == 49:
                 await asyncio.sleep(0)  # behind the plan: let the others work too
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ from pairmq.cli._values import BadUsage, CommandFailed, Duration, duration, grou
 from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, TransportError
 from pairmq.pair import Decision, ProcessReport, Settings, SwitchAction, SwitchReport
 from pairmq.runner import SwitchWriter, find_agreement
-from pairmq.transport import Transport
+from pairmq.transport import OwnThreads, Transport
 
 _EPILOG = examples(
     "pairmq switch hold orders prices --config pair.toml",
@@ -424,20 +423,7 @@ def _asked(stop: Stop) -> bool:
 
 async def _line() -> str:
     """A line of stdin; empty at its end. A thread that reads can't be stopped, so that no exit may wait for it."""
-    loop = asyncio.get_running_loop()
-    read: asyncio.Future[str] = loop.create_future()
-
-    def put(line: str) -> None:
-        if not read.done():
-            read.set_result(line)
-
-    def work() -> None:
-        line = sys.stdin.readline()
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(put, line)
-
-    threading.Thread(target=work, name="stdin", daemon=True).start()
-    return await read
+    return await asyncio.wrap_future(OwnThreads().submit(sys.stdin.readline))
 
 
 # What is printed.

@@ -11,7 +11,7 @@ from contextvars import copy_context
 from typing import Any, Generic, TypeVar, cast
 
 from pairmq.pair import Pair
-from pairmq.transport import OwnThreads
+from pairmq.transport import OwnThreads, start_task
 
 T = TypeVar("T")
 
@@ -103,9 +103,7 @@ class _Loop:
         if not self.is_here:
             self.run(operation)
             return
-        task = self._loop.create_task(operation, name="pairmq end")
-        self._ends.add(task)
-        task.add_done_callback(self._ends.discard)
+        start_task(operation, "pairmq end", loop=self._loop, keep=self._ends)
 
     def soon(self, action: Callable[..., object], *arguments: object) -> None:
         self._loop.call_soon_threadsafe(action, *arguments)
