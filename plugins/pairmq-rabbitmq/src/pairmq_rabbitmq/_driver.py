@@ -134,10 +134,7 @@ class DriverLoop:
         self._loop = asyncio.get_running_loop()
 
     def create_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = start_task(coroutine, loop=self._loop)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task
+        return start_task(coroutine, loop=self._loop, keep=self.tasks)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loop, name)
