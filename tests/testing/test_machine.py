@@ -12,7 +12,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 from pairmq import Entity, EntityState, Message, Pair, PairOptions, Route, SendError, SendUnknown
 from pairmq.core import restore
-from pairmq.model.events import MessageMoved, SendOutcome
+from pairmq.model.events import MessageMoved
 from pairmq.pair import PairSender
 from pairmq.runner._job import Results
 from pairmq.runner._limits import Limit
@@ -20,6 +20,7 @@ from pairmq.runner._send import SendProcedure
 from pairmq.runner.pump import Pump
 from pairmq.testing import TEST_OPTIONS, Fault, in_virtual_time, simulated_pair
 from pairmq.testing import strategies as pst
+from pairmq.testing.history import Result
 from pairmq.testing.machine import TROUBLES, BrokenPromise, FailoverMachine
 from patient_examples import examples
 
@@ -362,10 +363,9 @@ def test_a_caller_that_gets_another_result_than_the_observers_is_found():
     machine = SyphonInside()
     machine.sends(entity="orders", message=Message(b"1"))
     (answers,) = machine._world.ledger.answers.values()
-    answers[0] = replace(answers[0], outcome=SendOutcome.BACKLOG)
-    with pytest.raises(
-        BrokenPromise, match="was accepted-backlog to its caller and accepted-primary to those who watch"
-    ):
+    answers[0] = replace(answers[0], outcome=Result.BACKLOG)
+    told = "was accepted by a backlog queue to its caller and accepted by the primary to those who watch"
+    with pytest.raises(BrokenPromise, match=told):
         machine.teardown()
 
 
@@ -383,7 +383,7 @@ def test_two_problems_of_one_message_are_both_reported():
     machine.sends(entity="orders", message=Message(b"1"))
     ledger = machine._world.ledger
     ((key, answers),) = ledger.answers.items()
-    answers[0] = replace(answers[0], outcome=SendOutcome.UNKNOWN)
+    answers[0] = replace(answers[0], outcome=Result.UNKNOWN)
     ledger.originals[key] = replace(ledger.originals[key], body=b"2")
     with pytest.raises(BrokenPromise, match=r"was unknown to its caller(.|\n)*came to the primary altered"):
         machine.teardown()

@@ -16,7 +16,8 @@ from pairmq.model import Entity, Message, PairClosed, Receipt, SendError
 from pairmq.pair import Pair, PairSender
 from pairmq.testing import strategies as pst
 from pairmq.testing._simulated import TEST_OPTIONS, Fault, SimulatedBroker, entity_named
-from pairmq.testing.machine._world import Answer, Judge, Promise, World, key_of, outcome_of
+from pairmq.testing.history import Result
+from pairmq.testing.machine._world import Answer, Judge, Promise, World, key_of
 
 T = TypeVar("T")
 
@@ -305,4 +306,4 @@ class FailoverMachine(RuleBasedStateMachine):
             result = error
         except PairClosed:
             return  # the process is restarted before the message's turn came
-        ledger.answers[key].append(Answer(outcome_of(result), self._world.now - began))
+        ledger.answers[key].append(Answer(Result.of(result), self._world.now - began))

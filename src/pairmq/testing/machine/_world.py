@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar, TypeVarTuple, Unpack
 from pairmq.core import PairOptions
 from pairmq.core.envelope import PATH
 from pairmq.memory import Calls, Operation
-from pairmq.model import Entity, EntityState, Message, Receipt, Route, SendError, SendRefused
+from pairmq.model import Entity, EntityState, Message
 from pairmq.model.events import (
     AttemptFailed,
     Event,
@@ -61,7 +61,7 @@ class Promise:
 class Answer:
     """The result that the caller of a send got, and after how many seconds."""
 
-    outcome: SendOutcome
+    outcome: Result
     took: float
 
 
@@ -139,13 +139,6 @@ class Ledger:
     def story(self, *keys: Key) -> list[str]:
         """The story of some messages, among all that struck the world."""
         return [f"{at:10.3f} s  {text}" for at, key, text in self._story if key is None or key in keys]
-
-
-def outcome_of(result: Receipt | SendError) -> SendOutcome:
-    """What a receipt or an error says."""
-    if isinstance(result, Receipt):
-        return SendOutcome.PRIMARY if result.route is Route.PRIMARY else SendOutcome.BACKLOG
-    return SendOutcome.REFUSED if isinstance(result, SendRefused) else SendOutcome.UNKNOWN
 
 
 def key_of(entity: Entity, message: Message) -> Key:
@@ -244,8 +237,9 @@ class Judge:
     def _untrue(self, key: Key) -> str | None:
         """The result that the caller of a send got must match the event, and be in time."""
         for answer, send in zip(self._ledger.answers.get(key, ()), self._ledger.sends.get(key, ()), strict=False):
-            if answer.outcome is not send.outcome:
-                return f"was {answer.outcome} to its caller and {send.outcome} to those who watch"
+            reported = Result[send.outcome.name]
+            if answer.outcome is not reported:
+                return f"was {answer.outcome} to its caller and {reported} to those who watch"
             if answer.took > self._options.send_timeout + _EXACT:
                 return f"took {answer.took:.3f} s to send, and had {self._options.send_timeout:g} s"
         return None
