@@ -79,7 +79,7 @@ INSIDES: dict[str, dict[str, str]] = {
         "tests/cli": "test_app test_receive_outage test_send_ends test_syphon test_syphon_lines",
         "tests/observe/journal": "test_rolling",
         "tests/pipeline": "test_datasource_intake test_datasource_spool test_drain_parts",
-        "tests/runner": "test_failover test_order test_pump",
+        "tests/runner": "test_failover test_order test_pump test_record",
         "tests/simulator": "test_broker test_loop",
         "tests/sync": "conftest test_blocking_pair",
         "tests/testing": "test_conformance",

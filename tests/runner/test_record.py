@@ -12,9 +12,11 @@ import pytest
 
 from pairmq import ConfigurationError, Entity, Message, Pair, PairFaulted, PairOptions
 from pairmq.core.record import MAX_ENTRIES, Configuration, Record
-from pairmq.model import EntityState
+from pairmq.model import Delivery, EntityState, Source
 from pairmq.model.events import BacklogQueueChecked, Event, Warned
 from pairmq.runner import LOOK_INTERVAL, find_agreement
+from pairmq.runner._limits import TimeLimits
+from pairmq.runner._record import Looker
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
 from pairmq.transport import Capabilities, Endpoint
 
@@ -452,6 +454,41 @@ async def test_looks_that_are_refused_for_long_become_as_rare_as_others(processe
         processes.west.operations.clear()
         await settled(10 * LOOK_INTERVAL)
         assert sum(processes.west.operations.values()) <= 10
+
+
+@in_virtual_time
+async def test_a_removal_that_is_cancelled_as_it_begins_makes_no_operation_that_nothing_awaits(processes):
+    transport = processes.west.transport()
+    await transport.admin.create(Entity(RECORD))
+    processes.west.store(Entity(RECORD), Message(b"old"))
+    receiver = transport.receiver(Source(Entity(RECORD)))
+    made: list[str] = []
+
+    class Cancelling:
+        """A receiver with which the caller is cancelled right after it has received."""
+
+        close = receiver.close
+
+        async def receive(self, most: int, wait: float) -> Any:
+            found = await receiver.receive(most, wait)
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().call_soon(task.cancel)
+            return found
+
+        async def abandon(self, delivery: Delivery) -> None:
+            raise AssertionError("it has begun")
+
+        def complete(self, delivery: Delivery) -> Any:
+            made.append("a completion")
+            return self.abandon(delivery)
+
+    transport.receiver = lambda source: Cancelling()
+    looker = Looker(transport, TimeLimits(60))
+    removal = asyncio.ensure_future(looker.remove(Entity(RECORD), lambda delivery: True, 10))
+    await asyncio.wait([removal])
+    assert removal.cancelled()
+    assert made == []
 
 
 @in_virtual_time

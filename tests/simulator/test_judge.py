@@ -754,6 +754,16 @@ def test_time_excuses_an_expired_message_where_it_counts():
     assert book.verdicts() == []
 
 
+def test_a_wrong_clock_excuses_what_runs_out_at_once_in_a_lane():
+    book = Book(ttl_policy="elapse")
+    book.lives["a/1"].skew = 200.0
+    _, copy = in_a_lane(book, time_to_live=3.0)
+    book.history.readings.append(Reading("a/1", ORDERS, 0.0))
+    book.gone(copy, "dead-lettered", "TTLExpiredException")
+    book.at += 40.0
+    assert book.verdicts() == []
+
+
 def test_a_message_that_was_too_large_may_be_called_refused_although_its_batch_was_cancelled():
     """No broker had to see it for that; those behind it were still under way."""
     book = Book()

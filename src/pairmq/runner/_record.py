@@ -26,7 +26,7 @@ from pairmq.model.events import Warned
 from pairmq.runner._backlog import backlog_properties
 from pairmq.runner._counted import EngineContext
 from pairmq.runner._limits import TimeLimits, settled_within
-from pairmq.transport import Endpoint, QueueProperties, Transport
+from pairmq.transport import Endpoint, QueueProperties, Receiver, Transport
 
 LOOK_INTERVAL = 600.0
 """Seconds between two looks at the record."""
@@ -429,14 +429,17 @@ class Looker:
         receiver = self._transport.receiver(Source(place))
         try:
             found = await self._limits.run(receiver.receive(most, 0))
-            settles = (receiver.complete if unwanted(delivery) else receiver.abandon for delivery in found)
             # Side by side: meanwhile some brokers show them to no one else.
-            settling = [self._limits.run(settle(delivery)) for settle, delivery in zip(settles, found, strict=True)]
+            settling = [self._settle(receiver, delivery, unwanted(delivery)) for delivery in found]
             for outcome in await asyncio.gather(*settling, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
         finally:
             await settled_within(_CLOSE, receiver.close)
+
+    async def _settle(self, receiver: Receiver, delivery: Delivery, unwanted: bool) -> None:
+        """Remove or release one message. The operation is made here: a task may be cancelled before it begins."""
+        await self._limits.run(receiver.complete(delivery) if unwanted else receiver.abandon(delivery))
 
     async def remove_copies(self, own: Configuration) -> None:
         """Remove what the record holds twice: each copy while another one is locked here, so that none is lost."""

@@ -27,7 +27,7 @@ class Prompt(NamedTuple):
     number: int
     accepted_at: float
     waited: float
-    """Seconds until it was handled, or until it was clear that it was not."""
+    """Seconds until it was handled or had run out, or until it was clear that it was not."""
     late: bool
 
 
@@ -39,14 +39,17 @@ def prompt(history: History) -> Iterator[Prompt]:
     readings, handlings = _readings(history), _handlings(history)
     troubles = _troubles(history)
     starts = [start for start, _ in troubles]
-    first = {each.number: each for each in reversed(history.handlings)}
+    seen = {each.number: each.at for each in reversed(history.handlings)}
+    # Where the clock of a process is wrong, a message may run out at once; `_expired` asks whether that is right.
+    for copy in history.copies:
+        if copy.reason == "TTLExpiredException" and copy.message_number is not None and copy.gone_at is not None:
+            seen[copy.message_number] = min(copy.gone_at, seen.get(copy.message_number, copy.gone_at))
     two_receives = 2 * (_ROUND_TRIPS * setup.latency[1] + 0.05)
     for sent in history.sent.values():
         accepted_at = sent.ended_at
         if sent.result is not Result.BACKLOG or accepted_at is None or lane_path(sent.queue or "") is None:
             continue
-        handling = first.get(sent.number)
-        handled_at = history.ended_at if handling is None else handling.at
+        handled_at = seen.get(sent.number, history.ended_at)
         until = min(handled_at, accepted_at + _SEEN)
         at = bisect.bisect_right(starts, until)
         if any(end >= accepted_at for _, end in troubles[max(0, at - 1) : at]):
