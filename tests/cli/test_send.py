@@ -224,7 +224,8 @@ def test_a_reader_that_leaves_ends_it_quietly(servers) -> None:
     )
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=100)
     assert ended.stdout.splitlines()[-1] == "141"
-    assert ended.stderr == ""
+    # A busy machine may keep it waiting for its first result, and it says so.
+    assert [line for line in ended.stderr.splitlines() if not line.startswith("no result for ")] == []
 
 
 @pytest.mark.real_server
