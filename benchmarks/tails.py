@@ -4,7 +4,7 @@ One at a time, 1 KiB, confirmed; to RabbitMQ persistent, beside aio-pika, or to 
 beside redis-py. *healthy*: to the primary. *diverted*: to the secondary, as the entity is held; the client sends there
 itself. *failover*: the sends of `failover_time`, 50 before the primary is killed and those until the first one that the
 secondary took, where the client has a second connection open. The contenders take turns of some hundred sends, and all
-sends of all turns are counted together. "pause" is no send: it is how late a timer of 1 ms was in turns of its own,
+sends of all turns are counted together. "pause" counts how late a timer of 1 ms was in turns of its own,
 which on a busy machine is a part of every tail.
 
 Run it with: make bench-one NAME=tails ARGS="--product redis"

@@ -41,7 +41,7 @@ _PRIORITIES = 2**30
 _GIVING_BACK, _STEP = 0.25, 0.005
 MOST: Final = 2**16 - 1
 """The largest prefetch in AMQP; of messages in which so many wait it is not known how many there are."""
-_BURST: Final = 0.1  # s without a message after which there are no more of these
+_BURST: Final = 0.1  # s without a message after which all of these have come
 
 _MOMENT: Final = 0.1  # s that a look waits for its marker's answer
 _VISIT: Final = 2.0  # s: some round trips, also to a distant broker
