@@ -193,7 +193,7 @@ def watched(tmp_path):
         secondary = "redis://file-west/0"
         failover_interval = 7
         journal = '{tmp_path / "journal"}'
-        observers = ["nobody"]
+        observers = ["plain"]
         """
     )
     return path
@@ -201,11 +201,11 @@ def watched(tmp_path):
 
 @pytest.fixture
 def made(monkeypatch):
-    """The observers that are made: of the one that is called unsent its name, of a journal's its directory."""
+    """The observers that are made: of the one that is called plain its name, of a journal's its directory."""
     found = []
 
     class Noted:
-        def __init__(self, what="unsent"):
+        def __init__(self, what="plain"):
             found.append(str(what))
 
         def on_event(self, event):
@@ -214,7 +214,7 @@ def made(monkeypatch):
         async def close(self):
             pass
 
-    monkeypatch.setattr(registry, "observers", lambda: [ObserverRecord(name="unsent", factory=Noted)])
+    monkeypatch.setattr(registry, "observers", lambda: [ObserverRecord(name="plain", factory=Noted)])
     monkeypatch.setattr("pairmq.observe.journal.JournalObserver", Noted)
     return found
 
@@ -222,14 +222,14 @@ def made(monkeypatch):
 @pytest.mark.parametrize("options", [{"options": PairOptions()}, {}])
 def test_the_file_is_read_whatever_else_is_given(watched, tmp_path, made, options):
     Pair.connect(EAST, WEST, config=watched, **options)
-    assert made == ["unsent", str(tmp_path / "journal")]
+    assert made == ["plain", str(tmp_path / "journal")]
 
 
 def test_what_is_given_wins_over_the_file_that_is_given(watched, made):
     pair = Pair.connect(EAST, WEST, options=PairOptions(failover_interval=3), config=watched, journal="here")
     assert "file-" not in repr(pair)
     assert pair.options.failover_interval == 3
-    assert made == ["unsent", "here"]
+    assert made == ["plain", "here"]
 
 
 def test_connections_of_ones_own_win_over_the_file_too(watched, made):
