@@ -268,6 +268,43 @@ async def test_full_queue_is_unavailable_and_stores_nothing_that_it_rejects(rabb
         await sender.send(message(b"room"))
 
 
+async def test_sends_to_a_full_queue_ask_why_together(rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled send leaves the question to the others, and to the probe."""
+    declare(rabbit, "full", x_max_length=1, x_overflow="reject-publish")
+    asked: list[str] = []
+    may_answer = asyncio.Event()
+    count = _context.Context.count
+
+    async def slow(context: _context.Context, queue: str, doing: str) -> tuple[int, int]:
+        asked.append(doing)
+        await may_answer.wait()
+        return await count(context, queue, doing)
+
+    async with registry.transport(rabbit.url) as transport:
+        sender = transport.sender(Entity("full"))
+        await sender.send(message())
+        monkeypatch.setattr(_context.Context, "count", slow)
+        sends = [asyncio.create_task(error_of(sender.send(message()))) for _ in range(50)]
+        while not asked:
+            await asyncio.sleep(0.01)
+        sends[0].cancel()
+        await asyncio.wait(sends, timeout=0.5)  # until the others have asked, too
+        may_answer.set()
+        results = await asyncio.gather(*sends[1:])
+        assert {outcome(error) for error in results} == {(UNAVAILABLE, FailureReason.QUOTA, False)}
+        assert len(asked) == 1
+
+        may_answer.clear()
+        last = asyncio.create_task(sender.send(message()))
+        while len(asked) < 2:
+            await asyncio.sleep(0.01)
+        last.cancel()
+        await asyncio.wait((last,))
+        may_answer.set()
+        while (await asyncio.gather(transport.admin.probe(Entity("full")), return_exceptions=True))[0] is None:
+            await asyncio.sleep(0.01)
+
+
 async def test_full_backlog_queue_stores_nothing_that_it_rejects(rabbit: RabbitServer) -> None:
     """The broker's reply about such a queue is too long: truncated, it left the send in doubt."""
     queue = Entity("machine-12345--0123456789ab/x-servicebus-transfer/0")

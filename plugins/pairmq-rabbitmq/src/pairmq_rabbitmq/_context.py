@@ -23,7 +23,7 @@ from aiormq.exceptions import ConnectionInternalError
 from pamqp.base import Frame
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
-from pairmq.transport import Receiver, Scope, bracketed, raise_failure
+from pairmq.transport import Receiver, Scope, bracketed, raise_failure, start_task
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._driver import ExchangeDeclare, count_in
 from pairmq_rabbitmq._errors import Unsent
@@ -35,6 +35,7 @@ from pairmq_rabbitmq._url import RabbitUrl
 T = TypeVar("T")
 
 _SAFE_NAME = 60  # bytes, with those of the virtual host's: the broker's longest sentences have 190 beside them
+_EXPLAINED_WITHIN = 30.0  # seconds
 _MAX_PUBLISHERS = 1500  # with a channel each; RabbitMQ's default limit is 2047 a connection
 
 
@@ -63,6 +64,7 @@ class Context:
         """The server's own limit for a body, as its last refusal named it; None before the first."""
         self._publishers: OrderedDict[Entity, Publisher] = OrderedDict()
         self._idle: list[tuple[Session, Channel]] = []
+        self._explaining: dict[tuple[str, Entity], asyncio.Task[TransportError]] = {}
 
     @property
     def node(self) -> str | None:
@@ -148,6 +150,22 @@ class Context:
         found = await self.ask(doing, count_in(queue))
         return found.message_count or 0, found.consumer_count or 0
 
+    async def explained(
+        self, what: str, entity: Entity, doing: str, why: Callable[[], Coroutine[Any, Any, TransportError]]
+    ) -> TransportError:
+        """Find once, for all calls that ask meanwhile, why the broker did not take messages to an entity.
+
+        Each on its own would open a channel, which a refusal closes. It goes on when all callers are cancelled: on
+        a slow broker the answer may take longer than an attempt, and the next one, or a probe, needs it.
+        """
+        key = what, entity
+        task = self._explaining.get(key)
+        if task is None:
+            task = self._explaining[key] = start_task(self._explain(f"{doing}: the broker {what} it", why))
+            task.add_done_callback(lambda _: self._explaining.pop(key))
+        await asyncio.wait((task,))
+        return task.result()
+
     async def why_returned(self, entity: Entity, doing: str) -> TransportError:
         """Say why the broker returned a message to an entity: no such queue, or one that is down."""
         try:
@@ -165,6 +183,14 @@ class Context:
         self._idle.clear()
         links = (self.publishing, self.consuming, self.control, self.ordering, *self._apart)
         await asyncio.gather(*(link.close(timeout) for link in links))
+
+    async def _explain(self, text: str, why: Callable[[], Coroutine[Any, Any, TransportError]]) -> TransportError:
+        try:
+            async with asyncio.timeout(_EXPLAINED_WITHIN):
+                return await why()
+        except TimeoutError:
+            text = f"{text}, and does not say why"
+            return TransportError(text, FailureKind.UNAVAILABLE, maybe_applied=True)
 
     async def _session(self, link: Link, doing: str) -> Session:
         try:

@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 from aiormq.exceptions import AMQPChannelError
 
@@ -156,6 +157,7 @@ class RabbitSender(Sender):
 
     async def _explain(self, answers: Sequence[Answer]) -> list[TransportError | None]:
         """Turn each answer into a result; the broker is asked once for all that it returned or rejected."""
+        context, entity, doing = self._context, self._entity, self._doing
         returned = nacked = None
         outcomes: list[TransportError | None] = []
         for answer in answers:
@@ -163,10 +165,12 @@ class RabbitSender(Sender):
                 case None | TransportError():
                     outcomes.append(answer)
                 case Returned():
-                    returned = returned or await self._context.why_returned(self._entity, self._doing)
+                    why = partial(context.why_returned, entity, doing)
+                    returned = returned or await context.explained("returned", entity, doing, why)
                     outcomes.append(returned)
                 case Nacked():
-                    nacked = nacked or await why_nacked(self._context, self._entity, self._doing)
+                    why = partial(why_nacked, context, entity, doing)
+                    nacked = nacked or await context.explained("rejected", entity, doing, why)
                     outcomes.append(nacked)
                 case Lost():
                     outcomes.append(self._lost(answer))
