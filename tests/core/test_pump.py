@@ -420,7 +420,8 @@ def flowing(pump: Pump, share: float, rounds: int = 20) -> None:
 
 
 @pytest.mark.parametrize(
-    ("round_trip", "batch", "ahead"), [(0.001, 2, 10), (0.02, 2, 10), (0.1, 8, 40), (0.3, 32, 160), (2.9, 32, 160)]
+    ("round_trip", "batch", "ahead"),
+    [(0.001, 2, 10), (0.005, 2, 10), (0.01, 4, 20), (0.02, 8, 40), (0.1, 32, 160), (2.9, 32, 160)],
 )
 def test_more_is_on_its_way_to_a_distant_broker(round_trip: float, batch: int, ahead: int):
     pump = Pump(syphon_batch=2)
@@ -468,9 +469,22 @@ def test_one_receive_from_a_distant_broker_takes_more_while_the_window_has_room(
 
 def test_a_slow_operation_among_fast_ones_widens_no_window():
     pump = Pump(syphon_batch=2)
-    for took in (0.001, 0.05, 0.001):
+    for took in (0.0001, 0.001, 0.0001):
         flowing(pump, took, rounds=1)
     assert pump.machine.ahead == 10
+
+
+@pytest.mark.parametrize(("count", "ahead"), [(4, 160), (8, 20)])
+def test_what_many_messages_take_widens_no_window(count: int, ahead: int):
+    pump = Pump(syphon_batch=2)
+    flowing(pump, 0.001)
+    assert pump.machine.ahead == 20
+    pump.lines[ORDERS].gate.most = count
+    for first in range(100, 400, count):
+        pump.receive(*map(envelope, range(first, first + count)), first=first)
+        items = pump.send(*[None] * count, took=0.02).settle
+        pump.machine.completed(items, [item.delivery for item in items], [None] * count, 0.02)
+    assert pump.machine.ahead == ahead
 
 
 def test_no_more_is_received_than_fits_in_the_window():

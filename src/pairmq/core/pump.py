@@ -51,7 +51,11 @@ _REMEMBERED: Final = 10_000  # messages that were delivered and may be redeliver
 
 _AHEAD: Final = 5  # batches locked at most while messages are small, so that neither broker waits for the other
 _SMALL: Final = 1 << 13  # bytes of a body, on a batch's average
-_NEAR: Final = 0.05  # s: of a send and a completion together, from which on more than `_AHEAD` batches are on their way
+_NEAR: Final = 0.0125
+"""Seconds of a send and a completion together from which on more than `_AHEAD` batches are on their way.
+
+In a shorter time so many are about as much as a process moves; in a longer one they are what limits a drain.
+"""
 _FARTHEST: Final = 16  # times as much at most
 _OF_LATE: Final = 500  # messages whose average size shows how many may be on their way
 _SETTLES_DOWN: Final = 0.25  # share by which a longer operation counts: a slow one may be a chance
@@ -344,11 +348,6 @@ def adapted(most: int, tried: int, errors: Sequence[TransportError | None], took
     return min(ceiling, most * 2 if took < _DOUBLES else most + 1)
 
 
-def _least(of_late: float, seconds: float) -> float:
-    """The least that operations take, which is a broker's distance: it falls at once, and rises slowly."""
-    return min(seconds, of_late + (seconds - of_late) * _SETTLES_DOWN) if of_late else seconds
-
-
 def _is_delivering(item: Item) -> bool:
     return item.state is _SENDING or (item.poison is None and (item.state is _SETTLING or item.state is _UNSETTLED))
 
@@ -427,7 +426,7 @@ class PumpMachine:
 
     @property
     def stretch(self) -> int:
-        """How many times as much is on its way as between near brokers.
+        """How many times as much is on its way as between brokers that are near and fast.
 
         A power of two: of a consumer whose window changes, a broker makes another one.
         """
@@ -438,6 +437,17 @@ class PumpMachine:
         while times < _FARTHEST and times * _NEAR < seconds and times <= most:
             times *= 2
         return times
+
+    def _least(self, of_late: float, count: int, took: float) -> float:
+        """The least that operations take, which is a broker's distance: it falls at once, and rises slowly.
+
+        Not by what many messages take: a longer window puts more in an operation, which would lengthen it again.
+        """
+        seconds = took * self.time_limit
+        if not of_late:
+            return seconds
+        rises = _SETTLES_DOWN if count <= self._batch * _BATCHES_AN_OPERATION else 0.0
+        return min(seconds, of_late + (seconds - of_late) * rises)
 
     @property
     def batch(self) -> int:
@@ -744,7 +754,7 @@ class PumpMachine:
         took."""
         gate.most = adapted(gate.most, len(items), results, took, self._ceiling)
         if None in results:
-            self._sent_in = _least(self._sent_in, took * self.time_limit)
+            self._sent_in = self._least(self._sent_in, len(items), took)
         delivered: list[Item] = []
         poison: list[Item] = []
         doubtful: list[tuple[Item, int, float]] = []
@@ -991,7 +1001,7 @@ class PumpMachine:
         ``used`` are their deliveries when it began."""
         self.complete_at_once = adapted(self.complete_at_once, len(items), errors, took, MOST_COMPLETED)
         if None in errors:
-            self._completed_in = _least(self._completed_in, took * self.time_limit)
+            self._completed_in = self._least(self._completed_in, len(items), took)
         return self.settled(items, used, errors)
 
     def settled(
