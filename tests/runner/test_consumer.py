@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -11,7 +12,7 @@ from pairmq.core import lane_name
 from pairmq.model import Source
 from pairmq.model.events import MessageDelivered, Side
 from pairmq.testing import Fault, in_virtual_time
-from pairmq.transport import QueueProperties
+from pairmq.transport import QueueProperties, Receiver
 
 LANE = lane_name("east", "orders")
 
@@ -72,6 +73,30 @@ async def test_it_gives_no_more_than_its_prefetch_until_something_is_settled(wor
         assert len(got) == 5
         await consumer.close()
         assert (await left(w))[0] == (4, 0)
+
+
+@in_virtual_time
+@pytest.mark.parametrize(("continuity", "expected"), [((), [2, 3, 0]), (("orders",), [])])
+async def test_the_broker_may_send_its_prefetch_before_it_is_asked_for(world, monkeypatch, continuity, expected):
+    """Not where two sides are read: what one of them had meanwhile would be released, and redelivered each time."""
+    hints: list[int] = []
+    monkeypatch.setattr(Receiver, "read_ahead", lambda self, messages: hints.append(messages))
+    async with world(continuity=continuity, enable_syphon=False) as w:
+        got = []
+        consumer = w.pair.consumer("orders", got.append, prefetch=2)
+        await send(w.pair, b"1")
+        await asyncio.sleep(1)
+        consumer.prefetch = 3
+        await send(w.pair, b"2")
+        await asyncio.sleep(1)
+        consumer.prefetch = 0
+        await send(w.pair, b"3")
+        await asyncio.sleep(1)
+        await consumer.cancel()
+        assert [hint for hint, _ in itertools.groupby(hints)] == expected
+        assert [each.body for each in got] == [b"1", b"2", b"3"]
+        for each in got:
+            await each.complete()
 
 
 @in_virtual_time

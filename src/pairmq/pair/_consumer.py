@@ -75,6 +75,7 @@ class PairConsumer:
         """
         self._reading.cancel()
         await asyncio.wait((self._reading,))
+        self._receiver._read_ahead(0)
         self._close_idle()
 
     async def close(self) -> None:
@@ -144,6 +145,7 @@ class PairConsumer:
                 self._changed.clear()
                 await self._changed.wait()
             free = self._prefetch - len(self._held) if self._prefetch else _MOST
+            self._receiver._read_ahead(self._prefetch)
             try:
                 found = await self._receiver.receive(free, LANE_POLL)
             except (PairClosed, PairFaulted):

@@ -300,6 +300,9 @@ class ContinuousReceiver(PairReceiver):
         finally:
             self.sides.end(call)
 
+    def _read_ahead(self, messages: int) -> None:
+        """Without effect: what one side had while the other's is handled would be released, and redelivered at once."""
+
     def _take(self, most: int) -> list[PairDelivery]:
         """What is there, of both sides in turn."""
         found: list[PairDelivery] = []

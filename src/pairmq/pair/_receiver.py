@@ -249,6 +249,10 @@ class PairReceiver:
         now = self._clock.wall()
         return [PairDelivery(delivery, receiver, self, now) for delivery in deliveries]
 
+    def _read_ahead(self, messages: int) -> None:
+        """Let the broker lock so many here before they are asked for: they are taken at once, and renewed."""
+        self._receiver.read_ahead(messages)
+
     def _dead_lettered(self, delivery: Delivery) -> None:
         """The transport could not decode a message, and has dead-lettered it."""
         message_id, reason = delivery.message.message_id, delivery.dead_letter_reason
