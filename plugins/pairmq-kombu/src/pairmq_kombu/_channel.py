@@ -107,7 +107,7 @@ class PairedChannel(base.StdChannel):
                 self._make_up()
                 sent = self._process.send(*found, timeout)
         except QueueMissing as error:
-            # Kombu remembers what it has declared, and the broker has lost it: it is to be declared once more, and so is
+            # Kombu remembers what it has declared, and the broker has lost it: it is to be declared once more. So is
             # what was put off, as the primary responds.
             self._process.reached()
             if self.connection is not None:
