@@ -108,12 +108,21 @@ async def test_another_programs_database_is_refused_and_left_alone(path, transpo
     assert path.read_bytes() == before
 
 
-async def test_a_later_versions_file_is_refused(path, connect, transport, queue):
+@pytest.mark.parametrize("version", [0, VERSION + 1])
+async def test_a_later_versions_file_is_refused_and_one_whose_version_an_application_has_set(
+    path, connect, transport, queue, version
+):
     await transport.close()
     with sqlite3.connect(path) as later:
-        later.execute(f"PRAGMA user_version = {VERSION + 1:d}")
+        later.execute(f"PRAGMA user_version = {version:d}")
     later.close()
-    await fails(connect().admin.check(), FailureKind.REFUSED, FailureReason.DISABLED)
+    error = await failure(connect().admin.check())
+    assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.DISABLED)
+    assert f"set it back to {VERSION}" in str(error)
+    with sqlite3.connect(path) as later:
+        later.execute(f"PRAGMA user_version = {VERSION:d}")
+    later.close()
+    await connect().admin.check()
 
 
 async def test_an_earlier_versions_file_is_brought_up_and_keeps_what_it_holds(transport, connect, queue, monkeypatch):

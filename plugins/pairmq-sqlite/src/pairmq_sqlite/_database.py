@@ -178,7 +178,7 @@ class Database:
         self.connection.execute("BEGIN")
         owner, version, empty = self._pragma("application_id"), self._pragma("user_version"), self._is_empty()
         self.connection.execute("COMMIT")
-        if owner == APPLICATION_ID and version > VERSION:
+        if owner == APPLICATION_ID and not 1 <= version <= VERSION:
             raise LaterVersion
         if owner != APPLICATION_ID and not empty:
             raise NotOurs

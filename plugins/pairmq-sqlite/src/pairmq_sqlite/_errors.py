@@ -48,7 +48,7 @@ class NotOurs(Exception):
 
 
 class LaterVersion(Exception):
-    """The file was made by a later version of this package."""
+    """The file was made by a later version of this package, or an application has set its ``user_version``."""
 
 
 class NoSharedMemory(Exception):
@@ -83,7 +83,13 @@ _TABLE: tuple[_Row, ...] = (
     _Row(FileFull, _UNAVAILABLE, FailureReason.QUOTA, "the file has reached its max_megabytes"),
     _Row(FileGone, _UNAVAILABLE, FailureReason.CONNECTION, "the file was deleted, moved or replaced while in use"),
     _Row(NotOurs, _REFUSED, FailureReason.DISABLED, "the file is not a broker of this transport: name another one"),
-    _Row(LaterVersion, _REFUSED, FailureReason.DISABLED, "a later version made this file: upgrade this package"),
+    _Row(
+        LaterVersion,
+        _REFUSED,
+        FailureReason.DISABLED,
+        "a later version made this file: upgrade this package; or, if an application has set PRAGMA user_version, which "
+        "is PairMQ's in this file: set it back to 1",
+    ),
     _Row(NoSharedMemory, _REFUSED, FailureReason.DISABLED, "the file must be on a local disk, not on a network's"),
     _Row(ReadOnlyDisk, _UNAVAILABLE, FailureReason.OTHER, "the disk is mounted read-only"),
     _Row(sqlite3.SQLITE_BUSY, _UNAVAILABLE, FailureReason.TIMEOUT, "another process holds the file locked"),
