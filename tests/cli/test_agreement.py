@@ -126,6 +126,27 @@ def test_the_doctor_warns_of_two_addresses_that_may_be_one_broker(cli, brokers) 
     assert warning in cli("doctor", *brokers).out
 
 
+def test_the_doctor_finds_what_was_diverted_before_the_brokers_exchanged_their_roles(cli, brokers) -> None:
+    """The backlog looked empty, and the messages were on the broker that is the primary now."""
+    option, primary, other_option, secondary = brokers
+    exchanged = [option, secondary, other_option, primary]
+    assert "stranded" not in cli("doctor", *brokers).out
+    divert(exchanged, 3)
+    out = cli("doctor", *brokers).out
+    assert "warn  stranded messages: the primary holds 3 messages that were diverted to it while" in out
+    assert cli("syphon", "--until-empty", *exchanged).status == 0
+    assert "stranded" not in cli("doctor", *brokers).out
+
+
+@pytest.mark.parametrize(("own", "other"), [("b/{index}", "b/{index}/more"), ("b/{index}/more", "b/{index}")])
+def test_a_template_that_continues_another_processes_is_shown(cli, brokers, own: str, other: str) -> None:
+    for template in (other, own):
+        divert(brokers, 0, backlog_queue_count=1, backlog_name_template=f"{{primary}}/{template}")
+    ended = cli("status", "--backlog-queues", "1", "--backlog-name-template", f"{{primary}}/{own}", *brokers)
+    queues = ", ".join(f"{name_of(brokers[1])}/{each.format(index=0)}" for each in (own, other))
+    assert f"backlog queues {queues}" in ended.out
+
+
 def test_the_doctor_is_content_with_processes_that_agree(cli, brokers) -> None:
     assert "ok    processes of the pair: no process of this release has opened it so far" in cli("doctor", *brokers).out
     divert(brokers, 0)

@@ -52,6 +52,20 @@ def test_a_file_is_appended_to(cli, primary, tmp_path: Path) -> None:
     assert file.read_bytes() == b"before\n1\n2\n3\n4\n5\n"
 
 
+@pytest.mark.usefixtures("orders")
+@pytest.mark.parametrize(("more", "separator"), [([], b"\n"), (["--null"], b"\0")])
+def test_a_file_that_ends_amid_a_message_does_not_spoil_the_next_one(
+    cli, primary, tmp_path: Path, more: list[str], separator: bytes
+) -> None:
+    """A full disk, or a crash, leaves a part of a message, which is redelivered; the next one would be a part of it."""
+    file = tmp_path / "out"
+    file.write_bytes(b"before" + separator + b"bef")
+    for number in (b"1", b"2"):
+        assert cli("receive", "-e", "orders", "--max", "1", "-o", str(file), *more, *primary).status == 0
+        assert file.read_bytes().split(separator)[-2] == number
+    assert file.read_bytes() == separator.join((b"before", b"bef", b"1", b"2", b""))
+
+
 def test_a_subscription_is_read_by_its_name(cli, brokers, primary) -> None:
     made = cli("entity", "create", "prices", "--kind", "topic", "-s", "audit", *primary)
     assert made.status == 0

@@ -84,7 +84,9 @@ class Depths:
         names = [depth.queue.path for depth in self.queues]
         if len(names) == 1:
             return names[0]
-        at = next(i for i, (zero, one) in enumerate(zip(names[0], names[1], strict=False)) if zero != one)
+        at = next((i for i, (zero, one) in enumerate(zip(names[0], names[1], strict=False)) if zero != one), None)
+        if at is None:  # they have two templates, one of which continues the other
+            return ", ".join(names)
         before, after = names[0][:at], names[0][at + 1 :]
         row = next((i for i, name in enumerate(names) if name != f"{before}{i}{after}"), len(names))
         more = f", {', '.join(names[row:])}" if row < len(names) else ""

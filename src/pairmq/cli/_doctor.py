@@ -43,7 +43,7 @@ from pairmq.pipeline import PipelineUnavailable
 from pairmq.pipeline.session import check_java, check_packages
 from pairmq.plugins import registry
 from pairmq.runner import Agreement, backlog_properties, find_agreement
-from pairmq.transport import ConfirmRisk, Transport
+from pairmq.transport import ConfirmRisk, Transport, counts_of
 
 EPILOG = examples("pairmq doctor --config pair.toml", "pairmq doctor --json")
 
@@ -314,7 +314,8 @@ async def _risks(transport: Transport, queue: Entity | None, limit: float) -> Se
 async def _one_broker(
     primary: Transport, secondary: Transport, options: PairOptions, limit: float
 ) -> AsyncIterator[Finding]:
-    """Whether two addresses may lead to one broker, which shows once a program has made the backlog queues."""
+    """Whether two addresses may lead to one broker, which shows once a program has made the backlog queues; and whether
+    the brokers have exchanged their roles before what was diverted was moved."""
     queue = backlog_queues(primary, options)[0]
     with contextlib.suppress(TransportError):  # what can't be asked is reported elsewhere
         if await within(limit, primary.admin.exists(queue)) and await within(limit, secondary.admin.exists(queue)):
@@ -324,6 +325,15 @@ async def _one_broker(
                 "both addresses may lead to one broker: pair two that can fail independently; if they do not, delete "
                 "the queues that an earlier pair left there",
             )
+    diverted = await counts_of(primary, backlog_queues(secondary, options), limit)
+    left = sum(depth.counts.pending for depth in diverted if depth.counts is not None)
+    if left:
+        yield _warn(
+            "stranded messages",
+            f"the primary holds {plural(left, 'message')} that {'was' if left == 1 else 'were'} diverted to it while "
+            "the two brokers had each other's role: no syphon of this pair moves them",
+            "`pairmq syphon --until-empty` with the two URLs exchanged does",
+        )
 
 
 def _agreement(agreement: Agreement) -> Iterator[Finding]:

@@ -123,11 +123,15 @@ class Output:
             )
         except OSError as error:
             raise BadUsage(f"can't write {file_problem(self.name, error)}") from None
+        regular = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
+        self._torn = path != "-" and regular and _ends_amid(path, separator)
 
     async def write(self, deliveries: Sequence[Delivery]) -> None:
         """Hand messages to the operating system, all of them, and have a file on its disk before it returns: they are
         completed next."""
         data = b"".join(self._encode(delivery) for delivery in deliveries)
+        if self._torn:
+            data, self._torn = self._separator + data, False
         # In a thread: a full pipe must not block signal handling.
         await asyncio.to_thread(self._write, data)
 
@@ -153,6 +157,18 @@ class Output:
 
     def __exit__(self, *error: object) -> None:
         os.close(self._descriptor)
+
+
+def _ends_amid(path: str, separator: bytes) -> bool:
+    """Whether a file ends amid a message, as after a disk was full: what is appended would be a part of that one."""
+    try:
+        with open(path, "rb") as file:
+            if not file.seek(0, os.SEEK_END):
+                return False
+            file.seek(-1, os.SEEK_END)
+            return file.read() != separator
+    except OSError:  # this user may only write it
+        return False
 
 
 @dataclass(eq=False)
