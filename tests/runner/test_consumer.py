@@ -7,7 +7,8 @@ import itertools
 
 import pytest
 
-from pairmq import ConfigurationError, Entity, Message, PairClosed, PairDelivery
+from cut_calls import cancel_at_each_await
+from pairmq import ConfigurationError, Entity, Message, PairClosed, PairDelivery, PairReceiver
 from pairmq.core import lane_name
 from pairmq.model import Source
 from pairmq.model.events import MessageDelivered, Side
@@ -217,6 +218,50 @@ async def test_a_prefetch_below_0_is_refused(world):
     async with world() as w:
         with pytest.raises(ConfigurationError, match="prefetch is -1"):
             w.pair.consumer("orders", print, prefetch=-1)
+
+
+@pytest.mark.parametrize("most", [-1, 1.5, True, None])
+@in_virtual_time
+async def test_a_prefetch_that_would_let_nothing_be_read_is_refused_later_as_well(world, most):
+    async with world() as w:
+        got = []
+        consumer = w.pair.consumer("orders", got.append)
+        with pytest.raises(ConfigurationError, match="prefetch is"):
+            consumer.prefetch = most
+        await send(w.pair, b"1")
+        await asyncio.sleep(1)
+        assert len(got) == 1
+
+
+@in_virtual_time
+async def test_a_close_that_is_cancelled_at_each_await_releases_what_it_holds(world):
+    async with world(continuity=("orders",)) as w:
+        got = []
+        consumer = w.pair.consumer("orders", got.append)
+        await send(w.pair, b"1", b"2")
+        await asyncio.sleep(1)
+        assert (await left(w))[0] == (0, 2)
+        await cancel_at_each_await(asyncio.create_task(consumer.close()))
+        await asyncio.sleep(1)
+        assert await left(w) == [(2, 0), (0, 0)]
+
+
+@in_virtual_time
+async def test_a_consumer_whose_stop_was_cancelled_keeps_no_receiver(world, monkeypatch):
+    async with world() as w:
+        consumer = w.pair.consumer("orders", print)
+        await asyncio.sleep(1)
+        closed, close = [], PairReceiver.close
+
+        async def watched(self):
+            closed.append(self)
+            await close(self)
+
+        monkeypatch.setattr(PairReceiver, "close", watched)
+        await cancel_at_each_await(asyncio.create_task(consumer.cancel()))
+        await asyncio.sleep(1)
+        assert consumer.idle
+        assert closed
 
 
 @in_virtual_time

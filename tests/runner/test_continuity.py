@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from cut_calls import cancel_at_each_await
 from pairmq import ConfigurationError, Deduplicator, Entity, Message, PairClosed, TransportError
 from pairmq.core import lane_name
 from pairmq.model import Source
@@ -408,3 +409,26 @@ async def test_consumers_and_the_syphon_share_a_lane_without_a_second_copy(world
         async with consumer(w.pair, prefetch=2) as it:
             await asyncio.sleep(120)
         assert sorted(it.bodies) == sorted(b"%d" % n for n in range(200))
+
+
+@in_virtual_time
+async def test_a_receiver_that_is_cancelled_at_each_await_releases_what_it_holds_on_both_sides(world):
+    async with world(continuity=("orders",), failover_interval=0.0, enable_syphon=False) as w:
+        await w.pair.sender("orders").send(Message(b"1"))
+        w.pair.hold("orders")
+        await w.pair.sender("orders").send(Message(b"2"))
+
+        async def consume():
+            async with w.pair.receiver("orders") as receiver:
+                got = [(await receiver.receive(1, 10))[0].body for _ in range(2)]
+                assert sorted(got) == [b"1", b"2"]
+                await receiver.receive(1, 60)
+
+        consuming = asyncio.create_task(consume())
+        await asyncio.sleep(5)
+        await cancel_at_each_await(consuming)
+        assert consuming.cancelled()
+        await asyncio.sleep(2)
+        sides = (w.pair.primary, "orders"), (w.pair.secondary, LANE)
+        counts = [await transport.admin.counts(Source(Entity(queue))) for transport, queue in sides]
+        assert [(each.active, each.locked) for each in counts] == [(1, 0), (1, 0)]

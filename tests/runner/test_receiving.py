@@ -139,6 +139,29 @@ async def test_a_closed_pair_ends_an_iteration(world):
             await task
 
 
+@pytest.mark.parametrize("down", [False, True])
+@pytest.mark.parametrize("continuity", [(), ("orders",)])
+@in_virtual_time
+async def test_a_receiver_that_another_task_closes_ends_its_iteration(world, continuity, down):
+    """It went on forever, and with it a worker's thread."""
+    async with world(attempt_timeout=1, continuity=continuity) as w:
+        if down:
+            w.east.fail(Fault.DOWN)
+            w.west.fail(Fault.DOWN)
+        receiver = w.pair.receiver("orders")
+
+        async def consume():
+            return [delivery.body async for delivery in receiver]
+
+        consuming = [asyncio.create_task(consume()) for _ in range(2)]
+        await asyncio.sleep(30)
+        await receiver.close()
+        async with asyncio.timeout(60):
+            assert await asyncio.gather(*consuming, consume()) == [[], [], []]
+        with pytest.raises(TransportError, match="closed"):
+            await receiver.receive()
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

@@ -378,6 +378,17 @@ def test_wrong_settings_are_reported_at_once():
         Pair.connect("nonsense://x", "redis://y")
 
 
+def test_closing_a_receiver_ends_the_iteration_of_another_thread(pair):
+    receiver, ended = pair.receiver("orders"), []
+    thread = threading.Thread(target=lambda: ended.extend([*receiver, "end"]), daemon=True)
+    thread.start()
+    time.sleep(0.1)
+    receiver.close()
+    thread.join(timeout=60)
+    assert ended == ["end"]
+    assert list(receiver) == []
+
+
 def test_closing_ends_a_receive_of_another_thread(pair):
     receiver = pair.receiver("orders")
     ended = threading.Event()

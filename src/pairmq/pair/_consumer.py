@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from pairmq.core import Backoff
 from pairmq.core.lanes import LANE_POLL
-from pairmq.model import LockLost, PairClosed, PairFaulted, PairMQError
+from pairmq.model import ConfigurationError, LockLost, PairClosed, PairFaulted, PairMQError
 from pairmq.pair._receiver import PairDelivery, PairReceiver
 from pairmq.pair._renewals import Renewals
 from pairmq.runner import Clock, Engine
@@ -20,6 +20,13 @@ _log = logging.getLogger("pairmq")
 _MOST = 100  # messages that one receive brings, without a prefetch
 _RETRIES = Backoff(first=0.1, factor=2.0, cap=5.0)
 _SETTLING = 5.0  # s that a close waits for settlements
+
+
+def checked_prefetch(most: int) -> int:
+    """Refuse what would let nothing be read, forever."""
+    if type(most) is not int or most < 0:
+        raise ConfigurationError(f"prefetch is {most!r}: it must be a whole number, or 0 for no limit")
+    return most
 
 
 class PairConsumer:
@@ -42,25 +49,29 @@ class PairConsumer:
         self._receiver = receiver
         self._on_message = on_message
         self._on_end = on_end
-        self._prefetch = prefetch
+        self._prefetch = checked_prefetch(prefetch)
         self._clock = clock
         self._held: set[PairDelivery] = set()
         self._settling: set[PairDelivery] = set()
         self._changed = asyncio.Event()
         self._locks = Renewals(clock, self._not_renewed)
-        self._closing: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None  # the receiver, once nothing that it gave is left
+        self._ending: asyncio.Task[None] | None = None
         receiver.holder = self
         engine.readers[self] = None
         self._reading = start_task(self._read(), name=f"consume {receiver.source}")
 
     @property
     def prefetch(self) -> int:
-        """Messages that are unsettled at most; 0 for any number. It may be changed at any time."""
+        """Messages that are unsettled at most; 0 for any number. It may be changed at any time.
+
+        Raises `ConfigurationError` for what is no whole number, or below 0.
+        """
         return self._prefetch
 
     @prefetch.setter
     def prefetch(self, most: int) -> None:
-        self._prefetch = most
+        self._prefetch = checked_prefetch(most)
         self._changed.set()
 
     @property
@@ -74,16 +85,20 @@ class PairConsumer:
         The receiver is closed once all of it is. Cancelled, it stops reading all the same.
         """
         self._reading.cancel()
+        self._reading.add_done_callback(self._stopped)
         await asyncio.wait((self._reading,))
-        self._receiver._read_ahead(0)
-        self._close_idle()
 
     async def close(self) -> None:
         """Stop reading, wait up to 5 s for settlements under way, and release what is not settled. Idempotent.
 
-        Cancelled, it stops reading; the rest is released when the pair closes, or as its locks expire.
+        Cancelling the call does not stop it.
         """
         self._reading.cancel()
+        if self._ending is None:
+            self._ending = start_task(self._end(), name=f"end {self._receiver.source}")
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
         await asyncio.wait((self._reading,))
         until = self._clock.now() + _SETTLING
         try:
@@ -125,6 +140,10 @@ class PairConsumer:
         on_end, self._on_end = self._on_end, None
         if on_end is not None and not self._reading.done():
             on_end(error)
+
+    def _stopped(self, _: object) -> None:
+        self._receiver._read_ahead(0)
+        self._close_idle()
 
     def _close_idle(self) -> None:
         if self.idle and self._closing is None:

@@ -257,7 +257,7 @@ class ContinuousReceiver(PairReceiver):
         self._sides: tuple[_Side, _Side] = (first, _LaneSide(self, engine, lane))
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
         engine.readers[self] = None
 
     async def receive(self, max_messages: int = 1, wait: float = 60.0) -> list[PairDelivery]:
@@ -273,7 +273,12 @@ class ContinuousReceiver(PairReceiver):
     async def __anext__(self) -> PairDelivery:
         self._engine.check_here()
         while True:
-            found = await self._receive(1, LANE_POLL, raises=False)
+            try:
+                found = await self._receive(1, LANE_POLL, raises=False)
+            except TransportError:
+                if self._closed:
+                    raise StopAsyncIteration from None
+                raise
             if found:
                 return found[0]
 
@@ -355,8 +360,13 @@ class ContinuousReceiver(PairReceiver):
         self.wake()
 
     async def close(self) -> None:
-        """Release unsettled messages on both sides; idempotent, never raises."""
+        """Release unsettled messages on both sides; idempotent, never raises. Cancelling the call does not stop it."""
         self._closed = True
+        if self._closing is None:
+            self._closing = start_task(self._close(), name=f"close {self.source}")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         tasks = [task for side in self._sides if (task := side.stop()) is not None]
         self.wake()
         if tasks or self._tasks:

@@ -15,7 +15,7 @@ from pairmq.model.events import Event
 from pairmq.pair import _active
 from pairmq.pair._arguments import seconds
 from pairmq.pair._audience import Audience, observers_of
-from pairmq.pair._consumer import PairConsumer
+from pairmq.pair._consumer import PairConsumer, checked_prefetch
 from pairmq.pair._continuity import ContinuousReceiver
 from pairmq.pair._outbox import PairOutbox
 from pairmq.pair._readiness import Readiness, find_readiness
@@ -360,8 +360,7 @@ class Pair:
             TypeError: ``on_message`` can't be called, or is a coroutine function, which would not run.
         """
         self._opened.check_here()
-        if type(prefetch) is not int or prefetch < 0:
-            raise ConfigurationError(f"prefetch is {prefetch!r}: it must be a whole number, or 0 for no limit")
+        checked_prefetch(prefetch)
         _check_called("on_message", on_message)
         receiver = self.receiver(path, **source)
         return PairConsumer(self._opened, receiver, on_message, prefetch, on_end, self._clock)

@@ -159,7 +159,8 @@ class PairDelivery:
 class PairReceiver:
     """Reads one source of the primary; returned by `Pair.receiver`. Leaving its context releases unsettled messages.
 
-    Iteration survives outages: while the primary is unavailable it waits and retries. `receive` raises instead.
+    Iteration survives outages: while the primary is unavailable it waits and retries. `receive` raises instead. A
+    `close`, as by another task, ends it.
     """
 
     def __init__(self, engine: Engine, transport: Transport, source: Source, prefetch: int, clock: Clock) -> None:
@@ -175,6 +176,7 @@ class PairReceiver:
         self._turn = asyncio.Lock()
         self._asked_at = 0.0
         self._ready: deque[PairDelivery] = deque()
+        self._closed = False
         self._sinks: tuple[Callable[[Event], None], ...] = ()
         self.holder: Holder | None = None
         """What keeps the locks of its deliveries; None where the application does."""
@@ -305,6 +307,8 @@ class PairReceiver:
                         self._ready.extend(await self._ask(self._prefetch, _POLL))
             except TransportError as error:
                 self._engine.check_here()
+                if self._closed:
+                    raise StopAsyncIteration from None
                 if error.kind is FailureKind.REFUSED or self._transport.ended:
                     raise
                 await asyncio.sleep(_BACKOFF.wait(retry, self._clock.chance()))
@@ -313,6 +317,7 @@ class PairReceiver:
 
     async def close(self) -> None:
         """Release unsettled messages; idempotent, never raises."""
+        self._closed = True
         self._ready.clear()
         await self._receiver.close()
 

@@ -107,8 +107,8 @@ class PairDelivery:
 class PairReceiver:
     """Reads one source of the primary; returned by `Pair.receiver`. Leaving its context releases unsettled messages.
 
-    Iteration survives outages: while the primary is unavailable it waits and retries. `receive` raises instead. Several
-    threads may share a receiver.
+    Iteration survives outages: while the primary is unavailable it waits and retries. `receive` raises instead. A
+    `close`, as by another thread, ends it. Several threads may share a receiver.
     """
 
     def __init__(self, attached: Callable[[], Awaitable[asynchronous.Pair]], path: str, **arguments: Any) -> None:
@@ -157,10 +157,14 @@ class PairReceiver:
         return self
 
     def __next__(self) -> PairDelivery:
-        return PairDelivery(run(self._next(), unwanted=_given_back)[0])
+        found = run(self._next(), unwanted=_given_back)
+        if not found:
+            raise StopIteration
+        return PairDelivery(found[0])
 
     async def _next(self) -> list[asynchronous.PairDelivery]:
-        return [await anext(await self._own())]
+        found = await anext(await self._own(), None)
+        return [] if found is None else [found]
 
     def close(self) -> None:
         """Release unsettled messages; idempotent, never raises."""
