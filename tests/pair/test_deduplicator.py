@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pairmq import Deduplicator, MemoryClaims, Message
+from cut_calls import cancel_at_each_await
+from pairmq import Deduplicator, Entity, EntityKind, MemoryClaims, Message
+from pairmq.model import Source
 from pairmq.model.events import Settlement
 from pairmq.testing import in_virtual_time, run_virtual, simulated_pair
 from pairmq.transport import Claim
@@ -56,6 +58,78 @@ async def test_a_cancelled_handler_gives_its_claim_back_at_once():
                 await asyncio.sleep(60)
         async with asyncio.timeout(1), dedupe.once(delivery) as first:
             assert first
+
+
+class SlowClaims(MemoryClaims):
+    """Claims that take a while, as in a store on another machine."""
+
+    async def confirm(self, key, token, window):
+        await asyncio.sleep(0.1)
+        return await super().confirm(key, token, window)
+
+    async def release(self, key, token):
+        await asyncio.sleep(0.1)
+        await super().release(key, token)
+
+
+@pytest.mark.parametrize("handled", [False, True])
+@in_virtual_time
+async def test_a_claim_ends_as_it_should_although_its_consumer_is_cancelled_at_each_await(handled):
+    async with orders("m", "m") as (_, receiver):
+        dedupe = Deduplicator(SlowClaims(), lease=600)
+        (delivery,) = await receiver.receive()
+        (copy,) = await receiver.receive()
+
+        async def handle():
+            async with dedupe.once(delivery):
+                if not handled:
+                    await asyncio.sleep(60)
+
+        handling = asyncio.create_task(handle())
+        await asyncio.sleep(0.05)
+        await cancel_at_each_await(handling)
+        async with asyncio.timeout(10), dedupe.once(copy) as first:
+            assert first is not handled
+        await dedupe.close()
+
+
+@in_virtual_time
+async def test_what_was_completed_is_remembered_although_its_consumer_is_cancelled_at_each_await():
+    async with orders("m", "m", prefetch=2) as (it, receiver):
+        dedupe = Deduplicator(SlowClaims(), lease=600)
+        firsts = dedupe.first_only(receiver)
+        delivery = await anext(firsts)
+        completing = asyncio.create_task(delivery.complete())
+        await asyncio.sleep(0.05)
+        await cancel_at_each_await(completing)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(10):
+                await anext(firsts)
+        assert it.delivered("orders") == []
+
+
+@pytest.mark.parametrize("named_alike", ["prices/audit", "orders (dead-letter)"])
+@in_virtual_time
+async def test_a_message_is_no_copy_of_one_from_another_source_whose_name_reads_alike(named_alike):
+    """It would be completed, and never handled."""
+    async with simulated_pair() as it:
+        admin, dedupe = it.pair.primary.admin, Deduplicator()
+        topic = Entity("prices", EntityKind.TOPIC)
+        await admin.create(topic)
+        await admin.create_subscription(topic, "audit")
+        await admin.create(Entity(named_alike))
+        if named_alike.startswith("prices"):
+            await it.pair.sender("prices", kind="topic").send(Message(b"", "m"))
+            other = it.pair.receiver("prices", subscription="audit")
+        else:
+            await it.pair.sender("orders").send(Message(b"", "m"))
+            async with it.pair.receiver("orders") as receiver:
+                await (await receiver.receive())[0].dead_letter("bad")
+            other = it.pair.receiver("orders", dead_letter=True)
+        await it.pair.sender(named_alike).send(Message(b"", "m"))
+        for receiver in (other, it.pair.receiver(named_alike)):
+            async with receiver, dedupe.once((await receiver.receive())[0]) as first:
+                assert first
 
 
 @in_virtual_time
@@ -266,7 +340,7 @@ class _nothing:  # used as a function
 class _Copy:
     """As much of a delivery as a deduplicator asks for."""
 
-    source = "orders"
+    source = Source(Entity("orders"))
 
     def __init__(self, message_id):
         self.message = Message(b"", message_id=message_id)

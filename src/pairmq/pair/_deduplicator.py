@@ -72,6 +72,7 @@ class Deduplicator:
         self._lease = lease
         self._scope = scope
         self._limits = TimeLimits(_STORE_TIMEOUT)
+        self._endings: set[asyncio.Task[None]] = set()  # of claims whose callers were cancelled
 
     @asynccontextmanager
     async def once(self, delivery: PairDelivery) -> AsyncIterator[bool]:
@@ -103,7 +104,7 @@ class Deduplicator:
             yield False
             await _completed(delivery)
             return
-        renewals = _Renewals(held, self._lease)
+        held.renewals = _Renewals(held, self._lease)
         handled = False
         try:
             yield True
@@ -114,8 +115,7 @@ class Deduplicator:
             else:
                 handled = _ended(delivery)
         finally:
-            await renewals.end()
-            await (held.confirm() if handled else held.release())
+            await held.end(handled=handled)
 
     async def first_only(self, receiver: AsyncIterable[PairDelivery]) -> AsyncIterator[FirstDelivery]:
         """Iterate over the deliveries to be handled; copies are completed and skipped.
@@ -174,6 +174,8 @@ class Deduplicator:
 
     async def close(self) -> None:
         """Close the store; idempotent, never raises."""
+        if self._endings:
+            await asyncio.wait(self._endings, timeout=_STORE_TIMEOUT)
         if self._claims is not None:
             await self._claims.close()
 
@@ -208,7 +210,12 @@ class Deduplicator:
         message_id = delivery.message.message_id
         if message_id is None:
             return None
-        parts = [self._scope, str(delivery.source), message_id]
+        # Each part by itself: the queue orders/audit is not the subscription audit of the topic orders.
+        source = delivery.source
+        parts = [self._scope, str(source.entity)]
+        if source.subscription is not None or source.dead_letter:
+            parts += [source.subscription or "", "dead-letter" if source.dead_letter else ""]
+        parts.append(message_id)
         digest = hashlib.blake2b(digest_size=20)
         for part in parts:
             raw = part.encode("utf-8", "surrogatepass")
@@ -227,12 +234,27 @@ class Deduplicator:
 class _Held:
     """A claim of this consumer; without a key (a message without an id) it does nothing."""
 
-    __slots__ = ("_of", "key", "token")
+    __slots__ = ("_of", "key", "renewals", "token")
 
     def __init__(self, of: Deduplicator, key: str | None, token: str) -> None:
         self._of = of
         self.key = key
         self.token = token
+        self.renewals: _Renewals | None = None
+
+    async def end(self, *, handled: bool) -> None:
+        """Confirm or release it. It ends so although its caller is cancelled, as anyio does at each await."""
+        try:
+            await self._end(handled)
+        except asyncio.CancelledError:
+            start_task(self._end(handled), name="end claim", keep=self._of._endings)
+            raise
+
+    async def _end(self, handled: bool) -> None:
+        if self.renewals is not None:
+            await self.renewals.end()
+            self.renewals = None  # only the collector would free the two
+        await (self.confirm() if handled else self.release())
 
     async def renew(self) -> bool:
         """Extend the lease from now; False if the claim is lost."""
@@ -328,7 +350,7 @@ class FirstDelivery:
             LockLost, TransportError: as `PairDelivery.complete`. The claim is released, so the message is handled again
                 when it is redelivered; retry the settlement if the broker may still accept it.
 
-        Cancellation releases the claim, too; while the store records the message, the lease has to expire.
+        Cancellation releases the claim, too; while the store records the message, that is done all the same.
         """
         await self._settle(self._delivery.complete())
 
@@ -356,7 +378,7 @@ class FirstDelivery:
         try:
             await settlement
         finally:
-            await (self._held.confirm() if _ended(self._delivery) else self._held.release())
+            await self._held.end(handled=_ended(self._delivery))
 
     def __repr__(self) -> str:
         return f"FirstDelivery({self._delivery!r})"

@@ -87,8 +87,8 @@ _TABLE: tuple[_Row, ...] = (
         LaterVersion,
         _REFUSED,
         FailureReason.DISABLED,
-        "a later version made this file: upgrade this package; or, if an application has set PRAGMA user_version, which "
-        "is PairMQ's in this file: set it back to 1",
+        "a later version made this file: upgrade this package; or, if an application has set PRAGMA user_version, "
+        "which is PairMQ's in this file: set it back to 1",
     ),
     _Row(NoSharedMemory, _REFUSED, FailureReason.DISABLED, "the file must be on a local disk, not on a network's"),
     _Row(ReadOnlyDisk, _UNAVAILABLE, FailureReason.OTHER, "the disk is mounted read-only"),
