@@ -218,7 +218,7 @@ TESTED = (
         _CORE,
         "        due.sort(key=lambda item: item.locked_until)\n",
         "        due.sort(key=lambda item: -item.locked_until)\n",
-        tests=_IN_DOUBT_TESTS,
+        tests=_CORE_TESTS,
     ),
     Mutant(
         "as many locks are renewed side by side however far the broker is",

@@ -805,6 +805,15 @@ def test_as_many_are_renewed_at_once_as_all_locks_need_and_not_only_those_that_a
     assert len(pump.machine.to_renew(11.0)) == 75
 
 
+def test_those_are_renewed_first_whose_locks_end_soonest():
+    pump = Pump(lock=30.0)
+    for number in range(40):
+        pump.receive(envelope(number), now=number / 10, first=number + 1)
+    renewed = pump.machine.to_renew(15.0)
+    assert 1 < len(renewed) < 40
+    assert [item.locked_until for item in renewed] == [30.0 + number / 10 for number in range(len(renewed))]
+
+
 def test_a_lock_that_lasts_as_long_as_the_connection_is_not_renewed():
     pump = Pump(lock=None)
     pump.receive(envelope(1))

@@ -122,11 +122,15 @@ async def test_the_syphon_releases_a_lanes_messages_when_the_destination_fails_u
         w.east.fail(Fault.DOWN)
         await w.pair.sender("orders").send_batch([Message(b"%d" % n) for n in range(6)])
         w.east.heal()
+        w.east.fail(Fault.HANG, Operation.SEND, times=1)
         w.east.fail(Fault.DOWN, Operation.SEND | Operation.PROBE)
+        while (await w.pair.secondary.admin.counts(Source(Entity(LANE)))).locked == 0:
+            await asyncio.sleep(0.01)
         await asyncio.sleep(3)
         for _ in range(40):
             counts = await w.pair.secondary.admin.counts(Source(Entity(LANE)))
             assert (counts.active, counts.locked, counts.scheduled) == (6, 0, 0)
+            assert [message.body for message in w.west.messages(LANE)] == [b"%d" % n for n in range(6)]  # no copies
             await asyncio.sleep(0.5)
         w.east.heal()
         await asyncio.sleep(60)

@@ -177,13 +177,13 @@ async def test_the_line_goes_on_when_the_entity_fails_over(world):
         first = start(w, 1)
         await asyncio.sleep(1.0)
         assert w.pair.state("orders") is EntityState.HEALTHY
-        first += start(w, TRIALS_AT_ONCE)
+        first += start(w, TRIALS_AT_ONCE - 1)
         await asyncio.sleep(0.2)
         others = start(w, MANY)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.01)
         w.pair.force_failover("orders")
         others += start(w, MANY)
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(0.2)  # before a scout finds the secondary
         found = [task.result() if task.done() else None for task in others]
         assert {each and each.route for each in found} == {Route.BACKLOG}
         w.east.heal()
