@@ -210,6 +210,13 @@ SENDS = (
         "            side is _AT_PRIMARY or self._secondary.check_message(entity, message)",
     ),
     Mutant(
+        "the backlog accepts what has no room for the mark of a copy",
+        "src/pairmq/runner/_job.py",
+        "            if near or size - len(message.body) > _FEW_PROPERTIES:",
+        "            if False:",
+        tests=("tests/runner/test_sizes.py",),
+    ),
+    Mutant(
         "a disclaimed schedule is accepted by the backlog",
         "src/pairmq/transport/_transport.py",
         "message.scheduled_enqueue_at is not None and not capabilities.scheduling:",

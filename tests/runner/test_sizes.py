@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -21,6 +22,7 @@ from pairmq import (
     SendRefused,
     SendUnknown,
 )
+from pairmq.core.envelope import copy_of
 from pairmq.model.events import Warned
 from pairmq.plugins import registry
 from pairmq.runner import Clock, Emitter
@@ -185,6 +187,22 @@ async def test_a_message_too_large_for_the_backlog_does_not_wait_for_a_queue(wor
         with pytest.raises(MessageTooLarge, match="the backlog can't hold it"):
             await w.pair.sender("orders").send(Message(bytes(990)))
         assert asyncio.get_running_loop().time() - began < 1
+
+
+@in_virtual_time
+async def test_what_the_backlog_takes_has_room_for_the_mark_of_a_copy(world):
+    """One that has not can't go to its queue's tail: where it waits for its destination, none behind it is received."""
+    west = SimulatedBroker("west", capabilities=replace(_ALL, ordered_consumer=True))
+    async with world(west=west, backlog_queue_count=1) as w:
+        w.pair.hold("orders")
+        sender = w.pair.sender("orders")
+        for size in range(1000):
+            with suppress(MessageTooLarge):
+                await sender.send(Message(bytes(size)))
+        largest = w.backlog()[-1]
+        transport, queue = west.transport(), w.pair.backlog_queues[0]
+        transport.check_message(queue, copy_of(largest, _LATER, marked=True))
+        assert transport.measure(copy_of(largest, None, marked=True)) == 1000
 
 
 @in_virtual_time

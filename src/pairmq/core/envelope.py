@@ -97,6 +97,14 @@ def divert(message: Message, diversion: Diversion) -> Message:
     )
 
 
+def copy_of(envelope: Message, due: datetime | None, *, marked: bool) -> Message:
+    """Give a diverted message the form in which it goes to the tail of its queue: to be seen again when it is due, and
+    with the mark that the primary may hold it already."""
+    if marked:
+        envelope = envelope.with_properties({**envelope.application_properties, MAYBE_DUPLICATE: "true"})
+    return envelope if due is None else replace(envelope, scheduled_enqueue_at=due)
+
+
 def restore(message: Message) -> tuple[Message, Diversion]:
     """Undo `divert`: return the original message, equal in every field, and what the envelope had added.
 

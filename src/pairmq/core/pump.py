@@ -41,7 +41,7 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple, TypeAlias
 
 from pairmq.core.backoff import Backoff
-from pairmq.core.envelope import MAYBE_DUPLICATE, Diversion, elapsed_time_to_live, restore
+from pairmq.core.envelope import Diversion, copy_of, elapsed_time_to_live, restore
 from pairmq.core.gates import Gate, Gates
 from pairmq.core.machine import ImpossibleInputError
 from pairmq.core.options import PairOptions
@@ -835,20 +835,15 @@ class PumpMachine:
         """Return the copies, to be seen again after `requeue_wait`; at once without an ``instant``, which is ``now`` by
         the wall clock, and while the secondary's clock is not known."""
         due = None if instant is None else self._clock.due(items, self.requeue_wait, now, instant)
-        return [self._copy(item, due) for item in items]
+        # A copy starts with a delivery count of its own: what this one showed must not be forgotten.
+        return [
+            copy_of(item.delivery.message, due, marked=item.unknown or item.delivery.delivery_count > 1)
+            for item in items
+        ]
 
     def copies_return_at_once(self, now: float) -> bool:
         """Whether copies with an instant have been seen again at once for a while: then too many would be made."""
         return self._clock.asks_in_vain(self.requeue_wait, now)
-
-    def _copy(self, item: Item, due: datetime | None) -> Message:
-        copy = item.delivery.message
-        if item.unknown or item.delivery.delivery_count > 1:
-            # The copy starts with a delivery count of its own: what this one showed must not be forgotten.
-            copy = replace(copy, application_properties={**copy.application_properties, MAYBE_DUPLICATE: "true"})
-        if due is not None:
-            copy = replace(copy, scheduled_enqueue_at=due)
-        return copy
 
     def copied(
         self, line: DestinationLine, items: Sequence[Item], results: Sequence[TransportError | None], now: float

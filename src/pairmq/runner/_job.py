@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 
 from pairmq.core import Diversion, divert
-from pairmq.core.envelope import reserved_properties
+from pairmq.core.envelope import copy_of, reserved_properties
 from pairmq.core.send import Job
 from pairmq.model import (
     Entity,
@@ -49,6 +49,7 @@ _MAKE_IT = "; make it first: await pair.primary.admin.create(Entity(...)), or pa
 
 _HEADROOM = 0.8  # share of the limit from which a warning names the rest
 _ENVELOPE = 4096  # bytes that an envelope surely needs less than; a cheap first look before the exact measure
+_FEW_PROPERTIES = 16_384  # bytes, as `_at_most` counts them: no broker's own limit for properties is near
 _MOST_WARNED = 10_000  # entities; the same of ever more of them would fill the log and the memory
 _A_CHARACTER = 12  # bytes at most, as an escape in JSON
 _A_PROPERTY = 64  # bytes that surely hold what a codec writes beside a property's, or a field's, name and text
@@ -207,13 +208,29 @@ class MessageLimits:
 
     def problem(self, side: Side, entity: Entity, message: Message) -> TransportError | None:
         """Why a broker can never hold a message, the secondary in its backlog form, as far as it can be known without
-        asking it; None when it can."""
+        asking it; None when it can.
+
+        The secondary has to have room for its copy at a queue's tail, too, which may be larger; most are so far from
+        every limit that a cheap look shows it.
+        """
         try:
             (self._primary if side is _AT_PRIMARY else self._secondary).check_message(entity, message)
+            if side is _AT_PRIMARY:
+                return None
+            limit = self._secondary.capabilities.max_message_bytes
+            size = _at_most(message)
+            near = limit is not None and size >= _HEADROOM * limit - _ENVELOPE
+            if near or size - len(message.body) > _FEW_PROPERTIES:
+                self._secondary.check_message(entity, self._largest_copy(message))
         except TransportError as error:
             holder = "primary" if side is _AT_PRIMARY else "backlog"
             return TransportError(f"the {holder} can't hold it: {error}", error.kind, error.reason)
         return None
+
+    def _largest_copy(self, envelope: Message) -> Message:
+        capabilities = self._secondary.capabilities
+        schedules = capabilities.scheduling and capabilities.counts_scheduled
+        return copy_of(envelope, self._clock.instant() if schedules else None, marked=True)
 
     def surely_fits(self, message: Message) -> bool:
         """Whether the secondary's limit is far beyond what a message can have in its backlog form."""
