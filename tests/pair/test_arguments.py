@@ -154,3 +154,10 @@ def test_a_pair_that_is_copied_or_pickled_says_what_to_do(
     pair = connect(f"memory://{name}-1", f"memory://{name}-2")
     with pytest.raises(TypeError, match="connect one in each process, with the same URLs"):
         duplicate(pair)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+async def test_a_sender_that_is_copied_says_what_to_do_instead(pair: Any, copied: Any) -> None:
+    """A copy that was dropped gave the link of the first one back."""
+    with pytest.raises(TypeError, match=r"make one with Pair\.sender"):
+        copied(pair.sender("orders"))

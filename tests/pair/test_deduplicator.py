@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cut_calls import cancel_at_each_await
-from pairmq import Deduplicator, Entity, EntityKind, MemoryClaims, Message
+from pairmq import Deduplicator, Entity, EntityKind, MemoryClaims, Message, TransportError
 from pairmq.model import Source
 from pairmq.model.events import Settlement
 from pairmq.testing import in_virtual_time, run_virtual, simulated_pair
@@ -106,6 +106,31 @@ async def test_what_was_completed_is_remembered_although_its_consumer_is_cancell
             async with asyncio.timeout(10):
                 await anext(firsts)
         assert it.delivered("orders") == []
+
+
+def test_a_store_that_hangs_is_left_after_its_limit_in_a_second_event_loop_too():
+    """The limit's timer was the first loop's."""
+
+    class Hanging(MemoryClaims):
+        hangs = False
+
+        async def claim(self, key, token, lease):
+            if self.hangs:
+                await asyncio.sleep(1000)
+            return await super().claim(key, token, lease)
+
+    store = Hanging()
+    dedupe = Deduplicator(store)
+
+    async def handle():
+        async with orders("m") as (_, receiver), asyncio.timeout(100):
+            async with dedupe.once((await receiver.receive())[0]) as first:
+                assert first
+
+    run_virtual(handle())
+    store.hangs = True
+    with pytest.raises(TransportError, match="time limit"):
+        run_virtual(handle())
 
 
 @pytest.mark.parametrize("named_alike", ["prices/audit", "orders (dead-letter)"])

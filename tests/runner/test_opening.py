@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from cut_calls import cancel_at_each_await
 from pairmq import ConfigurationError, Message, Pair, PairClosed, PairOptions, Route
 from pairmq.model import Entity, TransportError
 from pairmq.model.events import Event, PairEnded, PairOpened
@@ -70,6 +71,21 @@ async def test_an_opening_that_is_cancelled_just_as_it_succeeds_leaves_nothing_b
     assert _others() == []
     with pytest.raises(PairClosed):
         await pair.open()
+
+
+@pytest.mark.parametrize("turns", range(60))
+@in_virtual_time
+async def test_an_opening_that_is_cancelled_at_each_await_leaves_nothing_behind(turns):
+    options = PairOptions(backlog_queue_count=2, enable_syphon=True)
+    pair = Pair.connect(f"memory://east-{turns}", f"memory://west-{turns}", options=options)
+    opening = asyncio.create_task(pair.open())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await cancel_at_each_await(opening)
+    if not opening.cancelled():  # it had been opened before
+        await pair.close()
+    await asyncio.sleep(10)
+    assert _others() == []
 
 
 @in_virtual_time

@@ -72,6 +72,7 @@ class Deduplicator:
         self._lease = lease
         self._scope = scope
         self._limits = TimeLimits(_STORE_TIMEOUT)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._endings: set[asyncio.Task[None]] = set()  # of claims whose callers were cancelled
 
     @asynccontextmanager
@@ -223,6 +224,9 @@ class Deduplicator:
         return digest.hexdigest()
 
     async def _asked(self, operation: Awaitable[T]) -> T:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # the timer of a former one, as of the test before this, would never fire
+            self._loop, self._limits = loop, TimeLimits(_STORE_TIMEOUT)
         try:
             return await self._limits.run(operation)
         except TransportError as error:

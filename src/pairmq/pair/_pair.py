@@ -73,6 +73,7 @@ class Pair:
         self._claimed = False  # until then its connections may be another pair's
         self._opening: asyncio.Task[None] | None = None
         self._openers = 0
+        self._undoing: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None  # in which it was opened
         self._ending: asyncio.Task[None] | None = None
 
@@ -175,15 +176,18 @@ class Pair:
             await asyncio.wait((opening,))
         except asyncio.CancelledError:
             # Other callers may be waiting; the last one to be cancelled undoes the opening, even if it has just
-            # finished.
+            # finished, and although it is cancelled again, as by anyio at each await.
             if self._openers == 1:
                 opening.cancel()
-                await asyncio.wait((opening,))
-                if not opening.cancelled() and opening.exception() is None:
-                    await self.close()
+                await asyncio.shield(start_task(self._undo(opening), name="pair undo", keep=self._undoing))
             raise
         finally:
             self._openers -= 1
+
+    async def _undo(self, opening: asyncio.Task[None]) -> None:
+        await asyncio.wait((opening,))
+        if not opening.cancelled() and opening.exception() is None:
+            await self.close()
 
     async def _open(self) -> None:
         try:

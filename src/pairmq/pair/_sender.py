@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Self
+from typing import NoReturn, Self
 
 from pairmq.core.send import CHUNK, CHUNK_BYTES, LARGER
 from pairmq.model import Entity, Message, PairClosed, PairFaulted, Receipt, SendError, SendRefused
@@ -187,6 +187,10 @@ class PairSender:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+    def __reduce__(self) -> NoReturn:
+        # Two would have one link, and each would give it back.
+        raise TypeError("a sender can't be copied or pickled: make one with Pair.sender")
 
     def __repr__(self) -> str:
         return f"PairSender({str(self._entity)!r})"
