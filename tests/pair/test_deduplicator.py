@@ -123,8 +123,9 @@ def test_a_store_that_hangs_is_left_after_its_limit_in_a_second_event_loop_too()
     dedupe = Deduplicator(store)
 
     async def handle():
-        async with orders("m") as (_, receiver), asyncio.timeout(100):
-            async with dedupe.once((await receiver.receive())[0]) as first:
+        async with orders("m") as (_, receiver):
+            (delivery,) = await receiver.receive()
+            async with asyncio.timeout(100), dedupe.once(delivery) as first:
                 assert first
 
     run_virtual(handle())

@@ -40,6 +40,27 @@ async def test_a_lane_of_a_pattern_is_made_at_its_first_use(world):
 
 
 @in_virtual_time
+async def test_a_new_lane_is_not_said_to_have_lost_what_it_held(world, monkeypatch):
+    """The syphon finds it missing while it is made, and has it made too; RabbitMQ tells both that they did."""
+    create = SimulatedAdmin.create
+    calls: list[Entity] = []
+
+    async def create_or_not(self, entity, properties=None):
+        exists = await self.exists(entity)
+        await asyncio.sleep(0.2 if len(calls) % 2 else 0.1)
+        calls.append(entity)
+        await create(self, entity, properties)
+        return not exists
+
+    async with world(continuity=("ord*",), enable_syphon=True) as w:
+        monkeypatch.setattr(SimulatedAdmin, "create", create_or_not)
+        w.pair.sender("orders")
+        await asyncio.sleep(10)
+        assert calls.count(Entity(LANE)) > 1
+        assert w.of(Warned) == []
+
+
+@in_virtual_time
 async def test_a_send_whose_lane_fails_goes_to_a_shared_queue_and_returns_to_the_lane(world):
     async with world(continuity=("orders",), backlog_retry_interval=5) as w:
         w.east.fail(Fault.DOWN)

@@ -282,6 +282,7 @@ class BacklogQueues:
         """Make the queue, and say where it differs from what is asked for (SPEC 5.3), a new one by a policy."""
         queue = self.queue(index)
         admin = self._transport.admin
+        existed = index in self._existed  # before: where two make a new one at once, both may have made it
         created = await self._limits.run(admin.create(queue, self._properties))
         differences: tuple[str, ...] = ()
         actual = None
@@ -311,7 +312,7 @@ class BacklogQueues:
                 )
             differences = self._properties.differences(actual)
         self._checked.add(index)
-        if created and index in self._existed:
+        if created and existed:
             text = f"backlog queue {queue.path} was missing and was created again: what it held is lost"
             self._emit(Warned, subject=queue.path, text=text)
         self.rotation.created(index, self._clock.now())
