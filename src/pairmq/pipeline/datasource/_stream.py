@@ -5,21 +5,19 @@ batch is not read from the broker: `latestOffset` moves messages into a spool an
 disk, offsets are numbers of the spool's segments, and `commit` deletes segments. Spark reports a commit one batch late,
 which costs disk space and nothing else.
 
-Spark calls this now and then. The event loop has a thread of its own and goes on between two calls, or a connection's
-heartbeats would stop while a batch is computed.
+Spark calls this now and then. The event loop is that of `pairmq.sync`, which goes on between two calls, or a
+connection's heartbeats would stop while a batch is computed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -30,6 +28,7 @@ from pairmq.pipeline.datasource._intake import Intake
 from pairmq.pipeline.datasource._options import Brokers, Options
 from pairmq.pipeline.datasource._rows import Place
 from pairmq.pipeline.datasource._spool import Spool, SpoolError, read_segment
+from pairmq.sync import run
 
 _log = logging.getLogger("pairmq.pipeline")
 
@@ -59,8 +58,6 @@ class _Consumer:
     def __init__(self, plan: _Plan) -> None:
         transport, settings = plan.brokers.transport(plan.side)
         with contextlib.ExitStack() as opened:
-            self._loop = LoopThread()
-            opened.callback(self._loop.close)
             self.spool = Spool(plan.directory, f"{plan.source} ({plan.side})", patience=plan.spool_wait)
             opened.callback(self.spool.close)
             place = Place(plan.side, str(plan.source), plan.source.entity.path)
@@ -70,14 +67,14 @@ class _Consumer:
             self._opened = opened.pop_all()
 
     def available(self) -> int:
-        return self._loop.run(self.intake.available())
+        return run(self.intake.available())
 
     def fill(self, most: int, wait: float, start: int, whole: bool) -> int:
-        return self._loop.run(self.intake.fill(most, wait, start, whole=whole))
+        return run(self.intake.fill(most, wait, start, whole=whole))
 
     def close(self) -> None:
         with self._opened:
-            self._loop.run(self.intake.close())
+            run(self.intake.close())
 
 
 class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -234,31 +231,3 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _offset(spool: Spool, number: int) -> dict[str, Any]:
     return {"spool": spool.id, "next": number}
-
-
-T = TypeVar("T")
-
-
-class LoopThread:
-    """Runs coroutines from a thread that has no loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="pairmq loop", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # the system gives no thread
-            self._loop.close()
-            raise
-
-    def run(self, operation: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(operation, self._loop).result()
-
-    def close(self) -> None:
-        """End the loop; idempotent."""
-        if self._loop.is_closed():
-            return
-        self.run(self._loop.shutdown_default_executor())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
