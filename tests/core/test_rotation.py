@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pairmq.core.rotation import Rotation
+from pairmq.core.rotation import Missing, Rotation, unfit
+from pairmq.transport import QueueProperties
 from patient_examples import examples
 
 
@@ -200,13 +201,52 @@ def test_a_queue_that_vanishes_again_is_not_created_at_once(rotation: Rotation):
 
 def test_a_queue_that_was_never_missing_was_not_created(rotation: Rotation):
     rotation.created(1, now=5)
-    assert not rotation.created_since(1, 0)
+    assert rotation.not_found(1, 0, now=6) is Missing.MAKE
 
 
-def test_a_queue_that_was_missing_was_created_since_then(rotation: Rotation):
-    rotation.missing(1, now=5)
+def test_a_queue_that_was_made_since_a_send_began_is_not_made_again(rotation: Rotation):
+    assert rotation.not_found(1, 4, now=5) is Missing.MAKE
     rotation.created(1, now=6)
-    assert [rotation.created_since(1, 6), rotation.created_since(1, 7)] == [True, False]
+    assert [rotation.not_found(1, began_at, now=7) for began_at in (4, 6, 6.5)] == [
+        Missing.MADE,
+        Missing.MADE,
+        Missing.AGAIN,
+    ]
+    assert rotation.not_found(1, 36, now=36) is Missing.MAKE
+
+
+def test_a_missing_queue_that_is_taken_out_is_retried_at_once_unless_it_vanished_again(rotation: Rotation):
+    rotation.take_out(1, now=5, missing=True)
+    assert rotation.due(5) == (1,)
+    rotation.created(1, now=6)
+    rotation.put_back(1)
+    rotation.take_out(1, now=7, missing=True)
+    assert [rotation.due(7), rotation.due(37)] == [(), (1,)]
+
+
+def test_a_probe_tries_what_a_send_would_try(rotation: Rotation):
+    rotation.take_out(rotation.add_lane(), now=0)
+    rotation.take_out(1, now=0)
+    assert rotation.tried(trials=True) == (0, 2)
+    all_out(rotation)
+    assert [rotation.tried(trials=True), rotation.tried(trials=False)] == [(0, 1, 2), ()]
+
+
+@pytest.mark.parametrize(
+    ("properties", "ordered", "why"),
+    [
+        (QueueProperties(), False, None),
+        (QueueProperties(keeps_completed=True), False, "keeps messages that are completed"),
+        (QueueProperties(forwards_to="other"), False, "forwards its messages to other"),
+        (QueueProperties(drops_duplicates=True), False, "drops messages with an id"),
+        (QueueProperties(requires_session=True), False, "requires sessions"),
+        (QueueProperties(), True, "can be read by several consumers"),
+        (QueueProperties(single_consumer=True), True, None),
+    ],
+)
+def test_what_can_not_be_a_backlog_queue(properties: QueueProperties, ordered: bool, why: str | None):
+    found = unfit(properties, ordered=ordered)
+    assert found is why if why is None else found is not None and found.startswith(why)
 
 
 def test_a_queue_in_use_needs_no_trial(rotation: Rotation):
@@ -215,7 +255,7 @@ def test_a_queue_in_use_needs_no_trial(rotation: Rotation):
 
 
 def test_a_retry_can_be_due_at_once(rotation: Rotation):
-    rotation.take_out(0, now=5, soon=True)
+    rotation.take_out(0, now=5, missing=True)
     rotation.take_out(1, now=5)
     assert rotation.due(5) == (0,)
     rotation.hasten(6)

@@ -2,10 +2,51 @@
 
 from __future__ import annotations
 
+import enum
+from typing import Protocol
+
 from pairmq.core.backoff import TRIALS
 
 _LANE_RETRY = 1.0
 """Seconds until the first retry of a lane, each further one after twice as long: consumers read no other queue."""
+
+
+class Missing(enum.Enum):
+    """What is to be done about a queue that a send did not find (SPEC 5.5)."""
+
+    MADE = "it was made meanwhile: send once more"
+    MAKE = "make it, and send once more"
+    AGAIN = "it vanished again: leave it to its next retry"
+
+
+class QueueKind(Protocol):
+    """What a queue is, as its broker reports it."""
+
+    @property
+    def keeps_completed(self) -> bool: ...
+    @property
+    def forwards_to(self) -> str | None: ...
+    @property
+    def drops_duplicates(self) -> bool: ...
+    @property
+    def requires_session(self) -> bool: ...
+    @property
+    def single_consumer(self) -> bool: ...
+
+
+def unfit(queue: QueueKind, *, ordered: bool) -> str | None:
+    """Why a queue that exists can't be a backlog queue, one that is ``ordered`` maybe (SPEC 5.3); None when it can."""
+    if queue.keeps_completed:
+        return "keeps messages that are completed, so that none would ever be moved"
+    if queue.forwards_to is not None:
+        return f"forwards its messages to {queue.forwards_to}, so that none would ever be moved"
+    if queue.drops_duplicates:
+        return "drops messages with an id that it has seen, although they are for different entities"
+    if queue.requires_session:
+        return "requires sessions, and diverted messages have none"
+    if ordered and not queue.single_consumer:
+        return "can be read by several consumers at once, and ordering='session' needs one at a time"
+    return None
 
 
 class Out:
@@ -77,11 +118,13 @@ class Rotation:
             return None
         return self._in_use[int(chance * len(self._in_use))]
 
-    def take_out(self, index: int, now: float, chance: float = 0.0, *, soon: bool = False) -> bool:
-        """Take a queue that failed out of use, for all senders, and plan its retry, at once if ``soon``.
+    def take_out(self, index: int, now: float, chance: float = 0.0, *, missing: bool = False) -> bool:
+        """Take a queue that failed out of use, for all senders, and plan its retry: of one that is ``missing`` at once,
+        unless it vanishes again.
 
         True when it was in use until now. A failure of a queue that is out already does not postpone its retry.
         """
+        soon = missing and self.missing(index, now)
         if index in self._out:
             return False
         if index < self._shared:
@@ -97,6 +140,12 @@ class Rotation:
             self._in_use.append(index)
             self._in_use.sort()
         return True
+
+    def tried(self, *, trials: bool) -> tuple[int, ...]:
+        """The shared queues that a send would try, with ``trials`` those out of use where no other is left."""
+        if self._in_use or not trials:
+            return self.in_use
+        return tuple(index for index in self.out if index < self._shared)
 
     # Probing sends: a send with no queue in use tries one itself (SPEC 5.5).
 
@@ -168,16 +217,18 @@ class Rotation:
         created_at = self._created_at.get(index)
         return created_at is None or now - created_at >= self._retry_interval
 
+    def not_found(self, index: int, began_at: float, now: float) -> Missing:
+        """A send that began at an instant did not find a queue."""
+        created_at = self._created_at.get(index)
+        if created_at is not None and created_at >= began_at:
+            return Missing.MADE
+        return Missing.MAKE if self.missing(index, now) else Missing.AGAIN
+
     def created(self, index: int, now: float) -> None:
         """A queue exists; of one that was missing, this is the instant from which it does."""
         if index in self._missing:
             self._missing.discard(index)
             self._created_at[index] = now
-
-    def created_since(self, index: int, instant: float) -> bool:
-        """Return whether a queue that was missing was created at or after an instant."""
-        created_at = self._created_at.get(index)
-        return created_at is not None and created_at >= instant
 
     # Retries, in the background.
 

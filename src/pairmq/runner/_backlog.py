@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from pairmq.core import PairOptions, lane_name
-from pairmq.core.rotation import Rotation
+from pairmq.core.rotation import Missing, Rotation, unfit
 from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, FailureReason, TransportError
 from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
 from pairmq.runner._counted import EngineContext
@@ -206,8 +206,10 @@ class BacklogQueues:
     def take_out(self, index: int, error: TransportError) -> None:
         """Take a queue that failed out of use for all senders of the pair (SPEC 5.4); a missing one is made at once."""
         self.last_failure = remembered(error)
-        soon = error.reason is FailureReason.NOT_FOUND and self._is_missing(index)
-        if self.rotation.take_out(index, self._clock.now(), self._clock.chance(), soon=soon):
+        missing = error.reason is FailureReason.NOT_FOUND
+        if missing:
+            self._checked.discard(index)  # it may be made again as another kind of queue
+        if self.rotation.take_out(index, self._clock.now(), self._clock.chance(), missing=missing):
             self._planned.set()
             self._emit(
                 RotationChanged,
@@ -217,17 +219,14 @@ class BacklogQueues:
                 error=str(error),
             )
 
-    def _is_missing(self, index: int) -> bool:
-        """Note that a queue does not exist; return whether that is new: one that vanishes again is not made at once."""
-        self._checked.discard(index)  # it may be made again as another kind of queue
-        return self.rotation.missing(index, self._clock.now())
-
     async def make_again(self, index: int, began_at: float) -> None:
         """Make a queue that a send found missing (SPEC 5.5), unless it was made since that began; any number of sends
         share one attempt. Raises `TransportError`."""
-        if self.rotation.created_since(index, began_at):
+        found = self.rotation.not_found(index, began_at, self._clock.now())
+        if found is Missing.MADE:
             return
-        if not self._is_missing(index):
+        self._checked.discard(index)
+        if found is Missing.AGAIN:
             text = f"backlog queue {self.queue(index).path} is missing again"
             raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_FOUND)
         await self.check(index)
@@ -250,10 +249,7 @@ class BacklogQueues:
         """Find out whether any queue takes messages that a send would try, or raise; which ones are in use stays as it
         is."""
         failure = self.last_failure
-        tried = self.rotation.in_use
-        if not tried and self._options.while_failing == "wait":
-            tried = tuple(index for index in self.rotation.out if index < len(self.entities))
-        for index in tried:
+        for index in self.rotation.tried(trials=self._options.while_failing == "wait"):
             try:
                 await self._transport.admin.probe(self.entities[index])
             except TransportError as error:
@@ -292,20 +288,10 @@ class BacklogQueues:
             if not created:
                 raise
         if actual is not None:
-            unfit = None
-            if actual.keeps_completed:
-                unfit = "keeps messages that are completed, so that none would ever be moved"
-            elif actual.forwards_to is not None:
-                unfit = f"forwards its messages to {actual.forwards_to}, so that none would ever be moved"
-            elif actual.drops_duplicates:
-                unfit = "drops messages with an id that it has seen, although they are for different entities"
-            elif actual.requires_session:
-                unfit = "requires sessions, and diverted messages have none"
-            elif self._properties.single_consumer and not actual.single_consumer:
-                unfit = "can be read by several consumers at once, and ordering='session' needs one at a time"
-            if unfit is not None:
+            why = unfit(actual, ordered=self._properties.single_consumer)
+            if why is not None:
                 raise TransportError(
-                    f"existing backlog queue {queue.path} {unfit}: drain and delete it, or use another"
+                    f"existing backlog queue {queue.path} {why}: drain and delete it, or use another"
                     " backlog_name_template",
                     FailureKind.REFUSED,
                     FailureReason.OTHER,
