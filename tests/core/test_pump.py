@@ -18,6 +18,7 @@ from pairmq.core.gates import Gates
 from pairmq.core.machine import ImpossibleInputError
 from pairmq.core.pump import (
     ITEM,
+    MOST_COMPLETED,
     DestinationLine,
     Ending,
     Item,
@@ -59,11 +60,23 @@ class Pump:
     """A machine, and what it was given."""
 
     def __init__(
-        self, *, ordered: bool = False, batches: bool = False, lock: float | None = 60.0, **options: Any
+        self,
+        *,
+        ordered: bool = False,
+        batches: bool = False,
+        lane: bool = False,
+        schedules: bool = True,
+        lock: float | None = 60.0,
+        **options: Any,
     ) -> None:
         self.gates = Gates(60.0)
         self.machine = PumpMachine(
-            PairOptions(**options), self.gates, lambda entity: entity.path == "system", ordered_batches=batches
+            PairOptions(**options),
+            self.gates,
+            lambda entity: entity.path == "system",
+            ordered_batches=batches,
+            lane=lane,
+            schedules=schedules,
         )
         self.machine.opened(lock, ordered=ordered)
         self.lines: dict[Entity, DestinationLine] = {}
@@ -710,7 +723,7 @@ def test_a_copy_of_a_message_that_may_have_one_is_marked():
     pump.receive(envelope(1), envelope(2))
     pump.send(IN_DOUBT, AWAY)
     items = pump.machine.postpone(pump.lines[ORDERS], 0.0)
-    copies = pump.machine.copies(items, 0.0, None)
+    copies = pump.machine.copies(items, 0.0, AT)
     assert not any(copy.scheduled_enqueue_at for copy in copies)
     assert [MAYBE_DUPLICATE in copy.application_properties for copy in copies] == [True, False]
 
@@ -765,6 +778,28 @@ def test_copies_that_show_no_clock_for_a_while_are_reported():
     assert [clock.asks_in_vain(5.0, now) for now in (105.0, 105.1)] == [False, True]
 
 
+@pytest.mark.parametrize(("schedules", "waits"), [(True, [0.0, 0.0, 1.0]), (False, [1.0, 1.0, 1.0])])
+def test_the_pump_waits_after_copies_that_are_seen_again_at_once(schedules, waits):
+    pump = Pump(schedules=schedules, ping_primary_interval=5.0)
+    pump.receive(envelope(1))
+    pump.send(AWAY)
+    pump.machine.copies(pump.machine.postpone(pump.lines[ORDERS], 0.0), 0.0, AT)
+    assert [pump.machine.wait_after_copies(now) for now in (0.0, 5.0, 5.1)] == waits
+
+
+def test_copies_are_scheduled_only_where_they_are_counted():
+    for schedules in (True, False):
+        pump = Pump(schedules=schedules, ping_primary_interval=5.0)
+        pump.receive(envelope(1))
+        pump.send(AWAY)
+        items = pump.machine.postpone(pump.lines[ORDERS], 0.0)
+        [copy] = pump.machine.copies(items, 0.0, AT)
+        seen = replace(items[0].delivery, message=copy, sequence_number="9", enqueued_at=AT)
+        pump.machine.received([seen], 1.0, AT)  # shows the secondary's clock
+        [again] = pump.machine.copies(items, 1.0, AT)
+        assert (again.scheduled_enqueue_at == AT + timedelta(seconds=5)) is schedules
+
+
 def test_nothing_is_postponed_while_a_settlement_is_tried_again():
     pump = Pump()
     pump.receive(envelope(1), envelope(2))
@@ -784,7 +819,67 @@ def test_what_is_left_of_a_line_that_was_dropped_begins_another():
     assert list(begun.items) == items
 
 
+# What is locked in vain.
+
+
+@pytest.mark.parametrize("lane", [True, False])
+def test_of_a_lane_what_can_not_be_delivered_is_let_go(lane):
+    pump = Pump(lane=lane)
+    pump.receive(envelope(1))
+    assert not pump.machine.lets_go
+    pump.send(AWAY)
+    assert pump.machine.lets_go is lane
+
+
+@pytest.mark.parametrize(("lane", "works"), [(True, True), (False, False)])
+def test_a_pump_that_begins_anew_first_completes_what_is_stored_where_its_queue_works(lane, works):
+    pump = Pump(lane=lane)
+    pump.receive(envelope(1))
+    pump.send(AWAY)
+    line = pump.lines[ORDERS]
+    assert pump.machine.begin_anew() is works
+    assert not pump.machine.is_current(line)
+
+
+def test_a_pump_that_lost_its_order_begins_anew_with_a_queue_that_works():
+    pump = Pump(ordered=True)
+    pump.receive(envelope(1), envelope(2))
+    pump.machine.miss(pump.lines[ORDERS].items[0])
+    assert pump.machine.begin_anew()
+
+
 # Locks and settlements.
+
+
+def settled_by(pump: Pump, stored: int, dead: int) -> list[list[int]]:
+    """How many are settled in each operation, those side by side in one list."""
+    pump.gates.of(ORDERS).most = 10_000
+    first = pump.receive(*(Message(b"forged", message_id=str(n)) for n in range(dead)), first=stored + 1)
+    if stored:
+        pump.receive(*map(envelope, range(stored)))
+    left = [*first]
+    while stored and (line := pump.lines.get(ORDERS)) and line.items:
+        count = len(pump.machine.take(line, 0.0))
+        left = [*pump.machine.sent(line.gate, line.taken, [None] * count, 0.5, 0.0).settle, *left]
+        pump.machine.ended(line)
+    rounds = []
+    items: Sequence[Item] = left
+    while items:
+        operations, items = pump.machine.settlements(items)
+        assert all(len({item.poison is None for item in each}) == 1 for each in operations)
+        rounds.append([len(each) for each in operations])
+    return rounds
+
+
+def test_completions_go_first_and_then_dead_letters_side_by_side():
+    assert settled_by(Pump(), 150, 30) == [[100], [50], [25], [5]]
+
+
+def test_completions_go_side_by_side_when_the_largest_ones_fit():
+    pump = Pump()
+    pump.machine.complete_at_once = MOST_COMPLETED
+    assert settled_by(pump, 2500, 1) == [[1000, 1000, 500], [1]]
+
 
 
 def test_a_lock_is_renewed_after_a_third_of_it():
@@ -1074,7 +1169,7 @@ class AnyPump:
             return
         items = self.machine.postpone(line, self.now)
         results = [self.random.choice([None, None, AWAY, IN_DOUBT]) for _ in items]
-        for copy, result in zip(self.machine.copies(items, 0.0, None), results, strict=True):
+        for copy, result in zip(self.machine.copies(items, 0.0, AT), results, strict=True):
             if result is None or (result.maybe_applied and self.random.random() < 0.5):
                 self.add(copy)
                 self.copied.add(self.name(copy))

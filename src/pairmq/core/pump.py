@@ -88,8 +88,7 @@ _MOST_DATED: Final = 1000  # copies on their way that may show it
 _UNKNOWN_LOCK: Final = 15.0  # s: how long a lock is taken to last until the queue was asked
 _SOON: Final = 0.001  # s
 _RENEWED_AT_ONCE: Final = 25  # at least, side by side: each under a time limit of its own
-DEAD_LETTERS_AT_ONCE: Final = 25
-"""Dead-letters side by side: each under a time limit of its own."""
+_DEAD_LETTERS_AT_ONCE: Final = 25  # side by side: each under a time limit of its own
 
 
 class State(enum.IntEnum):
@@ -354,7 +353,10 @@ def _is_delivering(item: Item) -> bool:
 
 class PumpMachine:
     """Decides for one backlog queue what is received, sent, put back, settled and given up; all pumps of a syphon share
-    the gates."""
+    the gates.
+
+    ``lane``: consumers read the queue as well; ``schedules``: its broker can hold messages back, and counts them.
+    """
 
     def __init__(
         self,
@@ -363,6 +365,8 @@ class PumpMachine:
         is_system: Callable[[Entity], bool],
         *,
         ordered_batches: bool = False,
+        lane: bool = False,
+        schedules: bool = True,
     ) -> None:
         self.moved = 0
         self.dead_lettered = 0
@@ -382,6 +386,9 @@ class PumpMachine:
         self._gates = gates
         self._is_system = is_system
         self._ordered_batches = ordered_batches
+        self._lane = lane
+        # Scheduled messages that can't be counted would let the backlog look empty (SPEC 4.5).
+        self._schedules = schedules
         self._counts_time = options.ttl_policy != "restore"
         self._limited = rate is not None
         self._size = 0.0  # bytes of a body, on the average of late; 0 before the first one
@@ -506,6 +513,11 @@ class PumpMachine:
     def stuck(self) -> bool:
         """Whether messages wait for an unavailable destination."""
         return any(line.items and not line.gate.is_open for line in self._lines.values())
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether messages of a lane are locked here that can't be delivered: a consumer may have them (SPEC 11.4)."""
+        return self._lane and self.stuck
 
     def _waiting(self, line: DestinationLine, now: float) -> Collection[Item]:
         """Those of a line that can't go on now: as its gate is shut, as they are in doubt, or behind one that is."""
@@ -831,19 +843,20 @@ class PumpMachine:
             item.step(_POSTPONED)
         return items
 
-    def copies(self, items: Sequence[Item], now: float, instant: datetime | None) -> list[Message]:
-        """Return the copies, to be seen again after `requeue_wait`; at once without an ``instant``, which is ``now`` by
-        the wall clock, and while the secondary's clock is not known."""
-        due = None if instant is None else self._clock.due(items, self.requeue_wait, now, instant)
+    def copies(self, items: Sequence[Item], now: float, instant: datetime) -> list[Message]:
+        """Return the copies, to be seen again after `requeue_wait`; at once where nothing can be scheduled, and while
+        the secondary's clock is not known. ``instant`` is ``now`` by the wall clock."""
+        due = self._clock.due(items, self.requeue_wait, now, instant) if self._schedules else None
         # A copy starts with a delivery count of its own: what this one showed must not be forgotten.
         return [
             copy_of(item.delivery.message, due, marked=item.unknown or item.delivery.delivery_count > 1)
             for item in items
         ]
 
-    def copies_return_at_once(self, now: float) -> bool:
-        """Whether copies with an instant have been seen again at once for a while: then too many would be made."""
-        return self._clock.asks_in_vain(self.requeue_wait, now)
+    def wait_after_copies(self, now: float) -> float:
+        """Seconds to wait after copies were stored, if they have been seen again at once for a while: it would spin."""
+        at_once = not self._schedules or self._clock.asks_in_vain(self.requeue_wait, now)
+        return min(self.requeue_wait, 1.0) if at_once else 0.0
 
     def copied(
         self, line: DestinationLine, items: Sequence[Item], results: Sequence[TransportError | None], now: float
@@ -969,8 +982,15 @@ class PumpMachine:
             for item in self._locked:
                 item.locked_until = -math.inf
 
+    def begin_anew(self) -> bool:
+        """Begin nothing new with what is locked, which is to be released; return whether the queue works: then what is
+        being sent, or is stored, is completed before that."""
+        works = self.broken or self.lets_go
+        self.drop_lines()
+        return works
+
     def release(self) -> None:
-        """Begin anew: what is locked is lost to this pump, and redelivered."""
+        """What is locked is lost to this pump, and redelivered."""
         for item in tuple(self._locked):
             self._lose(item)
         self.broken = False
@@ -988,6 +1008,21 @@ class PumpMachine:
         item.poison = poison
         self._settling[item] = None
         return item
+
+    def settlements(self, items: Sequence[Item]) -> tuple[list[Sequence[Item]], list[Item]]:
+        """Part items into the operations to begin now, side by side, and what comes after these.
+
+        An operation completes its items together, or dead-letters each of them by itself.
+        """
+        stored = [item for item in items if item.poison is None]
+        dead = [item for item in items if item.poison is not None]
+        if not stored:
+            return [dead[:_DEAD_LETTERS_AT_ONCE]], dead[_DEAD_LETTERS_AT_ONCE:]
+        at_once = self.complete_at_once
+        if at_once < MOST_COMPLETED:
+            return [stored[:at_once]], stored[at_once:] + dead
+        # What fits so well goes side by side.
+        return [stored[start : start + at_once] for start in range(0, len(stored), at_once)], dead
 
     def completed(
         self, items: Sequence[Item], used: Sequence[Delivery], errors: Sequence[TransportError | None], took: float

@@ -56,14 +56,17 @@ class Pump:
         self._context = context
         self._engine = engine = context.engine
         self._clock = engine.clock
+        path = lane_path(queue.path)
+        self._lane_entity = None if path is None else Entity(path)
+        capabilities = engine.secondary.capabilities
         self.machine = PumpMachine(
             engine.options,
             context.gates.gates,
             engine.primary.admin.is_system_entity,
             ordered_batches=engine.primary.capabilities.ordered_batches,
+            lane=path is not None,
+            schedules=capabilities.scheduling and capabilities.counts_scheduled,
         )
-        path = lane_path(queue.path)
-        self._lane_entity = None if path is None else Entity(path)
         self._lane = LaneWatch(engine.options.lane_patience)
         self._reader = BacklogReader(queue, engine, self.machine, self._changed)
         if self._lane_entity is not None:
@@ -100,7 +103,7 @@ class Pump:
                 if self._lane_entity is not None:
                     await self._leave_to_consumers(self._lane_entity)
                 await self._make_room()
-                if self._stopping.is_set() or self._lets_go:
+                if self._stopping.is_set() or self.machine.lets_go:
                     continue
                 held = len(self.machine)
                 deliveries = await self._reader.receive()
@@ -125,11 +128,6 @@ class Pump:
                 await pause(wait, self._stopping)
 
     # A lane is its consumers' first (SPEC 11.4).
-
-    @property
-    def _lets_go(self) -> bool:
-        """Whether messages of a lane are locked here that can't be delivered: a consumer may have them."""
-        return self._lane_entity is not None and self.machine.stuck
 
     async def _leave_to_consumers(self, entity: Entity) -> None:
         """Return when the syphon is to read the lane: its consumers do not, and the primary takes messages."""
@@ -156,16 +154,14 @@ class Pump:
 
     async def _begin_anew(self) -> None:
         """Let go of everything that is locked: after an error of the queue nothing of it can be settled."""
-        orderly = self.machine.broken or self._lets_go
+        works = self.machine.begin_anew()
         self._lane.let_go()
-        self.machine.drop_lines()
         sending = [task for line, task in self._lines.items() if line.taken]
         for line, task in self._lines.items():
             if not line.taken:
                 task.cancel()
         self._lines.clear()
-        if orderly:
-            # The queue works: what is being sent, or is stored, is completed before the rest is released.
+        if works:
             ends_at = self._clock.now() + self._engine.options.attempt_timeout
             await end(sending, self._engine.options.attempt_timeout)
             await self._reader.settler.finish(ends_at)
@@ -194,7 +190,7 @@ class Pump:
         """Wait, or postpone, while too much is held or unsettled, or enough is on its way."""
         retry = 0
         machine, gates = self.machine, self._context.gates
-        while not self._stopping.is_set() and not machine.broken and not self._lets_go:
+        while not self._stopping.is_set() and not machine.broken and not machine.lets_go:
             room = machine.room(self._clock.now())
             if room is Room.ASK:
                 answers = await self._primary_answers()
@@ -229,10 +225,7 @@ class Pump:
         if not line.gate.is_open and await self._context.gates.try_now(line.gate):
             return False  # it moves on by itself
         items = await reader.fresh(machine.postpone(line, self._clock.now()))
-        # Scheduled messages that can't be counted would let the backlog look empty (SPEC 4.5).
-        capabilities = self._engine.secondary.capabilities
-        schedules = capabilities.scheduling and capabilities.counts_scheduled
-        copies = machine.copies(items, self._clock.now(), self._clock.instant() if schedules else None)
+        copies = machine.copies(items, self._clock.now(), self._clock.instant())
         results: Sequence[TransportError | None] = ()
         if copies:
             results, _ = await reader.each(self._tail.send_batch(copies), len(copies))
@@ -242,8 +235,8 @@ class Pump:
         elif not machine.is_current(line) and line in self._lines:
             self._lines[line].cancel()
         await reader.settler.settle(settle)
-        if settle and (not schedules or machine.copies_return_at_once(self._clock.now())):
-            await pause(min(machine.requeue_wait, 1.0), self._stopping)  # they are visible again at once: don't spin
+        if settle and (wait := machine.wait_after_copies(self._clock.now())):
+            await pause(wait, self._stopping)
         return bool(settle)
 
     # Sending: send, have it confirmed, complete.

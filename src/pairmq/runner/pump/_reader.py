@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from pairmq.core import Backoff
-from pairmq.core.pump import DEAD_LETTERS_AT_ONCE, MOST_COMPLETED, Item, Poison, PumpMachine, Report
+from pairmq.core.pump import Item, Poison, PumpMachine, Report
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.model.events import MessageDeadLettered, MessageMoved, SyphonFailed
 from pairmq.runner._counted import EngineContext
@@ -295,27 +295,23 @@ class Settler:
 
     async def _try(self, items: Sequence[Item]) -> None:
         """One attempt for each."""
-        machine = self._machine
-        completions = [item for item in items if item.poison is None]
-        while completions:
-            at_once = machine.complete_at_once
-            if at_once == MOST_COMPLETED < len(completions):  # what fits so well goes side by side
-                starts = range(0, len(completions), at_once)
-                await asyncio.gather(*(self._complete(completions[start : start + at_once]) for start in starts))
-                break
-            await self._complete(completions[:at_once])
-            completions = completions[at_once:]
-        dead = [(item, item.poison) for item in items if item.poison is not None]
-        for start in range(0, len(dead), DEAD_LETTERS_AT_ONCE):
-            part, why = zip(*dead[start : start + DEAD_LETTERS_AT_ONCE], strict=True)
-            used = [item.delivery for item in part]
-            outcomes = await asyncio.gather(*map(self._reader.dead_letter, used, why))
-            self._settled(*machine.settled(part, used, outcomes))
+        while items:
+            operations, items = self._machine.settlements(items)
+            if len(operations) == 1:
+                await self._operation(operations[0])
+            else:
+                await asyncio.gather(*map(self._operation, operations))
 
-    async def _complete(self, items: Sequence[Item]) -> None:
+    async def _operation(self, items: Sequence[Item]) -> None:
+        """Complete items together, or dead-letter each of them."""
         used = [item.delivery for item in items]
-        errors, took = await self._reader.complete(used)
-        self._settled(*self._machine.completed(items, used, errors, took))
+        poison = [item.poison for item in items if item.poison is not None]
+        if poison:
+            outcomes = await asyncio.gather(*map(self._reader.dead_letter, used, poison))
+            self._settled(*self._machine.settled(items, used, outcomes))
+        else:
+            errors, took = await self._reader.complete(used)
+            self._settled(*self._machine.completed(items, used, errors, took))
 
     def _settled(self, reports: Iterable[Report], failures: Iterable[TransportError]) -> None:
         for text in dict.fromkeys(map(str, failures)):  # a hundred may have failed for one reason
