@@ -262,7 +262,7 @@ SENDS = (
     Mutant(
         "a close waits for the sends, however long",
         "src/pairmq/runner/_send.py",
-        "        self._limits.end_by(self._ends_at)",
+        "        self._limits.end_by(self._rules.ends_at)",
         "        pass",
     ),
     Mutant(
@@ -292,8 +292,8 @@ SENDS = (
     Mutant(
         "a place among the sends in flight is not released",
         "src/pairmq/runner/_send.py",
-        "                self._admission.leave(len(pending))",
-        "                self._admission.leave(sum(isinstance(job.result, Receipt) for job in pending))",
+        "self._admission.leave(len(pending)):",
+        "self._admission.leave(sum(isinstance(job.result, Receipt) for job in pending)):",
     ),
     Mutant(
         "a failure in the middle of a batch is taken for success",

@@ -17,10 +17,12 @@ from pairmq.core.rotation import Rotation
 from pairmq.core.send import (
     FAIR_TRIAL,
     TRIALS_AT_ONCE,
+    Admission,
     Attempt,
     Check,
     Choice,
     Done,
+    EntityLine,
     Fate,
     Job,
     RoundTrip,
@@ -29,6 +31,7 @@ from pairmq.core.send import (
     Step,
     Wait,
     is_answer,
+    not_found,
     worst_kind,
 )
 from pairmq.core.signals import ToBacklog, ToPrimary
@@ -188,14 +191,11 @@ def test_nothing_is_sent_at_once_when_the_deadline_has_passed():
 # Whether it waits in line for others.
 
 
-class Crowd(Entity):
-    """An entity with sends in flight that no broker has answered for a while."""
-
-    def __init__(self, sends: int, silent_since: float | None, elsewhere: int = 0) -> None:
-        super().__init__()
-        self.sends = sends
-        self.elsewhere = elsewhere
-        self.silent_since = silent_since
+def crowd(sends: int, silent_since: float | None, elsewhere: int = 0) -> EntityLine[str]:
+    """Sends in flight that no broker has answered for a while."""
+    line: EntityLine[str] = EntityLine()
+    line.sends, line.silent_since, line.elsewhere = sends, silent_since, elsewhere
+    return line
 
 
 @pytest.mark.parametrize(
@@ -208,27 +208,148 @@ class Crowd(Entity):
     ],
 )
 def test_a_send_waits_in_line_behind_enough_others_that_have_no_answer(sends, silent_since, waits):
-    crowd = Crowd(sends, silent_since)
-    assert Sending().rules.lets_in(crowd, 100.0) is not waits
-    assert crowd.sends == sends + (not waits)
+    line = crowd(sends, silent_since)
+    assert Sending().rules.lets_in(line, 100.0) is not waits
+    assert line.sends == sends + (not waits)
 
 
 def test_what_began_before_the_entity_failed_over_is_not_counted():
-    assert Sending().rules.lets_in(Crowd(150 + TRIALS_AT_ONCE - 1, 90.0, elsewhere=150), 100.0)
-    assert not Sending().rules.lets_in(Crowd(150 + TRIALS_AT_ONCE, 90.0, elsewhere=150), 100.0)
+    assert Sending().rules.lets_in(crowd(150 + TRIALS_AT_ONCE - 1, 90.0, elsewhere=150), 100.0)
+    assert not Sending().rules.lets_in(crowd(150 + TRIALS_AT_ONCE, 90.0, elsewhere=150), 100.0)
 
 
 @pytest.mark.parametrize("side", ["to_primary", "to_backlog"])
 def test_no_send_waits_in_line_for_answers_that_a_distant_broker_can_not_have_given_yet(side):
     rules = Sending().rules
     getattr(rules, side).answered(0.5)
-    assert rules.lets_in(Crowd(TRIALS_AT_ONCE, 99.0), 100.0)
-    assert not rules.lets_in(Crowd(TRIALS_AT_ONCE, 95.0), 100.0)
+    assert rules.lets_in(crowd(TRIALS_AT_ONCE, 99.0), 100.0)
+    assert not rules.lets_in(crowd(TRIALS_AT_ONCE, 95.0), 100.0)
 
 
 def test_no_send_waits_in_line_when_failures_are_raised():
     rules = Sending(while_failing="raise").rules
-    assert rules.lets_in(Crowd(TRIALS_AT_ONCE, 90.0), 100.0)
+    assert rules.lets_in(crowd(TRIALS_AT_ONCE, 90.0), 100.0)
+
+
+def lined_up(*turns: str, sends: int = TRIALS_AT_ONCE) -> EntityLine[str]:
+    line = crowd(sends, 90.0)
+    for turn in turns:
+        line.stand(turn)
+    return line
+
+
+def test_a_send_that_ends_lets_the_first_in_line_go_on():
+    line = lined_up("a", "b")
+    assert (line.ended(), line.sends, line.next()) == (True, TRIALS_AT_ONCE - 1, "a")
+
+
+def test_a_send_that_ends_lets_no_one_go_on_when_no_one_waits():
+    line = lined_up()
+    assert (line.ended(), line.next()) == (False, None)
+
+
+def test_an_answer_lets_all_in_line_go_on():
+    line = lined_up("a", "b")
+    assert (list(line.answered()), line.silent_since, list(line.answered())) == (["a", "b"], None, [])
+
+
+def test_a_failover_lets_as_many_go_on_as_may_find_out_whatever_hangs_at_the_primary():
+    line = lined_up("a")
+    assert (line.failed_over(), line.elsewhere) == (TRIALS_AT_ONCE, TRIALS_AT_ONCE)
+    assert Sending().rules.lets_in(line, 100.0)
+
+
+def test_what_hung_at_the_primary_when_the_entity_failed_over_is_counted_until_it_ends():
+    line = lined_up(sends=2)
+    line.failed_over()
+    line.ended()
+    assert (line.sends, line.elsewhere) == (1, 1)
+
+
+def test_a_scout_takes_the_place_of_no_other():
+    line = lined_up("a")
+    assert line.scout()
+    assert line.next() == "a"
+    assert Sending().rules.lets_in(line, 100.0)
+
+
+def test_no_scout_goes_on_when_no_one_waits():
+    line = lined_up()
+    assert (line.scout(), line.elsewhere) == (False, 0)
+
+
+def test_a_turn_that_is_given_up_is_not_in_line_any_more():
+    line = lined_up("a", "b")
+    assert [line.leave("a"), line.leave("a"), line.next(), line.leave("b")] == [True, False, "b", False]
+
+
+# How many are in flight at all.
+
+
+def waiting(limit: int, *needs: int, deadline: float = 200.0) -> Admission[int]:
+    """All places are taken; further calls wait for as many messages as they need."""
+    admission: Admission[int] = Admission(limit)
+    assert admission.try_enter(limit)
+    for turn, messages in enumerate(needs):
+        assert not admission.try_enter(messages)
+        admission.stand(turn, messages, deadline)
+    return admission
+
+
+def let_in(admission: Admission[int], now: float = 100.0, lead: float = 0.0, most: int = 50) -> list[tuple[int, bool]]:
+    return admission.let_in(now, lead, most, lambda turn: True)
+
+
+def test_there_is_room_for_the_limit():
+    admission: Admission[int] = Admission(3)
+    assert [admission.try_enter(2), admission.try_enter(2), admission.try_enter(1)] == [True, False, True]
+    assert admission.in_flight == 3
+
+
+def test_a_batch_that_is_larger_than_the_limit_enters_alone():
+    admission: Admission[int] = Admission(3)
+    assert [admission.try_enter(5), admission.try_enter(1), admission.in_flight] == [True, False, 3]
+    assert not admission.leave(5)
+    assert admission.in_flight == 0
+
+
+def test_who_waits_is_let_in_first_come_first_served():
+    admission = waiting(3, 2, 3, 1)
+    assert admission.leave(2)
+    assert let_in(admission) == [(0, True)]
+    admission.leave(1)
+    assert not admission.try_enter(1)  # although there is room: the second one needs all places
+    assert let_in(admission) == []
+    admission.leave(2)
+    assert let_in(admission) == [(1, True)]
+
+
+def test_one_that_waits_no_longer_does_not_hold_up_those_behind_it():
+    admission = waiting(3, 3, 1)
+    admission.leave(1)
+    assert [admission.give_up(0), admission.give_up(0), let_in(admission)] == [True, False, [(1, True)]]
+
+
+def test_some_are_let_in_at_once_and_then_more():
+    admission = waiting(4, 1, 1, 1)
+    admission.leave(4)
+    assert [let_in(admission, most=2), let_in(admission, most=2)] == [[(0, True), (1, True)], [(2, True)]]
+
+
+def test_one_with_less_time_left_than_all_ends_take_is_sent_away_and_one_at_a_time():
+    admission = waiting(2, 1, 1, 1, deadline=101.0)
+    admission.leave(2)
+    assert [let_in(admission, lead=2.0), let_in(admission, lead=2.0)] == [[(0, False)], [(1, False)]]
+    assert (let_in(admission, lead=0.5), admission.in_flight) == ([(2, True)], 1)
+
+
+def test_one_that_gave_up_this_moment_is_let_in_to_learn_it():
+    admission = waiting(1, 1, deadline=101.0)
+    admission.leave(1)
+    assert admission.let_in(100.0, 2.0, 50, lambda turn: False) == [(0, True)]
+
+
+# What came of it.
 
 
 @pytest.mark.parametrize("result", [None, BUSY, TRANSIENT, MISSING])
@@ -238,6 +359,38 @@ def test_what_a_broker_returned_is_an_answer(result):
 
 def test_a_failure_to_reach_a_broker_is_no_answer():
     assert not is_answer((DOWN, LATE))
+
+
+@pytest.mark.parametrize(("result", "answered"), [(None, True), (BUSY, True), (DOWN, False)])
+def test_the_outcome_of_an_attempt_says_whether_a_broker_answered(result, answered):
+    sending = Sending()
+    sending.start()
+    assert sending.machine.primary_ended([result]).answered is answered
+    sending = Sending(FAILED_OVER)
+    sending.start()
+    sending.machine.choose(100.0, 0.0)
+    assert sending.machine.backlog_ended([result], 100.0).answered is answered
+
+
+def test_what_found_no_queue_is_sent_once_more():
+    assert not_found((None, MISSING, DOWN, MISSING)) == [1, 3]
+
+
+def given_up(*failures: TransportError, **known: TransportError | None) -> list[str]:
+    job = Job(Message(b"x"))
+    for failed in failures:
+        job.failed(failed)
+    job.give_up(**{"primary": None, "backlog": None, "fault": None, **known})
+    return [str(cause) for cause in job.causes]
+
+
+def test_a_send_that_is_given_up_names_what_is_known_of_both_brokers():
+    assert given_up(LATE, primary=DOWN, backlog=BUSY) == [str(DOWN), str(LATE), str(BUSY)]
+
+
+def test_a_cause_is_named_once():
+    again = failure(FailureKind.UNAVAILABLE, FailureReason.CONNECTION)
+    assert given_up(DOWN, primary=again, backlog=again, fault=TRANSIENT) == [str(DOWN), str(TRANSIENT)]
 
 
 # For how long.
@@ -764,7 +917,7 @@ def test_a_send_without_order_looks_at_nothing():
 
 def test_a_closing_pair_moves_the_deadline_forward():
     sending = Sending()
-    sending.machine.close(101.0, "the pair closed")
+    sending.rules.end_by(101.0, "the pair closed")
     step = sending.start()
     assert isinstance(step, Attempt)
     assert step.until == 100.5
@@ -772,7 +925,7 @@ def test_a_closing_pair_moves_the_deadline_forward():
 
 def test_a_closing_pair_never_moves_the_deadline_back():
     sending = Sending(timeout=1.0)
-    sending.machine.close(200.0, "the pair closed")
+    sending.rules.end_by(200.0, "the pair closed")
     assert isinstance(sending.start(), Attempt)
     sending.primary(BUSY)
     assert sending.resume(1.0) == Done(SendRefused, "the pair closed")
@@ -781,14 +934,14 @@ def test_a_closing_pair_never_moves_the_deadline_back():
 def test_a_wait_ends_when_the_pair_is_closed():
     sending = Sending()
     sending.start()
-    sending.machine.close(100.02, "the pair closed")
+    sending.rules.end_by(100.02, "the pair closed")
     assert sending.primary(DOWN) == Wait(100.02, last=True)
 
 
 def test_what_a_closing_pair_gives_up_is_reported():
     sending = Sending(while_failing="raise")
     sending.start()
-    sending.machine.close(105.0, "the pair faulted: x")
+    sending.rules.end_by(105.0, "the pair faulted: x")
     assert sending.primary(DOWN) == Done(SendRefused, "the pair faulted: x")
 
 
@@ -843,7 +996,7 @@ class Driven(Sending):
         self.entity.seen = self.data.draw(STATES)
         if self.data.draw(st.integers(0, 9)) == 0:
             instant = self.now + self.data.draw(st.floats(0.0, 1.0))
-            self.machine.close(instant, "the pair closed")
+            self.rules.end_by(instant, "the pair closed")
             self.deadline = min(self.deadline, instant)
         return self.machine.resume(self.now)
 

@@ -27,6 +27,7 @@ from pairmq.core.signals import (
     PingFailed,
     PingRefused,
     PingSucceeded,
+    PingsUnauthorized,
     PrimaryAbandoned,
     PrimaryAccepted,
     PrimaryFailed,
@@ -35,6 +36,7 @@ from pairmq.core.signals import (
     TimerFired,
     ToBacklog,
     ToPrimary,
+    ping_ended,
 )
 from pairmq.core.transitions import (
     BACKLOG,
@@ -47,7 +49,7 @@ from pairmq.core.transitions import (
     starts_epoch,
     visible,
 )
-from pairmq.model import EntityState, FailureKind
+from pairmq.model import EntityState, FailureKind, FailureReason, TransportError
 from pairmq.model.events import Cause
 
 OPTIONS = PairOptions(failover_interval=10, ping_primary_interval=60, ping_timeout=5, flap_window=300)
@@ -414,6 +416,40 @@ def test_refused_pings_are_believed_only_in_a_row(between: Callable[[int], Input
         else:
             machine.handle(between(number) if number == 3 and between else PingRefused(number), deadline)
         assert machine.health is Health.DOWN
+
+
+def refusal(reason: FailureReason) -> TransportError:
+    return TransportError("no", FailureKind.REFUSED, reason)
+
+
+@pytest.mark.parametrize(
+    ("failure", "input"),
+    [
+        (None, PingSucceeded(1, 0.5)),
+        (refusal(FailureReason.NOT_FOUND), PingRefused(1, 0.5)),
+        (refusal(FailureReason.UNAUTHORIZED), PingFailed(1, 0.5, unauthorized=True)),
+        (refusal(FailureReason.DISABLED), PingFailed(1, 0.5)),
+        (ValueError("a transport's mistake"), PingFailed(1, 0.5)),
+    ],
+)
+def test_what_came_of_a_ping(failure: Exception | None, input: Input):
+    assert ping_ended(1, failure, 0.5) == input
+
+
+@pytest.mark.parametrize("ended", [PingSucceeded, PingFailed, PingRefused])
+def test_pings_without_a_right_are_reported_once_in_a_row(ended: Callable[[int], Input]):
+    machine = EntityMachine(OPTIONS, 0)
+    # A flap, so that one good ping ends nothing.
+    feed(machine, (0, HOLD), (1, MARK_HEALTHY), (1, ROUTE_REQUESTED))
+    feed(machine, (1, PrimaryFailed(machine.epoch, FailureKind.UNAVAILABLE)), (11, TimerFired()))
+    reported = []
+    for number in range(1, 10):
+        deadline = machine.next_deadline()
+        assert deadline is not None
+        machine.handle(TimerFired(), deadline)
+        answer = ended(number) if number == 5 else PingFailed(number, unauthorized=True)
+        reported += [number] * (PingsUnauthorized(machine.epoch) in machine.handle(answer, deadline))
+    assert reported == [3, 8]
 
 
 def test_a_ping_under_way_is_stopped_when_an_operator_says_it_works():

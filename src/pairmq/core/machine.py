@@ -8,7 +8,17 @@ from typing import Any, Final
 from pairmq.core import signals as i
 from pairmq.core.backoff import TRIALS
 from pairmq.core.options import PairOptions
-from pairmq.core.signals import Changed, Effect, Input, LateResult, SendPing, StopPing, ToBacklog, ToPrimary
+from pairmq.core.signals import (
+    Changed,
+    Effect,
+    Input,
+    LateResult,
+    PingsUnauthorized,
+    SendPing,
+    StopPing,
+    ToBacklog,
+    ToPrimary,
+)
 from pairmq.core.transitions import (
     BACKLOG,
     HEALTH,
@@ -29,7 +39,7 @@ MOST_PINGS_NEEDED: Final = 8
 
 REFUSED_PINGS: Final = 3
 """Pings in a row that are refused as "no such entity" until that is believed: a broker that starts may not know its
-entities yet."""
+entities yet. As many that are refused for want of a right are reported: that does not pass by itself."""
 
 PING_JITTER: Final = 0.1
 """Share of the ping interval by which a ping may come early or late (SPEC 4.8)."""
@@ -75,6 +85,7 @@ class EntityMachine:
         "_settled_at",
         "_to_primary",
         "_tracks_backlog",
+        "_unauthorized_pings",
         "backlog",
         "diverting",
         "epoch",
@@ -102,7 +113,7 @@ class EntityMachine:
         self._pings = 0
         self.pings_needed = 1  # good ones in a row, which the present failover, or the last one, needs to end
         self._good_pings = 0
-        self._refused_pings = 0
+        self._refused_pings = self._unauthorized_pings = 0
         self._asked_pings = 0
         self._ping_wanted_from = now
         self._recovered_at: float | None = None
@@ -247,7 +258,7 @@ class EntityMachine:
         if not self._is_current_ping(input.number):
             return self._late_ping()
         self._good_pings += 1
-        self._refused_pings = 0
+        self._refused_pings = self._unauthorized_pings = 0
         recovered = self._good_pings >= self.pings_needed
         row = self._row(Symbol.PING_RECOVERED if recovered else Symbol.PING_GOOD)
         self._ping = self._ping_ends_at = None  # it has answered: nothing is left to cancel
@@ -257,12 +268,14 @@ class EntityMachine:
         if not self._is_current_ping(input.number):
             return self._late_ping()
         self._good_pings = self._refused_pings = 0
-        return self._apply(self._row(Symbol.PING_BAD), now, input.jitter)
+        effects = self._apply(self._row(Symbol.PING_BAD), now, input.jitter)
+        self._unauthorized_pings = self._unauthorized_pings + 1 if input.unauthorized else 0
+        return (*effects, PingsUnauthorized(self.epoch)) if self._unauthorized_pings == REFUSED_PINGS else effects
 
     def _on_ping_refused(self, input: i.PingRefused, now: float) -> tuple[Effect, ...]:
         if not self._is_current_ping(input.number):
             return self._late_ping()
-        self._good_pings = 0
+        self._good_pings = self._unauthorized_pings = 0
         self._refused_pings += 1
         believed = self._refused_pings >= REFUSED_PINGS
         row = self._row(Symbol.PING_REFUSED if believed else Symbol.PING_BAD)

@@ -40,8 +40,9 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from pairmq.core.backoff import TRANSIENT_RETRIES, Backoff
 from pairmq.core.machine import ImpossibleInputError
@@ -64,11 +65,16 @@ from pairmq.model import (
     TransportError,
 )
 
+T = TypeVar("T")
+
 FAIR_TRIAL: Final = 1.0
 """Seconds that an operation at a broker must have had for its time-out to count against the broker."""
 
 TRIALS_AT_ONCE: Final = 100
 """Sends of an entity that may be in flight without an answer of any broker; further ones would find out no more."""
+
+SCOUTED: Final = 0.25
+"""Seconds between two scouts of a line."""
 
 _PATIENCE: Final = 0.1  # s without an answer at least after which that counts: with thousands begun it may just be due
 _LAST_STRETCH: Final = 0.1  # s: with less than this left an attempt gets all of it instead of half
@@ -190,9 +196,29 @@ class Job:
         self.causes = (*self.causes, failure)
         self.unknown = self.unknown or failure.maybe_applied
 
+    def give_up(
+        self, primary: TransportError | None, backlog: TransportError | None, fault: BaseException | None
+    ) -> None:
+        """Nothing more is tried: what is known of either broker is a cause as well, unless its own failures say the
+        same, and so is the ``fault`` of the pair."""
+        before, after = (
+            None if known is None or any(_says(cause, known) for cause in self.causes) else known
+            for known in (primary, backlog)
+        )
+        self.causes = tuple(cause for cause in (before, *self.causes, after, fault) if cause is not None)
+
     def ends_as(self, refusal: type[SendRefused]) -> type[SendError]:
         """Nothing took it: it is refused, but if an earlier attempt may have been accepted, its outcome is unknown."""
         return SendUnknown if self.unknown else refusal
+
+
+def _says(cause: BaseException, failure: TransportError) -> bool:
+    """Whether two failures say the same; asked of each send that fails, so not by their whole text."""
+    return (
+        isinstance(cause, TransportError)
+        and (cause.kind, cause.reason, cause.maybe_applied) == (failure.kind, failure.reason, failure.maybe_applied)
+        and cause.args == failure.args
+    )
 
 
 # What a send asks for.
@@ -278,23 +304,27 @@ class Fate(enum.Enum):
 
 
 class PrimaryOutcome(NamedTuple):
-    """What an attempt at the primary says: *accepted*; failed by ``evidence``; without either, nothing (abandoned)."""
+    """What an attempt at the primary says: *accepted*; failed by ``evidence``; without either, nothing (abandoned).
+    ``answered``: a broker has responded at all, for which others may wait in line."""
 
     accepted: bool
     evidence: TransportError | None
     fates: Sequence[Fate]
+    answered: bool
 
 
 class BacklogOutcome(NamedTuple):
-    """What an attempt at a backlog queue says: whether the queue works, and whether it may hold any of the messages."""
+    """What an attempt at a backlog queue says: whether the queue works, and whether it may hold any of the messages;
+    ``answered`` as in `PrimaryOutcome`."""
 
     works: bool | None
     maybe_there: bool
     fates: Sequence[Fate]
+    answered: bool
 
 
-_TAKEN: Final = PrimaryOutcome(True, None, (Fate.ACCEPTED,))
-_STORED: Final = BacklogOutcome(True, True, (Fate.ACCEPTED,))
+_TAKEN: Final = PrimaryOutcome(True, None, (Fate.ACCEPTED,), True)
+_STORED: Final = BacklogOutcome(True, True, (Fate.ACCEPTED,), True)
 
 
 class Router(Protocol):
@@ -319,23 +349,131 @@ class SenderQueues(Protocol):
     lane: int | None
 
 
-class Destination(Router, Protocol):
-    """An entity with the sends to it.
+class EntityLine(Generic[T]):
+    """The sends to an entity that are in flight, and the line of those that wait while no broker answers (rule 6).
 
-    ``sends``: how many are in flight, those in line left out; ``elsewhere``: of them, those that began before it failed
-    over, whose attempts at the primary say nothing of the secondary, and scouts; ``silent_since``: when the first of
-    them began since the last answer of a broker.
+    A turn is what its caller waits by. ``sends``: how many are in flight, those in line left out; ``elsewhere``: those
+    of them that began before it failed over, whose attempts at the primary say nothing of the secondary, and scouts;
+    ``silent_since``: when the first of them began since the last answer of a broker; ``turns``: of the line.
     """
 
-    sends: int
-    elsewhere: int
-    silent_since: float | None
+    __slots__ = ("elsewhere", "sends", "silent_since", "turns")
+
+    def __init__(self) -> None:
+        self.sends = self.elsewhere = 0
+        self.silent_since: float | None = None
+        self.turns: OrderedDict[T, None] | None = None  # most entities never have one
+
+    def ended(self) -> bool:
+        """A send has ended that did not wait, or no longer; returns whether the next in line goes on."""
+        self.sends -= 1
+        if self.elsewhere:
+            self.elsewhere -= 1
+        return bool(self.turns)
+
+    def failed_over(self) -> int:
+        """Sends go to the secondary from now on; returns how many in line go on, whatever hangs at the primary."""
+        self.elsewhere = self.sends
+        return TRIALS_AT_ONCE
+
+    def answered(self) -> Collection[T]:
+        """A broker has answered a send, or is known to work: all in line go on, and are returned."""
+        self.silent_since = None
+        turns, self.turns = self.turns, None
+        return turns or ()
+
+    def scout(self) -> bool:
+        """Whether one more goes on, as `SCOUTED` seconds have passed: a broker may answer new attempts while those
+        before them hang until their limits."""
+        if not self.turns:
+            return False
+        self.elsewhere += 1
+        return True
+
+    def stand(self, turn: T) -> None:
+        """A send waits in line."""
+        if self.turns is None:
+            self.turns = OrderedDict()
+        self.turns[turn] = None
+
+    def leave(self, turn: T) -> bool:
+        """A send gives up waiting; returns whether it stood in line until now: else the next one may go on for it."""
+        if self.turns is None or turn not in self.turns:
+            return False
+        del self.turns[turn]
+        return True
+
+    def next(self) -> T | None:
+        """Take the turn of the first in line; None without one."""
+        return self.turns.popitem(last=False)[0] if self.turns else None
+
+
+class Admission(Generic[T]):
+    """How many messages of a pair are in flight: ``limit`` at most, first come, first served.
+
+    A batch larger than that enters alone. A turn is what a send waits by for which there is no room.
+    """
+
+    __slots__ = ("_free", "_turns", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._free = limit
+        self._turns: OrderedDict[T, tuple[int, float]] = OrderedDict()
+
+    @property
+    def in_flight(self) -> int:
+        """Messages in flight now."""
+        return self.limit - self._free
+
+    def try_enter(self, messages: int) -> bool:
+        """Enter at once if there is room and no one waits."""
+        messages = min(messages, self.limit)
+        if self._turns or self._free < messages:
+            return False
+        self._free -= messages
+        return True
+
+    def stand(self, turn: T, messages: int, deadline: float) -> None:
+        """Wait in line for room, until an instant at most."""
+        self._turns[turn] = (min(messages, self.limit), deadline)
+
+    def give_up(self, turn: T) -> bool:
+        """Wait no longer; returns whether the turn had not come until now: then a smaller one behind it may fit."""
+        return self._turns.pop(turn, None) is not None
+
+    def leave(self, messages: int) -> bool:
+        """Make room again; returns whether someone waits for it."""
+        self._free += min(messages, self.limit)
+        return bool(self._turns)
+
+    def let_in(self, now: float, lead: float, most: int, waits: Callable[[T], bool]) -> list[tuple[T, bool]]:
+        """Take those from the line's head whose turn has come, ``most`` of them at once, and whether each is let in.
+
+        While thousands end by their deadlines, which takes ``lead`` seconds, one with hardly any time left would only
+        begin to end as well: it is sent away. One at a time, as each has work to do at its end: the next one when
+        another send leaves. One that no longer ``waits`` is let in, and leaves when it learns that.
+        """
+        come: list[tuple[T, bool]] = []
+        sent_away = False
+        while self._turns and len(come) < most:
+            turn, (messages, deadline) = next(iter(self._turns.items()))
+            enters = deadline - now >= lead or not waits(turn)
+            if messages > self._free if enters else sent_away:
+                break
+            del self._turns[turn]
+            if enters:
+                self._free -= messages
+            else:
+                sent_away = True
+            come.append((turn, enters))
+        return come
 
 
 class SendRules:
     """What all sends of a pair share; ``chance`` gives a random number in [0, 1)."""
 
-    __slots__ = ("attempt_timeout", "chance", "raises", "rotation", "to_backlog", "to_primary")
+    __slots__ = ("attempt_timeout", "chance", "closed", "ends_at", "raises", "rotation", "to_backlog", "to_primary")
 
     def __init__(self, options: PairOptions, rotation: Rotation, chance: Callable[[], float]) -> None:
         self.attempt_timeout = options.attempt_timeout
@@ -344,6 +482,15 @@ class SendRules:
         self.chance = chance
         self.to_primary = RoundTrip()
         self.to_backlog = RoundTrip()
+        self.closed: str | None = None
+        """Why sends are given up, once the pair closes."""
+        self.ends_at = math.inf
+        """The instant at which each send ends at the latest."""
+
+    def end_by(self, instant: float, why: str) -> None:
+        """The pair closes: its sends end at ``instant`` at the latest, by ``why`` if they are given up (SPEC 9.1)."""
+        self.ends_at = min(self.ends_at, instant)
+        self.closed = why
 
     @property
     def chunk(self) -> tuple[int, int]:
@@ -375,25 +522,25 @@ class SendRules:
         A send that is confirmed by it, as nearly all are, needs no machine; that of any other goes on from there.
         """
         # The primary itself says at once what it can't hold.
-        if entity.seen not in _UP or now >= deadline or not jobs:
+        if entity.seen not in _UP or now >= deadline or not jobs or self.closed is not None:
             return None
         if key is not None and key.way(now, deadline, enabled=True) is not Way.ROUTE:
             return None
         return Attempt(_PRIMARY, entity.route().epoch, jobs, self.until(now, deadline, self.to_primary))
 
-    def lets_in(self, entity: Destination, now: float) -> bool:
+    def lets_in(self, line: EntityLine[T], now: float) -> bool:
         """Count a send as in flight, unless it has to wait until another one has ended or a broker has answered.
 
         Thousands of attempts at brokers that don't respond would use up the processor that is needed to end them all by
         their deadlines. None of them would be accepted, and each would have an unknown outcome.
         """
-        if entity.silent_since is None:
-            entity.silent_since = now
-        elif entity.sends >= TRIALS_AT_ONCE + entity.elsewhere and not self.raises:
+        if line.silent_since is None:
+            line.silent_since = now
+        elif line.sends >= TRIALS_AT_ONCE + line.elsewhere and not self.raises:
             usual = max(self.to_primary.usual, self.to_backlog.usual)
-            if now - entity.silent_since > max(_PATIENCE, 2 * usual):
+            if now - line.silent_since > max(_PATIENCE, 2 * usual):
                 return False
-        entity.sends += 1
+        line.sends += 1
         return True
 
     def usable(self, now: float, only: int | None, lane: int | None = None) -> bool:
@@ -411,7 +558,6 @@ class SendMachine:
     """
 
     __slots__ = (
-        "_closed",
         "_deadline",
         "_entity",
         "_fair",
@@ -449,7 +595,6 @@ class SendMachine:
         self._started = started
         self._deadline = deadline
         self._key = key
-        self._closed: str | None = None
         self._retry = self._transient = 0
         self._waited = self._waits = self._fair = self._last = self._remainder = self._throttled = False
         self._route = Route.PRIMARY
@@ -467,6 +612,7 @@ class SendMachine:
     def start(self, now: float) -> Step:
         """Begin; never early."""
         attempt = self._rules.at_once(self._entity, self.pending, now, self._deadline, self._key)
+        self._deadline = min(self._deadline, self._rules.ends_at)
         if attempt is None:
             return self._round(now, 0.0) if self.pending else DONE
         return attempt
@@ -479,6 +625,7 @@ class SendMachine:
         """
         if not self.pending:
             return DONE
+        self._deadline = min(self._deadline, self._rules.ends_at)
         if self._last:
             if not changed:
                 return self._out_of_time()
@@ -500,7 +647,8 @@ class SendMachine:
 
     def checked(self, unfit: Collection[Job], now: float, lead: float = 0.0) -> Step:
         """Go on after a `Check`; those that are unfit have been refused."""
-        self.drop(unfit)
+        if unfit:
+            self.drop(unfit)
         if not self.pending:
             return DONE
         if not self._waits:
@@ -515,6 +663,7 @@ class SendMachine:
         key = self._key
         if key is None:
             raise ImpossibleInputError("a look for a send without order")
+        self._deadline = min(self._deadline, self._rules.ends_at)
         way = key.looked(look, now)
         if way is Way.DIVERT:
             return self._divert(key, now)
@@ -544,7 +693,7 @@ class SendMachine:
         self._throttled = self._throttled or worst is FailureKind.BUSY
         fates = [self._fate_at_primary(each) for each in results]
         self._go_on_with(results, fates, worst)
-        return PrimaryOutcome(accepted, evidence, fates)
+        return PrimaryOutcome(accepted, evidence, fates, is_answer(results))
 
     def _hurried(self, results: Sequence[TransportError | None]) -> bool:
         """Whether the send's own deadline cut an attempt short, and proves nothing.
@@ -616,7 +765,7 @@ class SendMachine:
             works = False
         maybe_there = any(failure is None or failure.maybe_applied for failure in results)
         self._go_on_with(results, fates, worst)
-        return BacklogOutcome(works, maybe_there, fates)
+        return BacklogOutcome(works, maybe_there, fates, is_answer(results))
 
     def _fate_at_queue(self, failure: TransportError | None) -> Fate:
         """Only a message that is itself at fault is refused; a queue that can't be written to is a queue to leave."""
@@ -635,20 +784,14 @@ class SendMachine:
 
     def drop(self, unfit: Collection[Job]) -> None:
         """These have been refused without an attempt (SPEC 3.8)."""
-        if unfit:
-            without = set(unfit)
-            self.pending = [job for job in self.pending if job not in without]
-
-    def close(self, instant: float, why: str) -> None:
-        """The pair closes: the send ends at ``instant`` at the latest, and by ``why`` if it is given up (SPEC 9.1)."""
-        self._deadline = min(self._deadline, instant)
-        self._closed = why
+        without = set(unfit)
+        self.pending = [job for job in self.pending if job not in without]
 
     def give_up(self, why: str, refusal: type[SendRefused] | None = None, *, nowhere: bool = False) -> Done:
         """End what is left."""
         diverting = not self._primary_enabled() or (self._key is not None and not self._key.clean)
-        if self._closed is not None:
-            refusal, why = SendRefused, self._closed
+        if self._rules.closed is not None:
+            refusal, why = SendRefused, self._rules.closed
         elif refusal is None:
             refusal = BacklogUnavailable if diverting else PrimaryUnavailable
         return Done(refusal, why, diverting, nowhere)
@@ -731,6 +874,13 @@ class SendMachine:
 def is_answer(results: Sequence[TransportError | None]) -> bool:
     """Whether a broker has answered an attempt, by accepting, refusing or throttling any of its messages."""
     return any(failure is None or failure.kind is not FailureKind.UNAVAILABLE for failure in results)
+
+
+def not_found(results: Sequence[TransportError | None]) -> list[int]:
+    """The messages, by their places, that found no backlog queue: it is made again, and they are sent to it once more
+    (SPEC 5.5)."""
+    missing = FailureReason.NOT_FOUND
+    return [at for at, failure in enumerate(results) if failure is not None and failure.reason is missing]
 
 
 def worst_kind(failures: Sequence[TransportError | None]) -> FailureKind | None:

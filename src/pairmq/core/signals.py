@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from pairmq.core.transitions import Symbol
-from pairmq.model import EntityState, FailureKind
+from pairmq.model import EntityState, FailureKind, FailureReason, TransportError
 from pairmq.model.events import Cause
 
 # Named tuples, not dataclasses: they are frozen too, and are made in a third of the time, twice a send.
@@ -69,10 +69,11 @@ class PingSucceeded(NamedTuple):
 
 
 class PingFailed(NamedTuple):
-    """A ping failed. ``number``: the ping's; ``jitter``: as in `TimerFired`."""
+    """A ping failed. ``number``: the ping's; ``jitter``: as in `TimerFired`; ``unauthorized``: for want of a right."""
 
     number: int
     jitter: float = 0.0
+    unauthorized: bool = False
 
 
 class PingRefused(NamedTuple):
@@ -80,6 +81,20 @@ class PingRefused(NamedTuple):
 
     number: int
     jitter: float = 0.0
+
+
+def ping_ended(number: int, failure: Exception | None, jitter: float) -> PingSucceeded | PingFailed | PingRefused:
+    """What came of a ping.
+
+    Only "no such entity" is a refusal of the entity: another one may be of the ping alone, or pass while the backlog
+    keeps the messages safe.
+    """
+    if failure is None:
+        return PingSucceeded(number, jitter)
+    reason = failure.reason if isinstance(failure, TransportError) else None
+    if reason is FailureReason.NOT_FOUND:
+        return PingRefused(number, jitter)
+    return PingFailed(number, jitter, reason is FailureReason.UNAUTHORIZED)
 
 
 class BacklogSeenEmpty(NamedTuple):
@@ -144,6 +159,13 @@ class StopPing(NamedTuple):
     number: int
 
 
+class PingsUnauthorized(NamedTuple):
+    """Report that pings are refused for want of a right: a user who may send, but lacks a right that only a ping needs,
+    would be failed over forever."""
+
+    epoch: int
+
+
 class LateResult(NamedTuple):
     """The input was a late result: journal it; it changed nothing (SPEC 4.6).
 
@@ -171,4 +193,4 @@ class Changed(NamedTuple):
     late: int
 
 
-Effect: TypeAlias = ToPrimary | ToBacklog | SendPing | StopPing | LateResult | Changed
+Effect: TypeAlias = ToPrimary | ToBacklog | SendPing | StopPing | PingsUnauthorized | LateResult | Changed

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
 from pairmq.core import signals
 from pairmq.core.backoff import Pace
 from pairmq.core.machine import EntityMachine
-from pairmq.core.send import TRIALS_AT_ONCE
-from pairmq.model import Entity, EntityState, FailureKind, FailureReason, TransportError
+from pairmq.core.send import SCOUTED, EntityLine
+from pairmq.model import Entity, EntityState, FailureKind, TransportError
 from pairmq.model.events import Cause, PingCompleted, StateChanged, Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._limits import TimeLimits, Waiter, remembered
 from pairmq.transport import Sender, start_task
 
-_REFUSALS = 3  # pings refused in a row, which does not pass by itself
-_SCOUTED = 0.25  # s between those that go on by themselves from a line
 _UP = frozenset((EntityState.HEALTHY, EntityState.DRAINING))
 
 
@@ -43,11 +40,9 @@ class EntityRunner:
         "_ping_task",
         "_pings",
         "_probe",
-        "_refused",
         "_scout",
         "_timer",
         "_waiters",
-        "elsewhere",
         "entity",
         "kept",
         "last_failure",
@@ -56,8 +51,6 @@ class EntityRunner:
         "recent",
         "route",
         "seen",
-        "sends",
-        "silent_since",
         "spare",
     )
 
@@ -79,10 +72,8 @@ class EntityRunner:
         """Of the primary, until the entity is up again and it takes a message."""
         self.seen = machine.state
         """The state as it was last announced: `state`, without the work, for the report of every send."""
-        self.sends = self.elsewhere = 0
-        self.silent_since: float | None = None
-        self.line: OrderedDict[Waiter, None] | None = None  # most entities never have one
-        """Sends in flight, since when none was answered, and those that wait in line: see `core.send.Destination`."""
+        self.line: EntityLine[Waiter] = EntityLine()
+        """The sends in flight, and those that wait in line."""
         self.kept = self.recent = False
         self.spare: list[Sender] = []
         """Of the primary, that no sender object has: these three are for `KnownEntities`."""
@@ -95,7 +86,6 @@ class EntityRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
         self._has_turn = False  # among the pings of all entities
-        self._refused = 0  # pings in a row, for want of a right
         self._ping_task: asyncio.Task[None] | None = None
         self._pings = True
         self._scout: asyncio.TimerHandle | None = None  # while sends wait in line
@@ -120,8 +110,8 @@ class EntityRunner:
         effects = self.machine.accepted(epoch, self._loop.time())
         if effects:
             self._carry_out(effects)
-        self.silent_since = None
-        if self.line:
+        self.line.silent_since = None
+        if self.line.turns:
             self.answered()
         if self.last_failure is not None and self.seen in _UP:
             self.last_failure = None
@@ -138,59 +128,36 @@ class EntityRunner:
 
     # The sends in flight, and the line of those that wait while no broker answers.
 
-    def end(self) -> None:
-        """A send has ended that did not wait in line, or no longer."""
-        self.sends -= 1
-        if self.elsewhere:
-            self.elsewhere -= 1
-        if self.line:
-            self.next_turn()
-
-    def failed_over(self) -> None:
-        """Sends go to the secondary from now on: as many as may find out go on, whatever hangs at the primary."""
-        self.elsewhere = self.sends
-        for _ in range(TRIALS_AT_ONCE):
-            self.next_turn()
-
     def stand_in_line(self) -> Waiter:
         """What is set when a send that waits in line may look again."""
         turn: Waiter = self._loop.create_future()
-        if self.line is None:
-            self.line = OrderedDict()
-        self.line[turn] = None
+        self.line.stand(turn)
         if self._scout is None:
-            self._scout = self._loop.call_later(_SCOUTED, self._send_scout)
+            self._scout = self._loop.call_later(SCOUTED, self._send_scout)
         return turn
 
     def leave_line(self, turn: Waiter) -> None:
         """A send gives up waiting: if it could have gone on, the next one does."""
-        if self.line is not None and turn in self.line:
-            del self.line[turn]
-        elif turn.done() and not turn.cancelled() and turn.result():
+        if not self.line.leave(turn) and turn.done() and not turn.cancelled() and turn.result():
             self.next_turn()
 
     def _send_scout(self) -> None:
-        """Let one more go on: a broker may answer new attempts while those before them hang until their limits."""
         self._scout = None
-        if self.line and not self._closed:
-            self.elsewhere += 1
-            self._scout = self._loop.call_later(_SCOUTED, self._send_scout)
+        if not self._closed and self.line.scout():
+            self._scout = self._loop.call_later(SCOUTED, self._send_scout)
             self.next_turn()
 
     def next_turn(self) -> None:
-        """Let the first in line go on."""
-        while self.line:
-            turn, _ = self.line.popitem(last=False)
+        """Let the first in line go on that has not given up this moment."""
+        while (turn := self.line.next()) is not None:
             if not turn.done():
                 turn.set_result(True)
                 return
 
     def answered(self) -> None:
         """A broker has answered a send, or is known to work: all in line go on."""
-        self.silent_since = None
-        if self.line:
-            line, self.line = self.line, None
-            TimeLimits.wake(line)
+        if turns := self.line.answered():
+            TimeLimits.wake(turns)
 
     # Inputs of others.
 
@@ -290,7 +257,8 @@ class EntityRunner:
         if change.current in _UP:
             self.answered()
         elif change.current is EntityState.FAILED_OVER is not change.previous:
-            self.failed_over()
+            for _ in range(self.line.failed_over()):
+                self.next_turn()
         self._on_change(self, change)
 
     def _arm(self) -> None:
@@ -320,7 +288,6 @@ class EntityRunner:
     async def _ping(self, number: int) -> None:
         started = self._loop.time()
         error: str | None = None
-        missing = lacks_right = False
         try:
             await self._probe(self.entity)
         except asyncio.CancelledError:
@@ -335,22 +302,18 @@ class EntityRunner:
             raise
         except Exception as failure:
             error = str(failure) or type(failure).__name__
-            # Another refusal may be of the ping alone, or pass while the backlog keeps the messages safe.
-            if isinstance(failure, TransportError):
-                missing = failure.reason is FailureReason.NOT_FOUND
-                lacks_right = failure.reason is FailureReason.UNAUTHORIZED
+            ended = signals.ping_ended(number, failure, self._clock.jitter())
+        else:
+            ended = signals.ping_ended(number, None, self._clock.jitter())
         self._emit(
             PingCompleted, entity=self.entity, ok=error is None, elapsed=self._loop.time() - started, error=error
         )
-        self._refused = self._refused + 1 if lacks_right else 0
-        if self._refused == _REFUSALS:
-            # A user who may send, but lacks a right that only a ping needs, would be failed over forever.
+        effects = self.machine.handle(ended, self._loop.time())
+        if any(isinstance(effect, signals.PingsUnauthorized) for effect in effects):
             self._emit(
                 Warned,
                 subject=str(self.entity),
                 text=f"its pings are refused, and until one succeeds its sends are diverted: {error}; `pairmq ping -e "
                 f"{self.entity.path}` tries again",
             )
-        jitter = self._clock.jitter()
-        answer = signals.PingSucceeded if error is None else signals.PingRefused if missing else signals.PingFailed
-        self._handle(answer(number, jitter))
+        self._carry_out(effects)

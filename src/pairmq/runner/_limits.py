@@ -393,22 +393,6 @@ def remembered(failure: TransportError) -> TransportError:
     return TransportError(str(failure), failure.kind, failure.reason, maybe_applied=failure.maybe_applied)
 
 
-def besides(failure: TransportError | None, causes: Iterable[BaseException]) -> TransportError | None:
-    """What a remembered failure adds to a send's own ones; None when one of them says the same."""
-    if failure is None:
-        return None
-    return None if any(_says(cause, failure) for cause in causes) else failure
-
-
-def _says(cause: BaseException, failure: TransportError) -> bool:
-    """Whether two failures say the same; asked of each send that fails, so not by their whole text."""
-    return (
-        isinstance(cause, TransportError)
-        and (cause.kind, cause.reason, cause.maybe_applied) == (failure.kind, failure.reason, failure.maybe_applied)
-        and cause.args == failure.args
-    )
-
-
 async def first(waits: Sequence[Awaitable[object]], seconds: float | None = None) -> None:
     """Return at the first of several events, or after ``seconds``."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]

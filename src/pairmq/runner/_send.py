@@ -1,8 +1,8 @@
 """One send, from the call to its receipt: every attempt at either broker, inside one deadline (SPEC 3).
 
-`Admission` bounds how many sends of a pair are in flight. The `SendProcedure` drives the machine of each send
-(`pairmq.core.send`), which decides where it goes, for how long, and what comes of it; makes one operation at either
-broker after the other, and carries out what the machine says of their results.
+The `SendProcedure` drives the machine of each send (`pairmq.core.send`), which decides where it goes, for how long, and
+what comes of it; makes one operation at either broker after the other, and carries out what the machine says of their
+results.
 
 A batch is sent by the same steps as a single message: its messages share a route and an operation, and those that
 failed go round again. Each message ends in exactly one way: a receipt, a refusal, or *unknown*.
@@ -11,7 +11,6 @@ failed go round again. Each message ends in exactly one way: a receipt, a refusa
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Sequence
 from typing import Final
 
@@ -20,6 +19,7 @@ from pairmq.core.order import KeyRoute
 from pairmq.core.send import (
     CHUNK,
     CHUNK_BYTES,
+    Admission,
     Attempt,
     BacklogOutcome,
     Check,
@@ -30,7 +30,7 @@ from pairmq.core.send import (
     SendMachine,
     SendRules,
     Wait,
-    is_answer,
+    not_found,
 )
 from pairmq.model import (
     Entity,
@@ -47,113 +47,15 @@ from pairmq.model import (
 )
 from pairmq.model.events import Side
 from pairmq.runner._backlog import BacklogQueues
-from pairmq.runner._clock import Clock
 from pairmq.runner._counted import EngineContext
 from pairmq.runner._job import MessageLimits, Results, SenderState
-from pairmq.runner._limits import Limit, TimeLimits, WaitLimit, besides
+from pairmq.runner._limits import Limit, WaitLimit, Waiter
 from pairmq.runner._ordered import Orders, Place
 from pairmq.transport import AT_ONCE, Sender, start_task
 
 _TO_PRIMARY, _TO_BACKLOG = Route.PRIMARY, Route.BACKLOG  # to look one up takes a call
 TAKEN: Final[Sequence[TransportError | None]] = (None,)
 """What came of an attempt with one message that was confirmed."""
-
-
-class Admission:
-    """A first-come-first-served gate, counted in messages in flight, that costs nothing while it is open."""
-
-    def __init__(self, limit: int, limits: TimeLimits) -> None:
-        self.limit = limit
-        self._limits = limits
-        self._free = limit
-        self._queue: OrderedDict[asyncio.Future[bool | None], tuple[int, float]] = OrderedDict()
-        self._emptied = asyncio.Event()
-        self._more = False
-
-    @property
-    def in_flight(self) -> int:
-        """Messages in flight now."""
-        return self.limit - self._free
-
-    def try_enter(self, messages: int) -> bool:
-        """Enter at once if there is room and no one waits; a batch larger than the limit enters alone."""
-        messages = min(messages, self.limit)
-        if self._queue or self._free < messages:
-            return False
-        self._free -= messages
-        return True
-
-    async def enter(self, messages: int, deadline: float) -> bool:
-        """Wait for a turn until ``deadline``, an instant of the loop's clock; returns whether it came."""
-        if self.try_enter(messages):
-            return True
-        turn: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
-        self._queue[turn] = (min(messages, self.limit), deadline)
-        try:
-            await self._limits.wait(turn, deadline)
-        except asyncio.CancelledError:
-            if self._has_come(turn):
-                self.leave(messages)
-            raise
-        return self._has_come(turn)
-
-    def leave(self, messages: int) -> None:
-        """Make room again."""
-        self._free += min(messages, self.limit)
-        if self._queue:
-            self._let_in()
-        if self._free == self.limit:
-            self._emptied.set()
-
-    async def wait_empty(self, seconds: float) -> None:
-        """Return when no send is in flight, or after ``seconds``."""
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + seconds
-        while self.in_flight and loop.time() < ends_at:
-            self._emptied.clear()
-            try:
-                async with asyncio.timeout_at(ends_at):
-                    await self._emptied.wait()
-            except TimeoutError:
-                return
-
-    def _has_come(self, turn: asyncio.Future[bool | None]) -> bool:
-        """Whether a turn came that is waited for no longer."""
-        if turn not in self._queue:
-            return turn.cancelled() or turn.result() is not False
-        del self._queue[turn]
-        # A large batch at the head may have held up smaller sends that fit.
-        self._let_in()
-        return False
-
-    def _let_in(self) -> None:
-        """Let in those that there is room for, of thousands a few in each turn of the loop: each begins an attempt."""
-        if self._more:
-            return
-        ended = False
-        for _ in range(AT_ONCE):
-            if not self._queue:
-                return
-            turn, (messages, deadline) = next(iter(self._queue.items()))
-            # While thousands end by their deadlines, one with hardly any time left would only begin to end as well.
-            late = not turn.done() and deadline - Clock.now() < self._limits.lead
-            # One at a time, as each has work to do at its end: the next one when another send leaves.
-            if ended if late else messages > self._free:
-                return
-            del self._queue[turn]
-            if late:
-                ended = True
-            else:
-                self._free -= messages
-            if not turn.done():  # else it is about to be given up, and learns that it came
-                turn.set_result(not late)
-        if self._queue:
-            self._more = True
-            next(iter(self._queue)).get_loop().call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        self._more = False
-        self._let_in()
 
 
 class SendProcedure:
@@ -164,12 +66,13 @@ class SendProcedure:
         self._backlog = backlog
         self._clock = context.clock
         self._limits = context.limits
-        self._admission = Admission(options.max_pending_sends, self._limits)
+        self._admission: Admission[Waiter] = Admission(options.max_pending_sends)
+        self._lets_in = False
+        self._emptied = asyncio.Event()
         self._results = Results(self._clock, context.emit)
         self._sizes = sizes
         self._rules = SendRules(options, backlog.rotation, self._clock.chance)
         self._orders = None if options.ordering == "none" else Orders(context, backlog)
-        self._ends_at: float | None = None
         self._fault: BaseException | None = None
         self.given_back = 0
         """Sends that ended as unknown because the pair closed."""
@@ -190,13 +93,21 @@ class SendProcedure:
 
     def end_by(self, instant: float, fault: BaseException | None = None) -> None:
         """Take no new sends, and let those in flight last no longer than ``instant`` (SPEC 9.1)."""
-        self._ends_at = instant if self._ends_at is None else min(instant, self._ends_at)
         self._fault = self._fault or fault
-        self._limits.end_by(self._ends_at)
+        self._rules.end_by(instant, "the pair closed" if self._fault is None else f"the pair faulted: {self._fault}")
+        self._limits.end_by(self._rules.ends_at)
 
     async def wait_idle(self, seconds: float) -> None:
-        """Return when no send is in flight, or after ``seconds``."""
-        await self._admission.wait_empty(seconds)
+        """Return when no send is in flight, or after ``seconds``; after `end_by`."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + seconds
+        while self.in_flight and loop.time() < ends_at:
+            self._emptied.clear()
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    await self._emptied.wait()
+            except TimeoutError:
+                return
 
     async def send(self, state: SenderState, messages: Sequence[Message], timeout: float) -> list[Receipt | SendError]:
         """Send messages inside one deadline, of a pair that was just seen open; one result a message, in order.
@@ -220,20 +131,21 @@ class SendProcedure:
         entered = not pending or self._admission.try_enter(len(pending))
         try:
             if not entered:
-                entered = await self._admission.enter(len(pending), deadline)
+                entered = await self._enter(len(pending), deadline)
                 self._refuse_if_ended(state, pending)
             if entered and self._orders is not None:
                 await self._go_in_order(state, places, started, deadline)
             elif entered:
-                if self._rules.lets_in(state.runner, started) or await self._in_line(state, deadline):
+                if self._rules.lets_in(state.runner.line, started) or await self._in_line(state, deadline):
                     try:
                         await self._go_round(state, pending, started, deadline)
                     finally:
-                        state.runner.end()
+                        if state.runner.line.ended():
+                            state.runner.next_turn()
                 else:
                     send = SendMachine(self._rules, state.runner, state, pending, started, deadline)
                     why = "no broker had answered the sends before it by the deadline"
-                    self._give_up(state, send, self._up_to_date(send).give_up(why))
+                    self._give_up(state, send, send.give_up(why))
             else:
                 for job in pending:
                     text = f"{self._admission.limit} sends were in flight until the deadline (max_pending_sends)"
@@ -241,14 +153,53 @@ class SendProcedure:
         finally:
             for place in places:
                 place.leave()
-            if entered:
-                self._admission.leave(len(pending))
+            if entered and self._admission.leave(len(pending)):
+                self._let_in()
+            if self._rules.closed is not None and not self.in_flight:
+                self._emptied.set()
             self._results.report(state, jobs, started)
         results: list[Receipt | SendError] = []
         for job in jobs:
             if job.result is not None:
                 results.append(job.result)
         return results
+
+    # How many are in flight.
+
+    async def _enter(self, messages: int, deadline: float) -> bool:
+        """Wait for a turn until ``deadline``, an instant of the loop's clock; returns whether it came."""
+        turn: Waiter = asyncio.get_running_loop().create_future()
+        self._admission.stand(turn, messages, deadline)
+        try:
+            await self._limits.wait(turn, deadline)
+        except asyncio.CancelledError:
+            if self._has_come(turn) and self._admission.leave(messages):
+                self._let_in()
+            raise
+        return self._has_come(turn)
+
+    def _has_come(self, turn: Waiter) -> bool:
+        """Whether a turn came that is waited for no longer."""
+        if self._admission.give_up(turn):
+            self._let_in()
+            return False
+        return turn.cancelled() or turn.result() is not False
+
+    def _let_in(self) -> None:
+        """Let in those that there is room for, of thousands a few in each turn of the loop: each begins an attempt."""
+        if self._lets_in:
+            return
+        turns = self._admission.let_in(self._clock.now(), self._limits.lead, AT_ONCE, _waits)
+        for turn, enters in turns:
+            if _waits(turn):
+                turn.set_result(enters)
+        if len(turns) == AT_ONCE:
+            self._lets_in = True
+            turns[0][0].get_loop().call_soon(self._let_more_in)
+
+    def _let_more_in(self) -> None:
+        self._lets_in = False
+        self._let_in()
 
     async def _in_line(self, state: SenderState, deadline: float) -> bool:
         """Wait for the sends before it while no broker answers; returns whether it was let in before the deadline."""
@@ -268,7 +219,7 @@ class SendProcedure:
             finally:
                 limit.end()
             now = self._clock.now()
-            if self._rules.lets_in(runner, now):
+            if self._rules.lets_in(runner.line, now):
                 return True
 
     async def _go_in_order(self, state: SenderState, places: Sequence[Place], started: float, deadline: float) -> None:
@@ -289,7 +240,7 @@ class SendProcedure:
         if not await place.come(deadline, self._limits):
             send = SendMachine(self._rules, state.runner, state, place.jobs, started, deadline, place.route)
             why = "earlier sends of its session or sender were under way until the deadline"
-            self._give_up(state, send, self._up_to_date(send).give_up(why))
+            self._give_up(state, send, send.give_up(why))
             return
         for job in place.jobs:
             await self._go_round(state, [job], started, deadline, place.route)
@@ -304,10 +255,8 @@ class SendProcedure:
         All in one coroutine, which keeps nothing of an attempt that has ended: the garbage collector goes through what
         thousands of sends in flight keep.
         """
-        first: Attempt | None = None
         results: Sequence[TransportError | None] = ()
-        if self._ends_at is None:
-            first = self._rules.at_once(state.runner, jobs, self._clock.now(), deadline, key)
+        first = self._rules.at_once(state.runner, jobs, self._clock.now(), deadline, key)
         if first is not None:
             results = await self._at_primary(state, first)
             if results is TAKEN:  # every healthy send ends here
@@ -315,12 +264,12 @@ class SendProcedure:
                 self._results.accept(state, jobs[0], started, _TO_PRIMARY)
                 self._sizes.look(state.runner.entity, jobs[0].message)
                 return
-        send = self._up_to_date(SendMachine(self._rules, state.runner, state, jobs, started, deadline, key))
+        send = SendMachine(self._rules, state.runner, state, jobs, started, deadline, key)
         if first is None:
             step = send.resume(self._clock.now())
         else:
             self._judge(state, send, first, results, started)
-            step = self._up_to_date(send).resume(self._clock.now(), self._limits.lead)
+            step = send.resume(self._clock.now(), self._limits.lead)
         del first, results
         while not isinstance(step, Done):
             if isinstance(step, Attempt):
@@ -328,7 +277,7 @@ class SendProcedure:
                     await self._at_backlog(state, send, step, started)
                 else:
                     self._judge(state, send, step, await self._at_primary(state, step), started)
-                step = self._up_to_date(send).resume(self._clock.now(), self._limits.lead)
+                step = send.resume(self._clock.now(), self._limits.lead)
             elif isinstance(step, Wait):
                 changed = False
                 if not step.is_in_vain(self._clock.now(), self._limits.behind):
@@ -336,23 +285,17 @@ class SendProcedure:
                         state.runner.want_ping()
                     also = self._backlog.waiting if step.queue else None
                     changed = await state.runner.wait_for_change(step.until, self._limits, also, last=step.last)
-                step = self._up_to_date(send).resume(self._clock.now(), self._limits.lead, changed=changed)
+                step = send.resume(self._clock.now(), self._limits.lead, changed=changed)
             elif isinstance(step, Check):
                 step = send.checked(self._refuse_unfit(state, step), self._clock.now(), self._limits.lead)
             else:
                 look = None if self._orders is None else await self._orders.look(step)
-                step = self._up_to_date(send).looked(look, self._clock.now(), self._limits.lead)
+                step = send.looked(look, self._clock.now(), self._limits.lead)
         if step.nowhere:
             state.runner.want_ping()
             self._backlog.try_soon()
         if step.refusal is not None:
             self._give_up(state, send, step)
-
-    def _up_to_date(self, send: SendMachine) -> SendMachine:
-        """Let the machine of a send know whether the pair closes."""
-        if self._ends_at is not None:
-            send.close(self._ends_at, "the pair closed" if self._fault is None else f"the pair faulted: {self._fault}")
-        return send
 
     def _refuse_unfit(self, state: SenderState, check: Check) -> list[Job]:
         """Refuse what the primary can never hold, and what is to wait for the backlog in vain (SPEC 3.8)."""
@@ -373,15 +316,15 @@ class SendProcedure:
     def _give_up(self, state: SenderState, send: SendMachine, done: Done) -> None:
         """End what is left, with every failure that led here."""
         for job in send.pending:
-            known = besides(state.runner.last_failure, job.causes)
-            extra = besides(self._backlog.last_failure, job.causes) if done.diverting else None
-            job.causes = tuple(cause for cause in (known, *job.causes, extra, self._fault) if cause is not None)
+            job.give_up(
+                state.runner.last_failure, self._backlog.last_failure if done.diverting else None, self._fault
+            )
             last = f": {job.causes[-1]}" if job.causes and self._fault is None else ""
-            self.given_back += self._ends_at is not None and job.unknown
+            self.given_back += self._rules.closed is not None and job.unknown
             self._results.refuse(state, job, done.refusal or SendRefused, f"{done.why}{last}")
 
     def _refuse_if_ended(self, state: SenderState, pending: Sequence[Job]) -> None:
-        if self._ends_at is None:
+        if self._rules.closed is None:
             return
         for job in pending:  # never given to a broker: the report must not call them unknown
             self._results.refuse(state, job, SendRefused, "the pair closed before its turn came")
@@ -424,7 +367,7 @@ class SendProcedure:
         """Carry out what the results of an attempt at the primary mean."""
         runner = state.runner
         outcome, late = send.primary_ended(results), False
-        if is_answer(results):
+        if outcome.answered:
             runner.answered()
         if outcome.accepted:
             runner.accepted(attempt.epoch)
@@ -464,10 +407,10 @@ class SendProcedure:
                 began_at = clock.now()
                 sender = backlog.sender(index)
                 results = await self._attempt(self._rules.to_backlog, sender, jobs, envelopes, attempt.until)
-                if results is not TAKEN and any(map(_is_missing, results)):
+                if results is not TAKEN and not_found(results):
                     results = await self._at_queue_made_again(index, jobs, envelopes, results, began_at, attempt.until)
             outcome = send.backlog_ended(results, clock.now())
-            if results is TAKEN or is_answer(results):
+            if outcome.answered:
                 state.runner.answered()
         finally:
             if outcome is None:
@@ -495,7 +438,8 @@ class SendProcedure:
             else:
                 self._results.reject(state, job, problem)
                 unfit.append(job)
-        send.drop(unfit)
+        if unfit:
+            send.drop(unfit)
         return send.pending, envelopes
 
     def _envelope(self, state: SenderState, job: Job) -> Message:
@@ -512,7 +456,7 @@ class SendProcedure:
         limit: float,
     ) -> Sequence[TransportError | None]:
         """A second operation at a backlog queue, with what found no queue."""
-        missing = [at for at, failure in enumerate(failures) if _is_missing(failure)]
+        missing = not_found(failures)
         if await self._problem(self._backlog.make_again(index, began_at), limit) is not None:
             return failures
         parts = [jobs[at] for at in missing], [envelopes[at] for at in missing]
@@ -563,5 +507,6 @@ class SendProcedure:
         return failure
 
 
-def _is_missing(failure: TransportError | None) -> bool:
-    return failure is not None and failure.reason is FailureReason.NOT_FOUND
+def _waits(turn: Waiter) -> bool:
+    """Whether a send still waits for its turn: else it has given up this moment."""
+    return not turn.done()

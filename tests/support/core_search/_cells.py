@@ -131,13 +131,11 @@ VIEWS: Final[Mapping[type, Mapping[str, View]]] = {
     EntityMachine: {
         **dict.fromkeys(("_options", "_rows", "_to_primary", "epoch", "_entered_at", "_settled_at", "_pings")),
         **dict.fromkeys(("_sent", "_diverted", "_failed", "_late", "_asked_pings", "_ping_wanted_from")),
+        "_unauthorized_pings": None,
         **dict.fromkeys(("_recovered_at", "_good_pings")),  # see `order`
         **dict.fromkeys(("_interval_ends_at", "_next_ping_at", "_ping", "_ping_ends_at"), is_set),
     },
-    SendMachine: {
-        **dict.fromkeys(("_rules", "_entity", "_sender", "_started", "_deadline", "_retry", "_fair")),
-        "_closed": is_set,
-    },
+    SendMachine: dict.fromkeys(("_rules", "_entity", "_sender", "_started", "_deadline", "_retry", "_fair")),
     Job: dict.fromkeys(("causes", "attempts", "message", "fits")),
     Rotation: {**dict.fromkeys(("_retry_interval", "_created_at"))},
     Out: dict.fromkeys(("failed_trials", "retries", "retry_at", "trial_at")),
