@@ -253,7 +253,12 @@ class Settler:
 
     async def settle(self, items: Sequence[Item]) -> None:
         """Settle items; one attempt now, and more in the background for what fails in passing."""
-        await self._try(items)
+        while items:
+            operations, items = self._machine.settlements(items)
+            if len(operations) == 1:
+                await self._operation(operations[0])
+            else:
+                await asyncio.gather(*map(self._operation, operations))
         if self._machine.unsettled and self._retries is None:
             self._retries = start_task(self._retry(), name=f"settle {self._reader.queue.path}")
 
@@ -289,18 +294,9 @@ class Settler:
             while self._machine.unsettled:
                 await asyncio.sleep(_SETTLE_BACKOFF.wait(retry, self._clock.chance()))
                 retry += 1
-                await self._try(self._machine.unsettled)
+                await self.settle(self._machine.unsettled)
         finally:
             self._retries = None
-
-    async def _try(self, items: Sequence[Item]) -> None:
-        """One attempt for each."""
-        while items:
-            operations, items = self._machine.settlements(items)
-            if len(operations) == 1:
-                await self._operation(operations[0])
-            else:
-                await asyncio.gather(*map(self._operation, operations))
 
     async def _operation(self, items: Sequence[Item]) -> None:
         """Complete items together, or dead-letter each of them."""
