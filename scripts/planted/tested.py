@@ -84,9 +84,9 @@ TESTED = (
     # Time limits.
     Mutant(
         "a send with hardly any time left is let in while thousands end",
-        "src/pairmq/runner/_send.py",
-        "deadline - Clock.now() < self._limits.lead\n",
-        "deadline - Clock.now() < 0.0\n",
+        "src/pairmq/core/send.py",
+        "            enters = deadline - now >= lead or",
+        "            enters = deadline >= now or",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
@@ -148,9 +148,9 @@ TESTED = (
     Mutant(
         "a send is given up without an attempt while thousands of others end",
         "src/pairmq/runner/_send.py",
-        "        first: Attempt | None = None\n",
+        "        first = self._rules.at_once(",
         "        if self._clock.now() >= deadline - self._limits.lead:\n"
-        "            deadline = self._clock.now()\n        first: Attempt | None = None\n",
+        "            deadline = self._clock.now()\n        first = self._rules.at_once(",
         tests=_LIMITS_TESTS,
     ),
     Mutant(

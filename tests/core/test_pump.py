@@ -881,7 +881,6 @@ def test_completions_go_side_by_side_when_the_largest_ones_fit():
     assert settled_by(pump, 2500, 1) == [[1000, 1000, 500], [1]]
 
 
-
 def test_a_lock_is_renewed_after_a_third_of_it():
     pump = Pump(lock=30.0)
     pump.receive(envelope(1), now=100.0)

@@ -515,7 +515,7 @@ def judged(results: Sequence[TransportError | None], after: int = 0) -> Any:
 
 
 def test_a_confirmed_message_is_accepted():
-    assert judged([None]) == (True, None, (Fate.ACCEPTED,))
+    assert judged([None]) == (True, None, (Fate.ACCEPTED,), True)
 
 
 def test_one_accepted_message_of_a_batch_shows_that_the_primary_accepts_messages():
@@ -525,7 +525,7 @@ def test_one_accepted_message_of_a_batch_shows_that_the_primary_accepts_messages
 
 
 def test_a_failure_is_evidence_about_the_entity():
-    assert judged([DOWN]) == (False, DOWN, [Fate.AGAIN])
+    assert judged([DOWN]) == (False, DOWN, [Fate.AGAIN], False)
 
 
 @pytest.mark.parametrize(("timeout", "later", "counts"), [(2.0, 0.0, True), (2.0, 1.5, False), (60.0, 50.0, True)])
@@ -563,7 +563,7 @@ def test_a_refusal_by_the_broker_is_evidence_that_it_responds():
 
 
 def test_a_refusal_that_a_client_may_give_alone_is_no_evidence():
-    assert judged([TOO_LARGE]) == (False, None, [Fate.REFUSED])
+    assert judged([TOO_LARGE]) == (False, None, [Fate.REFUSED], True)
 
 
 def test_a_transient_failure_is_no_evidence_until_it_outlives_its_retries():
@@ -692,17 +692,17 @@ def diverted(*results: TransportError | None, **options: Any) -> tuple[Sending, 
 
 def test_a_queue_that_confirms_one_message_works():
     _, outcome = diverted(TOO_LARGE, None)
-    assert outcome == (True, True, [Fate.REFUSED, Fate.ACCEPTED])
+    assert outcome == (True, True, [Fate.REFUSED, Fate.ACCEPTED], True)
 
 
 def test_a_message_at_fault_says_nothing_about_the_queue():
     _, outcome = diverted(TOO_LARGE)
-    assert outcome == (None, False, [Fate.REFUSED])
+    assert outcome == (None, False, [Fate.REFUSED], True)
 
 
 def test_a_queue_that_failed_is_left_and_another_one_is_tried_at_once():
     sending, outcome = diverted(DOWN)
-    assert outcome == (False, False, [Fate.LEAVE])
+    assert outcome == (False, False, [Fate.LEAVE], False)
     assert route_of(sending.resume()) is Route.BACKLOG
 
 

@@ -107,7 +107,7 @@ def test_no_room_and_no_plugin_is_without_walls(graph):
 # What a run of the pipeline reads is the journal: it needs no broker, no loop and no pair. Only the two rooms that work
 # with the brokers themselves, the connectors and the drain, reach further down, to public names.
 PIPELINE = {
-    "datasource": {"asyncio", "pairmq.core", "pairmq.pair", "pairmq.plugins", "pairmq.transport"},
+    "datasource": {"asyncio", "pairmq.core", "pairmq.pair", "pairmq.plugins", "pairmq.sync", "pairmq.transport"},
     "drain": {
         *("asyncio", "pairmq.core", "pairmq.observe.journal", "pairmq.pair", "pairmq.plugins", "pairmq.runner"),
         "pairmq.transport",

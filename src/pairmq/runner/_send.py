@@ -49,7 +49,7 @@ from pairmq.model.events import Side
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._counted import EngineContext
 from pairmq.runner._job import MessageLimits, Results, SenderState
-from pairmq.runner._limits import Limit, WaitLimit, Waiter
+from pairmq.runner._limits import Limit, Waiter, WaitLimit
 from pairmq.runner._ordered import Orders, Place
 from pairmq.transport import AT_ONCE, Sender, start_task
 
@@ -316,9 +316,7 @@ class SendProcedure:
     def _give_up(self, state: SenderState, send: SendMachine, done: Done) -> None:
         """End what is left, with every failure that led here."""
         for job in send.pending:
-            job.give_up(
-                state.runner.last_failure, self._backlog.last_failure if done.diverting else None, self._fault
-            )
+            job.give_up(state.runner.last_failure, self._backlog.last_failure if done.diverting else None, self._fault)
             last = f": {job.causes[-1]}" if job.causes and self._fault is None else ""
             self.given_back += self._rules.closed is not None and job.unknown
             self._results.refuse(state, job, done.refusal or SendRefused, f"{done.why}{last}")
