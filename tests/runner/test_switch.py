@@ -433,11 +433,15 @@ class Fetching(TransportWrapper):
 
 
 class FetchingAdmin(AdminWrapper):
+    few = 0  # messages that it shows and releases at once
+
     def __init__(self, transport: Transport) -> None:
         super().__init__(transport.admin)
         self._transport = transport
 
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
+        if max_messages <= self.few:
+            return await super().peek(source, max_messages)
         receiver = self._transport.receiver(source)
         found = await receiver.receive(max_messages, 0)
         await self.inner.counts(source)  # takes as long as any operation
@@ -468,6 +472,22 @@ async def test_a_fleet_follows_where_looks_over_a_distance_hide_decisions():
             report = await pairs[0].switch(action, "orders")
             assert (len(report.followed), report.missing) == (10, ())
             assert states(pairs[1:]) == wanted
+
+
+@in_virtual_time
+async def test_a_fleet_follows_over_a_distance_within_the_interval_and_two_seconds(monkeypatch):
+    """The operator's side and the processes made their round trips one after the other, and hid what they read."""
+    monkeypatch.setattr(FetchingAdmin, "few", 64)
+    brokers, interval = fetching(latency=0.3), 5.0
+    async with brokers.fleet(10, control_interval=interval, attempt_timeout=10.0) as pairs:
+        writer = brokers.writer()
+        for action, wanted in (("hold", {EntityState.FAILED_OVER}), ("resume", {EntityState.HEALTHY})) * 5:
+            began = now()
+            await writer.write(action, [ORDERS])
+            while states(pairs[1:]) != wanted:
+                await asyncio.sleep(0.05)
+            assert now() - began <= interval + 2
+            await asyncio.sleep(3.3)
 
 
 @in_virtual_time

@@ -19,6 +19,7 @@ from ordered_queue import receive
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.testing.conformance.suites import counted
+from pairmq.testing.proxy import TcpProxy
 from pairmq.transport import Admin, QueueCounts, QueueProperties, Transport
 from pairmq_rabbitmq import _inspection
 from pairmq_rabbitmq._inspection import interrogate, is_for_one_consumer
@@ -525,6 +526,34 @@ async def test_those_that_look_at_a_record_at_one_time_each_see_all_of_it(connec
     for _ in range(3):
         looks = await asyncio.gather(*(transport.admin.peek(Source(record), 500) for transport in others))
         assert [[delivery.message.body for delivery in look] for look in looks] == [[b"0", b"1", b"2", b"3", b"4"]] * 8
+
+
+async def test_a_few_messages_of_a_record_are_released_before_their_reader_has_them(rabbit: RabbitServer) -> None:
+    """Ten processes that looked at one time waited for each other, for a round trip each."""
+    record = Entity("east/switch/x-pairmq-record")
+    five = [b"%d" % number for number in range(5)]
+
+    async def peek(transport: Transport, most: int) -> list[bytes]:
+        return [delivery.message.body for delivery in await transport.admin.peek(Source(record), most)]
+
+    with TcpProxy("127.0.0.1", rabbit.port) as proxy:
+        async with registry.transport(rabbit.url) as near, registry.transport(proxy.rewrite(rabbit.url)) as far:
+            await near.admin.create(record, BACKLOG)
+            assert not any(await near.sender(record).send_batch([Message(body) for body in five]))
+            assert await peek(far, 7) == five
+            proxy.silence("to_client")
+            came = proxy.bytes_to_server
+            looking = asyncio.create_task(peek(far, 5))
+            await until(lambda: proxy.bytes_to_server > came)
+            await told(near.admin, Source(record), QueueCounts(active=5))
+            assert await peek(near, 5) == five
+            assert not looking.done()
+            proxy.restore()
+            assert await looking == five
+            assert await peek(near, 2) == five[:2]
+            missing = Source(Entity("west/switch/x-pairmq-record"))
+            for _ in range(2):
+                assert await reason_of(near.admin.peek(missing, 5)) is FailureReason.NOT_FOUND
 
 
 async def test_peek_shows_why_a_message_is_dead(transport: Transport) -> None:

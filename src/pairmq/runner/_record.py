@@ -389,6 +389,14 @@ class Looker:
         finally:
             await settled_within(_CLOSE, sender.close)
 
+    async def make_ready(self, place: Entity) -> None:
+        """Have connected what adding a message needs, where a transport connects for that."""
+        sender = self._transport.sender(place)
+        try:
+            await self._limits.run(sender.make_ready())
+        finally:
+            await settled_within(_CLOSE, sender.close)
+
     async def make(self, queue: Entity, properties: QueueProperties) -> None:
         """Ask for a queue, as pairing does."""
         await self._limits.run(self._transport.admin.create(queue, properties))

@@ -83,7 +83,8 @@ class _Glances:
                 return self._shown
             last = not self._patient or self._clock.now() - began >= (_HIDDEN if count < known else _TAKEN)
             if count > known or last or not count:  # all are hidden: it waits in line
-                found = await self._looker.shown(self._place)
+                # No more than there are: a few messages a broker may show at once, without hiding them for long.
+                found = await self._looker.shown(self._place, max(count, known, 1))
                 whole = len(found) >= count and (bool(found) or known <= 0 or last)
                 if whole:
                     self._shown, self._shown_at = found, began
@@ -294,8 +295,18 @@ class SwitchWriter:
         Raises `ConfigurationError`: no process would read it, behind too many others.
         """
         chosen = switch_action(action, entities, syphon=syphon)
-        await self._looker.make(self._decisions, RECORD_PROPERTIES)
-        known = await self._known_with_room()
+        # Side by side: far away each of them takes some round trips, as long as the fleet could have followed already.
+        known, *others = await asyncio.gather(
+            self._known_with_room(),
+            self._looker.make(self._decisions, RECORD_PROPERTIES),
+            self._looker.make_ready(self._decisions),
+            return_exceptions=True,
+        )
+        if isinstance(known, BaseException):
+            raise known
+        for failed in others:
+            if failed is not None:
+                raise failed
         now = self._clock.wall()
         decision = Decision(
             known.next_number(now),
@@ -319,14 +330,15 @@ class SwitchWriter:
 
     async def _known_with_room(self) -> Decisions:
         """Read the decisions; where they fill what processes read, first remove those that decide nothing."""
+        known = self._read(await self._glances.shown())
         for _ in range(_ROUNDS):
-            known = self._read(await self._looker.shown(self._decisions))
             if not known.full:
                 return known
             unwanted = known.removable()
             if not unwanted:
                 break
             await self._remove(unwanted)
+            known = self._read(await self._looker.shown(self._decisions))
         raise ConfigurationError(
             f"{self._decisions.path} on the secondary has {MAX_ENTRIES} messages or more, behind which no process "
             "would read this decision: delete that queue, then decide again what is to be in force"

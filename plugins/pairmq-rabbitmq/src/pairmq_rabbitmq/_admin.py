@@ -12,7 +12,7 @@ from pamqp.base import Frame
 from pairmq.model import Delivery, Entity, EntityKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties, Scope
 from pairmq_rabbitmq import _errors, _names
-from pairmq_rabbitmq._contents import MOST, Positions, peek, peek_in_turn
+from pairmq_rabbitmq._contents import FEW, MOST, Positions, glance, peek, peek_in_turn
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._driver import (
     ExchangeDeclare,
@@ -204,11 +204,14 @@ class RabbitAdmin(Admin):
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
         """Show the oldest messages by fetching and releasing them: see `_contents.peek`.
 
-        A queue for one consumer at a time can't be peeked while a consumer reads it.
+        A queue for one consumer at a time can't be peeked while a consumer reads it. A few messages of a pair's record
+        are shown in one round trip, as far as no other process looks at them in that moment.
         """
         doing = f"peek into {source}"
         queue = _names.queue_of(source)
         if _names.is_record(source.entity) and not source.dead_letter:
+            if max_messages <= FEW:
+                return await glance(self._context, queue, max(max_messages, 1), doing)
             waiting, consumers = await self._context.count(queue, doing)
             if not waiting and consumers:
                 waiting = MOST  # others that look at it hold all of it, each in its turn

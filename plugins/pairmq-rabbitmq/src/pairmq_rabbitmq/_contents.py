@@ -30,7 +30,7 @@ from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Transport
 from pairmq.transport import QueuePositions, raise_failure
 from pairmq_rabbitmq import _codec, _errors
 from pairmq_rabbitmq._context import Context
-from pairmq_rabbitmq._driver import close_channel, consume
+from pairmq_rabbitmq._driver import close_channel, consume, get_and_release
 from pairmq_rabbitmq._inspection import is_for_one_consumer
 from pairmq_rabbitmq._markers import WINDOW, MarkerLine
 from pairmq_rabbitmq._receiving import visit
@@ -42,6 +42,8 @@ _GIVING_BACK, _STEP = 0.25, 0.005
 MOST: Final = 2**16 - 1
 """The largest prefetch in AMQP; of messages in which so many wait it is not known how many there are."""
 _BURST: Final = 0.1  # s without a message after which all of these have come
+FEW: Final = 64
+"""Messages that are fetched one by one, which takes a broker less time than a round trip to a distant one."""
 
 _MOMENT: Final = 0.1  # s that a look waits for its marker's answer
 _VISIT: Final = 2.0  # s: some round trips, also to a distant broker
@@ -71,6 +73,13 @@ async def peek(context: Context, queue: str, waiting: int, most: int, doing: str
         if back >= waiting:
             break
         await asyncio.sleep(_STEP)
+    return [_delivery(message) for message in fetched]
+
+
+async def glance(context: Context, queue: str, most: int, doing: str) -> list[Delivery]:
+    """Show the oldest messages of a queue, `FEW` at most, of which others miss some for a moment only: see
+    `get_and_release`. Messages that others look at meanwhile are not shown."""
+    fetched = await context.ask_on(doing, lambda channel: get_and_release(channel, queue, most), queue)
     return [_delivery(message) for message in fetched]
 
 
@@ -117,7 +126,7 @@ def _tag(message: DeliveredMessage) -> int:
 
 
 def _delivery(message: DeliveredMessage) -> Delivery:
-    assert isinstance(message.delivery, Basic.Deliver)  # noqa: S101  # for mypy: as above
+    assert isinstance(message.delivery, Basic.Deliver | Basic.GetOk)  # noqa: S101  # for mypy: it was fetched
     return _shown(message.header.properties, bytes(message.body), bool(message.delivery.redelivered))
 
 
