@@ -29,7 +29,7 @@ URL = parse_url("postgresql://127.0.0.1/queues")
 
 
 class SilentPool(Pool):
-    async def ask(self, begin: Callable[[], Sequence[Statement]]) -> list[Rows]:
+    async def ask(self, begin: Callable[[], Sequence[Statement]], **_: object) -> list[Rows]:
         begin()
         await asyncio.Event().wait()
         raise AssertionError
@@ -124,6 +124,43 @@ async def test_idle_connections_are_dropped_after_a_call_that_had_no_answer(monk
         async with asyncio.timeout(patience):
             await pool.run([("SELECT 1", {})])
     assert [not one.pgconn.finish.called for one in idle[:4]] == [kept] * 4
+
+
+@pytest.mark.parametrize(("answer", "size", "waited"), [(0.3, 10, 0.9), (0.3, 1, 1.2), (0.001, 10, 0.003)])
+@in_virtual_time
+async def test_a_notification_leaves_the_only_connection_to_a_distant_server_to_the_next_send(
+    monkeypatch, answer, size, waited
+):
+    """It took it, and the send had to wait for another one: six round trips."""
+    made: list[object] = []
+
+    class Connection(SimpleNamespace):
+        async def run(self, statements: Sequence[Statement]) -> list[Rows]:
+            await asyncio.sleep(answer)
+            return []
+
+    async def connect(self: Hosts) -> Any:
+        if made:
+            await asyncio.sleep(6 * answer)
+        idle = TransactionStatus.IDLE
+        made.append(Connection(closed=False, info=Mock(host="h", port=1), pgconn=Mock(transaction_status=idle)))
+        return made[-1]
+
+    monkeypatch.setattr(Hosts, "connect", connect)
+    monkeypatch.setattr("pairmq_postgres._pool._has_news", lambda _: False)
+    pool = Pool(parse_url(f"postgresql://127.0.0.1/queues?pool_size={size}"))
+    began = asyncio.get_running_loop().time()
+    for _ in range(3):
+        await pool.run([("SELECT 1", {})])
+        pool.notify("orders")
+        await asyncio.sleep(0)  # the notification goes first
+        if answer < 0.01:
+            await asyncio.sleep(answer)  # a near server has answered it by then
+            waited += answer
+    assert asyncio.get_running_loop().time() - began == pytest.approx(waited)
+    await asyncio.sleep(20 * answer)
+    assert len(made) == (2 if size > 1 and answer > 0.01 else 1)
+    await pool.close()
 
 
 @pytest.mark.parametrize("several", [False, True])

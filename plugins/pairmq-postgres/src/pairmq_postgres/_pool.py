@@ -29,6 +29,7 @@ A = TypeVar("A")
 
 _NOTIFIED_WITHIN = 0.5  # s that a close waits for notifications of what was sent
 _SOON = 0.05  # s
+_FAR = 0.02  # s of an answer, from which on another connection would take too long while a send waits for it
 _MOMENT = 0.005
 """Seconds that a call waits at the most for the one before it, to serve more at once: at a distance it takes longer."""
 _SILENT = 1.0  # s without an answer after which a cancelled call makes the idle connections doubtful
@@ -45,6 +46,8 @@ class Pool:
         self._era = 0  # how many times the server was found to be another one, or down
         self._place: tuple[str, int] | None = None
         self._turns = asyncio.Semaphore(url.pool_size)
+        self._in_use = 0
+        self._took = 0.0  # s, the last answer
         self._listening: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
         self._to_notify: set[str] = set()
@@ -56,36 +59,49 @@ class Pool:
         psycopg's error."""
         return await self.ask(lambda: statements)
 
-    async def ask(self, begin: Callable[[], Sequence[Statement]]) -> list[Rows]:
-        """Do the same with the statements that ``begin`` returns, which is called before the first byte is sent."""
+    async def ask(self, begin: Callable[[], Sequence[Statement]], *, spares: bool = False) -> list[Rows]:
+        """Do the same with the statements that ``begin`` returns, which is called before the first byte is sent.
+
+        Who ``spares`` a distant server's only connection makes another one: the next call shall not have to.
+        """
         async with self._turns:
-            connection = self._idle_one()
-            if connection is None:
-                connection = await self._hosts.connect()
-                place = (connection.info.host, connection.info.port)
-                if self._place not in (None, place):  # another one of the hosts takes writes now
-                    self._distrust()
-                self._place = place
-            era = self._era
-            loop = asyncio.get_running_loop()
-            began = loop.time()
+            only = not self._in_use and len(self._idle) == 1 < self.url.pool_size
+            connection = None if spares and only and self._took >= _FAR else self._idle_one()
+            self._in_use += 1
             try:
-                return await connection.run(begin())
-            except Exception as error:
-                if _errors.leads_elsewhere(error) or connection.closed:
-                    connection.pgconn.finish()
-                    self._distrust()
-                raise
-            except asyncio.CancelledError:
-                if loop.time() - began >= _SILENT:  # a firewall may have forgotten them all
-                    self._drop_idle()
-                raise
+                return await self._ask(connection, begin)
             finally:
-                is_idle = connection.pgconn.transaction_status == TransactionStatus.IDLE
-                if self._closed or era != self._era or not is_idle:
-                    connection.pgconn.finish()
-                else:
-                    self._idle.append(connection)
+                self._in_use -= 1
+
+    async def _ask(self, connection: Connection | None, begin: Callable[[], Sequence[Statement]]) -> list[Rows]:
+        if connection is None:
+            connection = await self._hosts.connect()
+            place = (connection.info.host, connection.info.port)
+            if self._place not in (None, place):  # another one of the hosts takes writes now
+                self._distrust()
+            self._place = place
+        era = self._era
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            found = await connection.run(begin())
+            self._took = loop.time() - began
+            return found
+        except Exception as error:
+            if _errors.leads_elsewhere(error) or connection.closed:
+                connection.pgconn.finish()
+                self._distrust()
+            raise
+        except asyncio.CancelledError:
+            if loop.time() - began >= _SILENT:  # a firewall may have forgotten them all
+                self._drop_idle()
+            raise
+        finally:
+            is_idle = connection.pgconn.transaction_status == TransactionStatus.IDLE
+            if self._closed or era != self._era or not is_idle:
+                connection.pgconn.finish()
+            else:
+                self._idle.append(connection)
 
     def _idle_one(self) -> Connection | None:
         """Find an idle connection that the server has not ended meanwhile."""
@@ -126,7 +142,7 @@ class Pool:
                 paths, self._to_notify = sorted(self._to_notify), set()
                 # Receivers look without being notified, only less often.
                 with contextlib.suppress(NotSent, psycopg.Error):
-                    await self.run([(_sql.NOTIFY, {"paths": paths})])
+                    await self.ask(lambda: [(_sql.NOTIFY, {"paths": paths})], spares=True)  # noqa: B023  # at once
         finally:
             self._notifying = None
 
