@@ -33,7 +33,9 @@ MOST_MESSAGES = 1000
 MOST_TRANSFERS: Final = 100
 """That are under way on one link: a tenth of the credit that the service grants a sender."""
 
-_MOST_BYTES: Final = 1024 * 1024  # that are under way on one link, unless one transfer has more
+_BYTES: Final = 1024 * 1024  # that are under way on one link, unless one transfer has more
+_MOST_BYTES: Final = 4 * _BYTES  # likewise on a link that lets as many pass
+_WITHIN: Final = 1.0  # s
 _MOST_GRACE: Final = 5.0  # s that a transfer whose callers have given up may take on a link that answers others
 
 _ENVELOPE = 512  # bytes: of a batch around its messages, with the first one's ids
@@ -144,11 +146,12 @@ class Parcel:
 class _Transfer:
     """A batch that was given to the client, and is not answered."""
 
-    __slots__ = ("awaited", "batch", "began", "given_up_at", "size")
+    __slots__ = ("ahead", "awaited", "batch", "began", "given_up_at", "size")
 
-    def __init__(self, batch: Sequence[Parcel], began: float) -> None:
+    def __init__(self, batch: Sequence[Parcel], began: float, ahead: int) -> None:
         self.batch = batch
         self.size = sum(parcel.size for parcel in batch)
+        self.ahead = ahead  # bytes under way when it began
         self.began = began
         self.awaited = len(batch)  # by callers that have not given up: thousands may do so at about one instant
         self.given_up_at = math.inf
@@ -277,6 +280,7 @@ class _Flush(Job[SendLink]):
         self._grace = 0.0
         self._answered_at = -math.inf
         self._given_up = 0  # of the transfers under way
+        self._room = _BYTES  # that may be under way
         self._clock: asyncio.TimerHandle | None = None
         self._turn: object = None
 
@@ -369,12 +373,8 @@ class _Flush(Job[SendLink]):
         while box.waiting and turn is self._turn:
             if not first and not link.usable():
                 return
-            if under_way and (
-                room <= 0
-                or sum(transfer.size for transfer in under_way) >= _MOST_BYTES
-                or self._in_doubt()
-                or self._gathers()
-            ):
+            ahead = sum(transfer.size for transfer in under_way)
+            if under_way and (room <= 0 or ahead >= self._room or self._in_doubt() or self._gathers()):
                 return
             first = False
             head = next(iter(box.waiting))
@@ -386,7 +386,7 @@ class _Flush(Job[SendLink]):
             room -= 1
             if batch[0].chain is not None:
                 batch[0].chain.under_way = True
-            transfer = _Transfer(batch, asyncio.get_running_loop().time())
+            transfer = _Transfer(batch, asyncio.get_running_loop().time(), ahead)
             under_way[transfer] = None
             for parcel in batch:
                 parcel.state, parcel.transfer = _State.IN_FLIGHT, transfer
@@ -417,7 +417,10 @@ class _Flush(Job[SendLink]):
         if transfer.batch[0].chain is not None:
             transfer.batch[0].chain.under_way = False
         self._given_up -= transfer.given_up_at < math.inf
-        self._answered_at = asyncio.get_running_loop().time()
+        self._answered_at = now = asyncio.get_running_loop().time()
+        passed = transfer.ahead + transfer.size
+        if error is None and passed >= _BYTES // 4:  # as much as shows how wide the link is
+            self._room = int(min(max(_WITHIN * passed / max(now - transfer.began, 1e-6), _BYTES), _MOST_BYTES))
         self._report(transfer.batch, None if error is None else _errors.send_failure(error, self._box.doing))
 
     def _end_all(self, error: TransportError) -> None:

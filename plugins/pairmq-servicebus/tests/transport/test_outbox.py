@@ -10,6 +10,7 @@ from azure.servicebus._pyamqp.error import ErrorCondition, MessageSendFailed
 from azure.servicebus._transport._pyamqp_transport import _LOGGER, PyamqpTransport
 
 from pairmq.model import FailureKind, FailureReason, Message, TransportError
+from pairmq.testing import in_virtual_time
 from pairmq.transport import is_nothing_sent
 from pairmq_servicebus import _codec
 from pairmq_servicebus._codec import Parts, measure
@@ -33,6 +34,7 @@ class FakeLink:
         self.by_itself: Callable[[list[str]], Exception | None] | None = None
         self.open = True
         self.looks = 0
+        self.takes = 0.0  # s, a round trip
 
     def usable(self) -> bool:
         return self.open
@@ -64,6 +66,7 @@ class FakeLink:
     async def progress(self) -> None:
         self.most_at_once = max(self.most_at_once, len(self._waiting))
         await asyncio.wait([answer for answer, _ in self._waiting], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(self.takes)
         over = [each for each in self._waiting if each[0].done()]
         self._waiting = [each for each in self._waiting if not each[0].done()]
         self.round_trips += 1
@@ -385,10 +388,20 @@ async def test_no_more_transfers_are_under_way_than_the_link_takes() -> None:
     link.most_at_once, link.credit = 0, 3
     await bench.box.send_all([parcel("m", f"s{number}") for number in range(10)])
     assert link.most_at_once == 3
-    link.most_at_once, link.credit = 0, 1000
+
+
+@pytest.mark.parametrize(("round_trip", "most"), [(0.1, 11), (2.0, 3)])
+@in_virtual_time
+async def test_more_bytes_are_under_way_on_a_link_that_lets_them_pass(round_trip: float, most: int) -> None:
+    """A distant service took a round trip for each mebibyte, however wide the link was."""
+    bench = Bench()
+    bench.by_itself = lambda ids: None
+    assert await bench.box.send_all([parcel("first")]) == [None]
+    [link] = bench.links
     link.max_message_bytes = link.max_batch_bytes = 1024 * 1024
-    await bench.box.send_all([parcel("m", f"s{number}", size=400_000) for number in range(10)])
-    assert link.most_at_once == 3
+    link.takes = round_trip
+    await bench.box.send_all([parcel("m", f"s{number}", size=400_000) for number in range(30)])
+    assert link.most_at_once == most
 
 
 async def test_transfers_of_one_session_are_under_way_together_in_the_order_in_which_they_came() -> None:
