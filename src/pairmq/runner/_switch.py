@@ -49,6 +49,7 @@ _REMOVED = 2  # old reports at most, with each new one
 _MANY = 16  # messages that decide nothing any more, from which on they are removed
 _HIDDEN, _TAKEN = 4.0, 10.0  # s at most until what others look at is there again; until it can be looked at
 _PATIENCE = 0.2  # s between two counts meanwhile
+_MORE = 2  # messages that may have come since they were counted, or while all were hidden
 _NAMES = 5.0  # s at most for the primary to say whether it has an entity: in an outage no operator waits longer
 _ROUNDS = 100  # of removing, until a decision is one of those that processes read
 
@@ -83,8 +84,9 @@ class _Glances:
                 return self._shown
             last = not self._patient or self._clock.now() - began >= (_HIDDEN if count < known else _TAKEN)
             if count > known or last or not count:  # all are hidden: it waits in line
-                # No more than there are: a few messages a broker may show at once, without hiding them for long.
-                found = await self._looker.shown(self._place, max(count, known, 1))
+                # Not many more than there are: a few messages a broker may show without hiding them for long.
+                most = max(count, known) + _MORE if count or self._shown else MAX_ENTRIES
+                found = await self._looker.shown(self._place, most)
                 whole = len(found) >= count and (bool(found) or known <= 0 or last)
                 if whole:
                     self._shown, self._shown_at = found, began
