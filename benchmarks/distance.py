@@ -205,6 +205,8 @@ class BusTurns(Turns):
     def _bare_sends(self, window: int) -> Contender:
         async def run() -> float:
             async with AsyncExitStack() as stack:
+                east = await stack.enter_async_context(registry.transport(self._near[0].url))
+                await east.admin.create(ORDERS)
                 client = await stack.enter_async_context(ServiceBusClient.from_connection_string(self._strings()[0]))
                 links = [await stack.enter_async_context(client.get_queue_sender(ORDERS.path)) for _ in range(LINKS)]
 
