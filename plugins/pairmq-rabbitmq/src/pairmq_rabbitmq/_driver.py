@@ -97,16 +97,20 @@ async def get(channel: Channel, queue: str) -> DeliveredMessage:
 
 
 class _Each:
-    """Stands where the driver keeps the future of one answer to `basic.get`, and takes any number of them."""
+    """Stands where the driver keeps the future of one answer to `basic.get`, and takes as many as were asked for."""
 
-    def __init__(self) -> None:
-        self.messages: list[DeliveredMessage] = []
+    def __init__(self, count: int, taken: asyncio.Future[list[DeliveredMessage]]) -> None:
+        self._count = count
+        self._taken = taken
+        self._messages: list[DeliveredMessage] = []
 
     def done(self) -> bool:
-        return False
+        return self._taken.done()
 
     def set_result(self, answer: tuple[Any, DeliveredMessage]) -> None:
-        self.messages.append(answer[1])
+        self._messages.append(answer[1])
+        if len(self._messages) == self._count:
+            self._taken.set_result(self._messages)
 
 
 async def get_and_release(channel: Channel, queue: str, count: int) -> list[DeliveredMessage]:
@@ -115,20 +119,19 @@ async def get_and_release(channel: Channel, queue: str, count: int) -> list[Deli
     All is written at once: other consumers miss the messages for as long as the broker takes for it, however far away
     it is. They are released in their places by a classic queue, and by a quorum queue with a delivery limit.
     """
-    channel.getter = fetched = cast("Any", _Each())
     methods = [*(BasicGet(queue=queue) for _ in range(count)), commands.Basic.Nack(multiple=True)]
-
-    async def exchange() -> None:
+    taken = channel.create_future()  # it ends with the channel, which the broker closes to refuse
+    channel.getter = cast("Any", _Each(count, taken))
+    try:
         async with channel.lock:
             await channel.write_queue.put(ChannelFrame.marshall(channel.number, methods))
+            messages: list[DeliveredMessage] = await taken
             for _ in range(count):
-                await channel.rpc_frames.get()
-
-    try:
-        await channel.create_task(exchange())  # it ends with the channel, which the broker closes to refuse
+                channel.rpc_frames.get_nowait()  # where the driver puts each answer, too
     finally:
+        taken.cancel()
         channel.getter = None
-    return [message for message in fetched.messages if isinstance(message.delivery, commands.Basic.GetOk)]
+    return [message for message in messages if isinstance(message.delivery, commands.Basic.GetOk)]
 
 
 async def close_channel(channel: Channel) -> None:
