@@ -654,6 +654,13 @@ TESTED = (
         tests=_LINE_TESTS,
     ),
     Mutant(
+        "thousands of limits that need no end yet are looked at in one turn of the loop",
+        "src/pairmq/runner/_limits.py",
+        "while reached < most and looked_at < _LOOKED_AT:",
+        "while reached < most:",
+        tests=("tests/runner/test_limits.py",),
+    ),
+    Mutant(
         "sends that hang at the primary keep others from the secondary when their entity fails over",
         "src/pairmq/runner/_entity.py",
         "            for _ in range(self.line.failed_over()):\n                self.next_turn()\n",

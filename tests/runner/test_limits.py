@@ -293,6 +293,10 @@ class _Slow:
             await limits.run(self.hang(), limit)
         return now()
 
+    def pass_by(self, seconds: float) -> None:
+        """Time passes in which the loop can do nothing."""
+        self._selector.now += seconds
+
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(self._selector)) as runner:
             runner.run(work)
@@ -341,6 +345,33 @@ async def test_many_waits_of_one_instant_end_over_many_turns_of_the_loop():
     limits = TimeLimits()
     most = await most_in_a_turn([limits.wait(asyncio.get_running_loop().create_future(), 5.5) for _ in range(1000)])
     assert most <= AT_ONCE
+
+
+def test_many_waits_that_must_not_end_yet_are_looked_at_over_many_turns_of_the_loop():
+    """Ending them all would take longer than they have: those that have half of their time left are put off."""
+    slow, count = _Slow(0.002), 6000
+
+    async def work() -> None:
+        limits = TimeLimits()
+        await asyncio.gather(*(slow.until(limits, now() + 5) for _ in range(200)))
+        waits = [
+            asyncio.ensure_future(
+                limits.wait(asyncio.get_running_loop().create_future(), now() + 2, exact=False, began_at=now())
+            )
+            for _ in range(count)
+        ]
+        await asyncio.sleep(0)
+        slow.pass_by(0.1)  # until this is planned
+        put_off = [0]
+        for _ in range(count):
+            await asyncio.sleep(0)
+            put_off.append(len(limits._exact))
+        assert put_off[-1] == count
+        assert max(after - before for before, after in pairwise(put_off)) <= 1000
+        for wait in waits:
+            wait.cancel()
+
+    slow.run(work())
 
 
 @in_virtual_time

@@ -21,6 +21,7 @@ _MANY = 64  # operations that have ended, from which on the list of limits is ti
 # A loop that stands still for a while, as in a pass of the garbage collector, does not show what an end costs.
 _COST = 0.0005  # s at most that one counts for; twice what is known, once something is
 _TURN = 0.01  # s that those of one turn may take, as measured
+_LOOKED_AT = 1000  # limits of one turn at most, nearly all of which need no end yet: thousands would block the loop
 _MARGIN = 1.1  # later ones cost more than those that were measured
 _FORGOTTEN = 60.0  # s after which that measure says nothing about the present load any more
 _PLANNED = 0.02  # s that a plan is good for at least
@@ -214,10 +215,11 @@ class TimeLimits:
         if self._last_turn is not None:
             self._measure(now, *self._last_turn)
         self._timeouts = {}
-        pauses, reached, ended = False, 0, [0, 0]
+        pauses, reached, looked_at, ended = False, 0, 0, [0, 0]
         most = min(AT_ONCE, int(_TURN / max(self._costs))) if self._measured else AT_ONCE
         limits, exact = self._limits, self._exact
-        while reached < most:
+        while reached < most and looked_at < _LOOKED_AT:
+            looked_at += 1
             early = limits[0][0] if limits else math.inf
             if early <= self._together:
                 early = min(early, self._begins_at)
