@@ -274,8 +274,8 @@ TESTED = (
     Mutant(
         "all limits of one instant are reached in one turn of the loop",
         _LIMITS,
-        "        while reached < most:\n",
-        "        while True:\n",
+        "        while reached < most and looked_at < _LOOKED_AT:\n",
+        "        while looked_at < _LOOKED_AT:\n",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
