@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections import Counter
 from itertools import pairwise
 
@@ -194,12 +193,13 @@ def test_a_query_that_ended_gives_the_spool_back(make):
 
 @pytest.mark.real_server
 def test_a_query_that_got_no_thread_gives_the_spool_back(make, monkeypatch):
-    def no_thread(thread):
+    def no_thread(work):
+        work.close()
         raise RuntimeError("can't start new thread")
 
     first = make()
     with monkeypatch.context() as system:
-        system.setattr(threading.Thread, "start", no_thread)
+        system.setattr("pairmq.pipeline.datasource._stream.run", no_thread)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             first.initialOffset()
     make().initialOffset()

@@ -11,6 +11,7 @@ connection's heartbeats would stop while a batch is computed.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -64,6 +65,7 @@ class _Consumer:
             self.intake = Intake(transport, plan.source, place, self.spool, settings.options.attempt_timeout)
             for segment in self.spool.segments():
                 self.intake.remember(read_segment(plan.directory, segment))
+            run(asyncio.sleep(0))  # where that loop can't be had, the spool is given back
             self._opened = opened.pop_all()
 
     def available(self) -> int:
