@@ -199,7 +199,7 @@ def test_a_query_that_got_no_thread_gives_the_spool_back(make, monkeypatch):
 
     first = make()
     with monkeypatch.context() as system:
-        system.setattr("pairmq.pipeline.datasource._stream.run", no_thread)
+        system.setattr("pairmq.sync.run", no_thread)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             first.initialOffset()
     make().initialOffset()

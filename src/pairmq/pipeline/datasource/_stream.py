@@ -24,12 +24,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from pairmq import sync
 from pairmq.model import ConfigurationError, FailureKind, Source, TransportError
 from pairmq.pipeline.datasource._intake import Intake
 from pairmq.pipeline.datasource._options import Brokers, Options
 from pairmq.pipeline.datasource._rows import Place
 from pairmq.pipeline.datasource._spool import Spool, SpoolError, read_segment
-from pairmq.sync import run
 
 _log = logging.getLogger("pairmq.pipeline")
 
@@ -65,18 +65,18 @@ class _Consumer:
             self.intake = Intake(transport, plan.source, place, self.spool, settings.options.attempt_timeout)
             for segment in self.spool.segments():
                 self.intake.remember(read_segment(plan.directory, segment))
-            run(asyncio.sleep(0))  # where that loop can't be had, the spool is given back
+            sync.run(asyncio.sleep(0))  # where that loop can't be had, the spool is released
             self._opened = opened.pop_all()
 
     def available(self) -> int:
-        return run(self.intake.available())
+        return sync.run(self.intake.available())
 
     def fill(self, most: int, wait: float, start: int, whole: bool) -> int:
-        return run(self.intake.fill(most, wait, start, whole=whole))
+        return sync.run(self.intake.fill(most, wait, start, whole=whole))
 
     def close(self) -> None:
         with self._opened:
-            run(self.intake.close())
+            sync.run(self.intake.close())
 
 
 class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
