@@ -6,7 +6,8 @@ aio-pika by ``asyncio.gather`` over as many, redis-py by pipelines of as many. T
 loop with that client, of which the best number of messages at a time counts; its speed is that of the middle four
 fifths of the messages. From Redis or PostgreSQL to RabbitMQ only a drain is measured, beside `_mixed_loop`; to
 PostgreSQL only sends, beside psycopg with as many rows in a statement. azure-servicebus sends full batches through four
-links; the administration of Service Bus, which PairMQ asks a few times, is not behind the link.
+links; the administration of Service Bus, which PairMQ asks a few times, is not behind the link. A `Pair.consumer` has a
+prefetch of 200, and completes each message in a task of its own; aio-pika's acknowledges, and nothing confirms that.
 
 Run it with: make bench-one NAME=distance ARGS="--product redis" (or postgres, servicebus, redis-rabbitmq,
 postgres-rabbitmq)
@@ -36,7 +37,7 @@ from _measuring import Contender, Figures, arguments, interleaved, ratio, spread
 from azure.servicebus.aio import ServiceBusClient
 from redis.asyncio import Redis
 
-from pairmq import Message, Pair, PairSender
+from pairmq import Message, Pair, PairDelivery, PairSender
 from pairmq.model import Source
 from pairmq.plugins import registry
 from pairmq_postgres.testing import PostgresServer
@@ -48,7 +49,8 @@ BODY = b"x" * 1024
 WINDOWS = (1000, 4000)
 PREFETCHES = (1000, 4000)
 LINKS = 4
-OURS = {"send_batch": "bare sends", "send_stream": "bare sends", "syphon": "a loop"}
+UNSETTLED = 200  # by a consumer
+OURS = {"send_batch": "bare sends", "send_stream": "bare sends", "syphon": "a loop", "consumer": "bare consumer"}
 NAMES = ("east", "west")
 
 
@@ -84,7 +86,35 @@ class Turns(ABC):
         found["syphon"] = self._drained(lambda queue: ["-m", "pairmq", "syphon", "--until-empty", *self._options()])
         for prefetch in PREFETCHES:
             found[f"a loop {prefetch}"] = self._drained(lambda queue, most=prefetch: self._loop(queue, most))
+        found["consumer"] = self._consumed
         return found
+
+    async def _consumed(self) -> float:
+        await self._fill()
+        ends: list[float] = []
+        done = asyncio.Event()
+
+        async def handle(delivery: PairDelivery) -> None:
+            await delivery.complete()
+            ends.append(time.perf_counter())
+            if len(ends) == self._messages:
+                done.set()
+
+        async with Pair.connect(*self._pair) as pair, asyncio.TaskGroup() as handling:
+            consumer = pair.consumer(
+                ORDERS.path, lambda delivery: handling.create_task(handle(delivery)), prefetch=UNSETTLED
+            )
+            await done.wait()
+            await consumer.close()
+        return middle_speed(ends)
+
+    async def _fill(self) -> None:
+        async with registry.transport(self._near[0].url) as east:
+            await east.admin.create(ORDERS)
+            await east.admin.purge(Source(ORDERS))
+            sender = east.sender(ORDERS)
+            for _ in range(0, self._messages, WINDOWS[0]):
+                await sender.send_batch([Message(BODY) for _ in range(WINDOWS[0])])
 
     async def _sent(self, send: Callable[[], Awaitable[None]]) -> float:
         async with registry.transport(self._near[0].url) as east:
@@ -139,6 +169,23 @@ class RabbitTurns(Turns):
     """Beside aio-pika."""
 
     peer = "aio-pika"
+
+    def contenders(self) -> dict[str, Contender]:
+        return {**super().contenders(), "bare consumer": self._bare_consumed}
+
+    async def _bare_consumed(self) -> float:
+        await self._fill()
+        ends: list[float] = []
+        async with await aio_pika.connect(self._bare[0]) as connection:
+            channel = await connection.channel()
+            await channel.set_qos(UNSETTLED)
+            async with (await channel.get_queue(ORDERS.path)).iterator() as messages:
+                async for message in messages:
+                    await message.ack()
+                    ends.append(time.perf_counter())
+                    if len(ends) == self._messages:
+                        break
+        return middle_speed(ends)
 
     def _bare_sends(self, window: int) -> Contender:
         async def run() -> float:
@@ -329,6 +376,12 @@ def _running(command: list[str]) -> Iterator[None]:
         program.wait(LIMIT)
 
 
+def middle_speed(ends: Sequence[float]) -> float:
+    """Messages a second, of the middle four fifths."""
+    first, last = len(ends) // 10, len(ends) * 9 // 10
+    return (last - first) / (ends[last] - ends[first])
+
+
 def best(figures: Figures, kind: str) -> list[float]:
     """The rounds of the best of a kind's contenders."""
     of = [values for name, values in figures.items() if name.startswith(kind)]
@@ -356,7 +409,7 @@ def main() -> int:
             for name, values in figures.items():
                 curves.setdefault(name, {})[str(ms)] = spread(values)
             for ours, peer in OURS.items():
-                if not options.only and any(name.startswith(ours) for name in figures):
+                if not options.only and all(any(name.startswith(kind) for name in figures) for kind in (ours, peer)):
                     of = ratio(best(figures, ours), best(figures, peer))
                     ratios[f"{ours} / {peer} of {turns.peer}, {ms} ms"] = of
     if options.json:
