@@ -411,7 +411,7 @@ class EntityLine(Generic[T]):
 class Admission(Generic[T]):
     """How many messages of a pair are in flight: ``limit`` at most, first come, first served.
 
-    A batch larger than that enters alone. A turn is what a send waits by for which there is no room.
+    A batch larger than that enters alone. A turn is what a send waits by until there is room.
     """
 
     __slots__ = ("_free", "_turns", "limit")

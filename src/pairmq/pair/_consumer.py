@@ -65,7 +65,7 @@ class PairConsumer:
     def prefetch(self) -> int:
         """Messages that are unsettled at most; 0 for any number. It may be changed at any time.
 
-        Raises `ConfigurationError` for what is no whole number, or below 0.
+        Raises `ConfigurationError` for a number below 0, or one that is not whole.
         """
         return self._prefetch
 
