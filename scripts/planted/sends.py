@@ -131,8 +131,8 @@ SENDS = (
     Mutant(
         "a sender takes another backlog queue each time",
         "src/pairmq/core/rotation.py",
-        "        if kept is not None and kept not in self._out:",
-        "        if False:",
+        "        elif kept is not None and kept not in self._out:",
+        "        elif False:",
     ),
     Mutant(
         "a backlog queue that failed stays in use",
@@ -143,8 +143,8 @@ SENDS = (
     Mutant(
         "a send is refused at once for lack of a backlog queue",
         "src/pairmq/core/send.py",
-        "        if self._key is None and self._rules.raises:",
-        "        if self._key is None:",
+        "            if key is None and self._rules.raises:",
+        "            if key is None:",
     ),
     Mutant(
         "a scheduled message goes to a lane, where consumers get it too soon",
@@ -157,8 +157,8 @@ SENDS = (
     Mutant(
         "a send without a backlog queue waits for the background to bring one back",
         "src/pairmq/core/send.py",
-        "        return trials and self.rotation.trial(now, only, lane) is not None",
-        "        return False",
+        "            self._waits = rules.rotation.trial(now, only, self._lane) is None",
+        "            pass",
         tests=("tests/runner/test_backlog.py",),
     ),
     Mutant(

@@ -13,7 +13,7 @@ import pytest
 from core_search import HAZARDS
 
 ROOT = Path(__file__).resolve().parents[2]
-KEEPS_ITS_QUEUE = "        if kept is not None and kept not in self._out:"
+KEEPS_ITS_QUEUE = "        elif kept is not None and kept not in self._out:"
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_the_tests_that_have_to_find_a_mutant_exist(mutants: Sequence[Any]) -> N
 @pytest.mark.search
 @pytest.mark.parametrize(
     ("instead", "finder"),
-    [("        if False:", "test_rotation.py::test_a_sender_keeps_its_queue"), (KEEPS_ITS_QUEUE, None)],
+    [("        elif False:", "test_rotation.py::test_a_sender_keeps_its_queue"), (KEEPS_ITS_QUEUE, None)],
     ids=["a bug", "no bug"],
 )
 def test_a_bug_is_found_by_a_test_that_fails_and_by_nothing_else(

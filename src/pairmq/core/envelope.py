@@ -61,9 +61,10 @@ def reserved_properties(message: Message) -> tuple[str, ...]:
 def divert(message: Message, diversion: Diversion) -> Message:
     """Give a message the form in which it sits in a backlog queue: session id, time-to-live, schedule and priority are
     cleared and kept under their aliases. Raises `ValueError`: it has an alias as a property of its own."""
-    taken = reserved_properties(message)
-    if taken:
-        raise ValueError(f"the message has {', '.join(taken)} as application properties, which the envelope needs")
+    own = message.application_properties
+    if own and not ALIASES.isdisjoint(own):
+        taken = ", ".join(reserved_properties(message))
+        raise ValueError(f"the message has {taken} as application properties, which the envelope needs")
     diverted_at = diversion.diverted_at
     if diverted_at.tzinfo is not UTC:
         diverted_at = diverted_at.astimezone(UTC)
@@ -77,8 +78,7 @@ def divert(message: Message, diversion: Diversion) -> Message:
         added[KIND] = diversion.entity.kind.value
     if diversion.maybe_duplicate:
         added[MAYBE_DUPLICATE] = "true"
-    if _is_bare(message):
-        return message.with_properties({**message.application_properties, **added})
+    plain = len(added)
     if message.session_id is not None:
         added[SESSION_ID] = message.session_id
     if message.time_to_live is not None:
@@ -87,13 +87,15 @@ def divert(message: Message, diversion: Diversion) -> Message:
         added[SCHEDULED_ENQUEUE] = message.scheduled_enqueue_at.isoformat(timespec="microseconds")
     if message.priority is not None:
         added[PRIORITY] = str(message.priority)
+    if len(added) == plain:  # of most nothing acts in the backlog
+        return message.with_properties({**own, **added})
     return replace(
         message,
         session_id=None,
         time_to_live=None,
         scheduled_enqueue_at=None,
         priority=None,
-        application_properties={**message.application_properties, **added},
+        application_properties={**own, **added},
     )
 
 
@@ -138,7 +140,14 @@ def restore(message: Message) -> tuple[Message, Diversion]:
         raise EnvelopeError(f"{PATH} or {KIND} is malformed: together they must name a queue or topic") from error
     # As its constructor does, whose call is a third of its cost.
     envelope = tuple.__new__(Diversion, (entity, diverted_at, sender, int(sequence), duplicate is not None))
-    if _SET_ASIDE.isdisjoint(found) and _is_bare(message):
+    if (
+        _SET_ASIDE.isdisjoint(found)
+        # As in every message that `divert` made; a broker may have set some.
+        and message.session_id is None
+        and message.time_to_live is None
+        and message.scheduled_enqueue_at is None
+        and message.priority is None
+    ):
         return message.with_properties(own), envelope
     try:
         # Every field by name: `replace` would look all of them up, and every moved message passes here.
@@ -164,16 +173,6 @@ def restore(message: Message) -> tuple[Message, Diversion]:
         names = f"{SESSION_ID}, {TIME_TO_LIVE} or {SCHEDULED_ENQUEUE}"
         raise EnvelopeError(f"{names} holds an invalid value") from error
     return original, envelope
-
-
-def _is_bare(message: Message) -> bool:
-    """Whether nothing is set that the envelope keeps aside, as in every message that `divert` made."""
-    return (
-        message.session_id is None
-        and message.time_to_live is None
-        and message.scheduled_enqueue_at is None
-        and message.priority is None
-    )
 
 
 def elapsed_time_to_live(message: Message, diversion: Diversion, now: datetime) -> float | None:

@@ -109,15 +109,6 @@ class Rotation:
             return only not in self._out
         return bool(self._in_use) or (lane is not None and lane not in self._out)
 
-    def choose(self, kept: int | None, chance: float) -> int | None:
-        """Choose the queue in use for a sender: the one it kept while that is, else one at random, None when none is
-        left (SPEC 5.4)."""
-        if kept is not None and kept not in self._out:
-            return kept
-        if not self._in_use:
-            return None
-        return self._in_use[int(chance * len(self._in_use))]
-
     def take_out(self, index: int, now: float, chance: float = 0.0, *, missing: bool = False) -> bool:
         """Take a queue that failed out of use, for all senders, and plan its retry: of one that is ``missing`` at once,
         unless it vanishes again.
@@ -166,12 +157,18 @@ class Rotation:
     def attempt(
         self, now: float, chance: float, kept: int | None = None, only: int | None = None, lane: int | None = None
     ) -> tuple[int | None, bool]:
-        """Choose the queue of one attempt, the ``lane`` before any other (SPEC 11.2), and register the trial of one
-        that is out of use. None when the send has to wait; and whether it is a trial, to be ended by `end_trial`."""
+        """Choose the queue of one attempt, the ``lane`` before any other (SPEC 11.2): the one that its sender ``kept``
+        while that is in use, else one at random (SPEC 5.4); with none in use register the trial of one that is out.
+        None when the send has to wait; and whether it is a trial, to be ended by `end_trial`."""
         if lane is not None and lane not in self._out:
             return lane, False
-        if self.takes(only):
-            return (self.choose(kept, chance) if only is None else only), False
+        if only is not None:
+            if only not in self._out:
+                return only, False
+        elif kept is not None and kept not in self._out:
+            return kept, False
+        elif self._in_use:
+            return self._in_use[int(chance * len(self._in_use))], False
         index = self.trial(now, only, lane)
         if index is not None:
             self.begin_trial(index)

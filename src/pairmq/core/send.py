@@ -86,6 +86,7 @@ _MOST_CAUSES: Final = 10
 """Failures that a send keeps: one that is throttled for a day fails tens of thousands of times, with a trace each."""
 
 _UP = (EntityState.HEALTHY, EntityState.DRAINING)
+_FAILED_OVER: Final = EntityState.FAILED_OVER
 _PRIMARY: Final = Route.PRIMARY  # every healthy send's; as in `core.pump`
 _NO_QUEUE: Final = "no backlog queue takes messages"
 
@@ -543,13 +544,6 @@ class SendRules:
         line.sends += 1
         return True
 
-    def usable(self, now: float, only: int | None, lane: int | None = None) -> bool:
-        """Whether a send has a backlog queue to attempt now: one in use, or the trial of one that is out (SPEC 5.5)."""
-        if self.rotation.takes(only, lane):
-            return True
-        trials = only is not None or not self.raises
-        return trials and self.rotation.trial(now, only, lane) is not None
-
 
 class SendMachine:
     """Decides for one send, from its beginning or from the attempt on that `SendRules.at_once` began.
@@ -639,7 +633,7 @@ class SendMachine:
         if diverting:
             if worst is FailureKind.UNAVAILABLE and self._key is None:
                 return self._round(now, lead)  # another queue takes it at once; a key has but one (SPEC 8.2)
-        elif not self._primary_enabled():
+        elif self._entity.seen is _FAILED_OVER:
             return self._round(now, lead)  # the backlog takes it at once
         elif worst is FailureKind.UNAVAILABLE and self._rules.raises:
             return self.give_up("the primary failed and while_failing is 'raise'")
@@ -651,12 +645,19 @@ class SendMachine:
             self.drop(unfit)
         if not self.pending:
             return DONE
-        if not self._waits:
-            return self._go(now)
-        self._waited = True
-        if self._key is None and self._rules.raises:
-            return self.give_up(_NO_QUEUE, BacklogUnavailable, nowhere=True)
-        return self._pause(now, lead, queue=True, nowhere=True)
+        key = self._key
+        if self._waits:
+            self._waited = True
+            if key is None and self._rules.raises:
+                return self.give_up(_NO_QUEUE, BacklogUnavailable, nowhere=True)
+            return self._pause(now, lead, queue=True, nowhere=True)
+        if key is not None:
+            way = key.way(now, self._deadline, enabled=self._entity.seen is not _FAILED_OVER)
+            if type(way) is LookAt:
+                return way
+            if way is Way.DIVERT:
+                return self._divert(key, now)
+        return self._attempt(self._entity.route(), now)
 
     def looked(self, look: Look | None, now: float, lead: float = 0.0) -> Step:
         """Go on after a `LookAt`; None when the queue could not be asked, or not in time."""
@@ -789,7 +790,7 @@ class SendMachine:
 
     def give_up(self, why: str, refusal: type[SendRefused] | None = None, *, nowhere: bool = False) -> Done:
         """End what is left."""
-        diverting = not self._primary_enabled() or (self._key is not None and not self._key.clean)
+        diverting = self._entity.seen is _FAILED_OVER or (self._key is not None and not self._key.clean)
         if self._rules.closed is not None:
             refusal, why = SendRefused, self._rules.closed
         elif refusal is None:
@@ -799,31 +800,25 @@ class SendMachine:
     # One round: the deadline, the sizes, the route.
 
     def _round(self, now: float, lead: float) -> Step:
-        enabled = self._primary_enabled()
+        rules, diverting = self._rules, self._entity.seen is _FAILED_OVER
         if now >= self._deadline - _TICK:
             return self._out_of_time()
         if now >= self._ends(lead) - _TICK:
             self._last = True
-            return Wait(self._deadline, queue=not enabled, last=True)
+            return Wait(self._deadline, queue=diverting, last=True)
         only = None if self._key is None else self._key.queue
-        self._waits = not enabled and not self._rules.usable(now, only, self._lane)
+        self._waits = diverting and not rules.rotation.takes(only, self._lane)
+        if self._waits and (only is not None or not rules.raises):  # it may try one that is out of use (SPEC 5.5)
+            self._waits = rules.rotation.trial(now, only, self._lane) is None
         return Check(self.pending, self._waits and not self._waited)
 
     def _out_of_time(self) -> Done:
-        no_queue = self._waited and not self._primary_enabled()
+        no_queue = self._waited and self._entity.seen is _FAILED_OVER
         return self.give_up(f"{_NO_QUEUE} until the deadline" if no_queue else "the deadline passed")
 
     def _ends(self, lead: float) -> float:
         """When to begin no other attempt; early by half of its time at most: both brokers are to have one."""
         return self._deadline - min(lead, (self._deadline - self._started) / 2)
-
-    def _go(self, now: float) -> Step:
-        if self._key is None:
-            return self._attempt(self._entity.route(), now)
-        way = self._key.way(now, self._deadline, enabled=self._primary_enabled())
-        if type(way) is LookAt:
-            return way
-        return self._divert(self._key, now) if way is Way.DIVERT else self._attempt(self._entity.route(), now)
 
     def _divert(self, key: KeyRoute, now: float) -> Step:
         if now >= self._deadline:  # the look came late
@@ -866,9 +861,6 @@ class SendMachine:
                 left.append(job)
         if len(left) < len(self.pending):  # else its caller's list is kept, and no second one
             self.pending = left
-
-    def _primary_enabled(self) -> bool:
-        return self._entity.seen is not EntityState.FAILED_OVER
 
 
 def is_answer(results: Sequence[TransportError | None]) -> bool:

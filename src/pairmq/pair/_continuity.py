@@ -187,7 +187,7 @@ class _LaneSide(_Side):
     """The secondary's part, which reads the queue's lane."""
 
     def __init__(self, owner: ContinuousReceiver, engine: Engine, lane: int) -> None:
-        source = Source(engine.backlog.queue(lane))
+        source = Source(engine.backlog.queues[lane])
         receiver = engine.secondary.receiver(source)
         super().__init__(owner, Side.SECONDARY, owner.sides.lane, engine.secondary, source, receiver)
         self.id = owner.clock.new_id()

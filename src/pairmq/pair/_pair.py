@@ -569,7 +569,7 @@ class Pair:
         In a process with a syphon, followed by those that only other processes use (SPEC 13.2).
         """
         backlog = self._opened.backlog
-        return backlog.entities + backlog.lanes + backlog.others
+        return backlog.queues + backlog.others
 
     @property
     def outbox_queue(self) -> Entity | None:

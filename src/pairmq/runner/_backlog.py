@@ -61,8 +61,8 @@ class BacklogQueues:
             self.entities = tuple(Entity(name) for name in options.backlog_queue_names(self._primary_name))
         except ValueError as error:
             raise ConfigurationError(f"backlog_name_template gives a name that no queue can have: {error}") from error
-        self.lanes: tuple[Entity, ...] = ()
-        """Backlog queues of one queue each (SPEC 11.2), by their index, which follows those of the shared ones."""
+        self.queues = self.entities
+        """All by their index: behind the shared ones the lanes, backlog queues of one queue each (SPEC 11.2)."""
         self._lane_of: dict[Entity, int] = {}
         self._on_lane = on_lane
         self.others: tuple[Entity, ...] = ()
@@ -98,8 +98,7 @@ class BacklogQueues:
         """
         turns = asyncio.Semaphore(_AT_ONCE)
         # Lanes are drained by a process that drains all queues.
-        count = len(self.entities) + len(self.lanes)
-        indexes = [index for index in range(count) if only is None or index in only]
+        indexes = [index for index in range(len(self.queues)) if only is None or index in only]
         self._prepared = True
         tasks = [start_task(self._prepare_one(index, turns)) for index in indexes]
         # One limit for all: a secondary that hangs must not hold up the start of every process for minutes.
@@ -125,10 +124,6 @@ class BacklogQueues:
                     raise
                 self.take_out(index, error)
 
-    def queue(self, index: int) -> Entity:
-        """The queue of an index: a shared one or a lane."""
-        return self.entities[index] if index < len(self.entities) else self.lanes[index - len(self.entities)]
-
     def lane_of(self, entity: Entity) -> int | None:
         """The index of a queue's lane; None if it has none, or none yet."""
         return self._lane_of.get(entity)
@@ -147,7 +142,7 @@ class BacklogQueues:
                 f"continuity of {entity}: no lane can have the name that it needs: {error}"
             ) from error
         index = self._lane_of[entity] = self.rotation.add_lane()
-        self.lanes += (queue,)
+        self.queues += (queue,)
         if self._prepared:
             self._check_soon(index)
             self._on_lane(queue)
@@ -176,7 +171,7 @@ class BacklogQueues:
         """The sender to a queue, made when first needed."""
         sender = self._senders.get(index)
         if sender is None:
-            sender = self._senders[index] = self._transport.sender(self.queue(index))
+            sender = self._senders[index] = self._transport.sender(self.queues[index])
         return sender
 
     async def check(self, index: int) -> None:
@@ -213,7 +208,7 @@ class BacklogQueues:
             self._planned.set()
             self._emit(
                 RotationChanged,
-                queue=self.queue(index).path,
+                queue=self.queues[index].path,
                 in_use=False,
                 left=len(self.rotation.in_use),
                 error=str(error),
@@ -227,7 +222,7 @@ class BacklogQueues:
             return
         self._checked.discard(index)
         if found is Missing.AGAIN:
-            text = f"backlog queue {self.queue(index).path} is missing again"
+            text = f"backlog queue {self.queues[index].path} is missing again"
             raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_FOUND)
         await self.check(index)
 
@@ -276,7 +271,7 @@ class BacklogQueues:
 
     async def _ensure(self, index: int) -> None:
         """Make the queue, and say where it differs from what is asked for (SPEC 5.3), a new one by a policy."""
-        queue = self.queue(index)
+        queue = self.queues[index]
         admin = self._transport.admin
         existed = index in self._existed  # before: where two make a new one at once, both may have made it
         created = await self._limits.run(admin.create(queue, self._properties))
@@ -324,7 +319,7 @@ class BacklogQueues:
         async with turns:
             try:
                 await self._ensure(index)
-                await self._limits.run(self._transport.admin.probe(self.queue(index)))
+                await self._limits.run(self._transport.admin.probe(self.queues[index]))
             except TransportError as error:
                 if not self.rotation.takes(index):  # else a send has found out meanwhile that it works
                     self.last_failure = remembered(error)
@@ -337,5 +332,5 @@ class BacklogQueues:
         if not self.rotation.out:
             self.last_failure = None
         left = len(self.rotation.in_use)
-        self._emit(RotationChanged, queue=self.queue(index).path, in_use=True, left=left)
+        self._emit(RotationChanged, queue=self.queues[index].path, in_use=True, left=left)
         TimeLimits.wake(self.waiting)

@@ -77,7 +77,7 @@ class DrainWatch:
         index = self._backlog.lane_of(entity)
         if index is None:
             return 0
-        counting = self._secondary.admin.counts(Source(self._backlog.queue(index)))
+        counting = self._secondary.admin.counts(Source(self._backlog.queues[index]))
         try:
             return (await self._limits.run(counting)).pending
         except TransportError:

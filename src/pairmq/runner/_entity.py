@@ -156,8 +156,9 @@ class EntityRunner:
 
     def answered(self) -> None:
         """A broker has answered a send, or is known to work: all in line go on."""
-        if turns := self.line.answered():
-            TimeLimits.wake(turns)
+        self.line.silent_since = None
+        if self.line.turns:
+            TimeLimits.wake(self.line.answered())
 
     # Inputs of others.
 

@@ -390,7 +390,7 @@ class SendProcedure:
         if choice is None:
             state.runner.machine.divert_ended(clock.now())
             return
-        index, queue = choice.queue, backlog.queue(choice.queue)
+        index, queue = choice.queue, backlog.queues[choice.queue]
         results: Sequence[TransportError | None] = ()
         outcome: BacklogOutcome | None = None
         began_at: float | None = None

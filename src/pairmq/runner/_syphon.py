@@ -53,7 +53,7 @@ class Syphon:
         )
         self._backlog = backlog
         if queues is None:
-            for lane in backlog.lanes:
+            for lane in backlog.queues[len(backlog.entities) :]:
                 self._add_lane(lane)
         self._outbox = None if outbox is None else Pump(outbox.queue, outbox.tail, outbox.missing, context)
         if self._outbox is not None:
@@ -105,7 +105,7 @@ class Syphon:
             pump.start()
 
     def _add_lane(self, lane: Entity) -> Pump:
-        index = len(self._backlog.entities) + self._backlog.lanes.index(lane)
+        index = self._backlog.queues.index(lane)
         pump = Pump(lane, self._backlog.sender(index), partial(self._backlog.take_out, index), self._context)
         self.pumps += (pump,)
         return pump
