@@ -8,8 +8,8 @@ SYPHON = (
     Mutant(
         "the syphon compares the end of a lock, which the broker dates, with this machine's clock",
         "src/pairmq/core/pump.py",
-        "        locked_until, renew_at = self._lock_from(now)\n        settle: list[Item] = []\n",
-        "        locked_until, renew_at = self._lock_from(now)\n        settle: list[Item] = []\n"
+        "        locked_until, renew_at = now + lock, now + lock / 3\n        settle: list[Item] = []\n",
+        "        locked_until, renew_at = now + lock, now + lock / 3\n        settle: list[Item] = []\n"
         "        ends = [each.locked_until for each in deliveries if each.locked_until is not None]\n"
         "        if ends:\n"
         "            left = (ends[0] - instant).total_seconds()\n"
@@ -218,7 +218,7 @@ SYPHON = (
         "a completion that fails is forgotten",
         "src/pairmq/core/pump.py",
         "                item.step(_NOT_SETTLED)\n"
-        "                self._unsettled[item] = None\n"
+        "                self.unsettled[item] = None\n"
         "                failures.append(error)\n",
         "                failures.append(error)\n",
     ),

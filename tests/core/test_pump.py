@@ -147,9 +147,9 @@ def test_a_settlement_that_failed_is_tried_once_more_when_its_lock_is_lost():
     [item] = pump.send(None).settle
     pump.settle([item], TransportError("no", FailureKind.UNAVAILABLE, FailureReason.CONNECTION))
     item.step(Symbol.LOCK_LOST)
-    assert pump.machine.unsettled == [item]
+    assert list(pump.machine.unsettled) == [item]
     pump.settle([item], TransportError("no", FailureKind.REFUSED, FailureReason.LOCK_LOST))
-    assert (item.state, pump.machine.unsettled, pump.machine.moved) == (State.GONE, [], 1)
+    assert (item.state, len(pump.machine.unsettled), pump.machine.moved) == (State.GONE, 0, 1)
 
 
 # What a send's results mean.
@@ -930,9 +930,9 @@ def test_a_completion_that_fails_in_passing_is_tried_again():
     pump.receive(envelope(1))
     items = pump.send(None).settle
     reports, failures = pump.settle(items, BUSY)
-    assert (reports, failures, pump.machine.unsettled) == ([], [BUSY], items)
+    assert (reports, failures, list(pump.machine.unsettled)) == ([], [BUSY], items)
     reports, _ = pump.settle(items)
-    assert ([completed for _, completed in reports], pump.machine.unsettled) == ([True], [])
+    assert ([completed for _, completed in reports], len(pump.machine.unsettled)) == ([True], 0)
 
 
 def test_a_completion_under_a_lock_that_was_replaced_is_tried_again():
@@ -942,7 +942,7 @@ def test_a_completion_under_a_lock_that_was_replaced_is_tried_again():
     used = item.delivery
     pump.receive(envelope(1), count=2)
     assert pump.machine.settled([item], [used], [LOCK_LOST]) == ([], [])
-    assert pump.machine.unsettled == [item]
+    assert list(pump.machine.unsettled) == [item]
 
 
 def test_what_is_given_up_is_reported_once():
@@ -1047,7 +1047,7 @@ class AnyPump:
         step = self.machine.next(line, self.now)
         if step is Next.END:
             del self.operations[line]
-            self.machine.left(line)
+            self.pump.gates.leave(line.gate)
         if step is Next.SEND:
             self.machine.take(line, self.now)
             self.operations[line] = operation = Operation(line)
@@ -1178,7 +1178,7 @@ class AnyPump:
             self.operations[begun] = None
         if not self.machine.is_current(line) and line in self.operations:
             del self.operations[line]
-            self.machine.left(line)
+            self.pump.gates.leave(line.gate)
 
     def begin_anew(self) -> None:
         self.machine.drop_lines()
@@ -1223,7 +1223,7 @@ class AnyPump:
             if not operation.waits_for:
                 self.machine.sent(line.gate, operation.sent, [AWAY] * len(operation.sent), 0.0, self.now)
             self.end(operation)
-        assert (len(self.machine), self.machine.unsettled) == (0, [])
+        assert (len(self.machine), len(self.machine.unsettled)) == (0, 0)
         assert {item.state for item in self.items} <= {State.LOST, State.LAPSED, State.FORFEIT, State.GONE}
 
 

@@ -372,8 +372,12 @@ class PumpMachine:
         self.dead_lettered = 0
         self.lock_duration: float | None = None
         """Seconds; None while the queue was not asked, and where locks last as long as the connection."""
+        self.time_limit = options.attempt_timeout
+        """Seconds that an operation at either broker may take: less than half of a lock (SPEC 7.6)."""
         self.ordered = False
         """The queue has one consumer at a time: what is read of it is sent in order (SPEC 8)."""
+        self.in_order = False
+        """An operation has several messages of a key: then none is to be stored behind one that fails."""
         self.broken = False
         """A lock was lost that order rests on: nothing more of what was locked is sent, and all begins anew."""
         self.requeue_wait = min(60.0, max(1.0, options.ping_primary_interval))
@@ -406,10 +410,12 @@ class PumpMachine:
         self._locked: dict[Item, None] = {}
         self._places: dict[str, Item] = {}  # the same by their position in the queue, where the broker gives it
         self._settling: dict[Item, None] = {}  # each is reported once
-        self._unsettled: dict[Item, None] = {}  # those of them that failed, and are tried again
+        self.unsettled: dict[Item, None] = {}
+        """Those of them whose settlement failed, and is to be tried again."""
         self._delivered: OrderedDict[Identity, None] = OrderedDict()
         self._doubts: OrderedDict[Identity, Doubt] = OrderedDict()
         self._dead_in_doubt: OrderedDict[tuple[object, ...], None] = OrderedDict()  # reported, and may be redelivered
+        self._set_window()
 
     def __len__(self) -> int:
         return len(self._locked)
@@ -417,13 +423,11 @@ class PumpMachine:
     def opened(self, lock_duration: float | None, *, ordered: bool) -> None:
         """The queue was asked for its properties."""
         self.lock_duration = lock_duration
-        self.ordered = ordered
-
-    @property
-    def time_limit(self) -> float:
-        """Seconds that an operation at either broker may take: less than half of a lock (SPEC 7.6)."""
-        limit = self._options.attempt_timeout
-        return limit if self.lock_duration is None else min(limit, 0.45 * self.lock_duration)
+        self.ordered, self.in_order = ordered, ordered and self._ordered_batches
+        self.time_limit = limit = self._options.attempt_timeout
+        if lock_duration is not None:
+            self.time_limit = min(limit, 0.45 * lock_duration)
+        self._set_window()
 
     def is_held(self, item: Item) -> bool:
         """Whether an item is locked here."""
@@ -431,19 +435,24 @@ class PumpMachine:
 
     # The window: how many may be locked.
 
-    @property
-    def stretch(self) -> int:
-        """How many times as much is on its way as between brokers that are near and fast.
+    def _set_window(self) -> None:
+        """See how far the brokers are, and with it how many messages are to be on their way.
 
-        A power of two: of a consumer whose window changes, a broker makes another one.
+        A power of two of what is enough between near ones: of a consumer whose window changes, a broker makes another.
         """
-        seconds = self._sent_in + self._completed_in
-        if not self._reads_ahead or (self.lock_duration is not None and seconds > _OF_A_LOCK * self.lock_duration):
-            return 1
-        times, most = 1, _BYTES_HELD / (2 * self._batch * _AHEAD * max(self._size, 1.0))
-        while times < _FARTHEST and times * _NEAR < seconds and times <= most:
-            times *= 2
-        return times
+        seconds, times = self._sent_in + self._completed_in, 1
+        if self._reads_ahead and (self.lock_duration is None or seconds <= _OF_A_LOCK * self.lock_duration):
+            most = _BYTES_HELD / (2 * self._batch * _AHEAD * max(self._size, 1.0))
+            while times < _FARTHEST and times * _NEAR < seconds and times <= most:
+                times *= 2
+        self.stretch = times
+        """How many times as much is on its way as between brokers that are near and fast."""
+        self.batch = self._batch * times
+        """Messages of one receive at most: a low rate is not spent in bursts of many seconds."""
+        self.ahead = self.batch * _AHEAD if self._reads_ahead else 0
+        """Messages that the broker may lock here before they are asked for."""
+        # Messages of one operation at the primary at most.
+        self._ceiling = self._batch if self._limited else self._options.syphon_batch * _BATCHES_AN_OPERATION * times
 
     def _least(self, of_late: float, count: int, took: float) -> float:
         """The least that operations take, which is a broker's distance: it falls at once, and rises slowly.
@@ -457,11 +466,6 @@ class PumpMachine:
         return min(seconds, of_late + (seconds - of_late) * rises)
 
     @property
-    def batch(self) -> int:
-        """Messages of one receive at most: a low rate is not spent in bursts of many seconds."""
-        return self._batch * self.stretch
-
-    @property
     def receives(self) -> int:
         """Messages of the next receive at most: a batch, and from a distant broker as many as an operation carries.
 
@@ -472,21 +476,6 @@ class PumpMachine:
             batch = max(batch, min(batch * _BATCHES_AN_OPERATION, self.ahead + batch - len(self._locked)))
         return min(batch, self._fits, self._carries)
 
-    @property
-    def ahead(self) -> int:
-        """Messages that the broker may lock here before they are asked for."""
-        return self.batch * _AHEAD if self._reads_ahead else 0
-
-    @property
-    def _ceiling(self) -> int:
-        """Messages of one operation at the primary at most."""
-        return self._batch if self._limited else self._options.syphon_batch * _BATCHES_AN_OPERATION * self.stretch
-
-    @property
-    def unsettled(self) -> list[Item]:
-        """Those whose settlement failed, and is to be tried again."""
-        return list(self._unsettled)
-
     def room(self, now: float, *, primary_answers: bool | None = None) -> Room:
         """Return whether more may be received.
 
@@ -495,13 +484,14 @@ class PumpMachine:
         what came of `Room.ASK`: if it does not, no other destination could be served either.
         """
         waiting = [self._waiting(line, now) for line in self._lines.values()]
-        held = sum(map(len, waiting)) + len(self._unsettled)
-        held_bytes = sum(len(item.message.body) for items in (*waiting, self._unsettled) for item in items)
+        held = sum(map(len, waiting)) + len(self.unsettled)
+        held_bytes = sum([len(item.message.body) for items in (*waiting, self.unsettled) for item in items])
         full = held >= self._options.syphon_batch or held_bytes >= _BYTES_HELD
         if full and not (primary_answers and self._holds_more(now)):
             if primary_answers is None and self._holds_more(now):
                 return Room.ASK
             self._fills = self._reads_ahead = False
+            self._set_window()
             return Room.NONE if self.ordered else Room.POSTPONE
         moving, moving_bytes = len(self._locked), self._bytes
         if self.ordered:  # it holds beside what moves
@@ -539,7 +529,7 @@ class PumpMachine:
 
     def _holds_more(self, now: float) -> bool:
         batch, lock = self._options.syphon_batch, self.lock_duration
-        if not self.ordered or len(self._unsettled) >= batch:
+        if not self.ordered or len(self.unsettled) >= batch:
             return False
         renewable = _MOST_HELD if lock is None else min(_MOST_HELD, int(_MOST_HELD * lock / 60))
         held = [item for line in self._lines.values() for item in self._waiting(line, now)]
@@ -553,7 +543,8 @@ class PumpMachine:
     ) -> tuple[list[Item], list[DestinationLine]]:
         """Put deliveries in the lines of their destinations; return what is to be settled at once, and the lines that
         have begun. ``instant`` is ``now`` by the wall clock."""
-        locked_until, renew_at = self._lock_from(now)
+        lock = math.inf if self.lock_duration is None else self.lock_duration
+        locked_until, renew_at = now + lock, now + lock / 3
         settle: list[Item] = []
         groups: dict[Entity, list[Item]] = {}
         entity: Entity | None = None
@@ -618,6 +609,7 @@ class PumpMachine:
         one destination is unavailable while others flow (SPEC 7.3).
         """
         self._reads_ahead = self._fills and self._flows and self._gates.all_deliver and not self._limited
+        self._set_window()
 
     def _lock(self, item: Item) -> None:
         self._locked[item] = None
@@ -653,7 +645,7 @@ class PumpMachine:
         return begun
 
     def next(self, line: DestinationLine, now: float) -> Next:
-        """Return what a line does next; one that ends is dropped, and its user has `left`."""
+        """Return what a line does next; one that ends is dropped, and its user is to `Gates.leave` its gate."""
         while line.items and line.items[0].lost:
             line.items.popleft()
         if not line.items or self._lines.get(line.gate.entity) is not line:
@@ -665,10 +657,6 @@ class PumpMachine:
         """The instant at which to ask again for a line with an open gate that waits."""
         return min((at for at in map(self._send_after, line.items) if at > now + _SOON), default=now)
 
-    def left(self, line: DestinationLine) -> None:
-        """Nothing is done for a line any more."""
-        self._gates.leave(line.gate)
-
     def is_current(self, line: DestinationLine) -> bool:
         """Whether a line was not dropped."""
         return self._lines.get(line.gate.entity) is line
@@ -679,15 +667,10 @@ class PumpMachine:
 
     def _drop_if_empty(self, line: DestinationLine) -> None:
         """Keep no empty line at its gate: of every path ever seen, that would be a leak."""
-        if self.is_current(line) and not line.items and not line.taken:
+        if not line.items and not line.taken and self._lines.get(line.gate.entity) is line:
             del self._lines[line.gate.entity]
 
     # Sending.
-
-    @property
-    def in_order(self) -> bool:
-        """Whether an operation has several messages of a key: then none is to be stored behind one that fails."""
-        return self.ordered and self._ordered_batches
 
     def take(self, line: DestinationLine, now: float) -> list[Item]:
         """Take what goes in one operation, in order: where order is kept, one message a key, or one run."""
@@ -799,7 +782,9 @@ class PumpMachine:
         self._flows = failure is None
         if delivered:
             self._gates.delivered(gate)
-        if not self._reads_ahead:
+        if self._reads_ahead:
+            self._set_window()
+        else:
             self._read_ahead()  # the first confirmation is enough, not only that of what is received next
         if failure is not None and doubtful:
             # A primary that takes messages and does not confirm it gets one copy a trial, not a whole batch.
@@ -834,7 +819,7 @@ class PumpMachine:
     def postpone(self, line: DestinationLine, now: float) -> list[Item]:
         """Take out of a line what is to be copied: should the gate open meanwhile, nothing else may send it."""
         # What was copied before has to be gone from its place first, or the next round would copy it again.
-        if self._unsettled:
+        if self.unsettled:
             return []
         waiting = dict.fromkeys(self._waiting(line, now))
         items = [item for item in waiting if item.copy_after <= now and not item.lost]
@@ -889,11 +874,6 @@ class PumpMachine:
     def _third(self) -> float:
         """Seconds of a third of a lock, after which it is renewed, and within which all of them have to be."""
         return (self.lock_duration or _UNKNOWN_LOCK) / 3
-
-    def _lock_from(self, begun_at: float) -> tuple[float, float]:
-        """Until when a lock lasts that began at an instant, and when it is to be renewed."""
-        lock = self.lock_duration
-        return (math.inf, math.inf) if lock is None else (begun_at + lock, begun_at + lock / 3)
 
     def to_renew(self, now: float) -> list[Item]:
         """Return those whose locks are to be renewed now, side by side: those that end soonest."""
@@ -1032,6 +1012,7 @@ class PumpMachine:
         self.complete_at_once = adapted(self.complete_at_once, len(items), errors, took, MOST_COMPLETED)
         if None in errors:
             self._completed_in = self._least(self._completed_in, len(items), took)
+            self._set_window()
         return self.settled(items, used, errors)
 
     def settled(
@@ -1053,7 +1034,7 @@ class PumpMachine:
             lock_lost = error.reason is FailureReason.LOCK_LOST
             if lock_lost and item.delivery is not delivery and not item.lost:
                 item.step(_NOT_SETTLED)  # it was redelivered meanwhile, and has another lock
-                self._unsettled[item] = None
+                self.unsettled[item] = None
             elif item.lost or lock_lost or error.reason in (FailureReason.NOT_FOUND, FailureReason.CLOSED):
                 if item.poison is not None:
                     self.miss(item)
@@ -1065,7 +1046,7 @@ class PumpMachine:
                 self._report(item, reports, completed=False)
             else:
                 item.step(_NOT_SETTLED)
-                self._unsettled[item] = None
+                self.unsettled[item] = None
                 failures.append(error)
         return reports, failures
 
@@ -1080,7 +1061,7 @@ class PumpMachine:
 
     def _report(self, item: Item, reports: list[Report], *, completed: bool) -> None:
         del self._settling[item]
-        self._unsettled.pop(item, None)
+        self.unsettled.pop(item, None)
         if item.poison is not None:
             self._report_dead(item, reports, completed=completed)
             return

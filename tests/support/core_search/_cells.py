@@ -149,8 +149,9 @@ VIEWS: Final[Mapping[type, Mapping[str, View]]] = {
     Gate: dict.fromkeys(("entity", "failures", "try_after")),
     PumpMachine: {
         **dict.fromkeys(("moved", "dead_lettered", "requeue_wait", "_batch", "complete_at_once", "lock_duration")),
+        **dict.fromkeys(("time_limit", "stretch", "batch", "ahead", "_ceiling")),  # these follow from the others
         **dict.fromkeys(("_options", "_gates", "_is_system", "_counts_time", "_limited", "_sent_in", "_completed_in")),
-        **dict.fromkeys(("_renewals_took", "_primary_was_unavailable", "_doubts", "_unsettled")),
+        **dict.fromkeys(("_renewals_took", "_primary_was_unavailable", "_doubts", "unsettled")),
         **dict.fromkeys(("_fits", "_carries", "_bytes", "_size", "_clock")),
     },
     Item: {

@@ -169,7 +169,7 @@ class Syphon:
             return
         step = machine.next(line, _AFTER_ALL)
         if step is Next.END:
-            machine.left(line)
+            self.gates.leave(line.gate)
             pump.line, pump.anew = None, False
         elif step is Next.SEND:
             items = machine.take(line, _AFTER_ALL)
@@ -274,7 +274,7 @@ class Syphon:
         machine.release()
         machine.give_up()
         if line is not None and not pump.sending:
-            machine.left(line)
+            self.gates.leave(line.gate)
             pump.line = None
         pump.anew = pump.line is not None
 
@@ -295,16 +295,16 @@ class Syphon:
         _, begun = machine.copied(line, items, [error] * len(items), self.now)
         self._out += [("unknown", _number(item)) for item in items if item.unknown]
         if pump.line is line and not machine.is_current(line):
-            machine.left(line)
+            self.gates.leave(line.gate)
             pump.line = None
         pump.line = pump.line or begun
         self._go(index)
 
 
 class _Trusting(PumpMachine):
-    @property
-    def in_order(self) -> bool:
-        return False
+    def opened(self, lock_duration: float | None, *, ordered: bool) -> None:
+        super().opened(lock_duration, ordered=ordered)
+        self.in_order = False
 
 
 class _Hasty(PumpMachine):

@@ -182,7 +182,7 @@ class Pump:
 
     def _left(self, line: DestinationLine, _: object) -> None:
         self._lines.pop(line, None)
-        self.machine.left(line)
+        self._context.gates.gates.leave(line.gate)
 
     # Room: there has to be some for more to be received.
 

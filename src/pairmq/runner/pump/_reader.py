@@ -294,7 +294,7 @@ class Settler:
             while self._machine.unsettled:
                 await asyncio.sleep(_SETTLE_BACKOFF.wait(retry, self._clock.chance()))
                 retry += 1
-                await self.settle(self._machine.unsettled)
+                await self.settle(tuple(self._machine.unsettled))
         finally:
             self._retries = None
 
