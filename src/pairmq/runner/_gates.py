@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from pairmq.core.backoff import Pace
 from pairmq.core.gates import Gate, Gates, Probed
 from pairmq.model import Entity, FailureReason, TransportError
 from pairmq.model.events import DestinationChanged
-from pairmq.runner._clock import Clock
-from pairmq.runner._emitter import Emitter
+from pairmq.runner._counted import EngineContext
+from pairmq.runner._limits import TimeLimits
 from pairmq.transport import start_task
 
 _BY_OPERATOR = "held by an operator"
@@ -27,20 +27,13 @@ class GateKeeper:
     dropped, so that nothing else is kept for it either.
     """
 
-    def __init__(
-        self,
-        probe: Callable[[Entity], Awaitable[None]],
-        longest_wait: float,
-        clock: Clock,
-        emit: Emitter,
-        pace: Pace,
-        dropped: Callable[[Entity], None],
-    ) -> None:
-        self.gates = Gates(longest_wait)
+    def __init__(self, engine: EngineContext, pace: Pace, dropped: Callable[[Entity], None]) -> None:
+        self.gates = Gates(engine.options.ping_primary_interval)
         self.any_opened = asyncio.Event()
-        self._probe = probe
-        self._clock = clock
-        self._emit = emit
+        self._probe = engine.primary.admin.probe
+        self._limits = TimeLimits(engine.options.ping_timeout)
+        self._clock = engine.clock
+        self._emit = engine.emit
         self._pace = pace
         self._dropped = dropped
         self._closed = False
@@ -92,9 +85,9 @@ class GateKeeper:
         if gate is not None and self.gates.open(gate):
             self._opened(gate)
 
-    def delivered(self, gate: Gate) -> None:
-        """A destination took messages, or refused them for their own fault: a trial has ended."""
-        if gate.on_trial and self.gates.open(gate):
+    def end_trial(self, gate: Gate) -> None:
+        """A destination took messages, or refused them for their own fault, through a gate that was open on trial."""
+        if self.gates.open(gate):
             self._opened(gate)
 
     async def wait_open(self, gate: Gate) -> None:
@@ -125,7 +118,7 @@ class GateKeeper:
 
     async def _ask(self, gate: Gate) -> None:
         try:
-            await self._probe(gate.entity)
+            await self._limits.run(self._probe(gate.entity))
             probed = self.gates.probed(gate, None, self._clock.now())
         except TransportError as error:
             probed = self.gates.probed(gate, error, self._clock.now())

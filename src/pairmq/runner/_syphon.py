@@ -42,8 +42,7 @@ class Syphon:
         self._shares = queues is not None
         self._started = False
         self._moved = self._dead_lettered = 0  # by pumps that have ended
-        longest_wait = options.ping_primary_interval
-        self.gates = gates = GateKeeper(self._probe, longest_wait, engine.clock, engine.emit, pace, self._close_sender)
+        self.gates = gates = GateKeeper(engine, pace, self._close_sender)
         rate = None if options.syphon_max_rate is None else RateLimit(options.syphon_max_rate)
         self._context = context = PumpContext(engine, self._sender, self._forget, gates, rate)
         self.pumps = tuple(
@@ -172,6 +171,3 @@ class Syphon:
 
     def _later(self, work: Coroutine[Any, Any, None], name: str) -> None:
         start_task(work, name=name, keep=self._closing)
-
-    async def _probe(self, entity: Entity) -> None:
-        await self._limits.run(self._primary.admin.probe(entity))

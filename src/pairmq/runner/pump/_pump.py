@@ -291,8 +291,8 @@ class Pump:
             self._report_doubt(gate, sent.doubtful)
         if sent.failure is not None:
             context.gates.shut(gate, sent.failure)
-        else:
-            context.gates.delivered(gate)
+        elif gate.on_trial:
+            context.gates.end_trial(gate)
         if sent.unknown_entity:
             context.forget(gate.entity)
         await self._settle(sent.settle)

@@ -304,12 +304,10 @@ class Settler:
         poison = [item.poison for item in items if item.poison is not None]
         if poison:
             outcomes = await asyncio.gather(*map(self._reader.dead_letter, used, poison))
-            self._settled(*self._machine.settled(items, used, outcomes))
+            reports, failures = self._machine.settled(items, used, outcomes)
         else:
             errors, took = await self._reader.complete(used)
-            self._settled(*self._machine.completed(items, used, errors, took))
-
-    def _settled(self, reports: Iterable[Report], failures: Iterable[TransportError]) -> None:
+            reports, failures = self._machine.completed(items, used, errors, took)
         for text in dict.fromkeys(map(str, failures)):  # a hundred may have failed for one reason
             self.failed(f"settle: {text}")
         self._report(reports)
