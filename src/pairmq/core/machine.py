@@ -172,8 +172,13 @@ class EntityMachine:
         return ToBacklog(self.epoch)
 
     def accepted(self, epoch: int, now: float) -> tuple[Effect, ...]:
-        """`PrimaryAccepted`."""
-        return self._on_result(epoch, _ACCEPTED, now)
+        """`PrimaryAccepted`. On the healthy path nothing moves, only counters."""
+        row = self._rows.get(_ACCEPTED)
+        if row is None or row.next is not self.health or epoch != self.epoch or not self.sending:
+            return self._on_result(epoch, _ACCEPTED, now)
+        self.sending -= 1
+        self._sent += 1
+        return _NOTHING
 
     def divert_ended(self, now: float) -> None:
         """`DivertEnded`."""
@@ -222,10 +227,7 @@ class EntityMachine:
             self._late += 1
             return (LateResult(epoch),)
         if row.next is self.health:
-            # The healthy path: nothing moves, only counters.
-            if symbol is _ACCEPTED:
-                self._sent += 1
-            elif symbol is not Symbol.NEUTRAL and symbol is not Symbol.ANSWERED:
+            if symbol is not Symbol.NEUTRAL and symbol is not Symbol.ANSWERED:
                 self._failed += 1
             return _NOTHING
         return self._apply(row, now)

@@ -75,7 +75,9 @@ class PairSender:
         try:
             result = (await self._carry_out((message,), limit))[0]
         finally:
-            self._leave()
+            self._in_flight -= 1
+            if self._closed:
+                self._end_if_idle()
         if isinstance(result, Receipt):
             return result
         try:
@@ -118,7 +120,9 @@ class PairSender:
                 chunk = next(in_chunks(rest, _size, most, most_bytes))
                 results.extend(await self._send_chunk(chunk, timeout, raising=not results))
         finally:
-            self._leave()
+            self._in_flight -= 1
+            if self._closed:
+                self._end_if_idle()
         return results
 
     async def send_stream(
@@ -166,11 +170,6 @@ class PairSender:
             if ending is not None:
                 await asyncio.wait((ending,))
 
-    def _leave(self) -> None:
-        self._in_flight -= 1
-        if self._closed:
-            self._end_if_idle()
-
     def _end_if_idle(self) -> asyncio.Task[None] | None:
         # A link that is closed under a send would look like a failing primary to all senders of the entity; and a send
         # that has its result must neither wait for an unresponsive broker's close handshake (SPEC 3.1) nor lose it to
@@ -214,7 +213,9 @@ class PairSender:
                 raise
             return _ended(self._entity, chunk, error)
         finally:
-            self._leave()
+            self._in_flight -= 1
+            if self._closed:
+                self._end_if_idle()
 
     async def _send_of_stream(self, chunk: Sequence[Message], timeout: float | None) -> list[Receipt | SendError]:
         try:

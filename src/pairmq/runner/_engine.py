@@ -43,6 +43,11 @@ _FEW, _LISTED = 100, 10_000  # entities whose names are compared with one that i
 _PINGS = 200.0  # a second at most, of all entities of a pair
 _PINGS_AT_ONCE = 100.0
 
+_ELSEWHERE = (
+    "the pair was opened in another event loop: use it there, open one in each loop, or use pairmq.sync, which any"
+    " thread may call"
+)
+
 _WORDS: dict[str, Input] = {"mark_healthy": MARK_HEALTHY, "force_failover": FORCE_FAILOVER, "hold": HOLD}
 _ACTIONS = {
     SwitchAction.HOLD: "hold",
@@ -326,19 +331,13 @@ class Engine:
         """
         if self._closing is not None:
             self.check_open()
-        self.check_loop()
+        if asyncio._get_running_loop() is not self._loop:  # without an error to be caught, as in `Clock.now`
+            raise RuntimeError(_ELSEWHERE)
 
     def check_loop(self) -> None:
         """Raise `RuntimeError` where the pair's own loop does not run; of a pair that has ended, too."""
-        try:
-            here = asyncio.get_running_loop()
-        except RuntimeError:
-            here = None
-        if here is not self._loop:
-            raise RuntimeError(
-                "the pair was opened in another event loop: use it there, open one in each loop,"
-                " or use pairmq.sync, which any thread may call"
-            )
+        if asyncio._get_running_loop() is not self._loop:
+            raise RuntimeError(_ELSEWHERE)
 
     async def close(self) -> None:
         """End the pair (SPEC 9.1): no new sends, those in flight end within ``close_grace``, both sides are closed.
