@@ -429,7 +429,7 @@ def flowing(pump: Pump, share: float, rounds: int = 20) -> None:
     for first in range(1, 2 * rounds, 2):
         pump.receive(envelope(first), envelope(first + 1), first=first)
         items = pump.send(None, None, took=share).settle
-        pump.machine.completed(items, [item.delivery for item in items], [None] * len(items), share)
+        pump.machine.settled(items, [item.delivery for item in items], [None] * len(items), share)
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_no_more_bytes_are_on_their_way_to_a_distant_broker_than_may_be_held(siz
     for first in range(1, 2000, 100):
         pump.receive(*(envelope(n, body=bytes(size)) for n in range(first, first + 100)), first=first)
         items = pump.send(*[None] * 100, took=0.03).settle
-        pump.machine.completed(items, [item.delivery for item in items], [None] * len(items), 0.03)
+        pump.machine.settled(items, [item.delivery for item in items], [None] * len(items), 0.03)
     assert pump.machine.stretch == times
     assert pump.machine.ahead * size <= 16 << 20
 
@@ -496,7 +496,7 @@ def test_what_many_messages_take_widens_no_window(count: int, ahead: int):
     for first in range(100, 400, count):
         pump.receive(*map(envelope, range(first, first + count)), first=first)
         items = pump.send(*[None] * count, took=0.02).settle
-        pump.machine.completed(items, [item.delivery for item in items], [None] * count, 0.02)
+        pump.machine.settled(items, [item.delivery for item in items], [None] * count, 0.02)
     assert pump.machine.ahead == ahead
 
 

@@ -151,13 +151,13 @@ def test_what_the_worlds_are_for_happens_in_them():
 
 @pytest.mark.long
 def test_a_pump_that_completes_again_forever_is_found_where_a_settlement_has_no_answer(monkeypatch):
-    taken = PumpMachine.completed
+    taken = PumpMachine.settled
 
-    def completed(self: PumpMachine, items: list[Item], tried: list[Delivery], errors: list, limit: float) -> None:
-        if errors[0] is None or errors[0].reason is not FailureReason.LOCK_LOST:
-            taken(self, items, tried, errors, limit)
+    def settled(self: PumpMachine, items: list[Item], tried: list[Delivery], errors: list, took: float | None) -> None:
+        if took is None or errors[0] is None or errors[0].reason is not FailureReason.LOCK_LOST:
+            taken(self, items, tried, errors, took)
 
-    monkeypatch.setattr(PumpMachine, "completed", completed)
+    monkeypatch.setattr(PumpMachine, "settled", settled)
     found = search(system(Design(worlds.SETTLEMENTS)), only=Verdict.STRANDED)
     assert found.counterexample is not None
     assert "the confirmation of that is lost" in " ".join(found.counterexample.story)

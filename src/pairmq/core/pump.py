@@ -1004,22 +1004,21 @@ class PumpMachine:
         # What fits so well goes side by side.
         return [stored[start : start + at_once] for start in range(0, len(stored), at_once)], dead
 
-    def completed(
-        self, items: Sequence[Item], used: Sequence[Delivery], errors: Sequence[TransportError | None], took: float
-    ) -> tuple[list[Report], list[TransportError]]:
-        """Take what came of one operation that completes, and the share of its time limit that it took; see `settled`.
-        ``used`` are their deliveries when it began."""
-        self.complete_at_once = adapted(self.complete_at_once, len(items), errors, took, MOST_COMPLETED)
-        if None in errors:
-            self._completed_in = self._least(self._completed_in, len(items), took)
-            self._set_window()
-        return self.settled(items, used, errors)
-
     def settled(
-        self, items: Sequence[Item], used: Sequence[Delivery], errors: Sequence[TransportError | None]
+        self,
+        items: Sequence[Item],
+        used: Sequence[Delivery],
+        errors: Sequence[TransportError | None],
+        took: float | None = None,
     ) -> tuple[list[Report], list[TransportError]]:
         """Take what came of settlements; return the reports of those that have ended, and the errors of those that are
-        retried."""
+        retried. ``used`` are their deliveries when it began; ``took`` is the share of its time limit that an operation
+        took which completes all of them."""
+        if took is not None:
+            self.complete_at_once = adapted(self.complete_at_once, len(items), errors, took, MOST_COMPLETED)
+            if None in errors:
+                self._completed_in = self._least(self._completed_in, len(items), took)
+                self._set_window()
         reports: list[Report] = []
         failures: list[TransportError] = []
         for item, delivery, error in zip(items, used, errors, strict=True):

@@ -241,10 +241,7 @@ class Syphon:
         machine, line = pump.machine, pump.line
         item = next(each for each in machine._settling if each.delivery.sequence_number == str(position))
         error = None if why is None else FAILURES[why]
-        if item.poison is None:
-            machine.completed([item], [item.delivery], [error], _TOOK)
-        else:
-            machine.settled([item], [item.delivery], [error])
+        machine.settled([item], [item.delivery], [error], _TOOK if item.poison is None else None)
         if line is not None and line.taken and not pump.sending and not pump.stale and not machine.waits_for([item]):
             self._ended(index)  # it waited for this dead-letter
 

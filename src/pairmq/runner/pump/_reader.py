@@ -307,7 +307,7 @@ class Settler:
             reports, failures = self._machine.settled(items, used, outcomes)
         else:
             errors, took = await self._reader.complete(used)
-            reports, failures = self._machine.completed(items, used, errors, took)
+            reports, failures = self._machine.settled(items, used, errors, took)
         for text in dict.fromkeys(map(str, failures)):  # a hundred may have failed for one reason
             self.failed(f"settle: {text}")
         self._report(reports)
