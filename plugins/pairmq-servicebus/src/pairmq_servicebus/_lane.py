@@ -269,13 +269,19 @@ class Lane(Generic[L]):
                 link = await self._ready(me)
                 if link is None or not self._jobs:
                     continue
-                await self._do(self._jobs.popitem(last=False)[0], link, me)
+                await self._do(self._next(), link, me)
         finally:
             if self._task is me:
                 self._task = None
                 if self._link is not None:
                     self._look_in(_LOOK_SOON if self.look_soon else _LOOK_EVERY)
                 self.look_soon = False
+
+    def _next(self) -> Job[L]:
+        """The job to do now: one that yields only when there is no other, which it would keep waiting."""
+        job = next((job for job in self._jobs if not job.yields), None) or next(iter(self._jobs))
+        del self._jobs[job]
+        return job
 
     async def _do(self, job: Job[L], link: L, me: asyncio.Task[None] | None) -> None:
         loop = asyncio.get_running_loop()
@@ -288,7 +294,6 @@ class Lane(Generic[L]):
                 raise
             me.uncancel()
             job.interrupted(link)
-            # Behind what it made way for.
             self._jobs[job] = None
         finally:
             if clock is not None:

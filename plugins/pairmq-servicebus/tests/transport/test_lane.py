@@ -7,8 +7,9 @@ import itertools
 
 import pytest
 
+from pairmq import TransportError
 from pairmq.testing import in_virtual_time
-from pairmq_servicebus._lane import Call, Lane
+from pairmq_servicebus._lane import Call, Job, Lane
 
 IDLE = 60.0  # s
 LOOKS = 10.0  # s between two, as the README says
@@ -152,4 +153,34 @@ async def test_thousands_of_calls_that_are_given_up_are_not_looked_for_among_the
         call.cancel()
     await asyncio.wait(calls)
     assert compared < 10 * len(calls)
+    await bench.lane.close()
+
+
+class Waiting(Job[FakeLink]):
+    """Waits for what never comes, and makes way."""
+
+    def __init__(self) -> None:
+        super().__init__(HOUR, yields=True)
+
+    async def run(self, link: FakeLink) -> None:
+        await asyncio.sleep(HOUR)
+
+    def fail(self, error: TransportError, *, begun: bool) -> None:
+        """No caller waits for it."""
+
+
+@in_virtual_time
+async def test_a_job_that_waits_does_not_begin_before_one_that_was_submitted_beside_another() -> None:
+    bench = Bench()
+    bench.lane.submit(Waiting())
+    await asyncio.sleep(1)
+    started = asyncio.get_running_loop().time()
+
+    async def work(link: FakeLink) -> None:
+        await asyncio.sleep(0.1)
+
+    first = asyncio.create_task(bench.lane.call(work, 1.0, "use q"))
+    await asyncio.sleep(0.05)  # the first one is under way, and what it interrupted waits for its turn
+    await asyncio.gather(first, bench.lane.call(work, 1.0, "use q"))
+    assert asyncio.get_running_loop().time() - started < 1
     await bench.lane.close()

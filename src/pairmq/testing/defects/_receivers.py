@@ -220,6 +220,7 @@ class DeliversMoreThanAsked(DefectiveReceiver):
     "Receiver.receive: it returns as soon as there is at least one message",
     "Receive.test_a_long_poll_ends_with_the_first_message",
     "Settlement.test_settling_does_not_wait_for_a_long_poll",
+    "Settlement.test_several_who_settle_one_after_the_other_do_not_wait_for_a_long_poll",
 )
 class WaitsForAllOfItsTime(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:

@@ -384,6 +384,20 @@ class Settlement(Suite):
         async with asyncio.timeout(limits().patience):
             assert bodies(await polling) == ["next"]
 
+    async def test_several_who_settle_one_after_the_other_do_not_wait_for_a_long_poll(self, broker: Broker) -> None:
+        queue = await broker.queue_with(*"abcdefgh")
+        receiver = broker.receiver(queue)
+        deliveries = await receive_all(receiver, 8)
+        polling = asyncio.ensure_future(receiver.receive(1, 300.0))
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(limits().patience), asyncio.TaskGroup() as settling:
+            for delivery in deliveries:  # each, it may be, while the one before it is on its way
+                settling.create_task(receiver.complete(delivery))
+                await asyncio.sleep(0.0005)
+        await broker.put(queue, "next")
+        async with asyncio.timeout(limits().patience):
+            assert bodies(await polling) == ["next"]
+
     async def test_a_lock_that_ended_settles_nothing(self, broker: Broker) -> None:
         queue = await broker.queue(short_locks=True)
         receiver, delivery = await _one(broker, queue)
