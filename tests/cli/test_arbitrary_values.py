@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from command_line import run
 from hostile_text import documents, written
-from pairmq.cli._output import delivery_record
-from pairmq.cli._values import BadUsage, duration, positive, price_number, read_prices
-from pairmq.model import Delivery, Message
+from pairmq import Entity, Message
+from pairmq.testing import memory_broker
 
 
 @pytest.fixture(scope="module")
@@ -25,19 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("path", ["a\x00b", "\ud800", "", "x" * 10_000, "/"])
 def test_a_path_that_can_not_be_is_refused(path: str) -> None:
-    with pytest.raises(BadUsage):
-        read_prices(path)
-
-
-@given(st.text(max_size=60) | st.from_regex(r"\A\s*[0-9_.eE+-]{0,30}\s*(ms|s|m|min|h|d|y)?\Z"))
-@example("9" * 100_000)
-@example("1" + " " * 100_000 + "x")
-@example("1." + "0" * 100_000)
-@example("٣s")
-def test_a_duration_is_a_number_or_refused(text: str) -> None:
-    for read in (duration, positive):
-        with contextlib.suppress(typer.BadParameter):
-            assert read(text) >= 0
+    assert run(["cost", f"--prices={path}"]) == 2
 
 
 @given(documents)
@@ -49,18 +36,14 @@ def test_a_duration_is_a_number_or_refused(text: str) -> None:
 @example("[primary]\nbase = 'sNaN'")
 @example("[primary]\nbase = 1979-05-27")
 def test_a_price_list_is_read_or_refused(folder: Path, text: str) -> None:
-    with contextlib.suppress(BadUsage):
-        for price in read_prices(written(folder, text)):
-            assert price.base.adjusted() <= 15
-            assert price.per_million.adjusted() <= 15
+    assert run(["cost", "--prices", written(folder, text)]) in (0, 2)
 
 
 @given(
     st.text(max_size=30) | st.floats() | st.integers() | st.booleans() | st.from_regex(r"\A[0-9]{1,9}e-?[0-9]{1,9}\Z")
 )
 def test_a_price_is_a_number_or_refused(value: object) -> None:
-    with contextlib.suppress(BadUsage):
-        assert price_number("price", value) >= 0
+    assert run(["cost", f"--price-per-million={value}"]) in (0, 2)
 
 
 properties = st.recursive(
@@ -69,11 +52,24 @@ properties = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["base64", "uuid", "a"]), inner),
     max_leaves=6,
 )  # fmt: skip
+drawn = st.tuples(st.binary(max_size=30), st.dictionaries(st.sampled_from(["a", "\u202e", "base64"]), properties))
 
 
-@given(st.binary(max_size=30), st.dictionaries(st.sampled_from(["a", "\u202e", "base64"]), properties))
-def test_every_delivery_has_a_record_of_one_line(body: bytes, given_properties: dict[str, Any]) -> None:
-    message = Message(body, subject="a\nb\x1b[2J", application_properties=given_properties)
-    record = json.dumps(delivery_record(Delivery(message, None)))
-    assert record.isascii()
-    assert record.isprintable()
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(drawn, min_size=1, max_size=20))
+def test_every_delivery_has_a_record_of_one_line(cli, sent: list[tuple[bytes, dict[str, Any]]]) -> None:
+    broker = memory_broker()
+
+    async def send() -> None:
+        async with broker.transport() as transport:
+            await transport.admin.create(Entity("orders"))
+            for body, given_properties in sent:
+                message = Message(body, subject="a\nb\x1b[2J", application_properties=given_properties)
+                await transport.sender(Entity("orders")).send(message)
+
+    asyncio.run(send())
+    ended = cli("receive", "-e", "orders", "--json", "-n", str(len(sent)), "--primary", broker.url)
+    assert ended.out.isascii()
+    lines = ended.out.splitlines()
+    assert len(lines) == len(sent)
+    assert all(line.isprintable() and json.loads(line) for line in lines)

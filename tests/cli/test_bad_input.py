@@ -122,7 +122,7 @@ def test_an_entity_that_can_not_be(cli, brokers: list[str], arguments: list[str]
         (["send", "-e", "q", "--failed", "/nowhere/at/all"], "No such file"),
         (["send", "-e", "q", "--config", "/nowhere/at/all"], "No such file"),
         (["send"], "--entity"),
-        (["syphon", "--max-rate", "0"], "above 0"),
+        *((["syphon", f"--max-rate={each}"], "above 0") for each in ("0", "-1", "nan", "inf", "x")),
         (["syphon", "--ttl-policy", "guess"], "'restore' or 'elapse'"),
         (["backlog", "peek", "--index", "10"], "0 to 9"),
         (["backlog", "purge"], "add --yes"),

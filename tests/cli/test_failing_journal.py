@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 
 import pytest
 
-from pairmq.observe.journal import _part, recover
+from pairmq.observe.journal import recover
 
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    """No journal of this process gets a byte onto the disk."""
+    """No journal of this process, which alone writes in this way, gets a byte onto the disk."""
 
     def write(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(_part, "write", write)
+    monkeypatch.setattr(os, "pwrite", write)
 
 
 @pytest.fixture

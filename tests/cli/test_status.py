@@ -436,6 +436,22 @@ def test_all_is_well_only_if_the_outbox_was_asked() -> None:
     assert not replace(seen, outbox=OutboxLook(queue, error="no answer")).ok
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0004, "0 ms"),
+        (0.87, "870 ms"),
+        (4.2, "4.2 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 05 min"),
+        (100_000, "1 d 3 h"),
+    ],
+)
+def test_an_age_is_written_for_people(seconds: float, text: str) -> None:
+    seen = OutboxLook(Entity("primary/x-pairmq-outbox"), QueueCounts(active=28_800), seconds)
+    assert str(seen) == f"28 800 messages to be moved, the oldest for {text}"
+
+
 async def test_outbox_shows_how_it_grows_between_two_looks(tmp_path) -> None:
     queue = Entity("primary/x-pairmq-outbox")
     async with registry.transport(f"sqlite://{tmp_path}/s.db") as secondary:

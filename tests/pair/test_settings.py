@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pairmq import ConfigurationError, Pair, PairOptions
-from pairmq.pair import load_settings
+from pairmq.pair import load_settings, parse_duration
 from pairmq.plugins import ObserverRecord, registry
 from pairmq.testing import SimulatedBroker
 from pairmq_rabbitmq.plugin import CAPABILITIES
@@ -288,3 +288,26 @@ def test_observers_are_a_list_of_names(tmp_path, wrong):
     text = re.escape(f"settings file {path}: [pair] observers must be a list of names")
     with pytest.raises(ConfigurationError, match=f"^{text}"):
         load_settings(config=path, environ={})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("10", 10),
+        ("10s", 10),
+        ("500ms", 0.5),
+        ("5min", 300),
+        ("5m", 300),
+        ("1.5h", 5400),
+        ("2d", 172_800),
+        (" 3 s ", 3),
+    ],
+)
+def test_a_duration_is_a_number_with_or_without_its_unit(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1", "1e3", "10 parsecs", "\u0661\u0660", "nan", "1:30"])
+def test_the_error_for_an_invalid_duration_says_how_to_write_one(text):
+    with pytest.raises(ConfigurationError, match=r"use e\.g\. 10, 10s, 500ms, 5min, 1h or 2d"):
+        parse_duration(text)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import weakref
+from bisect import bisect_left
 from dataclasses import replace
 
 import pytest
@@ -33,7 +34,7 @@ from pairmq.model.events import (
     StateChanged,
     Warned,
 )
-from pairmq.runner import Clock, Emitter, _engine
+from pairmq.runner import Clock, Emitter
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
 
 HEALTHY, FAILING, FAILED_OVER = EntityState.HEALTHY, EntityState.FAILING, EntityState.FAILED_OVER
@@ -552,10 +553,7 @@ async def test_pings_for_which_a_right_is_missing_are_reported_once_until_one_su
         assert "its pings are refused" in first.text
 
 
-@pytest.fixture
-def slow_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_engine, "_PINGS", 20.0)
-    monkeypatch.setattr(_engine, "_PINGS_AT_ONCE", 5.0)
+PINGS, PINGS_AT_ONCE = 200, 100  # of all entities of a pair: in a second, and at once
 
 
 async def fail_over(w, senders) -> None:
@@ -564,51 +562,49 @@ async def fail_over(w, senders) -> None:
 
 
 def most_in_a_second(instants):
-    return max(sum(0 <= other - at < 1 for other in instants) for at in instants)
+    instants = sorted(instants)
+    return max(bisect_left(instants, at + 1) - number for number, at in enumerate(instants))
 
 
-@pytest.mark.usefixtures("slow_pace")
 @in_virtual_time
 async def test_pings_of_many_entities_are_spread_and_each_gets_its_own(world):
     async with world(failover_interval=0.0, ping_primary_interval=5.0) as w:
         began = asyncio.get_running_loop().time()
-        await fail_over(w, [w.pair.sender(f"orders-{number}") for number in range(80)])
+        await fail_over(w, [w.pair.sender(f"orders-{number}") for number in range(800)])
         await asyncio.sleep(4.5)
         pings = [event.at for event in w.of(PingCompleted)]
-        assert len({event.entity for event in w.of(PingCompleted)}) == len(pings) == 80
-        assert most_in_a_second(pings) <= 20 + 5 + 1
+        assert len({event.entity for event in w.of(PingCompleted)}) == len(pings) == 800
+        assert most_in_a_second(pings) <= PINGS + PINGS_AT_ONCE + 1
         assert asyncio.get_running_loop().time() - began < 5
         await asyncio.sleep(60)
-        assert most_in_a_second([event.at for event in w.of(PingCompleted)]) <= 20 + 5 + 1
+        assert most_in_a_second([event.at for event in w.of(PingCompleted)]) <= PINGS + PINGS_AT_ONCE + 1
 
 
-@pytest.mark.usefixtures("slow_pace")
 @in_virtual_time
 async def test_pings_that_sends_ask_for_while_both_brokers_fail_are_bounded_too(world):
     async with world(failover_interval=0.0, send_timeout=10.0) as w:
         w.east.fail(Fault.DOWN)
         w.west.fail(Fault.DOWN)
-        senders = [w.pair.sender(f"orders-{number}") for number in range(80)]
+        senders = [w.pair.sender(f"orders-{number}") for number in range(800)]
         results = await asyncio.gather(*(each.send(Message(b"1")) for each in senders), return_exceptions=True)
         assert not any(isinstance(result, Receipt) for result in results)
-        assert most_in_a_second([event.at for event in w.of(PingCompleted)]) <= 20 + 5 + 1
+        assert most_in_a_second([event.at for event in w.of(PingCompleted)]) <= PINGS + PINGS_AT_ONCE + 1
         w.east.heal()
         w.west.heal()
 
 
-@pytest.mark.usefixtures("slow_pace")
 @in_virtual_time
 async def test_an_entity_that_recovers_while_its_ping_waits_is_not_pinged(world):
     async with world(failover_interval=0.0, flap_window=0.0) as w:
-        await fail_over(w, [w.pair.sender(f"orders-{number}") for number in range(40)])
+        await fail_over(w, [w.pair.sender(f"orders-{number}") for number in range(400)])
         w.east.heal()
-        for number in range(40):
+        for number in range(400):
             w.pair.mark_healthy(f"orders-{number}")
         await asyncio.sleep(60)
-        assert len(w.of(PingCompleted)) <= 6
-        await fail_over(w, [w.pair.sender(f"orders-{number}") for number in range(40)])
+        assert len(w.of(PingCompleted)) <= PINGS_AT_ONCE + 1
+        await fail_over(w, [w.pair.sender(f"orders-{number}") for number in range(400)])
         await asyncio.sleep(4)
-        assert len(w.of(PingCompleted)) >= 40
+        assert len(w.of(PingCompleted)) >= 400
 
 
 @in_virtual_time

@@ -14,14 +14,8 @@ from pairmq.core.machine import EntityMachine
 from pairmq.model.events import StateChanged
 from pairmq.testing import Fault, Operation, in_virtual_time
 
-KEPT = 200  # entities of which a pair forgets none; without this test it is a thousand
-MANY = 500
-MOST = 220  # entities that are kept, and a few whose turn has not come
-
-
-@pytest.fixture(autouse=True)
-def fewer_are_kept(monkeypatch) -> None:
-    monkeypatch.setattr("pairmq.runner._known._KEPT", KEPT)
+MOST = 1020  # entities that are kept, and a few whose turn has not come
+MANY = 1200
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pairmq import BacklogUnavailable, ConfigurationError, Entity, Message, Pair
 from pairmq.core.order import backlog_queue_of
 from pairmq.model import EntityState, FailureKind, FailureReason, SendError, SendUnknown, TransportError
 from pairmq.model.events import BacklogQueueChecked, Cause, MessageMoved, StateChanged, SyphonFailed, Warned
-from pairmq.runner import Clock, _ordered
+from pairmq.runner import Clock
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.transport import QueueProperties
 
@@ -188,13 +188,11 @@ async def test_a_session_that_rested_is_looked_at_anew(world):
 
 
 @in_virtual_time
-async def test_forgotten_sessions_are_looked_at_anew(world, monkeypatch):
-    monkeypatch.setattr(_ordered, "_REMEMBERED", 3)
+async def test_forgotten_sessions_are_looked_at_anew(world):
     async with world(ordering="session") as w:
         sender = w.pair.sender("orders")
         await diverted(w, sender, "s", "a")
-        for number in range(5):
-            await sender.send(of(f"another-{number}", "x"))
+        await sender.send_batch([of(f"another-{number}", "x") for number in range(10_002)])  # more than are remembered
         assert (await sender.send(of("s", "b"))).route is BACKLOG
 
 

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from command_line import run
-from pairmq.runner._job import Results
 from pairmq.testing.simulator import Scenario, Settings, scenario_of
 from pairmq.testing.simulator._loop import SimulationLoop
+from runner_bugs import mark_no_receipt
 
 
 @pytest.fixture
@@ -39,13 +39,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 @pytest.fixture
 def bug(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receipt never says that a second copy may exist."""
-    accept = Results.accept
-
-    def forgetful(self, state, job, *confirmed):
-        job.result = replace(accept(self, state, job, *confirmed), maybe_duplicate=False)
-        return job.result
-
-    monkeypatch.setattr(Results, "accept", forgetful)
+    mark_no_receipt(monkeypatch)
 
 
 @pytest.mark.usefixtures("in_folder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +11,6 @@ import pytest
 
 from pairmq import Entity
 from pairmq.sync import Pair
-from pairmq.sync._loop import run as on_the_loop
 from pairmq.testing import MemoryBroker, memory_broker
 from pairmq_redis.testing import RedisServer
 
@@ -23,22 +23,16 @@ class InThisProcess:
         self.url = self._broker.url
 
     def kill(self) -> None:
-        on_the_loop(self._broker.stop())
+        asyncio.run(self._broker.stop())
 
     def pause(self) -> None:
-        on_the_loop(self._broker.hang())
+        asyncio.run(self._broker.hang())
 
     def resume(self) -> None:
-        on_the_loop(self._broker.restore())
+        asyncio.run(self._broker.restore())
 
     def forget(self) -> None:
-        on_the_loop(self._broker.forget())
-
-
-@pytest.fixture(name="on_the_loop")
-def fixture_on_the_loop() -> Callable[..., object]:
-    """Runs a coroutine on the loop of all pairs of this process."""
-    return on_the_loop
+        asyncio.run(self._broker.forget())
 
 
 @pytest.fixture

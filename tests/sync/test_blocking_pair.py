@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, thread
 
 import pytest
 
@@ -19,6 +19,7 @@ from pairmq.model import Source
 from pairmq.model.events import MessageDelivered, SendCompleted, Side, StateChanged
 from pairmq.sync import Pair, _loop
 from pairmq.sync._loop import _Call
+from pairmq.sync._loop import run as on_the_loop
 
 ORDERS = Entity("orders")
 
@@ -126,7 +127,7 @@ def test_a_send_that_a_signal_interrupts_is_over_when_the_caller_goes_on(servers
     assert sender.send(Message(b"after"), timeout=20).route is Route.PRIMARY
 
 
-def test_what_a_signal_raises_as_a_call_ends_is_raised_as_it_is(on_the_loop):
+def test_what_a_signal_raises_as_a_call_ends_is_raised_as_it_is():
     """An event's wait turned it into "release unlocked lock": Ctrl-C was no KeyboardInterrupt then."""
 
     def interrupt(frame, *_):
@@ -145,7 +146,7 @@ def test_what_a_signal_raises_as_a_call_ends_is_raised_as_it_is(on_the_loop):
         sys.settrace(None)
 
 
-def test_a_process_without_a_thread_to_spare_fails_one_call(monkeypatch, on_the_loop):
+def test_a_process_without_a_thread_to_spare_fails_one_call(monkeypatch):
     """And neither a coroutine nor a loop is left behind, of which a warning would tell."""
 
     def fail(_):
@@ -158,6 +159,11 @@ def test_a_process_without_a_thread_to_spare_fails_one_call(monkeypatch, on_the_
             on_the_loop(asyncio.sleep(0, 7))
     gc.collect()
     assert on_the_loop(asyncio.sleep(0, 7)) == 7
+
+
+def test_the_loop_has_threads_for_work_after_the_end_of_the_main_thread(monkeypatch):
+    monkeypatch.setattr(thread, "_shutdown", True)  # as it is then
+    assert on_the_loop(asyncio.to_thread(int, "7")) == 7
 
 
 def test_a_hold_of_the_syphon_is_refused_when_the_process_has_none(pair):
@@ -273,7 +279,7 @@ async def _streams_under_way() -> int:
     return sum(task.get_name() == "pairmq send_stream" for task in asyncio.all_tasks())
 
 
-def test_a_stream_that_is_collected_as_garbage_on_the_loops_own_thread_ends(pair, on_the_loop):
+def test_a_stream_that_is_collected_as_garbage_on_the_loops_own_thread_ends(pair):
     results = pair.sender("orders").send_stream((Message(b"x") for _ in range(50)), window=5)
     next(results)
     assert on_the_loop(_streams_under_way()) == 1

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import thread
-
 import pytest
 
 from pairmq import Entity
@@ -238,11 +235,6 @@ def test_threads_that_outlive_the_main_thread_connect_to_brokers_by_name(program
     with Pair.connect(*[server.url for server in processes]) as pair:
         pair.primary.admin.create(Entity("orders"))
     assert program(AFTER_THE_MAIN_THREAD).stdout == "primary\n"
-
-
-def test_the_loop_has_threads_for_work_after_the_end_of_the_main_thread(on_the_loop, monkeypatch):
-    monkeypatch.setattr(thread, "_shutdown", True)  # as it is then
-    assert on_the_loop(asyncio.to_thread(int, "7")) == 7
 
 
 CTRL_C = """

@@ -14,15 +14,13 @@ from pairmq import Entity, EntityState, Message, Pair, PairOptions, Route, SendE
 from pairmq.core import restore
 from pairmq.model.events import MessageMoved
 from pairmq.pair import PairSender
-from pairmq.runner._job import Results
-from pairmq.runner._limits import Limit
-from pairmq.runner._send import SendProcedure
 from pairmq.runner.pump import Pump
 from pairmq.testing import TEST_OPTIONS, Fault, in_virtual_time, simulated_pair
 from pairmq.testing import strategies as pst
 from pairmq.testing.history import Result
 from pairmq.testing.machine import TROUBLES, BrokenPromise, FailoverMachine
 from patient_examples import examples
+from runner_bugs import accept_failed_attempts, limit_no_attempt, refuse_what_is_in_doubt, report_no_second_copy
 
 STOOD = settings(
     max_examples=examples(25), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
@@ -181,37 +179,19 @@ def test_naive_code_is_found(shop: type[Shop], told: str):
 
 @pytest.mark.search
 def test_a_failed_attempt_that_counts_as_accepted_is_found(monkeypatch: pytest.MonkeyPatch):
-    attempt = SendProcedure._attempt
-
-    async def hopeful(self: Any, *arguments: Any) -> Any:
-        return [None] * len(await attempt(self, *arguments))
-
-    monkeypatch.setattr(SendProcedure, "_attempt", hopeful)
+    accept_failed_attempts(monkeypatch)
     assert "is lost: it was accepted by" in broken_promise()
 
 
 @pytest.mark.search
 def test_a_refusal_of_what_was_in_doubt_is_found(monkeypatch: pytest.MonkeyPatch):
-    refuse = Results.refuse
-
-    def sure(self: Any, state: Any, job: Any, kind: Any, text: str) -> None:
-        job.unknown = False
-        refuse(self, state, job, kind, text)
-
-    monkeypatch.setattr(Results, "refuse", sure)
+    refuse_what_is_in_doubt(monkeypatch)
     assert "was refused, and is stored in" in broken_promise()
 
 
 @pytest.mark.search
 def test_a_second_copy_that_no_receipt_marks_is_found(monkeypatch: pytest.MonkeyPatch):
-    report = Results.report
-
-    def silent(self: Any, state: Any, jobs: Any, started: float) -> None:
-        for job in jobs:
-            job.unknown = False
-        report(self, state, jobs, started)
-
-    monkeypatch.setattr(Results, "report", silent)
+    report_no_second_copy(monkeypatch)
     assert "no receipt or event says that it may be" in broken_promise()
 
 
@@ -236,12 +216,7 @@ def test_a_syphon_that_moves_nothing_is_found(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.search
 def test_an_attempt_without_a_time_limit_is_found(monkeypatch: pytest.MonkeyPatch):
-    begin = Limit.__init__
-
-    def unlimited(self: Any, limits: Any, at: float) -> None:
-        begin(self, limits, at + 1e9)
-
-    monkeypatch.setattr(Limit, "__init__", unlimited)
+    limit_no_attempt(monkeypatch)
     found = broken_promise(Hanging).splitlines()[0]
     assert "hangs" in found or "to send, and had 20 s" in found
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
@@ -213,19 +214,18 @@ async def test_a_service_that_is_silent_has_not_said_that_no_session_is_free(
 
 
 async def test_a_time_out_of_the_client_is_not_reported_as_the_service_s(
-    server: ServiceBusServer, queue: Entity
+    server: ServiceBusServer, queue: Entity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.fault({"at": "attach", "action": "silence", "entity": queue.path})
-    from pairmq_servicebus._client import ClientSettings
-    from pairmq_servicebus._transport import ServiceBusTransport
+    make = ServiceBusClient.__init__
 
-    given = ClientSettings(arguments={"try_timeout": 0.5})
-    hasty = ServiceBusTransport(server.url, given)
-    try:
+    def make_hasty(client: ServiceBusClient, *arguments: Any, **named: Any) -> None:
+        make(client, *arguments, **{**named, "try_timeout": 0.5})
+
+    monkeypatch.setattr(ServiceBusClient, "__init__", make_hasty)
+    async with registry.transport(server.url) as hasty:
         with pytest.raises(TransportError) as caught:
             await hasty.accept_session(Source(queue), wait=PATIENCE)
-    finally:
-        await hasty.close()
     assert isinstance(caught.value.__cause__, OperationTimeoutError)
     assert (caught.value.kind, caught.value.reason) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
 
