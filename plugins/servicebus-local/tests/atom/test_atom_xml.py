@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servicebus_local.amqp import Timestamp
+from servicebus_local.atom._app import Namespace, Path, decoded, parse_path
 from servicebus_local.atom._entries import MAX_BYTES, XmlError, parse, read_rule, tag, write_rule
-from servicebus_local.atom._namespace import Namespace, Path, decoded, parse_path
 from servicebus_local.broker import (
     Broker,
     BrokerError,

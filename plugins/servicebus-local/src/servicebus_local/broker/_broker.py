@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
-from servicebus_local.broker._codec import Decoder, from_micros
 from servicebus_local.broker._descriptions import QueueDescription, TopicDescription
 from servicebus_local.broker._entities import Holder, Topic
 from servicebus_local.broker._errors import (
@@ -27,7 +26,16 @@ from servicebus_local.broker._errors import (
 from servicebus_local.broker._namespace import Namespace, description_of, rules_of
 from servicebus_local.broker._source import BILLED_BYTES, Source
 from servicebus_local.broker._store import Loaded, SqliteStore
-from servicebus_local.broker._values import Incoming, MessageId, MessageState, Stored, copy_of, stored_from
+from servicebus_local.broker._values import (
+    Decoder,
+    Incoming,
+    MessageId,
+    MessageState,
+    Stored,
+    copy_of,
+    from_micros,
+    stored_from,
+)
 
 PING = "application/vnd.ms-servicebus-ping"
 """The content type of messages that only try out a link; they are accepted and dropped."""

@@ -31,8 +31,7 @@ from servicebus_local.broker._errors import (
     check_path,
     forward_path,
 )
-from servicebus_local.broker._hub import Hub
-from servicebus_local.broker._journal import Journal
+from servicebus_local.broker._hub import Hub, Journal
 from servicebus_local.broker._rules import CorrelationFilter, FalseFilter, Filter, Rule, SqlFilter, TrueFilter
 from servicebus_local.broker._store import Loaded, SqliteStore
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
 from servicebus_local.broker._errors import ARGUMENT, BrokerError
-from servicebus_local.broker._sql import parse_action, parse_condition
-from servicebus_local.broker._sql_values import EvaluationError, Scope
+from servicebus_local.broker._sql import EvaluationError, Scope, parse_action, parse_condition
 from servicebus_local.broker._values import Stored
 
 DEFAULT_RULE = "$Default"

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from uuid import UUID
 
-from servicebus_local.broker._hub import Hub
-from servicebus_local.broker._journal import Numbers
+from servicebus_local.broker._hub import Hub, Numbers
 from servicebus_local.broker._values import NEVER, MessageState, Stored
 
 _SLACK = 64
