@@ -82,20 +82,12 @@ class Operator(abc.ABC):
             f" {{ok, _}} = rabbit_amqqueue:delete(Queue, false, false, {_ACTOR})"
         )
 
-    def set_policy(
-        self,
-        name: str,
-        pattern: str,
-        definition: dict[str, Any],
-        *,
-        vhost: str = DEFAULT_VHOST,
-        target: str = "queues",
-    ) -> None:
-        """Set a policy for the queues, the exchanges or all of a virtual host whose names fit the pattern; its
-        definition is such as ``{"max-length": 3, "overflow": "reject-publish"}``."""
+    def set_policy(self, name: str, pattern: str, definition: dict[str, Any]) -> None:
+        """Set a policy for the queues whose names fit the pattern; its definition is such as ``{"max-length": 3,
+        "overflow": "reject-publish"}``."""
         self.erl(
-            f"ok = rabbit_policy:set({binary(vhost)}, {binary(name)}, {binary(pattern)},"
-            f" maps:to_list(rabbit_json:decode({binary(json.dumps(definition))})), 0, {binary(target)}, {_ACTOR})"
+            f"ok = rabbit_policy:set({binary(DEFAULT_VHOST)}, {binary(name)}, {binary(pattern)},"
+            f' maps:to_list(rabbit_json:decode({binary(json.dumps(definition))})), 0, <<"queues">>, {_ACTOR})'
         )
 
     def queues(self, vhost: str = DEFAULT_VHOST) -> dict[str, tuple[int, int]]:
