@@ -47,14 +47,14 @@ TESTED = (
     # Tasks.
     Mutant(
         "a task factory may run a task before what it needs is set",
-        "src/pairmq/transport/_tasks.py",
+        "src/pairmq/transport/_scope.py",
         "    if loop.get_task_factory() is None:\n",
         "    if loop is not None:\n",
         tests=("tests/runner/test_eager_tasks.py",),
     ),
     Mutant(
         "a task that is cancelled before its first step leaves its work open",
-        "src/pairmq/transport/_tasks.py",
+        "src/pairmq/transport/_scope.py",
         "        task.add_done_callback(lambda _: work.close())\n",
         "",
         tests=("tests/runner/test_eager_tasks.py",),
@@ -383,7 +383,7 @@ TESTED = (
     # SQLite.
     Mutant(
         "what a receiver held that closed in an outage waits for the ends of its locks in SQLite",
-        "plugins/pairmq-sqlite/src/pairmq_sqlite/_context.py",
+        "plugins/pairmq-sqlite/src/pairmq_sqlite/_worker.py",
         "        if locks:\n",
         "        if False:\n",
         tests=_SQLITE_MESSAGES_TESTS,

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PLACES = ("src/pairmq/runner", "src/pairmq/pair", "src/pairmq/observe", "src/pairmq/transport", "plugins")
 # Test support, a broker of its own, the start itself, and what may know no transports: the tasks of two first wait, and
 # use nothing that is set later; those of pairmq_kombu run on the loop of pairmq.sync.
-ELSEWHERE = ("testing", "server", "tests", "_tasks.py", "pairmq_faststream", "pairmq_kombu", "_sending.py")
+ELSEWHERE = ("testing", "server", "tests", "_scope.py", "pairmq_faststream", "pairmq_kombu", "_sending.py")
 
 
 def started(source: str) -> Iterator[int]:

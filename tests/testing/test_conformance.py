@@ -18,8 +18,7 @@ import pairmq.transport
 from pairmq.model import ConfigurationError, Delivery, TransportError
 from pairmq.plugins import registry
 from pairmq.testing.conformance import MemoryHarness, suites
-from pairmq.testing.conformance._broker import Stopwatch, capabilities_of, capability
-from pairmq.testing.conformance._limits import Limits, limited
+from pairmq.testing.conformance._broker import Limits, Stopwatch, capabilities_of, capability, limited
 from pairmq.testing.conformance.mutation import TESTS, Outcome, find, harness_for, planted, run_test, run_tests
 from pairmq.testing.defects import DEFECTS, Defect
 from pairmq.transport import Capabilities, ReceiverWrapper, Transport

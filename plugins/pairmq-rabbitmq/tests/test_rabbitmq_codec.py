@@ -20,7 +20,7 @@ from pamqp.header import ContentHeader
 
 from pairmq.model import MAX_TIME_TO_LIVE, Message
 from pairmq_rabbitmq import _codec
-from pairmq_rabbitmq._codec import MalformedMessage, _dead_letter, _layout
+from pairmq_rabbitmq._codec import MalformedMessage, _layout, _message
 from pairmq_rabbitmq._header import Properties
 from pairmq_rabbitmq._receiving._receiver import read
 from pairmq_rabbitmq._receiving._settling import Locked
@@ -502,7 +502,7 @@ def test_a_dead_lettered_message_reads_as_before(
     assert copy.user_id in (None, login)
     assert copy.delivery_mode == 2
     told = _codec.dead_letter_reason(copy)
-    assert told == (_dead_letter._cut(reason), _dead_letter._cut(description))
+    assert told == (_message._cut(reason), _message._cut(description))
     assert len(str(told[0])) <= 1024
 
 

@@ -9,7 +9,7 @@ from aiormq.exceptions import ChannelPreconditionFailed
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
 from pairmq.plugins import registry
-from pairmq_rabbitmq import _sender
+from pairmq_rabbitmq import _transport
 from pairmq_rabbitmq._capabilities import MAX_MESSAGE_BYTES
 from pairmq_rabbitmq._publish import Lost
 
@@ -43,7 +43,7 @@ def test_a_message_within_all_limits_passes():
 
 
 def test_a_message_with_nothing_but_a_body_and_an_id_is_not_encoded_to_be_checked(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_sender, "_pack", None)
+    monkeypatch.setattr(_transport, "_pack", None)
     registry.transport("amqp://127.0.0.1:1/").check_message(QUEUE, Message(bytes(1 << 20), message_id="0" * 32))
 
 

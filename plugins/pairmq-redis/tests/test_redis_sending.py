@@ -13,7 +13,7 @@ import pytest
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import QueueProperties, Scope, Transport, is_nothing_sent, nothing_sent
-from pairmq_redis import _sender
+from pairmq_redis import _transport
 from pairmq_redis._context import Context
 from pairmq_redis._url import parse_redis_url
 from pairmq_redis._wire import Command, Reply
@@ -117,7 +117,7 @@ async def test_an_empty_batch_is_nothing(transport: Transport, queue: Entity) ->
 async def test_a_message_that_is_too_large_is_refused_alone(
     transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_sender, "MAX_MESSAGE_BYTES", 200)
+    monkeypatch.setattr(_transport, "MAX_MESSAGE_BYTES", 200)
     sender = transport.sender(queue)
     with pytest.raises(TransportError) as caught:
         await sender.send(message(b"x" * 300))
@@ -136,7 +136,7 @@ async def test_chunks_of_a_batch_do_not_wait_for_each_other(
     transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over a distance a call would be as slow as its round trips."""
-    monkeypatch.setattr(_sender, "CHUNK_MESSAGES", 1)
+    monkeypatch.setattr(_transport, "CHUNK_MESSAGES", 1)
     sender = transport.sender(queue)
     sound, begun = sender._send_chunk, asyncio.Barrier(16)  # type: ignore[attr-defined]
 
@@ -154,8 +154,8 @@ async def test_chunks_of_a_batch_do_not_wait_for_each_other(
 async def test_a_batch_has_so_many_bytes_in_flight(
     transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_sender, "CHUNK_MESSAGES", 1)
-    monkeypatch.setattr(_sender, "_BYTES_IN_FLIGHT", 3500)
+    monkeypatch.setattr(_transport, "CHUNK_MESSAGES", 1)
+    monkeypatch.setattr(_transport, "_BYTES_IN_FLIGHT", 3500)
     sender = transport.sender(queue)
     sound, in_flight, most = sender._send_chunk, 0, 0  # type: ignore[attr-defined]
 
@@ -178,16 +178,18 @@ async def test_sessions_in_order_take_one_command_a_chunk(
     transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    call = _sender.RedisSender._send_chunk_in_order
+    call = _transport.RedisSender._send_chunk_in_order
 
-    async def counted(self: _sender.RedisSender, chunk: Sequence[tuple[Command, int]]) -> list[TransportError | None]:
+    async def counted(
+        self: _transport.RedisSender, chunk: Sequence[tuple[Command, int]]
+    ) -> list[TransportError | None]:
         calls.append(len(chunk))
         return await call(self, chunk)
 
-    monkeypatch.setattr(_sender.RedisSender, "_send_chunk_in_order", counted)
-    batch = [FULL, *(message(str(n), session_id="abc"[n % 3]) for n in range(_sender.CHUNK_MESSAGES))]
+    monkeypatch.setattr(_transport.RedisSender, "_send_chunk_in_order", counted)
+    batch = [FULL, *(message(str(n), session_id="abc"[n % 3]) for n in range(_transport.CHUNK_MESSAGES))]
     assert list(await transport.sender(queue).send_in_order(batch)) == [None] * len(batch)
-    assert calls == [_sender.CHUNK_MESSAGES, 1]
+    assert calls == [_transport.CHUNK_MESSAGES, 1]
     stored = await transport.receiver(Source(queue)).receive(len(batch), WAIT)
     assert [delivery.message for delivery in stored] == batch
 
@@ -195,7 +197,7 @@ async def test_sessions_in_order_take_one_command_a_chunk(
 async def test_nothing_is_sent_in_order_behind_a_chunk_that_failed(
     transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_sender, "CHUNK_MESSAGES", 2)
+    monkeypatch.setattr(_transport, "CHUNK_MESSAGES", 2)
     sender = transport.sender(Entity("missing"))
     outcomes = await sender.send_in_order([message(str(n), session_id="s") for n in range(5)])
     assert outcomes[0] is not None
@@ -357,7 +359,7 @@ async def test_a_batch_says_that_nothing_was_sent_only_when_nothing_was(
     monkeypatch.setattr(sender, "_send_chunk", send_chunk)
     with pytest.raises(TimeoutError) as caught:
         async with asyncio.timeout(None) as limit:
-            await sender.send_batch([message(str(n)) for n in range(2 * _sender.CHUNK_MESSAGES)])
+            await sender.send_batch([message(str(n)) for n in range(2 * _transport.CHUNK_MESSAGES)])
     assert is_nothing_sent(caught.value) is (chunks_before == 0)
 
 
@@ -387,8 +389,8 @@ async def test_a_batch_that_is_cut_off_as_the_connection_opens_reports_nothing_s
     """The second chunk may get out while the first one's cancellation is on its way to the caller."""
     wire = GatedWire()
     context = Context(parse_redis_url("redis://127.0.0.1:1/0"), Scope(), lambda: wire)
-    sender = _sender.RedisSender(context, Entity("orders"))
-    batch = [message(str(number)) for number in range(2 * _sender.CHUNK_MESSAGES)]
+    sender = _transport.RedisSender(context, Entity("orders"))
+    batch = [message(str(number)) for number in range(2 * _transport.CHUNK_MESSAGES)]
     call = asyncio.create_task(sender.send_batch(batch))
     for _ in range(10):
         await asyncio.sleep(0)

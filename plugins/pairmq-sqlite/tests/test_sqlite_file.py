@@ -19,7 +19,7 @@ import pytest
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq_sqlite import _database
 from pairmq_sqlite._database import STEPS, VERSION, Database
-from pairmq_sqlite._rows import shown
+from pairmq_sqlite._store import shown
 
 PROGRAM = Path(__file__).with_name("sqlite_program.py")
 SECONDS = 60

@@ -10,9 +10,8 @@ while a pair is open gets connections of its own at its first call.
 
 from pairmq.sync._admin import Admin, Side
 from pairmq.sync._loop import run
-from pairmq.sync._outbox import PairOutbox
 from pairmq.sync._pair import Pair
 from pairmq.sync._receiver import Deduplicator, PairDelivery, PairReceiver
-from pairmq.sync._sender import PairSender
+from pairmq.sync._sender import PairOutbox, PairSender
 
 __all__ = ["Admin", "Deduplicator", "Pair", "PairDelivery", "PairOutbox", "PairReceiver", "PairSender", "Side", "run"]

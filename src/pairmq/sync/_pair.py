@@ -16,9 +16,8 @@ from pairmq.model.events import Event
 from pairmq.plugins import Observer, Registry, registry
 from pairmq.sync._admin import Side
 from pairmq.sync._loop import PerProcess, finish, run
-from pairmq.sync._outbox import PairOutbox
 from pairmq.sync._receiver import PairReceiver
-from pairmq.sync._sender import PairSender
+from pairmq.sync._sender import PairOutbox, PairSender
 from pairmq.transport import Transport
 
 if TYPE_CHECKING:

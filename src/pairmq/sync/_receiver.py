@@ -10,7 +10,7 @@ from pairmq import pair as asynchronous
 from pairmq.model import Delivery, LockLost, Message, PairMQError, Source
 from pairmq.model.events import Event, Settlement, Side
 from pairmq.sync._loop import OfPair, PerProcess, run
-from pairmq.sync._outbox import finished
+from pairmq.sync._sender import finished
 from pairmq.transport import ClaimStore, Endpoint, Inbox
 
 

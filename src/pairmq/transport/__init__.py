@@ -1,7 +1,6 @@
 """The abstract interfaces to a broker, and the values that transports report."""
 
 from pairmq.transport._batches import behind_failed, in_chunks, outcomes_in_order, send_chunks
-from pairmq.transport._claims import Claim, ClaimStore
 from pairmq.transport._dial import dial, lookup
 from pairmq.transport._header import MalformedHeader, decode_header, encode_header
 from pairmq.transport._naming import (
@@ -11,9 +10,16 @@ from pairmq.transport._naming import (
     endpoint_with_default_name,
     is_local_address,
 )
-from pairmq.transport._scope import Endable, Scope
-from pairmq.transport._tasks import AT_ONCE, Arrivals, in_turns, start_task
-from pairmq.transport._transactional import Inbox, OtherDatabase, Transactional, driver_connection, unusable
+from pairmq.transport._scope import AT_ONCE, Arrivals, Endable, Scope, in_turns, start_task
+from pairmq.transport._transactional import (
+    Claim,
+    ClaimStore,
+    Inbox,
+    OtherDatabase,
+    Transactional,
+    driver_connection,
+    unusable,
+)
 from pairmq.transport._transport import (
     Admin,
     Receiver,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from pairmq.transport._tasks import start_task
+from pairmq.transport._scope import start_task
 from pairmq.transport._worker import OwnThreads
 
 _PATIENCE = 0.25  # s until the next address is tried as well, as in RFC 8305

@@ -32,8 +32,7 @@ from typing import NoReturn, Self
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport._batches import behind_failed, send_chunks
-from pairmq.transport._scope import Scope
-from pairmq.transport._tasks import start_task
+from pairmq.transport._scope import Scope, start_task
 from pairmq.transport._values import (
     Capabilities,
     ConfirmRisk,

@@ -23,9 +23,8 @@ from pairmq_rabbitmq._driver import (
     QueuePurge,
     count_in,
 )
-from pairmq_rabbitmq._inspection import LIKELY, Found, count_certainly, interrogate, is_for_one_consumer
+from pairmq_rabbitmq._inspection import LIKELY, Found, Probe, count_certainly, interrogate, is_for_one_consumer
 from pairmq_rabbitmq._management import Management, not_configured
-from pairmq_rabbitmq._probe import Probe
 from pairmq_rabbitmq._properties import (
     QUEUE_TYPE,
     arguments_of,

@@ -15,7 +15,7 @@ from pairmq.plugins import registry
 from pairmq.testing.servers import start_together
 from pairmq.transport import QueueProperties
 from pairmq_servicebus._url import NamespaceUrl, parse_servicebus_url
-from pairmq_servicebus.paired import _arguments
+from pairmq_servicebus.paired import _shared
 from pairmq_servicebus.testing import ServiceBusServer
 
 # A server that is killed refuses at once, and is failed over from at once; one that is only held up has not failed.
@@ -39,7 +39,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*arguments: Any) -> NamespaceUrl:
         return replace(parse_servicebus_url(*arguments), connect_timeout=30.0)
 
-    monkeypatch.setattr(_arguments, "parse_servicebus_url", read)
+    monkeypatch.setattr(_shared, "parse_servicebus_url", read)
 
 
 @pytest.fixture(scope="module")

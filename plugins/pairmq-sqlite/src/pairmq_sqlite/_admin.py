@@ -7,10 +7,9 @@ from typing import TypeVar
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, QueueCounts, QueuePositions, QueueProperties
-from pairmq_sqlite._context import Context
 from pairmq_sqlite._receiver import delivery_of
-from pairmq_sqlite._rows import Settings, microseconds_of, shown
-from pairmq_sqlite._store import Store
+from pairmq_sqlite._store import Settings, Store, microseconds_of, shown
+from pairmq_sqlite._worker import Context
 
 T = TypeVar("T")
 

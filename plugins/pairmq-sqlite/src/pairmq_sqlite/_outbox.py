@@ -12,8 +12,7 @@ from pairmq.model import Entity, Message
 from pairmq.transport import Inbox, OtherDatabase, encode_header, raise_failure, unusable
 from pairmq_sqlite import _errors
 from pairmq_sqlite._errors import NoSuchEntity
-from pairmq_sqlite._rows import microseconds_of
-from pairmq_sqlite._store import now_us
+from pairmq_sqlite._store import microseconds_of, now_us
 
 _LEGACY = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, from Python 3.12 on
 

@@ -23,10 +23,9 @@ from typing import NamedTuple, TypeVar
 from pairmq.model import Delivery, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import MalformedHeader, Receiver, decode_header
 from pairmq_sqlite import _errors
-from pairmq_sqlite._context import Context
 from pairmq_sqlite._errors import Failed, LockEnded
-from pairmq_sqlite._rows import Place, Row, instant, shown
-from pairmq_sqlite._store import Store, now_us
+from pairmq_sqlite._store import Place, Row, Store, instant, now_us, shown
+from pairmq_sqlite._worker import Context
 
 T = TypeVar("T")
 

@@ -21,10 +21,10 @@ from pairmq.transport import (
 )
 from pairmq_sqlite import _errors, _outbox
 from pairmq_sqlite._admin import SQLiteAdmin
-from pairmq_sqlite._context import Context
 from pairmq_sqlite._receiver import SQLiteReceiver
-from pairmq_sqlite._rows import NewRow, microseconds_of, since_1970
+from pairmq_sqlite._store import NewRow, microseconds_of, since_1970
 from pairmq_sqlite._url import parse_url
+from pairmq_sqlite._worker import Context
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """More than other brokers take, so that this one can stand behind any of them. SQLite itself ends at 1 GB a row."""

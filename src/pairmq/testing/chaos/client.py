@@ -29,13 +29,14 @@ from pairmq.plugins import Observer, registry
 from pairmq.testing.chaos._ledger import (
     CANARIES_OF_A_SENDER,
     OPENED,
+    SENDING,
     Ledger,
+    RecordingTransport,
     first_canary,
     first_number,
     made,
     number_of,
 )
-from pairmq.testing.chaos._recording import SENDING, RecordingTransport
 from pairmq.testing.history import Result, given
 
 if TYPE_CHECKING:

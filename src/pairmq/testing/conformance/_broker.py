@@ -1,6 +1,7 @@
 """What all suites have in common: a broker for each test, in the words that tests use, and an end for each test.
 
-What a transport claims and what it disclaims are both tested, by one mechanism; neither removes a test.
+`Limits` are how long the suites wait: shorter where a test was seen to pass in less, and a defect is looked for. What a
+transport claims and what it disclaims are both tested, by one mechanism; neither removes a test.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import fields
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
 from typing import Any, NoReturn, Self, TypeVar, cast
 from uuid import uuid4
 
@@ -20,18 +23,48 @@ import pytest
 import pytest_asyncio
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.testing.conformance._limits import limits
 from pairmq.testing.conformance.harness import Harness, Interruption
 from pairmq.transport import Admin, Capabilities, QueueCounts, QueueProperties, Receiver, Sender, Transport
 
 LONG_LOCK = 60.0
 """Seconds; for queues of tests in which no lock may end."""
-
 _CLOSING = 30.0
-
-
 Skipped = pytest.skip.Exception
 """Raised where a harness has no way to do what a test asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds."""
+
+    # Within which everything expected happens, even on a slow and busy machine. Nothing waits that long.
+    patience: float = 30.0
+    # That a broker stays unavailable for a call that should not wait for it; an immediate failure ends the wait.
+    outage: float = 5.0
+    # That a call may take beyond what it is allowed: not a measure of speed, but of who decides when it ends.
+    slack: float = 2.0
+    # Within which a receive without waiting has returned, over a link that is open; what waits all the same mostly
+    # waits for longer.
+    asking_once: float = 2.0
+    stall: float = 0.05  # by which the machine is late before that is excused: many small ones delay no waiting call
+
+
+_LIMITS: ContextVar[Limits] = ContextVar("pairmq conformance limits", default=Limits())  # noqa: B039  # it is frozen
+
+
+def limits() -> Limits:
+    """Return those of the running test."""
+    return _LIMITS.get()
+
+
+@contextmanager
+def limited(to: Limits) -> Iterator[None]:
+    """Let a block, and the tasks that it starts, keep to other limits."""
+    before = _LIMITS.set(to)
+    try:
+        yield
+    finally:
+        _LIMITS.reset(before)
 
 
 class Broker:

@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 from pairmq.model import ConfigurationError
 from pairmq.plugins import registry
 from pairmq.testing.conformance import suites
-from pairmq.testing.conformance._broker import Broker, Skipped
-from pairmq.testing.conformance._limits import Limits, limited
+from pairmq.testing.conformance._broker import Broker, Limits, Skipped, limited
 from pairmq.testing.conformance.harness import Harness, MemoryHarness
 from pairmq.testing.defects import Defect
 from pairmq.transport import Capabilities, Transport

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from pairmq.model import Delivery, FailureReason, Source, TransportError
-from pairmq.testing.conformance._limits import limits
+from pairmq.testing.conformance._broker import limits
 from pairmq.testing.defects._defect import DefectiveReceiver, DefectiveTransport, planted
 
 

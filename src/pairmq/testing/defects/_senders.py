@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pairmq.model import FailureKind, FailureReason, Message, TransportError
-from pairmq.testing.conformance._limits import limits
+from pairmq.testing.conformance._broker import limits
 from pairmq.testing.defects._defect import DefectiveSender, LimitedSender, planted
 from pairmq.transport import nothing_sent
 

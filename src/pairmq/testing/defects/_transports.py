@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.testing.conformance._limits import limits
+from pairmq.testing.conformance._broker import limits
 from pairmq.testing.defects._defect import (
     Defect,
     DefectiveAdmin,

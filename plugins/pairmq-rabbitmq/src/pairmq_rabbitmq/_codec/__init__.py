@@ -14,20 +14,23 @@ own names. Three cases need more than that, and only messages that need it carry
 
 Any client may put anything into a queue: decoding raises `MalformedMessage` and nothing else.
 
-`_message` has both directions, by the `_layout` of names and times; `_values` are converted to AMQP's types and back.
-`_dead_letter` writes and reads the copy in a dead-letter queue, and the broker's own notes.
+`_message` has both directions, and the copy in a dead-letter queue with the broker's own notes, by the `_layout` of
+names and times; `_values` are converted to AMQP's types and back.
 """
 
-from pairmq_rabbitmq._codec._dead_letter import (
+from pairmq_rabbitmq._codec._layout import DELIVERY_COUNT, DIRECT_REPLY_TO, MalformedMessage, is_plain
+from pairmq_rabbitmq._codec._message import (
     MAX_REASON_LENGTH,
     count_of,
     dead_letter_reason,
     death_reason,
+    decode,
+    decode_leniently,
     delivery_count,
+    encode,
+    size,
     with_dead_letter,
 )
-from pairmq_rabbitmq._codec._layout import DELIVERY_COUNT, DIRECT_REPLY_TO, MalformedMessage, is_plain
-from pairmq_rabbitmq._codec._message import decode, decode_leniently, encode, size
 
 __all__ = [
     "DELIVERY_COUNT",

@@ -16,6 +16,7 @@ from pairmq.testing.conformance._broker import (
     counted,
     cut_off,
     limit,
+    limits,
     message,
     must_fail,
     receive_all,
@@ -23,7 +24,6 @@ from pairmq.testing.conformance._broker import (
     receive_some,
     refused,
 )
-from pairmq.testing.conformance._limits import limits
 from pairmq.transport import QueueCounts, QueueProperties
 
 _MISSING = Entity("there-is-no-such-queue")

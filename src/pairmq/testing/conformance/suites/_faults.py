@@ -16,6 +16,7 @@ from pairmq.testing.conformance._broker import (
     bodies,
     capability,
     cut_off,
+    limits,
     message,
     must_fail,
     of_size,
@@ -26,7 +27,6 @@ from pairmq.testing.conformance._broker import (
     testable_limit,
     up_to,
 )
-from pairmq.testing.conformance._limits import limits
 from pairmq.transport import Sender, is_nothing_sent
 
 _SENDERS = 16

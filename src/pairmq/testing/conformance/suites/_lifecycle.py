@@ -33,13 +33,13 @@ from pairmq.testing.conformance._broker import (
     Suite,
     bodies,
     capability,
+    limits,
     message,
     must_fail,
     receive_one,
     refused,
     up_to,
 )
-from pairmq.testing.conformance._limits import limits
 from pairmq.transport import Transport
 
 _CLOSE = 2.0

@@ -17,6 +17,7 @@ from pairmq.testing.conformance._broker import (
     capability,
     drain,
     limit,
+    limits,
     message,
     must_fail,
     of_size,
@@ -24,7 +25,6 @@ from pairmq.testing.conformance._broker import (
     receive_one,
     receive_some,
 )
-from pairmq.testing.conformance._limits import limits
 from pairmq.transport import Receiver
 
 _LONG_POLL = 300.0

@@ -27,6 +27,7 @@ from pairmq.testing.conformance._broker import (
     capability,
     counted,
     limit,
+    limits,
     message,
     must_fail,
     of_size,
@@ -36,7 +37,6 @@ from pairmq.testing.conformance._broker import (
     refused,
     testable_limit,
 )
-from pairmq.testing.conformance._limits import limits
 from pairmq.transport import QueueCounts, QueueProperties, SessionReceiver
 
 _TEXTS = {
