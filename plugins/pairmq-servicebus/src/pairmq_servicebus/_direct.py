@@ -3,20 +3,22 @@
 The public sender has one transfer under way at a time: to a distant service, one for each round trip. It copies a
 message three times, asks for spans and wraps the call in two layers of retries, which this plugin has switched off.
 Reading the answer makes a task for each frame. All that together was a fifth of the client's processor time for a send;
-`benchmarks/servicebus_send.py` shows it. The link, its credit, its encoder and its errors stay the client's own.
+`benchmarks/servicebus_send.py` shows it. The public batch encodes each message twice, once to know its size, which the
+plugin knows. The link, its credit, its encoder and its errors stay the client's own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+from azure.servicebus import ServiceBusMessage
 from azure.servicebus._common.tracing import is_tracing_enabled
 from azure.servicebus._common.utils import transform_outbound_messages
 from azure.servicebus._pyamqp._decode import decode_empty_frame, decode_frame
+from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._pyamqp.constants import MessageDeliveryState
 from azure.servicebus._pyamqp.error import ErrorCondition, MessageException
 from azure.servicebus._pyamqp.message import BatchMessage, Properties, _MessageDelivery
@@ -26,6 +28,7 @@ from azure.servicebus.exceptions import OperationTimeoutError
 
 from pairmq_servicebus import _codec, _private
 from pairmq_servicebus._codec import Parts
+from pairmq_servicebus._values import PARTITION_KEY
 
 _LOG = logging.getLogger(__name__)
 _MOMENT: Final = 0.05  # s: what is sent meanwhile waits for it
@@ -52,10 +55,16 @@ def encoded(sender: ServiceBusSender, parts: Parts) -> Outgoing:
     return whole
 
 
-def batch_of(batch: ServiceBusMessageBatch) -> BatchMessage:
-    """A batch as the client's encoder takes it."""
-    inner: Any = batch._message
-    return BatchMessage(*inner)
+def batch_of(sender: ServiceBusSender, messages: Sequence[Parts]) -> BatchMessage:
+    """Messages as a batch that the client's encoder takes; on its envelope are the first one's ids."""
+    first = messages[0]
+    ids = {name: first.properties[name] for name in ("message_id", "group_id") if name in first.properties}
+    key = first.annotations.get(PARTITION_KEY)
+    return BatchMessage(
+        message_annotations=None if key is None else {PARTITION_KEY: key},
+        properties=Properties(**ids) if ids else None,
+        data=[encode_payload(bytearray(), encoded(sender, parts)) for parts in messages],
+    )
 
 
 def outgoing(parts: Parts) -> Outgoing:
@@ -68,8 +77,8 @@ def outgoing(parts: Parts) -> Outgoing:
 async def begin(
     sender: ServiceBusSender, message: Outgoing | BatchMessage, answered: Callable[[Exception | None], None]
 ) -> None:
-    """Give a message or a batch to an open sender; `progress` writes it, and ``answered`` gets None, or what the public
-    sender raises."""
+    """Give a message or a batch to an open sender; `write` or `progress` writes it, and ``answered`` gets None, or what
+    the public sender raises."""
     handler: Any = _private.handler_of(sender)
     delivery: Any = _MessageDelivery(message, MessageDeliveryState.WaitingForSendAck)  # type: ignore[no-untyped-call]
 
@@ -84,6 +93,15 @@ async def begin(
 
     try:
         await handler._link.send_transfer(message, on_send_complete=settled, send_async=True)
+    except Exception as error:
+        raise as_reported(sender, error) from error
+
+
+async def write(sender: ServiceBusSender) -> None:
+    """Write what was begun; raises what the public sender raises."""
+    handler: Any = _private.handler_of(sender)
+    try:
+        await handler._link.update_pending_deliveries()
     except Exception as error:
         raise as_reported(sender, error) from error
 

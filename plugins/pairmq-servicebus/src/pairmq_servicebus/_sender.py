@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from azure.servicebus import ServiceBusMessageBatch
 from azure.servicebus.aio import ServiceBusSender as Client
@@ -60,11 +60,16 @@ class ClientSendLink:
         elif len(messages) == 1:
             await _direct.begin(self.client, _direct.encoded(self.client, messages[0]), answered)
         else:
-            await _direct.begin(self.client, _direct.batch_of(await self._batch(messages)), answered)
+            await _direct.begin(self.client, _direct.batch_of(self.client, messages), answered)
+            # The service reads it while the next one is encoded.
+            await self._do(_direct.write)
 
     async def progress(self) -> None:
+        await self._do(_direct.progress)
+
+    async def _do(self, work: Callable[[Client], Awaitable[None]]) -> None:
         try:
-            await _direct.progress(self.client)
+            await work(self.client)
         except BaseException:
             self._broken = True
             raise

@@ -7,16 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from azure.servicebus import ServiceBusMessage
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._pyamqp.error import AMQPConnectionError, ErrorCondition, MessageException
+from azure.servicebus._pyamqp.message import BatchMessage
 from azure.servicebus.aio import ServiceBusSender
 from azure.servicebus.exceptions import ServiceBusError
 
-from pairmq.model import Entity, Message
+from pairmq.model import Entity, Message, Source
 from pairmq.transport import Transport
 from pairmq_servicebus import _direct, _private
 from pairmq_servicebus._client import Namespace
-from pairmq_servicebus._codec import take_apart
+from pairmq_servicebus._codec import encode, take_apart
+from pairmq_servicebus._sender import open_send_link
 from pairmq_servicebus._url import parse_servicebus_url
 from pairmq_servicebus.testing import ServiceBusServer
 
@@ -27,6 +30,26 @@ def test_what_the_public_sender_computes_something_of_is_left_to_it(message: Mak
     assert _direct.is_plain(take_apart(message(b"1", session_id="s", application_properties={"a": 1})))
     for fields in ({"time_to_live": 1.0}, {"priority": 1}, {"partition_key": "k"}):
         assert not _direct.is_plain(take_apart(message(b"1", **fields)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"message_id": None},
+        {"session_id": "s", "subject": "new", "application_properties": {"a": 1}},
+        {"partition_key": "k", "priority": 4},
+    ],
+    ids=str,
+)
+def test_a_batch_is_encoded_as_the_public_one(message: Make, fields: dict[str, Any]) -> None:
+    parts = [take_apart(message(b"1" * size, **fields)) for size in (1, 300, 70_000)]
+    public: Any = ServiceBusMessageBatch()
+    for each in parts:
+        public.add_message(encode(each))
+    sender = Namespace(parse_servicebus_url("sb://k:v@localhost/?emulator=true")).new_sender(Entity("q"))
+    ours = encode_payload(bytearray(), _direct.batch_of(sender, parts))
+    assert ours == encode_payload(bytearray(), BatchMessage(*public._message))
 
 
 def test_a_send_is_traced_when_the_client_enables_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,3 +170,18 @@ async def test_a_traced_send_goes_through_the_public_sender(
     await sender.send(message(b"traced"))
     assert await sender.send_batch([message(b"1"), message(b"2")]) == [None, None]
     assert len(sent) == 2
+
+
+@pytest.mark.real_server
+async def test_a_batch_is_written_before_the_next_one_is_encoded(
+    server: ServiceBusServer, transport: Transport, queue: Entity, message: Make
+) -> None:
+    namespace = Namespace(parse_servicebus_url(f"{server.url}&connect-timeout=30"))
+    try:
+        link = await open_send_link(namespace, queue, "send")
+        await link.begin([take_apart(message(b"1")), take_apart(message(b"2"))], lambda _: None)
+        async with asyncio.timeout(30):
+            while (await transport.admin.counts(Source(queue))).pending != 2:
+                await asyncio.sleep(0.02)
+    finally:
+        await namespace.close()
