@@ -89,20 +89,95 @@ async def test_existing_queues_are_left_as_they_are_with_a_warning(world):
         assert west.messages("east/x-servicebus-transfer/7") == []
 
 
+def let_drop(west: SimulatedBroker, index: int, *, drops: bool = True) -> str:
+    """As an operator does who replaces a queue, or sets a policy: it drops its oldest messages when it is full."""
+    queue = west.queues[Entity(f"east/x-servicebus-transfer/{index}")]
+    queue.properties = replace(queue.properties, drops_when_full=drops)
+    return f"east/x-servicebus-transfer/{index}"
+
+
 @in_virtual_time
-async def test_what_a_policy_makes_of_a_new_queue_is_warned_of(world, monkeypatch):
-    told = SimulatedAdmin.properties
+async def test_a_new_queue_that_drops_by_a_policy_is_left_out_with_a_warning(world, monkeypatch):
+    reported = SimulatedAdmin.properties
 
     async def by_policy(self: SimulatedAdmin, entity: Entity) -> QueueProperties:
-        return replace(await told(self, entity), drops_when_full=True)
+        return replace(await reported(self, entity), drops_when_full=True)
 
     monkeypatch.setattr(SimulatedAdmin, "properties", by_policy)
-    async with world() as w:
+    async with world(send_timeout=5) as w:
         found = [event.differences for event in w.of(BacklogQueueChecked) if event.created]
         assert found == [("drops_when_full is True, asked for False",)] * 3
         texts = [event.text for event in w.of(Warned)]
         assert len(texts) == 3
-        assert all("new backlog queue east/x-servicebus-transfer/" in text for text in texts)
+        assert all("drops messages that it has accepted" in text for text in texts)
+        assert [event.in_use for event in w.of(RotationChanged)] == [False] * 3
+        assert (await w.pair.sender("orders").send(Message(b"x"))).route is Route.PRIMARY
+        w.pair.hold("orders")
+        with pytest.raises(BacklogUnavailable, match="drops messages that it has accepted when it is full"):
+            await w.pair.sender("orders").send(Message(b"x"))
+        assert not (await w.pair.check("orders")).ready
+        assert w.backlog() == []
+        monkeypatch.setattr(SimulatedAdmin, "properties", reported)
+        assert (await w.pair.sender("orders").send(Message(b"x"))).route is Route.BACKLOG
+
+
+@pytest.mark.parametrize("ordering", ["none", "session"])
+@in_virtual_time
+async def test_a_queue_that_drops_since_a_while_gets_nothing_of_an_outage(world, ordering):
+    async with world(ordering=ordering, backlog_retry_interval=10) as w:
+        await asyncio.sleep(100)
+        dropping = let_drop(w.west, 1)
+        w.pair.hold("orders")
+        senders = [w.pair.sender("orders") for _ in range(30)]
+        sends = (sender.send(Message(b"x", session_id=f"{n}"), timeout=3) for n, sender in enumerate(senders))
+        outcomes = await asyncio.gather(*sends, return_exceptions=True)
+        assert w.west.messages(dropping) == []
+        refused = {BacklogUnavailable} if ordering == "session" else set()  # its sessions have no other queue
+        assert {type(outcome) for outcome in outcomes} == {Receipt} | refused
+        (event,) = w.of(RotationChanged)
+        assert (event.queue, event.in_use, event.left) == (dropping, False, 2)
+        assert "drops messages that it has accepted when it is full: change its policy" in event.error
+        let_drop(w.west, 1, drops=False)
+        await asyncio.sleep(11)
+        assert [event.in_use for event in w.of(RotationChanged)] == [False, True]
+
+
+@in_virtual_time
+async def test_a_queue_that_drops_is_found_in_the_midst_of_an_outage(world):
+    async with world(backlog_queue_count=1, send_timeout=3) as w:
+        w.pair.hold("orders")
+        sender = w.pair.sender("orders")
+        await sender.send(Message(b"1"))
+        let_drop(w.west, 0)
+        await asyncio.sleep(60)
+        with pytest.raises(BacklogUnavailable):
+            await sender.send(Message(b"2"))
+
+
+@in_virtual_time
+async def test_a_process_with_a_syphon_finds_a_queue_that_drops_before_an_outage(world):
+    async with world(enable_syphon=True) as w:
+        checked = len(w.of(BacklogQueueChecked))
+        dropping = let_drop(w.west, 2)
+        await asyncio.sleep(3700)
+        assert [event.queue for event in w.of(RotationChanged)] == [dropping]
+        assert len(w.of(BacklogQueueChecked)) == checked + 1  # what has not changed is not reported again
+
+
+@in_virtual_time
+async def test_a_look_that_hangs_delays_a_send_by_a_second_once(world):
+    async with world(backlog_queue_count=1, attempt_timeout=10.0) as w:
+        await asyncio.sleep(100)
+        w.west.fail(Fault.HANG, Operation.ADMIN)
+        w.pair.hold("orders")
+        loop = asyncio.get_running_loop()
+        took = []
+        for _ in range(3):
+            began = loop.time()
+            await w.pair.sender("orders").send(Message(b"x"))
+            took.append(loop.time() - began)
+            await asyncio.sleep(20)
+        assert [round(each) for each in took] == [1, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from pairmq import ConfigurationError, Entity, EntityState, Message, Pair, PairOptions, Route
 from pairmq.core import lane_name
 from pairmq.model import Source
-from pairmq.model.events import MessageMoved, RotationChanged, Warned
+from pairmq.model.events import MessageMoved, RotationChanged, SyphonFailed, Warned
 from pairmq.runner import LOOK_INTERVAL
 from pairmq.testing import Fault, Operation, SimulatedAdmin, SimulatedBroker, in_virtual_time
 from pairmq.transport import Admin
@@ -58,6 +58,22 @@ async def test_a_new_lane_is_not_said_to_have_lost_what_it_held(world, monkeypat
         await asyncio.sleep(10)
         assert calls.count(Entity(LANE)) > 1
         assert w.of(Warned) == []
+
+
+@in_virtual_time
+async def test_a_syphon_reads_a_new_lane_once_it_is_there(world, monkeypatch):
+    create = SimulatedAdmin.create
+
+    async def create_slowly(self, entity, properties=None):
+        await asyncio.sleep(0.2)
+        return await create(self, entity, properties)
+
+    async with world(continuity=("ord*",), enable_syphon=True) as w:
+        monkeypatch.setattr(SimulatedAdmin, "create", create_slowly)
+        w.pair.receiver("orders")
+        await asyncio.sleep(10)
+        assert Entity(LANE) in w.west.queues
+        assert w.of(SyphonFailed, RotationChanged) == []
 
 
 @in_virtual_time

@@ -631,9 +631,10 @@ async def test_an_idle_syphon_receives_four_times_an_hour_and_queue(world):
         w.west.operations.clear()
         await asyncio.sleep(3600)
         # Beside the long polls a look at the pair's record every ten minutes, and one at an operator's decisions every
-        # 15 seconds. With a report every five minutes up to two old ones are received and settled.
+        # 15 seconds. With a report every five minutes up to two old ones are received and settled. And every hour a
+        # look at each queue, of two operations.
         settled = w.west.operations.pop("SETTLE")
-        assert w.west.operations == {"RECEIVE": 40 + 12, "ADMIN": 6 + 240, "SEND": 12}
+        assert w.west.operations == {"RECEIVE": 40 + 12, "ADMIN": 6 + 240 + 20, "SEND": 12}
         assert settled <= 24
 
 

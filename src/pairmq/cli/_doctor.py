@@ -37,6 +37,7 @@ from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._status import BrokerLook, see_broker
 from pairmq.cli._values import grouped, plural, printable, without_secrets
 from pairmq.core import Diversion, PairOptions, backlog_queue_name, divert
+from pairmq.core.rotation import unfit
 from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.pair import Settings, check_available, misspelt_variables
 from pairmq.pipeline import PipelineUnavailable
@@ -361,6 +362,7 @@ async def _queues(
     queues, wanted = backlog_queues(primary, options), backlog_properties(options)
     missing, sound = [], 0
     risky: dict[ConfirmRisk, list[Entity]] = {}
+    unusable: dict[str, list[Entity]] = {}
     for queue in queues:
         try:
             actual = await within(limit, secondary.admin.properties(queue))
@@ -373,17 +375,22 @@ async def _queues(
         risks = await _risks(secondary, queue, limit)
         for risk in risks:
             risky.setdefault(risk, []).append(queue)
+        why = unfit(actual, ordered=wanted.single_consumer)
         differences = wanted.differences(actual)
-        if differences:
+        if why is not None:
+            unusable.setdefault(why, []).append(queue)
+        elif differences:
             advice = "an existing queue is left unchanged: change it at the broker if needed"
             if actual.unread:
                 advice = "look at them at the broker"
             risky.setdefault(ConfirmRisk("; ".join(differences), advice), []).append(queue)
         elif not risks:
             sound += 1
+    for why, those in unusable.items():
+        advice = "change its policy or settings, or drain and delete it: a program of the pair creates it again"
+        yield _fail(_subject(those), f"nothing is diverted to a queue that {why}", advice)
     for risk, those in risky.items():
-        subject = f"backlog queue {those[0]}" if len(those) == 1 else f"{len(those)} backlog queues"
-        yield _warn(subject, risk.text, risk.advice)
+        yield _warn(_subject(those), risk.text, risk.advice)
     if missing:
         text = f"{plural(len(missing), 'queue')} of {len(queues)} missing, the first is {missing[0]}"
         if agreement.own in agreement.record.configurations:
@@ -393,6 +400,10 @@ async def _queues(
             yield _warn("backlog queues", text, MISSING)
     if sound:
         yield _ok("backlog queues", f"{sound} of {len(queues)} as they should be")
+
+
+def _subject(queues: Sequence[Entity]) -> str:
+    return f"backlog queue {queues[0]}" if len(queues) == 1 else f"{len(queues)} backlog queues"
 
 
 async def _rights(primary: Transport, secondary: Transport, options: PairOptions, limit: float) -> list[Finding]:

@@ -19,6 +19,10 @@ class Missing(enum.Enum):
     AGAIN = "it vanished again: leave it to its next retry"
 
 
+DROPS = "drops messages that it has accepted when it is full"
+"""Why a queue is unfit that an operator can make fit while the pair runs."""
+
+
 class QueueKind(Protocol):
     """What a queue is, as its broker reports it."""
 
@@ -32,6 +36,8 @@ class QueueKind(Protocol):
     def requires_session(self) -> bool: ...
     @property
     def single_consumer(self) -> bool: ...
+    @property
+    def drops_when_full(self) -> bool: ...
 
 
 def unfit(queue: QueueKind, *, ordered: bool) -> str | None:
@@ -46,7 +52,7 @@ def unfit(queue: QueueKind, *, ordered: bool) -> str | None:
         return "requires sessions, and diverted messages have none"
     if ordered and not queue.single_consumer:
         return "can be read by several consumers at once, and ordering='session' needs one at a time"
-    return None
+    return DROPS if queue.drops_when_full else None
 
 
 class Out:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from pairmq.core import PairOptions, lane_name
-from pairmq.core.rotation import Missing, Rotation, unfit
+from pairmq.core.rotation import DROPS, Missing, Rotation, unfit
 from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, FailureReason, TransportError
 from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
 from pairmq.runner._counted import EngineContext
@@ -30,6 +31,8 @@ _PROPERTIES = QueueProperties(
 T = TypeVar("T")
 
 _AT_ONCE = 8  # queues checked side by side: soon done, without a burst of connections
+_TRUSTED = 60.0  # s after a look for which a queue is taken to be the same one: an operator may replace it at any time
+_LOOK_INTERVAL = 3600.0  # s between two looks of a process with a syphon, so that an outage is not the first to show it
 
 
 def backlog_properties(options: PairOptions) -> QueueProperties:
@@ -83,9 +86,12 @@ class BacklogQueues:
             self.lane(Entity(path))
         self._senders: dict[int, Sender] = {}
         self._checked: set[int] = set()
-        self._existed: set[int] = set()
+        self._looked_at: dict[int, float] = {}
+        self._unfit: dict[int, TransportError] = {}
+        self._reported: dict[int, tuple[str, ...]] = {}  # the differences of each queue that was seen
         self._looks: dict[int, asyncio.Task[None]] = {}
         self._retries: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._readying: asyncio.Task[None] | None = None
         self._planned = asyncio.Event()  # a retry was, earlier than those before
 
@@ -112,6 +118,8 @@ class BacklogQueues:
                 text = "the secondary did not answer in time"
                 self.take_out(index, TransportError(text, FailureKind.UNAVAILABLE, FailureReason.TIMEOUT))
         self._retries = start_task(self._bring_back(), name="backlog queues")
+        if self._options.enable_syphon:
+            self._looking = start_task(self._look_now_and_then(), name="backlog looks")
         if indexes:
             self._readying = start_task(self._make_ready(indexes[0]), name="backlog connection")
 
@@ -144,15 +152,17 @@ class BacklogQueues:
         index = self._lane_of[entity] = self.rotation.add_lane()
         self.queues += (queue,)
         if self._prepared:
-            self._check_soon(index)
-            self._on_lane(queue)
+            # It is read once it is there: a syphon that found it missing would report a failure.
+            self._look_soon(index).add_done_callback(lambda look: look.cancelled() or self._on_lane(queue))
         return index
 
-    def _check_soon(self, index: int) -> None:
+    def _look_soon(self, index: int) -> asyncio.Task[None]:
         """Make a queue in the background; who needs it first waits for it, or makes it again."""
-        if index not in self._looks:
+        look = self._looks.get(index)
+        if look is None:
             look = self._looks[index] = start_task(self._ensure(index), name=f"backlog queue {index}")
             look.add_done_callback(partial(self._looked, index))
+        return look
 
     async def make_all_again(self) -> None:
         """Make what is missing of all queues that are in use, as after the secondary was emptied."""
@@ -180,10 +190,20 @@ class BacklogQueues:
         Any number of sessions may find at once that their queue was not: one look is enough for all of them, and goes
         on when who began it is cancelled or has no time left.
         """
-        if index in self._checked:
-            return
-        self._check_soon(index)
-        look = self._looks[index]
+        if index not in self._checked:
+            await self.look(index)
+
+    def is_doubtful(self, index: int) -> bool:
+        """Whether a queue may be another one than at the last look, which was long ago, or was unfit then."""
+        return index in self._unfit or self._clock.now() - self._looked_at.get(index, -math.inf) >= _TRUSTED
+
+    def unfit(self, index: int) -> TransportError | None:
+        """Why a queue can't be used, as the last look has found; None when it can."""
+        return self._unfit.get(index)
+
+    async def look(self, index: int) -> None:
+        """Look at a queue; callers at once share a look. One that has become unfit leaves the rotation."""
+        look = self._look_soon(index)
         await asyncio.wait((look,))
         if look.cancelled():
             raise TransportError("the pair was closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
@@ -195,15 +215,19 @@ class BacklogQueues:
 
     def _looked(self, index: int, look: asyncio.Task[None]) -> None:
         del self._looks[index]
-        if not look.cancelled():
-            look.exception()  # seen: all who waited may have given up
+        if look.cancelled():
+            return
+        look.exception()  # seen: all who waited may have given up
+        self._looked_at[index] = self._clock.now()  # also in vain: the next send shall not wait for it again
+        if (error := self._unfit.get(index)) is not None:
+            self.take_out(index, error)
 
     def take_out(self, index: int, error: TransportError) -> None:
         """Take a queue that failed out of use for all senders of the pair (SPEC 5.4); a missing one is made at once."""
         self.last_failure = remembered(error)
         missing = error.reason is FailureReason.NOT_FOUND
         if missing:
-            self._checked.discard(index)  # it may be made again as another kind of queue
+            self._forget(index)
         if self.rotation.take_out(index, self._clock.now(), self._clock.chance(), missing=missing):
             self._planned.set()
             self._emit(
@@ -220,11 +244,16 @@ class BacklogQueues:
         found = self.rotation.not_found(index, began_at, self._clock.now())
         if found is Missing.MADE:
             return
-        self._checked.discard(index)
+        self._forget(index)
         if found is Missing.AGAIN:
             text = f"backlog queue {self.queues[index].path} is missing again"
             raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_FOUND)
         await self.check(index)
+
+    def _forget(self, index: int) -> None:
+        """A queue was missing: it may be made again as another kind of queue."""
+        self._checked.discard(index)
+        self._looked_at.pop(index, None)
 
     # Sends without a queue in use: each is a trial, or waits for one (SPEC 5.5).
 
@@ -245,6 +274,9 @@ class BacklogQueues:
         is."""
         failure = self.last_failure
         for index in self.rotation.tried(trials=self._options.while_failing == "wait"):
+            if index in self._unfit:
+                failure = self._unfit[index]
+                continue
             try:
                 await self._transport.admin.probe(self.entities[index])
             except TransportError as error:
@@ -257,7 +289,8 @@ class BacklogQueues:
 
     async def close(self) -> None:
         """Stop bringing queues back and close the senders."""
-        tasks = [task for task in (self._retries, self._readying, *self._looks.values()) if task is not None]
+        own = (self._retries, self._looking, self._readying)
+        tasks = [task for task in (*own, *self._looks.values()) if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -270,39 +303,59 @@ class BacklogQueues:
             await self._limits.run(self.sender(index).make_ready())
 
     async def _ensure(self, index: int) -> None:
-        """Make the queue, and say where it differs from what is asked for (SPEC 5.3), a new one by a policy."""
+        """Make the queue, and report where it differs from what is asked for (SPEC 5.3), a new one by a policy.
+
+        Raises `TransportError`, also for one that is unfit.
+        """
         queue = self.queues[index]
         admin = self._transport.admin
-        existed = index in self._existed  # before: where two make a new one at once, both may have made it
+        existed = index in self._reported  # before: where two make a new one at once, both may have made it
         created = await self._limits.run(admin.create(queue, self._properties))
-        differences: tuple[str, ...] = ()
         actual = None
         try:
             actual = await self._limits.run(admin.properties(queue))
         except TransportError:
             if not created:
                 raise
-        if actual is not None:
-            why = unfit(actual, ordered=self._properties.single_consumer)
-            if why is not None:
-                raise TransportError(
-                    f"existing backlog queue {queue.path} {why}: drain and delete it, or use another"
-                    " backlog_name_template",
-                    FailureKind.REFUSED,
-                    FailureReason.OTHER,
-                )
-            differences = self._properties.differences(actual)
+        why = None if actual is None else unfit(actual, ordered=self._properties.single_consumer)
+        error = None if why is None else _unfit_queue(queue, why)
+        self._report(index, actual, error, created=created, again=created and existed)
+        self._unfit.pop(index, None)
+        if error is not None:
+            self._checked.discard(index)
+            self._unfit[index] = remembered(error)
+            raise error
         self._checked.add(index)
-        if created and existed:
+        now = self._looked_at[index] = self._clock.now()
+        self.rotation.created(index, now)
+
+    def _report(
+        self, index: int, actual: QueueProperties | None, error: TransportError | None, *, created: bool, again: bool
+    ) -> None:
+        """Report what a look has shown, unless it is what the last one has."""
+        queue = self.queues[index]
+        differences = () if actual is None else self._properties.differences(actual)
+        if again:
             text = f"backlog queue {queue.path} was missing and was created again: what it held is lost"
             self._emit(Warned, subject=queue.path, text=text)
-        self.rotation.created(index, self._clock.now())
-        self._existed.add(index)
+        known, self._reported[index] = self._reported.get(index), differences
+        if not created and known == differences:
+            return
         self._emit(BacklogQueueChecked, queue=queue.path, created=created, differences=differences)
-        if differences:
+        if error is not None:
+            self._emit(Warned, subject=queue.path, text=str(error))
+        elif differences:
             age = "new" if created else "existing"
             text = f"{age} backlog queue {queue.path}: {'; '.join(differences)}; it is left as it is"
             self._emit(Warned, subject=queue.path, text=text)
+
+    async def _look_now_and_then(self) -> None:
+        """Look at the queues in use: those that have become unfit shall not wait for an outage to be noticed."""
+        while True:
+            await asyncio.sleep(_LOOK_INTERVAL)
+            for index in (*self.rotation.in_use, *self.rotation.lanes_in_use):
+                with contextlib.suppress(TransportError):  # a send finds out whether it works
+                    await self.look(index)
 
     async def _bring_back(self) -> None:
         """Try queues that are out again after a while (SPEC 5.5)."""
@@ -334,3 +387,12 @@ class BacklogQueues:
         left = len(self.rotation.in_use)
         self._emit(RotationChanged, queue=self.queues[index].path, in_use=True, left=left)
         TimeLimits.wake(self.waiting)
+
+
+def _unfit_queue(queue: Entity, why: str) -> TransportError:
+    text = f"backlog queue {queue.path} {why}: "
+    if why is DROPS:
+        text += "change its policy or settings so that it rejects what it has no room for (reject-publish)"
+        return TransportError(text, FailureKind.UNAVAILABLE, FailureReason.OTHER)
+    text += "drain and delete it, or use another backlog_name_template"
+    return TransportError(text, FailureKind.REFUSED, FailureReason.OTHER)

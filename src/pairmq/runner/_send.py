@@ -53,6 +53,7 @@ from pairmq.runner._limits import Limit, Waiter, WaitLimit
 from pairmq.runner._ordered import Orders, Place
 from pairmq.transport import AT_ONCE, Sender, start_task
 
+_LOOK = 1.0  # s that a look at a backlog queue may delay a send
 _TO_PRIMARY, _TO_BACKLOG = Route.PRIMARY, Route.BACKLOG  # to look one up takes a call
 TAKEN: Final[Sequence[TransportError | None]] = (None,)
 """What came of an attempt with one message that was confirmed."""
@@ -399,6 +400,10 @@ class SendProcedure:
             unfit = None
             if jobs and choice.rests:
                 unfit = await self._problem(backlog.check(index), attempt.until)
+            if jobs and unfit is None and backlog.is_doubtful(index):
+                # What can't be found out soon is no reason to wait: the send itself shows whether the queue works.
+                await self._problem(backlog.look(index), min(attempt.until, clock.now() + _LOOK))
+                unfit = backlog.unfit(index)
             if unfit is not None:
                 results = [unfit] * len(jobs)
             elif jobs:
