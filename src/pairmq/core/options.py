@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pairmq.model import MAX_PATH_LENGTH, ConfigurationError, Entity
 
@@ -135,6 +135,36 @@ class PairOptions:
     control_interval: float = 15.0
     continuity: tuple[str, ...] = ()
     lane_patience: float = 5.0
+
+    if TYPE_CHECKING:  # what the generated constructor accepts, by way of `__post_init__`
+
+        def __init__(
+            self,
+            *,
+            backlog_queue_count: int = 10,
+            failover_interval: float | timedelta = 10.0,
+            ping_primary_interval: float | timedelta = 60.0,
+            enable_syphon: bool = False,
+            while_failing: WhileFailing = "wait",
+            send_timeout: float | timedelta = 60.0,
+            attempt_timeout: float | timedelta = 10.0,
+            ordering: Ordering = "none",
+            ttl_policy: TtlPolicy = "restore",
+            failover_on_busy: bool = False,
+            close_grace: float | timedelta = 5.0,
+            syphon_receive_wait: float | timedelta = 900.0,
+            syphon_batch: int = 100,
+            syphon_max_rate: float | None = None,
+            ping_timeout: float | timedelta = 10.0,
+            flap_window: float | timedelta = 300.0,
+            backlog_retry_interval: float | timedelta = 30.0,
+            backlog_name_template: str = "{primary}/x-servicebus-transfer/{index}",
+            allowed_entities: tuple[str, ...] | list[str] | set[str] | frozenset[str] = (),
+            max_pending_sends: int = 10_000,
+            control_interval: float | timedelta = 15.0,
+            continuity: tuple[str, ...] | list[str] | set[str] | frozenset[str] = (),
+            lane_patience: float | timedelta = 5.0,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         put = object.__setattr__

@@ -1,7 +1,15 @@
 """Values: messages, outcomes, events, errors. Standard library only, no behaviour beyond checking themselves."""
 
 from pairmq.model._entity import MAX_PATH_LENGTH, Entity, EntityKind, Source
-from pairmq.model._message import MAX_ID_LENGTH, MAX_NESTING, MAX_PRIORITY, MAX_TIME_TO_LIVE, Message, PropertyValue
+from pairmq.model._message import (
+    MAX_ID_LENGTH,
+    MAX_NESTING,
+    MAX_PRIORITY,
+    MAX_TIME_TO_LIVE,
+    Message,
+    PropertyInput,
+    PropertyValue,
+)
 from pairmq.model._outcome import DAYS_A_MONTH, Delivery, EntityState, FailureKind, FailureReason, Price, Receipt, Route
 from pairmq.model.errors import (
     BacklogUnavailable,
@@ -47,6 +55,7 @@ __all__ = [
     "PairMQError",
     "Price",
     "PrimaryUnavailable",
+    "PropertyInput",
     "PropertyValue",
     "Receipt",
     "ReservedPropertyError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 MAX_PATH_LENGTH = 260
 """Longest entity path in characters, which is Service Bus's limit, the widest of the brokers that PairMQ pairs."""
@@ -29,7 +30,7 @@ class Entity:
     Args:
         path: 1 to 260 characters in segments separated by ``/``; no control characters, no empty, ``.`` or ``..``
             segment, none of ``* ? [ ] \\``.
-        kind: queue (the default) or topic.
+        kind: queue (the default) or topic, also as the text ``"queue"`` or ``"topic"``.
 
     Raises:
         ValueError: the path breaks one of these rules; the text names the rule.
@@ -37,6 +38,10 @@ class Entity:
 
     path: str
     kind: EntityKind = EntityKind.QUEUE
+
+    if TYPE_CHECKING:  # what the generated constructor accepts, by way of `__post_init__`
+
+        def __init__(self, path: str, kind: EntityKind | Literal["queue", "topic"] = EntityKind.QUEUE) -> None: ...
 
     def __post_init__(self) -> None:
         problem = _path_problem(self.path)

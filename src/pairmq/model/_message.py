@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -13,15 +13,19 @@ from uuid import UUID
 
 from pairmq.model.drafts import draft_of
 
-PropertyValue: TypeAlias = (
-    "str | bytes | bool | int | float | Decimal | datetime | UUID"
-    " | tuple[PropertyValue, ...] | Mapping[str, PropertyValue] | None"
-)
+_Scalar: TypeAlias = str | bytes | bool | int | float | Decimal | datetime | UUID | None
+
+PropertyValue: TypeAlias = "_Scalar | tuple[PropertyValue, ...] | Mapping[str, PropertyValue]"
 """The types of an application property: every transport carries each of them unchanged.
 
-A list is also accepted, and kept as a tuple; any mapping is kept as a dict. They nest at most `MAX_NESTING` deep, and
-what they hold obeys the same rules. A Decimal has a whole number of 32 bits, sign included, and 0 to 255 decimal
-places.
+Sequences and mappings nest at most `MAX_NESTING` deep, and what they hold obeys the same rules. A Decimal has a whole
+number of 32 bits, sign included, and 0 to 255 decimal places.
+"""
+
+PropertyInput: TypeAlias = "_Scalar | Sequence[PropertyInput] | Mapping[str, PropertyInput]"
+"""What a message is made of: also lists, which are kept as tuples, and any mapping, which is kept as a dict.
+
+Of other sequences none is accepted.
 """
 
 MAX_TIME_TO_LIVE = timedelta(days=10_675_199).total_seconds()
@@ -53,7 +57,7 @@ class Message:
     """One message: a body and its properties.
 
     Args:
-        body: the payload; opaque to PairMQ.
+        body: the payload; opaque to PairMQ. What is not bytes is copied.
         message_id: a constant id, 1 to 128 characters; generated at the first send by default (SPEC 3.3).
         session_id: messages of one session belong together; 1 to 128 characters.
         time_to_live: seconds (float or timedelta) after which a broker may drop the message; None is unlimited.
@@ -67,7 +71,8 @@ class Message:
         reply_to_session_id: the session for replies.
         partition_key: Service Bus's partition key; must equal the session id if both are set.
         priority: 0 to 255; higher ones are delivered first if the broker supports it. None is the broker's default.
-        application_properties: the user's own headers; string keys, values of `PropertyValue`'s types.
+        application_properties: the user's own headers; string keys, values of `PropertyInput`'s types, kept as
+            `PropertyValue`'s.
 
     Raises:
         TypeError: a field or property has a type that no broker could carry unchanged.
@@ -92,10 +97,10 @@ class Message:
 
     def __init__(
         self,
-        body: bytes = b"",
+        body: bytes | bytearray | memoryview = b"",
         message_id: str | None = None,
         session_id: str | None = None,
-        time_to_live: float | None = None,
+        time_to_live: float | timedelta | None = None,
         scheduled_enqueue_at: datetime | None = None,
         content_type: str | None = None,
         content_encoding: str | None = None,
@@ -106,7 +111,7 @@ class Message:
         reply_to_session_id: str | None = None,
         partition_key: str | None = None,
         priority: int | None = None,
-        application_properties: Mapping[str, PropertyValue] = _NO_PROPERTIES,
+        application_properties: Mapping[str, PropertyInput] = _NO_PROPERTIES,
     ) -> None:
         # As a draft: the constructor of a frozen class, which sets each field by a call, takes three times as long.
         draft: Any = self if type(self) is Message else Message.__new__(Message)
