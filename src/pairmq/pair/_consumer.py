@@ -93,6 +93,8 @@ class PairConsumer:
 
         Cancelling the call does not stop it.
         """
+        if self._engine.is_inherited:
+            return
         self._reading.cancel()
         if self._ending is None:
             self._ending = start_task(self._end(), name=f"end {self._receiver.source}")

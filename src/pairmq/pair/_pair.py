@@ -217,8 +217,10 @@ class Pair:
 
         Idempotent; never raises and never hangs, regardless of brokers and observers. Cancelling the call does not stop
         the closing. A pair that was never opened, or could not be, closes only its connections, except those of another
-        pair.
+        pair. In a process that was forked from the one that opened the pair, nothing is closed.
         """
+        if self._engine is not None and self._engine.is_inherited:
+            return
         loop = self._loop
         if loop is not None and loop.is_running() and loop is not asyncio.get_running_loop():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), loop))

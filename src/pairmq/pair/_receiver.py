@@ -319,7 +319,8 @@ class PairReceiver:
         """Release unsettled messages; idempotent, never raises."""
         self._closed = True
         self._ready.clear()
-        await self._receiver.close()
+        if not self._engine.is_inherited:
+            await self._receiver.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -80,6 +81,7 @@ class Engine:
     ) -> None:
         self.options = options
         self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
         sides = {side: Operations() for side in Side}
         self._ends = primary, secondary
         # What is asked of the two is counted.
@@ -316,6 +318,11 @@ class Engine:
         )
         # What only looks needs less permission than what keeps the record.
         return found if found.unread is not None else replace(found, unread=self._record.unread)
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one that runs the pair: nothing here is its own to close."""
+        return os.getpid() != self._process
 
     def check_open(self) -> None:
         """Raise `PairFaulted` or `PairClosed` when the pair has ended."""

@@ -2,6 +2,7 @@
 
 from pairmq.transport._batches import behind_failed, in_chunks, outcomes_in_order, send_chunks
 from pairmq.transport._dial import dial, lookup
+from pairmq.transport._forks import keep_from_children
 from pairmq.transport._header import MalformedHeader, decode_header, encode_header
 from pairmq.transport._naming import (
     ENDPOINT_OPTIONS,
@@ -94,6 +95,7 @@ __all__ = [
     "in_turns",
     "is_local_address",
     "is_nothing_sent",
+    "keep_from_children",
     "lookup",
     "nothing_sent",
     "outcomes_in_order",

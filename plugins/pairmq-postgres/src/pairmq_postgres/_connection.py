@@ -15,7 +15,7 @@ from psycopg import AsyncConnection, abc, waiting
 from psycopg.adapt import Dumper, Transformer
 from psycopg.pq import ExecStatus, Format
 
-from pairmq.transport import dial, lookup, start_task
+from pairmq.transport import dial, keep_from_children, lookup, start_task
 from pairmq_postgres._drivers import answers, numbered
 from pairmq_postgres._errors import NotSent
 from pairmq_postgres._url import PostgresUrl, is_directory
@@ -273,6 +273,7 @@ class Hosts:
         except asyncio.CancelledError as cancelled:
             # psycopg's frames have the connection, and a task that is kept would keep them: it is closed with them.
             raise cancelled.with_traceback(None) from None
+        keep_from_children(made, lambda connection: connection)
         if self._url.listen and not self._checks and made.info.server_version >= _CHECKS_SINCE:
             try:
                 await made.execute(f"SET {_CHECK}")

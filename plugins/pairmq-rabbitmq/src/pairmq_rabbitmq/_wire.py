@@ -37,7 +37,7 @@ from pamqp import commands
 from pamqp.header import ContentHeader
 from yarl import URL
 
-from pairmq.transport import dial
+from pairmq.transport import dial, keep_from_children
 from pairmq_rabbitmq._header import UNREADABLE, is_costly
 
 _FRAME = struct.Struct(">BHI")
@@ -103,6 +103,11 @@ class Wire:
 
     def opened(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
+        keep_from_children(self, Wire._socket)
+
+    def _socket(self) -> Any:
+        writer = self._writer
+        return None if writer is None or writer.is_closing() else writer.get_extra_info("socket")
 
     def abort(self) -> None:
         """Drop the socket at once, without a close handshake."""

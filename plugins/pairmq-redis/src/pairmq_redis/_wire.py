@@ -19,6 +19,8 @@ from redis.asyncio import Connection
 from redis.connection import DefaultParser
 from redis.exceptions import AuthenticationError, InvalidResponse, ResponseError
 
+from pairmq.transport import keep_from_children
+
 Command: TypeAlias = Sequence[bytes]
 """A command's name and arguments."""
 
@@ -101,6 +103,11 @@ class RedisWire:
         if reader is None or writer is None or reader.at_eof() or writer.transport.is_closing():
             raise ConnectionResetError("the server closed the connection")
         writer.transport.set_protocol(self._incoming)
+        keep_from_children(self, RedisWire._socket)
+
+    def _socket(self) -> Any:
+        writer = self._connection._writer
+        return None if writer is None or writer.is_closing() else writer.get_extra_info("socket")
 
     @property
     def address(self) -> tuple[str, int]:

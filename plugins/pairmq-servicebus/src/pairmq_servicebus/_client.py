@@ -22,7 +22,7 @@ from azure.servicebus import ServiceBusReceiveMode, ServiceBusSubQueue, Transpor
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 
 from pairmq.model import ConfigurationError, Entity, EntityKind, Source
-from pairmq.transport import Receiver, Sender, TlsOptions, lookup, raise_failure, start_task
+from pairmq.transport import Receiver, Sender, TlsOptions, keep_from_children, lookup, raise_failure, start_task
 from pairmq_servicebus import _errors, _private
 from pairmq_servicebus._entities import SingleConsumers
 from pairmq_servicebus._url import DEFAULT_TLS_PORT, Identity, NamespaceUrl, SharedKey, SharedSignature, make_identity
@@ -137,6 +137,7 @@ class Namespace:
         if self.closed:
             raise _errors.closed(doing)
         self._leaving.add(made)
+        keep_from_children(made, _socket_of)
         # In a task of its own: cancelled, the client first closes what it began, however long that takes.
         opening = self.spawn(self._enter(made))
         loop = asyncio.get_running_loop()
@@ -252,6 +253,11 @@ class Namespace:
         if self._client is None:
             self._client = _make_client(self)
         return self._client
+
+
+def _socket_of(made: ServiceBusSender | ServiceBusReceiver) -> Any:
+    transport = _private.socket_of(made)
+    return None if transport is None or transport.is_closing() else transport.get_extra_info("socket")
 
 
 def connection_string(url: NamespaceUrl, host: str) -> str:
