@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 _OURS, _THEIRS = "#1f6f8b", "#7d868e"
 _INK = "#333333"
@@ -119,6 +120,10 @@ def draw_tails(title: str, figures: Mapping[str, Any], path: Path) -> None:
                     [ms for ms, _ in points], [share for _, share in points], where="post", label=contender, **look
                 )
         axes.set(xscale="log", yscale="log")
+        # Of a range of few decades matplotlib would name each tick, one over the other.
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(f"{kind}: {figures['unit']}", color=_INK)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
