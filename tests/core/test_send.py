@@ -131,6 +131,11 @@ def route_of(step: Step) -> Route:
     return step.route
 
 
+def choice_of(step: Step) -> Choice | None:
+    assert isinstance(step, Attempt), step
+    return step.choice
+
+
 # Where it goes.
 
 
@@ -368,7 +373,6 @@ def test_the_outcome_of_an_attempt_says_whether_a_broker_answered(result, answer
     assert sending.machine.primary_ended([result]).answered is answered
     sending = Sending(FAILED_OVER)
     sending.start()
-    sending.machine.choose(100.0, 0.0)
     assert sending.machine.backlog_ended([result], 100.0).answered is answered
 
 
@@ -752,11 +756,11 @@ def test_the_last_queue_is_waited_for_when_it_is_throttled():
 
 def test_a_send_waits_when_others_try_every_queue():
     sending = Sending(FAILED_OVER, clean=True)
-    sending.start()
+    sending.machine.start(100.0)
     for index in (0, 1):
         sending.rotation.take_out(index, 90.0)
         sending.rotation.begin_trial(index)
-    assert sending.machine.choose(100.0, 0.0) is None
+    assert choice_of(sending.machine.checked((), 100.0)) is None
     assert sending.key is not None
     assert sending.key.clean  # nothing can have been stored
     assert isinstance(sending.resume(), Wait)
@@ -766,23 +770,23 @@ def test_a_send_waits_when_others_try_every_queue():
 
 
 def test_a_sender_keeps_the_backlog_queue_that_was_chosen_at_random():
-    sending = Sending(FAILED_OVER)
-    sending.start()
-    assert sending.machine.choose(100.0, 0.9) == Choice(1, trial=False, rests=False)
-    assert sending.machine.choose(100.0, 0.0) == Choice(1, trial=False, rests=False)
+    sending = Sending(FAILED_OVER, chance=0.9)
+    assert choice_of(sending.start()) == Choice(1, trial=False, rests=False)
+    sending.rules.chance = lambda: 0.0
+    again = SendMachine(sending.rules, sending.entity, sending.entity, [Job(Message(b"x"))], 100.0, 160.0)
+    again.start(100.0)
+    assert choice_of(again.checked((), 100.0)) == Choice(1, trial=False, rests=False)
 
 
 def test_a_key_uses_its_own_queue_on_which_its_order_rests_and_its_sender_keeps_none():
-    sending = Sending(FAILED_OVER, clean=True)
-    sending.start()
-    assert sending.machine.choose(100.0, 0.9) == Choice(0, trial=False, rests=True)
+    sending = Sending(FAILED_OVER, clean=True, chance=0.9)
+    assert choice_of(sending.start()) == Choice(0, trial=False, rests=True)
     assert sending.entity.queue is None
 
 
 def test_a_sender_keeps_no_queue_that_was_too_slow_for_one_of_its_sends():
-    sending = Sending(FAILED_OVER, timeout=1.0)
+    sending = Sending(FAILED_OVER, timeout=1.0, chance=0.9)
     sending.start()
-    sending.machine.choose(100.0, 0.9)
     sending.machine.backlog_ended([LATE], 100.5)
     assert sending.entity.queue is None
 
@@ -792,10 +796,10 @@ def test_a_lane_is_tried_first_and_once_when_it_is_too_slow_for_the_send():
     entity.queue, entity.lane = 1, rules.rotation.add_lane()
     machine = SendMachine(rules, entity, entity, [Job(Message(b"x"))], 100.0, 101.0)
     machine.start(100.0)
-    assert isinstance(machine.checked((), 100.0), Attempt)
-    assert machine.choose(100.0, 0.0) == Choice(entity.lane, trial=False, rests=False)
+    assert choice_of(machine.checked((), 100.0)) == Choice(entity.lane, trial=False, rests=False)
     machine.backlog_ended([LATE], 100.5)
-    assert machine.choose(100.5, 0.0) == Choice(1, trial=False, rests=False)
+    machine.resume(100.5)
+    assert choice_of(machine.checked((), 100.5)) == Choice(1, trial=False, rests=False)
     assert (entity.queue, entity.lane) == (1, 2)  # of other sends
 
 
@@ -803,7 +807,6 @@ def test_a_lane_is_tried_first_and_once_when_it_is_too_slow_for_the_send():
 def test_what_was_cut_off_may_be_in_the_backlog_when_its_operation_had_begun(began):
     sending = Sending(FAILED_OVER, clean=True)
     sending.start()
-    sending.machine.choose(100.0, 0.0)
     sending.machine.backlog_cut_off(100.5, began=began)
     assert sending.key is not None
     assert sending.key.clean is not began

@@ -25,7 +25,7 @@ one monotonic clock::
             case Attempt(Route.PRIMARY):
                 ...  # one operation; then `primary_ended`, and `resume`
             case Attempt(Route.BACKLOG):
-                ...  # `choose`, one operation, and `backlog_ended` or `backlog_cut_off`; then `resume`
+                ...  # one operation at its queue, and `backlog_ended` or `backlog_cut_off`; then `resume`
             case Check():
                 ...  # whether both brokers can hold the messages; then `checked`
             case LookAt():
@@ -225,17 +225,29 @@ def _says(cause: BaseException, failure: TransportError) -> bool:
 # What a send asks for.
 
 
+class Choice(NamedTuple):
+    """The backlog queue of an attempt. A ``trial`` of one that is out of use is to be ended by `Rotation.end_trial`.
+
+    With ``rests`` order rests on it: before the operation, find out whether it is what it must be.
+    """
+
+    queue: int
+    trial: bool
+    rests: bool
+
+
 class Attempt(NamedTuple):
     """Make one operation with these messages, until ``until`` at most; it is registered as in flight.
 
     One at the primary that is cancelled is reported to the entity's machine as abandoned; one at the backlog has ended
-    there in any case.
+    there in any case. That has a ``choice`` of a queue; without one others try them all, and it has ended.
     """
 
     route: Route
     epoch: int
     jobs: list[Job]
     until: float
+    choice: Choice | None = None
 
 
 class Check(NamedTuple):
@@ -280,18 +292,7 @@ Step: TypeAlias = Attempt | Check | LookAt | Wait | Done
 DONE: Final = Done()
 
 
-# An attempt, and what came of it.
-
-
-class Choice(NamedTuple):
-    """The backlog queue of an attempt. A ``trial`` of one that is out of use is to be ended by `Rotation.end_trial`.
-
-    With ``rests`` order rests on it: before the operation, find out whether it is what it must be.
-    """
-
-    queue: int
-    trial: bool
-    rests: bool
+# What came of an attempt.
 
 
 class Fate(enum.Enum):
@@ -711,23 +712,6 @@ class SendMachine:
             return Fate.ACCEPTED
         return Fate.REFUSED if failure.kind is FailureKind.REFUSED else Fate.AGAIN
 
-    def choose(self, now: float, chance: float) -> Choice | None:
-        """Choose the backlog queue of an attempt, or with none in use the trial of one; None while others try them all:
-        then the attempt has ended.
-
-        A send without order uses the queue that its sender keeps, and keeps what it uses unless that is a lane.
-        """
-        only = None if self._key is None else self._key.queue
-        index, trial = self._rules.rotation.attempt(now, chance, self._sender.queue, only, self._lane)
-        if index is None:
-            self._worst = FailureKind.UNAVAILABLE
-            self.backlog_cut_off(now, began=False)
-            return None
-        if self._key is None and index != self._lane:
-            self._sender.queue = index
-        self._queue = index
-        return Choice(index, trial, rests=self._key is not None)
-
     def backlog_cut_off(self, now: float, *, began: bool) -> None:
         """An attempt at the backlog has ended without results: if its operation ``began``, it may have been stored."""
         self._queue = None
@@ -827,17 +811,26 @@ class SendMachine:
         return self._attempt(self._entity.divert(), now)
 
     def _attempt(self, route: ToPrimary | ToBacklog, now: float) -> Attempt:
-        rules = self._rules
+        rules, choice = self._rules, None
         if type(route) is ToPrimary:
             self._route = Route.PRIMARY
             until = rules.until(now, self._deadline, rules.to_primary)
         else:
             self._route = Route.BACKLOG
             until = rules.until(now, self._deadline, rules.to_backlog)
+            only = None if self._key is None else self._key.queue
+            index, trial = rules.rotation.attempt(now, rules.chance(), self._sender.queue, only, self._lane)
+            if index is None:
+                self._worst = FailureKind.UNAVAILABLE
+                self.backlog_cut_off(now, began=False)
+            else:
+                self._queue, choice = index, Choice(index, trial, rests=self._key is not None)
+                if self._key is None and index != self._lane:  # its sender keeps it
+                    self._sender.queue = index
         given, whole = until - now, self._deadline - self._started
         self._fair = given > min(rules.attempt_timeout, FAIR_TRIAL) - 0.001
         self._remainder = given < whole / 2 - 0.001  # less than a first attempt gets
-        return Attempt(self._route, route.epoch, self.pending, until)
+        return Attempt(self._route, route.epoch, self.pending, until, choice)
 
     def _pause(self, now: float, lead: float, *, queue: bool, nowhere: bool = False) -> Wait:
         """Wait before the next attempt, longer each time."""

@@ -386,8 +386,7 @@ class SendProcedure:
 
     async def _at_backlog(self, state: SenderState, send: SendMachine, attempt: Attempt, started: float) -> None:
         """One attempt at a backlog queue; messages that were accepted or refused get their result."""
-        backlog, clock = self._backlog, self._clock
-        choice = send.choose(clock.now(), clock.chance())
+        backlog, clock, choice = self._backlog, self._clock, attempt.choice
         if choice is None:
             state.runner.machine.divert_ended(clock.now())
             return

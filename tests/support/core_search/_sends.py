@@ -75,14 +75,13 @@ class Facts(NamedTuple):
 class Sending:
     """The machines of one process that sends, and what its sends wait for."""
 
-    VIEW: ClassVar[dict[str, View]] = dict.fromkeys(("design", "now", "rules", "chance", "steps", "_out", "_woken"))
+    VIEW: ClassVar[dict[str, View]] = dict.fromkeys(("design", "now", "rules", "steps", "_out", "_woken"))
 
     def __init__(self, design: Design, process: int) -> None:
         world = design.world
         options = options_of(design)
         self.design = design
         self.now = 0.0
-        self.chance = 0.0
         kind = _MACHINES.get(next((each for each in design.naive if each in _MACHINES), None), EntityMachine)
         clean = design.does(Naive.RESTART_IS_CLEAN)
         self.entity = kind(options, 0.0, tracks_backlog=world.hosts[process], drained=clean)
@@ -129,7 +128,7 @@ class Sending:
     def take(self, chance: float, what: str, *details: Any) -> Outputs:
         """Hand the machines one fact, and a choice of a queue."""
         self.now += TICK
-        self.chance = chance
+        self.rules.chance = lambda: chance
         self._out, self._woken = [], []
         getattr(self, f"_on_{what}")(*details)
         while self._woken:
@@ -247,7 +246,7 @@ class Sending:
                 job = send.pending[0]
                 to: int | None = HOME
                 if step.route is Route.BACKLOG:
-                    choice = send.choose(now, self.chance)
+                    choice = step.choice
                     if choice is None:
                         self._divert_ended(number, works=None)
                         step = send.resume(now)
