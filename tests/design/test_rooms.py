@@ -20,7 +20,6 @@ NAMED = re.compile(r"(pairmq\w*|servicebus_local)(\.\w+)+\.?")
 INSIDE_TESTING = ("chaos", "simulator")  # rooms of pairmq.testing with folders of their own
 ALLOWED = {
     # Faults that nothing outside can make.
-    "tests/support/journal_dying.py": "kills a journal's writer between two steps",
     "tests/support/shown_dashboard.py": "hurries the dashboard's looks",
     # Bugs that a test kit has to find.
     "tests/support/runner_bugs.py": "plants bugs in the runner, for the tests of simulator and machine",
@@ -94,7 +93,6 @@ INSIDES: dict[str, dict[str, str]] = {
         "plugins/pairmq-servicebus/tests/transport/single_consumer": "test_positions",
         "plugins/pairmq-sqlite/tests": "test_sqlite_file test_sqlite_messages",
         "plugins/servicebus-local/tests/server": "test_malformed",
-        "tests/observe/journal": "test_bounds test_kills",
         "tests/pipeline": "conftest test_batch test_follow test_follow_state",
     },
 }

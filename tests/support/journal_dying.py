@@ -7,6 +7,7 @@ the operating system's hands.
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import signal
@@ -15,8 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pyarrow.parquet as pq
+
 from journal_events import warned
-from pairmq.observe.journal import Journal, JournalOptions, _part, _segments
+from pairmq.observe.journal import Journal, JournalOptions
 
 AT_ONCE = 50  # events between two flushes
 OPTIONS = JournalOptions(flush_interval=0.001, max_rows=200)
@@ -60,12 +63,12 @@ def half_a_segment(known: Callable[..., Any], table: Any, path: Path, **values: 
 
 
 STEPS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "a part has no head yet": (_part.fcntl, "flock", before),
-    "half a frame is written": (_part, "write", half_a_frame),
-    "half a segment is written aside": (_segments.pq, "write_table", half_a_segment),
+    "a part has no head yet": (fcntl, "flock", before),
+    "half a frame is written": (os, "pwrite", half_a_frame),
+    "half a segment is written aside": (pq, "write_table", half_a_segment),
     "a segment is whole and not in place": (Path, "rename", before),
     "a segment is in place and its part still there": (Path, "rename", after),
-    "a part is deleted": (_part.Part, "remove", after),
+    "a part is deleted": (Path, "unlink", after),
 }
 """Where it may end: what is replaced, and what is done there."""
 
@@ -75,8 +78,14 @@ ADOPTED = "a dead one's part is in hand"
 def main() -> None:
     directory, *step = sys.argv[1:]
     if step and step[0] == ADOPTED:
-        known = _part.Part.adopt
-        _part.Part.adopt = classmethod(lambda _, path: after(known, path))  # type: ignore[assignment]
+        known = fcntl.flock
+
+        def lock(descriptor: int, operation: int) -> None:
+            known(descriptor, operation)
+            if operation & fcntl.LOCK_NB:  # a living one waits
+                die()
+
+        fcntl.flock = lock
     elif step:
         owner, name, act = STEPS[step[0]]
         instead(owner, name, act, int(step[1]))

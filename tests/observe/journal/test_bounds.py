@@ -6,20 +6,20 @@ import errno
 import fcntl
 import os
 import shutil
+import signal
 import threading
 import time
-from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from journal_events import EPOCH, rows, texts, until, warned
 from pairmq.model import ConfigurationError
-from pairmq.observe.journal import Journal, JournalOptions, _journal, recover, segments, statistics
-from pairmq.observe.journal import _part as part_module
+from pairmq.observe.journal import Journal, JournalOptions, flush_on_sigterm, recover, segments, statistics
 
 
 class Disk:
-    """What stands between a journal and its disk; it can be stopped, and it can fail."""
+    """What stands between a journal, which alone writes by `os.pwrite`, and its disk; it can be stopped, and fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.problem: Exception | None = None
@@ -27,8 +27,8 @@ class Disk:
         self.calls = 0
         self.works = threading.Event()
         self.works.set()
-        self._write = part_module.write
-        monkeypatch.setattr(part_module, "write", self.write)
+        self._write = os.pwrite
+        monkeypatch.setattr(os, "pwrite", self.write)
 
     def write(self, descriptor: int, data: memoryview, offset: int) -> int:
         self.calls += 1
@@ -253,18 +253,16 @@ def test_a_directory_that_is_deleted_costs_nothing(journal, tmp_path):
 
 
 def test_a_segment_that_can_t_be_written_is_made_later(journal, tmp_path, monkeypatch, caplog):
-    from pairmq.observe.journal import _segments as module
-
     full = threading.Event()
     full.set()
-    write = module._write
+    write = pq.write_table
 
-    def failing(*arguments):
+    def failing(*arguments, **named):
         if full.is_set():
             raise OSError(errno.ENOSPC, "full")
-        write(*arguments)
+        write(*arguments, **named)
 
-    monkeypatch.setattr(module, "_write", failing)
+    monkeypatch.setattr(pq, "write_table", failing)
     one = journal(max_rows=1)
     one.on_event(warned("first"))
     until(lambda: any("is left unchanged" in record.getMessage() for record in caplog.records))
@@ -329,19 +327,15 @@ def test_the_mark_of_a_living_journal_is_left_alone(journal, disk, tmp_path):
 
 def test_a_recovery_leaves_a_mark_alone_while_it_is_made(journal, disk, tmp_path, monkeypatch):
     lost: list[int] = []
-    flock, mark = fcntl.flock, part_module.Part.mark
+    flock = fcntl.flock
 
     def beside(descriptor: int, operation: int) -> None:
-        if operation == fcntl.LOCK_EX:  # a recovery asks without waiting
+        is_mark = ".lost-" in os.readlink(f"/proc/self/fd/{descriptor}")
+        if is_mark and operation == fcntl.LOCK_EX:  # a recovery asks without waiting
             lost.append(recover(tmp_path).lost)
         flock(descriptor, operation)
 
-    def watched(path: Path) -> part_module.Part:
-        with monkeypatch.context() as patch:
-            patch.setattr(fcntl, "flock", beside)
-            return mark(path)
-
-    monkeypatch.setattr(part_module.Part, "mark", watched)
+    monkeypatch.setattr(fcntl, "flock", beside)
     one = journal()
     disk.problem = OSError(errno.ENOSPC, "full")
     fill(one, 1)
@@ -400,12 +394,22 @@ def test_a_journal_whose_files_are_deleted_keeps_their_rows(journal, tmp_path):
     assert (texts(tmp_path), one.dropped) == (["0", "1", "2", "3", "4"], 0)
 
 
-def test_a_journal_that_is_not_written_in_time_at_the_end_of_the_program_is_reported(journal, disk, caplog):
+@pytest.fixture
+def ended(monkeypatch):
+    """Ends the program by SIGTERM, but that it goes on."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    monkeypatch.setattr(os, "kill", lambda *_: None)
+    yield lambda: signal.raise_signal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_journal_that_is_not_written_in_time_at_the_end_of_the_program_is_reported(journal, disk, ended, caplog):
     one = journal()
     disk.works.clear()
     fill(one, 1)
     until(lambda: disk.calls)
-    _journal.close_all(0.01)
+    flush_on_sigterm(0.01)
+    ended()
     disk.works.set()
     assert any("was not written in" in record.getMessage() for record in caplog.records)
     assert one.close(30)
