@@ -84,7 +84,7 @@ INSIDES: dict[str, dict[str, str]] = {
         "plugins/pairmq-kombu/tests": "test_publishing test_unreachable",
         "plugins/pairmq-postgres/tests": "test_postgres_outbox test_postgres_server",
         "plugins/pairmq-rabbitmq/tests": (
-            "test_rabbitmq_admin test_rabbitmq_limits test_rabbitmq_ordered_reading test_rabbitmq_positions "
+            "test_rabbitmq_admin test_rabbitmq_ordered_reading test_rabbitmq_positions "
             "test_rabbitmq_receiving test_rabbitmq_schedule test_rabbitmq_sending"
         ),
         "plugins/pairmq-redis/tests": "test_fakeredis_locks test_redis_cluster",

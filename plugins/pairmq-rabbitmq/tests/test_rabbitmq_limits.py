@@ -5,14 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from aiormq.exceptions import ChannelPreconditionFailed
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
 from pairmq.plugins import registry
-from pairmq_rabbitmq import _transport
-from pairmq_rabbitmq._capabilities import MAX_MESSAGE_BYTES
-from pairmq_rabbitmq._publish import Lost
 
+MAX_MESSAGE_BYTES = registry.transport("amqp://127.0.0.1:1/").capabilities.max_message_bytes
 QUEUE, TOPIC = Entity("orders"), Entity("prices", EntityKind.TOPIC)
 
 
@@ -42,25 +39,8 @@ def test_a_message_within_all_limits_passes():
     registry.transport("amqp://127.0.0.1:1/").check_message(TOPIC, message)
 
 
-def test_a_message_with_nothing_but_a_body_and_an_id_is_not_encoded_to_be_checked(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_transport, "_pack", None)
-    registry.transport("amqp://127.0.0.1:1/").check_message(QUEUE, Message(bytes(1 << 20), message_id="0" * 32))
-
-
 def test_known_limit_of_the_server_is_applied():
     transport = registry.transport("amqp://127.0.0.1:1/")
     transport._context.max_body_bytes = 1000
     with pytest.raises(TransportError, match="at most 1000"):
         transport.check_message(QUEUE, Message(bytes(1001)))
-
-
-async def test_limit_of_the_server_is_learned_from_a_refusal():
-    transport = registry.transport("amqp://127.0.0.1:1/")
-    sender = transport.sender(QUEUE)
-    told = "PRECONDITION_FAILED - message size 20971520 is larger than configured max size 16777216"
-    failed = sender._lost(Lost(ChannelPreconditionFailed(told), alone=True))
-    assert failed.reason is FailureReason.TOO_LARGE
-    transport.check_message(QUEUE, Message(bytes(16_777_216)))
-    with pytest.raises(TransportError, match="at most 16777216"):
-        transport.check_message(QUEUE, Message(bytes(16_777_217)))
-    await transport.close()

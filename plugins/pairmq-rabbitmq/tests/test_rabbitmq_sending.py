@@ -213,6 +213,9 @@ async def test_a_publish_that_closes_the_channel_disturbs_no_other(
         assert outcome(outcomes.pop(50)) == (REFUSED, FailureReason.TOO_LARGE, False)  # type: ignore[arg-type]
         assert set(outcomes) == {None}
         assert len(drained(rabbit)) == 100
+        transport.check_message(QUEUE, message(bytes(1_500_000)))
+        with pytest.raises(TransportError, match="at most 1500000"):
+            transport.check_message(QUEUE, message(bytes(1_500_001)))
     finally:
         rabbit.erl(limit.format(before))
 
