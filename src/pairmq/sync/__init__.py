@@ -8,9 +8,8 @@ here too: deadlines, outcomes, and that nothing else is disturbed by a call that
 while a pair is open gets connections of its own at its first call.
 """
 
-from pairmq.sync._admin import Admin, Side
 from pairmq.sync._loop import run
-from pairmq.sync._pair import Pair
+from pairmq.sync._pair import Admin, Pair, Side
 from pairmq.sync._receiver import Deduplicator, PairDelivery, PairReceiver
 from pairmq.sync._sender import PairOutbox, PairSender
 

@@ -243,7 +243,7 @@ def _run(given: argparse.Namespace, key_variable: str, announcement: type[Announ
 async def _serve(settings: ServerSettings, announce: Callable[[Addresses], None], *, until_eof: bool) -> int:
     from servicebus_local._server import LocalServer
     from servicebus_local.broker import BrokerError, StoreError
-    from servicebus_local.entities import EntityError
+    from servicebus_local.descriptions import EntityError
 
     end = _end(until_eof)
     try:
@@ -293,7 +293,7 @@ def _end(until_eof: bool) -> asyncio.Future[int]:
 
 
 def _entities(queues: list[str], topics: list[str], config: Path | None) -> Callable[[Broker], None] | None:
-    from servicebus_local.entities import EntityError, entities, make_all, read_config
+    from servicebus_local.descriptions import EntityError, entities, make_all, read_config
 
     try:
         steps = entities(queues, topics)
