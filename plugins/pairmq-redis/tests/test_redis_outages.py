@@ -373,6 +373,66 @@ async def test_a_user_without_the_right_is_refused_by_send_and_probe(server: Red
             assert "reader" not in f"{error!r} {error.__cause__!r}"
 
 
+@pytest.fixture
+def lacking(server: RedisServer) -> Callable[[str], str]:
+    """Makes a user who may do everything but some commands, such as ``-xdel``, and gives the URL."""
+
+    def make(commands: str) -> str:
+        server.command("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", *commands.split())
+        return f"redis://limited:pw@127.0.0.1:{server.port}?poll_interval=0.2&connect_timeout=30"
+
+    return make
+
+
+@pytest.mark.parametrize("missing", ["-xdel", "-xack"])
+async def test_a_user_who_may_add_and_not_remove_leaves_no_copies(
+    transport: Transport, message: Make, lacking: Callable[[str], str], missing: str
+) -> None:
+    """A script that is refused in its middle has done the first half."""
+    admin, sender = transport.admin, transport.sender(QUEUE)
+    await sender.send(message("poison"))
+    async with registry.transport(lacking(missing)) as limited:
+        if missing == "-xdel":
+            assert (await error_of(limited.admin.probe(QUEUE))).reason is FailureReason.UNAUTHORIZED
+        receiver = limited.receiver(Source(QUEUE))
+        [delivery] = await receiver.receive(1, WAIT)
+        for _ in range(3):
+            failed = await error_of(receiver.dead_letter(delivery, "poison", "it is"))
+            assert failed.reason is FailureReason.UNAUTHORIZED
+    counts = await admin.counts(Source(QUEUE))
+    assert (counts.pending, counts.dead_letter) == (1, 0)
+
+
+async def test_what_could_not_be_completed_for_lack_of_a_right_is_delivered_again(
+    transport: Transport, message: Make, lacking: Callable[[str], str]
+) -> None:
+    """It was acknowledged and stayed: the queue was never empty again."""
+    await transport.sender(QUEUE).send(message("a"))
+    async with registry.transport(lacking("-xdel")) as limited:
+        receiver = limited.receiver(Source(QUEUE))
+        [delivery] = await receiver.receive(1, WAIT)
+        assert (await error_of(receiver.complete(delivery))).reason is FailureReason.UNAUTHORIZED
+    receiver = transport.receiver(Source(QUEUE))
+    [delivery] = await receiver.receive(1, WAIT)
+    await receiver.complete(delivery)
+    assert (await transport.admin.counts(Source(QUEUE))).pending == 0
+
+
+async def test_a_scheduled_message_is_not_doubled_by_a_user_who_may_not_remove_it(
+    transport: Transport, message: Make, lacking: Callable[[str], str]
+) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    await transport.sender(QUEUE).send(message("a", scheduled_enqueue_at=later))
+    await hasten(transport, QUEUE, 7200)
+    async with registry.transport(lacking("-xdel")) as limited:
+        for _ in range(3):
+            failed = await error_of(limited.receiver(Source(QUEUE)).receive(1, 0))
+            assert failed.reason is FailureReason.UNAUTHORIZED
+    receiver = transport.receiver(Source(QUEUE))
+    assert [delivery.message.body for delivery in await receiver.receive(10, WAIT)] == [b"a"]
+    assert await receiver.receive(10, 0) == []
+
+
 async def test_scripts_that_the_server_forgot_are_sent_again(
     server: RedisServer, transport: Transport, message: Make
 ) -> None:

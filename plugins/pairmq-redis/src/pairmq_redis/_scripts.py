@@ -41,7 +41,17 @@ local function error_text(reply)
 end
 """
 
-_SOURCE = """
+_RIGHTS = """
+-- What a script did before one of its commands is refused stays done: what it adds and could not remove would be there
+-- again with each try. So both are tried first, where they do nothing; adding comes first, as Redis looks at its memory
+-- only until a script's first write.
+local function may_add(key) redis.call('XADD', key .. ':none', 'NOMKSTREAM', '*', 'b', '') end
+local function may_remove(key) redis.call('XDEL', key, '0-0') end
+"""
+
+_SOURCE = (
+    _RIGHTS
+    + """
 local stream, dead, meta, due, waiting = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local mode, group, me = ARGV[1], ARGV[2], ARGV[3]
 
@@ -76,11 +86,14 @@ end
 -- queue it costs nothing.
 local function drop(ids)
   if #ids == 0 then return end
-  redis.call('XACK', stream, group, unpack(ids))
   if mode ~= 'topic' then
+    -- In this order, as a user may lack one of the two rights: an entry that is acknowledged and stays would be counted
+    -- forever, and one that is gone and still pending is cleared away by the next take.
     redis.call('XDEL', stream, unpack(ids))
+    redis.call('XACK', stream, group, unpack(ids))
     return
   end
+  redis.call('XACK', stream, group, unpack(ids))
   local others = {}
   for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
     local other = info(flat)
@@ -113,6 +126,9 @@ local function bury(id, fields, reason, description, count)
   local entry = head(fields)
   local marks = {'!reason', reason, '!description', description, '!at', num(now), '!id', id, '!count', num(count)}
   for _, mark in ipairs(marks) do entry[#entry + 1] = mark end
+  may_add(dead)
+  may_remove(stream)
+  redis.call('XACK', stream, group, '0-0')
   redis.call('XADD', dead, '*', unpack(entry))
   drop({id})
 end
@@ -158,6 +174,7 @@ local function give_back(id, count)
   redis.call('XCLAIM', stream, group, 'returned', 0, id, 'TIME', 1, 'RETRYCOUNT', num(count), 'JUSTID')
 end
 """
+)
 
 TAKE = _script(
     _ERROR_TEXT,
@@ -188,7 +205,11 @@ if mode ~= 'dead' then
     local id = ms and #ms <= 15 and #seq <= 19 and ms .. '-' .. seq
     local found = id and redis.call('XRANGE', waiting, id, id)[1]
     if found then
-      local added = redis.pcall('XADD', stream, 'NOMKSTREAM', '*', unpack(head(found[2])))
+      local added = redis.pcall('XADD', stream .. ':none', 'NOMKSTREAM', '*', 'b', '')
+      if not error_text(added) then
+        may_remove(waiting)
+        added = redis.pcall('XADD', stream, 'NOMKSTREAM', '*', unpack(head(found[2])))
+      end
       local problem = error_text(added)
       if problem and not string.find(problem, 'OOM', 1, true) then return redis.error_reply(problem) end
       stuck = type(added) ~= 'string'
@@ -634,6 +655,7 @@ return 1
 """Store a scheduled message until its time."""
 
 PROBE = _script(
+    _RIGHTS,
     """
 -- KEYS: stream, meta; ARGV: kind
 -- A message is written to the stream itself and removed in the same step: waiting readers are served only
@@ -647,8 +669,10 @@ if redis.call('EXISTS', KEYS[1]) == 0 then
   end
   return missing
 end
+may_add(KEYS[1])
+may_remove(KEYS[1])
 redis.call('XDEL', KEYS[1], redis.call('XADD', KEYS[1], '*', 'b', ''))
 return 1
-"""
+""",
 )
 """Prove that the entity accepts writes."""
