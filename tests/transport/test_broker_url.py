@@ -113,8 +113,14 @@ def test_tls_options_are_read() -> None:
         (lambda: options("limit=1.5", "limit").number("limit", 1, 0, 9, whole=True), "not a whole number from 0 to 9"),
         (lambda: options("mode=SECRET", "mode").choice("mode", "a", "b"), "option mode is neither 'a' nor 'b'"),
         (lambda: options("ssl_keyfile=k", *TLS_OPTIONS).tls(), "ssl_keyfile without ssl_certfile"),
-        (lambda: TlsOptions("missing.pem").context(for_url="nats://h"), "a TLS file can't be used: ssl_ca_certs: "),
-        (lambda: TlsOptions(certfile="missing.pem").context(for_url="nats://h"), "nats://h: .*: ssl_certfile: "),
+        (
+            lambda: TlsOptions("missing.pem").context(for_url="nats://h"),
+            "a TLS file can't be used: ssl_ca_certs, missing.pem: ",
+        ),
+        (
+            lambda: TlsOptions(certfile="missing.pem").context(for_url="nats://h"),
+            "nats://h: .*: ssl_certfile, missing.pem: ",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_without_a_secret(call: Callable[[], object], says: str) -> None:

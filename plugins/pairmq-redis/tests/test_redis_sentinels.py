@@ -65,7 +65,7 @@ async def asking(addresses: list[Address], options: str = "") -> AsyncIterator[t
     hosts = ",".join(f"{host}:{port}" for host, port in addresses)
     url = parse_redis_url(f"redis+sentinel://alice:hunter2@{hosts}/orders{options}")
     heard: list[Address] = []
-    made = Sentinels(url.host, url.sentinels, _sentinel_factory(url), heard.append)
+    made = Sentinels(url.host, url.sentinels, _sentinel_factory(url, None), heard.append)
     yield made, heard
     await made.close()
 
@@ -85,7 +85,7 @@ async def test_the_master_is_found_by_the_sentinel_that_knows_it(three: list[Sen
 @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
 async def test_each_process_asks_in_an_order_of_its_own(kind: str) -> None:
     addresses = [(host, 26379) for host in ("a", "b", "c")]
-    make = _sentinel_factory(parse_redis_url("redis+sentinel://a/orders"))
+    make = _sentinel_factory(parse_redis_url("redis+sentinel://a/orders"), None)
     first = set()
     for _ in range(60):
         random.seed(1)  # as a program may, and those that are forked from one

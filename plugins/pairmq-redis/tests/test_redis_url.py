@@ -61,7 +61,9 @@ def test_certificate_and_host_name_are_checked_unless_switched_off() -> None:
 def test_the_connection_verifies_too() -> None:
     from pairmq_redis._transport import _connection_factory
 
-    connection = _connection_factory(parse_redis_url("rediss://example"))()
+    url = parse_redis_url("rediss://example")
+    assert url.tls is not None
+    connection = _connection_factory(url, url.tls.context(for_url=""))()
     context = connection._connection_arguments()["ssl"]
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname

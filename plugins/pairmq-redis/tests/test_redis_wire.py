@@ -104,7 +104,7 @@ async def test_what_is_no_reply_ends_the_connection() -> None:
 
 def test_making_a_connection_looks_no_version_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an outage there are many, and each would read and parse files on the event loop."""
-    make = _connection_factory(parse_redis_url("redis://127.0.0.1"))
+    make = _connection_factory(parse_redis_url("redis://127.0.0.1"), None)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: pytest.fail(f"the version of {name} was looked up"))
     assert make().host == "127.0.0.1"
 

@@ -53,7 +53,10 @@ class TlsOptions:
         Raises:
             ConfigurationError: a file can't be read or holds no certificate or key.
         """
-        made = self._read(for_url)
+        try:
+            made = self._read()
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{for_url}: {error}") from error.__cause__
         return made if self._stamps() == () else _RenewedContext(self, made)
 
     def _stamps(self) -> tuple[object, ...]:
@@ -68,18 +71,20 @@ class TlsOptions:
                     stamps.append(None)
         return tuple(stamps)
 
-    def _read(self, for_url: str) -> ssl.SSLContext:
-        option = "ssl_ca_certs"
+    def _read(self) -> ssl.SSLContext:
+        option, file = "ssl_ca_certs", self.ca_certs
         try:
             context = ssl.create_default_context(cafile=self.ca_certs)
             if not self.verify:
                 context.check_hostname = False
                 context.verify_mode = ssl.CERT_NONE
-            option = "ssl_certfile" if self.keyfile is None else "ssl_certfile or ssl_keyfile"
+            option, file = "ssl_certfile", self.certfile
+            if self.keyfile is not None:
+                option, file = f"{option} or ssl_keyfile", f"{file} or {self.keyfile}"
             if self.certfile:
                 context.load_cert_chain(self.certfile, self.keyfile, password=_no_passphrase)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; a file name may hold a null character
-            raise ConfigurationError(f"{for_url}: a TLS file can't be used: {option}: {error}") from error
+            raise ConfigurationError(f"a TLS file can't be used: {option}, {file}: {error}") from error
         return context
 
 
@@ -98,7 +103,7 @@ class _RenewedContext(ssl.SSLContext):
         self.verify_mode = made.verify_mode
         self._options = options
         self._made = made
-        self._stamps = options._stamps()
+        self._stamps = self._warned = options._stamps()
 
     def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
         return self._current().wrap_bio(*arguments, **options)
@@ -110,10 +115,12 @@ class _RenewedContext(ssl.SSLContext):
         stamps = self._options._stamps()
         if stamps != self._stamps:
             try:
-                self._made = self._options._read("")
+                self._made = self._options._read()
                 self._stamps = stamps
             except ConfigurationError as error:
-                _log.warning("TLS files have changed and can't be used, the former ones are: %s", error.__cause__)
+                if stamps != self._warned:  # once: it is tried again for each connection
+                    self._warned = stamps
+                    _log.warning("%s: what was read before is used until then", error)
         return self._made
 
 

@@ -15,6 +15,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from redis.asyncio import Connection
@@ -104,16 +105,19 @@ class RedisTransport(StreamsTransport):
     def __init__(self, url: str) -> None:
         parsed = parse_redis_url(url)
         timeout = parsed.connect_timeout
-        make = _connection_factory(parsed)
+        # Once: of thousands of connections to a cluster's nodes each would read the files, and block the loop with it.
+        tls = None if parsed.tls is None else parsed.tls.context(for_url=parsed.endpoint.url)
+        make = _connection_factory(parsed, tls)
         self._sentinels: Sentinels | None = None
         self._cluster: Cluster | None = None
         find = make_line = None
         if parsed.sentinels:
-            self._sentinels = Sentinels(parsed.host, parsed.sentinels, _sentinel_factory(parsed), self._switched)
+            self._sentinels = Sentinels(parsed.host, parsed.sentinels, _sentinel_factory(parsed, tls), self._switched)
             find = self._sentinels.master
         if parsed.cluster:
-            cluster = self._cluster = Cluster(parsed.cluster, lambda node: _at(parsed, node)(), timeout, self._demoted)
-            make_line = lambda: ClusterLine(cluster, lambda node: RedisWire(_at(parsed, node), timeout))  # noqa: E731
+            at = partial(_at, parsed, tls)
+            cluster = self._cluster = Cluster(parsed.cluster, lambda node: at(node)(), timeout, self._demoted)
+            make_line = lambda: ClusterLine(cluster, lambda node: RedisWire(at(node), timeout))  # noqa: E731
         super().__init__(parsed, lambda: RedisWire(make, timeout, find), CAPABILITIES, make_line)
 
     @property
@@ -159,18 +163,18 @@ class _Connection(Connection):
         return {"sock": self._dialled, "ssl": self._tls, "server_hostname": self._tls and self.host}
 
 
-def _sentinel_factory(url: RedisUrl) -> Callable[[tuple[str, int]], Connection]:
+def _sentinel_factory(url: RedisUrl, tls: ssl.SSLContext | None) -> Callable[[tuple[str, int]], Connection]:
     if not url.sentinel_login:
         url = replace(url, username=None, password=None)
 
-    return lambda address: _at(url, address)()
+    return lambda address: _at(url, tls, address)()
 
 
-def _at(url: RedisUrl, address: tuple[str, int]) -> Callable[[], Connection]:
-    return _connection_factory(replace(url, host=address[0], port=address[1], db=0))
+def _at(url: RedisUrl, tls: ssl.SSLContext | None, address: tuple[str, int]) -> Callable[[], Connection]:
+    return _connection_factory(replace(url, host=address[0], port=address[1], db=0), tls)
 
 
-def _connection_factory(url: RedisUrl) -> Callable[[], Connection]:
+def _connection_factory(url: RedisUrl, tls: ssl.SSLContext | None) -> Callable[[], Connection]:
     """Prepare the factory of redis-py's connections, with everything it would do by itself switched off."""
     settings: dict[str, Any] = {
         "host": url.host,
@@ -189,7 +193,6 @@ def _connection_factory(url: RedisUrl) -> Callable[[], Connection]:
         from redis.driver_info import DriverInfo
 
         settings["driver_info"] = DriverInfo()
-    tls = None if url.tls is None else url.tls.context(for_url=url.endpoint.url)
     return lambda: _Connection(tls, **settings)
 
 

@@ -310,4 +310,6 @@ def _tls_context(url: NamespaceUrl) -> ssl.SSLContext:
         return TlsOptions(url.tls_ca).context(for_url=url.endpoint.url)
     except ConfigurationError as error:
         cause = error.__cause__
-        raise ConfigurationError(f"{url.endpoint.url}: the file of tls-ca can't be used: {cause}") from cause
+        raise ConfigurationError(
+            f"{url.endpoint.url}: the file of tls-ca, {url.tls_ca}, can't be used: {cause}"
+        ) from cause
