@@ -46,6 +46,18 @@ TRANSIENT, UNAVAILABLE, REFUSED = FailureKind.TRANSIENT, FailureKind.UNAVAILABLE
         (NotSent(psycopg.OperationalError("connection refused")), UNAVAILABLE, FailureReason.CONNECTION, False),
         (NotSent(OSError("no route")), UNAVAILABLE, FailureReason.CONNECTION, False),
         (
+            NotSent(psycopg.OperationalError('root certificate file "/tls/ca.pem" does not exist')),
+            UNAVAILABLE,
+            FailureReason.CONNECTION,
+            False,
+        ),
+        (
+            NotSent(psycopg.OperationalError('FATAL:  database "queues" does not exist')),
+            REFUSED,
+            FailureReason.DISABLED,
+            False,
+        ),
+        (
             NotSent(psycopg.OperationalError("FATAL:  sorry, too many clients already")),
             TRANSIENT,
             FailureReason.CONNECTION,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pairmq.model import ConfigurationError
+from pairmq.plugins import registry
 from pairmq_postgres._url import parse_url
 
 PASSWORD = "se/cr@et?"
@@ -71,6 +72,14 @@ def test_certificate_is_checked_unless_the_server_is_on_this_machine(url, mode):
     parameters = parse_url(url).parameters()
     assert parameters["sslmode"] == mode
     assert ("sslrootcert" in parameters) is (mode == "verify-full")
+
+
+@pytest.mark.parametrize("name", ["sslrootcert", "sslcert", "sslkey"])
+def test_a_tls_file_that_does_not_exist_is_found_at_the_start(name):
+    files = {"sslrootcert": "system", "sslcert": __file__, "sslkey": __file__, name: "/nowhere/file.pem"}
+    query = "&".join(f"{option}={value}" for option, value in files.items())
+    with pytest.raises(ConfigurationError, match=rf"a TLS file can't be used: {name}: .*/nowhere/file\.pem"):
+        registry.transport(f"postgresql://{LOGIN}@db.example/q?{query}")
 
 
 def test_pgbouncer_is_given_no_settings():

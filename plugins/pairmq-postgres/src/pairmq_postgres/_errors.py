@@ -99,6 +99,7 @@ _TABLE: tuple[_Row, ...] = (
 
 # What libpq says of a connection that was refused by the server; its SQLSTATE is not reported.
 _AT_LOGIN = (
+    ("certificate file", "08001"),  # of ours: one that does not exist says nothing about the database
     ("too many clients", "53300"),
     ("remaining connection slots", "53300"),
     ("too many connections", "53300"),

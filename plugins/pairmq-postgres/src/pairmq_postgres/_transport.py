@@ -27,6 +27,7 @@ class PostgresTransport(Transport, Transactional):
 
     def __init__(self, url: str) -> None:
         parsed = parse_url(url)
+        parsed.check_files()
         super().__init__(parsed.endpoint)
         self._pool = Pool(parsed)
         self._admin = PostgresAdmin(self._calls(""))

@@ -95,6 +95,22 @@ class PostgresUrl:
             found["password"] = self.password
         return found
 
+    def check_files(self) -> None:
+        """Find a wrong TLS file when the transport is made: libpq would report it at each connection, as an outage.
+
+        Raises `ConfigurationError`: a file can't be read.
+        """
+        for name, path in self.tls:
+            # The system's authorities, and a key in an engine of OpenSSL, are no files.
+            if name in _TLS_FILES and path != "system" and not (name == "sslkey" and ":" in path):
+                try:
+                    with open(path, "rb"):
+                        pass
+                except (OSError, ValueError) as error:  # its name may hold a null character
+                    raise ConfigurationError(
+                        f"{self.endpoint.url}: a TLS file can't be used: {name}: {error}"
+                    ) from error
+
 
 def parse_url(url: str) -> PostgresUrl:
     """Read ``postgresql://[user[:password]@]host[:port][,host[:port]…]/database[?options]``.
