@@ -102,7 +102,8 @@ class Service:
     def _make(self) -> ServiceBusAdministrationClient:
         namespace, url = self._namespace, self._namespace.url
         if self._session is None:
-            connector = aiohttp.TCPConnector(ssl=namespace.tls) if namespace.tls is not None else None
+            # aiohttp would go on with the former addresses of a name for ten seconds, also where they do not answer.
+            connector = aiohttp.TCPConnector(ssl=namespace.tls or True, use_dns_cache=False)
             self._session = aiohttp.ClientSession(connector=connector)
         credential = url.credential
         authorization = credential.token if isinstance(credential, SharedSignature) else None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import builtins
+import socket
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairmq.model import ConfigurationError
+from pairmq.model import ConfigurationError, Entity, TransportError
 from pairmq.plugins import registry
+from pairmq.testing.servers import free_port
 from pairmq_servicebus._client import Namespace
 from pairmq_servicebus._url import AdminAddress, Identity, SharedKey, SharedSignature, parse_servicebus_url
 
@@ -41,6 +43,21 @@ def test_an_emulator_is_plain_tcp_on_this_machine() -> None:
         parse_servicebus_url("sb://k:v@10.0.0.5/?emulator=true")
     remote = "sb://k:v@10.0.0.5:99/?emulator=true&allow-remote-emulator=true"
     assert parse_servicebus_url(remote).port == 99
+
+
+async def test_the_administration_follows_a_name_that_leads_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client kept a name's addresses for ten seconds, also those where nothing answers."""
+    addresses = ["127.0.0.2", "127.0.0.3"]
+
+    def resolve(*_: object, **__: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (addresses.pop(0), free_port()))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    url = "sb://k:v@broker.example/?emulator=true&allow-remote-emulator=true"
+    async with registry.transport(url) as transport:
+        for address in tuple(addresses):
+            with pytest.raises(TransportError, match=address):
+                await transport.admin.exists(Entity("orders"))
 
 
 def test_namespaces_of_two_clouds_have_different_names() -> None:
