@@ -138,6 +138,17 @@ def test_the_doctor_finds_what_was_diverted_before_the_brokers_exchanged_their_r
     assert "stranded" not in cli("doctor", *brokers).out
 
 
+def test_the_doctor_leaves_queues_of_a_pair_with_exchanged_roles_alone(cli, brokers) -> None:
+    """Its backlog queues have the names of this pair's, where both pairs were given one name."""
+    option, primary, other_option, secondary = brokers
+    named = [option, f"{primary}?name=shop", other_option, f"{secondary}?name=shop"]
+    divert(named, 0)
+    divert([option, named[3], other_option, named[1]], 2)
+    out = cli("doctor", *named).out
+    assert "delete the queues" not in out
+    assert "warn  stranded messages: the primary holds 2 messages that were diverted to it while" in out
+
+
 @pytest.mark.parametrize(("own", "other"), [("b/{index}", "b/{index}/more"), ("b/{index}/more", "b/{index}")])
 def test_a_template_that_continues_another_processes_is_shown(cli, brokers, own: str, other: str) -> None:
     for template in (other, own):

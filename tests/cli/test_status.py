@@ -279,7 +279,7 @@ def test_the_doctor_says_what_to_do_about_a_broker_that_is_unavailable(cli, prim
     ended = cli("doctor", *primary, "--secondary", f"redis://127.0.0.1:{free_port()}/0")
     assert ended.status == 1
     assert "FAIL  secondary: " in ended.out
-    assert "start it, or correct its URL" in ended.out
+    assert "start the broker, or correct its URL" in ended.out
 
 
 def test_the_doctor_names_a_variable_that_is_not_read(cli, brokers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from urllib.parse import quote
 import pytest
 import trustme
 
+from command_line import run
 from pairmq.model import Entity, FailureKind, Message, TransportError
 from pairmq.plugins import registry
 from pairmq.transport import TlsOptions, Transport
@@ -109,6 +110,10 @@ def url(product: str, port: int, authority: Path | None) -> str:
     match product:
         case "redis":
             return f"rediss://:secret@localhost:{port}/0" + (f"?ssl_ca_certs={trusted}" if trusted else "")
+        case "redis cluster":
+            return f"rediss+cluster://:secret@localhost:{port}?ssl_ca_certs={trusted}"
+        case "redis sentinel":
+            return f"rediss+sentinel://:secret@localhost:{port}/orders?ssl_ca_certs={trusted}"
         case "rabbitmq":
             return f"amqps://user:secret@localhost:{port}/" + (f"?ssl_ca_certs={trusted}" if trusted else "")
         case _:
@@ -166,6 +171,26 @@ async def test_an_authority_that_was_renewed_is_trusted_and_the_former_one_is_no
         os.utime(file, (time.time() + LATER,) * 2)
         assert await connects(transport, listen(renewed.issue_cert("localhost"), listener.port))
         assert not await connects(transport, listen(former.issue_cert("localhost"), listener.port))
+
+
+@pytest.mark.parametrize("product", ["redis", "redis cluster", "redis sentinel", "rabbitmq", "servicebus"])
+async def test_an_authority_is_trusted_while_its_file_can_not_be_used(product, listen, tmp_path: Path):
+    file, ca = tmp_path / "ca.pem", trustme.CA()
+    ca.cert_pem.write_to_path(file)
+    listener = listen(ca.issue_cert("localhost"))
+    async with registry.transport(url(product, listener.port, file)) as transport:
+        file.write_text("half of it")
+        assert await connects(transport, listener)
+
+
+@pytest.mark.parametrize("command", ["doctor", "receive"])
+def test_a_command_says_what_to_do_about_a_certificate(certificates: Certificates, listen, command, capfd) -> None:
+    listener = listen(certificates.issue("expired"))
+    options = ["--secondary", "memory://west"] if command == "doctor" else ["--entity", "orders", "--idle", "1"]
+    assert run([command, "--primary", url("redis", listener.port, certificates.file), *options]) == 1
+    out, err = capfd.readouterr()
+    assert "certificate has expired" in out + err
+    assert "renew the certificate, or correct the host or the TLS files in the URL" in out + err
 
 
 def shown_to(ca: trustme.CA, context: ssl.SSLContext) -> int:

@@ -307,8 +307,15 @@ def failed_at(transport: Transport, error: TransportError) -> CommandFailed:
     """A broker's failure as a command's error: the text of `at_broker`, with advice if the connection was refused."""
     text = at_broker(transport, error)
     if error.reason is FailureReason.CONNECTION:
-        text = f"{text.rstrip('.')}: start the broker, or correct its URL"
+        text = f"{text.rstrip('.')}: {connection_advice(text)}"
     return CommandFailed(text)
+
+
+def connection_advice(failure: str) -> str:
+    """What to do about a broker that can't be connected to, by what is said of it."""
+    if "certificate" in failure.lower():
+        return "renew the certificate, or correct the host or the TLS files in the URL"
+    return "start the broker, or correct its URL"
 
 
 @asynccontextmanager

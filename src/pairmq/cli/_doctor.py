@@ -25,6 +25,7 @@ from pairmq.cli._common import (
     PairArguments,
     at_broker,
     backlog_queues,
+    connection_advice,
     entity_of,
     examples,
     outbox_of,
@@ -256,7 +257,7 @@ def _changed(options: PairOptions) -> str:
 
 def _broker(side: str, transport: Transport, seen: BrokerLook) -> Finding:
     if seen.error is not None:
-        return _fail(side, at_broker(transport, Exception(seen.error)), "start it, or correct its URL")
+        return _fail(side, at_broker(transport, Exception(seen.error)), connection_advice(seen.error))
     text = f"{transport.endpoint} answers {seen.answer}"
     if seen.seconds > _SLOW:
         return _warn(side, text, "every send takes at least that long: use a nearer broker")
@@ -320,12 +321,14 @@ async def _one_broker(
     queue = backlog_queues(primary, options)[0]
     with contextlib.suppress(TransportError):  # what can't be asked is reported elsewhere
         if await within(limit, primary.admin.exists(queue)) and await within(limit, secondary.admin.exists(queue)):
-            yield _warn(
-                "settings",
-                f"the primary holds backlog queue {queue}, too",
-                "both addresses may lead to one broker: pair two that can fail independently; if they do not, delete "
-                "the queues that an earlier pair left there",
-            )
+            exchanged = await find_agreement(secondary.endpoint, primary, options, limit)
+            if exchanged.conflict is not None or not exchanged.record.configurations:
+                yield _warn(
+                    "settings",
+                    f"the primary holds backlog queue {queue}, too",
+                    "both addresses may lead to one broker: pair two that can fail independently; if they do not, "
+                    "delete the queues there once they are empty and no other pair uses them",
+                )
     diverted = await counts_of(primary, backlog_queues(secondary, options), limit)
     left = sum(depth.counts.pending for depth in diverted if depth.counts is not None)
     if left:
