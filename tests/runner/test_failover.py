@@ -302,6 +302,7 @@ async def test_each_transition_is_one_event_with_its_counts(world):
         assert second.lasted == pytest.approx(1)
         assert third.diverted == 2
         assert [event.epoch for event in (first, second, third)] == [1, 2, 3]
+        assert [event.error is None for event in (first, second, third)] == [False, False, True]
 
 
 @in_virtual_time

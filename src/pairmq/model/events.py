@@ -84,6 +84,7 @@ class StateChanged(Event):
         diverted: operations routed to the backlog while in ``previous``.
         failed: failed operations that count toward failover while in ``previous``.
         late: late results while in ``previous`` (SPEC 4.6).
+        error: the primary's last failure, where a failure is the cause; else None.
     """
 
     entity: Entity
@@ -96,6 +97,7 @@ class StateChanged(Event):
     diverted: int = 0
     failed: int = 0
     late: int = 0
+    error: str | None = None
 
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)

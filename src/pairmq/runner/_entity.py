@@ -17,6 +17,7 @@ from pairmq.runner._limits import TimeLimits, Waiter, remembered
 from pairmq.transport import Sender, start_task
 
 _UP = frozenset((EntityState.HEALTHY, EntityState.DRAINING))
+_FAILURES = frozenset((Cause.SEND_FAILED, Cause.INTERVAL_OVER, Cause.FIRST_SEND_FAILED))
 
 
 class EntityRunner:
@@ -245,7 +246,9 @@ class EntityRunner:
 
     def _announce(self, change: signals.Changed) -> None:
         self.seen = change.current
-        self._emit(StateChanged, entity=self.entity, **change._asdict())
+        failure = self.last_failure if change.cause in _FAILURES else None
+        error = None if failure is None else str(failure)
+        self._emit(StateChanged, entity=self.entity, **change._asdict(), error=error)
         if change.cause is Cause.PING_REFUSED:
             self._emit(
                 Warned,
