@@ -36,11 +36,12 @@ _nowhere: list[socket.socket] = []
 def keep_from_children(owner: T, socket_of: Callable[[T], HasDescriptor | None]) -> None:
     """Replace a connection's socket by a dead one in processes that are forked from this one.
 
-    To be called in the connection's event loop, once for each connection. Nothing changes in this process.
+    To be called in the connection's event loop, once for each connection, before anything is read from it: a child that
+    ends may take what comes. Nothing changes in this process.
 
     Args:
         owner: what has the connection; it is not kept alive.
-        socket_of: finds its socket when the process forks; None when it is closed.
+        socket_of: finds its socket when the process forks; None when it is closed, or not made yet.
     """
     _connections[owner] = socket_of
     _loops.add(asyncio.get_running_loop())

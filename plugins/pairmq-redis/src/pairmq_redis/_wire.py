@@ -65,6 +65,7 @@ class RedisWire:
         self._incoming = _Incoming()
 
     async def open(self) -> None:
+        keep_from_children(self, RedisWire._socket)  # from the login on, whose answers a child could take
         try:
             async with asyncio.timeout(self._connect_timeout):
                 if self._find is not None:
@@ -103,7 +104,6 @@ class RedisWire:
         if reader is None or writer is None or reader.at_eof() or writer.transport.is_closing():
             raise ConnectionResetError("the server closed the connection")
         writer.transport.set_protocol(self._incoming)
-        keep_from_children(self, RedisWire._socket)
 
     def _socket(self) -> Any:
         writer = self._connection._writer
