@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from dataclasses import replace
 
@@ -152,6 +153,29 @@ async def test_a_queue_that_drops_is_found_in_the_midst_of_an_outage(world):
         await asyncio.sleep(60)
         with pytest.raises(BacklogUnavailable):
             await sender.send(Message(b"2"))
+
+
+@in_virtual_time
+async def test_sends_that_follow_one_another_do_not_wait_for_the_looks_beside_them(world):
+    async with world(backlog_queue_count=1, send_timeout=3) as w:
+        w.west.latency = 0.3
+        w.pair.hold("orders")
+        sender = w.pair.sender("orders")
+        await sender.send(Message(b"first"))
+        loop = asyncio.get_running_loop()
+        took = []
+        for _ in range(130):
+            began = loop.time()
+            await sender.send(Message(b"x"))
+            took.append(loop.time() - began)
+            await asyncio.sleep(1)
+        assert max(took) < 2 * 0.3
+        dropping = let_drop(w.west, 0)
+        for _ in range(62):
+            with contextlib.suppress(BacklogUnavailable):
+                await sender.send(Message(b"x"))
+            await asyncio.sleep(1)
+        assert [event.queue for event in w.of(RotationChanged)] == [dropping]
 
 
 @in_virtual_time

@@ -87,6 +87,7 @@ class BacklogQueues:
         self._senders: dict[int, Sender] = {}
         self._checked: set[int] = set()
         self._looked_at: dict[int, float] = {}
+        self._used_at: dict[int, float] = {}
         self._unfit: dict[int, TransportError] = {}
         self._reported: dict[int, tuple[str, ...]] = {}  # the differences of each queue that was seen
         self._looks: dict[int, asyncio.Task[None]] = {}
@@ -194,8 +195,19 @@ class BacklogQueues:
             await self.look(index)
 
     def is_doubtful(self, index: int) -> bool:
-        """Whether a queue may be another one than at the last look, which was long ago, or was unfit then."""
-        return index in self._unfit or self._clock.now() - self._looked_at.get(index, -math.inf) >= _TRUSTED
+        """Whether a send is to wait for a look at a queue, which may be another one than at the last look.
+
+        Where sends follow one another, none waits: the look is taken beside them.
+        """
+        if index in self._unfit:
+            return True
+        now = self._clock.now()
+        if now - self._looked_at.get(index, -math.inf) >= _TRUSTED:
+            if now - self._used_at.get(index, -math.inf) >= _TRUSTED:
+                return True
+            self._look_soon(index)
+        self._used_at[index] = now
+        return False
 
     def unfit(self, index: int) -> TransportError | None:
         """Why a queue can't be used, as the last look has found; None when it can."""
