@@ -16,8 +16,8 @@ import pytest
 from pairmq import ConfigurationError, Entity, Message, Pair, PairOptions
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
 from pairmq.pipeline.drain import Drain, Ending, Plan, Report, _task, make_plan
-from pairmq.pipeline.drain._counts import Journalled, count_journalled
 from pairmq.pipeline.drain._handover import Handover, Job, Outcome, Worker
+from pairmq.pipeline.drain._report import Journalled, count_journalled
 from pairmq.pipeline.drain._spark import check_session, most_at_once, run_job
 from pairmq.pipeline.drain._task import EVERY, Task, Watch, drain_queue
 from pairmq.pipeline.session import local_settings

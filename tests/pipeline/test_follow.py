@@ -26,10 +26,9 @@ from pairmq.model import ConfigurationError, Price
 from pairmq.pipeline import run
 from pairmq.pipeline._making import fact_pieces
 from pairmq.pipeline.follow import Stop, _intake, _settled, follow
-from pairmq.pipeline.follow._files import Files, Found
 from pairmq.pipeline.follow._follow import STATE, STATE_VERSION, state_of
 from pairmq.pipeline.follow._intake import Intake
-from pairmq.pipeline.follow._ledger import Ledger, Waiting
+from pairmq.pipeline.follow._ledger import Files, Found, Ledger, Waiting
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.transforms import TABLES
 from pairmq.pipeline.transforms.facts import SMALL

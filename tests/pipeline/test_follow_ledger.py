@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 
 from journal_by_hand import Journal, segment_table
 from pairmq.pipeline.follow import _ledger
-from pairmq.pipeline.follow._files import Files
 from pairmq.pipeline.follow._follow import STATE, state_of
 from pairmq.pipeline.follow._intake import new_rows, sift
-from pairmq.pipeline.follow._ledger import Entry, Ledger, Waiting, joined, size, without
+from pairmq.pipeline.follow._ledger import Entry, Files, Ledger, Waiting, joined, size, without
 from pairmq.pipeline.journal_io import Lives, look_at
 
 NUMBERS = st.frozensets(st.integers(0, 40), max_size=30)

@@ -11,10 +11,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pairmq.model import ConfigurationError
-from pairmq.pipeline.drain._counts import Journalled, count_journalled, count_surely, set_aside, total
 from pairmq.pipeline.drain._handover import Ending, Handover, Job, Outcome
 from pairmq.pipeline.drain._plan import Plan
-from pairmq.pipeline.drain._report import QueueReport, Report
+from pairmq.pipeline.drain._report import (
+    Journalled,
+    QueueReport,
+    Report,
+    count_journalled,
+    count_surely,
+    set_aside,
+    total,
+)
 from pairmq.pipeline.drain._spark import JobFailed, check_session, is_local, most_at_once, run_job
 from pairmq.pipeline.drain._task import EVERY
 from pairmq.pipeline.session import Tag

@@ -33,9 +33,8 @@ import pyarrow.parquet as pq
 from pairmq.model import ConfigurationError
 from pairmq.pipeline import batch
 from pairmq.pipeline._storage import is_url, local, local_work_folder, writing
-from pairmq.pipeline.follow._files import Files, Found
 from pairmq.pipeline.follow._intake import Intake, Taken
-from pairmq.pipeline.follow._ledger import Ledger
+from pairmq.pipeline.follow._ledger import Files, Found, Ledger
 from pairmq.pipeline.follow._refresh import Tables
 from pairmq.pipeline.follow._values import Refreshed, Stop
 from pairmq.pipeline.journal_io import BadSegment, OpenPart, open_parts

@@ -24,8 +24,19 @@ from pyspark.sql import functions as F
 
 from pairmq.pipeline._making import Piece, fact_pieces, merged_pieces, read_written, write_pieces
 from pairmq.pipeline._storage import Place, opened
-from pairmq.pipeline.follow._files import Files, Found
-from pairmq.pipeline.follow._ledger import Entry, Ledger, Ranges, Seen, Waiting, all_joined, joined, size, without
+from pairmq.pipeline.follow._ledger import (
+    Entry,
+    Files,
+    Found,
+    Ledger,
+    Ranges,
+    Seen,
+    Waiting,
+    all_joined,
+    joined,
+    size,
+    without,
+)
 from pairmq.pipeline.journal_io import Contents, Lives, Segment, damaged, look_at, segment_rows, spark_path, together
 from pairmq.pipeline.transforms._fact import COUNT, TEXT, schema_of
 from pairmq.pipeline.transforms.facts import MESSAGES
