@@ -25,7 +25,9 @@ from pairmq.model import ConfigurationError
 from pairmq.pipeline import _making, batch, run, transforms
 from pairmq.pipeline._storage import RUN_FILE, check_place, put_in_place
 from pairmq.pipeline.journal_io import look_over
+from pairmq.pipeline.session import FEW_ROWS, ONE_PART
 from pairmq.pipeline.transforms import TABLES, Unread
+from rich_journal import write_rich_journal
 
 
 def kept(folder, told):
@@ -94,6 +96,19 @@ def test_every_table_is_there_and_nothing_else(command):
     names = {path.name for path in command[2].iterdir()}
     assert names == {table.name for table in TABLES} | {"run.json", "_lock"}
     assert list(command[1]["tables"]) == [table.name for table in TABLES]  # the same document, run by run
+
+
+def test_small_facts_of_many_rows_take_few_stages(spark, tmp_path, monkeypatch):
+    """As with ten million rows: those of small facts are too many to be interpreted, and all others are in parts."""
+    monkeypatch.setattr(_making, "_BESIDE", {0: FEW_ROWS, 1_000_000: ONE_PART})
+    parted = spark.newSession()
+    for name, value in {"autoBroadcastJoinThreshold": "10m", "optimizer.disableHints": "false"}.items():
+        parted.conf.set(f"spark.sql.{name}", value)
+    parted.conf.set("spark.sql.shuffle.partitions", "2")
+    write_rich_journal(tmp_path / "journal")
+    before = spark.sparkContext._jsc.sc().dagScheduler().nextStageId()
+    run(tmp_path / "journal", tmp_path / "tables", spark=parted, patience=60.0)
+    assert spark.sparkContext._jsc.sc().dagScheduler().nextStageId() - before <= 50
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from pyspark.sql import DataFrame
 from pairmq.pipeline._storage import Place, created, delete_folder, opened, parquet_files, writing
 from pairmq.pipeline.journal_io import spark_path, spark_target
 from pairmq.pipeline.schema import arrow_schema
-from pairmq.pipeline.session import Tag, for_few_rows
+from pairmq.pipeline.session import FEW_ROWS, ONE_PART, Tag, beside
 from pairmq.pipeline.transforms import FACTS
 from pairmq.pipeline.transforms.facts import (
     MESSAGES,
@@ -46,7 +47,8 @@ COUNTS = "counts"
 _AT_ONCE = 3
 _REPEAT = 0.2  # s
 _SMALL = 200_000  # rows for which it does not pay to send them into parts
-_FEW = 250_000  # rows from which small tables are made without generated code, each as often as it is read
+# Rows, each as often as it is read, up to which small tables are made in a session beside, with these settings.
+_BESIDE = {250_000: FEW_ROWS, 5_000_000: ONE_PART}
 _OF = "of"
 _FILE = "part-00000.parquet"
 _WRITTEN = {
@@ -169,7 +171,7 @@ def write_pieces(
     running: dict[Future[DataFrame | None], list[Piece]] = {}
     begun = 0
     work = _Work(spark)
-    plain, plain_frames = None, dict[str, DataFrame]()
+    sessions = {_SMALL: (spark, frames, _SMALL)}
     schemas = {fact.name: fact.schema for fact in FACTS} | {piece.name: piece.schema for piece in (*done, *pieces)}
 
     def read(
@@ -197,12 +199,11 @@ def write_pieces(
                 if not group:
                     continue
                 reads = [need for piece in group for need in piece.needs]
-                needs = {*reads}
-                used = None
-                if group[0].small and _few(map(folder_of, reads)):
-                    plain = plain or for_few_rows(spark)
-                    used = None if plain is None else read(needs, plain, plain_frames, _FEW)
-                used = used or read(needs, spark, frames, _SMALL)
+                most = _most(map(folder_of, reads)) if group[0].small else _SMALL
+                if most not in sessions:
+                    other = beside(spark, _BESIDE[most])
+                    sessions[most] = sessions[_SMALL] if other is None else (other, {}, most)
+                used = read({*reads}, *sessions[most])
                 running[threads.submit(work.write, group, used, folder_of)] = group
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 group = running.pop(future)
@@ -235,10 +236,11 @@ def _happened(piece: Piece, folder_of: Callable[[str], Place]) -> bool:
     return False
 
 
-def _few(folders: Iterable[Place]) -> bool:
-    """Whether there are few rows in some folders, all of which were written."""
+def _most(folders: Iterable[Place]) -> int:
+    """Which of the sessions suits the rows in some folders; `_SMALL` where not all of them were written."""
     found = [*folders]
-    return all(each.is_dir() for each in found) and sum(map(written_rows, found)) <= _FEW
+    rows = sum(map(written_rows, found)) if all(each.is_dir() for each in found) else math.inf
+    return next((most for most in _BESIDE if rows <= most), _SMALL)
 
 
 def _grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:

@@ -74,6 +74,7 @@ else:
 
 _DAY = 86_400.0  # s
 _PARTS = "spark.sql.shuffle.partitions"
+_LISTED = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _ROWS_A_PARTITION = 500_000  # so that what one task keeps of them stays within some hundred MiB
 _BRIEF = 1_000_000  # rows for which it does not pay to compile everything for speed
 _QUICK = 1_000_000  # rows whose messages the heap holds
@@ -169,7 +170,8 @@ def sized(contents: Contents, cores: int) -> dict[str, str]:
     quick = rows <= _QUICK
     parts = str(max(cores if quick else 4 * cores, rows // _ROWS_A_PARTITION))
     compiled = ONE_COMPILER if rows <= _BRIEF else {}
-    return {**(QUICK if quick else LARGE), **compiled, _PARTS: parts}
+    # A job that lists files takes longer than to list them, of a local journal.
+    return {**(QUICK if quick else LARGE), **compiled, _PARTS: parts, _LISTED: str(len(contents.segments))}
 
 
 def unread_of(bad: Iterable[BadSegment]) -> tuple[Unread, ...]:

@@ -61,6 +61,9 @@ _LONG_METHODS = (
     "org.apache.spark.sql.catalyst.analysis.ResolveSessionCatalog*::applyOrElse",
     "org.apache.spark.sql.execution.SparkStrategies*::apply",
 )
+# A file says what the second compiler leaves alone. The option for it has to be unlocked, its path may need quotes, and
+# what Java says of it must not be on the terminal.
+_COMPILERS = f'"-XX:CompilerDirectivesFile={Path(__file__).with_name("compilers.json").resolve()}"'
 _JAVA = " ".join(
     (
         # Java begins with so little room for classes and young objects that it looks through all of its heap several
@@ -68,6 +71,7 @@ _JAVA = " ".join(
         "-XX:+UseParallelGC -XX:MetaspaceSize=256m -Xms512m -XX:NewSize=256m",
         "-XX:-DontCompileHugeMethods -XX:CompileCommand=quiet",
         *(f"-XX:CompileCommand=exclude,{name}" for name in _LONG_METHODS),
+        f"-XX:+UnlockDiagnosticVMOptions -XX:-DisplayVMOutput {_COMPILERS}",
         _LOGGING,
     )
 )
@@ -108,14 +112,10 @@ ONE_COMPILER = {
 }
 """Settings of a local session for a run in which Java's second compiler would take longer than what it speeds up."""
 
-FEW_ROWS = {
+ONE_PART = {
     **_PLAIN_PLANS,
     "spark.sql.shuffle.partitions": "1",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    # Without generated code it is a look-up in a cache for each value.
-    "spark.sql.subexpressionElimination.enabled": "false",
-    # All rows are in one partition: what is joined there needs no stage of its own that sends a table around.
+    # What is joined there needs no stage of its own that sends a table around.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.optimizer.disableHints": "true",
     # Spark takes the size of a join for the product of both sides', and cuts anew what seems large by that.
@@ -123,7 +123,16 @@ FEW_ROWS = {
     # To plan the rest anew after each stage takes longer than what it saves.
     "spark.sql.adaptive.enabled": "false",
 }
-"""Settings for queries of little data: to plan and compile for speed takes longer than the work."""
+"""Settings for queries whose rows are all in one partition."""
+
+FEW_ROWS = {
+    **ONE_PART,
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # Without generated code it is a look-up in a cache for each value.
+    "spark.sql.subexpressionElimination.enabled": "false",
+}
+"""Settings for queries of little data: to compile for speed takes longer than the work."""
 
 SMALL = {**FEW_ROWS, "spark.default.parallelism": "1", **QUICK, **ONE_COMPILER}
 """Settings of a local session for a small journal."""
@@ -170,14 +179,14 @@ def session(
         mine.stop()
 
 
-def for_few_rows(spark: SparkSession) -> SparkSession | None:
-    """Give a session beside a local one of ours, with `FEW_ROWS`; None beside others."""
+def beside(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession | None:
+    """Give a session beside a local one of ours, with `FEW_ROWS` or `ONE_PART`; None beside others."""
     if spark.conf.get(_OURS, None) is None:
         return None
-    beside = spark.newSession()
-    for name, value in FEW_ROWS.items():
-        beside.conf.set(name, value)
-    return beside
+    made = spark.newSession()
+    for name, value in settings.items():
+        made.conf.set(name, value)
+    return made
 
 
 def local_settings(cores: int) -> dict[str, str]:
