@@ -108,7 +108,7 @@ def test_small_facts_of_many_rows_take_few_stages(spark, tmp_path, monkeypatch):
     write_rich_journal(tmp_path / "journal")
     before = spark.sparkContext._jsc.sc().dagScheduler().nextStageId()
     run(tmp_path / "journal", tmp_path / "tables", spark=parted, patience=60.0)
-    assert spark.sparkContext._jsc.sc().dagScheduler().nextStageId() - before <= 50
+    assert spark.sparkContext._jsc.sc().dagScheduler().nextStageId() - before <= 40
 
 
 @pytest.mark.long
