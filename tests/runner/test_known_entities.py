@@ -185,6 +185,19 @@ async def test_a_forgotten_entity_is_healthy_again_where_a_syphon_works(world):
 
 
 @in_virtual_time
+async def test_the_state_of_one_entity_is_found_without_the_others(world, monkeypatch):
+    """A loop over ten thousand of them held up the event loop for minutes, and so did a check of their readiness."""
+    state, asked = EntityMachine.state, []
+    monkeypatch.setattr(EntityMachine, "state", property(lambda self: asked.append(self) or state.fget(self)))
+    async with world() as w:
+        senders = [w.pair.sender(f"queue/{number}") for number in range(100)]
+        asked.clear()
+        assert w.pair.state("queue/7") is EntityState.HEALTHY
+        await w.pair.check("queue/7")
+        assert 0 < len(asked) < len(senders)
+
+
+@in_virtual_time
 async def test_a_pair_closes_while_unused_links_hang(world, monkeypatch):
     async def hang(self):
         await asyncio.get_running_loop().create_future()

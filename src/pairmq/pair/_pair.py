@@ -378,7 +378,7 @@ class Pair:
 
         Once the pair has ended, the one it had then.
         """
-        return self._opened.states().get(self._entity(path, kind), EntityState.HEALTHY)
+        return self._opened.state(self._entity(path, kind))
 
     def states(self) -> Mapping[Entity, EntityState]:
         """The states of the entities that this process uses or used recently (SPEC 4.10).

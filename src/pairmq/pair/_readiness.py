@@ -96,7 +96,7 @@ def _judged(
     engine: Engine, entity: Entity, primary: TransportError | None, backlog: TransportError | None
 ) -> EntityReadiness:
     # The state of the moment in which the answers are there: a ping may have ended the failover meanwhile.
-    state = engine.states().get(entity, EntityState.HEALTHY)
+    state = engine.state(entity)
     if primary is None and state is not EntityState.FAILED_OVER:
         return EntityReadiness(entity, state, Route.PRIMARY)
     if primary is None:
@@ -111,7 +111,7 @@ def _judged(
 
 
 async def _primary_failure(engine: Engine, entity: Entity, timeout: float) -> TransportError | None:
-    if engine.states().get(entity) is EntityState.FAILED_OVER:
+    if engine.state(entity) is EntityState.FAILED_OVER:
         return None  # its sends don't go there, and its own pings ask already
     return await _failure(partial(engine.primary.admin.probe, entity), timeout)
 

@@ -206,6 +206,11 @@ class Engine:
         """The states of all entities that are known: see `KnownEntities`."""
         return MappingProxyType({runner.entity: runner.state for runner in self._known.runners()})
 
+    def state(self, entity: Entity) -> EntityState:
+        """The state of one of them; one that is not known is healthy."""
+        runner = self._known.find(entity)
+        return EntityState.HEALTHY if runner is None else runner.state
+
     def runner(self, entity: Entity) -> EntityRunner:
         """The runner of an entity, made where it has none: at its first use, or since it was forgotten.
 
