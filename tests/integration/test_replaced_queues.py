@@ -65,7 +65,7 @@ async def test_a_queue_that_drops_messages_gets_none_until_it_is_put_right(
         pair.subscribe(note)
         queue = pair.backlog_queues[0].path
         await hands(replace, west, queue)  # no send finds it missing
-        clock.ahead = 100.0
+        clock.ahead = 61.0
         with pytest.raises(BacklogUnavailable, match="drops messages that it has accepted"):
             await sender.send(Message(b"2"), timeout=3)
         assert any(isinstance(event, Warned) and queue in event.text for event in seen)
