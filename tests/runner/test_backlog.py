@@ -179,6 +179,32 @@ async def test_sends_that_follow_one_another_do_not_wait_for_the_looks_beside_th
 
 
 @in_virtual_time
+async def test_a_look_takes_no_time_from_the_attempt_after_it(world):
+    async with world(backlog_queue_count=1, send_timeout=3) as w:
+        await asyncio.sleep(100)
+        w.west.fail(Fault.HANG, Operation.ADMIN)
+        w.west.latency = 0.8  # s; the attempt has 1.5, and the look 1
+        w.pair.hold("orders")
+        receipt = await w.pair.sender("orders").send(Message(b"x"))
+        assert (receipt.route, receipt.attempts, receipt.maybe_duplicate) == (Route.BACKLOG, 1, False)
+
+
+@in_virtual_time
+async def test_a_queue_that_leaves_the_rotation_during_a_look_gets_nothing_after_it(world):
+    async with world(backlog_queue_count=2, backlog_retry_interval=1000, attempt_timeout=10.0) as w:
+        await asyncio.sleep(100)
+        w.west.fail(Fault.HANG, Operation.ADMIN)
+        w.west.fail(Fault.DOWN, Operation.SEND, times=1)
+        w.pair.hold("orders")
+        first = [asyncio.create_task(w.pair.sender("orders").send(Message(b"x"))) for _ in range(4)]
+        await asyncio.sleep(0.5)
+        later = [asyncio.create_task(w.pair.sender("orders").send(Message(b"x"))) for _ in range(20)]
+        receipts = await asyncio.gather(*first, *later)
+        (event,) = w.of(RotationChanged)
+        assert event.queue not in {receipt.backlog_queue for receipt in receipts[4:]}
+
+
+@in_virtual_time
 async def test_a_process_with_a_syphon_finds_a_queue_that_drops_before_an_outage(world):
     async with world(enable_syphon=True) as w:
         checked = len(w.of(BacklogQueueChecked))

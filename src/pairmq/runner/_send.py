@@ -275,7 +275,7 @@ class SendProcedure:
         while not isinstance(step, Done):
             if isinstance(step, Attempt):
                 if step.route is _TO_BACKLOG:
-                    await self._at_backlog(state, send, step, started)
+                    await self._at_backlog(state, send, step, started, deadline)
                 else:
                     self._judge(state, send, step, await self._at_primary(state, step), started)
                 step = send.resume(self._clock.now(), self._limits.lead)
@@ -384,9 +384,11 @@ class SendProcedure:
 
     # One attempt at a backlog queue.
 
-    async def _at_backlog(self, state: SenderState, send: SendMachine, attempt: Attempt, started: float) -> None:
+    async def _at_backlog(
+        self, state: SenderState, send: SendMachine, attempt: Attempt, started: float, deadline: float
+    ) -> None:
         """One attempt at a backlog queue; messages that were accepted or refused get their result."""
-        backlog, clock, choice = self._backlog, self._clock, attempt.choice
+        backlog, clock, choice, until = self._backlog, self._clock, attempt.choice, attempt.until
         if choice is None:
             state.runner.machine.divert_ended(clock.now())
             return
@@ -398,19 +400,22 @@ class SendProcedure:
             jobs, envelopes = self._fitting(state, send, queue)
             unfit = None
             if jobs and choice.rests:
-                unfit = await self._problem(backlog.check(index), attempt.until)
+                unfit = await self._problem(backlog.check(index), until)
             if jobs and unfit is None and backlog.is_doubtful(index):
-                # What can't be found out soon is no reason to wait: the send itself shows whether the queue works.
-                await self._problem(backlog.look(index), min(attempt.until, clock.now() + _LOOK))
-                unfit = backlog.unfit(index)
+                # What can't be found out soon is no reason to wait: the send itself shows whether the queue works, and
+                # has as much time for that as without the look.
+                looked_at = clock.now()
+                await self._problem(backlog.look(index), looked_at + min(_LOOK, deadline - until))
+                until = min(deadline, until + clock.now() - looked_at)
+                unfit = backlog.unfit(index, trial=choice.trial)
             if unfit is not None:
                 results = [unfit] * len(jobs)
             elif jobs:
                 began_at = clock.now()
                 sender = backlog.sender(index)
-                results = await self._attempt(self._rules.to_backlog, sender, jobs, envelopes, attempt.until)
+                results = await self._attempt(self._rules.to_backlog, sender, jobs, envelopes, until)
                 if results is not TAKEN and not_found(results):
-                    results = await self._at_queue_made_again(index, jobs, envelopes, results, began_at, attempt.until)
+                    results = await self._at_queue_made_again(index, jobs, envelopes, results, began_at, until)
             outcome = send.backlog_ended(results, clock.now())
             if outcome.answered:
                 state.runner.answered()
