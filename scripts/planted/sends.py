@@ -137,8 +137,26 @@ SENDS = (
     Mutant(
         "a backlog queue that failed stays in use",
         "src/pairmq/runner/_send.py",
-        "            if fate is Fate.LEAVE:\n                backlog.take_out(index, failure)\n",
+        "            if fate is Fate.LEAVE and failure is not left:\n",
+        "            if False:\n",
+    ),
+    Mutant(
+        "a send writes to a queue that went out of use while it waited for a look at it",
+        "src/pairmq/runner/_send.py",
+        "left = None if choice.trial else backlog.left(index)",
+        "left = None",
+    ),
+    Mutant(
+        "a look at a backlog queue takes its time from the attempt after it",
+        "src/pairmq/runner/_send.py",
+        "                until = min(deadline, until + clock.now() - looked_at)\n",
         "",
+    ),
+    Mutant(
+        "a queue that drops accepted messages is fit for a backlog",
+        "src/pairmq/core/rotation.py",
+        "return DROPS if queue.drops_when_full else None",
+        "return None",
     ),
     Mutant(
         "a send is refused at once for lack of a backlog queue",

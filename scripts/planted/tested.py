@@ -397,6 +397,13 @@ TESTED = (
     ),
     # Service Bus.
     Mutant(
+        "a receive of Service Bus that waits begins before a completion that was submitted beside another",
+        "plugins/pairmq-servicebus/src/pairmq_servicebus/_lane.py",
+        "next((job for job in self._jobs if not job.yields), None) or next(iter(self._jobs))",
+        "next(iter(self._jobs))",
+        tests=("plugins/pairmq-servicebus/tests/transport/test_lane.py",),
+    ),
+    Mutant(
         "a send that Service Bus has rejected counts as accepted",
         "plugins/pairmq-servicebus/src/pairmq_servicebus/_direct.py",
         "        answered(as_reported(sender, error) if failed else None)\n",

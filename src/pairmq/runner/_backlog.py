@@ -209,14 +209,17 @@ class BacklogQueues:
         self._used_at[index] = now
         return False
 
-    def unfit(self, index: int, *, trial: bool) -> TransportError | None:
-        """Why a queue can't be used after a look, during which it may have left the rotation; None when it can, or when
-        a ``trial`` is to show that."""
-        found = self._unfit.get(index)
-        if found is None and not trial and not self.rotation.takes(index):
-            text = f"backlog queue {self.queues[index].path} was taken out of use"
-            found = self.last_failure or TransportError(text, FailureKind.UNAVAILABLE, FailureReason.OTHER)
-        return found
+    def unfit(self, index: int) -> TransportError | None:
+        """Why a queue can't be used, as the last look has found; None when it can."""
+        return self._unfit.get(index)
+
+    def left(self, index: int) -> TransportError | None:
+        """That a queue is out of use, for a send that chose it before; None when it is in use."""
+        if self.rotation.takes(index):
+            return None
+        why = self.last_failure or "it is tried again later"
+        text = f"backlog queue {self.queues[index].path} was taken out of use: {why}"
+        return TransportError(text, FailureKind.UNAVAILABLE, FailureReason.OTHER)
 
     async def look(self, index: int) -> None:
         """Look at a queue; callers at once share a look. One that has become unfit leaves the rotation."""

@@ -398,7 +398,7 @@ class SendProcedure:
         began_at: float | None = None
         try:
             jobs, envelopes = self._fitting(state, send, queue)
-            unfit = None
+            unfit = left = None
             if jobs and choice.rests:
                 unfit = await self._problem(backlog.check(index), until)
             if jobs and unfit is None and backlog.is_doubtful(index):
@@ -407,7 +407,8 @@ class SendProcedure:
                 looked_at = clock.now()
                 await self._problem(backlog.look(index), looked_at + min(_LOOK, deadline - until))
                 until = min(deadline, until + clock.now() - looked_at)
-                unfit = backlog.unfit(index, trial=choice.trial)
+                left = None if choice.trial else backlog.left(index)
+                unfit = backlog.unfit(index) or left
             if unfit is not None:
                 results = [unfit] * len(jobs)
             elif jobs:
@@ -430,7 +431,7 @@ class SendProcedure:
                 self._results.accept(state, job, started, _TO_BACKLOG, queue.path)
                 continue
             self._results.fail_attempt(state, job, failure, queue=queue.path, late=False, final=fate is Fate.REFUSED)
-            if fate is Fate.LEAVE:
+            if fate is Fate.LEAVE and failure is not left:
                 backlog.take_out(index, failure)
 
     def _fitting(self, state: SenderState, send: SendMachine, queue: Entity) -> tuple[list[Job], list[Message]]:
