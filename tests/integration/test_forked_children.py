@@ -36,7 +36,7 @@ async def main():
             for status in range(3, 6):
                 if (child := os.fork()) == 0:
                     end(status)
-                # In a thread, whose end the loop is told by a socket that the child has, too.
+                # In a thread, whose end reaches the loop by a socket that the child has, too.
                 _, ended = await asyncio.to_thread(os.waitpid, child, 0)
                 print(os.waitstatus_to_exitcode(ended))
             await delivery.complete()

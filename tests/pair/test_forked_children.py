@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-# A broker that gives back what it reads, and a driver that says goodbye when its task ends, as drivers do.
+# A broker that gives back what it reads, and a driver that does a close handshake when its task ends, as drivers do.
 PROGRAM = """
 import asyncio, os, sys
 from pairmq import Entity, Message, Pair
@@ -19,7 +19,7 @@ async def driver(writer):
     try:
         await asyncio.Event().wait()
     finally:
-        writer.write(b"goodbye")
+        writer.write(b"close")
         writer.close()
 
 async def main():
@@ -36,7 +36,7 @@ async def main():
                     await sender.send(Message(b"2"))
                 except RuntimeError as error:
                     sys.exit(3 if "another event loop" in str(error) else str(error))
-            # In a thread, whose end the loop is told by a socket that the child has, too.
+            # In a thread, whose end reaches the loop by a socket that the child has, too.
             _, status = await asyncio.to_thread(os.waitpid, child, 0)
             writer.write(b"parent")
             print(os.waitstatus_to_exitcode(status), await reader.read(100), len(await receiver.receive(9, 0)))

@@ -402,7 +402,7 @@ class SendProcedure:
             if jobs and choice.rests:
                 unfit = await self._problem(backlog.check(index), until)
             if jobs and unfit is None and backlog.is_doubtful(index):
-                # What can't be found out soon is no reason to wait: the send itself shows whether the queue works, and
+                # It does not wait long for what it can't find out: the send itself shows whether the queue works, and
                 # has as much time for that as without the look.
                 looked_at = clock.now()
                 await self._problem(backlog.look(index), looked_at + min(_LOOK, deadline - until))

@@ -101,7 +101,7 @@ class PostgresUrl:
         Raises `ConfigurationError`: a file can't be read.
         """
         for name, path in self.tls:
-            # The system's authorities, and a key in an engine of OpenSSL, are no files.
+            # The system's authorities, and a key in an engine of OpenSSL, are not files.
             if name in _TLS_FILES and path != "system" and not (name == "sslkey" and ":" in path):
                 try:
                     with open(path, "rb"):
