@@ -556,6 +556,19 @@ async def test_a_few_messages_of_a_record_are_released_before_their_reader_has_t
                 assert await reason_of(near.admin.peek(missing, 5)) is FailureReason.NOT_FOUND
 
 
+@pytest.mark.parametrize("most", [10, 11, 32, 33])
+async def test_so_many_messages_of_a_record_are_shown(transport: Transport, most: int) -> None:
+    """The driver keeps ten answers of a channel: after those it read no further, and a ninth decision hung."""
+    record = Entity("east/switch/x-pairmq-record")
+    bodies = [b"%d" % number for number in range(70)]
+    await transport.admin.create(record, BACKLOG)
+    assert not any(await transport.sender(record).send_batch([Message(body) for body in bodies]))
+    for _ in range(2):
+        shown = await transport.admin.peek(Source(record), most)
+        assert [delivery.message.body for delivery in shown] == bodies[:most]
+        await told(transport.admin, Source(record), QueueCounts(active=70))
+
+
 async def test_peek_shows_why_a_message_is_dead(transport: Transport) -> None:
     await transport.admin.create(QUEUE)
     await send(transport, QUEUE)

@@ -42,8 +42,9 @@ _GIVING_BACK, _STEP = 0.25, 0.005
 MOST: Final = 2**16 - 1
 """The largest prefetch in AMQP; of messages in which so many wait it is not known how many there are."""
 _BURST: Final = 0.1  # s without a message after which all of these have come
-FEW: Final = 64
-"""Messages that are fetched one by one, which takes a broker less time than a round trip to a distant one."""
+FEW: Final = 32
+"""Messages that are fetched one by one, which takes a broker less time than a round trip to a distant one. A quorum
+queue in which more are released at one time puts them back in another order."""
 
 _MOMENT: Final = 0.1  # s that a look waits for its marker's answer
 _VISIT: Final = 2.0  # s: some round trips, also to a distant broker

@@ -97,9 +97,10 @@ async def get(channel: Channel, queue: str) -> DeliveredMessage:
 
 
 class _Each:
-    """Stands where the driver keeps the future of one answer to `basic.get`, and takes as many as were asked for."""
+    """Stands where the driver keeps the future of one answer to `basic.get`, and takes as many as were requested."""
 
-    def __init__(self, count: int, taken: asyncio.Future[list[DeliveredMessage]]) -> None:
+    def __init__(self, channel: Channel, count: int, taken: asyncio.Future[list[DeliveredMessage]]) -> None:
+        self._channel = channel
         self._count = count
         self._taken = taken
         self._messages: list[DeliveredMessage] = []
@@ -108,9 +109,15 @@ class _Each:
         return self._taken.done()
 
     def set_result(self, answer: tuple[Any, DeliveredMessage]) -> None:
+        if self._messages:
+            self.forget()
         self._messages.append(answer[1])
         if len(self._messages) == self._count:
             self._taken.set_result(self._messages)
+
+    def forget(self) -> None:
+        """Drop an answer where the driver puts each one afterwards: when ten are there, it reads no further."""
+        self._channel.rpc_frames.get_nowait()
 
 
 async def get_and_release(channel: Channel, queue: str, count: int) -> list[DeliveredMessage]:
@@ -121,13 +128,13 @@ async def get_and_release(channel: Channel, queue: str, count: int) -> list[Deli
     """
     methods = [*(BasicGet(queue=queue) for _ in range(count)), commands.Basic.Nack(multiple=True)]
     taken = channel.create_future()  # it ends with the channel, which the broker closes to refuse
-    channel.getter = cast("Any", _Each(count, taken))
+    each = _Each(channel, count, taken)
+    channel.getter = cast("Any", each)
     try:
         async with channel.lock:
             await channel.write_queue.put(ChannelFrame.marshall(channel.number, methods))
             messages: list[DeliveredMessage] = await taken
-            for _ in range(count):
-                channel.rpc_frames.get_nowait()  # where the driver puts each answer, too
+            each.forget()
     finally:
         taken.cancel()
         channel.getter = None
