@@ -14,6 +14,7 @@ from pairmq.model import Source
 from pairmq.model.events import Event, Warned
 from pairmq.plugins import registry
 from pairmq.runner import SwitchWriter
+from pairmq_postgres.testing import PostgresServer
 from pairmq_redis.testing import RedisServer
 from pairmq_servicebus.testing import ServiceBusServer
 
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.real_server, pytest.mark.timeout(300)]
 MESSAGES = 20
 
 
-@pytest.fixture(params=["redis", "rabbitmq", "servicebus", "sqlite"])
+@pytest.fixture(params=["redis", "rabbitmq", "servicebus", "postgres", "sqlite"])
 def secondary(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty secondary."""
     with ExitStack() as stack:
@@ -31,6 +32,8 @@ def secondary(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
                 yield stack.enter_context(RedisServer()).url
             case "rabbitmq":
                 yield request.getfixturevalue("rabbit_servers")(1)[0].url
+            case "postgres":
+                yield stack.enter_context(PostgresServer()).url
             case "servicebus":
                 yield stack.enter_context(ServiceBusServer(durable=False)).url
             case _:
@@ -84,3 +87,6 @@ async def test_a_fleet_follows_a_switch(secondary: str) -> None:
             report = await pairs[0].switch(action, "orders", timeout=60)
             assert (len(report.followed), report.complete) == (4, True)
             assert {pair.state("orders") for pair in pairs} <= {state, EntityState.DRAINING}
+        for action in ("hold", "resume") * 10:  # as many as a person makes in a bad hour
+            decision = await operator.write(action, [Entity("orders")])
+        assert (await operator.watch(decision, 60)).complete
