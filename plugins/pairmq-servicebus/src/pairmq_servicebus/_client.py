@@ -160,6 +160,7 @@ class Namespace:
         if error is not None:
             self.discard(made)
             raise_failure(_errors.failure(error, doing))
+        _private.fix_reads(made)
         self._leaving.discard(made)
 
     async def _enter(self, made: ServiceBusSender | ServiceBusReceiver) -> None:
@@ -274,10 +275,9 @@ def connection_string(url: NamespaceUrl, host: str) -> str:
 def _make_client(namespace: Namespace) -> ServiceBusClient:
     url = namespace.url
     options: dict[str, Any] = {
-        # The next call connects anew, by the core's decision; a call is tried once.
+        # The next call connects anew, by the core's decision; a call is tried once. All time limits are ours: with
+        # "try_timeout" the client runs a call in a task, whose error nothing retrieves where we cancel the call.
         "retry_total": 0,
-        # Not before our own limits: for a call, for an opening, and for one that waits for a session.
-        "try_timeout": url.operation_timeout + url.connect_timeout,
         "user_agent": "pairmq-servicebus",
         **namespace.given.arguments,
     }

@@ -2,14 +2,13 @@
 
 The public sender has one transfer under way at a time: to a distant service, one for each round trip. It copies a
 message three times, asks for spans and wraps the call in two layers of retries, which this plugin has switched off.
-Reading the answer makes a task for each frame. All that together was a fifth of the client's processor time for a send;
-`benchmarks/servicebus_send.py` shows it. The public batch encodes each message twice, once to know its size, which the
-plugin knows. The link, its credit, its encoder and its errors stay the client's own.
+All that together was a fifth of the client's processor time for a send; `benchmarks/servicebus_send.py` shows it. The
+public batch encodes each message twice, once to know its size, which the plugin knows. The link, its credit, its
+encoder and its errors stay the client's own.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -17,7 +16,6 @@ from typing import Any, Final
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus._common.tracing import is_tracing_enabled
 from azure.servicebus._common.utils import transform_outbound_messages
-from azure.servicebus._pyamqp._decode import decode_empty_frame, decode_frame
 from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._pyamqp.constants import MessageDeliveryState
 from azure.servicebus._pyamqp.error import ErrorCondition, MessageException
@@ -126,22 +124,3 @@ def as_reported(sender: ServiceBusSender, error: Exception) -> Exception:
         _LOG, error, custom_endpoint_address=sender._config.custom_endpoint_address
     )
     return made
-
-
-def fix_reads(sender: ServiceBusSender) -> None:
-    """Let the client wait for a frame without a task of its own for each: with `asyncio.wait_for` of Python 3.11 it
-    costs two turns of the event loop, and may swallow a cancellation. From 3.12 on that is done as it is here.
-    """
-    transport: Any = getattr(getattr(_private.handler_of(sender), "_connection", None), "_transport", None)
-    if transport is None or not hasattr(transport, "read"):
-        return
-
-    async def receive_frame(timeout: float | None = None, **options: Any) -> tuple[Any, Any]:
-        try:
-            async with asyncio.timeout(timeout):
-                header, channel, payload = await transport.read(**options)
-        except (TimeoutError, asyncio.IncompleteReadError):
-            return None, None
-        return channel, decode_frame(payload) if payload else decode_empty_frame(header)
-
-    transport.receive_frame = receive_frame

@@ -13,7 +13,12 @@ from datetime import datetime
 from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceivedMessage
-from azure.servicebus._pyamqp._decode import _DECODE_BY_CONSTRUCTOR, decode_payload
+from azure.servicebus._pyamqp._decode import (
+    _DECODE_BY_CONSTRUCTOR,
+    decode_empty_frame,
+    decode_frame,
+    decode_payload,
+)
 from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._pyamqp.message import Message as Decoded
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
@@ -90,6 +95,27 @@ def was_answered(error: BaseException) -> bool:
     """Whether a send's error is the service's answer to that very transfer, and no failure of link or connection."""
     inner = getattr(error, "inner_exception", None)
     return any(kind.__name__ == "MessageException" for kind in type(inner).__mro__)
+
+
+def fix_reads(client: ServiceBusSender | ServiceBusReceiver) -> None:
+    """Let the client wait for a frame without a task of its own for each, as it does from Python 3.12 on.
+
+    `asyncio.wait_for` of 3.11 costs two turns of the event loop. Cancelled as a frame arrives or the connection breaks,
+    it swallows the cancellation: the call goes on, and its error may never be retrieved.
+    """
+    transport: Any = getattr(getattr(handler_of(client), "_connection", None), "_transport", None)
+    if transport is None or not hasattr(transport, "read"):
+        return
+
+    async def receive_frame(timeout: float | None = None, **options: Any) -> tuple[Any, Any]:
+        try:
+            async with asyncio.timeout(timeout):
+                header, channel, payload = await transport.read(**options)
+        except (TimeoutError, asyncio.IncompleteReadError):
+            return None, None
+        return channel, decode_frame(payload) if payload else decode_empty_frame(header)
+
+    transport.receive_frame = receive_frame
 
 
 def fix_answers(sender: ServiceBusSender) -> None:

@@ -29,7 +29,6 @@ class ClientSendLink:
         self.client = client
         self._handler = _private.handler_of(client)
         _private.fix_answers(client)
-        _direct.fix_reads(client)
         self.max_batch_bytes = max_batch_bytes
         self.took = took
         self.max_message_bytes = _private.max_message_bytes(client)

@@ -132,7 +132,6 @@ async def test_a_frame_that_does_not_come_is_waited_for_no_longer_than_allowed(
     try:
         sender = namespace.new_sender(queue)
         await namespace.open(sender, "open")
-        _direct.fix_reads(sender)
         handler: Any = _private.handler_of(sender)
         transport = handler._connection._transport
         async with asyncio.timeout(30):

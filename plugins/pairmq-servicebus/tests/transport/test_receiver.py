@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 import uuid
 from collections.abc import Callable
@@ -398,6 +399,25 @@ async def test_a_settlement_without_an_answer_ends_by_the_callers_limit(
             async with asyncio.timeout(0.4):
                 await completing
     await receiver.complete(second)
+
+
+async def test_a_cancelled_renewal_leaves_no_error_behind(
+    server: ServiceBusServer, queue: Entity, message: Make
+) -> None:
+    """The client runs such a request in a task of its own; that went on, and failed when its connection was shut."""
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+    async with registry.transport(f"{server.url}&connect-timeout=30") as transport:
+        await transport.sender(queue).send(message("a"))
+        receiver = transport.receiver(Source(queue))
+        [delivery] = await take(receiver, 1)
+        delivery = await receiver.renew_lock(delivery)  # opens the link for such requests
+        server.fault({"at": "management", "action": "silence", "operation": "renew-lock"})
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await receiver.renew_lock(delivery)
+    gc.collect()
+    assert reports == []
 
 
 @pytest.mark.parametrize(
