@@ -41,7 +41,7 @@ _EPILOG = examples(
     "pairmq journal ship journal/ s3://bucket/journal --every 1min --delete",
 )
 _FIRST = ("at", "kind", "entity", "message_id")
-_LEFT_OUT = frozenset((*_FIRST, "entity_kind", "pair", "process", "seq", "message_key"))
+_LEFT_OUT = frozenset((*_FIRST, "entity_kind", "pair", "process", "seq", "message_key", "clock"))
 
 group = typer.Typer(no_args_is_help=True, help="Inspect a journal's directory, recover it, ship it.", epilog=_EPILOG)
 
