@@ -9,7 +9,16 @@ from dataclasses import replace
 import pytest
 
 from pairmq import Entity, EntityState
-from pairmq.model.events import Cause, PairEnded, PingCompleted, SendCompleted, SendOutcome, StateChanged, Warned
+from pairmq.model.events import (
+    Cause,
+    PairEnded,
+    PingCompleted,
+    RotationChanged,
+    SendCompleted,
+    SendOutcome,
+    StateChanged,
+    Warned,
+)
 from pairmq.observe import LogObserver
 from pairmq.testing import in_virtual_time
 
@@ -121,3 +130,26 @@ def test_each_warning_has_a_line(caplog: pytest.LogCaptureFixture):
     for number in range(30):
         observer.on_event(Warned(at=1.0, pair="p", subject=f"{number}", text="of one thing each"))
     assert len(caplog.records) == 30
+
+
+@in_virtual_time
+async def test_a_backlog_queue_that_fails_after_each_return_is_reported_once_and_its_return_when_it_lasts(caplog):
+    log = LogObserver()
+    out = RotationChanged(at=0.0, pair="p", queue="b", in_use=False, left=1, error="it is full")
+    back = replace(out, in_use=True, left=2, error=None)
+    with caplog.at_level(logging.INFO, "pairmq"):
+        for number in range(10):
+            log.on_event(replace(out, at=30.0 * number + 1))
+            await asyncio.sleep(29)
+            log.on_event(replace(back, at=30.0 * (number + 1)))
+            await asyncio.sleep(1)
+        log.on_event(replace(out, at=301.0, error="it is missing"))
+        log.on_event(replace(back, at=310.0))
+        log.on_event(replace(out, at=311.0, error="it is missing"))
+        log.on_event(replace(back, at=320.0))
+        lines = [(record.levelname, "it is" in record.getMessage()) for record in caplog.records]
+        left, returned = ("WARNING", True), ("INFO", False)
+        assert lines == [left, returned, left, left, returned, left]
+        await asyncio.sleep(61)
+        assert [record.levelname for record in caplog.records[len(lines) :]] == ["INFO"]
+    await log.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from dataclasses import fields
 
 from pairmq.model import EntityState
@@ -48,6 +49,17 @@ _LEFT_OUT = frozenset(("at", "pair"))
 _OF_ENTITIES: dict[type[Event], str] = {StateChanged: "current", PingCompleted: "ok", DestinationChanged: "open"}
 _MOST = 10  # lines of these, of one kind, in a second
 _SECOND = 1.0  # s
+_RETURNED = 60.0  # s for which a backlog queue is in use before it counts as one that has returned
+
+
+class _Queue:
+    """What the log has of a backlog queue that was out of use."""
+
+    def __init__(self) -> None:
+        self.error: str | None = None
+        self.returned_at = -math.inf
+        self.again = False  # it has left soon after its return, for the same reason
+        self.timer: asyncio.TimerHandle | None = None
 
 
 class LogObserver:
@@ -59,6 +71,9 @@ class LogObserver:
     A pair may send to thousands of entities, which fail and recover together. Of state changes, pings and destinations
     of one kind a second has ten lines, and a last one with the number of the others; those are debug lines.
 
+    So are the changes of a backlog queue that leaves after each return for the same reason, since a retry found its
+    broker well and the next send fails: from the second time on, until it has been in use for a minute.
+
     Args:
         logger: where to write; the logger ``pairmq`` when left out.
     """
@@ -69,6 +84,7 @@ class LogObserver:
         self._lines: Counter[tuple[str, ...]] = Counter()  # of this second
         self._others: dict[tuple[str, ...], tuple[int, str]] = {}  # level, and the last entity of those without a line
         self._timer: asyncio.TimerHandle | None = None
+        self._queues: dict[tuple[str, str], _Queue] = defaultdict(_Queue)
 
     def on_event(self, event: Event) -> None:
         """Write one line, or count the event where its kind has had its lines of this second."""
@@ -78,6 +94,8 @@ class LogObserver:
             level = logging.INFO
         elif isinstance(event, PairEnded) and event.fault is not None:
             level = logging.WARNING  # a program that only hosts a syphon has no other sign of it
+        if isinstance(event, RotationChanged):
+            level = self._level_of_queue(event, level)
         if not self._logger.isEnabledFor(level):
             return
         if kind not in _OF_ENTITIES or self._has_line(event, level):
@@ -88,6 +106,26 @@ class LogObserver:
     async def close(self) -> None:
         """Write the numbers of events without a line."""
         self._end_second()
+        for queue in self._queues.values():
+            if queue.timer is not None:
+                queue.timer.cancel()
+
+    def _level_of_queue(self, event: RotationChanged, level: int) -> int:
+        queue = self._queues[event.pair, event.queue]
+        if queue.timer is not None:
+            queue.timer.cancel()
+            queue.timer = None
+        if not event.in_use:
+            again = 0 <= event.at - queue.returned_at < _RETURNED and event.error == queue.error
+            known, queue.again, queue.error = again and queue.again, again, event.error
+            return logging.DEBUG if known else level
+        queue.returned_at = event.at
+        if not queue.again:
+            return level
+        with contextlib.suppress(RuntimeError):  # no running loop: the line is left out
+            line = (level, describe(event), type(event).__name__)
+            queue.timer = asyncio.get_running_loop().call_later(_RETURNED, self._write, *line)
+        return logging.DEBUG
 
     def _has_line(self, event: Event, level: int) -> bool:
         if not 0 <= event.at - self._began < _SECOND:  # a wall clock may be set back
