@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -15,6 +16,7 @@ from pairmq import (
     Pair,
     PairClosed,
     PairFaulted,
+    PairOptions,
     Receipt,
     Route,
     SendError,
@@ -355,3 +357,29 @@ def test_a_pair_whose_loop_was_closed_gives_its_brokers_free_and_is_closed_witho
     asyncio.run(use_again())
     for task in pending:
         task._log_destroy_pending = False  # asyncio tells a program that drops them
+
+
+@pytest.mark.parametrize("continuity", [(), ("orders",)])
+def test_what_a_pair_gave_is_closed_without_an_error_when_its_loop_was_closed(continuity):
+    async def begin() -> None:
+        east, west = SimulatedBroker("east"), SimulatedBroker("west")
+        pair = await Pair(east.transport(), west.transport(), PairOptions(continuity=continuity))
+        await pair.primary.admin.create(Entity("orders"))
+        consumer, receiver, sender = pair.consumer("orders", got.append), pair.receiver("orders"), pair.sender("orders")
+        await sender.send(Message(b"x"))
+        await asyncio.sleep(0)
+        made.extend((consumer.cancel, consumer.close, receiver.close, sender.close, pair.close))
+
+    async def end() -> None:
+        for close in made:
+            await close()
+
+    got: list[object] = []
+    made: list[Callable[[], Awaitable[None]]] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    pending = asyncio.all_tasks(loop)
+    loop.close()
+    asyncio.run(end())
+    for task in pending:
+        task._log_destroy_pending = False  # as above

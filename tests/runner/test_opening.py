@@ -48,6 +48,13 @@ async def test_a_pair_whose_opening_was_given_up_raises_instead_of_cancelling_it
     await pair.close()
 
 
+def test_a_pair_needs_an_event_loop_of_asyncio():
+    """As under trio, which runs coroutines, too."""
+    opening = Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport()).open()
+    with pytest.raises(RuntimeError, match=r"asyncio\.run.*pairmq\.sync"):
+        opening.send(None)
+
+
 @in_virtual_time
 async def test_who_waits_for_a_pair_that_is_closed_learns_it_and_is_not_cancelled():
     pair = await _slowly_opening()

@@ -82,8 +82,11 @@ class PairConsumer:
     async def cancel(self) -> None:
         """Stop reading; what was given stays locked and can still be settled. Idempotent.
 
-        The receiver is closed once all of it is. Cancelled, it stops reading all the same.
+        The receiver is closed once all of it is. Cancelled, it stops reading all the same. Of a consumer whose event
+        loop was closed nothing is left to stop.
         """
+        if self._engine.is_gone:
+            return
         self._reading.cancel()
         self._reading.add_done_callback(self._stopped)
         await asyncio.wait((self._reading,))
@@ -91,9 +94,9 @@ class PairConsumer:
     async def close(self) -> None:
         """Stop reading, wait up to 5 s for settlements under way, and release what is not settled. Idempotent.
 
-        Cancelling the call does not stop it.
+        Cancelling the call does not stop it. Of a consumer whose event loop was closed nothing is left to close.
         """
-        if self._engine.is_inherited:
+        if self._engine.is_gone:
             return
         self._reading.cancel()
         if self._ending is None:

@@ -362,7 +362,7 @@ class ContinuousReceiver(PairReceiver):
     async def close(self) -> None:
         """Release unsettled messages on both sides; idempotent, never raises. Cancelling the call does not stop it."""
         self._closed = True
-        if self._engine.is_inherited:
+        if self._engine.is_gone:
             return
         if self._closing is None:
             self._closing = start_task(self._close(), name=f"close {self.source}")

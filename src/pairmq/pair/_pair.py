@@ -37,6 +37,11 @@ from pairmq.transport import Transport, start_task
 if TYPE_CHECKING:
     from pairmq.observe.journal import Journal
 
+_NO_LOOP = (
+    "no event loop of asyncio runs here, and a pair needs one: use asyncio.run, or, where another library's loop runs,"
+    " pairmq.sync in one of its worker threads"
+)
+
 
 class Pair:
     """A primary broker and a secondary one that takes over when it fails, for all entities of the primary.
@@ -153,13 +158,16 @@ class Pair:
             ConfigurationError: this pair contradicts another one of the process (SPEC 9.3).
             TransportError: the secondary refuses to create the backlog queues.
             PairClosed, PairFaulted: it was closed, or has faulted, or opening it was cancelled: a pair opens only once.
+            RuntimeError: no event loop of asyncio runs, but another library's, such as trio's.
 
         Cancelling the call cancels the opening, unless other callers wait for it, and leaves nothing behind.
         """
         if self._ending is not None:
             raise PairClosed("the pair is closed: make a new one")
         if self._opening is None:
-            self._loop = asyncio.get_running_loop()
+            self._loop = asyncio._get_running_loop()
+            if self._loop is None:
+                raise RuntimeError(_NO_LOOP)
             self._opening = start_task(self._open(), name="pair open")
         opening = self._opening
         if not opening.done():

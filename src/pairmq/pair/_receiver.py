@@ -319,7 +319,7 @@ class PairReceiver:
         """Release unsettled messages; idempotent, never raises."""
         self._closed = True
         self._ready.clear()
-        if not self._engine.is_inherited:
+        if not self._engine.is_gone:
             await self._receiver.close()
 
     async def __aenter__(self) -> Self:

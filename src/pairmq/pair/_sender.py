@@ -164,7 +164,7 @@ class PairSender:
 
         A stream stops reading its source, and ends with `PairClosed` after the results of the messages read.
         """
-        if not self._closed and not self._engine.is_inherited:
+        if not self._closed and not self._engine.is_gone:
             self._closed = True
             ending = self._end_if_idle()
             if ending is not None:

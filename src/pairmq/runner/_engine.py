@@ -329,6 +329,11 @@ class Engine:
         """Whether this process is a fork of the one that runs the pair: nothing here is its own to close."""
         return os.getpid() != self._process
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing here can be closed: it is inherited, or its tasks and connections ended with their loop."""
+        return self._loop.is_closed() or self.is_inherited
+
     def check_open(self) -> None:
         """Raise `PairFaulted` or `PairClosed` when the pair has ended."""
         if self.fault is not None:
