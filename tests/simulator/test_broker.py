@@ -40,9 +40,9 @@ class World:
 
     def __init__(self, *, time_to_live: float | None = None, **settings: Any) -> None:
         self.clock, self.history = Clock(), Book().history
-        self.broker = Broker("secondary", self.clock, self.history, lambda message: 1)  # type: ignore[arg-type]
+        self.broker = Broker("secondary", self.clock, self.history)  # type: ignore[arg-type]
         self.broker.create(ORDERS, QueueProperties(**settings))
-        self.copy = self.broker.store(ORDERS, Message(b"x", message_id="id-1", time_to_live=time_to_live), None)
+        self.copy = self.broker.store(ORDERS, Message(b"m00000001", message_id="id-1", time_to_live=time_to_live), None)
         self.queue: Queue = self.broker.queues[ORDERS]
         self.answered: list[str] = []
 

@@ -8,8 +8,9 @@ instant: in virtual time much happens at one instant, and ticks give the order.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
@@ -25,6 +26,7 @@ from pairmq.model import (
     TransportError,
 )
 from pairmq.model.events import Event
+from pairmq.pair import PairSender
 from pairmq.transport import is_nothing_sent
 
 PRIMARY: Final = "primary"
@@ -60,16 +62,31 @@ class Result(enum.StrEnum):
 
 
 async def given(
-    send: Callable[[], Awaitable[Sequence[Receipt | SendError]]],
-    count: int,
+    sender: PairSender,
+    messages: Sequence[Message],
+    timeout: float | None,
     report: Callable[[Sequence[Receipt | SendError | Result]], None],
     crashed: Callable[[str], None],
+    *,
+    together: bool,
+    cancel_after: float | None = None,
 ) -> bool:
-    """Give so many messages to a pair, and note what their caller gets; returns whether the pair goes on."""
+    """Give a batch or one message to a pair, and note what their caller gets; returns whether the pair goes on."""
+    if cancel_after is not None:
+        giving = given(sender, messages, timeout, report, crashed, together=together)
+        task = asyncio.create_task(giving, name="pairmq cancelled send")
+        await asyncio.wait((task,), timeout=cancel_after)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            return await task
+        return True
     results: Sequence[Receipt | SendError | Result]
-    goes_on = True
+    count, goes_on = len(messages), True
     try:
-        results = await send()
+        if together:
+            results = await sender.send_batch(messages, timeout=timeout)
+        else:
+            results = (await sender.send(messages[0], timeout=timeout),)
     except SendError as error:
         results = (error,)
     except (PairClosed, PairFaulted):

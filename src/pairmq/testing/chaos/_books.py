@@ -203,6 +203,9 @@ NOBODY = "nobody"
 RUN = "run"
 """The name of the run's own ledger."""
 
+# Lines that say when something happened, and no more: to the run, or to a life.
+_INSTANTS = ("healed", "drained", "opened", "closing", "closed", "ended")
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -215,7 +218,6 @@ class Found:
 
 
 def history_of(plan: Plan, directory: Path, found: Found) -> History:
-    """Read the ledgers of a run."""
     return _Books(plan, found).read(directory)
 
 
@@ -245,12 +247,14 @@ class _Books:
         for file, line in lines(directory):
             if self._began is None:
                 self._began = line["t"]
-            history.now = self._at = line["t"] - self._began
+            self._at = line["t"] - self._began
             self._tick = history.tick()
             process, _, number = file.rpartition("-")
-            reader = readers.get(line["k"])
-            if reader is not None:
-                reader(f"{process}/{number}" if file != RUN else RUN, line)
+            who, kind = f"{process}/{number}" if file != RUN else RUN, line["k"]
+            if kind in _INSTANTS:
+                setattr(history if who == RUN else self._lives[who], f"{kind}_at", self._at)
+            elif kind in readers:
+                readers[kind](who, line)
         history.ended_at = self._at
         history.bound = self._plan.settings.patience
         history.undrained = self._found.undrained
@@ -277,12 +281,6 @@ class _Books:
         self._history.strokes[place] = at, tick, replace(fault, duration=self._at - at)
         self._history.disturbed.append((at, self._at))
 
-    def _line_healed(self, _: str, line: dict[str, Any]) -> None:
-        self._history.healed_at = self._at
-
-    def _line_drained(self, _: str, line: dict[str, Any]) -> None:
-        self._history.drained_at = self._at
-
     def _line_killed(self, _: str, line: dict[str, Any]) -> None:
         life = self._lives.get(line["life"])
         if life is not None:  # else it was killed before it could write a line
@@ -301,18 +299,6 @@ class _Books:
         life = Life(line["process"], line["number"], line["syphon"], "", 0.0, self._at, self._tick)
         self._lives[who] = life
         self._history.lives.append(life)
-
-    def _line_opened(self, who: str, line: dict[str, Any]) -> None:
-        self._lives[who].opened_at = self._at
-
-    def _line_closing(self, who: str, line: dict[str, Any]) -> None:
-        self._lives[who].closing_at = self._at
-
-    def _line_closed(self, who: str, line: dict[str, Any]) -> None:
-        self._lives[who].closed_at = self._at
-
-    def _line_ended(self, who: str, line: dict[str, Any]) -> None:
-        self._lives[who].ended_at = self._at
 
     def _line_lag(self, who: str, line: dict[str, Any]) -> None:
         began = self._began or 0.0
@@ -344,16 +330,8 @@ class _Books:
             sent.error = each.get("error", "")
 
     def _line_try(self, who: str, line: dict[str, Any]) -> None:
-        attempt = Attempt(
-            len(self._history.attempts),
-            who,
-            line["broker"],
-            Entity(line["path"]),
-            line["syphon"],
-            tuple(line["messages"]),
-            self._at,
-            self._tick,
-        )
+        number, messages, began = len(self._history.attempts), tuple(line["messages"]), (self._at, self._tick)
+        attempt = Attempt(number, who, line["broker"], Entity(line["path"]), line["syphon"], messages, *began)
         self._history.attempts.append(attempt)
         self._attempts[who, line["attempt"]] = attempt
         self._marked |= {(attempt.number, n) for n, yes in zip(attempt.messages, line["marked"], strict=True) if yes}
@@ -450,19 +428,11 @@ class _Books:
             for place, (number, message) in enumerate(zip(numbers, messages, strict=True)):
                 attempts = [] if number is None else writes[path, number]
                 last = attempts[-1] if attempts else None
+                at, tick = (0.0, 0) if last is None else (last.ended_at or last.at, last.end_tick or last.tick)
                 alone = last is not None and len(attempts) == 1 and numbers.count(number) == 1
-                self._history.copies.append(
-                    Copy(
-                        start + place,
-                        number,
-                        PRIMARY,
-                        Entity(path),
-                        message,
-                        last.number if last is not None and alone else None,
-                        (last.ended_at or last.at) if last is not None else 0.0,
-                        (last.end_tick or last.tick) if last is not None else 0,
-                    )
-                )
+                writer = last.number if last is not None and alone else None
+                copy = Copy(start + place, number, PRIMARY, Entity(path), message, writer, at, tick)
+                self._history.copies.append(copy)
 
     def _writes(self, side: str) -> dict[tuple[str, int], list[Attempt]]:
         """Of each path and message: the attempts that may have stored it."""

@@ -186,36 +186,25 @@ class Client:
             together = chance.choice(_BATCH) if chance.random() < 0.1 else 1
             cancel_after = chance.uniform(0.0, timeout) if chance.random() < 0.05 else None
             numbers = [next(self._numbers) for _ in range(together)]
-            send = self._cancelled(name, sender, numbers, timeout, cancel_after)
+            send = self._send(name, sender, numbers, timeout, cancel_after)
             task = asyncio.create_task(send, name=f"pairmq chaos send {numbers[0]}")
             self._flying.add(task)
             task.add_done_callback(self._flying.discard)
             await asyncio.sleep(chance.uniform(0.0, 2 * every))
 
-    async def _cancelled(
-        self, name: str, sender: PairSender, numbers: list[int], timeout: float, after: float | None
+    async def _send(
+        self, name: str, sender: PairSender, numbers: list[int], timeout: float, cancel_after: float | None = None
     ) -> None:
-        if after is None:
-            await self._send(name, sender, numbers, timeout)
-            return
-        task = asyncio.create_task(self._send(name, sender, numbers, timeout), name="pairmq chaos cancelled send")
-        await asyncio.wait((task,), timeout=after)
-        task.cancel()
-        await asyncio.wait((task,))
-
-    async def _send(self, name: str, sender: PairSender, numbers: list[int], timeout: float) -> None:
-        messages = [made(number) for number in numbers]
         self._ledger.write("send", messages=numbers, sender=name, entity=sender.entity.path, timeout=timeout)
-
-        async def send() -> Sequence[Receipt | SendError]:
-            if len(messages) > 1:
-                return await sender.send_batch(messages, timeout=timeout)
-            return (await sender.send(messages[0], timeout=timeout),)
 
         def report(results: Sequence[Receipt | SendError | Result]) -> None:
             self._ledger.write("reported", results=[_result_of(*each) for each in zip(numbers, results, strict=False)])
 
-        await given(send, len(numbers), report, lambda text: self._ledger.write("crash", text=text))
+        def crashed(text: str) -> None:
+            self._ledger.write("crash", text=text)
+
+        messages, together = [made(number) for number in numbers], len(numbers) > 1
+        await given(sender, messages, timeout, report, crashed, together=together, cancel_after=cancel_after)
 
     # Consuming.
 

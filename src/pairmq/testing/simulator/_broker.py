@@ -16,6 +16,7 @@ from pairmq.testing._loop import WALL_EPOCH
 from pairmq.testing.history import Copy, Handover
 from pairmq.testing.simulator._history import Gap, History
 from pairmq.testing.simulator._loop import SimulationLoop
+from pairmq.testing.simulator._scenario import number_of
 from pairmq.transport import QueueCounts, QueuePositions, QueueProperties
 
 
@@ -35,16 +36,11 @@ class Poll:
 
 
 class Broker(StateBroker):
-    """One broker."""
-
-    def __init__(
-        self, name: str, loop: SimulationLoop, history: History, number_of: Callable[[Message], int | None]
-    ) -> None:
+    def __init__(self, name: str, loop: SimulationLoop, history: History) -> None:
         super().__init__(name, State(epoch=WALL_EPOCH))
         self.queues = self.state.queues
         self._loop = loop
         self._history = history
-        self._number_of = number_of
         self._numbers = 0
         self._polls: dict[Queue, deque[Poll]] = {}
         self._copies: dict[Stored, Copy] = {}
@@ -82,7 +78,7 @@ class Broker(StateBroker):
         history, now = self._history, self._loop.time()
         made = self.state.store(entity, message, now)
         self._numbers += 1
-        copy = Copy(self._numbers, self._number_of(message), self.name, entity, message, attempt, now, history.tick())
+        copy = Copy(self._numbers, number_of(message), self.name, entity, message, attempt, now, history.tick())
         history.copies.append(copy)
         if history.trace is not None:
             history.say(self.name, f"stores {message.message_id} in {entity} as {copy.number}")
@@ -114,7 +110,6 @@ class Broker(StateBroker):
         self.serve(queue)
 
     def forget_poll(self, queue: Queue, poll: Poll) -> None:
-        """Its receiver waits no longer."""
         polls = self._polls.get(queue, ())
         if poll in polls:
             self._polls[queue].remove(poll)
@@ -158,13 +153,11 @@ class Broker(StateBroker):
     # Settling.
 
     def complete(self, queue: Queue, stored: Stored) -> None:
-        """Remove a copy."""
         queue.complete(stored)
         self._gone(self._copies.pop(stored), "completed")
         self._settled(queue)
 
     def dead_letter(self, queue: Queue, stored: Stored, reason: str) -> None:
-        """Set a copy aside."""
         queue.bury(stored, reason, "")
         copy = self._copies[stored]
         copy.reason = reason
@@ -182,7 +175,6 @@ class Broker(StateBroker):
             self._say_released(stored)
 
     def abandon(self, queue: Queue, stored: Stored) -> None:
-        """End a lock as its holder asks."""
         self._copies[stored].released.append(self._history.tick())
         self.release(queue, stored)
         self.serve(queue)
@@ -199,7 +191,6 @@ class Broker(StateBroker):
                 self.serve(each)
 
     def release_some(self, queue: Queue, chance: Random) -> None:
-        """End about half of a queue's locks."""
         for stored in [stored for stored in queue.locked if chance.random() < 0.5]:
             self.release(queue, stored)
         self.serve(queue)
@@ -214,7 +205,6 @@ class Broker(StateBroker):
         )
 
     def end_lock(self, queue: Queue, stored: Stored, lock: Lock) -> None:
-        """End a lock, if it is still that one."""
         if stored.lock is lock:
             self.release(queue, stored)
             self.serve(queue)
@@ -249,7 +239,6 @@ class Broker(StateBroker):
         return queue.counts(self._loop.time())
 
     def positions(self, queue: Queue) -> QueuePositions:
-        """How far a queue has been settled."""
         self._advance_and_serve(queue)
         return queue.positions(self._loop.time())
 

@@ -13,6 +13,7 @@ from pairmq.testing.history import PRIMARY, SECONDARY
 from pairmq.testing.simulator._scenario import (
     BLIPS,
     LACKS,
+    WEIGHTS,
     Fault,
     ProcessPlan,
     Scenario,
@@ -27,41 +28,19 @@ TOPICS = ("topic:news",)
 
 _OF_A_WHOLE_BROKER = ("refuse", "broker-kill", "reset", "kill", "restart", *BLIPS, "demote", "emptied")
 
-# How often each kind comes, in proportion. The brokers' faults are the bulk; the heavy ones are rare.
-_WEIGHTS = {
-    "refuse": 10,
-    "hang": 8,
-    "reject": 5,
-    "lost-before": 5,
-    "lost-after": 8,
-    "late": 5,
-    "partial": 4,
-    "slow": 5,
-    "busy": 3,
-    "transient": 4,
-    "queue-out": 8,
-    "quota": 2,
-    "unauthorized": 1,
-    "reset": 6,
-    "lock-lost": 5,
-    "delete": 2,
-    "broker-kill": 5,
-    "blip": 6,
-    "stall": 6,
-    "demote": 4,
-    "emptied": 3,
-    "kill": 6,
-    "restart": 3,
-    "operator": 2,
-    "forge": 2,
-}
-
 _SENDS_AROUND_A_FAULT = 7
 _CONSUMERS_ENDED = 0.15  # for each fault: how often a consumer is killed or restarted around it
 _BURSTS = 0.012  # for each fault: about one an hour
 _WITHOUT_DISK = 0.4  # of the killed primaries
 _CONTINUED = 0.25  # of the seeds
 _LANES = (QUEUES, ("orders", "pri*", "stock"), ("orders",), ("?r*",))
+# The processes, and which of them have a syphon; "s" does nothing else.
+_TOPOLOGIES = (
+    (("a", True), ("b", False)),
+    (("a", True), ("b", True)),
+    (("a", False), ("s", True)),
+    (("a", False), ("b", True), ("s", True)),
+)
 _TEMPLATE = "{primary}/spare/{index}"
 _WRONG_CLOCKS = 0.2  # of the seeds
 _FAR = ((0.6, 0.01), (0.01, 0.6), (0.6, 0.6))
@@ -150,22 +129,13 @@ def _continued(rng: Random, settings: Settings, scenario: Scenario) -> Scenario:
 
 
 def _setup(rng: Random) -> Setup:
-    topology = rng.choice(("one syphon", "two syphons", "apart", "three"))
-    skew = [round(rng.uniform(-0.5, 0.5), 3) for _ in range(3)]
+    topology = rng.choice(_TOPOLOGIES)
+    skews = [round(rng.uniform(-0.5, 0.5), 3) for _ in range(3)]
     consumer = rng.random() < 0.3
-    processes: tuple[ProcessPlan, ...]
-    if topology == "one syphon":
-        processes = (ProcessPlan("a", True, consumer, skew[0]), ProcessPlan("b", False, False, skew[1]))
-    elif topology == "two syphons":
-        processes = (ProcessPlan("a", True, consumer, skew[0]), ProcessPlan("b", True, False, skew[1]))
-    elif topology == "apart":
-        processes = (ProcessPlan("a", False, consumer, skew[0]), ProcessPlan("s", True, False, skew[1]))
-    else:
-        processes = (
-            ProcessPlan("a", False, consumer, skew[0]),
-            ProcessPlan("b", True, False, skew[1]),
-            ProcessPlan("s", True, False, skew[2]),
-        )
+    processes = tuple(
+        ProcessPlan(name, syphon, consumer and name == "a", skew)
+        for (name, syphon), skew in zip(topology, skews, strict=False)
+    )
     senders = [
         SenderPlan(f"{process.name}{number}", process.name, entity)
         for process in processes
@@ -236,10 +206,10 @@ def _options(rng: Random) -> dict[str, Any]:
 
 
 def _faults(rng: Random, settings: Settings, setup: Setup, seconds: float) -> tuple[Fault, ...]:
-    kinds = [kind for kind in settings.faults if kind in _WEIGHTS]
+    kinds = [kind for kind in settings.faults if kind in WEIGHTS]
     if not kinds or not settings.faults_per_hour:
         return ()
-    weights = [_WEIGHTS[kind] for kind in kinds]
+    weights = [WEIGHTS[kind] for kind in kinds]
     faults: list[Fault] = []
     at = 20.0
     while True:

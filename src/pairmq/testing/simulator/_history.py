@@ -40,7 +40,7 @@ class History(history.History):
 
     scenario: Scenario
     trace: Callable[[str], None] | None = None
-    now: float = 0.0
+    clock: Callable[[], float] = lambda: 0.0
     troubles: list[Trouble] = field(default_factory=list)
     strokes: list[tuple[float, int, Fault]] = field(default_factory=list)
     """Each fault that came to pass: its instant, its tick."""
@@ -61,6 +61,5 @@ class History(history.History):
     """Times in which something was wrong, beside those of the strokes."""
 
     def say(self, who: str, what: str) -> None:
-        """Write a line of the trace, where there is one."""
         if self.trace is not None:
-            self.trace(f"{self.now:.6f} {who} {what}")
+            self.trace(f"{self.clock():.6f} {who} {what}")

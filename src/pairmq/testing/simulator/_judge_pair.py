@@ -16,8 +16,7 @@ from pairmq.testing import judge
 from pairmq.testing.history import CANARIES, PRIMARY, SECONDARY, Attempt, Copy, Handover, Life, Note, Result, Sent
 from pairmq.testing.judge import Verdict, Violation
 from pairmq.testing.simulator._history import History, Trouble
-from pairmq.testing.simulator._network import PROBE
-from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS, merged
+from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS, PROBE, merged
 
 
 class Facts(judge.Facts):
@@ -68,7 +67,6 @@ class Facts(judge.Facts):
         self._fault_starts = [start for start, _ in self._faulty]
 
     def has_queue(self, life: str, tick: int) -> bool:
-        """Whether a process had a backlog queue in use at a tick."""
         changes = self.queues_left[life]
         at = bisect.bisect_left(changes, (tick, 0))
         return at == 0 or changes[at - 1][1] > 0
@@ -116,10 +114,7 @@ class Facts(judge.Facts):
 
     @functools.cached_property
     def _looks(self) -> dict[tuple[str, str], list[tuple[float, bool]]]:
-        """When a process asked for a destination at the primary, by a probe or a syphon's send, and if it was missing.
-
-        Pings are among them, which look like probes: so a destination may seem to be missing for longer.
-        """
+        """When a process asked for a destination, and if it was missing; pings look like probes, and count too."""
         gone = FailureReason.NOT_FOUND.value
         found: dict[tuple[str, str], list[tuple[float, bool]]] = defaultdict(list)
         for trouble in self.history.troubles:
@@ -348,10 +343,7 @@ def _order(facts: Facts) -> Iterator[Violation]:
 
 
 def _held_up_since(facts: Facts, sent: Sent, copy: Copy, began: tuple[float, int]) -> tuple[float, int]:
-    """The instant and tick from which on nothing may have failed, for a message that another one overtook.
-
-    Where order is kept, one message in doubt holds up those of its key, which other keys overtake: since it is locked.
-    """
+    """Since when nothing may have failed: with order, a message in doubt holds up its key from its lock on."""
     life = copy.handovers[0].life
     for number, copies in facts.at_secondary.items():
         other = facts.history.sent.get(number)
@@ -519,7 +511,6 @@ class _Flaps:
         self._down_since = 0
 
     def change(self, facts: Facts, life: Life, entity: Entity, note: Note) -> str | None:
-        """Follow a change; says what is wrong with it."""
         event = note.event
         assert isinstance(event, StateChanged)
         problem = None

@@ -128,7 +128,6 @@ class _Timer(asyncio.TimerHandle):
     __hash__ = object.__hash__
 
     def cancel(self) -> None:
-        """Let it not be called."""
         if not self._cancelled:
             self._cancelled = True
             self._callback = self._args = None  # type: ignore[assignment]  # as asyncio: what they hold can be let go
@@ -142,10 +141,7 @@ _MOST_CLOSINGS = 100
 
 
 def _close(coroutine: Any) -> None:
-    """Run a coroutine to its end by closing it again at each thing that its finally blocks wait for.
-
-    One that stayed half closed would be closed by the garbage collector, in the middle of another simulation.
-    """
+    """Run a coroutine to its end: half closed, the garbage collector would close it amid another simulation."""
     for _ in range(_MOST_CLOSINGS):
         if coroutine.cr_frame is None:
             return
@@ -200,13 +196,11 @@ class SimulationLoop(VirtualTimeLoop):
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Call something after some seconds."""
         return self.call_at(self._jumping.now + delay, callback, *args, context=context)
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Call something in the next round."""
         self._check_closed()  # type: ignore[attr-defined]
         handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
@@ -250,7 +244,6 @@ class SimulationLoop(VirtualTimeLoop):
                 return
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Make a future whose hash is a number."""
         return SimulationFuture(loop=self)
 
     def create_task(

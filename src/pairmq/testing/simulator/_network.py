@@ -18,41 +18,18 @@ from pairmq.testing.history import CUT, Life, WriteResult
 from pairmq.testing.simulator._broker import Broker
 from pairmq.testing.simulator._history import History, Trouble
 from pairmq.testing.simulator._loop import SimulationLoop
-from pairmq.testing.simulator._scenario import Fault
+from pairmq.testing.simulator._scenario import CONDITIONS, PROBE, SEND, SETTLE, WRITES, Fault
 
 T = TypeVar("T")
 
-SEND, RECEIVE, SETTLE, ADMIN, PROBE = "send", "receive", "settle", "admin", "probe"
-_ALL = frozenset((SEND, RECEIVE, SETTLE, ADMIN, PROBE))
-_WRITES = frozenset((SEND, SETTLE))
-_TAKEN_BY_MASTERS = frozenset((SEND, SETTLE, PROBE))
+_TAKEN_BY_MASTERS = (SEND, SETTLE, PROBE)
 _RECONNECTED = 1.0  # s after which all that was under way on a lost connection has failed, and is tried again
-
-STRIKES: dict[str, frozenset[str]] = {
-    "refuse": _ALL,
-    "hang": _ALL,
-    "slow": _ALL,
-    "transient": _ALL,
-    "queue-out": _ALL,
-    "unauthorized": _ALL,
-    "busy": frozenset((SEND, RECEIVE, SETTLE, ADMIN)),
-    # A ping is good all the while: only real messages find out (hazard 12).
-    "reject": frozenset((SEND,)),
-    "quota": frozenset((SEND,)),
-    "partial": frozenset((SEND,)),
-    "lost-before": _WRITES,
-    "lost-after": _WRITES,
-    "late": _WRITES,
-}
-"""The operations that each condition strikes."""
 
 WAITING = object()
 """What `Request.apply` returns when the broker will answer later."""
 
 
 class Request:
-    """One operation in flight."""
-
     __slots__ = ("answered", "applied", "apply", "connection", "future", "operation", "parts", "path", "spoilt", "stop")
 
     def __init__(
@@ -127,7 +104,6 @@ class Connection(Link):
         return done
 
     def trouble(self, operation: str, path: str, result: WriteResult) -> None:
-        """Note a failure for the judge."""
         if self.dead:
             return
         network, broker = self.network, self.broker.name
@@ -138,21 +114,17 @@ class Connection(Link):
 
 
 class Condition:
-    """A fault that is on."""
-
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
         self.chance = Random(fault.seed)  # one of its own: other faults may come and go without changing it
-        self.operations = STRIKES[fault.kind]
+        self.operations = CONDITIONS[fault.kind]
         self.held: list[Callable[[], None]] = []
 
     def covers(self, connection: Connection, path: str) -> bool:
-        """Whether it lies on this way."""
         fault = self.fault
         return (not fault.process or fault.process == connection.process) and (not fault.entity or fault.entity == path)
 
     def strikes(self, request: Request) -> bool:
-        """Whether it strikes this one."""
         return (
             request.operation in self.operations
             and self.covers(request.connection, request.path)
@@ -161,10 +133,7 @@ class Condition:
 
 
 class Network:
-    """All ways between processes and brokers; latencies are seconds there and back.
-
-    Each way takes longer or shorter by a share, the jitter; the way there always varies by a quarter.
-    """
+    """All ways, in seconds there and back; jitter is a share, and the way there always varies by a quarter."""
 
     def __init__(
         self, loop: SimulationLoop, history: History, latencies: dict[str, float], chance: Random, jitter: float = 0.0
@@ -204,7 +173,7 @@ class Network:
         connection = request.connection
         if request.answered:
             return  # its connection was lost, with it
-        if request.abandoned and request.operation not in _WRITES:
+        if request.abandoned and request.operation not in WRITES:
             return
         for condition in self._conditions[connection.broker.name]:
             if condition.strikes(request):
@@ -295,7 +264,7 @@ class Network:
     def _after_hang(self, condition: Condition, request: Request) -> None:
         if not request.abandoned:
             self._arrive(request)
-        elif request.operation in _WRITES and not request.answered and condition.chance.random() < 0.5:
+        elif request.operation in WRITES and not request.answered and condition.chance.random() < 0.5:
             # It lay in a buffer all the time (hazard 16).
             self._apply_unseen(request)
 
@@ -318,7 +287,6 @@ class Network:
     # What the world does.
 
     def begin(self, condition: Condition) -> None:
-        """Put a condition on."""
         fault = condition.fault
         self._conditions[fault.broker].append(condition)
         for connection in tuple(self.connections):
@@ -330,7 +298,6 @@ class Network:
                 self._strike_polls(condition, connection)
 
     def end(self, condition: Condition) -> None:
-        """Take it off again."""
         conditions = self._conditions[condition.fault.broker]
         if condition in conditions:
             conditions.remove(condition)
@@ -346,7 +313,7 @@ class Network:
     def drop(self, connection: Connection, chance: Random) -> None:
         """Break a connection: everything under way on it is lost, applied or not."""
         for request in tuple(connection.pending):
-            if not request.applied and request.operation in _WRITES and chance.random() < 0.5:
+            if not request.applied and request.operation in WRITES and chance.random() < 0.5:
                 self._apply_unseen(request)
             if request.stop is not None:
                 request.stop()
@@ -354,7 +321,6 @@ class Network:
         self._locks_end_with(connection)
 
     def end_connection(self, connection: Connection) -> None:
-        """Close it from the client's side."""
         if connection.ended:
             return
         connection.ended = True
@@ -363,7 +329,7 @@ class Network:
         for request in tuple(connection.pending):
             if request.stop is not None:
                 request.stop()
-            if not request.applied and request.operation in _WRITES and self._chance() < 0.5:
+            if not request.applied and request.operation in WRITES and self._chance() < 0.5:
                 self._apply_unseen(request)
             self._finish(request, closed())
         self._locks_end_with(connection)
@@ -401,7 +367,6 @@ class Network:
 
 
 def failure(text: str, reason: FailureReason, *, applied: bool = False) -> TransportError:
-    """An *unavailable* failure."""
     return TransportError(text, FailureKind.UNAVAILABLE, reason, maybe_applied=applied)
 
 

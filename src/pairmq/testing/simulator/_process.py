@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from dataclasses import replace
 from random import Random
 
@@ -23,11 +23,8 @@ from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._loop import OWNER, SimulationLoop
 from pairmq.testing.simulator._network import Connection, Network
 from pairmq.testing.simulator._scenario import ProcessPlan, Scenario, SenderPlan, Shipment, made, number_of
-from pairmq.testing.simulator._transport import SimulatedLink
+from pairmq.testing.simulator._transport import CONSUMING, SENDING, SimulatedLink
 from pairmq.transport import Capabilities
-
-SENDING: ContextVar[bool] = ContextVar("pairmq simulation sending", default=False)
-CONSUMING: ContextVar[bool] = ContextVar("pairmq simulation consuming", default=False)
 
 
 class Surroundings:
@@ -36,23 +33,19 @@ class Surroundings:
     def __init__(self, scenario: Scenario, trace: Callable[[str], None] | None = None) -> None:
         self.scenario = scenario
         self.loop = SimulationLoop()
-        self.history: History = _LiveHistory(scenario, self.loop, trace)
         setup = scenario.setup
-        self.brokers = {name: Broker(name, self.loop, self.history, number_of) for name in (PRIMARY, SECONDARY)}
+        self.history = History(scenario, trace, self.loop.time, consumed=setup.consumed)
+        self.brokers = {name: Broker(name, self.loop, self.history) for name in (PRIMARY, SECONDARY)}
         latencies = dict(zip((PRIMARY, SECONDARY), setup.latency, strict=True))
-        self.network = Network(
-            self.loop, self.history, latencies, Random(f"{scenario.seed} network"), jitter=setup.jitter
-        )
+        chance = Random(f"{scenario.seed} network")
+        self.network = Network(self.loop, self.history, latencies, chance, jitter=setup.jitter)
         self._options = {plan.name: setup.options_of(plan) for plan in setup.processes}
-        self.common_options = setup.pair_options(syphon=True)
-        """What the options of all pairs have in common."""
+        self.common_options = setup.pair_options(syphon=True)  # what those of all pairs have in common
 
     def options(self, plan: ProcessPlan) -> PairOptions:
-        """The options of a process's pair."""
         return self._options[plan.name]
 
     def link(self, name: str, life: Life) -> SimulatedLink:
-        """A new connection of a process to a broker."""
         setup = self.scenario.setup
         primary = name == PRIMARY
         capabilities = Capabilities(
@@ -70,8 +63,7 @@ class Surroundings:
             durable=True,
         )
         connection = self.network.open(self.brokers[name], life)
-        lock = 30.0 if primary else setup.lock_duration
-        return SimulatedLink(connection, capabilities, lock, SENDING.get, CONSUMING.get, number_of)
+        return SimulatedLink(connection, capabilities, 30.0 if primary else setup.lock_duration)
 
     def crashed(self, life: Life | None, text: str) -> None:
         """Note what must not happen at all."""
@@ -80,19 +72,6 @@ class Surroundings:
         who = "world" if life is None else life.name
         self.history.crashes.append((self.loop.time(), f"{who}: {text}"))
         self.history.say(who, f"CRASH {text}")
-
-
-class _LiveHistory(History):
-    """A history that knows the time."""
-
-    def __init__(self, scenario: Scenario, loop: SimulationLoop, trace: Callable[[str], None] | None) -> None:
-        super().__init__(scenario, trace)
-        self._loop = loop
-
-    def say(self, who: str, what: str) -> None:
-        if self.trace is not None:
-            self.now = self._loop.time()
-            super().say(who, what)
 
 
 _CHANGED = 0.02  # of the handled messages: how often a consumer changes its receiver after one
@@ -275,12 +254,11 @@ class Process:
         """Carry out a shipment; False when the pair has ended."""
         records = [self._record(life, plan, shipment, shipment.number + index) for index in range(shipment.count)]
         if shipment.together or shipment.count == 1:
-            return await self._cancellable(life, sender, records, shipment)
-        going_on = await asyncio.gather(*(self._cancellable(life, sender, [record], shipment) for record in records))
+            return await self._send(life, sender, records, shipment)
+        going_on = await asyncio.gather(*(self._send(life, sender, [record], shipment) for record in records))
         return all(going_on)
 
     async def canary(self, number: int, plan: SenderPlan) -> None:
-        """One more message, in the process's own context."""
         life, sender = self.life, self._senders.get(plan)
         if life is not None and sender is not None:
             SENDING.set(True)
@@ -297,29 +275,15 @@ class Process:
             history.say(life.name, f"{plan.name} sends {number} to {plan.target}, {timeout:g} s")
         return record
 
-    async def _cancellable(self, life: Life, sender: PairSender, records: list[Sent], shipment: Shipment) -> bool:
-        if shipment.cancel_after is None:
-            return await self._send(life, sender, records, shipment)
-        task = asyncio.create_task(self._send(life, sender, records, shipment), name="cancelled send")
-        await asyncio.wait((task,), timeout=shipment.cancel_after)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            return await task
-        return True
-
     async def _send(self, life: Life, sender: PairSender, records: list[Sent], shipment: Shipment) -> bool:
-        messages = [record.message for record in records]
-
-        async def send() -> Sequence[Receipt | SendError]:
-            if shipment.together:
-                return await sender.send_batch(messages, timeout=shipment.timeout)
-            return (await sender.send(messages[0], timeout=shipment.timeout),)
-
         return await given(
-            send,
-            len(records),
+            sender,
+            [record.message for record in records],
+            shipment.timeout,
             lambda results: self._reported(life, records, results),
             lambda text: self._world.crashed(life, text),
+            together=shipment.together,
+            cancel_after=shipment.cancel_after,
         )
 
     def _reported(self, life: Life, records: list[Sent], results: Sequence[Receipt | SendError | Result]) -> None:

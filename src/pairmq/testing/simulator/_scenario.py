@@ -31,46 +31,53 @@ _MOST: Final = 1e9
 _UNWATCHED: Final[Mapping[str, Any]] = {"control_interval": 0.0}
 """Looks at an operator's decisions would be most of the events of a simulated hour; a scenario may set it."""
 
-CONDITIONS: Final = (
-    "refuse",
-    "hang",
-    "reject",
-    "lost-before",
-    "lost-after",
-    "late",
-    "partial",
-    "slow",
-    "busy",
-    "transient",
-    "queue-out",
-    "quota",
-    "unauthorized",
-)
-"""Faults that last: of a broker, or of the way to it."""
+SEND, RECEIVE, SETTLE, ADMIN, PROBE = OPERATIONS = ("send", "receive", "settle", "admin", "probe")
+WRITES = (SEND, SETTLE)
+
+# Of each kind of fault: how often it comes, in proportion, and of one that lasts the operations that it strikes. The
+# brokers' faults are the bulk; the heavy ones are rare. The order is a part of what a seed gives.
+_KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "refuse": (10, OPERATIONS),
+    "hang": (8, OPERATIONS),
+    # A ping is good all the while: only real messages find out (hazard 12).
+    "reject": (5, (SEND,)),
+    "lost-before": (5, WRITES),
+    "lost-after": (8, WRITES),
+    "late": (5, WRITES),
+    "partial": (4, (SEND,)),
+    "slow": (5, OPERATIONS),
+    "busy": (3, (SEND, RECEIVE, SETTLE, ADMIN)),
+    "transient": (4, OPERATIONS),
+    "queue-out": (8, OPERATIONS),
+    "quota": (2, (SEND,)),
+    "unauthorized": (1, OPERATIONS),
+    "reset": (6, ()),
+    "lock-lost": (5, ()),
+    "delete": (2, ()),
+    "broker-kill": (5, ()),
+    "blip": (6, ()),
+    "stall": (6, ()),
+    "demote": (4, ()),
+    "emptied": (3, ()),
+    "kill": (6, ()),
+    "restart": (3, ()),
+    "operator": (2, ()),
+    "forge": (2, ()),
+}
+FAULT_KINDS: Final = tuple(_KINDS)
+"""All kinds of faults, by name."""
+
+WEIGHTS: Final = {kind: weight for kind, (weight, _) in _KINDS.items()}
+"""How often each kind comes, in proportion."""
+
+CONDITIONS: Final = {kind: struck for kind, (_, struck) in _KINDS.items() if struck}
+"""Faults that last, of a broker or of the way to it, and the operations that each strikes; the others strike once."""
 
 BLIPS: Final = {"blip": "refuse", "stall": "hang"}
 """Faults of a way, shorter than any timer of a pair, and the condition that each of them is."""
 
-STROKES: Final = (
-    "reset",
-    "lock-lost",
-    "delete",
-    "broker-kill",
-    *BLIPS,
-    "demote",
-    "emptied",
-    "kill",
-    "restart",
-    "operator",
-    "forge",
-)
-"""Faults that strike once, and take a while to fix."""
-
 LACKS: Final = ("time_to_live", "scheduling")
 """What a primary may disclaim, of `Capabilities`."""
-
-FAULT_KINDS: Final = (*CONDITIONS, *STROKES)
-"""All kinds of faults, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +216,8 @@ class ProcessPlan:
     @property
     def own_options(self) -> dict[str, Any]:
         """The options that differ from the setup's."""
-        named = {
-            "backlog_queue_count": self.backlog_queue_count,
-            "backlog_name_template": self.backlog_name_template,
-            "continuity": self.continuity,
-        }
-        return {name: value for name, value in named.items() if value is not None}
+        names = ("backlog_queue_count", "backlog_name_template", "continuity")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property
     def queues_read(self) -> tuple[str, ...]:

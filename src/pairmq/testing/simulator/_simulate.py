@@ -195,7 +195,6 @@ class Outcome:
 
 
 def outcome_of(settings: Settings) -> Outcome:
-    """Simulate, and keep what matters."""
     report: Report = simulate(settings)
     return Outcome(settings, report.counts, report.hours, report.to_dict(), "" if report.ok else report.text())
 
@@ -248,11 +247,7 @@ def _end_with_parent() -> None:
 
 
 def _submit(pool: ProcessPoolExecutor, runs: Iterable[Settings]) -> set[Future[Outcome]]:
-    """Hand runs to the pool, whose processes, when they are made for it, leave Ctrl-C to this one.
-
-    They inherit what is blocked. Were they to see to it themselves, a Ctrl-C that comes before would end them with a
-    traceback each; one that comes meanwhile reaches this process afterwards.
-    """
+    """Block Ctrl-C, which processes that are made meanwhile inherit: it would end them with a traceback each."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return {pool.submit(outcome_of, each) for each in runs}

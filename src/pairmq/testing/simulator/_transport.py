@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,8 @@ from pairmq.memory import Operation, Queue, StateAdmin, StateReceiver, StateTran
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.testing.history import CONFIRMED, CUT, Attempt, WriteResult
 from pairmq.testing.simulator._broker import Broker, Poll
-from pairmq.testing.simulator._network import RECEIVE, SEND, SETTLE, WAITING, Connection, Request
-from pairmq.testing.simulator._scenario import size_of
+from pairmq.testing.simulator._network import WAITING, Connection, Request
+from pairmq.testing.simulator._scenario import RECEIVE, SEND, SETTLE, number_of, size_of
 from pairmq.transport import (
     Admin,
     Capabilities,
@@ -25,32 +26,21 @@ from pairmq.transport import (
     outcomes_in_order,
 )
 
+# Whether the running task is an application's: all else is the syphon's.
+SENDING: ContextVar[bool] = ContextVar("pairmq simulation sending", default=False)
+CONSUMING: ContextVar[bool] = ContextVar("pairmq simulation consuming", default=False)
+
 
 class SimulatedLink(StateTransport):
-    """One process's connection to one broker; its history takes every write and every failure.
-
-    ``lock_duration`` is None for locks that last as long as the connection; ``sending`` and ``consuming`` return
-    whether the running task is an application's, as all else is the syphon's.
-    """
+    """One process's connection to one broker; without a ``lock_duration`` locks last as long as it does."""
 
     connection: Connection
 
-    def __init__(
-        self,
-        connection: Connection,
-        capabilities: Capabilities,
-        lock_duration: float | None,
-        sending: Callable[[], bool],
-        consuming: Callable[[], bool],
-        number_of: Callable[[Message], int | None],
-    ) -> None:
+    def __init__(self, connection: Connection, capabilities: Capabilities, lock_duration: float | None) -> None:
         name = connection.broker.name
         self._opened = connection
         super().__init__(connection.broker, Endpoint(name, ("simulation", name), f"simulation://{name}"))
         self.lock_duration = lock_duration
-        self.sending = sending
-        self.consuming = consuming
-        self.number_of = number_of
         self._capabilities = capabilities
         self._admin = _Admin(self)
 
@@ -104,17 +94,13 @@ class _Sender(Sender):
     async def _write(self, messages: tuple[Message, ...], *, in_order: bool = False) -> list[TransportError | None]:
         link, connection = self._link, self._link.connection
         history, loop, life = connection.network.history, connection.network.loop, connection.life.name
-        numbers = tuple(map(link.number_of, messages))
-        attempt = Attempt(
+        index, broker, syphon, numbers = (
             len(history.attempts),
-            life,
             link.broker.name,
-            self._entity,
-            not link.sending(),
-            numbers,
-            loop.time(),
-            history.tick(),
+            not SENDING.get(),
+            map(number_of, messages),
         )
+        attempt = Attempt(index, life, broker, self._entity, syphon, tuple(numbers), loop.time(), history.tick())
         history.attempts.append(attempt)
         if history.trace is not None:
             ids = " ".join(str(message.message_id) for message in messages)
@@ -162,7 +148,7 @@ class _Receiver(StateReceiver):
         super().__init__(link, source)
         self._link = link
         self._path = source.entity.path
-        self._consumer = link.consuming()
+        self._consumer = CONSUMING.get()
         self.connection = link.connection
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
@@ -185,14 +171,8 @@ class _Receiver(StateReceiver):
                 stop()
                 network.answer(request, [])
 
-            poll = Poll(
-                self,
-                self.connection.life.name,
-                self._consumer,
-                max_messages,
-                answer,
-                lambda: network.reachable(request),
-            )
+            name = self.connection.life.name
+            poll = Poll(self, name, self._consumer, max_messages, answer, lambda: network.reachable(request))
             timer = network.loop.later(wait, expire)
             request.stop = stop
             broker.poll(queue, poll)

@@ -22,9 +22,9 @@ from pairmq.testing.history import CANARIES, PRIMARY, SECONDARY
 from pairmq.testing.judge import drained_within
 from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._loop import OWNER
-from pairmq.testing.simulator._network import STRIKES, Condition
+from pairmq.testing.simulator._network import Condition
 from pairmq.testing.simulator._process import Process, Surroundings
-from pairmq.testing.simulator._scenario import BLIPS, Fault, Scenario, Shipment, entity_of
+from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS, Fault, Scenario, Shipment, entity_of
 from pairmq.transport import QueueProperties
 
 SUBSCRIPTIONS = ("all", "audit")
@@ -39,25 +39,16 @@ _GARBAGE = 20_000  # objects between two collections: the history of an hour has
 _TASKS_BESIDES = 60
 
 
-class World:
-    """One simulation."""
-
+class World(Surroundings):
     def __init__(self, scenario: Scenario, trace: Callable[[str], None] | None = None) -> None:
-        around = Surroundings(scenario, trace)
-        self.scenario = scenario
-        self.loop = around.loop
-        self.history = around.history
-        self.brokers = around.brokers
-        self.network = around.network
-        self._around = around
+        super().__init__(scenario, trace)
         setup = scenario.setup
-        self.history.consumed = setup.consumed
         shipments: dict[str, list[Shipment]] = {}
         for shipment in scenario.traffic:
             shipments.setdefault(shipment.sender, []).append(shipment)
         self.processes = {
             plan.name: Process(
-                around,
+                self,
                 plan,
                 {each: shipments.get(each.name, []) for each in setup.senders if each.process == plan.name},
             )
@@ -82,7 +73,7 @@ class World:
         try:
             self.loop.run(self._main())
         except Exception as error:
-            self._around.crashed(None, f"the simulation itself: {type(error).__name__}: {error}")
+            self.crashed(None, f"the simulation itself: {type(error).__name__}: {error}")
         finally:
             logger.setLevel(level)
             gc.set_threshold(*thresholds)
@@ -137,7 +128,7 @@ class World:
             return
         self.history.strokes.append((self.loop.time(), self.history.tick(), fault))
         self.history.say("fault", str(fault))
-        if fault.kind in STRIKES:
+        if fault.kind in CONDITIONS:
             self._begin(fault)
             return
         chance = Random(fault.seed)
@@ -292,7 +283,7 @@ class World:
 
     def _bound(self) -> float:
         """Seconds within which all must be well again."""
-        options = self._around.common_options
+        options = self.common_options
         waiting = sum(len(queue.stored) for queue in self._backlog_queues().values())
         # Where options differ, or the secondary was emptied, a process may have to look at the pair's record first.
         agrees = not any(plan.own_options for plan in self.scenario.setup.processes) and not self.history.emptied
@@ -327,7 +318,7 @@ class World:
             for plan in [each for each in self.scenario.setup.senders if each.process == process.plan.name]:
                 self._in(process, process.canary(number, plan))
                 number += 1
-        await asyncio.sleep(self._around.common_options.send_timeout + 1.0)
+        await asyncio.sleep(self.common_options.send_timeout + 1.0)
         await self._well(self.loop.time() + history.bound)
 
     def _in(self, process: Process, coroutine: Any) -> None:
