@@ -28,6 +28,11 @@ from pairmq.transport import Admin, Capabilities, QueueCounts, QueueProperties, 
 
 LONG_LOCK = 60.0
 """Seconds; for queues of tests in which no lock may end."""
+MISSING = Entity("there-is-no-such-queue")
+NOT_FOUND = (FailureKind.REFUSED, FailureReason.NOT_FOUND)
+NOT_SUPPORTED = (FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+LOCK_LOST = (FailureKind.REFUSED, FailureReason.LOCK_LOST)
+CLOSED = (FailureKind.UNAVAILABLE, FailureReason.CLOSED)
 _CLOSING = 30.0
 Skipped = pytest.skip.Exception
 """Raised where a harness has no way to do what a test asks for."""
@@ -35,8 +40,6 @@ Skipped = pytest.skip.Exception
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds."""
-
     # Within which everything expected happens, even on a slow and busy machine. Nothing waits that long.
     patience: float = 30.0
     # That a broker stays unavailable for a call that should not wait for it; an immediate failure ends the wait.
@@ -53,7 +56,6 @@ _LIMITS: ContextVar[Limits] = ContextVar("pairmq conformance limits", default=Li
 
 
 def limits() -> Limits:
-    """Return those of the running test."""
     return _LIMITS.get()
 
 
@@ -81,12 +83,10 @@ class Broker:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the transport claims."""
         return self.transport.capabilities
 
     @property
     def admin(self) -> Admin:
-        """The first transport's administration."""
         return self.transport.admin
 
     def connect(self) -> Transport:
@@ -98,9 +98,7 @@ class Broker:
     # Entities and messages.
 
     async def queue(self, *, short_locks: bool = False, **properties: Any) -> Entity:
-        """Make a queue. Its locks outlast a test, or are the shortest that the broker keeps to, for tests that wait for
-        their end: ask for those before anything is received.
-        """
+        """Make a queue, with locks that outlast a test, or short ones: ask for those before anything is received."""
         if short_locks:
             self._shorten_locks()
         entity = Entity(f"orders-{next(self._numbers)}")
@@ -115,7 +113,6 @@ class Broker:
             self.transport = self.connect()
 
     async def topic(self, *subscriptions: str) -> Entity:
-        """Make a topic with subscriptions."""
         entity = Entity(f"news-{next(self._numbers)}", EntityKind.TOPIC)
         await self.admin.create(entity)
         for name in subscriptions:
@@ -123,7 +120,6 @@ class Broker:
         return entity
 
     def sender(self, entity: Entity) -> Sender:
-        """A sender of the first transport."""
         return self.transport.sender(entity)
 
     async def connected(self) -> tuple[Entity, Sender]:
@@ -134,7 +130,6 @@ class Broker:
         return queue, sender
 
     def receiver(self, of: Entity | Source) -> Receiver:
-        """A receiver of the first transport."""
         return self.transport.receiver(of if isinstance(of, Source) else Source(of))
 
     async def put(self, entity: Entity, *bodies: str, **fields: Any) -> list[Message]:
@@ -173,10 +168,7 @@ class Broker:
             self._skip("refuse_writes")
 
     async def lose_confirms(self) -> None:
-        """Let the broker store what is sent and confirm nothing; skips the test where the harness has no way.
-
-        One that is a library in this process has nothing between storing and confirming: it is stopped.
-        """
+        """Let the broker store and not confirm; stop it if it is a library here. Skips where there is no way."""
         if self.harness.in_process:
             await self.stop()
             return
@@ -258,6 +250,10 @@ async def up_to(broker: Broker, queue: Entity, last: str | None, *, least: int =
     return found + bodies(await receiver.receive(100, 0.3))
 
 
+async def probe(broker: Broker) -> None:
+    await broker.admin.probe(await broker.queue())
+
+
 async def counted(admin: Admin, source: Source, expected: QueueCounts) -> QueueCounts:
     """Ask for counts until they are as expected, or patience ends; the last answer.
 
@@ -311,7 +307,6 @@ def refusal(broker: Broker, entity: Entity, message: Message) -> TransportError 
 
 
 def bodies(deliveries: list[Delivery]) -> list[str]:
-    """What the deliveries say, in their order."""
     return [delivery.message.body.decode() for delivery in deliveries]
 
 
@@ -348,7 +343,6 @@ def limit(name: str) -> Callable[[F], F]:
 
 
 def capabilities_of(test: object) -> frozenset[str]:
-    """Return the capabilities that a test names."""
     found: frozenset[str] = getattr(test, _MARK, frozenset())
     return found
 
@@ -357,7 +351,7 @@ def refused(call: Arm) -> Arm:
     """Make the test that a call is refused as not supported, where it is made or when it is awaited."""
 
     async def arm(broker: Broker) -> None:
-        await must_fail(lambda: call(broker), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+        await must_fail(lambda: call(broker), *NOT_SUPPORTED)
 
     return arm
 
@@ -398,11 +392,7 @@ _FAREWELL = 5.0
 
 
 class Suite:
-    """The base of the suites; what is found below it is tests.
-
-    The marks and the fixture name their loop scope, so that the tests run in every mode of pytest-asyncio, regardless
-    of the author's configuration says.
-    """
+    """The base of the suites, whose tests name their loop scope: they run in every mode of pytest-asyncio."""
 
     pytestmark = pytest.mark.asyncio(loop_scope="function")
 
@@ -430,10 +420,7 @@ class Suite:
 
 
 def _ending(test: Callable[..., Awaitable[None]], clause: str) -> Callable[..., Awaitable[None]]:
-    """Give a test an end of its own: a transport that hangs must fail one test and not hold up the run.
-
-    Its failures name the clause that they break: a test's name says what was done, and not where that is asked for.
-    """
+    """A transport that hangs must fail one test and not hold up the run; a failure names the clause that it breaks."""
 
     @functools.wraps(test)
     async def limited(self: Suite, *arguments: Any, **fixtures: Any) -> None:
@@ -480,10 +467,7 @@ _TICK = 0.02
 
 
 class Stopwatch:
-    """Measures how long its block took, less the time in which this process did not get the processor.
-
-    It counts in a thread, not in the event loop: a transport that blocks the loop is late itself, and not excused.
-    """
+    """Measures a block, less the time without a processor; in a thread, so that what blocks the loop is not excused."""
 
     def __init__(self) -> None:
         self._lag = 0.0
@@ -546,10 +530,7 @@ class LockClock:
 async def cut_off(
     call: Awaitable[object], limit: float = 0.3, *, why: str = "no broker can have answered"
 ) -> TimeoutError | None:
-    """Put a limit in seconds on a call to a silent broker, and check that it returns; ``why`` it can't have been done.
-
-    Returns the time-out; None where the call found out before its limit that the broker is silent, and failed.
-    """
+    """Limit a call to a silent broker, which must end in time; None if it failed before. ``why`` it can't end well."""
     timed_out: TimeoutError | None = None
     with Stopwatch() as watch:
         try:

@@ -9,6 +9,9 @@ import pytest
 
 from pairmq.model import MAX_PATH_LENGTH, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing.conformance._broker import (
+    MISSING,
+    NOT_FOUND,
+    NOT_SUPPORTED,
     Broker,
     Suite,
     bodies,
@@ -19,15 +22,13 @@ from pairmq.testing.conformance._broker import (
     limits,
     message,
     must_fail,
+    probe,
     receive_all,
     receive_one,
     receive_some,
     refused,
 )
 from pairmq.transport import QueueCounts, QueueProperties
-
-_MISSING = Entity("there-is-no-such-queue")
-_NOT_FOUND = (FailureKind.REFUSED, FailureReason.NOT_FOUND)
 
 
 async def _scheduled_are_not_told(broker: Broker) -> None:
@@ -92,7 +93,7 @@ class Admin(Suite):
         assert (await broker.admin.properties(queue)).requires_session
 
     async def test_settings_of_a_missing_queue_are_not_found(self, broker: Broker) -> None:
-        await must_fail(lambda: broker.admin.properties(_MISSING), *_NOT_FOUND)
+        await must_fail(lambda: broker.admin.properties(MISSING), *NOT_FOUND)
 
     async def test_counts_report_what_waits_and_what_is_locked(self, broker: Broker) -> None:
         queue = await broker.queue()
@@ -123,7 +124,7 @@ class Admin(Suite):
         assert await counted(broker.admin, Source(queue), dead) == dead
 
     async def test_counts_of_a_missing_queue_are_not_found(self, broker: Broker) -> None:
-        await must_fail(lambda: broker.admin.counts(Source(_MISSING)), *_NOT_FOUND)
+        await must_fail(lambda: broker.admin.counts(Source(MISSING)), *NOT_FOUND)
 
     @capability("peek", disclaimed=refused(lambda broker: _peek(broker)))
     async def test_peeking_shows_the_oldest_first(self, broker: Broker) -> None:
@@ -216,8 +217,7 @@ class Admin(Suite):
 
     @capability("ordered_consumer", disclaimed=refused(lambda broker: _positions(broker)))
     async def test_a_missing_queue_has_no_positions(self, broker: Broker) -> None:
-        missing = Entity("there-is-no-such-queue")
-        await must_fail(lambda: broker.admin.positions(missing), FailureKind.REFUSED, FailureReason.NOT_FOUND)
+        await must_fail(lambda: broker.admin.positions(MISSING), *NOT_FOUND)
 
     @capability("ordered_consumer", disclaimed=refused(lambda broker: broker.queue(single_consumer=True)))
     async def test_one_consumer_at_a_time_is_reported_as_a_setting(self, broker: Broker) -> None:
@@ -232,7 +232,7 @@ class Admin(Suite):
             listed = await broker.admin.list_entities("orders/")
         except TransportError as error:
             # There is no capability for it: a transport either lists, or raises *not-supported*.
-            assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+            assert (error.kind, error.reason) == NOT_SUPPORTED
             return
         assert listed == [Entity("orders/a"), Entity("orders/b")]
         everything = await broker.admin.list_entities()
@@ -254,7 +254,7 @@ async def _peek(broker: Broker) -> object:
 
 async def _peeking_counts_as_a_delivery(broker: Broker) -> None:
     if not broker.capabilities.peek:
-        await must_fail(lambda: _peek(broker), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+        await must_fail(lambda: _peek(broker), *NOT_SUPPORTED)
         return
     queue = await broker.queue_with("hello")
     await broker.admin.peek(Source(queue), 1)
@@ -266,19 +266,15 @@ async def _nothing_is_dead_lettered(broker: Broker) -> None:
     assert (await broker.admin.counts(Source(queue))).dead_letter == 0
 
 
-async def _probe(broker: Broker) -> None:
-    await broker.admin.probe(await broker.queue())
-
-
 class Probe(Suite):
     """`Admin.probe`."""
 
-    @capability("probes", disclaimed=refused(_probe))
+    @capability("probes", disclaimed=refused(probe))
     async def test_it_passes_where_sends_pass(self, broker: Broker) -> None:
         queue = await broker.queue_with("hello")
         await broker.admin.probe(queue)
 
-    @capability("probes", disclaimed=refused(_probe))
+    @capability("probes", disclaimed=refused(probe))
     async def test_no_consumer_ever_sees_it(self, broker: Broker) -> None:
         queue = await broker.queue()
         receiver = broker.connect().receiver(Source(queue))
@@ -292,7 +288,7 @@ class Probe(Suite):
             found = bodies(await polling)
         assert found == ["a message"], f"a waiting consumer got {found}"
 
-    @capability("probes", disclaimed=refused(_probe))
+    @capability("probes", disclaimed=refused(probe))
     async def test_it_leaves_nothing_behind(self, broker: Broker) -> None:
         queue = await broker.queue_with("a message")
         before = await broker.admin.counts(Source(queue))
@@ -304,7 +300,7 @@ class Probe(Suite):
         after = await broker.admin.counts(Source(queue))
         assert (before.pending, after.pending, after.dead_letter) == (1, 0, 0)
 
-    @capability("probes", disclaimed=refused(_probe))
+    @capability("probes", disclaimed=refused(probe))
     async def test_it_touches_no_message(self, broker: Broker) -> None:
         """One that it fetches counts as delivered once more, and a consumer gets the next one before it."""
         queue = await broker.queue_with("a message")
@@ -314,21 +310,20 @@ class Probe(Suite):
         assert delivery.delivery_count == 1, f"after three probes it is delivered for time {delivery.delivery_count}"
         await receiver.complete(delivery)
 
-    @capability("probes", disclaimed=refused(_probe))
+    @capability("probes", disclaimed=refused(probe))
     async def test_a_missing_entity_fails_it(self, broker: Broker) -> None:
-        missing = Entity("there-is-no-such-queue")
-        await must_fail(lambda: broker.admin.probe(missing), FailureKind.REFUSED, FailureReason.NOT_FOUND)
+        await must_fail(lambda: broker.admin.probe(MISSING), *NOT_FOUND)
 
     @capability("topics", disclaimed=refused(lambda broker: broker.admin.create(Entity("news", EntityKind.TOPIC))))
-    @capability("probes", disclaimed=refused(_probe))
+    @capability("probes", disclaimed=refused(probe))
     async def test_a_topic_is_probed_as_well(self, broker: Broker) -> None:
         topic = await broker.topic("alice")
         await broker.admin.probe(topic)
         assert await broker.receiver(Source(topic, "alice")).receive(1, 0.3) == [], "a subscriber got a probe"
         missing = Entity("no-such-news", EntityKind.TOPIC)
-        await must_fail(lambda: broker.admin.probe(missing), FailureKind.REFUSED, FailureReason.NOT_FOUND)
+        await must_fail(lambda: broker.admin.probe(missing), *NOT_FOUND)
 
-    @capability("probes", disclaimed=refused(_probe))
+    @capability("probes", disclaimed=refused(probe))
     async def test_a_stopped_broker_fails_it_until_it_is_back(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.admin.probe(queue)
@@ -339,7 +334,7 @@ class Probe(Suite):
         await broker.admin.create(queue)  # where the broker keeps nothing
         await broker.admin.probe(queue)
 
-    @capability("probes", disclaimed=refused(_probe))
+    @capability("probes", disclaimed=refused(probe))
     async def test_a_broker_that_stores_nothing_fails_it_until_it_does(self, broker: Broker) -> None:
         """A probe finds out whether the entity accepts *writes* (`Admin.probe`, SPEC 6.2)."""
         queue = await broker.queue()
@@ -352,7 +347,7 @@ class Probe(Suite):
         await broker.put(queue, "a message")
         assert bodies([await receive_one(broker.receiver(queue))]) == ["a message"]
 
-    @capability("probes", disclaimed=refused(_probe))
+    @capability("probes", disclaimed=refused(probe))
     async def test_a_frozen_broker_fails_it_by_its_limit(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.admin.probe(queue)
@@ -363,7 +358,7 @@ class Probe(Suite):
         await broker.put(queue, "a message")
         assert bodies([await receive_one(broker.receiver(queue))]) == ["a message"]
 
-    @capability("probes", disclaimed=refused(_probe))
+    @capability("probes", disclaimed=refused(probe))
     async def test_an_entity_that_was_probed_and_deleted_fails_it(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.admin.probe(queue)
@@ -371,4 +366,4 @@ class Probe(Suite):
         failure = await must_fail(lambda: broker.admin.probe(queue))
         if failure.kind is FailureKind.UNAVAILABLE:  # the link went with the entity; the next probe knows
             failure = await must_fail(lambda: broker.admin.probe(queue))
-        assert (failure.kind, failure.reason) == (FailureKind.REFUSED, FailureReason.NOT_FOUND)
+        assert (failure.kind, failure.reason) == NOT_FOUND

@@ -36,9 +36,7 @@ _SENDERS = 16
 async def _a_broker_that_forgets_takes_work_again(broker: Broker) -> None:
     queue, sender = await broker.connected()
     await broker.crash()
-    await broker.restore()
-    await broker.connect().admin.create(queue)
-    await _until_it_works(lambda: sender.send(message("after")))
+    await _recovered(broker, queue, sender)
     receiver = broker.connect().receiver(Source(queue))
     assert "after" in bodies(await receive_all(receiver, 1) + await receiver.receive(10, 0.5))
 
@@ -257,18 +255,14 @@ class Faults(Suite):
         self, broker: Broker
     ) -> None:
         """Whatever is lost of `Sender.send_in_order`, a later message counts as stored only with all before it."""
-        queue = await broker.queue()
-        sender = broker.sender(queue)
-        await sender.send(message("before"))
+        queue, sender = await broker.connected()
         batch = [message(f"{number % 3}-{number}", session_id=str(number % 3)) for number in range(600)]
         sending = asyncio.ensure_future(sender.send_in_order(batch))
         await asyncio.sleep(0.01)
         await broker.stop()
         async with asyncio.timeout(limits().patience):
             outcomes = await sending
-        await broker.restore()
-        await broker.connect().admin.create(queue)
-        await _until_it_works(lambda: sender.send(message("after")))
+        await _recovered(broker, queue, sender)
         found = await up_to(broker, queue, "after")
         for session in "012":
             places = [place for place, each in enumerate(batch) if each.session_id == session]

@@ -16,17 +16,16 @@ from pairmq.model import (
     ConfigurationError,
     Entity,
     EntityState,
-    FailureKind,
     FailureReason,
     Receipt,
     Route,
     Source,
-    TransportError,
 )
 from pairmq.pair import Pair
 from pairmq.plugins import registry
 from pairmq.testing._simulated import Fault, SimulatedBroker
 from pairmq.testing.conformance._broker import (
+    CLOSED,
     NAMES,
     Broker,
     Stopwatch,
@@ -36,6 +35,7 @@ from pairmq.testing.conformance._broker import (
     limits,
     message,
     must_fail,
+    probe,
     receive_one,
     refused,
     up_to,
@@ -43,7 +43,6 @@ from pairmq.testing.conformance._broker import (
 from pairmq.transport import Transport
 
 _CLOSE = 2.0
-_CLOSED = (FailureKind.UNAVAILABLE, FailureReason.CLOSED)
 _QUEUE = Entity("orders")
 
 
@@ -103,12 +102,12 @@ class Lifecycle(Suite):
         async with broker.connect() as transport:
             await transport.admin.check()
         assert transport.ended
-        await must_fail(transport.admin.check, *_CLOSED)
+        await must_fail(transport.admin.check, *CLOSED)
 
     async def test_a_closed_sender_sends_nothing_and_the_next_one_does(self, broker: Broker) -> None:
         queue, sender = await broker.connected()
         await sender.close()
-        error = await must_fail(lambda: sender.send(message("after")), *_CLOSED)
+        error = await must_fail(lambda: sender.send(message("after")), *CLOSED)
         assert not error.maybe_applied
         outcomes = await sender.send_batch([message("after")])
         assert [error and error.reason for error in outcomes] == [FailureReason.CLOSED]
@@ -119,8 +118,8 @@ class Lifecycle(Suite):
         receiver = broker.receiver(queue)
         delivery = await receive_one(receiver)
         await receiver.close()
-        await must_fail(lambda: receiver.receive(1, 0.2), *_CLOSED)
-        error = await _failure(lambda: receiver.complete(delivery))
+        await must_fail(lambda: receiver.receive(1, 0.2), *CLOSED)
+        error = await must_fail(lambda: receiver.complete(delivery))
         assert error.reason in (FailureReason.CLOSED, FailureReason.LOCK_LOST), f"{error!r}"
 
     async def test_closing_a_receiver_ends_its_long_poll(self, broker: Broker) -> None:
@@ -129,7 +128,7 @@ class Lifecycle(Suite):
         polling = asyncio.ensure_future(receiver.receive(1, 300.0))
         await asyncio.sleep(0.3)
         await receiver.close()
-        await must_fail(lambda: polling, *_CLOSED)
+        await must_fail(lambda: polling, *CLOSED)
 
     async def test_every_call_of_a_closed_transport_says_that_it_is_closed(self, broker: Broker) -> None:
         queue = await broker.queue_with("hello")
@@ -154,7 +153,7 @@ class Lifecycle(Suite):
         polling = asyncio.ensure_future(transport.receiver(Source(queue)).receive(1, 300.0))
         await asyncio.sleep(0.3)
         await transport.close()
-        await must_fail(lambda: polling, *_CLOSED)
+        await must_fail(lambda: polling, *CLOSED)
 
     async def test_closing_does_not_wait_for_a_frozen_broker(self, broker: Broker) -> None:
         queue = await broker.queue_with("hello")
@@ -177,7 +176,7 @@ class Lifecycle(Suite):
         sending = asyncio.ensure_future(sender.send(message("in doubt")))
         await asyncio.sleep(0.3)
         await transport.close()
-        error = await must_fail(lambda: sending, *_CLOSED)
+        error = await must_fail(lambda: sending, *CLOSED)
         await broker.restore()
         await broker.put(queue, "after")
         found = await up_to(broker, queue, "after")
@@ -249,7 +248,7 @@ class Lifecycle(Suite):
         shown += [repr(sender), repr(broker.receiver(queue)), repr(broker.admin)]
         await broker.stop()
         for transport in (broker.transport, broker.connect()):
-            error = await _failure(transport.admin.check)
+            error = await must_fail(transport.admin.check)
             shown += [str(error), repr(error), repr(error.__cause__), repr(error.__context__)]
         if password:
             secrets = {password, urlsplit(broker.url).password or ""}
@@ -267,14 +266,7 @@ async def _all_say_closed(
         lambda: admin.create(queue),
         lambda: admin.counts(Source(queue)),
     ):
-        await must_fail(call, *_CLOSED)
-
-
-async def _failure(call: Callable[[], Awaitable[object]]) -> TransportError:
-    with pytest.raises(TransportError) as caught:
-        async with asyncio.timeout(limits().patience):
-            await call()
-    return caught.value
+        await must_fail(call, *CLOSED)
 
 
 _LIMIT = 15.0
@@ -293,14 +285,10 @@ _OPTIONS = PairOptions(
 )
 
 
-async def _probe(broker: Broker) -> None:
-    await broker.admin.probe(await broker.queue())
-
-
 class Failover(Suite):
     """A pair in which one side is the transport under test (SPEC 3 to 7)."""
 
-    @capability("probes", disclaimed=refused(_probe))
+    @capability("probes", disclaimed=refused(probe))
     async def test_a_primary_that_stops_loses_nothing(self, broker: Broker) -> None:
         await broker.admin.create(_QUEUE)
         async with _pair(broker, primary=True) as (pair, _):
@@ -318,7 +306,7 @@ class Failover(Suite):
             assert found - {"before"} == {"during 0", "during 1", "during 2", "after"}
             assert "before" in found or not broker.capabilities.durable
 
-    @capability("probes", disclaimed=refused(_probe))
+    @capability("probes", disclaimed=refused(probe))
     async def test_a_primary_that_freezes_loses_nothing(self, broker: Broker) -> None:
         await broker.admin.create(_QUEUE)
         # The first send meets silence, and waits for as long as an attempt may take.

@@ -6,9 +6,13 @@ import asyncio
 import contextlib
 from datetime import UTC, datetime, timedelta
 
-from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
+from pairmq.model import Delivery, Entity, FailureReason, Source, TransportError
 from pairmq.testing.conformance._broker import (
+    LOCK_LOST,
     LONG_LOCK,
+    MISSING,
+    NOT_FOUND,
+    NOT_SUPPORTED,
     Broker,
     LockClock,
     Stopwatch,
@@ -42,7 +46,7 @@ async def _a_queue_can_be_shared(broker: Broker) -> None:
 
 
 async def _one_consumer_is_refused(broker: Broker) -> None:
-    await must_fail(lambda: broker.queue(single_consumer=True), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+    await must_fail(lambda: broker.queue(single_consumer=True), *NOT_SUPPORTED)
 
 
 class Receive(Suite):
@@ -258,13 +262,13 @@ class Receive(Suite):
         assert sorted(bodies(again)) == list("abc"), "what they held has to be there, long before its lock ends"
 
     async def test_a_missing_source_is_reported(self, broker: Broker) -> None:
-        receiver = broker.receiver(Entity("there-is-no-such-queue"))
-        await must_fail(lambda: receiver.receive(1, 0.2), FailureKind.REFUSED, FailureReason.NOT_FOUND)
+        receiver = broker.receiver(MISSING)
+        await must_fail(lambda: receiver.receive(1, 0.2), *NOT_FOUND)
 
     async def test_a_source_that_is_made_later_is_found_by_the_same_receiver(self, broker: Broker) -> None:
         entity = Entity("made-later")
         receiver = broker.receiver(entity)
-        await must_fail(lambda: receiver.receive(1, 0.2), FailureKind.REFUSED, FailureReason.NOT_FOUND)
+        await must_fail(lambda: receiver.receive(1, 0.2), *NOT_FOUND)
         await broker.admin.create(entity)
         await broker.put(entity, "hello")
         assert bodies([await receive_one(receiver)]) == ["hello"]
@@ -275,10 +279,7 @@ async def _locks_last_as_long_as_the_connection(broker: Broker) -> None:
     receiver = broker.receiver(queue)
     delivery = await receive_one(receiver)
     assert delivery.locked_until is None, "a lock that ends, and can't be renewed, would end under a slow send"
-    await must_fail(lambda: receiver.renew_lock(delivery), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
-
-
-_LOST = (FailureKind.REFUSED, FailureReason.LOCK_LOST)
+    await must_fail(lambda: receiver.renew_lock(delivery), *NOT_SUPPORTED)
 
 
 async def _dead_lettering_is_refused(broker: Broker) -> None:
@@ -286,8 +287,7 @@ async def _dead_lettering_is_refused(broker: Broker) -> None:
     receiver, delivery = await _one(broker, queue)
     await must_fail(
         lambda: receiver.dead_letter(delivery, "reason", "description"),
-        FailureKind.REFUSED,
-        FailureReason.NOT_SUPPORTED,
+        *NOT_SUPPORTED,
     )
     await receiver.complete(delivery)  # what was refused left it locked
 
@@ -295,7 +295,7 @@ async def _dead_lettering_is_refused(broker: Broker) -> None:
 async def _renewing_is_refused(broker: Broker) -> None:
     queue = await broker.queue()
     receiver, delivery = await _one(broker, queue)
-    await must_fail(lambda: receiver.renew_lock(delivery), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+    await must_fail(lambda: receiver.renew_lock(delivery), *NOT_SUPPORTED)
 
 
 class Settlement(Suite):
@@ -312,7 +312,7 @@ class Settlement(Suite):
         queue = await broker.queue()
         receiver, delivery = await _one(broker, queue)
         await receiver.complete(delivery)
-        await must_fail(lambda: receiver.complete(delivery), *_LOST)
+        await must_fail(lambda: receiver.complete(delivery), *LOCK_LOST)
 
     async def test_an_abandoned_message_is_redelivered_and_counts(self, broker: Broker) -> None:
         queue = await broker.queue()
@@ -354,8 +354,8 @@ class Settlement(Suite):
         queue = await broker.queue_with("a")
         other = broker.receiver(queue)
         foreign = await receive_one(other)
-        await must_fail(lambda: broker.receiver(queue).complete(foreign), *_LOST)
-        await must_fail(lambda: broker.receiver(queue).abandon(foreign), *_LOST)
+        await must_fail(lambda: broker.receiver(queue).complete(foreign), *LOCK_LOST)
+        await must_fail(lambda: broker.receiver(queue).abandon(foreign), *LOCK_LOST)
         await other.complete(foreign)  # it is still the other one's
 
     async def test_a_batch_says_which_of_it_is_another_receivers(self, broker: Broker) -> None:
@@ -404,8 +404,8 @@ class Settlement(Suite):
         # It has certainly expired once another receiver has the message.
         other = broker.connect().receiver(Source(queue))
         again = await receive_one(other, wait=broker.harness.lock_duration + limits().patience)
-        await must_fail(lambda: receiver.complete(delivery), *_LOST)
-        await must_fail(lambda: receiver.abandon(delivery), *_LOST)
+        await must_fail(lambda: receiver.complete(delivery), *LOCK_LOST)
+        await must_fail(lambda: receiver.abandon(delivery), *LOCK_LOST)
         assert again.message == delivery.message
 
     @capability("lock_renewal", disclaimed=_renewing_is_refused)
@@ -429,7 +429,7 @@ class Settlement(Suite):
         queue = await broker.queue()
         receiver, delivery = await _one(broker, queue)
         await receiver.complete(delivery)
-        await must_fail(lambda: receiver.renew_lock(delivery), *_LOST)
+        await must_fail(lambda: receiver.renew_lock(delivery), *LOCK_LOST)
 
     @capability("dead_letter", disclaimed=_dead_lettering_is_refused)
     async def test_a_dead_letter_keeps_message_reason_and_description(self, broker: Broker) -> None:
@@ -502,7 +502,7 @@ class Settlement(Suite):
         queue = await broker.queue()
         receiver, delivery = await _one(broker, queue)
         await receiver.abandon(delivery)
-        await must_fail(lambda: receiver.dead_letter(delivery, "a reason", "a description"), *_LOST)
+        await must_fail(lambda: receiver.dead_letter(delivery, "a reason", "a description"), *LOCK_LOST)
 
 
 async def _held_for_longer(broker: Broker, receiver: Receiver, other: Receiver) -> bool:

@@ -20,6 +20,10 @@ from pairmq.model import (
     TransportError,
 )
 from pairmq.testing.conformance._broker import (
+    LOCK_LOST,
+    MISSING,
+    NOT_FOUND,
+    NOT_SUPPORTED,
     Broker,
     LockClock,
     Suite,
@@ -51,7 +55,6 @@ _TEXTS = {
 _FREE_TEXTS = [name for name in _TEXTS if name != "reply_to_session_id"]
 _LARGE = 50_000
 _LIVES = 86_400.123456
-_MISSING = Entity("there-is-no-such-queue")
 _AROUND_A_LARGE_ONE = ("a1", "b1", "large", "a2", "b2", "a3")
 
 _ZONE_OF_INDIA = "2031-05-06T07:08:09.123456+05:30"
@@ -214,19 +217,19 @@ class Send(Suite):
         assert bodies(await receive_all(broker.receiver(queue), 2)) == ["first", "second"]
 
     async def test_a_missing_entity_is_reported(self, broker: Broker) -> None:
-        sender = broker.sender(_MISSING)
-        error = await must_fail(lambda: sender.send(message("lost")), FailureKind.REFUSED, FailureReason.NOT_FOUND)
+        sender = broker.sender(MISSING)
+        error = await must_fail(lambda: sender.send(message("lost")), *NOT_FOUND)
         assert not error.maybe_applied, "nothing can have stored it"
         outcomes = await sender.send_batch([message("lost"), message("too")])
         found = [None if error is None else (error.kind, error.reason, error.maybe_applied) for error in outcomes]
         assert found == [(FailureKind.REFUSED, FailureReason.NOT_FOUND, False)] * 2
 
     async def test_a_refused_send_leaves_the_sender_usable(self, broker: Broker) -> None:
-        sender = broker.sender(_MISSING)
+        sender = broker.sender(MISSING)
         await must_fail(lambda: sender.send(message("lost")), FailureKind.REFUSED)
-        await broker.admin.create(_MISSING)
+        await broker.admin.create(MISSING)
         await sender.send(message("found"))
-        assert bodies(await receive_all(broker.receiver(_MISSING), 1)) == ["found"]
+        assert bodies(await receive_all(broker.receiver(MISSING), 1)) == ["found"]
 
     @limit("max_message_bytes")
     async def test_a_message_of_exactly_the_limit_goes(self, broker: Broker) -> None:
@@ -358,7 +361,6 @@ def _later(seconds: float) -> datetime:
 
 _TOPIC = Entity("news", EntityKind.TOPIC)
 _ALICE = Source(_TOPIC, "alice")
-_NOT_FOUND = (FailureKind.REFUSED, FailureReason.NOT_FOUND)
 
 
 async def _make_topic(broker: Broker) -> object:
@@ -446,17 +448,17 @@ class Topics(Suite):
 
     @capability("topics", disclaimed=refused(_send_to_topic))
     async def test_a_missing_topic_is_reported(self, broker: Broker) -> None:
-        await must_fail(lambda: _send_to_topic(broker), *_NOT_FOUND)
+        await must_fail(lambda: _send_to_topic(broker), *NOT_FOUND)
 
     @capability("topics", disclaimed=refused(_subscribe))
     async def test_a_subscription_of_a_missing_topic_is_not_found(self, broker: Broker) -> None:
-        await must_fail(lambda: _subscribe(broker), *_NOT_FOUND)
+        await must_fail(lambda: _subscribe(broker), *NOT_FOUND)
 
     @capability("topics", disclaimed=refused(_receive_from_topic))
     async def test_a_missing_subscription_is_reported(self, broker: Broker) -> None:
         topic = await broker.topic("alice")
         receiver = broker.receiver(Source(topic, "nobody"))
-        await must_fail(lambda: receiver.receive(1, 0.2), *_NOT_FOUND)
+        await must_fail(lambda: receiver.receive(1, 0.2), *NOT_FOUND)
 
     @capability("topics", disclaimed=refused(_make_topic))
     async def test_a_queue_is_no_topic_and_a_topic_no_queue(self, broker: Broker) -> None:
@@ -472,8 +474,7 @@ async def _no_dead_letters_of_topics(broker: Broker) -> None:
     delivery = await receive_one(alice)
     await must_fail(
         lambda: alice.dead_letter(delivery, "a reason", "a description"),
-        FailureKind.REFUSED,
-        FailureReason.NOT_SUPPORTED,
+        *NOT_SUPPORTED,
     )
 
 
@@ -572,14 +573,13 @@ class Sessions(Suite):
         wait = broker.harness.lock_duration + limits().patience
         other = await broker.connect().accept_session(Source(queue), "a", wait=wait)
         assert other is not None, "the lock did not end"
-        lost = (FailureKind.REFUSED, FailureReason.LOCK_LOST)
-        await must_fail(lambda: receiver.complete(delivery), *lost)
-        await must_fail(receiver.renew_session_lock, *lost)
+        await must_fail(lambda: receiver.complete(delivery), *LOCK_LOST)
+        await must_fail(receiver.renew_session_lock, *LOCK_LOST)
         assert (await receive_one(other)).message == delivery.message
 
     @capability("sessions", disclaimed=refused(_accept))
     async def test_a_queue_without_sessions_has_none_to_accept(self, broker: Broker) -> None:
-        await must_fail(lambda: _accept(broker), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+        await must_fail(lambda: _accept(broker), *NOT_SUPPORTED)
 
     @capability("sessions", disclaimed=refused(_make))
     async def test_a_message_without_a_session_is_refused_where_one_is_required(self, broker: Broker) -> None:
