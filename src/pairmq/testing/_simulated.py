@@ -55,8 +55,6 @@ class Fault(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A fault that was asked for."""
-
     fault: Fault  # what happens
     operations: Operation  # what it strikes
     entities: frozenset[str] | None  # the paths that it strikes; None for all, and for operations on the broker itself
@@ -198,8 +196,6 @@ class SimulatedBroker(StateBroker):
 
 
 class _Connection:
-    """A way to a simulated broker."""
-
     def __init__(self, broker: SimulatedBroker) -> None:
         self._broker = broker
 
@@ -376,7 +372,6 @@ async def simulated_pair(
 
 
 async def make_entities(broker: SimulatedBroker, entities: Iterable[str | Entity]) -> None:
-    """Make queues and topics on a simulated broker."""
     transport = broker.transport()
     for entity in entities:
         await transport.admin.create(entity_named(entity))

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -448,6 +449,7 @@ _LONGEST_BLIP = 0.7  # s
 _DELAYING = frozenset(("slow", "late"))
 
 _SEEDS = st.integers(0, 2**31 - 1)
+_BY_INSTANT = attrgetter("at")
 
 
 def fault_plans(
@@ -469,11 +471,7 @@ def fault_plans(
         max_size: faults at most.
     """
     faults = st.sampled_from(sorted(kinds)).flatmap(lambda kind: _faults(kind, setup, seconds))
-    return st.lists(faults, max_size=max_size if kinds else 0).map(lambda plan: tuple(sorted(plan, key=_instant)))
-
-
-def _instant(fault: Fault) -> float:
-    return fault.at
+    return st.lists(faults, max_size=max_size if kinds else 0).map(lambda plan: tuple(sorted(plan, key=_BY_INSTANT)))
 
 
 @st.composite

@@ -20,6 +20,7 @@ from pairmq.testing.chaos.report import ChaosReport
 DEFAULT_PAIRS = ("redis,redis", "rabbitmq,rabbitmq", "servicebus,servicebus", "rabbitmq,redis")
 _DEFAULT_MINUTES = 2.0
 _CONSUMERS = 2
+_TAKEN = ("every", "longest", "clients", "rate", "continuity", "ordering")  # options that are settings as they are
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,13 +70,8 @@ def _run(options: argparse.Namespace, pair: str, seed: int) -> ChaosReport:
                 seed=seed,
                 seconds=60 * options.minutes,
                 faults=tuple(options.faults.split(",")) if options.faults else None,
-                every=options.every,
-                longest=options.longest,
-                clients=options.clients,
-                rate=options.rate,
                 consumers=options.consumers or (_CONSUMERS if options.continuity else 0),
-                continuity=options.continuity,
-                ordering=options.ordering,
+                **{name: getattr(options, name) for name in _TAKEN},
                 **drawn,
             )
             slower = max(broker.attempt_timeout for broker in brokers)

@@ -19,15 +19,12 @@ _CLOSING = 30.0  # s
 
 
 class NotedJournal(Journal):
-    """Writes each event down before the journal takes it."""
-
     def __init__(self, directory: Path, ledger: Ledger) -> None:
         super().__init__(directory, JournalOptions(max_age=_MAX_AGE))
         self._ledger = ledger
         ledger.write("journal", process=self.process)
 
     def on_event(self, event: Event) -> None:
-        """Take an event; raises as the journal does."""
         self._ledger.write("event", event=row_of(event))
         super().on_event(event)
 

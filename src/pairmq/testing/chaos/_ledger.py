@@ -54,7 +54,6 @@ def first_canary(client: int, life: int) -> int:
 
 
 def made(number: int) -> Message:
-    """The message of a number."""
     some = number % 3 == 0
     return Message(
         (b"m%08d" % number).ljust(_LENGTHS[number % len(_LENGTHS)], b"."),
@@ -82,8 +81,6 @@ def number_of(message: Message) -> int | None:
 
 
 class Ledger:
-    """Writes lines."""
-
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
 
@@ -91,7 +88,6 @@ class Ledger:
         self._file.write(json.dumps({"t": time.monotonic(), "k": kind, **values}).encode() + b"\n")
 
     def close(self) -> None:
-        """Close the file; idempotent."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -102,10 +98,7 @@ class Ledger:
 
 
 def lines(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All lines of all ledgers in the order of their instants, with the file's name without its ending.
-
-    A line truncated by a kill is ignored.
-    """
+    """All lines of all ledgers by their instants, with the ledger's name; one truncated by a kill is ignored."""
     found: list[tuple[float, str, int, dict[str, Any]]] = []
     for path in sorted(directory.glob("*.jsonl")):
         for position, line in enumerate(path.read_bytes().split(b"\n")):
@@ -119,8 +112,6 @@ def lines(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class RecordingTransport(TransportWrapper):
-    """Passes everything on."""
-
     def __init__(self, inner: Transport, side: str, ledger: Ledger) -> None:
         # Each client reaches its brokers through proxies of its own, whose addresses would make each pair another one.
         super().__init__(inner, replace(inner.endpoint, name=side, identity=("chaos", side), scope=""))
@@ -128,19 +119,15 @@ class RecordingTransport(TransportWrapper):
         self.ledger = ledger
 
     def sender(self, entity: Entity) -> Sender:
-        """Make a sender that writes down its writes."""
         return _Sender(self, entity, self.inner.sender(entity))
 
     def receiver(self, source: Source) -> Receiver:
-        """Make a receiver that writes down what it is given, and how that is settled."""
         return _Receiver(self, source.entity.path, self.inner.receiver(source))
 
     def trouble(self, path: str, operation: str, result: WriteResult) -> None:
-        """Write down that something failed."""
         self.ledger.write("trouble", broker=self.side, path=path, operation=operation, result=result)
 
     def strange(self, path: str, operation: str, error: Exception) -> None:
-        """Write down what no transport may raise."""
         text = f"{operation} at the {self.side} {path} raised {type(error).__name__}: {error}"
         self.ledger.write("crash", text=text)
 
@@ -207,24 +194,20 @@ class _Receiver(ReceiverWrapper):
         return found
 
     async def complete(self, delivery: Delivery) -> None:
-        self._settles("complete", (delivery,))
-        await self._noted("settle", self.inner.complete(delivery))
+        await self._settled("complete", (delivery,), self.inner.complete(delivery))
 
     async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
-        self._settles("complete", deliveries)
-        results = await self._noted("settle", self.inner.complete_batch(deliveries))
+        results = await self._settled("complete", deliveries, self.inner.complete_batch(deliveries))
         for error in results:
             if error is not None:
                 self._link.trouble(self._path, "settle", WriteResult.of(error))
         return results
 
     async def abandon(self, delivery: Delivery) -> None:
-        self._settles("abandon", (delivery,))
-        await self._noted("settle", self.inner.abandon(delivery))
+        await self._settled("abandon", (delivery,), self.inner.abandon(delivery))
 
     async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
-        self._settles("dead-letter", (delivery,), reason)
-        await self._noted("settle", self.inner.dead_letter(delivery, reason, description))
+        await self._settled("dead-letter", (delivery,), self.inner.dead_letter(delivery, reason, description), reason)
 
     async def renew_lock(self, delivery: Delivery) -> Delivery:
         return await self._noted("settle", self.inner.renew_lock(delivery))
@@ -236,7 +219,7 @@ class _Receiver(ReceiverWrapper):
             if number is None or each.message != made(number):
                 self._link.ledger.write("altered", number=number, path=self._path, message=repr(each.message)[:500])
 
-    def _settles(self, how: str, deliveries: Sequence[Delivery], reason: str = "") -> None:
+    async def _settled(self, how: str, deliveries: Sequence[Delivery], call: Awaitable[T], reason: str = "") -> T:
         self._link.ledger.write(
             "settle",
             broker=self._link.side,
@@ -245,6 +228,7 @@ class _Receiver(ReceiverWrapper):
             reason=reason,
             messages=[(each.sequence_number, number_of(each.message)) for each in deliveries],
         )
+        return await self._noted("settle", call)
 
     async def _noted(self, operation: str, call: Awaitable[T]) -> T:
         try:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,6 @@ _CLOSE = 40.0  # s that a process may take to close its pair and end, on a busy 
 
 
 class ClientProcess:
-    """One client through all its lives."""
-
     def __init__(self, spec: dict[str, Any], directory: Path, ledger: Ledger) -> None:
         self.name: str = spec["name"]
         self.life = 0
@@ -100,7 +99,6 @@ class ClientProcess:
             process.wait()
 
     def ask(self, word: str) -> None:
-        """Send it a word, which `answer` waits for."""
         self._write(word)
 
     def answer(self, word: str, until: float) -> dict[str, Any] | None:
@@ -173,45 +171,40 @@ def carry_out(
     return report_of(plan, history, judged(history, found), interrupted=run.interrupted)
 
 
+@dataclass(eq=False)
 class _Run:
-    def __init__(
-        self,
-        plan: Plan,
-        brokers: tuple[ChaosBroker, ChaosBroker],
-        directory: Path,
-        say: Callable[[str], None],
-        stack: ExitStack,
-        journal: Path | None,
-    ) -> None:
-        self._plan = plan
-        self._brokers = dict(zip(SIDES, brokers, strict=True))
-        self._stack = stack
-        self._say = say
-        self._ledger = stack.enter_context(Ledger(directory / f"{RUN}.jsonl"))
+    plan: Plan
+    pair: tuple[ChaosBroker, ChaosBroker]
+    directory: Path
+    say: Callable[[str], None]
+    stack: ExitStack
+    journal: Path | None
+
+    def __post_init__(self) -> None:
+        self._brokers = dict(zip(SIDES, self.pair, strict=True))
+        self._ledger = self.stack.enter_context(Ledger(self.directory / f"{RUN}.jsonl"))
         # A server ends with the thread that started it, so each has one of its own for as long as the run.
-        self._hands = {side: stack.enter_context(ThreadPoolExecutor(1, f"hands-{side}")) for side in SIDES}
+        self._hands = {side: self.stack.enter_context(ThreadPoolExecutor(1, f"hands-{side}")) for side in SIDES}
         for other in ("", BOTH):
-            self._hands[other] = stack.enter_context(ThreadPoolExecutor(1, f"hands-{other or 'clients'}"))
+            self._hands[other] = self.stack.enter_context(ThreadPoolExecutor(1, f"hands-{other or 'clients'}"))
         self._over = threading.Event()
         self._began = 0.0
         self.interrupted = False
-        self._directory = directory
-        self._journal = journal
         self._network: Network | None = None
         self._clients: dict[str, ClientProcess] = {}
 
     def run(self) -> Found:
         brokers = self._brokers
         for side, broker in brokers.items():
-            self._stack.callback(self._by_hand, side, broker.close)
+            self.stack.callback(self._by_hand, side, broker.close)
         starting = [self._hands[side].submit(broker.start) for side, broker in brokers.items()]
         for each in starting:
             each.result()
         urls = [brokers[side].url for side in SIDES]
-        asyncio.run(make_queues(self._plan, urls[0], urls[1]))
+        asyncio.run(make_queues(self.plan, urls[0], urls[1]))
         addresses = {side: broker.addresses for side, broker in brokers.items()}
-        names = (*self._plan.clients, *self._plan.consumers)
-        self._network = self._stack.enter_context(Network(addresses, names, self._plan.settings.distant))
+        names = (*self.plan.clients, *self.plan.consumers)
+        self._network = self.stack.enter_context(Network(addresses, names, self.plan.settings.distant))
         self._make_clients()
         self._ledger.write("begin")
         for client in self._clients.values():
@@ -223,10 +216,10 @@ class _Run:
         self._began = time.monotonic()
         walks = [self._hands[side].submit(self._walk, side) for side in ("", BOTH, *SIDES)]
         try:
-            self._over.wait(self._plan.settings.seconds)
+            self._over.wait(self.plan.settings.seconds)
         except KeyboardInterrupt:
             self.interrupted = True
-            self._say("interrupted: healing, draining and judging what there is")
+            self.say("interrupted: healing, draining and judging what there is")
         self._over.set()
         for walk in walks:
             walk.result()
@@ -235,7 +228,7 @@ class _Run:
         return self._read(undrained)
 
     def _make_clients(self) -> None:
-        plan, network = self._plan, self._network
+        plan, network = self.plan, self._network
         assert network is not None
         for place, name in enumerate((*plan.clients, *plan.consumers)):
             spec = {
@@ -251,10 +244,10 @@ class _Run:
                 "seed": plan.settings.seed,
                 "patience": plan.settings.patience,
                 "consumes": name in plan.consumers,
-                "journal": "" if self._journal is None else str(self._journal),
+                "journal": "" if self.journal is None else str(self.journal),
             }
-            client = self._clients[name] = ClientProcess(spec, self._directory, self._ledger)
-            self._stack.callback(client.close)
+            client = self._clients[name] = ClientProcess(spec, self.directory, self._ledger)
+            self.stack.callback(client.close)
 
     def _by_hand(self, side: str, what: Callable[..., object], *arguments: object) -> None:
         self._hands[side].submit(what, *arguments).result()
@@ -270,19 +263,19 @@ class _Run:
             raise
 
     def _strike_all(self, side: str) -> None:
-        for number, strike in enumerate(self._plan.strikes):
+        for number, strike in enumerate(self.plan.strikes):
             if strike.side != side:
                 continue
             if self._over.wait(max(0.0, self._began + strike.at - time.monotonic())):
                 return
-            self._say(f"{time.monotonic() - self._began:7.2f} s  {strike}")
+            self.say(f"{time.monotonic() - self._began:7.2f} s  {strike}")
             self._ledger.write("strike", number=number, **_fields(strike))
             try:
                 self._apply(strike)
                 self._over.wait(strike.seconds)
             except (RuntimeError, OSError) as error:
                 # A busy server may not apply a fault in time: then there was another one, or none.
-                self._say(f"{strike.kind} could not be done: {error}")
+                self.say(f"{strike.kind} could not be done: {error}")
             finally:
                 self._cure(strike)
                 self._ledger.write("cured", number=number)
@@ -317,11 +310,11 @@ class _Run:
         for client in self._clients.values():
             client.start()
         self._ledger.write("healed")
-        self._say("everything is healed")
+        self.say("everything is healed")
 
     def _drain(self) -> list[str]:
         """Wait until everything is as it should be; gives what is not."""
-        patience = self._plan.settings.patience
+        patience = self.plan.settings.patience
         undrained = self._asked("quiet", time.monotonic() + patience)
         undrained += self._emptied(patience)
         undrained += self._asked("canary", time.monotonic() + patience)
@@ -331,12 +324,12 @@ class _Run:
         for client in self._clients.values():
             client.close()
         self._ledger.write("drained", undrained=undrained)
-        self._say("; ".join(undrained) or "everything is drained")
+        self.say("; ".join(undrained) or "everything is drained")
         return undrained
 
     def _asked(self, word: str, until: float) -> list[str]:
         problems: list[str] = []
-        senders = [self._clients[name] for name in self._plan.clients]
+        senders = [self._clients[name] for name in self.plan.clients]
         for client in senders:
             client.ask(word)
         for client in senders:
@@ -352,11 +345,7 @@ class _Run:
         return problems
 
     def _emptied(self, patience: float) -> list[str]:
-        """Wait for empty backlog queues, so many seconds from the last time that they held fewer messages; gives those
-        that are not.
-
-        A drain over a distance that keeps an order moves a few messages a second.
-        """
+        """Wait, so long from the last progress, for empty backlog queues; returns those that are not."""
         fewest, ends_at = math.inf, 0.0
         while held := self._held():
             if sum(held.values()) < fewest:
@@ -370,11 +359,11 @@ class _Run:
         """What the backlog queues hold, by the larger word of the server itself and of its transport."""
         broker = self._brokers["secondary"]
         try:
-            pending_by_path = asyncio.run(pending(self._plan, broker.url))
+            pending_by_path = asyncio.run(pending(self.plan, broker.url))
         except TransportError as error:
             return {f"the secondary does not report what it holds ({error}), each queue of it": 1}
         counts: dict[str, Future[int]] = {
-            path: self._hands["secondary"].submit(broker.count, path) for path in backlog_queues(self._plan)
+            path: self._hands["secondary"].submit(broker.count, path) for path in backlog_queues(self.plan)
         }
         held = {path: max(pending_by_path[path], count.result()) for path, count in counts.items()}
         return {path: count for path, count in held.items() if count}
@@ -388,29 +377,29 @@ class _Run:
             for path, deliveries in found.primary.items()
             if counts[path] != len(deliveries)
         )
-        arrived = with_consumed(self._directory, found.primary)
+        arrived = with_consumed(self.directory, found.primary)
         for path, messages in arrived.items():
             self._ledger.write("arrived", path=path, messages=[number_of(message) for message in messages])
         self._ledger.write("left", backlog=found.backlog, dead=found.dead)
         return Found(arrived, found.backlog, found.dead, (*undrained, *differing))
 
     async def _read_out(self, primary: str, secondary: str) -> Contents:
-        if self._journal is None:
-            return await read_out(self._plan, primary, secondary)
+        if self.journal is None:
+            return await read_out(self.plan, primary, secondary)
         from pairmq.observe.journal import journal_deliveries, recover
         from pairmq.testing.chaos._journal import NotedJournal
 
-        journal = NotedJournal(self._journal, self._ledger)
+        journal = NotedJournal(self.journal, self._ledger)
 
         def journalled(receiver: Receiver, source: Source) -> Receiver:
             return journal_deliveries(receiver, journal, source=source, pair=PAIR)
 
         try:
-            return await read_out(self._plan, primary, secondary, journalled)
+            return await read_out(self.plan, primary, secondary, journalled)
         finally:
             await asyncio.to_thread(journal.finish)
             # What the killed left becomes segments, so that the journal can be read as it stands.
-            await asyncio.to_thread(recover, self._journal)
+            await asyncio.to_thread(recover, self.journal)
 
 
 def _fields(strike: Strike) -> dict[str, object]:

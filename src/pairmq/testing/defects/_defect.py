@@ -108,7 +108,6 @@ class DefectiveTransport(TransportWrapper):
         self.check_size(message)
 
     def check_size(self, message: Message) -> None:
-        """Refuse what is larger than the limit."""
         if self.limit is not None and self.measure(message) > self.limit:
             raise TransportError("the message is too large", FailureKind.REFUSED, FailureReason.TOO_LARGE)
 
@@ -194,7 +193,6 @@ def planted(
 
 
 def false_claim(found_by: str, **claims: bool) -> None:
-    """Enter a claim or disclaimer that is not true."""
     ((name, value),) = claims.items()
     DEFECTS.append(
         Defect(

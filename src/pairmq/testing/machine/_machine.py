@@ -255,11 +255,9 @@ class FailoverMachine(RuleBasedStateMachine):
             if sys.exc_info()[1] is self._handling:
                 self._world.heal()
                 self._world.converge()
-                world = self._world
-                judge = Judge(world.ledger, world.primary, world.secondary, self.options, self.identity)
-                if problems := list(judge.problems()):
+                if problems := list(Judge(self._world, self.identity).problems()):
                     text = "\n".join(text for text, _ in problems)
-                    raise world.broken(text, [key for _, keys in problems for key in keys])
+                    raise self._world.broken(text, [key for _, keys in problems for key in keys])
         finally:
             self._world.bury()
 

@@ -107,7 +107,6 @@ class Ledger:
         self._now: Callable[[], float] = lambda: 0.0
 
     def follow(self, now: Callable[[], float]) -> None:
-        """Take the time from a clock from now on."""
         self._now = now
 
     def note(self, text: str, key: Key | None = None) -> None:
@@ -116,6 +115,7 @@ class Ledger:
 
     def take(self, event: Event) -> None:
         """Enter what a pair reports."""
+        key: Key | None = None  # of the whole world
         match event:
             case SendCompleted():
                 key = (event.entity.path, event.message_id)
@@ -130,8 +130,7 @@ class Ledger:
                 key = (event.entity or "", event.message_id or "")
                 self.set_aside[key].append(event)
             case StateChanged() | RotationChanged():
-                self._story.append((event.at - WALL_EPOCH, None, describe(event)))
-                return
+                pass
             case _:
                 return
         self._story.append((event.at - WALL_EPOCH, key, describe(event)))
@@ -146,8 +145,6 @@ def key_of(entity: Entity, message: Message) -> Key:
     return str(message.application_properties.get(PATH, entity.path)), message.message_id or ""
 
 
-Identity = Callable[[Message], Hashable]
-
 _EXACT = 0.05  # s: virtual time has no excuse for more
 
 
@@ -158,21 +155,14 @@ class BrokenPromise(AssertionError):
 class Judge:
     """Finds what is wrong once everything has been healed and had its time."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        primary: RecordingBroker,
-        secondary: RecordingBroker,
-        options: PairOptions,
-        identity: Identity,
-    ) -> None:
-        self._ledger = ledger
-        self._options = options
+    def __init__(self, world: World, identity: Callable[[Message], Hashable]) -> None:
+        self._ledger = world.ledger
+        self._options = world.options
         self._identity = identity
-        self._copies = primary.copies
+        self._copies = world.primary.copies
         self._arrived: dict[Key, list[Stored]] = defaultdict(list)
         self._parked: dict[Key, list[Stored]] = defaultdict(list)
-        for broker, copies in ((primary, self._arrived), (secondary, self._parked)):
+        for broker, copies in ((world.primary, self._arrived), (world.secondary, self._parked)):
             for copy in broker.copies:
                 copies[key_of(copy.entity, copy.message)].append(copy)
 
@@ -247,18 +237,14 @@ class Judge:
     # What the tested code promises.
 
     def _broken(self, promise: Promise) -> Iterator[tuple[str, tuple[Key, ...]]]:
-        found = [
-            copy
-            for copy in self._copies
-            if copy.entity == promise.entity and self._identity(copy.message) == promise.identity
-        ]
+        there = [copy for copy in self._copies if copy.entity == promise.entity]
+        found = [copy for copy in there if self._identity(copy.message) == promise.identity]
         keys = tuple(dict.fromkeys(key_of(copy.entity, copy.message) for copy in found))
         if not found:
             related = tuple(key for key in self._ledger.sends if key[0] == promise.entity.path)
             text = (
-                f"your code promised {promise.identity!r} to {promise.entity} at {promise.at:.3f} s, "
-                "and it never came. "
-                "Did it take an exception for a success, or keep the message where a crash could reach it?"
+                f"your code promised {promise.identity!r} to {promise.entity} at {promise.at:.3f} s, and it never "
+                "came. Did it take an exception for a success, or keep the message where a crash could reach it?"
             )
             yield text, related
         elif len(keys) > 1:
@@ -337,7 +323,6 @@ class World:
 
     @property
     def now(self) -> float:
-        """Virtual seconds since the start."""
         return self._loop.time()
 
     # Coroutines.
@@ -361,7 +346,6 @@ class World:
         self._loop.later(seconds, callback, *arguments)
 
     def keep(self, task: asyncio.Task[Any]) -> None:
-        """Wait for a task before anything is judged."""
         self._started.append(task)
 
     async def _in_time(self, task: asyncio.Task[T]) -> T:
@@ -379,7 +363,6 @@ class World:
         return process
 
     def start_syphon(self) -> None:
-        """Start the process of the syphon, where it has one."""
         if self._beside:
             self.syphon = self._start("syphon", replace(self.options, enable_syphon=True))
 
@@ -389,12 +372,10 @@ class World:
         self._begin_anew()
 
     def crash(self) -> None:
-        """Kill the process under test, and start it again."""
         self.kill(self.process)
         self._begin_anew()
 
     def crash_syphon(self) -> None:
-        """Kill the process of the syphon, and start it again."""
         if self.syphon is not None:
             self.kill(self.syphon)
             self.start_syphon()
@@ -435,9 +416,7 @@ class World:
         self.held.clear()
 
     def converge(self) -> None:
-        """Let time pass until all is drained and healthy, then close everything. Raises `BrokenPromise` if that takes
-        too long, something hangs, or a task is left.
-        """
+        """Let time pass until all is drained and healthy, then close it all. Raises `BrokenPromise`."""
         ends_at = self.now + self._bound()
         for task in self._started:
             # What it raised was its own business: what began it could look.
