@@ -84,18 +84,18 @@ async def count(queues: int, wait: float, polls: int, messages: int) -> dict[str
     month = Cost(backlog_queues=queues, receive_wait=_MONTH_WAIT, days=DAYS_A_MONTH)
     polls_a_month = DAYS_A_MONTH * 86_400 / _MONTH_WAIT
     return {
-        "idle receives": {"counted": waited, "formula": formula.idle_receives},
+        "idle receives": {"counted": waited, "formula": formula.counts()["idle_receives"]},
         "idle receives, 30 days of 15 min polls": {
             "counted": waited / polls * polls_a_month,
-            "formula": month.idle_receives,
+            "formula": month.counts()["idle_receives"],
         },
         f"{messages} diverted messages, primary": {
             "counted": moved["primary"],
-            "formula": formula.primary_operations,
+            "formula": formula.counts()["primary_operations"],
         },
         f"{messages} diverted messages, secondary": {
             "counted": moved["secondary"],
-            "formula": formula.secondary_operations,
+            "formula": formula.counts()["secondary_operations"],
         },
     }
 

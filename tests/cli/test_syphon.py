@@ -154,20 +154,20 @@ def test_an_idle_syphon_does_not_count_its_queues_again_and_again(
 ) -> None:
     first, second = servers
     counted, told = [], []
-    count_queues, tell = _syphon.count_queues, _syphon.SyphonJob._report
+    count_queues, tell = _syphon.count_queues, _syphon.ProgressLines.report
 
     async def count(*arguments: Any) -> Depths:
         counted.append(arguments)
         return await count_queues(*arguments)
 
-    def tell_and_stop(job: _syphon.SyphonJob) -> None:
-        tell(job)
-        told.append(job)
+    def tell_and_stop(lines: _syphon.ProgressLines, progress: _syphon.SyphonProgress) -> None:
+        tell(lines, progress)
+        told.append(progress)
         if len(told) == 10:
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(_syphon, "count_queues", count)
-    monkeypatch.setattr(_syphon.SyphonJob, "_report", tell_and_stop)
+    monkeypatch.setattr(_syphon.ProgressLines, "report", tell_and_stop)
     pair = ["--primary", first.url, "--secondary", second.url]
     ended = cli("syphon", "--metrics-interval", "200ms", *pair)
     assert ended.status == 0

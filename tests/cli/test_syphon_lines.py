@@ -94,7 +94,7 @@ def test_an_old_count_is_shown_with_its_age(job):
 
 
 def test_outbox_in_use_is_no_progress_of_the_backlog(job, monkeypatch):
-    job._until_empty = False
+    job.until_empty = False
     assert job._count_due(100.0)
     assert job._count_due(100.5), "once more when messages have stopped moving"
     for name in ("moved", "outbox_moved"):

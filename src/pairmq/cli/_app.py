@@ -90,8 +90,7 @@ def pairmq(
 
 
 def run(arguments: list[str] | None = None, *, application: typer.Typer = app, name: str = "pairmq") -> int:
-    """Run one command line, by default the process's; 0 when it did what it was asked, 1 when not, 2 for one that can't
-    work."""
+    """Run one command line, by default the process's; 0 when it did what it was asked, 1 when not, 2 if it can't."""
     open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that can't show a character gets its escape, not a traceback.

@@ -156,7 +156,6 @@ async def see_outbox(
 
 
 def outbox_text(seen: OutboxLook) -> Text:
-    """The outbox as one line."""
     return Text(f"outbox: {printable(str(seen))}", FAIL if seen.error else "")
 
 
@@ -319,8 +318,7 @@ class _Backlog:
 
     @contextmanager
     def at_each(self, done: str = "", counts: Mapping[str, int] | None = None) -> Iterator[None]:
-        """What is done at one queue: one that does not exist is omitted; before another failure ends the command, it
-        says how many messages were ``done`` by then."""
+        """Omit a queue that does not exist; before another failure ends the command, say how many were ``done``."""
         try:
             yield
         except TransportError as error:
@@ -503,10 +501,7 @@ _BATCH = 100
 
 
 async def requeue_queue(transport: Transport, queue: Entity, time_limit: float, stop: Stop) -> AsyncIterator[int]:
-    """Move everything that is in the queue's dead-letter queue now, or until a signal between two batches.
-
-    Raises `TransportError`; unconfirmed messages stay where they are.
-    """
+    """Move what is dead-lettered now. Raises `TransportError`; unconfirmed messages stay where they are."""
     source = Source(queue, dead_letter=True)
     # What a running syphon dead-letters again meanwhile is not moved a second time: it would never end.
     left = (await within(time_limit, transport.admin.counts(Source(queue)))).dead_letter

@@ -109,8 +109,6 @@ def _plant(harness: Harness, defects: Sequence[Defect], report: _Report) -> None
 
 
 class _Report:
-    """What was found so far."""
-
     def __init__(self, url: str, json: bool) -> None:
         self._url = url
         self._json = json

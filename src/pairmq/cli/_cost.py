@@ -90,35 +90,40 @@ def cost(
 
 
 def _show(result: Cost) -> None:
+    def line(label: str, value: str) -> None:
+        say(f"  {label:<19}{value:>12}")
+
     say(f"Receives of an idle syphon with {result.backlog_queues} backlog queues")
-    say(f"  an hour            {grouped(float(result.receives_per_hour)):>12}")
-    say(f"  a day              {grouped(result.idle_receives_in(1)):>12}")
-    say(f"  30 days            {grouped(result.idle_receives_in(30)):>12}")
+    line("an hour", grouped(float(result.receives_per_hour)))
+    line("a day", grouped(result.idle_receives_in(1)))
+    line("30 days", grouped(result.idle_receives_in(30)))
     say("Operations of each diverted message: 4")
     for name, side in _MOVED:
         say(f"  {name:<26}at the {side}")
     say(f"In {result.days:g} days with {grouped(result.messages_diverted)} diverted messages")
-    say(f"  idle receives      {grouped(result.idle_receives):>12}")
-    say(f"  looks at the record{grouped(result.record_looks):>12}")
-    say(f"  looks at the switch{grouped(result.switch_looks):>12}")
-    say(f"  reports of it      {grouped(result.switch_reports):>12}")
-    if result.lanes or result.receivers:
-        say(f"  looks at lanes     {grouped(result.lane_looks):>12}")
-        say(f"  receives of lanes  {grouped(result.lane_receives):>12}")
-    say(f"  at the primary     {grouped(result.primary_operations):>12}")
-    say(f"  at the secondary   {grouped(result.secondary_operations):>12}")
-    say(f"  operations         {grouped(result.operations):>12}")
+    for name, count in result.counts().items():
+        if not name.startswith("lane_") or result.lanes or result.receivers:
+            line(_LABELS[name], grouped(count))
     if any(price.per_million or price.base for price in (result.primary, result.secondary)):
         say("Money")
-        say(f"  primary            {result.primary_money:>12,.4f}")
-        say(f"  secondary          {result.secondary_money:>12,.4f}")
-        say(f"  together           {result.money:>12,.4f}")
+        for name, money in result.money().items():
+            line(_LABELS[name], f"{money:,.4f}")
 
 
-_COUNTS = (
-    *("idle_receives", "record_looks", "switch_looks", "switch_reports", "lane_looks", "lane_receives"),
-    *("primary_operations", "secondary_operations", "operations"),
-)
+_LABELS = {
+    "idle_receives": "idle receives",
+    "record_looks": "looks at the record",
+    "switch_looks": "looks at the switch",
+    "switch_reports": "reports of it",
+    "lane_looks": "looks at lanes",
+    "lane_receives": "receives of lanes",
+    "primary_operations": "at the primary",
+    "secondary_operations": "at the secondary",
+    "operations": "operations",
+    "primary_money": "primary",
+    "secondary_money": "secondary",
+    "money": "together",
+}
 
 
 def _as_json(result: Cost) -> dict[str, Any]:
@@ -131,8 +136,8 @@ def _as_json(result: Cost) -> dict[str, Any]:
         "operations_per_diverted_message": {"primary": 2, "secondary": 2},
         "period": {
             "days": float(result.days),
-            **{name: getattr(result, name) for name in _COUNTS},
-            **{name: str(getattr(result, name)) for name in ("primary_money", "secondary_money", "money")},
+            **result.counts(),
+            **{name: str(money) for name, money in result.money().items()},
         },
     }
 
@@ -167,63 +172,30 @@ class Cost:
     def idle_receives_in(self, days: float) -> int:
         return _whole(self.receives_per_hour * 24 * Fraction(days))
 
-    @property
-    def idle_receives(self) -> int:
-        return self.idle_receives_in(self.days)
+    def counts(self) -> dict[str, int]:
+        """Operations in that time, by what they are for."""
+        idle, moved = self.idle_receives_in(self.days), 2 * self.messages_diverted
+        looks = {
+            "record_looks": self._every(LOOK_INTERVAL, self.processes),
+            "switch_looks": self._every(self.control_interval, self.processes),
+            "switch_reports": self._every(REPORT_INTERVAL, 4 * self.processes) if self.control_interval else 0,
+            "lane_looks": self._every(LANE_LOOK_INTERVAL, self.lanes),
+            "lane_receives": self._every(LANE_POLL, self.receivers),
+        }
+        at_brokers = {"primary_operations": moved, "secondary_operations": moved}
+        return {"idle_receives": idle, **looks, **at_brokers, "operations": idle + sum(looks.values()) + 2 * moved}
 
-    @property
-    def record_looks(self) -> int:
-        return self._by_each_process_every(LOOK_INTERVAL)
+    def money(self) -> dict[str, Decimal]:
+        """The price of all that at each broker, and together; what nothing diverted costs is the secondary's."""
+        counts = self.counts()
+        at_primary = counts["primary_operations"]
+        primary = _money(self.primary, at_primary, self.days)
+        secondary = _money(self.secondary, counts["operations"] - at_primary, self.days)
+        return {"primary_money": primary, "secondary_money": secondary, "money": primary + secondary}
 
-    @property
-    def switch_looks(self) -> int:
-        return self._by_each_process_every(self.control_interval) if self.control_interval else 0
-
-    @property
-    def switch_reports(self) -> int:
-        return self._by_each_process_every(REPORT_INTERVAL, 4) if self.control_interval else 0
-
-    @property
-    def lane_looks(self) -> int:
-        return _every(LANE_LOOK_INTERVAL, self.days, self.lanes)
-
-    @property
-    def lane_receives(self) -> int:
-        return _every(LANE_POLL, self.days, self.receivers)
-
-    @property
-    def looks(self) -> int:
-        """All that processes ask of the secondary to agree, and to read lanes that are empty."""
-        return self.record_looks + self.switch_looks + self.switch_reports + self.lane_looks + self.lane_receives
-
-    @property
-    def primary_operations(self) -> int:
-        return 2 * self.messages_diverted
-
-    secondary_operations = primary_operations
-
-    @property
-    def operations(self) -> int:
-        return self.idle_receives + self.looks + self.primary_operations + self.secondary_operations
-
-    @property
-    def primary_money(self) -> Decimal:
-        return _money(self.primary, self.primary_operations, self.days)
-
-    @property
-    def secondary_money(self) -> Decimal:
-        return _money(self.secondary, self.idle_receives + self.looks + self.secondary_operations, self.days)
-
-    @property
-    def money(self) -> Decimal:
-        return self.primary_money + self.secondary_money
-
-    def _by_each_process_every(self, seconds: float, operations: int = 1) -> int:
-        return _every(seconds, self.days, operations * self.processes)
-
-
-def _every(seconds: float, days: float, operations: int) -> int:
-    return _whole(operations * 86_400 * Fraction(days) / Fraction(seconds))
+    def _every(self, seconds: float, operations: int) -> int:
+        """How many in that time if there are so many at each interval; an interval of 0 is never."""
+        return _whole(operations * 86_400 * Fraction(self.days) / Fraction(seconds)) if seconds else 0
 
 
 def _money(price: Price, operations: int, days: float) -> Decimal:

@@ -218,7 +218,6 @@ def _with_outbox(
 
 
 def _named(url: str, name: str) -> str:
-    """Give the broker of a URL another name."""
     address, _, options = url.partition("?")
     kept = [option for option in options.split("&") if option and not option.startswith("name=")]
     return f"{address}?{'&'.join([*kept, f'name={name}'])}"

@@ -173,7 +173,6 @@ class OutboxRun:
 
 
 async def _numbers(program: asyncio.subprocess.Process, stop: Stop) -> AsyncIterator[int]:
-    """The transactions that a program reports to have ended."""
     output = cast(asyncio.StreamReader, program.stdout)
     while line := await stop.or_result(output.readline()):
         yield int(line)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
@@ -57,52 +57,45 @@ _STILL_DRAINING = 5.0  # the same, while the syphon has not yet found its queues
 _UNNOTICED = 10.0  # s that an outage is drawn out, at most, while nothing has failed over
 
 
+@dataclass(eq=False)
 class DemoRun:
     """One run. ``products`` names primary and secondary if they are real servers of this run."""
 
-    def __init__(
-        self,
-        primary: str,
-        secondary: str,
-        options: PairOptions,
-        entities: tuple[Entity, ...],
-        plan: Plan,
-        texts: Texts,
-        *,
-        run_id: str,
-        seed: int | None,
-        control: BrokerControl | OwnServer | None,
-        products: dict[str, str] | None = None,
-        json: bool,
-        journal: Journal | None = None,
-    ) -> None:
-        self._entities = entities
-        self._plan = plan
-        self._texts = texts
-        self._control = control
-        self._products = products
-        self._json = json
-        self._secondary = transport_of(secondary)
+    primary: str
+    secondary: str
+    options: PairOptions
+    entities: tuple[Entity, ...]
+    plan: Plan
+    texts: Texts
+    _: KW_ONLY
+    run_id: str
+    seed: int | None
+    control: BrokerControl | OwnServer | None
+    products: dict[str, str] | None = None
+    json: bool
+    journal: Journal | None = None
+
+    def __post_init__(self) -> None:
+        self._secondary = transport_of(self.secondary)
         # Chance spreads load here, it guards nothing.
-        clock = Clock(rng=None if seed is None else random.Random(seed))  # noqa: S311
-        self._pair = Pair.connect(primary, secondary, options=options, clock=clock, journal=journal)
-        self._tally = Tally(run_id, plan.messages)
+        clock = Clock(rng=None if self.seed is None else random.Random(self.seed))  # noqa: S311
+        self._pair = Pair.connect(self.primary, self.secondary, options=self.options, clock=clock, journal=self.journal)
+        self._tally = Tally(self.run_id, self.plan.messages)
         self._scene = Scene(
             primary=self._pair.primary.endpoint.url,
             secondary=self._pair.secondary.endpoint.url,
-            entities=_scenes(entities),
+            entities=_scenes(self.entities),
             tally=self._tally,
-            total=plan.messages,
-            queues=options.backlog_queue_count + len(options.continuity),
-            continuity=bool(options.continuity),
-            pace=plan.messages / plan.sending,
-            staged=control is not None,
+            total=self.plan.messages,
+            queues=self.options.backlog_queue_count + len(self.options.continuity),
+            continuity=bool(self.options.continuity),
+            pace=self.plan.messages / self.plan.sending,
+            staged=self.control is not None,
         )
-        self._console = stderr_console() if json else stdout_console()
+        self._console = stderr_console() if self.json else stdout_console()
         self._lively = self._console.is_terminal and not self._console.is_dumb_terminal
-        self._consumer = Consumer(
-            transport_of(primary), entities, self._tally, self._scene, journal=journal, pair=self._pair.name
-        )
+        reader, name = transport_of(self.primary), self._pair.name
+        self._consumer = Consumer(reader, self.entities, self._tally, self._scene, self.journal, name)
         self._plain = PlainView(self._scene, self._console)
         self._made: list[Entity] = []
         self._sends: set[asyncio.Task[None]] = set()
@@ -116,18 +109,18 @@ class DemoRun:
         stop.on_request(self._scene.stopping)
         try:
             await self._prepare(self._pair.primary)
-            if self._products is not None:
-                await stop.wait(max(0.0, _QUEUES_KEPT - self._plan.outage_at))
+            if self.products is not None:
+                await stop.wait(max(0.0, _QUEUES_KEPT - self.plan.outage_at))
             self._pair.subscribe(self._scene.on_event)
             async with self._pair:
                 self._started = asyncio.get_running_loop().time()
-                if self._control is None:
+                if self.control is None:
                     note(f"{self._pair.primary.endpoint} can't be stopped by the demo: stop and start it yourself")
                 self._consumer.start()
                 async with self._consumer.of_both(self._pair):
                     await self._with_picture(self._course(stop))
             # The pair is closed: nothing is in the syphon's hand any more, a message is in the one place or the other.
-            gone = self._control is None and self._scene.primary_down
+            gone = self.control is None and self._scene.primary_down
             async with self._secondary:
                 primary_read, waiting = await self._find_the_rest(patient=not gone)
                 await self._consumer.stop()
@@ -138,12 +131,12 @@ class DemoRun:
         verdict = self._tally.verdict(waiting, primary_read=primary_read)
         status = stop.exit_status if stop.asked else 0 if verdict.ok else 1
         from_lanes = self._tally.from_lanes if self._scene.continuity else None
-        if self._json:
+        if self.json:
             extra = {
-                "outage_staged": self._control is not None,
+                "outage_staged": self.control is not None,
                 "elapsed": round(self._scene.now, 3),
                 "stopped": stop.asked,
-                **({} if self._products is None else {"servers": self._products}),
+                **({} if self.products is None else {"servers": self.products}),
                 **({} if from_lanes is None else {"delivered_by_secondary": from_lanes}),
             }
             put_json({**verdict.as_json(), **extra})
@@ -154,7 +147,6 @@ class DemoRun:
     # The course of events.
 
     async def _course(self, stop: Stop) -> None:
-        """Everything from the first send to the settled account."""
         scene = self._scene
         helpers = [asyncio.create_task(self._count())]
         try:
@@ -168,7 +160,7 @@ class DemoRun:
             await self._end_sends(stop)
             if not stop.asked:
                 await self._settle(stop)
-            elif self._control is not None:
+            elif self.control is not None:
                 await self._bring_back(stopping=True)
             scene.phase = "stopped" if stop.asked else "done"
         finally:
@@ -179,12 +171,12 @@ class DemoRun:
 
     async def _produce(self, stop: Stop) -> None:
         loop = asyncio.get_running_loop()
-        senders = [[self._pair.sender(entity.path) for _ in range(_SENDERS)] for entity in self._entities]
-        many = len(self._entities)
-        for index, body in enumerate(self._texts):
-            if index >= self._plan.messages:
+        senders = [[self._pair.sender(entity.path) for _ in range(_SENDERS)] for entity in self.entities]
+        many = len(self.entities)
+        for index, body in enumerate(self.texts):
+            if index >= self.plan.messages:
                 return
-            wait = self._started + self._plan.due_at(index) - loop.time()
+            wait = self._started + self.plan.due_at(index) - loop.time()
             if wait > 0 and await stop.wait(wait):
                 return
             while len(self._sends) >= _IN_FLIGHT and not stop.asked:
@@ -212,15 +204,15 @@ class DemoRun:
             entity.in_flight -= 1
 
     async def _outage(self, stop: Stop) -> None:
-        if self._control is None:
+        if self.control is None:
             return
         loop = asyncio.get_running_loop()
-        if await stop.wait(max(0.0, self._started + self._plan.outage_at - loop.time())):
+        if await stop.wait(max(0.0, self._started + self.plan.outage_at - loop.time())):
             return
-        how = "stopped" if self._products is None else "killed: kill -9"
+        how = "stopped" if self.products is None else "killed: kill -9"
         self._scene.primary_is(down=True, text=f"the primary is {how}")  # sends fail before `stop` has ended
-        await self._control.stop()
-        if await stop.wait(max(0.0, self._started + self._plan.outage_ends_at - loop.time())):
+        await self.control.stop()
+        if await stop.wait(max(0.0, self._started + self.plan.outage_ends_at - loop.time())):
             return
         # A process that gets no processor for seconds may find that time over with the outage unnoticed.
         deadline = loop.time() + _UNNOTICED
@@ -231,15 +223,15 @@ class DemoRun:
 
     async def _bring_back(self, *, stopping: bool = False) -> None:
         """End the outage; after a signal too, since what the primary holds is to be counted."""
-        if self._control is None:
+        if self.control is None:
             return
         loop = asyncio.get_running_loop()
         began = loop.time()
-        if self._products is not None and self._scene.primary_down:
+        if self.products is not None and self._scene.primary_down:
             self._scene.add("the primary is started again", "bold")
-        await self._control.restore()
+        await self.control.restore()
         text = "the primary is back"
-        if self._products is not None and self._scene.primary_down:
+        if self.products is not None and self._scene.primary_down:
             text += f" after {short_duration(loop.time() - began)}, with its data"
         self._scene.primary_is(down=False, text=f"stopped early: {text}" if stopping else text)
 
@@ -264,14 +256,14 @@ class DemoRun:
                 seen, since = now_seen, loop.time()
             quiet = loop.time() - since
             empty = depths is not None and depths.known_empty
-            waiting = self._control is None and self._scene.primary_down
+            waiting = self.control is None and self._scene.primary_down
             self._scene.phase = "waiting, Ctrl-C ends" if waiting else "draining"
             healthy = all(entity.state is EntityState.HEALTHY for entity in self._scene.entities.values())
             if empty and not self._tally.undelivered and quiet > (_SETTLED if healthy else _STILL_DRAINING):
                 return
             if empty and quiet > 5 and await self._consumer.has_all():
                 return  # something is lost, and waiting does not bring it back
-            if self._control is not None and quiet > 30:
+            if self.control is not None and quiet > 30:
                 return
 
     # Who watches.
@@ -292,7 +284,7 @@ class DemoRun:
         except TransportError as error:
             raise failed_at(self._pair.secondary, error) from error
         try:
-            for entity in self._entities:
+            for entity in self.entities:
                 if await within(5.0, admin.create(entity)):
                     self._made.append(entity)
                 elif (await within(5.0, admin.counts(Source(entity)))).pending:
@@ -303,10 +295,7 @@ class DemoRun:
             raise failed_at(primary, error) from error
 
     async def _find_the_rest(self, *, patient: bool) -> tuple[bool, frozenset[int]]:
-        """Look until every accepted message is in one place or the other, or for a while.
-
-        Messages locked by a connection that just ended may be in neither for a moment.
-        """
+        """Look for a while: messages locked by a connection that just ended may be in neither place for a moment."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
@@ -334,7 +323,7 @@ class DemoRun:
 
     async def _clean_up(self) -> None:
         """Delete what this run made, unless messages are left in it."""
-        if self._control is not None or self._tally.undelivered:
+        if self.control is not None or self._tally.undelivered:
             return
         with contextlib.suppress(TransportError):
             for entity in self._made:

@@ -21,10 +21,7 @@ _LONGEST_RESTART = 10.0  # s, most extra time of sending for a primary that rest
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The course of a demo, in seconds from its start.
-
-    Without a rate all is sent within 10 s, and as much longer as the primary probably needs to ``restart``.
-    """
+    """The course, in seconds; without a rate 10, and as many more as the primary probably needs to ``restart``."""
 
     messages: int
     rate: float | None
@@ -206,8 +203,7 @@ class Tally:
             self._maybe[index] = 1
 
     def arrived(self, index: int, *, again: bool = False, lane: bool = False) -> None:
-        """The consumer saw a copy of a message; ``again`` if the broker says that it may have delivered this copy
-        before, ``lane`` if it came from the secondary."""
+        """The consumer saw a copy, ``again`` if the broker may have delivered it before, of a ``lane`` or not."""
         self._maybe[index] |= again
         self.from_lanes += lane and not self._copies[index]
         self.delivered += not self._copies[index]

@@ -280,8 +280,6 @@ _KEPT_EVENTS = 200
 
 @dataclass(slots=True)
 class EntityScene:
-    """One entity."""
-
     name: str
     state: EntityState = EntityState.HEALTHY
     since: float = 0.0
@@ -303,8 +301,6 @@ class Bucket:
 
 @dataclass(slots=True)
 class Happening:
-    """One line of the list of events."""
-
     at: float
     text: str
     style: str = ""

@@ -96,8 +96,6 @@ _DISCLAIMED = {"time_to_live": "a time-to-live", "scheduling": "a schedule"}
 
 
 class Grade(enum.StrEnum):
-    """How bad it is."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "FAIL"
@@ -455,8 +453,7 @@ async def _rights(primary: Transport, secondary: Transport, options: PairOptions
 async def _tried(
     secondary: Transport, queue: Entity, limit: float, *, own: bool, ordered: bool
 ) -> tuple[str, str | None] | None:
-    """What does not work with a queue, and the right that this takes, if it was refused; another's queue gets no
-    message."""
+    """What does not work with a queue, and the right that was refused for it; another's queue gets no message."""
     sender, receiver = secondary.sender(queue), secondary.receiver(Source(queue))
     text, right = "sends can't be diverted", "send to"
     try:

@@ -59,10 +59,7 @@ class Extension:
 
 
 def installed(taken: Iterable[str] = ()) -> tuple[Extension, ...]:
-    """Find the subcommands that are installed, by name; nothing is imported.
-
-    Names of PairMQ's own commands are ``taken``. Of two with one name the distribution first in the alphabet has it.
-    """
+    """Find those that are installed, by name; of two of one name the distribution first in the alphabet has it."""
     from importlib.metadata import distributions  # slow to import; PairMQ's own commands don't need it
 
     found: dict[str, Extension] = {}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Group
@@ -30,6 +30,9 @@ from pairmq.cli._values import (
 )
 from pairmq.model import ConfigurationError
 from pairmq.model.records import KINDS, SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from pairmq.observe.journal import Recovered, Shipped
 
 T = TypeVar("T")
 
@@ -136,8 +139,7 @@ def recover(
     folder = _existing(directory)
     found = _reading(lambda: journal_package().recover(folder, all_hosts=all_hosts))()
     if json:
-        record = {**asdict(found), "segments": [str(path) for path in found.segments]}
-        put_json({**record, "failed": {str(path): why for path, why in found.failed.items()}}, indent=2)
+        put_json(_record(found), indent=2)
     else:
         say(f"recovered {plural(found.rows, 'row')} of {plural(found.parts, 'part')}")
         if found.lost:
@@ -179,7 +181,6 @@ def ship(
 
 
 def _ship(folder: Path, store: str, delete: bool, json: bool, *, forever: bool) -> int:
-    """Ship once; the exit status."""
     journal = journal_package()
     problem = None
     with Progress("checked", "segments") as progress:
@@ -195,8 +196,7 @@ def _ship(folder: Path, store: str, delete: bool, json: bool, *, forever: bool) 
         except journal.ShipmentError as error:
             done, problem = error.done, f"{without_secrets(printable(str(error)))}; the next shipment continues"
     if json:
-        record = {**asdict(done), "segments": [str(path) for path in done.segments]}
-        put_json({**record, "failed": {str(path): why for path, why in done.failed.items()}, "problem": problem})
+        put_json({**_record(done), "problem": problem})
     else:
         text = f"shipped {plural(len(done.segments), 'segment')}, {done.bytes / 1e6:.1f} MB"
         text += f"; the store had {grouped(done.present)}" if done.present else ""
@@ -208,6 +208,11 @@ def _ship(folder: Path, store: str, delete: bool, json: bool, *, forever: bool) 
             raise CommandFailed(problem)
         warn(problem)
     return 1 if done.failed else 0
+
+
+def _record(done: Recovered | Shipped) -> dict[str, Any]:
+    paths, failed = [str(path) for path in done.segments], {str(path): why for path, why in done.failed.items()}
+    return {**asdict(done), "segments": paths, "failed": failed}
 
 
 def _existing(directory: str) -> Path:

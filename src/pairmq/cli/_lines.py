@@ -22,11 +22,7 @@ _AHEAD = 4  # blocks read and not yet taken
 
 
 class LineSource:
-    """The lines of one input, ``-`` for standard input, each without its separator; the last one may lack it.
-
-    A thread of its own reads, as nothing else can be interrupted while it waits for a terminal or a pipe. It is a
-    daemon and reads the bare descriptor: it can be left behind at exit.
-    """
+    """The lines of one input, read in a thread that can be left behind while it waits for a terminal or a pipe."""
 
     def __init__(self, path: str, separator: bytes = b"\n") -> None:
         self.name = "standard input" if path == "-" else path

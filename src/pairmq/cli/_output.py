@@ -74,7 +74,6 @@ def stderr_console() -> Console:
 
 
 def _columns() -> int | None:
-    """What ``COLUMNS`` says."""
     text = os.environ.get("COLUMNS", "")
     return int(text) if text.isdecimal() else None
 
@@ -90,10 +89,7 @@ def is_closed(stream: TextIO | None) -> bool:
 
 
 def open_closed_streams() -> None:
-    """Put the null device where the program was started without a stream.
-
-    The next file to be opened would get its descriptor otherwise, and what is meant for the stream.
-    """
+    """Open missing streams: the next file would get the descriptor, and what is meant for the stream."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)
@@ -163,7 +159,6 @@ def table(*columns: str | tuple[str, str]) -> Table:
 
 
 def cells(values: Sequence[object], style: str | None = None) -> list[Text]:
-    """A row's cells, safe to print."""
     return [Text(printable(str(value)), style=style or "") for value in values]
 
 
@@ -198,44 +193,26 @@ class Speed:
         return (count - first) / (now - began) if now > began else 0.0
 
 
-def line_on_stderr() -> Live | None:
-    """What is drawn anew at the lower end of a terminal; None where stderr is not one.
+class LiveLine:
+    """A line that is drawn anew at the lower end of a terminal; nothing where stderr is not one, or none is wanted.
 
     What is written to stdout goes there: only where that is a terminal, too, it is drawn above by rich, on stderr.
     """
-    console = stderr_console()
-    if not console.is_terminal:
-        return None
-    shared = sys.stdout is not None and sys.stdout.isatty()
-    return Live(console=console, transient=True, auto_refresh=False, redirect_stdout=shared)
 
+    def __init__(self, *, wanted: bool = True) -> None:
+        console = stderr_console()
+        shared = sys.stdout is not None and sys.stdout.isatty()
+        self._live: Live | None = None
+        if wanted and console.is_terminal:
+            self._live = Live(console=console, transient=True, auto_refresh=False, redirect_stdout=shared)
 
-class Progress:
-    """The line on a terminal that shows how far a command is: ``sent 1 200 lines, 400/s``."""
+    @property
+    def shown(self) -> bool:
+        return self._live is not None
 
-    def __init__(self, verb: str, things: str, total: int | None = None) -> None:
-        self._verb = verb
-        self._things = things
-        self._total = total
-        self._speed = Speed()
-        self._next = 0.0
-        self._live = line_on_stderr()
-
-    def update(self, count: int, *, position: int = 0, text: str = "") -> None:
-        """Show progress; cheap to call for each message."""
-        if self._live is None:
-            return
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + _EVERY
-        speed = self._speed.update(now, count)
-        parts = [f"{self._verb} {grouped(count)} {self._things}", rate(speed)]
-        if self._total:
-            parts.append(f"{min(100.0, 100 * position / self._total):.0f} %")
-        if text:
-            parts.append(text)
-        self._live.update(Text(", ".join(parts), no_wrap=True, overflow="ellipsis"), refresh=True)
+    def draw(self, text: str) -> None:
+        if self._live is not None:
+            self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -245,6 +222,32 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()
+
+
+class Progress(LiveLine):
+    """The line on a terminal that shows how far a command is: ``sent 1 200 lines, 400/s``."""
+
+    def __init__(self, verb: str, things: str, total: int | None = None) -> None:
+        super().__init__()
+        self._verb = verb
+        self._things = things
+        self._total = total
+        self._speed = Speed()
+        self._next = 0.0
+
+    def update(self, count: int, *, position: int = 0, text: str = "") -> None:
+        """Show progress; cheap to call for each message."""
+        now = time.monotonic()
+        if now < self._next or not self.shown:
+            return
+        self._next = now + _EVERY
+        speed = self._speed.update(now, count)
+        parts = [f"{self._verb} {grouped(count)} {self._things}", rate(speed)]
+        if self._total:
+            parts.append(f"{min(100.0, 100 * position / self._total):.0f} %")
+        if text:
+            parts.append(text)
+        self.draw(", ".join(parts))
 
 
 def delivery_record(delivery: Delivery) -> dict[str, Any]:

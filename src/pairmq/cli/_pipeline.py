@@ -232,8 +232,6 @@ _FOLLOWING_STYLES = {"lost": FAIL, "faults": WARN, "good": OK}
 
 
 class _RefreshPrinter:
-    """Prints a line for every refresh."""
-
     def __init__(self, *, json: bool) -> None:
         self._json = json
         self._bad: set[BadSegment] = set()

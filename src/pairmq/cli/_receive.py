@@ -106,8 +106,6 @@ _PEEKED = 100
 
 
 class Output:
-    """Where the messages go."""
-
     def __init__(self, path: str, *, json: bool, separator: bytes) -> None:
         self.name = "standard output" if path == "-" else path
         self._json = json
@@ -127,8 +125,7 @@ class Output:
         self._torn = path != "-" and regular and _ends_amid(path, separator)
 
     async def write(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand messages to the operating system, all of them, and have a file on its disk before it returns: they are
-        completed next."""
+        """Hand over all messages, and have a file on its disk before it returns: they are completed next."""
         data = b"".join(self._encode(delivery) for delivery in deliveries)
         if self._torn:
             data, self._torn = self._separator + data, False

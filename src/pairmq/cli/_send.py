@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from typer import Option
@@ -325,35 +325,25 @@ def _check_distinct(lines: LineSource, receipts: str | None, failed: str | None)
         used[identity] = f"{option}, {path}"
 
 
+@dataclass(eq=False)
 class SendJob:
-    """One run of the command."""
+    pair: Pair
+    entity: Entity
+    lines: LineSource
+    template: Template
+    outputs: Outputs
+    _: KW_ONLY
+    create: bool
+    window: int
+    first_line: int = 1
+    max_rate: float | None = None
 
-    def __init__(
-        self,
-        pair: Pair,
-        entity: Entity,
-        lines: LineSource,
-        template: Template,
-        outputs: Outputs,
-        *,
-        create: bool,
-        window: int,
-        first_line: int = 1,
-        max_rate: float | None = None,
-    ) -> None:
-        self._pair = pair
-        self._max_rate = max_rate
+    def __post_init__(self) -> None:
         self._free_at = 0.0
-        self._entity = entity
-        self._lines = lines
-        self._template = template
-        self._outputs = outputs
-        self._create = create
-        self._window = window
         self._waiting: deque[tuple[int, bytes]] = deque()  # lines without a result, in order
         self._waiting_bytes = 0
         self._room = asyncio.Event()
-        self._before = first_line - 1
+        self._before = self.first_line - 1
         self._read = self._before  # number of the last line read
         self._first_failed: int | None = None
         self._named = 0  # failing lines reported, or only counted
@@ -373,30 +363,30 @@ class SendJob:
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
-        stop.on_request(self._lines.stop)
+        stop.on_request(self.lines.stop)
         stop.on_request(self._room.set)
         stop.on_request(
             lambda: mention(f"{stop.name}: reading no further; {self._in_flight()}; once more exits immediately")
         )
-        self._pair.subscribe(self._on_event, per_message=False)
+        self.pair.subscribe(self._on_event, per_message=False)
         status = 1
         summarized = complete = False
         try:
             async with AsyncExitStack() as stack:
                 async with told_when_slow(
-                    f"opening the pair of {self._pair.primary.endpoint} and {self._pair.secondary.endpoint}"
+                    f"opening the pair of {self.pair.primary.endpoint} and {self.pair.secondary.endpoint}"
                 ):
-                    pair = await stack.enter_async_context(self._pair)
-                if self._create:
+                    pair = await stack.enter_async_context(self.pair)
+                if self.create:
                     await self._make_entity(stop)
-                self._outputs.begin()
-                sender = pair.sender(self._entity.path, kind=self._entity.kind.value)
+                self.outputs.begin()
+                sender = pair.sender(self.entity.path, kind=self.entity.kind.value)
                 summarized = True
-                with Progress("sent", "lines", total=self._lines.size) as progress:
+                with Progress("sent", "lines", total=self.lines.size) as progress:
                     await self._send(sender, stop, progress)
             complete = True
         except OutputClosed:
-            summarized = summarized and self._outputs.in_files  # a `head` that has seen enough wants no summary
+            summarized = summarized and self.outputs.in_files  # a `head` that has seen enough wants no summary
             raise
         finally:
             if summarized:
@@ -408,24 +398,24 @@ class SendJob:
         try:
             # Lines without a result were never confirmed, however the run ended.
             self._give_up(SendUnknown, "the command ended before its result came")
-            self._outputs.finish()
+            self.outputs.finish()
         finally:
             status = self._summary(stop, seconds, complete=complete)
         return status
 
     async def _make_entity(self, stop: Stop) -> None:
         try:
-            limit = self._pair.options.attempt_timeout
-            async with told_when_slow(f"making {self._entity} at {self._pair.primary.endpoint}"):
-                await stop.or_result(within(limit, self._pair.primary.admin.create(self._entity)))
+            limit = self.pair.options.attempt_timeout
+            async with told_when_slow(f"making {self.entity} at {self.pair.primary.endpoint}"):
+                await stop.or_result(within(limit, self.pair.primary.admin.create(self.entity)))
         except TransportError as error:
             # The primary may be unavailable: that is what the pair is for.
-            warn(f"{self._entity} could not be created: {at_broker(self._pair.primary, error)}")
+            warn(f"{self.entity} could not be created: {at_broker(self.pair.primary, error)}")
 
     async def _send(self, sender: PairSender, stop: Stop, progress: Progress) -> None:
         closing: list[asyncio.Task[None]] = []
         stop.on_request(lambda: closing.append(asyncio.create_task(self._close_when_stalled())))
-        results: Any = sender.send_stream(self._messages(stop), window=self._window)
+        results: Any = sender.send_stream(self._messages(stop), window=self.window)
         waiting = asyncio.create_task(self._report_waiting(progress))
         try:
             # Closed here and now: what is counted when this is left must not be read any further.
@@ -437,7 +427,7 @@ class SendJob:
                     self._keep(number, line, result)
                     self._report_result(number, result)
                     if not self._waiting:
-                        self._outputs.flush()
+                        self.outputs.flush()
                     progress.update(
                         self._done - self._before,
                         position=self._read_bytes - self._waiting_bytes,
@@ -455,7 +445,7 @@ class SendJob:
                 await task
 
     async def _messages(self, stop: Stop) -> AsyncIterator[Message]:
-        async with contextlib.aclosing(self._lines.blocks()) as blocks:
+        async with contextlib.aclosing(self.lines.blocks()) as blocks:
             async for block in blocks:
                 for line in block:
                     while self._waiting_bytes > _BYTES_IN_FLIGHT and not stop.asked:
@@ -469,22 +459,22 @@ class SendJob:
                         self._last_result = asyncio.get_running_loop().time()
                     self._waiting.append((self._read, line))
                     self._waiting_bytes += len(line)
-                    yield self._template.message(self._read, line)
+                    yield self.template.message(self._read, line)
 
     async def _may_go(self, stop: Stop) -> bool:
         """Wait for the next message's turn under the limit of the rate; False when a signal came first."""
-        if self._max_rate is None:
+        if self.max_rate is None:
             return True
         now = asyncio.get_running_loop().time()
         starts_at = max(now, self._free_at)
-        self._free_at = starts_at + 1 / self._max_rate
+        self._free_at = starts_at + 1 / self.max_rate
         # Timers are not finer than a millisecond: at high rates some go at once, and then some wait.
         return starts_at - now < 0.001 or not await stop.wait(starts_at - now)
 
     async def _report_waiting(self, progress: Progress) -> None:
         """Say what is waited for when no result comes: a broker that does not answer holds up all of them."""
         mentioned = 0.0
-        limits = self._pair.options
+        limits = self.pair.options
         while True:
             await asyncio.sleep(SLOW / 4)
             progress.update(
@@ -501,25 +491,25 @@ class SendJob:
                 )
 
     def _on_event(self, event: Event) -> None:
-        if not isinstance(event, StateChanged) or event.entity != self._entity:
+        if not isinstance(event, StateChanged) or event.entity != self.entity:
             return
         if event.current is EntityState.FAILING or (event.current is EntityState.FAILED_OVER and self._why is None):
             # Why is in the event of an attempt. These cost something for each message: only until one has come.
             self._unsubscribe()
-            self._unsubscribe = self._pair.subscribe(self._on_attempt)
+            self._unsubscribe = self.pair.subscribe(self._on_attempt)
         elif event.current in (EntityState.HEALTHY, EntityState.DRAINING) and event.previous is EntityState.FAILED_OVER:
-            mention(f"{self._entity}: the primary accepts messages again")
+            mention(f"{self.entity}: the primary accepts messages again")
 
     def _on_attempt(self, event: Event) -> None:
-        if isinstance(event, AttemptFailed) and event.entity == self._entity and event.queue is None:
+        if isinstance(event, AttemptFailed) and event.entity == self.entity and event.queue is None:
             self._unsubscribe()
             self._why = event.error
-            mention(f"{self._entity}: the primary fails: {printable(event.error)}")
+            mention(f"{self.entity}: the primary fails: {printable(event.error)}")
 
     def _in_flight(self) -> str:
         if not self._waiting:
             return "nothing is in flight"
-        grace = f"{_STALL + self._pair.options.close_grace:g} s"
+        grace = f"{_STALL + self.pair.options.close_grace:g} s"
         return f"{plural(len(self._waiting), 'line')} in flight have {grace} after the last result"
 
     async def _close_when_stalled(self) -> None:
@@ -529,7 +519,7 @@ class SendJob:
             seen = self._done
             await asyncio.sleep(_STALL)
         if self._waiting and not self._ended:
-            await self._pair.close()
+            await self.pair.close()
 
     @property
     def _done(self) -> int:
@@ -545,11 +535,11 @@ class SendJob:
             self._counts[_outcome(result)] += 1
             if self._first_failed is None:
                 self._first_failed = number
-        self._outputs.keep(number, line, result)
+        self.outputs.keep(number, line, result)
 
     def _report_result(self, number: int, result: Receipt | SendError) -> None:
         """Show a result on stdout, and a failure on stderr. Raises as `Outputs.show`."""
-        self._outputs.show(number, result)
+        self.outputs.show(number, result)
         if isinstance(result, SendError):
             self._named += 1
             if self._named <= _NAMED:
@@ -563,7 +553,7 @@ class SendJob:
         while self._waiting:
             number, line = self._waiting.popleft()
             self._waiting_bytes -= len(line)
-            result = kind(why, entity=self._entity.path, message_id=self._template.id_of(number))
+            result = kind(why, entity=self.entity.path, message_id=self.template.id_of(number))
             self._keep(number, line, result)
             results.append((number, result))
         for number, result in results:
@@ -580,7 +570,7 @@ class SendJob:
         counts = self._counts
         accepted = counts["primary"] + counts["backlog"]
         speed = f" ({rate(accepted / seconds)})" if seconds > 0 else ""
-        note(f"{plural(accepted, 'message')} accepted for {self._entity} in {short_duration(seconds)}{speed}")
+        note(f"{plural(accepted, 'message')} accepted for {self.entity} in {short_duration(seconds)}{speed}")
         note(f"  by the primary      {grouped(counts['primary']):>9}")
         hint = "   'pairmq syphon' moves them to the primary" if counts["backlog"] else ""
         note(f"  by the backlog      {grouped(counts['backlog']):>9}{hint}")
@@ -591,24 +581,24 @@ class SendJob:
         if counts["duplicates"]:
             note(f"  maybe duplicated    {grouped(counts['duplicates']):>9}   compare message ids downstream")
         failures = counts["refused"] + counts["unknown"]
-        kept = self._outputs.kept
+        kept = self.outputs.kept
         if failures and kept is not None:
             note(f"the {plural(failures, 'line')} not accepted: {printable(kept)}")
-        if failures and self._template.id_prefix is not None:
+        if failures and self.template.id_prefix is not None:
             note(self._hint_on_ids(kept))
         if stop.asked:
             note(f"stopped by {stop.name}: {self._where_to_go_on(kept)}")
         elif not complete:
             note(f"ended early: {self._where_to_go_on(kept)}")
-        for problem in self._outputs.problems:
+        for problem in self.outputs.problems:
             complain(problem)
         if stop.asked:
             return stop.exit_status
-        return 1 if failures or self._outputs.problems else 0
+        return 1 if failures or self.outputs.problems else 0
 
     def _hint_on_ids(self, kept: str | None) -> str:
         """Ids are numbered by line: the same numbers for other lines would make them copies of each other."""
-        prefix = printable(self._template.id_prefix or "")
+        prefix = printable(self.template.id_prefix or "")
         if kept is not None:
             return (
                 f"send {printable(kept)} with another --id-prefix: with {prefix!r} it would repeat ids of other lines"
@@ -626,7 +616,7 @@ class SendJob:
         return f"{first}; go on from {self._from(self._first_failed)}, which sends accepted ones after it a second time"
 
     def _from(self, number: int) -> str:
-        return f"line {number}" if self._template.id_prefix is None else f"line {number} with --first-line {number}"
+        return f"line {number}" if self.template.id_prefix is None else f"line {number} with --first-line {number}"
 
 
 def _outcome(result: SendError) -> str:

@@ -77,10 +77,7 @@ class Stop:
 
 
 class Interrupts:
-    """Meanwhile SIGTERM and SIGHUP do what Ctrl-C does, for commands that run no event loop.
-
-    Those who handle Ctrl-C, such as asyncio and Spark, handle these then, too; `exit_status` distinguishes them.
-    """
+    """Lets SIGTERM and SIGHUP do what Ctrl-C does, which asyncio and Spark handle, where no event loop runs."""
 
     def __init__(self) -> None:
         self.number: int | None = None

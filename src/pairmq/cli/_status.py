@@ -132,7 +132,6 @@ async def _watch(once: Callable[[], Awaitable[Look]], stop: Stop, interval: floa
 
 
 def _watched(seen: Look) -> RenderableType:
-    """The picture with the time of the look."""
     return Group(Text(f"at {datetime.now().astimezone():%H:%M:%S}", "bold"), _picture(seen))
 
 
@@ -199,7 +198,6 @@ class BrokerLook:
 
     @property
     def answer(self) -> str:
-        """How one that answered did."""
         return f"in {short_duration(self.seconds)}{f', node {self.node}' if self.node else ''}"
 
     def as_json(self) -> dict[str, Any]:
@@ -235,8 +233,6 @@ class EntityLook:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Everything that was seen."""
-
     primary: BrokerLook
     secondary: BrokerLook
     entities: tuple[EntityLook, ...]
@@ -275,7 +271,6 @@ async def look(
 
 
 async def see_broker(transport: Transport, time_limit: float) -> BrokerLook:
-    """Make one round trip to a broker."""
     seconds, error = await timed(time_limit, transport.admin.check())
     return BrokerLook(transport.endpoint.url, seconds, None if error is None else str(error), transport.node)
 

@@ -12,20 +12,19 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from rich.text import Text
 from typer import BadParameter, Option
 
 from pairmq.cli._backlog import Depths, count_queues
 from pairmq.cli._common import SYPHON, PairArguments, examples, failed_at, pair_of, transport_of, with_pair, within
 from pairmq.cli._dashboard import Serving, address_of, check_dashboard
-from pairmq.cli._output import Speed, line_on_stderr, note, put_json, warn
+from pairmq.cli._output import LiveLine, Speed, note, put_json, warn
 from pairmq.cli._signals import ENDING, Stop, run_async
 from pairmq.cli._values import CommandFailed, Duration, grouped, plural, printable, rate, short_duration
 from pairmq.model import Entity, PairMQError, TransportError
@@ -142,8 +141,6 @@ class SyphonProgress:
 
 @dataclass
 class SyphonEnd:
-    """How a syphon ended."""
-
     progress: SyphonProgress  # how far it came
     emptied: bool  # whether it ended because nothing was left
     fault: str | None = None  # why it could not go on; None if it could
@@ -187,6 +184,37 @@ class SyphonEnd:
         return 1 if self.progress.dead_lettered or self.progress.stranded or self.progress.unread else 0
 
 
+class ProgressLines(LiveLine):
+    """How far a syphon is: a line on a terminal, elsewhere one at each interval; as JSON, or to ``put``."""
+
+    def __init__(
+        self, interval: float, *, json: bool, put: Callable[[SyphonProgress | SyphonEnd], None] | None = None
+    ) -> None:
+        super().__init__(wanted=put is None)
+        self.interval = max(0.1, interval)
+        self._json = json
+        self._put = put
+        self._next = 0.0
+
+    def __enter__(self) -> Self:
+        self._next = time.monotonic() + self.interval
+        return super().__enter__()
+
+    def show(self, progress: SyphonProgress, **more: object) -> None:
+        self.draw(progress.line())
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + self.interval
+            self.report(progress, **more)
+
+    def report(self, progress: SyphonProgress, **more: object) -> None:
+        if self._put is not None:
+            self._put(progress)
+        elif self._json:
+            put_json(progress.record(**more))
+        elif not self.shown:
+            note(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {progress.line()}")
+
+
 class _Process:
     """One of the processes, and what it has reported."""
 
@@ -215,34 +243,20 @@ class _Process:
 
 
 class SyphonProcesses:
-    """Syphons in processes of their own: the first drains all backlog queues, each other one its share of them.
-
-    If one of them ends early, the others are stopped: its queues would be left behind silently. ``work`` runs in each:
-    it takes the settings, its share, ``until_empty`` and a connection that gives it signals and takes its reports.
-    """
+    """Syphons in processes of their own; if one ends early, all are stopped: its queues would be left behind."""
 
     def __init__(
-        self,
-        settings: Settings,
-        queues: Sequence[int],
-        count: int,
-        work: Callable[[Settings, tuple[int, ...] | None, bool, Connection], None],
-        until_empty: bool,
-        *,
-        interval: float,
-        json: bool,
+        self, settings: Settings, queues: Sequence[int], count: int, until_empty: bool, *, interval: float, json: bool
     ) -> None:
-        self._work = work
         self._until_empty = until_empty
-        self._interval = max(0.1, interval)
         self._json = json
+        self._lines = ProgressLines(interval, json=json)
         self._shares: list[tuple[int, ...] | None] = [tuple(queues[first::count]) for first in range(count)]
         if len(queues) == settings.options.backlog_queue_count:
             # A share keeps no record of the pair, and knows no queues of other processes (SPEC 13.2): one drains all.
             self._shares[0] = None
         self._settings = self._limited(settings, count)
         self._processes: list[_Process] = []
-        self._live = line_on_stderr()
 
     @staticmethod
     def _limited(settings: Settings, count: int) -> Settings:
@@ -253,20 +267,16 @@ class SyphonProcesses:
         return replace(settings, options=replace(settings.options, syphon_max_rate=rate / count))
 
     async def run(self, stop: Stop) -> int:
-        """Move messages until a signal, or until nothing is left; returns the exit status. Raises `CommandFailed` when
-        one of the processes could not go on."""
+        """Move messages to the end; returns the exit status. Raises `CommandFailed` when a process could not go on."""
         ended = asyncio.Event()
         stop.on_request(lambda: self._order(stop.signal or signal.SIGTERM))
         note(f"syphon: {len(self._shares)} processes share the backlog queues")
         try:
             for share in self._shares:
                 self._start(share, ended)
-            if self._live is not None:
-                self._live.start()
-            await self._watch(stop, ended)
+            with self._lines:
+                await self._watch(stop, ended)
         finally:
-            if self._live is not None:
-                self._live.stop()
             self._order(signal.SIGTERM)
             for each in self._processes:
                 await asyncio.to_thread(each.process.join)
@@ -279,7 +289,7 @@ class SyphonProcesses:
         # Not forked: a forked process would have this one's connections, threads and loop.
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=self._work, args=(self._settings, share, self._until_empty, theirs))
+        process = context.Process(target=_work, args=(self._settings, share, self._until_empty, theirs))
         with _signals_held_back():
             process.start()
         theirs.close()
@@ -305,26 +315,15 @@ class SyphonProcesses:
                     each.pipe.send(number)
 
     async def _watch(self, stop: Stop, ended: asyncio.Event) -> None:
-        next_line = time.monotonic() + self._interval
         noted = False
         while not ended.is_set():
             if stop.asked and not noted:
                 noted = True
                 note(f"{stop.name}: finishing messages in flight")
-            if self._live is not None:
-                self._live.update(Text(self._progress().line(), no_wrap=True, overflow="ellipsis"), refresh=True)
-            if time.monotonic() >= next_line:
-                next_line = time.monotonic() + self._interval
-                self._report()
+            self._lines.show(self._progress(), processes=[each.progress.moved for each in self._processes])
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(_LOOK, self._interval)):
+                async with asyncio.timeout(min(_LOOK, self._lines.interval)):
                     await ended.wait()
-
-    def _report(self) -> None:
-        if self._json:
-            put_json(self._progress().record(processes=[each.progress.moved for each in self._processes]))
-        elif self._live is None:
-            note(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {self._progress().line()}")
 
     def _progress(self) -> SyphonProgress:
         return SyphonProgress.of_all([each.progress for each in self._processes])
@@ -332,10 +331,7 @@ class SyphonProcesses:
 
 @contextlib.contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Start processes that get no signals until they let them through.
-
-    A terminal sends Ctrl-C to all processes of a command: one would be killed that does not ignore it yet.
-    """
+    """A terminal sends Ctrl-C to all processes of a command: one would be killed that does not ignore it yet."""
     resource_tracker.ensure_running()  # to start it later would end this
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
@@ -397,7 +393,7 @@ def syphon(
             raise BadParameter("a dashboard shows one process: leave out --dashboard or --processes")
         if processes > len(share):
             raise BadParameter(f"--processes: {processes} processes can't share {plural(len(share), 'queue')}")
-        group = SyphonProcesses(settings, share, processes, _work, until_empty, interval=metrics_interval, json=json)
+        group = SyphonProcesses(settings, share, processes, until_empty, interval=metrics_interval, json=json)
         return run_async(group.run, graceful=True)
     page = None
     if dashboard is not None:
@@ -414,7 +410,7 @@ def _job(
         pair_of(settings, share),
         lambda: transport_of(settings.secondary),
         until_empty=until_empty,
-        interval=max(0.1, interval),
+        interval=interval,
         share=share,
         **more,
     )
@@ -477,11 +473,7 @@ _IDLE_SHOWN, _IDLE = 5.0, 30.0  # s between two counts while nothing moves: on a
 
 
 class Failures:
-    """Failures of the secondary in few lines: each pump meets each of them, again and again.
-
-    One line when they begin, one for each new reason, and one when they are over. What begins again soon after, for
-    the same reason, is only counted.
-    """
+    """Failures of the secondary in few lines, as each pump meets each; what soon begins again is only counted."""
 
     def __init__(self) -> None:
         self.since: float | None = None
@@ -516,6 +508,7 @@ class Failures:
         return f"the secondary responds again, after {plural(self.count, 'failure')} in {short_duration(lasted)}"
 
 
+@dataclass(eq=False)
 class SyphonJob:
     """One run of the command, with the pair's syphon draining the queues of ``share``.
 
@@ -523,26 +516,18 @@ class SyphonJob:
     end, instead of the terminal and stdout.
     """
 
-    def __init__(
-        self,
-        pair: Pair,
-        recount: Callable[[], Transport],
-        *,
-        until_empty: bool,
-        interval: float,
-        json: bool,
-        page: Serving | None = None,
-        share: Collection[int] | None = None,
-        put: Callable[[SyphonProgress | SyphonEnd], None] | None = None,
-    ) -> None:
-        self._share = share
-        self._put = put
-        self._pair = pair
-        self._recount = recount
-        self._until_empty = until_empty
-        self._interval = interval
-        self._json = json
-        self._page = page
+    pair: Pair
+    recount: Callable[[], Transport]
+    _: KW_ONLY
+    until_empty: bool
+    interval: float
+    json: bool
+    page: Serving | None = None
+    share: Collection[int] | None = None
+    put: Callable[[SyphonProgress | SyphonEnd], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._lines = ProgressLines(self.interval, json=self.json, put=self.put)
         self._speed = Speed()
         self._per_second = 0.0
         self._depths: Depths | None = None
@@ -557,75 +542,70 @@ class SyphonJob:
         self._fault: str | None = None
         self._failures = Failures()
         self._answered_at = -math.inf  # the last count began that all queues answered
-        self._live = line_on_stderr() if put is None else None
 
     async def run(self, stop: Stop) -> int:
         """Move messages until a signal, or until nothing is left; returns the exit status."""
-        if self._page is None:
+        if self.page is None:
             return await self._run(stop)
         # It is begun first, as its port may be taken, and ends last: it shows how the pair ends.
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._pair.close)
-            self._page.announce(*await self._page.begin(stack, self._pair))
+            stack.push_async_callback(self.pair.close)
+            self.page.announce(*await self.page.begin(stack, self.pair))
             return await self._run(stop)
 
     async def _run(self, stop: Stop) -> int:
-        limit = self._pair.options.attempt_timeout
-        if self._until_empty:
+        limit = self.pair.options.attempt_timeout
+        if self.until_empty:
             # As a service it waits for its brokers; a run that is to end must not wait forever.
             try:
-                await stop.or_result(within(limit, self._pair.secondary.admin.check()))
+                await stop.or_result(within(limit, self.pair.secondary.admin.check()))
             except TransportError as error:
-                await self._pair.close()
-                raise failed_at(self._pair.secondary, error) from error
-        self._pair.subscribe(self._on_event, per_message=False)
-        if self._put is None:
-            note(f"syphon: {self._pair.secondary.endpoint} → {self._pair.primary.endpoint}")
+                await self.pair.close()
+                raise failed_at(self.pair.secondary, error) from error
+        self.pair.subscribe(self._on_event, per_message=False)
+        if self.put is None:
+            note(f"syphon: {self.pair.secondary.endpoint} → {self.pair.primary.endpoint}")
         # What was loaded up to here stays to the end. The collector would look through all of it again and again, which
         # costs a busy syphon a fifth of its time.
         gc.freeze()
         patience = asyncio.get_running_loop().call_later(_PATIENCE, self._say_it_waits)
         try:
-            async with self._pair:
+            async with self.pair:
                 patience.cancel()
                 queues = self._queues()
-                emptied = await self._watch(stop, limit)
-                if stop.asked and self._put is None:
+                with self._lines:
+                    emptied = await self._watch(stop, limit)
+                if stop.asked and self.put is None:
                     note(f"{stop.name}: finishing messages in flight")
         finally:
             patience.cancel()
-            if self._live is not None:
-                self._live.stop()
         if not emptied:
             # Locked messages have been moved or released by now.
-            async with self._recount() as secondary:
+            async with self.recount() as secondary:
                 self._depths_at = time.monotonic()
                 self._depths = await count_queues(secondary, queues, min(limit, _RECOUNT))
         return self._end(stop, emptied)
 
     def _say_it_waits(self) -> None:
-        if self._put is None:
-            note(f"{_clock()} waiting for {self._pair.secondary.endpoint} to respond")
+        if self.put is None:
+            note(f"{_clock()} waiting for {self.pair.secondary.endpoint} to respond")
 
     async def _watch(self, stop: Stop, limit: float) -> bool:
         """Poll the backlog; returns whether it ended because all queues are empty."""
-        if self._live is not None:
-            self._live.start()
         self._moved_at = time.monotonic()
-        next_line = time.monotonic() + self._interval
         while not stop.asked and self._fault is None:
             if self._count_due(time.monotonic()):
-                counting = count_queues(self._pair.secondary, self._queues(), limit)
+                counting = count_queues(self.pair.secondary, self._queues(), limit)
                 began = time.monotonic()
                 depths = await stop.or_result(counting)
                 if depths is not None:
                     self._depths, self._depths_at = depths, began
                     if depths.error is None:
                         self._answered_at = began
-                if self._until_empty and self._depths is not None and self._depths.known_empty and not stop.asked:
+                if self.until_empty and self._depths is not None and self._depths.known_empty and not stop.asked:
                     # That these are empty says nothing of queues that only other processes know (SPEC 13.2).
                     empty = await stop.or_result(self._outbox_is_empty(limit))
-                    agreement = await stop.or_result(self._pair.agreement(everywhere=True, timeout=limit))
+                    agreement = await stop.or_result(self.pair.agreement(everywhere=True, timeout=limit))
                     if empty and agreement is not None and self._nothing_more(agreement):
                         self._agreement = agreement
                         return True
@@ -636,40 +616,36 @@ class SyphonJob:
             if self._drained != self._moved:
                 self._moved, self._moved_at = self._drained, now
             self._per_second = self._speed.update(now, self._drained)
-            if self._live is not None:
-                self._live.update(Text(self.progress().line(), no_wrap=True, overflow="ellipsis"), refresh=True)
-            if now >= next_line:
-                next_line = now + self._interval
-                self._report()
-            await stop.wait(min(_LOOK, self._interval))
+            self._lines.show(self.progress())
+            await stop.wait(min(_LOOK, self._lines.interval))
         return False
 
     async def _outbox_is_empty(self, limit: float) -> bool:
-        queue = self._pair.outbox_queue
-        return queue is None or (await count_queues(self._pair.secondary, [queue], limit)).known_empty
+        queue = self.pair.outbox_queue
+        return queue is None or (await count_queues(self.pair.secondary, [queue], limit)).known_empty
 
     def _nothing_more(self, agreement: Agreement) -> bool:
         """Whether all queues that the syphon drains were among those that were just counted."""
         counted = {depth.queue for depth in self._depths.queues} if self._depths is not None else set()
         # A share does not drain what only other processes know: a syphon of all queues does.
-        return counted.issuperset((*self._queues(), *(agreement.found if self._share is None else ())))
+        return counted.issuperset((*self._queues(), *(agreement.found if self.share is None else ())))
 
     def _queues(self) -> tuple[Entity, ...]:
         """Those that it drains: its share of the pair's; without one, also lanes and what only other processes know."""
-        queues = enumerate(self._pair.backlog_queues)
-        return tuple(queue for index, queue in queues if self._share is None or index in self._share)
+        queues = enumerate(self.pair.backlog_queues)
+        return tuple(queue for index, queue in queues if self.share is None or index in self.share)
 
     @property
     def _drained(self) -> int:
         """What was moved of the queues that are counted: the outbox is in use all the time."""
-        return self._pair.moved - self._pair.outbox_moved
+        return self.pair.moved - self.pair.outbox_moved
 
     def _count_due(self, now: float) -> bool:
         """Whether to ask all queues: while messages move, once more when they have stopped, and now and then."""
         progress = (self._drained, self._dead_lettered)
         moving = progress != self._counted_progress
-        idle = _IDLE if self._live is None else _IDLE_SHOWN
-        due = self._until_empty or moving or self._was_moving or now - self._counted_at >= idle
+        idle = _IDLE_SHOWN if self._lines.shown else _IDLE
+        due = self.until_empty or moving or self._was_moving or now - self._counted_at >= idle
         due = due or (self._failures.since is not None and now - self._counted_at >= _RECOUNT)
         if due:
             self._counted_at, self._counted_progress, self._was_moving = now, progress, moving
@@ -704,14 +680,6 @@ class SyphonJob:
         elif self._dead_lettered == _NAMED + 1:
             warn("further dead-lettered messages are counted, not shown")
 
-    def _report(self) -> None:
-        if self._put is not None:
-            self._put(self.progress())
-        elif self._json:
-            put_json(self.progress().record())
-        elif self._live is None:
-            note(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {self.progress().line()}")
-
     def progress(self) -> SyphonProgress:
         from pairmq.runner import backlog_properties
 
@@ -719,15 +687,15 @@ class SyphonJob:
         pending = None if depths is None or depths.error is not None else depths.by_queue
         failing = self._failures.since is not None
         return SyphonProgress(
-            moved=self._pair.moved,
-            outbox_moved=self._pair.outbox_moved,
+            moved=self.pair.moved,
+            outbox_moved=self.pair.outbox_moved,
             per_second=self._per_second,
             dead_lettered=self._dead_lettered,
             pending=pending,
             unknown=None if depths is None else depths.error,
             counted=0.0 if depths is None else time.monotonic() - self._depths_at,
             locked=0 if depths is None else depths.locked,
-            lock_duration=(backlog_properties(self._pair.options).lock_duration or 0.0) if self._waits() else None,
+            lock_duration=(backlog_properties(self.pair.options).lock_duration or 0.0) if self._waits() else None,
             failures=self._failures.count if failing else 0,
             failing=time.monotonic() - self._failures.since if self._failures.since is not None else None,
             shut=tuple(sorted(self._shut)),
@@ -742,16 +710,16 @@ class SyphonJob:
 
     def _waits(self) -> bool:
         """Whether nothing moves although nothing of this syphon's own keeps it from moving: others hold it."""
-        limited = self._shut or self._pair.options.syphon_max_rate is not None
+        limited = self._shut or self.pair.options.syphon_max_rate is not None
         return not limited and time.monotonic() - self._moved_at >= _SETTLED
 
     def _end(self, stop: Stop, emptied: bool) -> int:
         fault = None if self._fault is None else f"the pair has faulted: {self._fault}"
-        queues = "the backlog is" if self._share is None else "these queues are"
+        queues = "the backlog is" if self.share is None else "these queues are"
         end = SyphonEnd(self.progress(), emptied, fault, queues)
-        if self._put is None:
-            return end.report(stop, self._until_empty, json=self._json)
-        self._put(end)
+        if self.put is None:
+            return end.report(stop, self.until_empty, json=self.json)
+        self.put(end)
         return 0
 
     @property

@@ -35,10 +35,7 @@ def file_problem(path: str, error: OSError) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Leave out what may be a password: a URL or connection string in a wrong place is repeated by what refuses it.
-
-    Brokers are never named with their login, so no useful text is lost.
-    """
+    """Leave out what may be a password: a URL or connection string in a wrong place is repeated by what refuses it."""
     return _KEY.sub(r"\1…", _LOGIN.sub("://…@", text))
 
 
@@ -60,12 +57,10 @@ def duration(text: str) -> float:
 
 
 def Duration(flag: str, help: str, **more: Any) -> Any:
-    """An option whose value is a duration."""
     return Option(flag, parser=duration, metavar="DURATION", help=help, **more)
 
 
 def positive(text: str) -> float:
-    """Read a number above 0."""
     try:
         value = float(text)
     except ValueError:
