@@ -56,11 +56,7 @@ class Guard:
         host = _host_of(connection.headers.get("host", "")).casefold()
         if "*" in self._hosts or host in self._hosts or host == "localhost" or host.endswith(".localhost"):
             return True
-        try:
-            ipaddress.ip_address(host.partition("%")[0])
-        except ValueError:
-            return False
-        return True
+        return is_address(host)
 
     def is_token(self, given: object) -> bool:
         """Whether the token is right; in constant time for wrong ones."""
@@ -76,11 +72,7 @@ class Guard:
         return self.open_to_read or self.knows_token(request)
 
     def is_ours(self, request: Request) -> bool:
-        """Whether a request that changes something was made by the page itself, or by a program.
-
-        A browser lets another site send a form or a simple request with the cookie of this one, but no header of this
-        name, and identifies the origin of a request.
-        """
+        """Whether the page or a program made it: another site's request has the cookie, but not the header."""
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return False
         origin = request.headers.get("origin")
@@ -104,6 +96,14 @@ class Guard:
 
     def let_out(self, request: Request, response: Response) -> None:
         response.delete_cookie(self._cookie_name, path=_path_of(request), httponly=True, samesite="strict")
+
+
+def is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _checked(token: str) -> str:
@@ -280,11 +280,7 @@ class Dashboard:
         return JSONResponse(await self._recent(query) | {"at": time.time(), "access": access}, headers=_HEADERS)
 
     async def _recent(self, query: Query) -> dict[str, Any]:
-        """The status, so that no number of questions takes more than a part of the loop's time from the sends.
-
-        Where it took long to make, as of 100 000 entities, the last answer to the same question serves for a while, and
-        another question waits.
-        """
+        """The status, kept for a while if it took long: questions must not take the loop's time from sends."""
         async with self._making:
             now = time.monotonic()
             self._kept = {asked: kept for asked, kept in self._kept.items() if now < kept[0]}

@@ -34,8 +34,6 @@ class Change(NamedTuple):
 
 
 class Past:
-    """What is known of one entity."""
-
     __slots__ = ("changes", "error", "last", "lost", "open", "ping", "unread_since", "unread_time")
 
     def __init__(self) -> None:
@@ -73,8 +71,6 @@ class Past:
 
 
 class HistoryLine:
-    """One line of the list."""
-
     __slots__ = ("at", "count", "last_at", "sentence")
 
     def __init__(self, at: float, sentence: Sentence) -> None:
@@ -84,10 +80,7 @@ class HistoryLine:
 
 
 class History:
-    """Takes a pair's events, and keeps what a page shows of them.
-
-    The events of single messages are not asked for: to be watched costs a send nothing.
-    """
+    """Takes events, not those of single messages, so that a send costs nothing more; keeps what a page shows."""
 
     def __init__(self) -> None:
         self.dead_lettered = 0
@@ -170,10 +163,7 @@ class Tone(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """What one event says, of an entity or queue, or of the pair.
-
-    Events of one key say the same again; the list shows them as one, with their count.
-    """
+    """What one event says; those of one key say the same again, and the list shows them as one, with their count."""
 
     tone: Tone
     subject: str
@@ -190,10 +180,7 @@ _STATE_TONES = {
 
 
 def sentence_of(event: events.Event) -> Sentence | None:
-    """Describe an event; None for one that is not listed.
-
-    Pings are left out: an entity's row shows its last one, and a long outage would fill the list with them.
-    """
+    """Describe an event; None for one that is not listed, as pings: a long outage would fill the list with them."""
     match event:
         case events.StateChanged():
             text = _change(event)

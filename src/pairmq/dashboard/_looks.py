@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pairmq.core import PairOptions
 from pairmq.core.envelope import DIVERTED_AT
@@ -32,6 +32,8 @@ from pairmq.model.events import Side
 from pairmq.pair import Pair
 from pairmq.runner import LOOK_INTERVAL, Agreement, find_agreement, named_queues, outbox_queue
 from pairmq.transport import Depth, Transactional, Transport, counts_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,38 +82,29 @@ class Watched:
 
     def queues(self) -> tuple[Entity, ...]:
         """The backlog queues; none while the pair is not open."""
-        if self.brokers is not None:
-            return self.brokers.queues()
-        try:
-            return self.pair.backlog_queues if self.pair is not None else ()
-        except ConfigurationError:
-            return ()
+        return self._of_pair(lambda pair: pair.backlog_queues, ()) if self.brokers is None else self.brokers.queues()
 
     def outbox(self) -> Entity | None:
-        """The queue of the outbox; None if the secondary is not a database."""
         return outbox_queue(self.primary) if isinstance(self.secondary, Transactional) else None
 
     def states(self) -> Mapping[Entity, EntityState]:
         """The states of the entities that this process uses: see `Pair.states`."""
-        try:
-            return {} if self.pair is None else self.pair.states()
-        except ConfigurationError:
-            return {}
+        return self._of_pair(lambda pair: pair.states(), {})
 
     def syphon_holds(self) -> frozenset[Entity]:
         """The entities that an operator keeps this process's syphon from delivering to."""
-        try:
-            return frozenset() if self.pair is None else self.pair.syphon_holds
-        except ConfigurationError:
-            return frozenset()
+        return self._of_pair(lambda pair: pair.syphon_holds, frozenset())
 
     def moved(self) -> tuple[int, int]:
         """Messages that this process's syphon has moved, of the backlog and of the outbox."""
+        return self._of_pair(lambda pair: (pair.moved - pair.outbox_moved, pair.outbox_moved), (0, 0))
+
+    def _of_pair(self, ask: Callable[[Pair], T], otherwise: T) -> T:
+        """What the pair says; without one, and while it is not open, something else."""
         try:
-            of_outbox = 0 if self.pair is None else self.pair.outbox_moved
-            return 0 if self.pair is None else self.pair.moved - of_outbox, of_outbox
+            return otherwise if self.pair is None else ask(self.pair)
         except (ConfigurationError, PairClosed, PairFaulted):
-            return 0, 0
+            return otherwise
 
 
 LONGEST = 300
@@ -162,10 +155,7 @@ class Answer:
 
 
 class Looks:
-    """What was seen at the brokers the last time.
-
-    Brokers are queried only on demand: `wanted` starts what is due, and returns immediately.
-    """
+    """What was seen at the brokers the last time; they are queried only on demand, by `wanted`."""
 
     def __init__(self, watched: Watched, entities: Sequence[Entity] = ()) -> None:
         self.entities = tuple(entities)
@@ -354,11 +344,7 @@ class Progress:
 
 
 class Drain:
-    """Takes counts of the backlog, and computes the speed at which it empties.
-
-    If this process moves the messages itself it knows how many; else the speed is what the counts fall by, which new
-    messages hide.
-    """
+    """How fast the backlog empties: by its own moves, else by what the counts fall, which new messages hide."""
 
     def __init__(self, *, own: bool) -> None:
         self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
@@ -370,8 +356,7 @@ class Drain:
         self._peak = max(self._peak, sample.pending) if sample.pending else 0
 
     def progress(self, now: float, *, stopped: bool = False) -> Progress:
-        """Report how far it is, by the last counts; old ones give no speed, and nothing moves while a broker does not
-        answer."""
+        """How far it is; old counts give no speed, and nothing moves while a broker does not answer."""
         if not self.samples:
             return Progress(0, 0.0, None)
         last = self.samples[-1]

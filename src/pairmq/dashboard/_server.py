@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import uvicorn
 
-from pairmq.dashboard._app import Dashboard
+from pairmq.dashboard._app import Dashboard, is_address
 from pairmq.dashboard._looks import Brokers
 from pairmq.model import ConfigurationError, Entity
 from pairmq.pair import Pair
@@ -66,7 +66,7 @@ async def serving(
     """
     listener = await _listening(host, port)
     with listener:
-        named = {*allowed_hosts, *(() if _is_address(host) else (host,))}
+        named = {*allowed_hosts, *(() if is_address(host) else (host,))}
         async with Dashboard(
             of,
             token=token,
@@ -171,14 +171,6 @@ def _why_not(host: str, port: int, error: Exception) -> str:
     if number == errno.EACCES:
         return f"port {port} needs privileges that this program lacks: choose one above 1023"
     return f"can't listen at {host}, port {port}: {error}"
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
 
 
 def _url(host: str, port: int) -> str:

@@ -42,8 +42,6 @@ class Query:
 
 
 class View:
-    """Puts together what is known."""
-
     def __init__(self, watched: Watched, history: History, looks: Looks) -> None:
         self._watched = watched
         self._history = history

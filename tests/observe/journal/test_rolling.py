@@ -147,7 +147,7 @@ def test_a_part_that_is_done_twice_gives_the_same_segment(tmp_path):
     """A process may be killed after its segment stands and before the part is deleted."""
     hand = Hand(tmp_path, max_rows=2)
     kept: list[bytes] = []
-    hand.writer._finished = lambda part: kept.append(part.path.read_bytes()) or hand._finished(part)
+    hand.writer.finished = lambda part: kept.append(part.path.read_bytes()) or hand._finished(part)
     hand.write(warned("a"), warned("b"))
     (made,) = hand.made
     first = made.stat()

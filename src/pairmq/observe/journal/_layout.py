@@ -104,10 +104,7 @@ def parse_loss(path: Path) -> Loss | None:
 
 
 def others_writing(directory: Path, process: str) -> dict[str, float]:
-    """Name the other processes that have made a segment here and are writing the next, and when they last did.
-
-    By this a reader of the journal finds what is missing later, even all that a process has written.
-    """
+    """Who else is writing, and when they last did: readers find later what is missing, even all of a process."""
     found: dict[str, float] = {}
     with contextlib.suppress(OSError):  # to be seen later will do
         for path in (directory / OPEN).iterdir():

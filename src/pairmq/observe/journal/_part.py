@@ -52,8 +52,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A batch being written to a part: its bytes, the number of its first row, and how many bytes the rows take in
-    memory."""
+    """A batch being written to a part, the number of its first row, and how many bytes the rows take in memory."""
 
     data: bytes
     first_seq: int
@@ -97,10 +96,7 @@ class Part:
 
     @classmethod
     def adopt(cls, path: Path) -> Part | None:
-        """Open a part whose owner is dead; None while it is locked, or if it no longer exists.
-
-        Raises `OSError` when it can't be opened or locked: it may be another user's, without read permission.
-        """
+        """Open a part whose owner is dead; None if it is locked or gone. Raises `OSError` for another user's."""
         try:
             descriptor = _opened(path)
         except FileNotFoundError:
@@ -139,8 +135,7 @@ class Part:
         self.path = path
 
     def append(self, frame: Frame, *, sync: bool) -> None:
-        """Hand a frame to the operating system, and ``sync`` it. After an `OSError` it may be tried again, and no other
-        one before."""
+        """Hand a frame to the operating system, and ``sync`` it; after an `OSError` no other one may come before it."""
         self._append(frame.data, sync=sync)
         self.rows += frame.rows
         self.size += frame.size

@@ -61,10 +61,7 @@ def make_segments(
 
 
 def make_loss_segment(directory: Path, mark: Part, loss: _layout.Loss, compression: Compression) -> Path:
-    """Make the segment that says what a process could not write, then delete its mark, unless an error is raised.
-
-    Made again it has the same name and the same rows.
-    """
+    """Make the segment of what could not be written, then delete its mark; made again it has the same name and rows."""
     until = loss.until / 1000
     rows: list[Event] = [EventsDropped(at=until, pair="", count=loss.count, since=loss.since / 1000)]
     if loss.dropped is not None:
@@ -318,10 +315,7 @@ class Compactor:
         self.start()
 
     def start(self) -> None:
-        """Begin, if there is anything to do: at first to recover what was left behind.
-
-        Where the system gives no thread the parts stay as they are, and the next one tries again.
-        """
+        """Begin, if there is anything to do; where the system gives no thread, the next part tries again."""
         with self._lock:
             if self._thread is not None:
                 return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from pairmq._version import version
@@ -41,23 +42,18 @@ def _steady() -> float:
     return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)
 
 
+@dataclass(eq=False)
 class Writer:
     """Writes the parts of one process; ``finished`` takes each complete one, ``now`` are seconds that only grow."""
 
-    def __init__(
-        self,
-        directory: Path,
-        run: ProcessRun,
-        options: JournalOptions,
-        finished: Callable[[Part], None],
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._directory = directory
-        self._run = run
-        self._options = options
-        self._finished = finished
-        self._now = now
-        self._sampler = Sampler(options.sample_healthy)
+    directory: Path
+    run: ProcessRun
+    options: JournalOptions
+    finished: Callable[[Part], None]
+    now: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._sampler = Sampler(self.options.sample_healthy)
         self._part: Part | None = None
         self._number = 0
         self._seq = 0
@@ -68,7 +64,7 @@ class Writer:
     @property
     def due_in(self) -> float | None:
         """Seconds until the open part is to become a segment; None when none is open."""
-        return None if self._due_at is None else max(0.0, self._due_at - self._now())
+        return None if self._due_at is None else max(0.0, self._due_at - self.now())
 
     def skip(self, count: int) -> None:
         """Leave out the numbers of rows that were dropped: the gap shows their loss."""
@@ -85,34 +81,33 @@ class Writer:
         return frame_of(batch_of(kept, first, wall_offset()), first)
 
     def write(self, frame: Frame) -> None:
-        """Hand a frame to the operating system, and finish the part when it is full. After an `OSError` it comes before
-        any other."""
+        """Hand a frame to the operating system, and finish a full part; after an `OSError` it comes first."""
         if self._part is not None and self._part.is_deleted:
             self.finish()  # as long as its rows can be read
         if self._part is None:
-            self._part = Part.create(self._directory, self._head(), sync=self._options.fsync)
+            self._part = Part.create(self.directory, self._head(), sync=self.options.fsync)
             self._number += 1
-            self._due_at = self._now() + self._options.max_age
+            self._due_at = self.now() + self.options.max_age
         try:
-            self._part.append(frame, sync=self._options.fsync)
+            self._part.append(frame, sync=self.options.fsync)
         except Exception:
             if not self._part.rows:
                 # It may be the file itself that can't be written to: try another one next.
                 self._part.remove()
                 self._part = self._due_at = None
             raise
-        full = self._part.rows >= self._options.max_rows or self._part.size >= self._options.max_bytes
-        if full or self._due_at is None or self._now() >= self._due_at:
+        full = self._part.rows >= self.options.max_rows or self._part.size >= self.options.max_bytes
+        if full or self._due_at is None or self.now() >= self._due_at:
             self.finish()
 
     def finish_if_due(self) -> None:
-        if self._due_at is not None and self._now() >= self._due_at:
+        if self._due_at is not None and self.now() >= self._due_at:
             self.finish()
 
     def finish(self) -> None:
         part, self._part, self._due_at = self._part, None, None
         if part is not None:
-            self._finished(part)
+            self.finished(part)
 
     def mark_loss(self, first_seq: int | None, count: int, since: float, until: float, dropped: int | None) -> None:
         """Leave word beside the parts of rows that could not be written, the first of which has this number or the next
@@ -127,8 +122,8 @@ class Writer:
             number = self._loss.number
         first = self._seq if first_seq is None else first_seq
         began, ended = (max(0, int(at * 1000)) for at in (since, until))
-        self._loss = loss = Loss(self._run.name, number, first, count, began, ended, dropped)
-        path = loss_path(self._directory, loss)
+        self._loss = loss = Loss(self.run.name, number, first, count, began, ended, dropped)
+        path = loss_path(self.directory, loss)
         if self._mark is None:
             self._mark = Part.mark(path)
         else:
@@ -148,21 +143,17 @@ class Writer:
 
     def _head(self) -> Head:
         return Head(
-            process=self._run.name,
-            host=self._run.host,
+            process=self.run.name,
+            host=self.run.host,
             number=self._number,
             schema_version=SCHEMA_VERSION,
             version=version(),
-            sample_healthy=self._options.sample_healthy,
+            sample_healthy=self.options.sample_healthy,
         )
 
 
 class Sampler:
-    """Drops a part of the healthy sends, and nothing else.
-
-    A send is healthy that the primary accepted at its first attempt, without a doubt, and that lay whole within a time
-    in which its entity was healthy.
-    """
+    """Drops some healthy sends: accepted at the first attempt, without a doubt, the entity healthy throughout."""
 
     def __init__(self, rate: float) -> None:
         self._below = int(rate * 2**64)

@@ -105,10 +105,7 @@ _of_providers: WeakKeyDictionary[MeterProvider, Instruments] = WeakKeyDictionary
 
 
 def instruments(provider: MeterProvider | None) -> Instruments:
-    """The metrics of a provider; None is the program's global one, also when it is set up later.
-
-    One set for each provider: an SDK asks only the first maker of a gauge for its values.
-    """
+    """One set for each provider, None for the global one: an SDK asks only the first maker of a gauge."""
     with _lock:
         if provider is None:
             if not _global:
@@ -132,11 +129,7 @@ _OPERATIONS: Final = ("sends", "receives", "settlements", "pings", "admin")
 
 
 class Metrics:
-    """Feeds the metrics with what happens to the pairs of one observer.
-
-    Entities beyond ``max_entities`` share the name `OTHER`, so that paths that a program makes up by the million can't
-    fill the memory.
-    """
+    """Feeds the metrics; entities beyond ``max_entities`` share a name, so that made-up paths can't fill the memory."""
 
     def __init__(self, to: Instruments, brokers: Brokers, max_entities: int) -> None:
         self._to = to

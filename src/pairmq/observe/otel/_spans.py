@@ -36,10 +36,7 @@ _sending: ContextVar[Span | None] = ContextVar("pairmq_sending", default=None)
 
 
 class SendSpan:
-    """The span of one call of a sender, and what its messages carry of it.
-
-    A message that carries a context already keeps it, and the span links to it.
-    """
+    """The span of one call of a sender; a message that carries a context already keeps it, and the span links to it."""
 
     def __init__(
         self,
@@ -157,10 +154,7 @@ def pinged(tracer: Tracer, event: PingCompleted, brokers: Brokers) -> None:
 
 
 def moved(tracer: Tracer, event: MessageMoved, message: Message, brokers: Brokers) -> None:
-    """Make the span of a message's way back to the primary, from its divert to its delivery.
-
-    It is a child of the send's, so that a sampled send has its end too; the link says what it is to it.
-    """
+    """The span from divert to delivery: a child of the send's, so that a sampled send has its end, too."""
     attributes = {
         **brokers.primary(event.pair).attributes,
         names.DESTINATION: event.entity.path,
