@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import psycopg
 import pytest
@@ -18,6 +18,7 @@ from broker_tests import until
 from command_line import run
 from doc_blocks import blocks
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.testing import TcpProxy
 from pairmq.transport import QueueProperties, Transport
 from pairmq_postgres import _receiver, _schema, _sender, _sql
 from pairmq_postgres._connection import Blobs, Numbers, Rows, Statement, Texts
@@ -180,13 +181,13 @@ def statements(monkeypatch: pytest.MonkeyPatch, counted: str) -> list[Mapping[st
     found: list[Mapping[str, Any]] = []
     ask = Pool.ask
 
-    async def counting(self: Pool, begin: Callable[[], Sequence[Statement]]) -> list[Rows]:
+    async def counting(self: Pool, begin: Callable[[], Sequence[Statement]], **how: bool) -> list[Rows]:
         def begun() -> Sequence[Statement]:
             asked = begin()
             found.extend(parameters for statement, parameters in asked if statement == counted)
             return asked
 
-        return await ask(self, begun)
+        return await ask(self, begun, **how)
 
     monkeypatch.setattr(Pool, "ask", counting)
     return found
@@ -588,6 +589,79 @@ async def test_cancelled_calls_leave_no_connection_and_no_transaction_behind(ser
     # A server notices the end of a connection when it next reads.
     await until(lambda: len(sessions(server, but=before)) <= 4)
     assert not [state for state in sessions(server, but=before).values() if state.startswith("idle in transaction")]
+
+
+@pytest.fixture
+async def far(server: PostgresServer, connect: Callable[..., Transport]) -> AsyncIterator[tuple[Transport, TcpProxy]]:
+    """A transport to the server over a link, and the link."""
+    parts = urlsplit(server.url)
+    with TcpProxy(parts.hostname or "", parts.port or 0) as link:
+        link.slow(delay=0.05)
+        transport = connect(link.rewrite(server.url))
+        yield transport, link
+        await transport.close()
+
+
+async def test_sends_to_a_distant_server_do_not_wait_for_each_other(server, queue, far):
+    transport, _ = far
+    before = set(sessions(server))
+    sender = transport.sender(queue)
+    await sender.send(Message(b"first"))
+    began = time.monotonic()
+    batches = [[Message(b"%d" % (10 * n + m)) for m in range(10)] for n in range(20)]
+    assert await asyncio.gather(*map(sender.send_batch, batches)) == [[None] * 10] * 20
+    assert time.monotonic() - began < 1.5  # where each by itself takes 0.1 s
+    assert len(sessions(server, but=before)) == 1
+    receiver = transport.receiver(Source(queue))
+    received = [each.message.body for each in await receiver.receive(300, 5.0)]
+    assert received == [b"first", *(b"%d" % n for n in range(200))]  # the order of the calls
+
+
+async def test_send_that_is_cancelled_leaves_those_that_share_its_connection_alone(server, queue, far):
+    transport, _ = far
+    before = set(sessions(server))
+    sender = transport.sender(queue)
+    await sender.send(Message(b"first"))
+    sends = [asyncio.create_task(sender.send(Message(b"%d" % n))) for n in range(5)]
+    await asyncio.sleep(0.01)
+    sends[1].cancel()
+    sends[4].cancel()
+    ended = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(each) for each in ended] == [type(None), asyncio.CancelledError] + [type(None)] * 2 + [
+        asyncio.CancelledError
+    ]
+    await sender.send(Message(b"last"))
+    await until(lambda: len(sessions(server, but=before)) == 1)  # the other one had an answer on its way
+
+
+async def test_sends_that_share_a_connection_are_in_doubt_when_it_is_lost(server, queue, far):
+    transport, link = far
+    sender = transport.sender(queue)
+    await sender.send(Message(b"first"))
+    sends = [asyncio.create_task(sender.send(Message(b"%d" % n))) for n in range(5)]
+    await asyncio.sleep(0.01)
+    link.cut()
+    for each in await asyncio.gather(*sends, return_exceptions=True):
+        assert isinstance(each, TransportError)
+        assert (each.kind, each.reason, each.maybe_applied) == (
+            FailureKind.UNAVAILABLE,
+            FailureReason.CONNECTION,
+            True,
+        )
+    link.restore()
+    await sender.send(Message(b"last"))
+
+
+async def test_send_that_the_server_refuses_leaves_those_that_share_its_connection_alone(server, queue, far):
+    transport, _ = far
+    good, missing = transport.sender(queue), transport.sender(Entity("missing"))
+    await good.send(Message(b"first"))
+    ended = await asyncio.gather(
+        good.send(Message(b"1")), missing.send(Message(b"2")), good.send(Message(b"3")), return_exceptions=True
+    )
+    assert ended[0] is ended[2] is None
+    assert isinstance(ended[1], TransportError)
+    assert ended[1].reason is FailureReason.NOT_FOUND
 
 
 async def test_a_session_that_has_lost_its_prepared_statements_is_replaced(transport, queue, message):

@@ -111,7 +111,7 @@ async def test_idle_connections_are_dropped_after_a_call_that_had_no_answer(monk
 
     async def connect(self: Hosts) -> Any:
         idle = TransactionStatus.IDLE
-        return Connection(closed=False, info=Mock(host="h", port=1), pgconn=Mock(transaction_status=idle))
+        return Connection(closed=False, users=0, info=Mock(host="h", port=1), pgconn=Mock(transaction_status=idle))
 
     monkeypatch.setattr(Hosts, "connect", connect)
     monkeypatch.setattr("pairmq_postgres._pool._has_news", lambda _: False)
@@ -126,40 +126,36 @@ async def test_idle_connections_are_dropped_after_a_call_that_had_no_answer(monk
     assert [not one.pgconn.finish.called for one in idle[:4]] == [kept] * 4
 
 
-@pytest.mark.parametrize(("answer", "size", "waited"), [(0.3, 10, 0.9), (0.3, 1, 1.5), (0.001, 10, 0.003)])
+@pytest.mark.parametrize(("options", "answer", "made"), [("", 0.3, 1), ("?listen=false", 0.3, 4), ("", 0.001, 4)])
 @in_virtual_time
-async def test_a_notification_leaves_the_only_connection_to_a_distant_server_to_the_next_send(
-    monkeypatch, answer, size, waited
-):
-    """It took it, and the send had to wait for another one: six round trips."""
-    made: list[object] = []
+async def test_sends_to_a_distant_server_share_a_connection(monkeypatch, options, answer, made):
+    """Each took one of its own, which six round trips make, and a notification the one of the next send."""
+    connections: list[object] = []
 
     class Connection(SimpleNamespace):
         async def run(self, statements: Sequence[Statement]) -> list[Rows]:
             await asyncio.sleep(answer)
             return []
 
+        run_pipelined = run
+
     async def connect(self: Hosts) -> Any:
-        if made:
-            await asyncio.sleep(6 * answer)
         idle = TransactionStatus.IDLE
-        made.append(Connection(closed=False, info=Mock(host="h", port=1), pgconn=Mock(transaction_status=idle)))
-        return made[-1]
+        info, pgconn = Mock(host="h", port=1), Mock(transaction_status=idle)
+        connections.append(Connection(closed=False, users=0, info=info, pgconn=pgconn))
+        return connections[-1]
 
     monkeypatch.setattr(Hosts, "connect", connect)
     monkeypatch.setattr("pairmq_postgres._pool._has_news", lambda _: False)
-    pool = Pool(parse_url(f"postgresql://127.0.0.1/queues?pool_size={size}"))
+    pool = Pool(parse_url(f"postgresql://127.0.0.1/queues{options}"))
+    await pool.run([("SELECT 1", {})])
+    pool.notify("orders")
     began = asyncio.get_running_loop().time()
-    for _ in range(3):
-        await pool.run([("SELECT 1", {})])
-        pool.notify("orders")
-        await asyncio.sleep(0)  # the notification goes first
-        if answer < 0.01:
-            await asyncio.sleep(answer)  # a near server has answered it by then
-            waited += answer
-    assert asyncio.get_running_loop().time() - began == pytest.approx(waited)
-    await asyncio.sleep(20 * answer)
-    assert len(made) == (2 if size > 1 and answer > 0.01 else 1)
+    await asyncio.gather(*(pool.ask(lambda: [("SELECT 1", {})], pipelined=True) for _ in range(3)))
+    assert asyncio.get_running_loop().time() - began == pytest.approx(answer)
+    assert len(connections) == made
+    await pool.run([("SELECT 1", {})])
+    assert len(connections) == made  # what was shared is idle now
     await pool.close()
 
 

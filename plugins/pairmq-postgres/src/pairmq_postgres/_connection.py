@@ -13,10 +13,11 @@ from typing import Any, ClassVar, LiteralString, NamedTuple
 import psycopg
 from psycopg import AsyncConnection, abc, waiting
 from psycopg.adapt import Dumper, Transformer
-from psycopg.pq import ExecStatus, Format
+from psycopg.pq import ConnStatus, ExecStatus, Format
+from psycopg.pq.abc import PGresult
 
 from pairmq.transport import dial, keep_from_children, lookup, start_task
-from pairmq_postgres._drivers import answers, numbered
+from pairmq_postgres._drivers import FINE, answers, numbered
 from pairmq_postgres._errors import NotSent
 from pairmq_postgres._url import PostgresUrl, is_directory
 
@@ -104,6 +105,14 @@ class _ArrayDumper(Dumper):
         return b"".join(parts)
 
 
+class _Unanswered(NamedTuple):
+    """A pipelined call: what its results are of, and who waits for them."""
+
+    awaited: deque[_Prepared | None]
+    transformer: abc.Transformer
+    answer: asyncio.Future[list[Rows]]
+
+
 class Connection(AsyncConnection[tuple[Any, ...]]):
     """Sends what belongs together at once, and waits without polling."""
 
@@ -112,6 +121,11 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
         self._transformer: abc.Transformer | None = None  # a new one would find each type's way anew
         self._names: dict[_Prepared | None, bytes] = {}
         self._numbers = count()
+        self.users = 0
+        """Calls that have it: a distant server's may be several."""
+        self._unanswered: deque[_Unanswered] = deque()
+        self._results: list[PGresult] = []  # of the first of them
+        self._watched = -1
 
     async def run(self, statements: Sequence[Statement]) -> list[Rows]:
         """Run statements in one transaction, and return the rows of each.
@@ -127,11 +141,84 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
     def _exchange(self, statements: Sequence[Statement]) -> Generator[int, int, list[Rows]]:
         self._transformer = transformer = self._transformer or Transformer(self)
         awaited = self._write(statements, transformer)
+        return self._read((yield from answers(self.pgconn)), awaited, transformer)
+
+    async def run_pipelined(self, statements: Sequence[Statement]) -> list[Rows]:
+        """Do the same behind calls that have no answer yet, as the server answers in order; that of one that is
+        cancelled is dropped."""
+        loop = asyncio.get_running_loop()
+        self._transformer = transformer = self._transformer or Transformer(self)
+        call = _Unanswered(self._write(statements, transformer), transformer, loop.create_future())
+        if self._watched < 0:
+            self._watched = self.pgconn.socket
+            loop.add_reader(self._watched, self._advance)
+        self._unanswered.append(call)
+        self._advance()
+        return await call.answer
+
+    def _advance(self) -> None:
+        """Write what the socket takes, and hand out the answers that have come."""
+        loop, pgconn = asyncio.get_running_loop(), self.pgconn
+        try:
+            if pgconn.flush():
+                loop.add_writer(self._watched, self._advance)
+            else:
+                loop.remove_writer(self._watched)
+            pgconn.consume_input()
+            while self._unanswered and not pgconn.is_busy():
+                result = pgconn.get_result()
+                if result is None:  # the end of one statement's results
+                    if pgconn.status == ConnStatus.BAD:
+                        raise psycopg.OperationalError("the connection is lost")
+                elif result.status == ExecStatus.PIPELINE_SYNC:
+                    self._answer()
+                else:
+                    self._results.append(result)
+            if not self._unanswered:
+                self._watch_no_longer()
+                pgconn.exit_pipeline_mode()
+        except psycopg.OperationalError as error:
+            if any(result.status not in FINE for result in self._results):
+                self._answer()  # the server has said why before it hung up
+            self.drop(str(error))
+
+    def _answer(self) -> None:
+        call, results = self._unanswered.popleft(), self._results
+        self._results = []
+        try:
+            rows = self._read(results, call.awaited, call.transformer)
+        except Exception as error:
+            if not call.answer.done():
+                call.answer.set_exception(error)
+        else:
+            if not call.answer.done():
+                call.answer.set_result(rows)
+
+    def drop(self, why: str = "the connection is lost") -> None:
+        """Close it at once; calls that have no answer fail."""
+        self._watch_no_longer()  # before its number is that of another socket
+        self.pgconn.finish()
+        while self._unanswered:
+            answer = self._unanswered.popleft().answer
+            if not answer.done():
+                answer.set_exception(psycopg.OperationalError(why))
+
+    def _watch_no_longer(self) -> None:
+        if self._watched >= 0:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._watched)
+            loop.remove_writer(self._watched)
+            self._watched = -1
+
+    def _read(
+        self, results: Sequence[PGresult], awaited: deque[_Prepared | None], transformer: abc.Transformer
+    ) -> list[Rows]:
+        """The rows of each statement, or the failure of the first that failed."""
         found: list[Rows] = []
         failed: psycopg.Error | None = None
-        for result in (yield from answers(self.pgconn)):
+        for result in results:
             prepared = awaited.popleft() if awaited else None
-            if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+            if result.status not in FINE:
                 failed = failed or psycopg.errors.error_from_result(result)
                 self._names.pop(prepared, None)
             elif prepared is None:

@@ -33,7 +33,7 @@ _UNFIT: dict[int, str] = {
 _PIPELINE = "it is in pipeline mode, in which it is not known yet what a statement did: end the pipeline first"
 _COMMITS = "it commits each statement by itself: begin a transaction first"
 _PARAMETER = re.compile(r"%\((\w+)\)[sb]|%%")
-_FINE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
+FINE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 _NAME, _BINARY = b"pairmq_store_one", [Format.BINARY] * 6
 _TYPES = (25, 17, 16, 20, 0, 0)  # those of text, bytea, boolean, bigint, and two that psycopg leaves open
 
@@ -142,7 +142,7 @@ class _Psycopg(Driver):
         pgconn.pipeline_sync()
         results = yield from answers(pgconn)
         for result in results:
-            if result.status not in _FINE:
+            if result.status not in FINE:
                 raise psycopg.errors.error_from_result(result, encoding=connection.info.encoding)
         if prepares:
             self._prepare(connection, possible=True)
@@ -242,7 +242,7 @@ def answers(pgconn: PGconn) -> Generator[int, int, list[PGresult]]:
             else:
                 found.append(result)
     except psycopg.OperationalError:
-        if all(result.status in _FINE for result in found):
+        if all(result.status in FINE for result in found):
             raise
         return found  # the server has said why before it hung up
     pgconn.exit_pipeline_mode()

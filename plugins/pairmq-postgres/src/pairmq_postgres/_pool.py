@@ -3,14 +3,16 @@
 Not psycopg's own pool: that one connects in the background, again and again, and reports a time-out where a caller must
 learn why there is no connection, and whether anything was sent.
 
-A call that is cancelled drops its connection, if a statement is on its way: whatever the server makes of it, no later
-call meets it. psycopg by itself would ask the server to cancel the statement, and wait for an answer.
+A call that is cancelled drops its connection, if a statement is on its way, once the calls that share it have ended:
+whatever the server makes of it, no later call meets it. psycopg by itself would ask the server to cancel the statement,
+and wait for an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import select
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
@@ -29,7 +31,8 @@ A = TypeVar("A")
 
 _NOTIFIED_WITHIN = 0.5  # s that a close waits for notifications of what was sent
 _SOON = 0.05  # s
-_FAR = 0.02  # s of an answer, from which on another connection would take too long while a send waits for it
+_FAR = 0.01  # s of an answer, from which on calls are pipelined
+_FORGETS = 1.02  # so much longer is what the quickest answer counts for with each later one
 _MOMENT = 0.005
 """Seconds that a call waits at the most for the one before it, to serve more at once: at a distance it takes longer."""
 _SILENT = 1.0  # s without an answer after which a cancelled call makes the idle connections doubtful
@@ -46,8 +49,8 @@ class Pool:
         self._era = 0  # how many times the server was found to be another one, or down
         self._place: tuple[str, int] | None = None
         self._turns = asyncio.Semaphore(url.pool_size)
-        self._in_use = 0
-        self._took = 0.0  # s, the last answer
+        self._shared: Connection | None = None  # the one for pipelined calls, while it is in use
+        self._quickest = math.inf  # s, of the answers lately: so far away is the server
         self._listening: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
         self._to_notify: set[str] = set()
@@ -59,49 +62,67 @@ class Pool:
         psycopg's error."""
         return await self.ask(lambda: statements)
 
-    async def ask(self, begin: Callable[[], Sequence[Statement]], *, spares: bool = False) -> list[Rows]:
+    async def ask(self, begin: Callable[[], Sequence[Statement]], *, pipelined: bool = False) -> list[Rows]:
         """Do the same with the statements that ``begin`` returns, which is called before the first byte is sent.
 
-        Who ``spares`` a distant server's only connection makes another one: the next call shall not have to.
+        To a distant server ``pipelined`` calls, none of which waits for a lock, share a connection: each by itself
+        would wait for the answer to the one before it, or for six round trips that make another connection.
         """
-        async with self._turns:
-            only = not self._in_use and len(self._idle) == 1 < self.url.pool_size
-            connection = None if spares and only and self._took >= _FAR else self._idle_one()
-            self._in_use += 1
-            try:
-                return await self._ask(connection, begin)
-            finally:
-                self._in_use -= 1
-
-    async def _ask(self, connection: Connection | None, begin: Callable[[], Sequence[Statement]]) -> list[Rows]:
+        connection = self._shared if pipelined else None
         if connection is None:
-            connection = await self._hosts.connect()
-            place = (connection.info.host, connection.info.port)
-            if self._place not in (None, place):  # another one of the hosts takes writes now
-                self._distrust()
-            self._place = place
+            await self._turns.acquire()
+            try:
+                connection = self._idle_one() or await self._connect()
+            except BaseException:
+                self._turns.release()
+                raise
+            if pipelined and self.url.listen and _FAR <= self._quickest < math.inf:
+                self._shared = connection
         era = self._era
+        connection.users += 1
+        try:
+            return await self._ask(connection, begin)
+        finally:
+            connection.users -= 1
+            if not connection.users:
+                self._turns.release()
+                self._put_back(connection, era)
+
+    async def _connect(self) -> Connection:
+        connection = await self._hosts.connect()
+        place = (connection.info.host, connection.info.port)
+        if self._place not in (None, place):  # another one of the hosts takes writes now
+            self._distrust()
+        self._place = place
+        return connection
+
+    async def _ask(self, connection: Connection, begin: Callable[[], Sequence[Statement]]) -> list[Rows]:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            found = await connection.run(begin())
-            self._took = loop.time() - began
+            run = connection.run_pipelined if connection is self._shared else connection.run
+            found = await run(begin())
+            self._quickest = min(loop.time() - began, self._quickest * _FORGETS)
             return found
         except Exception as error:
             if _errors.leads_elsewhere(error) or connection.closed:
-                connection.pgconn.finish()
                 self._distrust()
             raise
         except asyncio.CancelledError:
+            if connection is self._shared:  # what has no answer may never have one, nor what follows it
+                self._shared = None
             if loop.time() - began >= _SILENT:  # a firewall may have forgotten them all
                 self._drop_idle()
             raise
-        finally:
-            is_idle = connection.pgconn.transaction_status == TransactionStatus.IDLE
-            if self._closed or era != self._era or not is_idle:
-                connection.pgconn.finish()
-            else:
-                self._idle.append(connection)
+
+    def _put_back(self, connection: Connection, era: int) -> None:
+        if connection is self._shared:
+            self._shared = None
+        is_idle = connection.pgconn.transaction_status == TransactionStatus.IDLE
+        if self._closed or era != self._era or not is_idle:
+            connection.drop()
+        else:
+            self._idle.append(connection)
 
     def _idle_one(self) -> Connection | None:
         """Find an idle connection that the server has not ended meanwhile."""
@@ -115,6 +136,7 @@ class Pool:
     def _distrust(self) -> None:
         """Drop what is idle, and later what is in use: it was connected to the same server."""
         self._era += 1
+        self._shared = None
         self._drop_idle()
 
     def _drop_idle(self) -> None:
@@ -142,7 +164,7 @@ class Pool:
                 paths, self._to_notify = sorted(self._to_notify), set()
                 # Receivers look without being notified, only less often.
                 with contextlib.suppress(NotSent, psycopg.Error):
-                    await self.ask(lambda: [(_sql.NOTIFY, {"paths": paths})], spares=True)  # noqa: B023  # at once
+                    await self.ask(lambda: [(_sql.NOTIFY, {"paths": paths})], pipelined=True)  # noqa: B023  # at once
         finally:
             self._notifying = None
 
@@ -253,15 +275,18 @@ class Calls:
         self.pool = pool
         self.scope = scope
 
-    async def run(self, doing: str, *statements: Statement, answer_within: float | None = None) -> list[Rows]:
+    async def run(
+        self, doing: str, *statements: Statement, answer_within: float | None = None, pipelined: bool = False
+    ) -> list[Rows]:
         """Run statements in one round trip and one transaction; ``doing`` is what they do, in words. Raises
         `TransportError`.
 
-        ``answer_within`` is in seconds from the first byte on, for callers whose own limit is a long poll's.
+        ``answer_within`` is in seconds from the first byte on, for callers whose own limit is a long poll's;
+        ``pipelined`` as in `Pool.ask`.
         """
 
         def work(begin: Callable[[], list[None]]) -> Coroutine[Any, Any, list[Rows]]:
-            return self.pool.ask(lambda: (begin(), statements)[1])
+            return self.pool.ask(lambda: (begin(), statements)[1], pipelined=pipelined)
 
         found: list[Rows] = await self.share(doing, None, lambda: Shared(work), answer_within)
         return found

@@ -72,7 +72,7 @@ class PostgresSender(Sender):
 
     async def _store(self, rows: Sequence[_Row]) -> list[TransportError | None]:
         fitting = [(message, header) for message, header, size in rows if size <= MAX_MESSAGE_BYTES]
-        (found,) = await self._calls.run(self._doing, (_sql.SEND, self._parameters(fitting)))
+        (found,) = await self._calls.run(self._doing, (_sql.SEND, self._parameters(fitting)), pipelined=True)
         if not found:
             error = _errors.failure(NoSuchEntity(), self._doing)
             raise error from error.__cause__
