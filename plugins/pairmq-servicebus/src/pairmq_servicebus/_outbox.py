@@ -33,8 +33,8 @@ MOST_MESSAGES = 1000
 MOST_TRANSFERS: Final = 100
 """That are under way on one link: a tenth of the credit that the service grants a sender."""
 
-_BYTES: Final = 1024 * 1024  # that are under way on one link, unless one transfer has more
-_MOST_BYTES: Final = 4 * _BYTES  # likewise on a link that lets as many pass
+_BYTES: Final = 1024 * 1024  # that are under way on a narrow link, unless one transfer has more
+_MOST_BYTES: Final = 4 * _BYTES  # likewise on one that lets as many pass within so long, or has shown nothing yet
 _WITHIN: Final = 1.0  # s
 _MOST_GRACE: Final = 5.0  # s that a transfer whose callers have given up may take on a link that answers others
 
@@ -280,7 +280,7 @@ class _Flush(Job[SendLink]):
         self._grace = 0.0
         self._answered_at = -math.inf
         self._given_up = 0  # of the transfers under way
-        self._room = _BYTES  # that may be under way
+        self._room = _MOST_BYTES  # that may be under way
         self._clock: asyncio.TimerHandle | None = None
         self._turn: object = None
 
