@@ -469,33 +469,31 @@ def test_a_round_trip_is_needed_once_it_was_measured():
     assert trip.needed == pytest.approx(0.6)
 
 
-def test_chunks_of_a_batch_are_larger_where_a_broker_is_far():
+def test_a_broker_is_far_by_its_quickest_answer_lately():
     rules = Sending().rules
-    near, far = (500, 1 << 20), (4000, 1 << 20)
-    assert rules.chunk == near
-    rules.to_primary.took(0.5, 1000)
-    assert rules.chunk == far
+    assert not rules.far
+    rules.to_primary.took(0.5)
+    assert rules.far
     for seconds in (0.01, 2.0, 0.4):
         rules.to_primary.answered(seconds)
-        assert rules.chunk == near  # the quickest answer counts
+        assert not rules.far
     rules.to_backlog.answered(0.3)
-    assert rules.chunk == far  # of the broker that is farther
+    assert rules.far  # the other one is
     rules.to_backlog.answered(0.0)
-    assert rules.chunk == near
+    assert not rules.far
     for _ in range(1000):
         rules.to_primary.answered(0.1)
-    assert rules.chunk == far  # it is another network by now
+    assert rules.far  # it is another network by now
 
 
-@pytest.mark.parametrize(
-    ("seconds", "most_bytes"), [(0.1, 4 << 20), (0.5, 5 << 19), (5.0, 1 << 20)], ids=["wide", "narrower", "narrow"]
-)
-def test_chunks_have_more_bytes_as_far_as_the_link_is_wide_enough(seconds, most_bytes):
+def test_a_batch_has_less_in_flight_over_a_link_that_shows_to_be_narrow():
     rules = Sending(attempt_timeout=10.0).rules
-    rules.to_primary.took(seconds, 1 << 20)
-    assert rules.chunk == (4000, most_bytes)
-    rules.to_primary.took(seconds, 1000)  # shows nothing
-    assert rules.chunk == (4000, most_bytes)
+    rules.to_primary.answered(0.3)
+    seen = []
+    for seconds in (2.7, 2.9, 9.0, 9.0, 2.7, 0.3, 0.3):
+        rules.took(rules.to_primary, seconds)
+        seen.append(rules.room >> 20)
+    assert seen == [4, 2, 1, 1, 2, 4, 4]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1e6)), max_size=30))

@@ -111,13 +111,11 @@ CHUNK: Final = 500
 CHUNK_BYTES: Final = 1 << 20
 """Of their bodies."""
 
-LARGER: Final = 4
-"""So many times as many bytes may be on their way at once: operations side by side share one link."""
+MOST_BYTES: Final = 4 * CHUNK_BYTES
+"""That a batch or a stream may have in flight: its operations share one link."""
 
 _FAR = 0.02  # s of an answer, from which on a batch would be as slow as its round trips
-_FAR_CHUNK = 4000
-_SHARE = 8  # an operation is to take no more than this part of its limit, however narrow the link is
-_TELLING = CHUNK_BYTES // 4  # bytes of an operation that shows how narrow
+_SHARE = 4  # an operation is to take no more than this part of its limit longer than a small one
 _FORGETS, _A_LITTLE = 1.02, 1e-6  # so much longer is what the quickest answer counts for with each later one; s more
 
 
@@ -128,14 +126,12 @@ class RoundTrip:
     broker far off that may be less than one round trip, and no attempt at it could ever succeed.
     """
 
-    __slots__ = ("_cut_off", "_mean", "_spread", "quickest", "rate")
+    __slots__ = ("_cut_off", "_mean", "_spread", "quickest")
 
     def __init__(self) -> None:
         self._mean = self._spread = self._cut_off = 0.0
         self.quickest = math.inf
         """Seconds of the quickest answer lately, to an operation of any size: so far away is the broker."""
-        self.rate = 0.0
-        """Bytes a second of the last large operation; 0 before the first."""
 
     @property
     def needed(self) -> float:
@@ -159,12 +155,10 @@ class RoundTrip:
             self._mean += late / 8
         self._cut_off = 0.0
 
-    def took(self, seconds: float, size: int) -> None:
-        """An operation with any number of messages was answered, whose bodies have so many bytes."""
+    def took(self, seconds: float) -> None:
+        """An operation with any number of messages was answered."""
         forgotten = self.quickest * _FORGETS + _A_LITTLE
         self.quickest = seconds if seconds < forgotten else forgotten
-        if size >= _TELLING:
-            self.rate = size / max(seconds, _A_LITTLE)
 
     def cut_off(self, seconds: float) -> None:
         """It was not answered within so long: the next one gets more, or a first answer might never be seen."""
@@ -475,7 +469,17 @@ class Admission(Generic[T]):
 class SendRules:
     """What all sends of a pair share; ``chance`` gives a random number in [0, 1)."""
 
-    __slots__ = ("attempt_timeout", "chance", "closed", "ends_at", "raises", "rotation", "to_backlog", "to_primary")
+    __slots__ = (
+        "attempt_timeout",
+        "chance",
+        "closed",
+        "ends_at",
+        "raises",
+        "room",
+        "rotation",
+        "to_backlog",
+        "to_primary",
+    )
 
     def __init__(self, options: PairOptions, rotation: Rotation, chance: Callable[[], float]) -> None:
         self.attempt_timeout = options.attempt_timeout
@@ -484,6 +488,8 @@ class SendRules:
         self.chance = chance
         self.to_primary = RoundTrip()
         self.to_backlog = RoundTrip()
+        self.room = MOST_BYTES
+        """Bytes of bodies that a batch or a stream may have in flight."""
         self.closed: str | None = None
         """Why sends are given up, once the pair closes."""
         self.ends_at = math.inf
@@ -495,18 +501,16 @@ class SendRules:
         self.closed = why
 
     @property
-    def chunk(self) -> tuple[int, int]:
-        """The most messages, and bytes of their bodies, in one operation of a batch: more where a broker is far.
+    def far(self) -> bool:
+        """Whether a broker is so far that a batch had better not wait for each of its operations."""
+        trips = (self.to_primary.quickest, self.to_backlog.quickest)
+        return max((quickest for quickest in trips if quickest < math.inf), default=0.0) >= _FAR
 
-        There a batch would be as slow as its round trips. As a link may be narrow, too, bytes grow with the rate that
-        was seen.
-        """
-        trips = [trip for trip in (self.to_primary, self.to_backlog) if trip.quickest < math.inf]
-        if max((trip.quickest for trip in trips), default=0.0) < _FAR:
-            return CHUNK, CHUNK_BYTES
-        rate = min((trip.rate for trip in trips if trip.rate), default=0.0)
-        passes = int(rate * self.attempt_timeout / _SHARE)
-        return _FAR_CHUNK, min(max(passes, CHUNK_BYTES), LARGER * CHUNK_BYTES)
+    def took(self, trip: RoundTrip, seconds: float) -> None:
+        """An operation of a batch or a stream was answered, maybe late, as those in flight share a narrow link."""
+        trip.took(seconds)
+        narrow = seconds - trip.quickest > self.attempt_timeout / _SHARE
+        self.room = max(self.room // 2, CHUNK_BYTES) if narrow else min(self.room * 2, MOST_BYTES)
 
     def until(self, now: float, deadline: float, trip: RoundTrip) -> float:
         """When an attempt must end: half of the time left is for the other broker, if the rest is enough here."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
-from pairmq.core.send import CHUNK, CHUNK_BYTES, LARGER
+from pairmq.core.send import CHUNK, CHUNK_BYTES
 from pairmq.model import Entity, Message, PairClosed, PairFaulted, Receipt, SendError, SendRefused
 from pairmq.pair._arguments import count, seconds
 from pairmq.pair._tracing import Send, SendTracing
 from pairmq.runner import FAILURES, Engine, SenderState
 from pairmq.transport import in_chunks, start_task
 
-_STREAM_BYTES = LARGER * CHUNK_BYTES
+_AT_ONCE = 8  # operations of a batch: 4000 messages take one round trip to a distant broker
 
 
 class PairSender:
@@ -91,8 +92,8 @@ class PairSender:
         """Send many messages in few operations (SPEC 3.5).
 
         Args:
-            messages: sent in order, in chunks of at most 500 messages or 1 MiB; of up to 4000 and 4 MiB where a broker
-                takes 20 ms or more to answer and the link is wide enough, unless an order is kept.
+            messages: sent in order, in chunks of at most 500 messages or 1 MiB; eight of them at once, of at most 4 MiB
+                together, where a broker takes 20 ms or more to answer and no order is kept.
             timeout: seconds for each chunk. Default: the pair's ``send_timeout``.
 
         Returns:
@@ -103,7 +104,7 @@ class PairSender:
             TypeError: one of them is not a `Message`, or ``timeout`` not a number; none was sent.
             ValueError: ``timeout`` is not above 0.
 
-        After cancellation the outcome of the current chunk is unknown; later messages were not sent.
+        After cancellation the outcome of the chunks in flight is unknown; later messages were not sent.
         """
         self._check_open()
         if timeout is not None:
@@ -112,18 +113,34 @@ class PairSender:
         whole = list(messages)
         for message in whole:  # before the first is sent: an error half-way would take the receipts with it
             _size(message)
+        in_flight: deque[tuple[asyncio.Task[list[Receipt | SendError]], int]] = deque()
         self._in_flight += 1  # from the first chunk to the last: it is one send, and needs its link between them too
         try:
-            while len(results) < len(whole):
-                most, most_bytes = self._engine.sends.chunk
-                rest = whole[len(results) : len(results) + most]
-                chunk = next(in_chunks(rest, _size, most, most_bytes))
-                results.extend(await self._send_chunk(chunk, timeout, raising=not results))
+            for chunk in in_chunks(whole, _size, CHUNK, CHUNK_BYTES):
+                size = sum(map(_size, chunk))
+                while in_flight and not self._has_room(size, [others for _, others in in_flight]):
+                    results += await in_flight[0][0]
+                    in_flight.popleft()
+                sending = self._send_chunk(chunk, timeout, raising=not results and not in_flight)
+                if self._engine.sends.far:
+                    in_flight.append((start_task(sending), size))
+                else:
+                    results += await sending
+            while in_flight:
+                results += await in_flight[0][0]
+                in_flight.popleft()
         finally:
+            if in_flight:
+                await _given_up([task for task, _ in in_flight])
             self._in_flight -= 1
             if self._closed:
                 self._end_if_idle()
         return results
+
+    def _has_room(self, size: int, in_flight: Sequence[int]) -> bool:
+        """Whether a chunk of a batch may be sent beside others."""
+        sends = self._engine.sends
+        return sends.far and len(in_flight) < _AT_ONCE and sum(in_flight) + size <= sends.room
 
     async def send_stream(
         self, source: Iterable[Message] | AsyncIterable[Message], *, window: int = 1000, timeout: float | None = None
@@ -257,10 +274,7 @@ class _Stream:
 
     async def end(self) -> None:
         """Stop reading, and give up what is in flight."""
-        tasks = {self._reader, *self._running}
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await _given_up([self._reader, *self._running])
 
     async def _read(self) -> None:
         size = max(1, min(CHUNK, self._window // 4))
@@ -286,12 +300,19 @@ class _Stream:
         """Whether a chunk may be sent; one larger than the window is sent alone."""
         if self._in_window and self._in_window + messages > self._window:
             return False
-        return not self._in_flight or self._in_flight + taken <= _STREAM_BYTES
+        return not self._in_flight or self._in_flight + taken <= self._sender._engine.sends.room
 
     def _operation_ended(self, taken: int, task: asyncio.Task[list[Receipt | SendError]]) -> None:
         self._running.discard(task)
         self._in_flight -= taken
         self._freed.set()
+
+
+async def _given_up(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel what is in flight, and wait until it has ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 def _ended(entity: Entity, chunk: Sequence[Message], error: Exception) -> list[Receipt | SendError]:

@@ -17,8 +17,6 @@ from typing import Final
 from pairmq.core import Diversion, divert
 from pairmq.core.order import KeyRoute
 from pairmq.core.send import (
-    CHUNK,
-    CHUNK_BYTES,
     Admission,
     Attempt,
     BacklogOutcome,
@@ -83,9 +81,14 @@ class SendProcedure:
         return self._admission.in_flight
 
     @property
-    def chunk(self) -> tuple[int, int]:
-        """The most messages, and bytes of their bodies, of one call of `send`: those in order are sent one by one."""
-        return self._rules.chunk if self._orders is None else (CHUNK, CHUNK_BYTES)
+    def room(self) -> int:
+        """Bytes of bodies that a batch or a stream may have in flight."""
+        return self._rules.room
+
+    @property
+    def far(self) -> bool:
+        """Whether operations of a batch had better not wait for each other; where an order is kept they do."""
+        return self._orders is None and self._rules.far
 
     async def close(self) -> None:
         """Stop what works beside the sends."""
@@ -499,7 +502,7 @@ class SendProcedure:
                 return TAKEN
             results = await sender.send_batch(messages)
             if None in results:
-                trip.took(self._clock.now() - limited.began_at, sum([len(message.body) for message in messages]))
+                self._rules.took(trip, self._clock.now() - limited.began_at)
             return results
         return [self._failed(trip, limited)] * len(messages)
 

@@ -61,8 +61,8 @@ class PairSender:
         """Send many messages in few operations (SPEC 3.5).
 
         Args:
-            messages: sent in order, in chunks of at most 500 messages or 1 MiB; of up to 4000 and 4 MiB where a broker
-                takes 20 ms or more to answer and the link is wide enough, unless an order is kept.
+            messages: sent in order, in chunks of at most 500 messages or 1 MiB; eight of them at once, of at most 4 MiB
+                together, where a broker takes 20 ms or more to answer and no order is kept.
             timeout: seconds for each chunk. Default: the pair's ``send_timeout``.
 
         Returns:
@@ -72,7 +72,7 @@ class PairSender:
             PairClosed, PairFaulted: as `send`, if nothing was sent.
             TypeError: one of them is not a `Message`; none was sent.
 
-        After an interruption the outcome of the current chunk is unknown; later messages were not sent.
+        After an interruption the outcome of the chunks in flight is unknown; later messages were not sent.
         """
         whole = list(messages)  # read here: the caller's iterable may block, and belongs to the caller's thread
         return self._run(lambda sender: sender.send_batch(whole, timeout=timeout))
