@@ -113,6 +113,41 @@ class Message:
         priority: int | None = None,
         application_properties: Mapping[str, PropertyInput] = _NO_PROPERTIES,
     ) -> None:
+        if type(body) is not bytes:
+            if not isinstance(body, bytearray | memoryview | bytes):
+                raise TypeError(f"body is a {type(body).__name__}: give bytes, for text use text.encode()")
+            body = bytes(body)
+        # One by one: a loop over names would look up each of them anew, for every message.
+        if message_id is not None:
+            _check_id("message_id", message_id)
+        if session_id is not None:
+            _check_id("session_id", session_id)
+        if reply_to_session_id is not None:
+            _check_id("reply_to_session_id", reply_to_session_id)
+        if partition_key is not None:
+            _check_id("partition_key", partition_key)
+            if session_id is not None and partition_key != session_id:
+                raise ValueError("partition_key differs from session_id: omit it or make them equal")
+        if content_type is not None:
+            _check_text("content_type", content_type)
+        if content_encoding is not None:
+            _check_text("content_encoding", content_encoding)
+        if correlation_id is not None:
+            _check_text("correlation_id", correlation_id)
+        if subject is not None:
+            _check_text("subject", subject)
+        if to is not None:
+            _check_text("to", to)
+        if reply_to is not None:
+            _check_text("reply_to", reply_to)
+        if time_to_live is not None:
+            time_to_live = _seconds(time_to_live)
+        if scheduled_enqueue_at is not None:
+            scheduled_enqueue_at = _instant("scheduled_enqueue_at", scheduled_enqueue_at)
+        if priority is not None:
+            _check_priority(priority)
+        if application_properties is not _NO_PROPERTIES:
+            application_properties = _checked_properties(application_properties) or _NO_PROPERTIES
         # As a draft: the constructor of a frozen class, which sets each field by a call, takes three times as long.
         draft: Any = self if type(self) is Message else Message.__new__(Message)
         object.__setattr__(draft, "__class__", _Draft)
@@ -135,46 +170,10 @@ class Message:
         if draft is not self:  # a subclass may have more in it than a draft
             for name in Message.__slots__:
                 object.__setattr__(self, name, getattr(draft, name))
-        self.__post_init__()
 
     def __post_init__(self) -> None:
-        if type(self.body) is not bytes:
-            if not isinstance(self.body, bytearray | memoryview | bytes):
-                raise TypeError(f"body is a {type(self.body).__name__}: give bytes, for text use text.encode()")
-            object.__setattr__(self, "body", bytes(self.body))
-        # One by one: a loop over names would look up each of them anew, for every message.
-        if self.message_id is not None:
-            _check_id("message_id", self.message_id)
-        if self.session_id is not None:
-            _check_id("session_id", self.session_id)
-        if self.reply_to_session_id is not None:
-            _check_id("reply_to_session_id", self.reply_to_session_id)
-        if self.partition_key is not None:
-            _check_id("partition_key", self.partition_key)
-        if self.content_type is not None:
-            _check_text("content_type", self.content_type)
-        if self.content_encoding is not None:
-            _check_text("content_encoding", self.content_encoding)
-        if self.correlation_id is not None:
-            _check_text("correlation_id", self.correlation_id)
-        if self.subject is not None:
-            _check_text("subject", self.subject)
-        if self.to is not None:
-            _check_text("to", self.to)
-        if self.reply_to is not None:
-            _check_text("reply_to", self.reply_to)
-        if self.partition_key is not None and self.session_id is not None and self.partition_key != self.session_id:
-            raise ValueError("partition_key differs from session_id: omit it or make them equal")
-        if self.time_to_live is not None:
-            object.__setattr__(self, "time_to_live", _seconds(self.time_to_live))
-        if self.scheduled_enqueue_at is not None:
-            at = _instant("scheduled_enqueue_at", self.scheduled_enqueue_at)
-            object.__setattr__(self, "scheduled_enqueue_at", at)
-        if self.priority is not None:
-            _check_priority(self.priority)
-        if self.application_properties is not _NO_PROPERTIES:
-            checked = _checked_properties(self.application_properties)
-            object.__setattr__(self, "application_properties", checked or _NO_PROPERTIES)
+        # A subclass that is a dataclass has a constructor of its own, which sets the fields and calls this.
+        Message.__init__(self, *[getattr(self, name) for name in Message.__slots__])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Not __getstate__, which the first releases of Python 3.11 replace in a frozen class with slots. The read-only
@@ -189,15 +188,34 @@ class Message:
     def __hash__(self) -> int:
         return hash((self.message_id, self.body))
 
-    def with_id(self, message_id: str) -> Message:
-        """Return this message under another id, otherwise unchanged.
+    def with_id(
+        self, message_id: str | None, application_properties: dict[str, PropertyValue] | None = None
+    ) -> Message:
+        """Return this message under another id, and with other application properties where they are given.
 
         Args:
             message_id: 1 to 128 characters; not checked again, as this is on the path of every send.
+            application_properties: as in `with_properties`; unchanged when left out.
         """
         # dataclasses.replace would check every field again, once a send.
-        copy = _draft_of(self)
+        copy = _Draft()
+        copy.body = self.body
         copy.message_id = message_id
+        copy.session_id = self.session_id
+        copy.time_to_live = self.time_to_live
+        copy.scheduled_enqueue_at = self.scheduled_enqueue_at
+        copy.content_type = self.content_type
+        copy.content_encoding = self.content_encoding
+        copy.correlation_id = self.correlation_id
+        copy.subject = self.subject
+        copy.to = self.to
+        copy.reply_to = self.reply_to
+        copy.reply_to_session_id = self.reply_to_session_id
+        copy.partition_key = self.partition_key
+        copy.priority = self.priority
+        copy.application_properties = (
+            self.application_properties if application_properties is None else application_properties or _NO_PROPERTIES
+        )
         copy.__class__ = Message
         made: Message = copy
         return made
@@ -208,11 +226,7 @@ class Message:
         Args:
             application_properties: were checked as a message's before, and not checked again; now the copy's own.
         """
-        copy = _draft_of(self)
-        copy.application_properties = application_properties or _NO_PROPERTIES
-        copy.__class__ = Message
-        made: Message = copy
-        return made
+        return self.with_id(self.message_id, application_properties)
 
     @staticmethod
     def of_checked(
@@ -258,27 +272,6 @@ class Message:
 
 # A frozen class sets each field by a call of a function, which is most of what making a message costs.
 _Draft = draft_of(Message)
-
-
-def _draft_of(message: Message) -> Any:
-    """Begin a copy."""
-    copy = _Draft()
-    copy.body = message.body
-    copy.message_id = message.message_id
-    copy.session_id = message.session_id
-    copy.time_to_live = message.time_to_live
-    copy.scheduled_enqueue_at = message.scheduled_enqueue_at
-    copy.content_type = message.content_type
-    copy.content_encoding = message.content_encoding
-    copy.correlation_id = message.correlation_id
-    copy.subject = message.subject
-    copy.to = message.to
-    copy.reply_to = message.reply_to
-    copy.reply_to_session_id = message.reply_to_session_id
-    copy.partition_key = message.partition_key
-    copy.priority = message.priority
-    copy.application_properties = message.application_properties
-    return copy
 
 
 def shown_record(record: Any) -> str:
