@@ -122,21 +122,17 @@ class GateKeeper:
             probed = self.gates.probed(gate, None, self._clock.now())
         except TransportError as error:
             probed = self.gates.probed(gate, error, self._clock.now())
-        if probed is Probed.OPENED:
-            self._opened(gate)
-        elif probed is Probed.TRIAL:
-            self._let_through(gate)
+        if probed is not Probed.NOTHING:
+            self._opened(gate, on_trial=probed is Probed.TRIAL)
 
-    def _opened(self, gate: Gate) -> None:
-        self._stop_probe(gate)
-        self._let_through(gate)
-        self._emit(DestinationChanged, entity=gate.entity, open=True)
-
-    def _let_through(self, gate: Gate) -> None:
+    def _opened(self, gate: Gate, *, on_trial: bool = False) -> None:
         opening = self._openings.pop(gate, None)
         if opening is not None:
             opening.set()
         self.any_opened.set()
+        if not on_trial:
+            self._stop_probe(gate)
+            self._emit(DestinationChanged, entity=gate.entity, open=True)
 
     def _stop_probe(self, gate: Gate) -> None:
         self._why.pop(gate, None)

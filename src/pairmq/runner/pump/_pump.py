@@ -105,7 +105,7 @@ class Pump:
                 await self._make_room()
                 if self._stopping.is_set() or self.machine.lets_go:
                     continue
-                held = len(self.machine)
+                held = 0 if self._lane_entity is None else len(self.machine)
                 deliveries = await self._reader.receive()
                 if deliveries:  # into the lines of their destinations, or settled
                     settle, begun = self.machine.received(deliveries, self._clock.now(), self._clock.instant())

@@ -44,6 +44,7 @@ class BacklogReader:
         self._changed = changed
         self._asked = asyncio.Event()  # the queue, for its properties
         self._receiver: Receiver | None = None
+        self._ahead = 0  # as it was asked to read ahead
         self._renewals: asyncio.Task[None] | None = None
         self._ending = False
         self._polls = TimeLimits()
@@ -92,14 +93,15 @@ class BacklogReader:
             properties = await self.limited(self._secondary.admin.properties(self.queue))
             machine.opened(properties.lock_duration, ordered=properties.single_consumer)
             self._asked.set()
-            self._receiver = self._secondary.receiver(Source(self.queue))
+            self._receiver, self._ahead = self._secondary.receiver(Source(self.queue)), 0
             self._receiver.on_dead_lettered = self._dead_lettered
         if machine.broken:
             raise _order_lost()
         began_at = self._clock.now()
         limit = began_at + self.wait + self._options.attempt_timeout
         most = machine.receives
-        self._receiver.read_ahead(machine.ahead)
+        if machine.ahead != self._ahead:
+            self.read_ahead(machine.ahead)
         try:
             deliveries = await self._polls.run(self._receiver.receive(most, self.wait), limit)
         except TransportError:
@@ -124,8 +126,9 @@ class BacklogReader:
         )
 
     def read_ahead(self, messages: int) -> None:
-        """Let the broker lock other than the machine's number of messages here before they are asked for, a hint."""
+        """Let the broker lock so many messages here before they are asked for, a hint."""
         if self._receiver is not None:
+            self._ahead = messages
             self._receiver.read_ahead(messages)
 
     async def complete(self, deliveries: Sequence[Delivery]) -> tuple[Sequence[TransportError | None], float]:
