@@ -9,7 +9,7 @@ import itertools
 import math
 import operator
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Generic, Self, TypeAlias, TypeVar
+from typing import ClassVar, Generic, Self, TypeAlias, TypeVar
 
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.transport import AT_ONCE, in_turns, is_nothing_sent
@@ -31,7 +31,7 @@ _SHARE = 30.0  # and this many times what it took to make, so that planning take
 Waiter: TypeAlias = "asyncio.Future[bool | None]"
 """Of a send that waits for a change: True when it came."""
 
-_Entry: TypeAlias = "tuple[float, int, Limit | WaitLimit[Any]]"
+_Entry: TypeAlias = "tuple[float, int, _Bound]"
 
 
 class TimeLimits:
@@ -148,11 +148,8 @@ class TimeLimits:
         half of the time since ``began_at``.
         """
         if not future.done():
-            wait = WaitLimit(self, future, until, exact=exact, began_at=began_at)
-            try:
+            with WaitLimit(self, future, until, exact=exact, began_at=began_at):
                 return await future
-            finally:
-                wait.end()
         return future.result()
 
     @staticmethod
@@ -177,16 +174,6 @@ class TimeLimits:
                 text, FailureKind.UNAVAILABLE, FailureReason.TIMEOUT, maybe_applied=maybe_applied
             )
         return self._timeouts[maybe_applied]
-
-    def _begin(self, limit: Limit | WaitLimit[Any], at: float, *, exact: bool = False) -> None:
-        at = min(at, self._ends_at)
-        self._number += 1
-        self._running[limit.kind] += 1
-        if self._ended > _MANY and 2 * self._ended > len(self._limits) + len(self._exact):
-            self._tidy()
-        heapq.heappush(self._exact if exact else self._limits, (at, self._number, limit))
-        if at < self._armed_for or (not self._number % _MANY and self._measured):  # as more of them run, `lead` grows
-            self._arm()
 
     def _tidy(self) -> None:
         for heap in (self._limits, self._exact):
@@ -261,15 +248,45 @@ class TimeLimits:
         self._measured, self._measured_at = self._costs != [0.0, 0.0], now
 
 
-class Limit:
+class _Bound:
+    """What has a limit, from the beginning of a ``with`` on: an operation or a wait. ``reached`` counts how often."""
+
+    __slots__ = ("_at", "_limits", "began_at", "reached", "running")
+
+    kind: ClassVar[int]
+    exact = False
+    _at: float
+    _limits: TimeLimits
+    began_at: float
+
+    def __enter__(self) -> Self:
+        limits = self._limits
+        at = min(self._at, limits._ends_at)
+        self.running = True
+        self.reached = 0
+        limits._number += 1
+        limits._running[self.kind] += 1
+        if limits._ended > _MANY and 2 * limits._ended > len(limits._limits) + len(limits._exact):
+            limits._tidy()
+        heapq.heappush(limits._exact if self.exact else limits._limits, (at, limits._number, self))
+        # As more of them run, `lead` grows.
+        if at < limits._armed_for or (not limits._number % _MANY and limits._measured):
+            limits._arm()
+        return self
+
+    def reach(self) -> bool:
+        """End it; returns whether to do so again if it has not ended after a while."""
+        raise NotImplementedError
+
+
+class Limit(_Bound):
     """The limit of one operation, for a ``with`` around it in the same task; see `TimeLimits.run`.
 
     A failure does not leave the ``with``: it is in ``failure`` then. So a send needs no coroutine for its limit, which
-    the garbage collector would go through with all other objects of thousands of sends in flight. ``reached`` counts
-    how often the task was cancelled.
+    the garbage collector would go through with all other objects of thousands of sends in flight.
     """
 
-    __slots__ = ("_limits", "began_at", "cancelling", "failure", "reached", "running", "task")
+    __slots__ = ("cancelling", "failure", "task")
 
     kind = 0
 
@@ -278,16 +295,11 @@ class Limit:
         if task is None:
             raise RuntimeError("a time limit needs a task")
         self._limits = limits
+        self._at = at
         self.task = task
         self.began_at = asyncio.get_running_loop().time()
         self.cancelling = task.cancelling()
-        self.running = True
-        self.reached = 0
         self.failure: TransportError | None = None
-        limits._begin(self, at)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         self.running = False
@@ -314,7 +326,7 @@ class Limit:
         return self.failure is not None
 
     def reach(self) -> bool:
-        """Cancel the operation; returns whether to do so again if it has not ended after a while."""
+        """Cancel the operation."""
         self.reached += 1
         self.task.cancel()
         return True
@@ -326,13 +338,13 @@ class Limit:
         return failure
 
 
-class WaitLimit(Generic[T]):
-    """The limit of a wait for a future; see `TimeLimits.wait`. Of `asyncio.wait` each has a timer and a task's turn.
+class WaitLimit(_Bound, Generic[T]):
+    """The limit of a wait for a future, for a ``with`` around it; see `TimeLimits.wait`.
 
-    What awaits the future without a coroutine for it calls `end` in any case.
+    Of `asyncio.wait` each has a timer and a task's turn.
     """
 
-    __slots__ = ("_future", "_limits", "began_at", "reached", "running")
+    __slots__ = ("_future", "exact")
 
     kind = 1
 
@@ -340,11 +352,16 @@ class WaitLimit(Generic[T]):
         self, limits: TimeLimits, future: asyncio.Future[T | None], at: float, *, exact: bool, began_at: float
     ) -> None:
         self._limits = limits
+        self._at = at
         self._future = future
+        self.exact = exact
         self.began_at = began_at
-        self.running = True
-        self.reached = 0
-        limits._begin(self, at, exact=exact)
+
+    def __exit__(self, *_: object) -> None:
+        if self.running:
+            self.running = False
+            self._limits._ended += 1
+            self._limits._running[1] -= 1
 
     def reach(self) -> bool:
         """Let the one who waits go on."""
@@ -353,13 +370,6 @@ class WaitLimit(Generic[T]):
         if not self._future.done():
             self._future.set_result(None)
         return False
-
-    def end(self) -> None:
-        """It is waited for no longer."""
-        if self.running:
-            self.running = False
-            self._limits._ended += 1
-            self._limits._running[1] -= 1
 
 
 def _wake(waiter: Waiter) -> None:
