@@ -22,8 +22,8 @@ ORDER = (
     Mutant(
         "a session's message takes any backlog queue",
         "src/pairmq/core/send.py",
-        "            only = None if self._key is None else self._key.queue\n            index, trial",
-        "            only = None\n            index, trial",
+        "            only = key.queue\n            key.diverting()",
+        "            key.diverting()",
         ordering="session",
     ),
     Mutant(

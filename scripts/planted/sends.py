@@ -161,8 +161,8 @@ SENDS = (
     Mutant(
         "a send is refused at once for lack of a backlog queue",
         "src/pairmq/core/send.py",
-        "            if key is None and self._rules.raises:",
-        "            if key is None:",
+        "        if self._key is None and self._rules.raises:",
+        "        if self._key is None:",
     ),
     Mutant(
         "a scheduled message goes to a lane, where consumers get it too soon",
@@ -175,8 +175,8 @@ SENDS = (
     Mutant(
         "a send without a backlog queue waits for the background to bring one back",
         "src/pairmq/core/send.py",
-        "            self._waits = rules.rotation.trial(now, only, self._lane) is None",
-        "            pass",
+        "        trials = only is not None or not rules.raises",
+        "        trials = False",
         tests=("tests/runner/test_backlog.py",),
     ),
     Mutant(

@@ -113,8 +113,8 @@ TESTED = (
     Mutant(
         "the timer is not set anew for a limit that is earlier than the others",
         _LIMITS,
-        "        if at < self._armed_for or ",
-        "        if self._timer is None or ",
+        "        if at < limits._armed_for or ",
+        "        if limits._timer is None or ",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
@@ -259,9 +259,9 @@ TESTED = (
     # Order.
     Mutant(
         "a clean session whose entity fails over is diverted and stays clean",
-        "src/pairmq/core/order.py",
-        "        if not enabled:\n            return Way.DIVERT\n",
-        "",
+        "src/pairmq/core/send.py",
+        "            key.diverting()\n",
+        "            pass\n",
         tests=("tests/runner/test_order.py",),
     ),
     Mutant(

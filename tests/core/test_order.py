@@ -193,26 +193,22 @@ def test_a_key_with_a_send_in_line_does_not_rest():
     assert key.facts.clean
 
 
-def test_a_key_is_diverted_when_the_primary_takes_no_sends():
-    assert KeyRoute(a_key(clean=True), DrainView()).way(0.0, 60.0, enabled=False) is Way.DIVERT
-
-
 def test_a_look_is_waited_for_until_the_deadline_at_most():
     route = KeyRoute(a_key(clean=False), DrainView())
-    assert route.way(0.0, 60.0, enabled=True) == LookAt(3, 2.0)
-    assert route.way(0.5, 1.0, enabled=True) == LookAt(3, 1.0)
+    assert route.way(0.0, 60.0) == LookAt(3, 2.0)
+    assert route.way(0.5, 1.0) == LookAt(3, 1.0)
 
 
 def test_a_queue_that_does_not_drain_is_not_waited_for():
     route = KeyRoute(a_key(clean=False), DrainView())
-    route.way(0.0, 60.0, enabled=True)
+    route.way(0.0, 60.0)
     assert isinstance(route.looked(Look(0.0, 5, 9), 0.1), float)
     assert route.looked(Look(2.0, 5, 9), 2.1) is Way.DIVERT
 
 
 def test_pauses_between_looks_grow_up_to_the_end_of_the_wait():
     route, now, pauses = KeyRoute(a_key(clean=False), DrainView()), 0.0, []
-    route.way(now, 60.0, enabled=True)
+    route.way(now, 60.0)
     for oldest in range(20):
         until = route.looked(Look(now, oldest, 99), now)
         assert isinstance(until, float)

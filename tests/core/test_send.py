@@ -108,7 +108,7 @@ class Sending:
         return self.past_checks(self.machine.start(self.now))
 
     def past_checks(self, step: Step) -> Step:
-        """All messages fit both brokers."""
+        """All messages fit the backlog."""
         return self.machine.checked((), self.now) if isinstance(step, Check) else step
 
     def resume(self, seconds: float = 0.0, lead: float = 0.0, *, changed: bool = False) -> Step:
@@ -152,25 +152,6 @@ def test_an_attempt_carries_the_epoch_of_its_route():
     step = Sending().start()
     assert isinstance(step, Attempt)
     assert step.epoch == 1
-
-
-def test_sizes_are_checked_before_an_attempt_when_the_primary_is_not_up():
-    sending = Sending(FAILING)
-    assert sending.machine.start(100.0) == Check(sending.jobs, False)
-
-
-def test_a_message_that_does_not_fit_is_not_attempted():
-    sending = Sending(FAILING, messages=2)
-    sending.machine.start(100.0)
-    step = sending.machine.checked(sending.jobs[:1], 100.0)
-    assert isinstance(step, Attempt)
-    assert step.jobs == sending.jobs[1:]
-
-
-def test_a_send_is_done_when_none_of_its_messages_fits():
-    sending = Sending(FAILING)
-    sending.machine.start(100.0)
-    assert sending.machine.checked(sending.jobs, 100.0) == Done()
 
 
 def test_a_send_without_messages_is_done_at_once():
@@ -754,14 +735,22 @@ def test_the_last_queue_is_waited_for_when_it_is_throttled():
 
 def test_a_send_waits_when_others_try_every_queue():
     sending = Sending(FAILED_OVER, clean=True)
-    sending.machine.start(100.0)
     for index in (0, 1):
         sending.rotation.take_out(index, 90.0)
         sending.rotation.begin_trial(index)
-    assert choice_of(sending.machine.checked((), 100.0)) is None
+    assert isinstance(sending.start(), Wait)
     assert sending.key is not None
     assert sending.key.clean  # nothing can have been stored
-    assert isinstance(sending.resume(), Wait)
+
+
+def test_a_key_that_keeps_diverting_waits_when_its_queue_takes_nothing():
+    sending = Sending(clean=False)
+    sending.start()
+    for index in (0, 1):
+        sending.rotation.take_out(index, 102.0)
+    assert sending.machine.looked(None, 102.0) == Check(sending.jobs)
+    assert isinstance(sending.machine.checked((), 102.0), Wait)
+    assert sending.resume(1.0) == LookAt(0, 103.0)  # with a new patience
 
 
 # Which backlog queue an attempt takes.
@@ -772,8 +761,7 @@ def test_a_sender_keeps_the_backlog_queue_that_was_chosen_at_random():
     assert choice_of(sending.start()) == Choice(1, trial=False, rests=False)
     sending.rules.chance = lambda: 0.0
     again = SendMachine(sending.rules, sending.entity, sending.entity, [Job(Message(b"x"))], 100.0, 160.0)
-    again.start(100.0)
-    assert choice_of(again.checked((), 100.0)) == Choice(1, trial=False, rests=False)
+    assert choice_of(again.start(100.0)) == Choice(1, trial=False, rests=False)
 
 
 def test_a_key_uses_its_own_queue_on_which_its_order_rests_and_its_sender_keeps_none():
@@ -793,11 +781,9 @@ def test_a_lane_is_tried_first_and_once_when_it_is_too_slow_for_the_send():
     entity, rules = Entity(FAILED_OVER), Sending().rules
     entity.queue, entity.lane = 1, rules.rotation.add_lane()
     machine = SendMachine(rules, entity, entity, [Job(Message(b"x"))], 100.0, 101.0)
-    machine.start(100.0)
-    assert choice_of(machine.checked((), 100.0)) == Choice(entity.lane, trial=False, rests=False)
+    assert choice_of(machine.start(100.0)) == Choice(entity.lane, trial=False, rests=False)
     machine.backlog_ended([LATE], 100.5)
-    machine.resume(100.5)
-    assert choice_of(machine.checked((), 100.5)) == Choice(1, trial=False, rests=False)
+    assert choice_of(machine.resume(100.5)) == Choice(1, trial=False, rests=False)
     assert (entity.queue, entity.lane) == (1, 2)  # of other sends
 
 
@@ -830,7 +816,20 @@ def test_a_send_waits_for_both_brokers_when_no_queue_is_due():
 
 def test_a_send_that_waits_for_a_queue_checks_first_whether_the_queue_could_hold_it():
     sending = without_queues()
-    assert sending.machine.start(100.0) == Check(sending.jobs, True)
+    assert sending.machine.start(100.0) == Check(sending.jobs)
+
+
+def test_a_message_that_no_queue_could_hold_does_not_wait_for_one():
+    sending = without_queues(messages=2)
+    sending.machine.start(100.0)
+    assert isinstance(sending.machine.checked(sending.jobs[:1], 100.0), Wait)
+    assert sending.machine.pending == sending.jobs[1:]
+
+
+def test_a_send_is_done_when_no_queue_could_hold_any_of_its_messages():
+    sending = without_queues()
+    sending.machine.start(100.0)
+    assert sending.machine.checked(sending.jobs, 100.0) == Done()
 
 
 def test_a_send_tries_a_queue_itself_when_one_is_due():

@@ -191,10 +191,8 @@ class KeyRoute:
         """Index of the key's backlog queue."""
         return self._key.queue
 
-    def way(self, now: float, deadline: float, *, enabled: bool) -> Way | LookAt:
-        """Decide for the send whose turn it is; ``enabled`` if the primary takes sends."""
-        if not enabled:
-            return Way.DIVERT
+    def way(self, now: float, deadline: float) -> Way | LookAt:
+        """Decide for the send whose turn it is, while the primary takes sends."""
         if self._key.facts.clean:
             self._wait = None
             return Way.ROUTE

@@ -161,11 +161,18 @@ class Rotation:
         return min(due)[1] if due else None
 
     def attempt(
-        self, now: float, chance: float, kept: int | None = None, only: int | None = None, lane: int | None = None
+        self,
+        now: float,
+        chance: float,
+        kept: int | None = None,
+        only: int | None = None,
+        lane: int | None = None,
+        *,
+        trials: bool = True,
     ) -> tuple[int | None, bool]:
         """Choose the queue of one attempt, the ``lane`` before any other (SPEC 11.2): the one that its sender ``kept``
-        while that is in use, else one at random (SPEC 5.4); with none in use register the trial of one that is out.
-        None when the send has to wait; and whether it is a trial, to be ended by `end_trial`."""
+        while that is in use, else one at random (SPEC 5.4); with none in use, and with ``trials``, register the trial
+        of one that is out. None when the send has to wait; and whether it is a trial, to be ended by `end_trial`."""
         if lane is not None and lane not in self._out:
             return lane, False
         if only is not None:
@@ -175,7 +182,7 @@ class Rotation:
             return kept, False
         elif self._in_use:
             return self._in_use[int(chance * len(self._in_use))], False
-        index = self.trial(now, only, lane)
+        index = self.trial(now, only, lane) if trials else None
         if index is not None:
             self.begin_trial(index)
         return index, index is not None

@@ -27,7 +27,7 @@ one monotonic clock::
             case Attempt(Route.BACKLOG):
                 ...  # one operation at its queue, and `backlog_ended` or `backlog_cut_off`; then `resume`
             case Check():
-                ...  # whether both brokers can hold the messages; then `checked`
+                ...  # whether a backlog queue could hold the messages; then `checked`
             case LookAt():
                 ...  # a look at a backlog queue; then `looked`
             case Wait():
@@ -168,17 +168,16 @@ class RoundTrip:
 class Job:
     """One message of one send, until it has its result.
 
-    ``number`` is the place in the order of a sender's calls; ``fits``, whether the primary was asked and can hold it;
-    ``unknown``, whether a broker may hold it after an attempt that failed.
+    ``number`` is the place in the order of a sender's calls; ``unknown``, whether a broker may hold it after an attempt
+    that failed.
     """
 
-    __slots__ = ("attempts", "causes", "fits", "message", "number", "result", "unknown")
+    __slots__ = ("attempts", "causes", "message", "number", "result", "unknown")
 
     def __init__(self, message: Message, number: int = 0) -> None:
         self.message = message
         self.number = number
         self.attempts = 0
-        self.fits = False
         self.unknown = False
         self.causes: tuple[BaseException, ...] = ()
         self.result: Receipt | SendError | None = None
@@ -233,8 +232,8 @@ class Choice(NamedTuple):
 class Attempt(NamedTuple):
     """Make one operation with these messages, until ``until`` at most; it is registered as in flight.
 
-    One at the primary that is cancelled is reported to the entity's machine as abandoned; one at the backlog has ended
-    there in any case. That has a ``choice`` of a queue; without one others try them all, and it has ended.
+    One at the primary that is cancelled is reported to the entity's machine as abandoned; one at the backlog, which has
+    a ``choice`` of a queue, has ended there in any case.
     """
 
     route: Route
@@ -245,10 +244,9 @@ class Attempt(NamedTuple):
 
 
 class Check(NamedTuple):
-    """Find out which of these the primary can never hold; with ``waiting``, also which the backlog can't hold."""
+    """Find out which of these no backlog queue could hold: they would wait for one in vain."""
 
     jobs: list[Job]
-    waiting: bool
 
 
 class Wait(NamedTuple):
@@ -530,7 +528,7 @@ class SendRules:
         # The primary itself says at once what it can't hold.
         if entity.seen not in _UP or now >= deadline or not jobs or self.closed is not None:
             return None
-        if key is not None and key.way(now, deadline, enabled=True) is not Way.ROUTE:
+        if key is not None and key.way(now, deadline) is not Way.ROUTE:
             return None
         return Attempt(_PRIMARY, entity.route().epoch, jobs, self.until(now, deadline, self.to_primary))
 
@@ -573,7 +571,6 @@ class SendMachine:
         "_throttled",
         "_transient",
         "_waited",
-        "_waits",
         "_worst",
         "pending",
     )
@@ -595,7 +592,7 @@ class SendMachine:
         self._deadline = deadline
         self._key = key
         self._retry = self._transient = 0
-        self._waited = self._waits = self._fair = self._last = self._remainder = self._throttled = False
+        self._waited = self._fair = self._last = self._remainder = self._throttled = False
         self._route = Route.PRIMARY
         self._worst: FailureKind | None = None
         self.pending = jobs
@@ -648,21 +645,7 @@ class SendMachine:
         """Go on after a `Check`; those that are unfit have been refused."""
         if unfit:
             self.drop(unfit)
-        if not self.pending:
-            return DONE
-        key = self._key
-        if self._waits:
-            self._waited = True
-            if key is None and self._rules.raises:
-                return self.give_up(_NO_QUEUE, BacklogUnavailable, nowhere=True)
-            return self._pause(now, lead, queue=True, nowhere=True)
-        if key is not None:
-            way = key.way(now, self._deadline, enabled=self._entity.seen is not _FAILED_OVER)
-            if type(way) is LookAt:
-                return way
-            if way is Way.DIVERT:
-                return self._divert(key, now)
-        return self._attempt(self._entity.route(), now)
+        return self._wait_for_queue(now, lead) if self.pending else DONE
 
     def looked(self, look: Look | None, now: float, lead: float = 0.0) -> Step:
         """Go on after a `LookAt`; None when the queue could not be asked, or not in time."""
@@ -671,8 +654,8 @@ class SendMachine:
             raise ImpossibleInputError("a look for a send without order")
         self._deadline = min(self._deadline, self._rules.ends_at)
         way = key.looked(look, now)
-        if way is Way.DIVERT:
-            return self._divert(key, now)
+        if way is Way.DIVERT:  # unless the look came late
+            return self._divert(now, lead) if now < self._deadline else self.give_up("the deadline passed")
         return Wait(min(way, self._deadline)) if isinstance(way, float) else self._round(now, lead)
 
     def primary_ended(self, results: Sequence[TransportError | None]) -> PrimaryOutcome:
@@ -785,20 +768,23 @@ class SendMachine:
             refusal = BacklogUnavailable if diverting else PrimaryUnavailable
         return Done(refusal, why, diverting, nowhere)
 
-    # One round: the deadline, the sizes, the route.
+    # One round: the deadline, the route, the queue.
 
     def _round(self, now: float, lead: float) -> Step:
-        rules, diverting = self._rules, self._entity.seen is _FAILED_OVER
+        diverting = self._entity.seen is _FAILED_OVER
         if now >= self._deadline - _TICK:
             return self._out_of_time()
-        if now >= self._ends(lead) - _TICK:
+        if lead and now >= self._ends(lead) - _TICK:
             self._last = True
             return Wait(self._deadline, queue=diverting, last=True)
-        only = None if self._key is None else self._key.queue
-        self._waits = diverting and not rules.rotation.takes(only, self._lane)
-        if self._waits and (only is not None or not rules.raises):  # it may try one that is out of use (SPEC 5.5)
-            self._waits = rules.rotation.trial(now, only, self._lane) is None
-        return Check(self.pending, self._waits and not self._waited)
+        if not diverting and self._key is not None:
+            way = self._key.way(now, self._deadline)
+            if type(way) is LookAt:
+                return way
+            diverting = way is Way.DIVERT
+        if diverting:
+            return self._divert(now, lead)
+        return self._attempt(_PRIMARY, self._entity.route().epoch, now)
 
     def _out_of_time(self) -> Done:
         no_queue = self._waited and self._entity.seen is _FAILED_OVER
@@ -808,33 +794,40 @@ class SendMachine:
         """When to begin no other attempt; early by half of its time at most: both brokers are to have one."""
         return self._deadline - min(lead, (self._deadline - self._started) / 2)
 
-    def _divert(self, key: KeyRoute, now: float) -> Step:
-        if now >= self._deadline:  # the look came late
-            return self.give_up("the deadline passed")
-        key.diverting()
-        return self._attempt(self._entity.divert(), now)
+    def _divert(self, now: float, lead: float) -> Step:
+        """One attempt at a backlog queue; without one in use it may try one that is out (SPEC 5.5), or waits."""
+        rules, key, only = self._rules, self._key, None
+        if key is not None:
+            only = key.queue
+            key.diverting()
+        trials = only is not None or not rules.raises
+        kept = self._sender.queue
+        index, trial = rules.rotation.attempt(now, rules.chance(), kept, only, self._lane, trials=trials)
+        if index is None:
+            self.backlog_cut_off(now, began=False)
+            if self._waited:
+                return self._wait_for_queue(now, lead)
+            self._waited = True
+            return Check(self.pending)
+        self._queue = index
+        if key is None and index != self._lane:  # its sender keeps it
+            self._sender.queue = index
+        route = self._entity.route() if key is None else self._entity.divert()
+        return self._attempt(Route.BACKLOG, route.epoch, now, Choice(index, trial, rests=key is not None))
 
-    def _attempt(self, route: ToPrimary | ToBacklog, now: float) -> Attempt:
-        rules, choice = self._rules, None
-        if type(route) is ToPrimary:
-            self._route = Route.PRIMARY
-            until = rules.until(now, self._deadline, rules.to_primary)
-        else:
-            self._route = Route.BACKLOG
-            until = rules.until(now, self._deadline, rules.to_backlog)
-            only = None if self._key is None else self._key.queue
-            index, trial = rules.rotation.attempt(now, rules.chance(), self._sender.queue, only, self._lane)
-            if index is None:
-                self._worst = FailureKind.UNAVAILABLE
-                self.backlog_cut_off(now, began=False)
-            else:
-                self._queue, choice = index, Choice(index, trial, rests=self._key is not None)
-                if self._key is None and index != self._lane:  # its sender keeps it
-                    self._sender.queue = index
+    def _wait_for_queue(self, now: float, lead: float) -> Step:
+        if self._key is None and self._rules.raises:
+            return self.give_up(_NO_QUEUE, BacklogUnavailable, nowhere=True)
+        return self._pause(now, lead, queue=True, nowhere=True)
+
+    def _attempt(self, route: Route, epoch: int, now: float, choice: Choice | None = None) -> Attempt:
+        rules = self._rules
+        self._route = route
+        until = rules.until(now, self._deadline, rules.to_primary if choice is None else rules.to_backlog)
         given, whole = until - now, self._deadline - self._started
         self._fair = given > min(rules.attempt_timeout, FAIR_TRIAL) - 0.001
         self._remainder = given < whole / 2 - 0.001  # less than a first attempt gets
-        return Attempt(self._route, route.epoch, self.pending, until, choice)
+        return Attempt(route, epoch, self.pending, until, choice)
 
     def _pause(self, now: float, lead: float, *, queue: bool, nowhere: bool = False) -> Wait:
         """Wait before the next attempt, longer each time."""

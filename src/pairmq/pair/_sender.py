@@ -70,7 +70,8 @@ class PairSender:
 
         A cancelled send's outcome is unknown; nothing else of the pair is disturbed (SPEC 3.7).
         """
-        self._check_open()
+        if self._closed:
+            self._check_open()  # raises; whether the pair is open, its engine sees
         limit = self._timeout if timeout is None else seconds("timeout", timeout)
         self._in_flight += 1
         try:
@@ -222,7 +223,6 @@ class PairSender:
         limit = self._timeout if timeout is None else seconds("timeout", timeout)
         self._in_flight += 1
         try:
-            self._engine.check_here()
             return await self._carry_out(chunk, limit)
         except (PairClosed, PairFaulted) as error:
             # The pair ended between two chunks: the earlier results must not be lost with it.

@@ -30,6 +30,8 @@ class Clock:
         self.wall = wall
         self.new_id = new_id
         self._rng = rng or random.Random()  # noqa: S311  # spreads load, guards nothing
+        self.chance = self._rng.random
+        """Gives a random number in [0, 1)."""
 
     @staticmethod
     def now() -> float:
@@ -42,10 +44,6 @@ class Clock:
     def instant(self) -> datetime:
         """The wall clock as a datetime in UTC."""
         return datetime.fromtimestamp(self.wall(), UTC)
-
-    def chance(self) -> float:
-        """A random number in [0, 1)."""
-        return self._rng.random()
 
     def jitter(self) -> float:
         """A random number in [-1, 1)."""

@@ -32,7 +32,7 @@ from pairmq.runner._known import KnownEntities
 from pairmq.runner._limits import TimeLimits, settled_within
 from pairmq.runner._outbox import Outbox
 from pairmq.runner._record import Agreement, RecordKeeper, find_agreement
-from pairmq.runner._send import SendProcedure
+from pairmq.runner._send import ELSEWHERE, SendProcedure
 from pairmq.runner._switch import SwitchFollower, SwitchWriter
 from pairmq.runner._syphon import Syphon
 from pairmq.transport import Sender, Transactional, Transport, start_task
@@ -43,11 +43,6 @@ _FEW, _LISTED = 100, 10_000  # entities whose names are compared with one that i
 
 _PINGS = 200.0  # a second at most, of all entities of a pair
 _PINGS_AT_ONCE = 100.0
-
-_ELSEWHERE = (
-    "the pair was opened in another event loop: use it there, open one in each loop, or use pairmq.sync, which any"
-    " thread may call"
-)
 
 _WORDS: dict[str, Input] = {"mark_healthy": MARK_HEALTHY, "force_failover": FORCE_FAILOVER, "hold": HOLD}
 _ACTIONS = {
@@ -349,12 +344,12 @@ class Engine:
         if self._closing is not None:
             self.check_open()
         if asyncio._get_running_loop() is not self._loop:  # without an error to be caught, as in `Clock.now`
-            raise RuntimeError(_ELSEWHERE)
+            raise RuntimeError(ELSEWHERE)
 
     def check_loop(self) -> None:
         """Raise `RuntimeError` where the pair's own loop does not run; of a pair that has ended, too."""
         if asyncio._get_running_loop() is not self._loop:
-            raise RuntimeError(_ELSEWHERE)
+            raise RuntimeError(ELSEWHERE)
 
     async def close(self) -> None:
         """End the pair (SPEC 9.1): no new sends, those in flight end within ``close_grace``, both sides are closed.
@@ -362,6 +357,7 @@ class Engine:
         Idempotent; never raises and never hangs. Cancelling it does not stop the closing.
         """
         if self._closing is None:
+            self.sends.end_by(self._clock.now() + self.options.close_grace)
             self._closing = start_task(self._close(), name="pair close")
         await asyncio.shield(self._closing)
 
@@ -369,7 +365,6 @@ class Engine:
         if self._linked_faults is not None:
             self._linked_faults.forget()
         grace = self.options.close_grace
-        self.sends.end_by(self._clock.now() + grace, self.fault)
         for runner in self._known.runners():
             runner.stop_pings()
             runner.wake()  # sends that wait between two attempts learn their new deadline

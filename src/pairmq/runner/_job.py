@@ -94,15 +94,16 @@ class Results:
             self.refuse(state, job, ReservedPropertyError, text)
         return job
 
-    def accept(self, state: SenderState, job: Job, started: float, route: Route, queue: str | None = None) -> Receipt:
-        """The primary, or a queue of the secondary, has confirmed it."""
+    @staticmethod
+    def accept(state: SenderState, job: Job, elapsed: float, route: Route, queue: str | None = None) -> Receipt:
+        """The primary, or a queue of the secondary, has confirmed it, so many seconds after its send began."""
         receipt = _ReceiptDraft()
         receipt.route = route
         receipt.entity = state.runner.entity
         receipt.message_id = job.message.message_id or ""
         receipt.backlog_queue = queue
         receipt.attempts = job.attempts
-        receipt.elapsed = self._clock.now() - started
+        receipt.elapsed = elapsed
         receipt.maybe_duplicate = job.unknown
         receipt.__class__ = Receipt
         made: Receipt = receipt

@@ -268,7 +268,8 @@ class _Bound:
         limits._running[self.kind] += 1
         if limits._ended > _MANY and 2 * limits._ended > len(limits._limits) + len(limits._exact):
             limits._tidy()
-        heapq.heappush(limits._exact if self.exact else limits._limits, (at, limits._number, self))
+        entry: _Entry = (at, limits._number, self)
+        heapq.heappush(limits._exact if self.exact else limits._limits, entry)
         # As more of them run, `lead` grows.
         if at < limits._armed_for or (not limits._number % _MANY and limits._measured):
             limits._arm()

@@ -160,10 +160,10 @@ class Outbox:
 
     def stored(self, sending: OutboxSend) -> list[Receipt]:
         """Give the receipts of what was stored, in any thread; `report` is left to be called."""
-        receipts = []
+        receipts, elapsed = [], self._clock.now() - sending.started
         for job in sending.jobs:
             job.attempts = 1
-            receipts.append(self._results.accept(sending.state, job, sending.started, _TO_OUTBOX, self.queue.path))
+            receipts.append(self._results.accept(sending.state, job, elapsed, _TO_OUTBOX, self.queue.path))
         return receipts
 
     def report(self, sending: OutboxSend) -> None:

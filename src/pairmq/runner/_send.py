@@ -53,6 +53,10 @@ from pairmq.transport import AT_ONCE, Sender, start_task
 
 _LOOK = 1.0  # s that a look at a backlog queue may delay a send
 _TO_PRIMARY, _TO_BACKLOG = Route.PRIMARY, Route.BACKLOG  # to look one up takes a call
+ELSEWHERE: Final = (
+    "the pair was opened in another event loop: use it there, open one in each loop, or use pairmq.sync, which any"
+    " thread may call"
+)
 TAKEN: Final[Sequence[TransportError | None]] = (None,)
 """What came of an attempt with one message that was confirmed."""
 
@@ -63,6 +67,7 @@ class SendProcedure:
     def __init__(self, context: EngineContext, backlog: BacklogQueues, sizes: MessageLimits) -> None:
         options = context.options
         self._backlog = backlog
+        self._loop = asyncio.get_running_loop()
         self._clock = context.clock
         self._limits = context.limits
         self._admission: Admission[Waiter] = Admission(options.max_pending_sends)
@@ -103,9 +108,8 @@ class SendProcedure:
 
     async def wait_idle(self, seconds: float) -> None:
         """Return when no send is in flight, or after ``seconds``; after `end_by`."""
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + seconds
-        while self.in_flight and loop.time() < ends_at:
+        ends_at = self._loop.time() + seconds
+        while self.in_flight and self._loop.time() < ends_at:
             self._emptied.clear()
             try:
                 async with asyncio.timeout_at(ends_at):
@@ -114,13 +118,18 @@ class SendProcedure:
                 return
 
     async def send(self, state: SenderState, messages: Sequence[Message], timeout: float) -> list[Receipt | SendError]:
-        """Send messages inside one deadline, of a pair that was just seen open; one result a message, in order.
+        """Send messages inside one deadline; one result a message, in order.
 
+        Raises `PairFaulted` or `PairClosed` when the pair has ended, `RuntimeError` in a loop that is not its own.
         Cancellation leaves the outcome of those without a result unknown; the machine counts the attempt as given up.
         """
+        if self._rules.closed is not None:
+            self._raise_ended()
+        if asyncio._get_running_loop() is not self._loop:  # None where another library's runs
+            raise RuntimeError(ELSEWHERE)
         if not timeout > 0:
             raise ValueError(f"timeout is {timeout!r}: it must be more than 0 seconds")
-        started = self._clock.now()
+        started = self._loop.time()
         deadline = started + timeout
         # Thousands may be in flight, and the garbage collector goes through what each keeps: one list for one message,
         # no comprehension that closes over names, and not the arguments.
@@ -136,7 +145,10 @@ class SendProcedure:
         try:
             if not entered:
                 entered = await self._enter(len(pending), deadline)
-                self._refuse_if_ended(state, pending)
+                if self._rules.closed is not None:
+                    for job in pending:  # never given to a broker: the report must not call them unknown
+                        self._results.refuse(state, job, SendRefused, "the pair closed before its turn came")
+                    self._raise_ended()
             if entered and self._orders is not None:
                 await self._go_in_order(state, places, started, deadline)
             elif entered:
@@ -193,7 +205,7 @@ class SendProcedure:
         """Let in those that there is room for, of thousands a few in each turn of the loop: each begins an attempt."""
         if self._lets_in:
             return
-        turns = self._admission.let_in(self._clock.now(), self._limits.lead, AT_ONCE, _waits)
+        turns = self._admission.let_in(self._loop.time(), self._limits.lead, AT_ONCE, _waits)
         for turn, enters in turns:
             if _waits(turn):
                 turn.set_result(enters)
@@ -207,22 +219,21 @@ class SendProcedure:
 
     async def _in_line(self, state: SenderState, deadline: float) -> bool:
         """Wait for the sends before it while no broker answers; returns whether it was let in before the deadline."""
-        runner, now = state.runner, self._clock.now()
+        runner, now = state.runner, self._loop.time()
         while True:
             turn = runner.stand_in_line()
             # Thousands may stand here: the coroutine of `TimeLimits.wait` would be a sixth of what each costs the
             # garbage collector.
-            limit = WaitLimit(self._limits, turn, deadline, exact=False, began_at=now)
             try:
-                if await turn is None:
-                    runner.leave_line(turn)
-                    return False
+                with WaitLimit(self._limits, turn, deadline, exact=False, began_at=now):
+                    come = await turn
             except asyncio.CancelledError:
                 runner.leave_line(turn)
                 raise
-            finally:
-                limit.end()
-            now = self._clock.now()
+            if come is None:
+                runner.leave_line(turn)
+                return False
+            now = self._loop.time()
             if self._rules.lets_in(runner.line, now):
                 return True
 
@@ -260,58 +271,60 @@ class SendProcedure:
         thousands of sends in flight keep.
         """
         results: Sequence[TransportError | None] = ()
-        first = self._rules.at_once(state.runner, jobs, self._clock.now(), deadline, key)
+        first = self._rules.at_once(state.runner, jobs, self._loop.time(), deadline, key)
         if first is not None:
             results = await self._at_primary(state, first)
             if results is TAKEN:  # every healthy send ends here
                 state.runner.accepted(first.epoch)
-                self._results.accept(state, jobs[0], started, _TO_PRIMARY)
+                self._results.accept(state, jobs[0], self._loop.time() - started, _TO_PRIMARY)
                 self._sizes.look(state.runner.entity, jobs[0].message)
                 return
         send = SendMachine(self._rules, state.runner, state, jobs, started, deadline, key)
-        if first is None:
-            step = send.resume(self._clock.now())
-        else:
+        lead = 0.0
+        if first is not None:
             self._judge(state, send, first, results, started)
-            step = send.resume(self._clock.now(), self._limits.lead)
-        del first, results
+            lead = self._limits.lead
+        if unfit := self._refuse_unfit(state, send.pending, Side.PRIMARY):
+            send.drop(unfit)
+        step = send.resume(self._loop.time(), lead)
+        del first, results, unfit
         while not isinstance(step, Done):
             if isinstance(step, Attempt):
                 if step.route is _TO_BACKLOG:
                     await self._at_backlog(state, send, step, started, deadline)
                 else:
                     self._judge(state, send, step, await self._at_primary(state, step), started)
-                step = send.resume(self._clock.now(), self._limits.lead)
+                if not send.pending:
+                    return
+                step = send.resume(self._loop.time(), self._limits.lead)
             elif isinstance(step, Wait):
                 changed = False
-                if not step.is_in_vain(self._clock.now(), self._limits.behind):
+                if not step.is_in_vain(self._loop.time(), self._limits.behind):
                     if step.nowhere:
                         state.runner.want_ping()
                     also = self._backlog.waiting if step.queue else None
                     changed = await state.runner.wait_for_change(step.until, self._limits, also, last=step.last)
-                step = send.resume(self._clock.now(), self._limits.lead, changed=changed)
+                step = send.resume(self._loop.time(), self._limits.lead, changed=changed)
             elif isinstance(step, Check):
-                step = send.checked(self._refuse_unfit(state, step), self._clock.now(), self._limits.lead)
+                unfit = self._refuse_unfit(state, step.jobs, Side.SECONDARY)
+                step = send.checked(unfit, self._loop.time(), self._limits.lead)
             else:
                 look = None if self._orders is None else await self._orders.look(step)
-                step = send.looked(look, self._clock.now(), self._limits.lead)
+                step = send.looked(look, self._loop.time(), self._limits.lead)
         if step.nowhere:
             state.runner.want_ping()
             self._backlog.try_soon()
         if step.refusal is not None:
             self._give_up(state, send, step)
 
-    def _refuse_unfit(self, state: SenderState, check: Check) -> list[Job]:
-        """Refuse what the primary can never hold, and what is to wait for the backlog in vain (SPEC 3.8)."""
+    def _refuse_unfit(self, state: SenderState, jobs: Sequence[Job], side: Side) -> list[Job]:
+        """Refuse what the primary can never hold, or would wait for the backlog in vain (SPEC 3.8)."""
         unfit = []
-        for job in check.jobs:
-            problem = None
-            if not job.fits:  # asked once for each message: it may be large
-                problem = self._sizes.problem(Side.PRIMARY, state.runner.entity, job.message)
-                job.fits = problem is None
-            if problem is None and check.waiting:
-                envelope = self._envelope(state, job)
-                problem = self._sizes.problem(Side.SECONDARY, self._backlog.entities[0], envelope)
+        for job in jobs:
+            if side is Side.PRIMARY:
+                problem = self._sizes.problem(side, state.runner.entity, job.message)
+            else:
+                problem = self._sizes.problem(side, self._backlog.entities[0], self._envelope(state, job))
             if problem is not None:
                 self._results.reject(state, job, problem)
                 unfit.append(job)
@@ -325,14 +338,10 @@ class SendProcedure:
             self.given_back += self._rules.closed is not None and job.unknown
             self._results.refuse(state, job, done.refusal or SendRefused, f"{done.why}{last}")
 
-    def _refuse_if_ended(self, state: SenderState, pending: Sequence[Job]) -> None:
-        if self._rules.closed is None:
-            return
-        for job in pending:  # never given to a broker: the report must not call them unknown
-            self._results.refuse(state, job, SendRefused, "the pair closed before its turn came")
+    def _raise_ended(self) -> None:
         if self._fault is not None:
             raise PairFaulted(f"the pair has faulted: {self._fault}") from self._fault
-        raise PairClosed("the pair is closed: it takes no more sends")
+        raise PairClosed("the pair is closed")
 
     # One attempt at the primary.
 
@@ -345,7 +354,7 @@ class SendProcedure:
                 jobs[0].attempts += 1
                 with Limit(self._limits, attempt.until) as limited:
                     await state.primary.send(jobs[0].message)
-                    self._rules.to_primary.answered(self._clock.now() - limited.began_at)
+                    self._rules.to_primary.answered(self._loop.time() - limited.began_at)
                 results = TAKEN if limited.failure is None else (self._failed(self._rules.to_primary, limited),)
             else:
                 messages = [job.message for job in jobs]
@@ -379,7 +388,7 @@ class SendProcedure:
             late = runner.failed(attempt.epoch, outcome.evidence)
         for job, failure, fate in zip(attempt.jobs, results, outcome.fates, strict=True):
             if failure is None:
-                self._results.accept(state, job, started, _TO_PRIMARY)
+                self._results.accept(state, job, self._loop.time() - started, _TO_PRIMARY)
                 self._sizes.look(runner.entity, job.message)
             else:
                 refused = fate is Fate.REFUSED
@@ -392,9 +401,7 @@ class SendProcedure:
     ) -> None:
         """One attempt at a backlog queue; messages that were accepted or refused get their result."""
         backlog, clock, choice, until = self._backlog, self._clock, attempt.choice, attempt.until
-        if choice is None:
-            state.runner.machine.divert_ended(clock.now())
-            return
+        assert choice is not None  # noqa: S101  # every attempt at the backlog has one
         index, queue = choice.queue, backlog.queues[choice.queue]
         results: Sequence[TransportError | None] = ()
         outcome: BacklogOutcome | None = None
@@ -431,7 +438,7 @@ class SendProcedure:
                 backlog.end_trial(index, None if outcome is None else outcome.works)
         for job, failure, fate in zip(jobs, results, outcome.fates, strict=True):
             if failure is None:
-                self._results.accept(state, job, started, _TO_BACKLOG, queue.path)
+                self._results.accept(state, job, self._loop.time() - started, _TO_BACKLOG, queue.path)
                 continue
             self._results.fail_attempt(state, job, failure, queue=queue.path, late=False, final=fate is Fate.REFUSED)
             if fate is Fate.LEAVE and failure is not left:
@@ -498,11 +505,11 @@ class SendProcedure:
         with Limit(self._limits, limit) as limited:
             if len(messages) == 1:
                 await sender.send(messages[0])
-                trip.answered(self._clock.now() - limited.began_at)
+                trip.answered(self._loop.time() - limited.began_at)
                 return TAKEN
             results = await sender.send_batch(messages)
             if None in results:
-                self._rules.took(trip, self._clock.now() - limited.began_at)
+                self._rules.took(trip, self._loop.time() - limited.began_at)
             return results
         return [self._failed(trip, limited)] * len(messages)
 
@@ -514,7 +521,7 @@ class SendProcedure:
         """
         failure = limited.take_failure().with_traceback(None)
         if failure.reason is FailureReason.TIMEOUT:
-            trip.cut_off(self._clock.now() - limited.began_at)
+            trip.cut_off(self._loop.time() - limited.began_at)
         return failure
 
 

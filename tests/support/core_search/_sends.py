@@ -247,10 +247,7 @@ class Sending:
                 to: int | None = HOME
                 if step.route is Route.BACKLOG:
                     choice = step.choice
-                    if choice is None:
-                        self._divert_ended(number, works=None)
-                        step = send.resume(now)
-                        continue
+                    assert choice is not None
                     to = choice.queue
                     self.at[number] = (to, choice.trial)
                     if self.design.does(Naive.AWAIT_BETWEEN_ROUTE_AND_REGISTER):
@@ -369,8 +366,8 @@ class _Forgetful(Job):
 class _Returning(KeyRoute):
     __slots__ = ()
 
-    def way(self, now: float, deadline: float, *, enabled: bool) -> Way | LookAt:
-        return Way.ROUTE if enabled else Way.DIVERT
+    def way(self, now: float, deadline: float) -> Way | LookAt:
+        return Way.ROUTE
 
 
 class _Anywhere(KeyRoute):
