@@ -40,7 +40,6 @@ class Recent(Generic[K, V]):
             return self._entries.get(key)
 
     def put(self, key: K, value: V) -> None:
-        """Remember something, as used now."""
         with self._lock:
             self._entries[key] = value
             self._entries.move_to_end(key)

@@ -11,6 +11,8 @@ import os
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
+from inspect import Signature, signature
 from typing import Any
 
 from amqp.exceptions import ChannelError, NotFound, RecoverableConnectionError
@@ -82,10 +84,8 @@ class PairedChannel(base.StdChannel):
         has no such queue or exchange: Kombu declares them anew and publishes again. `Unreachable` and
         `StillUnreachable` are for what does not go through the pair.
         """
-        stores, problem = (
-            stored_through() is not None,
-            "its exchange, or who waits for an answer, is at the primary only",
-        )
+        stores = stored_through() is not None
+        problem = "its exchange, or who waits for an answer, is at the primary only"
         try:
             found = routed(msg, exchange, routing_key, self._process.exchanges)
         except NotCarried as error:
@@ -96,13 +96,9 @@ class PairedChannel(base.StdChannel):
             raise PublishRefused(f"a message for {_where(exchange, routing_key)} can't wait in an outbox: {problem}")
         try:
             if found is None:
-                asked = {
-                    "exchange": exchange,
-                    "routing_key": routing_key,
-                    "mandatory": mandatory,
-                    "immediate": immediate,
-                }
-                sent = self._publish_on_link(msg, {**asked, "timeout": timeout, **more}, confirm_timeout or timeout)
+                asked = {"exchange": exchange, "routing_key": routing_key, "mandatory": mandatory}
+                asked |= {"immediate": immediate, "timeout": timeout, **more}
+                sent = self._publish_on_link(msg, asked, confirm_timeout or timeout)
             else:
                 self._make_up()
                 sent = self._process.send(*found, timeout)
@@ -158,80 +154,28 @@ class PairedChannel(base.StdChannel):
 
     # Declaring.
 
-    def queue_declare(
-        self,
-        queue: str = "",
-        passive: bool = False,
-        durable: bool = False,
-        exclusive: bool = False,
-        auto_delete: bool = True,
-        nowait: bool = False,
-        arguments: Any = None,
-        **more: Any,
-    ) -> Any:
+    def queue_declare(self, *given: Any, **named: Any) -> Any:
         """Declare a queue, now or, if it is durable and the primary is unavailable, once that is back."""
-        asked = {
-            "queue": queue,
-            "passive": passive,
-            "durable": durable,
-            "exclusive": exclusive,
-            "auto_delete": auto_delete,
-            "nowait": nowait,
-            "arguments": arguments,
-            **more,
-        }
-        lasting = bool(queue) and durable and not (passive or exclusive or auto_delete)
+        asked = _by_name("queue_declare", given, named)
+        queue = asked["queue"]
+        lasting = bool(queue) and _outlasts(asked) and not asked["exclusive"]
         if lasting:
             self._process.queues.put(queue, True)
         return self._declare("queue_declare", asked, lasting, queue_declare_ok_t(queue, 0, 0))
 
-    def exchange_declare(
-        self,
-        exchange: str,
-        type: str,
-        passive: bool = False,
-        durable: bool = False,
-        auto_delete: bool = True,
-        nowait: bool = False,
-        arguments: Any = None,
-        **more: Any,
-    ) -> Any:
+    def exchange_declare(self, *given: Any, **named: Any) -> Any:
         """Declare an exchange, now or, if it is durable and the primary is unavailable, once that is back."""
-        asked = {
-            "exchange": exchange,
-            "type": type,
-            "passive": passive,
-            "durable": durable,
-            "auto_delete": auto_delete,
-            "nowait": nowait,
-            "arguments": arguments,
-            **more,
-        }
-        lasting = durable and not (passive or auto_delete)
+        asked = _by_name("exchange_declare", given, named)
+        lasting = _outlasts(asked)
         made = self._declare("exchange_declare", asked, lasting, None)
-        if not passive:
-            self._process.exchanges.put(exchange, Exchange(type, lasting))
+        if not asked["passive"]:
+            self._process.exchanges.put(asked["exchange"], Exchange(asked["type"], lasting))
         return made
 
-    def queue_bind(
-        self,
-        queue: str,
-        exchange: str = "",
-        routing_key: str = "",
-        nowait: bool = False,
-        arguments: Any = None,
-        **more: Any,
-    ) -> Any:
+    def queue_bind(self, *given: Any, **named: Any) -> Any:
         """Bind a queue, now or, if its exchange is durable and the primary is unavailable, once that is back."""
-        asked = {
-            "queue": queue,
-            "exchange": exchange,
-            "routing_key": routing_key,
-            "nowait": nowait,
-            "arguments": arguments,
-            **more,
-        }
-        known = self._process.exchanges.get(exchange)
+        asked = _by_name("queue_bind", given, named)
+        known = self._process.exchanges.get(asked["exchange"])
         return self._declare("queue_bind", asked, known is not None and known.durable, None)
 
     def _declare(self, method: str, arguments: dict[str, Any], lasting: bool, presumed: Any) -> Any:
@@ -306,33 +250,15 @@ class PairedChannel(base.StdChannel):
 
     # Consuming.
 
-    def basic_consume(
-        self,
-        queue: str = "",
-        consumer_tag: str = "",
-        no_local: bool = False,
-        no_ack: bool = False,
-        exclusive: bool = False,
-        nowait: bool = False,
-        callback: Callable[[Any], object] | None = None,
-        arguments: Any = None,
-        **more: Any,
-    ) -> Any:
+    def basic_consume(self, *given: Any, **named: Any) -> Any:
         """Consume a queue: through the pair, if that has continuity and the queue outlives its broker.
 
         Raises `ConfigurationError`; and py-amqp's errors for a queue that only the primary has, but in a worker.
         """
-        asked = {
-            "queue": queue,
-            "consumer_tag": consumer_tag,
-            "no_local": no_local,
-            "no_ack": no_ack,
-            "exclusive": exclusive,
-            "nowait": nowait,
-            "callback": callback,
-            "arguments": arguments,
-            **more,
-        }
+        asked = _by_name("basic_consume", given, named)
+        queue, consumer_tag, callback, no_ack = (
+            asked[name] for name in ("queue", "consumer_tag", "callback", "no_ack")
+        )
         reading = self._reading
         if callback is not None and consumer_tag and self._process.reads(queue) and self.connection is not None:
             if reading is None:
@@ -443,6 +369,24 @@ class PairedChannel(base.StdChannel):
         self._real = self._confirming = self.connection = None
 
 
+def _by_name(method: str, given: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a method of py-amqp's channel, its defaults included."""
+    bound = _signature(method).bind(*given, **named)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+@lru_cache
+def _signature(method: str) -> Signature:
+    its = signature(getattr(pyamqp.Channel, method))
+    return its.replace(parameters=list(its.parameters.values())[1:])
+
+
+def _outlasts(asked: dict[str, Any]) -> bool:
+    """Whether what is declared outlives its broker."""
+    return bool(asked["durable"]) and not (asked["passive"] or asked["auto_delete"])
+
+
 def _warn_once(exchange: str, routing_key: str, problem: str) -> None:
     known = (exchange, routing_key if not exchange else "", problem)
     if known in _warned or len(_warned) >= 1000:
@@ -533,13 +477,11 @@ class PairedConnection:
         return self._link
 
     def drop_link(self) -> None:
-        """Give up a connection to the primary that has failed."""
         link, self._link = self._link, None
         if link is not None and self._made_in == os.getpid():
             link.collect()
 
     def drain_events(self, timeout: float | None = None) -> Any:
-        """Wait for something that is consumed."""
         if self.reading is not None:
             return self.reading.drain(timeout)
         return self.link().drain_events(timeout=timeout)

@@ -86,7 +86,6 @@ def check_connection(client: Any) -> None:
 
 
 def _primary(client: Any, default_port: int) -> str:
-    """Write the connection's own broker as a URL for the pair."""
     if callable(client.password) or client.login_method not in _LOGINS:
         raise ConfigurationError(
             "a pair logs in with user name and password: name the primary as 'primary' in the transport option "

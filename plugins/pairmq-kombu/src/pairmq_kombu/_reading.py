@@ -40,8 +40,6 @@ class Tag(int):
 
 @dataclass(eq=False, slots=True)
 class Consumer:
-    """What a channel has asked to consume."""
-
     channel: Any
     tag: str
     queue: str
@@ -61,8 +59,6 @@ class Consumer:
 
 @dataclass(eq=False, slots=True)
 class _Held:
-    """A message that is locked for the worker."""
-
     consumer: Consumer
     delivery: PairDelivery
     given: bool = False
@@ -103,7 +99,6 @@ class Reading:
         return self._remote
 
     def register(self, hub: Any) -> None:
-        """Let an event loop of Kombu call what is consumed."""
         self._hub = hub
         self._reader.setblocking(False)
         hub.add_reader(self._reader.fileno(), self.look)

@@ -68,7 +68,6 @@ class Remote:
         self._thread.start()
 
     def declare(self, method: str, arguments: dict[str, Any]) -> None:
-        """Declare something, now and on each new connection."""
         self._declared[f"{method}{sorted(arguments.items(), key=str)}"] = (method, arguments)
         self._ask(lambda channel: getattr(channel, method)(**arguments))
 
