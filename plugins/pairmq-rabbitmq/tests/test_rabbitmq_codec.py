@@ -19,9 +19,9 @@ from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
 from pairmq.model import MAX_TIME_TO_LIVE, Message
-from pairmq_rabbitmq import _codec
-from pairmq_rabbitmq._codec import MalformedMessage, _layout, _message
+from pairmq_rabbitmq import _codec, _layout
 from pairmq_rabbitmq._header import Properties
+from pairmq_rabbitmq._layout import MalformedMessage
 from pairmq_rabbitmq._receiving._receiver import read
 from pairmq_rabbitmq._receiving._settling import Locked
 from patient_examples import examples
@@ -32,7 +32,7 @@ letters = st.characters(exclude_categories=["Cs"])
 texts = st.one_of(
     st.text(letters, max_size=40),
     st.text(st.sampled_from("aä€😀"), max_size=300),
-    st.just(_codec.DIRECT_REPLY_TO),
+    st.just(_layout.DIRECT_REPLY_TO),
     st.sampled_from(["x" * 255, "x" * 256, "é" * 127 + "x", "é" * 128, "\x00"]),
 )
 ids = st.text(letters, min_size=1, max_size=40) | st.text(st.sampled_from("aä€😀"), min_size=60, max_size=128)
@@ -157,7 +157,7 @@ def test_nothing_that_the_broker_acts_on_is_sent(message: Message, login: str) -
     assert not [name for name in headers if name.startswith(("x-first-death-", "x-last-death-"))]
     ours = {name for name in headers if name.startswith(("x-pairmq-", "x-ms-"))}
     assert ours <= message.application_properties.keys()
-    assert properties.reply_to != _codec.DIRECT_REPLY_TO
+    assert properties.reply_to != _layout.DIRECT_REPLY_TO
     assert properties.user_id in (None, login)
     assert properties.user_id != ""
     assert properties.expiration is None or 1 <= int(properties.expiration) <= 2**32 - 1
@@ -335,7 +335,7 @@ def test_the_time_to_live_is_whole_milliseconds_and_exact_beside_it(
 
 def test_long_text_is_in_a_header_and_a_returned_message_still_has_an_id() -> None:
     long = "é" * 128
-    properties = _codec.encode(Message(message_id=long, subject=long, reply_to=_codec.DIRECT_REPLY_TO), login="")
+    properties = _codec.encode(Message(message_id=long, subject=long, reply_to=_layout.DIRECT_REPLY_TO), login="")
     assert properties.headers == {"message-id": long, "subject": long, "reply-to": "amq.rabbitmq.reply-to"}
     assert (properties.message_type, properties.reply_to) == (None, None)
     assert properties.message_id == _layout.digest(long)
@@ -502,7 +502,7 @@ def test_a_dead_lettered_message_reads_as_before(
     assert copy.user_id in (None, login)
     assert copy.delivery_mode == 2
     told = _codec.dead_letter_reason(copy)
-    assert told == (_message._cut(reason), _message._cut(description))
+    assert told == (_codec._cut(reason), _codec._cut(description))
     assert len(str(told[0])) <= 1024
 
 

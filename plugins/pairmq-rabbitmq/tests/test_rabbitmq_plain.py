@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from pairmq.core import Diversion, divert, restore
 from pairmq.model import Entity, Message
-from pairmq_rabbitmq import _codec, _header, _plain
+from pairmq_rabbitmq import _codec, _header, _layout, _plain
 from pairmq_rabbitmq._publish import Parcel
 
-SOME_TEXTS = ["", "a", "é" * 5, "x" * 63, "x" * 64, "€" * 63, "y" * 256, _codec.DIRECT_REPLY_TO]
+SOME_TEXTS = ["", "a", "é" * 5, "x" * 63, "x" * 64, "€" * 63, "y" * 256, _layout.DIRECT_REPLY_TO]
 SOME_NAMES = [
     *("a", "é", "x-ms-path", "\x00", "n" * 128, "€" * 63, "€" * 64),
     *("to", "group-id", "CC", "ttl", "x-delivery-count", "x-acquired-count", "x-death", _header.UNREADABLE),

@@ -49,8 +49,6 @@ _UNREAD = ConfirmRisk(
 
 
 class RabbitAdmin(Admin):
-    """Manages a broker's queues and exchanges."""
-
     def __init__(self, context: Context) -> None:
         self._context = context
         self._probe = Probe(context, Scope(context.scope, "probe"))

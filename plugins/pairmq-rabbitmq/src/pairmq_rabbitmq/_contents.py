@@ -171,8 +171,6 @@ class Positions:
 
 
 class _Watch:
-    """Tracks one queue."""
-
     def __init__(self, context: Context, queue: str) -> None:
         self.open: set[int] = set()
         """Numbers of markers that may be in the queue, and may be answered."""

@@ -219,7 +219,6 @@ class Context:
         return await session.open_channel(confirms=False)
 
     def _limit_publishers(self) -> None:
-        """Release the channels of the entities least recently sent to."""
         for entity in list(self._publishers)[: max(0, len(self._publishers) - _MAX_PUBLISHERS)]:
             publisher = self._publishers[entity]
             if publisher.idle:

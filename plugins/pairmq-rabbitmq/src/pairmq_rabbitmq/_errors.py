@@ -112,7 +112,6 @@ def failure(error: BaseException, doing: str, *, maybe_applied: bool = True) -> 
 
 
 def closed(doing: str, *, maybe_applied: bool = False) -> TransportError:
-    """Make the error of a call on something that is closed, or was closed while the call waited."""
     text = f"{doing}: the connection was closed"
     return TransportError(text, _UNAVAILABLE, FailureReason.CLOSED, maybe_applied=maybe_applied)
 

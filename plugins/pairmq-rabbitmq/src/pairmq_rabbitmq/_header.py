@@ -140,7 +140,6 @@ def _read_texts(
 
 
 def _table(header: bytes, at: int, end: int) -> dict[str, Any]:
-    """Read a table of plain values."""
     found: dict[str, Any] = {}
     while at < end:
         stop = at + 1 + header[at]
@@ -317,7 +316,6 @@ def is_timestamp(value: datetime) -> bool:
 
 
 def _timestamp_number(at: datetime) -> int:
-    """The number that represents an instant on the wire."""
     # A received one that differs from ours was in milliseconds, and pamqp has divided it.
     return (at - _EPOCH) // _SECOND if is_timestamp(at) else round((at - _EPOCH) / _MILLISECOND)
 

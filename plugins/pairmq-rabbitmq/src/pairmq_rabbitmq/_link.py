@@ -100,7 +100,6 @@ class Link:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether the URL names several nodes."""
         return len(self._url.nodes) > 1
 
     @property
@@ -262,7 +261,6 @@ class Link:
 
 
 def _lives(session: Session, then: int | None) -> bool:
-    """Whether a connection that fell silent was heard of again."""
     return session.usable and then is not None and session.wire.frames != then
 
 
@@ -288,7 +286,6 @@ class Session:
 
     @property
     def usable(self) -> bool:
-        """Whether it is open, as far as is known."""
         return self.cause is None
 
     @property
@@ -465,8 +462,6 @@ class Session:
 
 
 class Asked:
-    """A request to the broker, from now on."""
-
     __slots__ = ("_frames", "at", "session")
 
     def __init__(self, session: Session) -> None:
@@ -476,7 +471,6 @@ class Asked:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing at all was received from the broker since, for some time."""
         return self.session.wire.frames == self._frames and asyncio.get_running_loop().time() - self.at >= _SILENCE
 
 
@@ -495,7 +489,6 @@ class Opening(Generic[T]):
 
     @property
     def session(self) -> Session | None:
-        """That connection, as soon as there is one."""
         return None if self._asked is None else self._asked.session
 
     def forsake(self, link: Link) -> bool:

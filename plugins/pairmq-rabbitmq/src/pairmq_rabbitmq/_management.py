@@ -37,8 +37,6 @@ _ERRORS = {
 
 
 class Management:
-    """Queries one broker's management plugin."""
-
     def __init__(self, url: RabbitUrl, where: ManagementUrl) -> None:
         self._where = where
         self._vhost = quote(url.vhost, safe="")
@@ -82,7 +80,6 @@ class Management:
         return definitions
 
     async def queues(self, prefix: str, doing: str) -> list[str]:
-        """List the names of all queues with this prefix."""
         return await asyncio.to_thread(self._names, "queues", prefix, doing)
 
     async def exchanges(self, prefix: str, doing: str) -> list[str]:

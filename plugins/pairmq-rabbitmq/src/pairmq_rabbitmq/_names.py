@@ -48,7 +48,6 @@ def is_record(entity: Entity) -> bool:
 
 
 def is_system(entity: Entity) -> bool:
-    """Whether the path is the broker's own, or one of ours."""
     return is_system_name(entity.path)
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from operator import attrgetter
 
 from pairmq.model import MAX_ID_LENGTH, Message, PropertyValue
-from pairmq_rabbitmq import _codec
+from pairmq_rabbitmq import _layout
 from pairmq_rabbitmq._header import short
 from pairmq_rabbitmq._publish import Parcel
 
@@ -140,9 +140,9 @@ def _short(header: bytes, at: int) -> tuple[str, int]:
 def _name(raw: bytes) -> str:
     """The name of an application property; `_COUNT` for the broker's count, `_OTHER` if it needs the general path."""
     name = raw.decode()
-    if name == _codec.DELIVERY_COUNT:
+    if name == _layout.DELIVERY_COUNT:
         return _COUNT
-    return name if 0 < len(name) <= MAX_ID_LENGTH and _codec.is_plain(name) and name != _COUNT else _OTHER
+    return name if 0 < len(name) <= MAX_ID_LENGTH and _layout.is_plain(name) and name != _COUNT else _OTHER
 
 
 def pack(method: bytes, message: Message) -> Parcel | None:
@@ -210,4 +210,4 @@ def _table(properties: Mapping[str, PropertyValue]) -> bytes | None:
 @lru_cache(maxsize=1024)
 def _key(name: str) -> bytes:
     """A name as encoded before a text in a table; empty if it needs the general path."""
-    return short(name) + b"S" if len(name) <= _LETTERS and _codec.is_plain(name) else b""
+    return short(name) + b"S" if len(name) <= _LETTERS and _layout.is_plain(name) else b""

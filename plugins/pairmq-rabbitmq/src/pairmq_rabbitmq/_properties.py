@@ -148,7 +148,6 @@ def _drops(arguments: Mapping[str, Any]) -> bool:
 
 
 def is_single(arguments: Mapping[str, Any]) -> bool:
-    """Whether a queue with these arguments is for one consumer at a time."""
     return arguments.get(SINGLE_CONSUMER) is True and arguments.get(QUEUE_TYPE) == "quorum"
 
 

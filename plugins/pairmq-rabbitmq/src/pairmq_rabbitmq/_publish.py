@@ -47,8 +47,6 @@ def publish_method(exchange: str, routing_key: str) -> bytes:
 
 @dataclass(slots=True)
 class Parcel:
-    """A message ready to be written."""
-
     method: bytes
     message_id: str
     header: bytes
@@ -62,7 +60,6 @@ class Parcel:
 
     @property
     def size(self) -> int:
-        """Bytes on the wire, approximately."""
         return len(self.header) + len(self.body) + 64
 
 
@@ -93,8 +90,6 @@ _PENDING, _RETURNED, _NACKED = Pending(), Returned(), Nacked()
 
 
 class Batch:
-    """Publishes that are written together on one channel, with the answers to them."""
-
     __slots__ = ("_waiter", "answers", "asked", "channel", "cut_off", "first", "ids", "last", "open", "parcels", "todo")
 
     def __init__(self, channel: PublishChannel, parcels: Sequence[Parcel]) -> None:
@@ -110,12 +105,10 @@ class Batch:
         self._waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def number(self, first: int) -> None:
-        """Number them, as the channel's next ones."""
         self.first = self.todo = first
         self.last = first + len(self.ids) - 1
 
     def answered(self, start: int, stop: int, answer: Answer) -> None:
-        """The broker's answer to some of them that had none so far."""
         self.open -= stop - start
         if self.cut_off:
             return
@@ -260,7 +253,6 @@ class PublishChannel(Taker):
                 self._answer_in(batch, one, answer)
 
     def _settled(self) -> None:
-        """Some publishes got their answers."""
         self._changed.set()
         if self._forsaken and not self._numbers:
             self._forsaken = False
@@ -307,7 +299,6 @@ class PublishChannel(Taker):
         self._give_up(self._cause, alone=len(self._numbers) == 1 and isinstance(cause, AMQPChannelError))
 
     def _give_up(self, cause: BaseException, *, alone: bool = False) -> None:
-        """Ignore further answers to what is in flight."""
         lost = Lost(cause, alone)
 
         def end(batch: Batch) -> None:

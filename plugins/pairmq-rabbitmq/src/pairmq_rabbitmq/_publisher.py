@@ -49,7 +49,6 @@ class Publisher:
 
     @property
     def idle(self) -> bool:
-        """Whether its channel could be closed."""
         return not self._turn.locked() and (self._channel is None or self._channel.idle)
 
     async def publish(self, parcels: Sequence[Parcel], scope: Scope) -> list[Answer]:

@@ -86,7 +86,6 @@ class DelayNames:
         return f"{self._prefix}{level}"
 
     def below(self, level: int) -> str:
-        """The exchange that a level's messages are passed on to."""
         return self.level(level - 1) if level else self.deliver
 
     def make_end(self) -> Iterator[Frame]:

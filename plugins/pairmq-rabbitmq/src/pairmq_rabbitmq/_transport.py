@@ -130,8 +130,6 @@ def _check_routing_key(subject: str, doing: str) -> None:
 
 
 class RabbitSender(Sender):
-    """Sends to one queue or topic."""
-
     scope: Scope
 
     def __init__(self, context: Context, schedule: Schedule, entity: Entity) -> None:
@@ -186,7 +184,6 @@ class RabbitSender(Sender):
         return _pack(self._context, message, method, self._doing, *more)
 
     def _is_special(self, message: Message) -> bool:
-        """Whether a message has a route of its own."""
         return message.scheduled_enqueue_at is not None or (self._topic and bool(message.subject))
 
     async def _where(self, message: Message) -> tuple[bytes, bool, bool]:

@@ -120,7 +120,6 @@ class Wire:
             on_lost(cause)
 
     def saw(self, kind: int, payload: bytes) -> None:
-        """Observe one frame that is passed to the driver."""
         if kind != _METHOD:
             return
         method = payload[:4]
@@ -257,8 +256,6 @@ class Wire:
 
 
 class WatchedStreams(TransportFactory):
-    """Opens the socket of one connection."""
-
     def __init__(self, wire: Wire, tls: ssl.SSLContext | None) -> None:
         self._wire = wire
         self._tls = tls

@@ -56,7 +56,6 @@ class DeadLetters:
         self._retries: asyncio.Task[None] | None = None
 
     def add(self, channel: DeliveryChannel, locked: Locked, reason: str, description: str) -> None:
-        """Take a message from those that wait for a caller."""
         channel.withdraw(locked)
         self._entries[locked] = _Entry(channel, reason, description)
 

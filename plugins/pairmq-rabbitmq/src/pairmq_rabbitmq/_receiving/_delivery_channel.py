@@ -139,7 +139,6 @@ class DeliveryChannel(Taker):
 
     @property
     def usable(self) -> bool:
-        """Whether it is open, as far as is known."""
         return self.cause is None and self.session.usable
 
     @property
@@ -176,7 +175,6 @@ class DeliveryChannel(Taker):
         return self._settling.settle(messages, requeue=requeue)
 
     def is_locked(self, locked: Locked) -> bool:
-        """Whether a message that was passed to a caller can still be settled."""
         return self.usable and locked.state is GIVEN and locked.until > self._loop.time()
 
     def renew(self, locked: Locked) -> bool:
@@ -204,7 +202,6 @@ class DeliveryChannel(Taker):
             self._look_at(max(locked.until, self._loop.time() + _LEAST_PAUSE))
 
     def _look_at(self, instant: float) -> None:
-        """Ensure that a timer checks the locks at an instant, or before."""
         if self._looks_at <= instant:
             return
         if self._timer is not None:
@@ -352,7 +349,6 @@ class DeliveryChannel(Taker):
             self.fetching = None
 
     async def _read_on(self, deadline: float) -> None:
-        """Let messages arrive from now on, and wait for the first."""
         if self._standing is None:
             self._standing = _Standing(self._settling.newest)
         if more := self._ahead - self._standing.window:
@@ -364,7 +360,6 @@ class DeliveryChannel(Taker):
         await self._first(deadline)
 
     async def _end(self, consumers: Sequence[str], behind: int, window: int) -> None:
-        """End consumers that have a window together, and have got what has tags behind one."""
         held = sum(1 for _ in itertools.takewhile(lambda tag: tag > behind, reversed(self._settling.unsettled)))
         if held >= window:
             self._settling.cancel_later(*consumers)

@@ -46,8 +46,6 @@ class GivenBack(Exception):
 
 
 class OrderedChannel(DeliveryChannel):
-    """A channel to read a queue that is for one consumer at a time."""
-
     def __init__(
         self,
         session: Session,
@@ -70,7 +68,6 @@ class OrderedChannel(DeliveryChannel):
 
     @property
     def usable(self) -> bool:
-        """Whether it is open, as far as is known, and nothing is being released."""
         return self._giving_back is None and super().usable
 
     def read_ahead(self, messages: int) -> None:
@@ -116,7 +113,6 @@ class OrderedChannel(DeliveryChannel):
                 self._look_at(self._loop.time() + _REST)
 
     def _answer_markers(self) -> None:
-        """Answer the markers before which everything is settled."""
         oldest = next(iter(self._unproven), math.inf)
         met: list[tuple[Locked, Marker]] = []
         while self._markers and self._markers[0][0].tag < oldest:

@@ -22,7 +22,7 @@ from aiormq.channel import Channel
 
 from pairmq.model import Delivery, FailureReason, Source, TransportError
 from pairmq.transport import Receiver, Scope, raise_failure
-from pairmq_rabbitmq import _codec, _errors, _header, _names, _plain
+from pairmq_rabbitmq import _codec, _errors, _header, _layout, _names, _plain
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._inspection import is_for_one_consumer
@@ -43,8 +43,6 @@ closed. They are not among the ready ones either, so that the queue looks empty.
 
 
 class RabbitReceiver(Receiver):
-    """Reads a queue, a subscription or a dead-letter queue."""
-
     scope: Scope
 
     def __init__(self, context: Context, source: Source) -> None:
@@ -162,7 +160,6 @@ class RabbitReceiver(Receiver):
         return found
 
     async def _why(self, channel: DeliveryChannel) -> TransportError:
-        """Return why a channel was lost during a call, and drop it."""
         self._channel = None
         channel.discard()
         cause = channel.cause
@@ -332,7 +329,7 @@ def read(locked: Locked, dead: bool) -> tuple[str, str] | None:
         return "malformed", f"its properties can't be read: {headers[_header.UNREADABLE]!s}"
     try:
         message = _codec.decode(locked.properties, locked.body)
-    except _codec.MalformedMessage as problem:
+    except _layout.MalformedMessage as problem:
         return "malformed", str(problem)
     if (
         message.scheduled_enqueue_at is not None

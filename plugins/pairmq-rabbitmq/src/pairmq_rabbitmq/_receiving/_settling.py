@@ -47,8 +47,6 @@ _shares: dict[tuple[tuple[str, ...], str], list[Share]] = {}
 
 
 class State(enum.Enum):
-    """The state of a message that the broker delivered to this channel."""
-
     WAITING = "not passed to a caller yet"
     GIVEN = "passed to a caller, and not settled"
     BUSY = "being published to the dead-letter queue"
@@ -61,8 +59,6 @@ WAITING, GIVEN, BUSY, SETTLING, GONE = State
 
 
 class Locked:
-    """A message that the broker delivered to a channel, at an instant of the loop's clock."""
-
     __slots__ = (
         "_properties",
         "arrived",
@@ -100,8 +96,6 @@ class Locked:
 
 
 class Job:
-    """Settlements that were requested together."""
-
     __slots__ = ("done", "forsaken", "messages", "requeue", "written")
 
     def __init__(self, messages: Sequence[Locked], *, requeue: bool) -> None:
@@ -125,8 +119,6 @@ class Job:
 
 
 class Calls:
-    """Calls of the driver on one connection."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self._waiting: set[Asked] = set()
@@ -146,7 +138,6 @@ class Calls:
         return any(asked.at <= since for asked in self._waiting)
 
     def silent(self) -> bool:
-        """Whether nothing at all was received from the broker since a request, some time ago."""
         return any(asked.silent for asked in self._waiting)
 
 
@@ -307,8 +298,6 @@ def held_by_this_process(identity: tuple[str, ...], queue: str) -> int:
 
 
 class Share:
-    """What one channel holds of a queue."""
-
     def __init__(self, identity: tuple[str, ...], queue: str) -> None:
         self.count = 0
         """Changed by the channel's own thread only, for each message received or settled; read by any."""

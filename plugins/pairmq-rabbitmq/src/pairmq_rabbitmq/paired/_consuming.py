@@ -115,7 +115,6 @@ class PairedQueue(RobustQueue):
 
     @property
     def continues(self) -> bool:
-        """Whether its consumers go on in an outage of the primary."""
         return bool(cast(Any, self.channel).pair.options.continues(self.name))
 
     async def consume(
@@ -154,7 +153,6 @@ class PairedQueueIterator(RobustQueueIterator):
     """An iterator that does not wait for the primary: the pair reads on without it."""
 
     async def consume(self) -> None:
-        """Begin."""
         await QueueIterator.consume(self)
 
     async def __anext__(self) -> AbstractIncomingMessage:
@@ -197,11 +195,9 @@ class ConsumingChannel(RobustChannel):
 
     @property
     def pair(self) -> Pair:
-        """Its connection's."""
         return cast(Pair, cast(Any, self._connection).pair)
 
     def consume(self, queue: PairedQueue, tag: str, callback: Callable[..., Any], *, no_ack: bool) -> None:
-        """Begin to consume through the pair."""
         for known, each in list(self.consumptions.items()):
             if each.consumer.idle:
                 del self.consumptions[known]

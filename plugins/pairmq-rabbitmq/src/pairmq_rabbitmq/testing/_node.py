@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import os
 import re
 import secrets
 import shutil
-import subprocess
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-from pairmq.testing.servers import ServerError
 
 HOST: Final = "127.0.0.1"
 NODE: Final = "pairmq@localhost"
@@ -37,15 +32,11 @@ _FIRST = (
 )
 
 # Returns the value, or the error, as text that is unaffected by how Erlang prints terms.
-_ERLANG_CALL = """
+ERLANG_CALL = """
 begin PairmqText = fun(T) -> base64:encode_to_string(unicode:characters_to_binary(T)) end,
 try begin PairmqValue = begin %s end, PairmqText(%s) end of Ok -> "ok " ++ Ok
 catch C:R -> "error " ++ PairmqText(io_lib:format("~0tp: ~0tp", [C, R])) end end.
 """
-
-_calls = itertools.count()
-_NOT_CONNECTED = "failed to connect to node"
-_CONNECTS_WITHIN = 30.0  # s
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,37 +167,6 @@ def write_cookie(directory: Path, cookie: str | None = None) -> None:
         file.chmod(0o400)
 
 
-def call(
-    program: str, node: str, environment: Mapping[str, str], expression: str, as_text: str, timeout: float, name: str
-) -> str:
-    """Evaluate Erlang expressions in a node, and return the text that ``as_text`` makes of the value, `PairmqValue`.
-
-    Raises `ServerError` when the node does not answer in so many seconds, or the expression failed.
-    """
-    connected_by = time.monotonic() + min(timeout, _CONNECTS_WITHIN)
-    while True:
-        try:
-            done = subprocess.run(  # Erlang's own program with arguments of this module
-                # By default all calls share one node name, and the server refuses one while it still knows another.
-                [program, "-sname", node, "-h", f"call{os.getpid()}n{next(_calls)}", "-e"],
-                input=_ERLANG_CALL % (expression, as_text),
-                env=dict(environment),
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise ServerError(f"{name} did not answer within {timeout} s: {expression}") from None
-        if _NOT_CONNECTED not in done.stderr or time.monotonic() > connected_by:
-            break
-        time.sleep(0.2)  # on a busy machine the node takes longer than Erlang's own limit of 7 s
-    kind, text = _answer(done.stdout)
-    if kind == "ok":
-        return text
-    raise ServerError(f"{expression}: {text or done.stdout or done.stderr or f'status {done.returncode}'}")
-
-
 def binary(text: str) -> str:
     # Readable where that is safe, since errors show it; otherwise as bytes, so that nothing has to be escaped.
     if re.fullmatch(r"[\w ./*^$#:-]*", text, re.ASCII):
@@ -218,7 +178,7 @@ def string(text: str) -> str:
     return f"unicode:characters_to_list({binary(text)})"
 
 
-def _answer(printed: str) -> tuple[str, str]:
+def answer(printed: str) -> tuple[str, str]:
     # erl_call prints short strings as such and long ones as lists of numbers.
     found = re.fullmatch(r'\s*\{ok, (?:"(?P<text>[^"]*)"|\[(?P<codes>[\d, ]*)\])\}\s*', printed)
     if found is None:

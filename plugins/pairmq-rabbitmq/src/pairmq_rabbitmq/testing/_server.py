@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import secrets
 import shutil
 import socket
 import socketserver
+import subprocess
 import threading
 import time
 from collections.abc import Sequence
@@ -28,11 +30,12 @@ from pairmq.testing.servers import (
     start_together,
 )
 from pairmq_rabbitmq.testing._node import (
+    ERLANG_CALL,
     HOST,
     NODE,
     Ports,
+    answer,
     binary,
-    call,
     environment_of,
     find_program,
     foreign_variables,
@@ -64,7 +67,6 @@ class Detour(socketserver.ThreadingTCPServer):
         return int(self.server_address[1])
 
     def lead_to(self, node: str, port: int) -> None:
-        """Put a proxy before another node."""
         self.proxies[node] = TcpProxy(HOST, port)
         self.proxies[node].start()
 
@@ -165,6 +167,9 @@ All = case erlang:function_exported(rabbit_nodes, list_members, 0) of
 length([N || N <- All, rabbit:is_running(N)])
 """
 
+_calls = itertools.count()
+_NOT_CONNECTED = "failed to connect to node"
+_CONNECTS_WITHIN = 30.0  # s
 _BY_ITSELF_WITHIN = 20.0  # s
 _TOGETHER_WITHIN = 120.0  # s
 _RESET_WITHIN = 120.0  # s; hundreds of queues take a busy machine more than half a minute
@@ -262,7 +267,6 @@ class RabbitServer(Operator, ServerProcess):
 
     @property
     def distribution_port(self) -> int:
-        """The port on which other nodes connect to it."""
         return self._ports.distribution
 
     @property
@@ -395,10 +399,31 @@ class RabbitServer(Operator, ServerProcess):
         return json.loads(self._call(expression, "rabbit_json:encode(PairmqValue)", 100.0))
 
     def _call(self, expression: str, as_text: str, timeout: float) -> str:
+        """Evaluate Erlang expressions in the node, and return the text that ``as_text`` makes of `PairmqValue`."""
         self._running_process()
         merged = {**os.environ, **self._environment}
-        environment = {name: value for name, value in merged.items() if value is not None}
-        return call(self._erl_call, self.node, environment, expression, as_text, timeout, self.name)
+        connected_by = time.monotonic() + min(timeout, _CONNECTS_WITHIN)
+        while True:
+            try:
+                done = subprocess.run(  # Erlang's own program with arguments of this module
+                    # By default all calls share one node name, and the server refuses one while it still knows another.
+                    [self._erl_call, "-sname", self.node, "-h", f"call{os.getpid()}n{next(_calls)}", "-e"],
+                    input=ERLANG_CALL % (expression, as_text),
+                    env={name: value for name, value in merged.items() if value is not None},
+                    capture_output=True,
+                    text=True,
+                    timeout=timeout,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise ServerError(f"{self.name} did not answer within {timeout} s: {expression}") from None
+            if _NOT_CONNECTED not in done.stderr or time.monotonic() > connected_by:
+                break
+            time.sleep(0.2)  # on a busy machine the node takes longer than Erlang's own limit of 7 s
+        kind, text = answer(done.stdout)
+        if kind == "ok":
+            return text
+        raise ServerError(f"{expression}: {text or done.stdout or done.stderr or f'status {done.returncode}'}")
 
     def _answers(self) -> bool:
         with socket.create_connection((HOST, self.port), timeout=1) as connection:
@@ -514,7 +539,6 @@ class RabbitCluster:
 
     @staticmethod
     def _seen_by(node: RabbitServer) -> int:
-        """How many nodes run, as one of them sees it."""
         try:
             return int(node.erl(_MEMBERS))
         except ServerError:
@@ -602,12 +626,6 @@ class RabbitPool:
         """End all servers and remove their directories; idempotent."""
         while self._servers:
             self._servers.pop().close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _programs() -> tuple[Path, str, str]:

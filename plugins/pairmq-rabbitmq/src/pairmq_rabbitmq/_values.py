@@ -13,7 +13,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from pairmq.model import MAX_NESTING, PropertyValue
-from pairmq_rabbitmq._codec import _layout
+from pairmq_rabbitmq import _layout
 from pairmq_rabbitmq._header import is_timestamp
 
 _MAP = "map"
@@ -87,7 +87,6 @@ def converted(values: dict[str, Any], types: Mapping[str, Any], refuse: Callable
 
 
 def _from_wire(value: Any, node: Any, name: str, depth: int) -> Any:
-    """Convert one value, and its elements, to the types of application properties."""
     if node is not None and type(node) is not dict:
         return _from_text(value, node, name)
     if isinstance(value, dict | list):
@@ -133,7 +132,6 @@ def _from_text(value: Any, kind: Any, name: str) -> Any:
 
 
 def misfit(name: str) -> str:
-    """Describe a property whose value contradicts the types' tree."""
     return f"the header {_layout.TYPES} does not fit the property {name[:128]!r}"
 
 

@@ -97,7 +97,6 @@ def is_plain(name: str) -> bool:
 
 
 def fits_short(text: str) -> bool:
-    """Whether a text fits a property, or a name a table."""
     return len(text) <= MAX_SHORT_LETTERS or len(text.encode()) <= MAX_SHORT
 
 

@@ -1,6 +1,21 @@
-"""A message as AMQP properties, without loss; and back, from properties that any client may have written.
+"""A message as AMQP 0-9-1 properties and body, and back, without loss; readable by clients that don't know PairMQ.
 
-Behind that the copy of a message in a dead-letter queue and why it is there; and how often the broker delivered it.
+What AMQP 0-9-1 has a property for is sent as that property, the rest as headers that are named after AMQP 1.0 and
+Service Bus (``group-id``, ``to``, ``x-opt-partition-key`` and the like), application properties as headers of their
+own names. Three cases need more than that, and only messages that need it carry it:
+
+- an application property whose header would be interpreted or removed on the way (``CC`` sends copies elsewhere,
+  ``group-id`` is the session) is in the table ``application-properties``, which no broker interprets; so is one
+  whose name is too long for a table: then all are sent as an array of alternating names and values;
+- a value that AMQP has no type for is sent as readable text, and the table ``application-property-types`` holds its
+  type. It has the shape of the headers themselves: members by name, elements by their index, and under the name ``""``
+  that an array was a mapping;
+- text too long for an AMQP property is sent in a header instead.
+
+Any client may put anything into a queue: decoding raises `MalformedMessage` and nothing else.
+
+Here are both directions, and the copy in a dead-letter queue with the broker's own notes, by the `_layout` of names and
+times; `_values` are converted to AMQP's types and back.
 """
 
 from __future__ import annotations
@@ -12,8 +27,9 @@ from typing import Any, Final
 from pamqp.commands import Basic
 
 from pairmq.model import MAX_ID_LENGTH, Message, PropertyValue
-from pairmq_rabbitmq._codec import _layout
-from pairmq_rabbitmq._codec._values import (
+from pairmq_rabbitmq import _layout
+from pairmq_rabbitmq._header import Properties, is_timestamp
+from pairmq_rabbitmq._values import (
     NATIVE,
     SIMPLE,
     converted,
@@ -25,7 +41,6 @@ from pairmq_rabbitmq._codec._values import (
     to_wire,
     types_by_name,
 )
-from pairmq_rabbitmq._header import Properties, is_timestamp
 
 # Bytes around the properties in a content header frame: frame header and end octet, class, weight, body size.
 _FRAME_BYTES = 8 + 12
