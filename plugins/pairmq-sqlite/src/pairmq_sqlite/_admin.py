@@ -15,8 +15,6 @@ T = TypeVar("T")
 
 
 class SQLiteAdmin(Admin):
-    """Manages the queues and topics in a file."""
-
     def __init__(self, context: Context) -> None:
         self._calls = context.calls()
 
@@ -91,7 +89,6 @@ class SQLiteAdmin(Admin):
 
 
 def _settings_of(asked: QueueProperties, doing: str) -> Settings:
-    """Work out what settings mean here."""
     if asked.requires_session:
         text = f"{doing}: requires_session: a SQLite queue can't be read one session at a time"
         raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)

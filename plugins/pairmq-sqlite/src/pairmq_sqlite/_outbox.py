@@ -127,7 +127,6 @@ async def _rows(connection: Any, statement: str) -> list[tuple[Any, ...]]:
 
 
 async def _run(connection: Any, statement: str, values: dict[str, Any] | None = None) -> int:
-    """Run a statement, and return how many rows it changed."""
     cursor = connection.execute(statement, values or {})
     cursor = cursor if isinstance(connection, sqlite3.Connection) else await cursor
     return int(cursor.rowcount)

@@ -37,8 +37,6 @@ _MOST_LETTERS = 1024
 
 
 class _Token(NamedTuple):
-    """What settles a delivery."""
-
     number: int
     lock: str
 
@@ -53,8 +51,6 @@ class _Taken:
 
 
 class SQLiteReceiver(Receiver):
-    """Reads a queue, a subscription or a dead-letter queue."""
-
     def __init__(self, context: Context, source: Source) -> None:
         self._context = context
         self._source = source
@@ -149,8 +145,8 @@ class SQLiteReceiver(Receiver):
             raise
 
     async def _release(self) -> None:
-        self._context.arrivals.notify(self._path)  # a receive that waits finds out
         """Release what is not settled; if that can't be done now, the next receiver does so, or the locks end."""
+        self._context.arrivals.notify(self._path)  # a receive that waits finds out
         self._context.receivers.discard(self)
         if not self._receives:
             return
@@ -182,7 +178,6 @@ class SQLiteReceiver(Receiver):
 
 
 def delivery_of(row: Row, message: Message, token: object = None, *, locked_until: datetime | None = None) -> Delivery:
-    """Make a delivery of a row."""
     return Delivery(
         message=message,
         lock_token=token,

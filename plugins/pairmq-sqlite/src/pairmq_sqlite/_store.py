@@ -11,7 +11,7 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ _SWEEP = 1000
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a queue's or topic's settings mean to its messages."""
+    """What a queue's or topic's settings mean to its messages, in the order of its columns."""
 
     lock_duration: int  # how long a lock lasts
     max_delivery_count: int | None  # deliveries after which a message is dead-lettered; None for no limit
@@ -54,13 +54,10 @@ class NewRow:
 
     @property
     def size(self) -> int:
-        """Bytes, as the message limit counts them."""
         return len(self.header) + len(self.body)
 
 
 class Row(NamedTuple):
-    """A stored message."""
-
     number: int  # its position, like no other's in the file
     enqueued_at: int  # when it was stored
     deliveries: int  # how often it was delivered, the one under way included
@@ -71,14 +68,11 @@ class Row(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes to hand it out."""
         return sum(len(part) for part in (self.header, self.body) if isinstance(part, str | bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a source reads."""
-
     live: int  # where its messages lie
     dead: int  # where its dead letters lie
     reads_dead: bool  # whether the source is the dead letters
@@ -86,7 +80,6 @@ class Place:
 
     @property
     def shelf(self) -> int:
-        """The one that the source reads."""
         return self.dead if self.reads_dead else self.live
 
     @property
@@ -146,16 +139,7 @@ class Store:
                 dead_letter_on_expiration, single_consumer, settings)
             VALUES (?, ?, ?, ?, ?, ?, ?, ?)
             """,
-            (
-                entity.path,
-                entity.kind.value,
-                settings.lock_duration,
-                settings.max_delivery_count,
-                settings.default_time_to_live,
-                settings.dead_letter_on_expiration,
-                settings.single_consumer,
-                settings.as_json,
-            ),
+            (entity.path, entity.kind.value, *astuple(settings)),
         )
         if entity.kind is EntityKind.QUEUE:
             self._add_shelves(made.lastrowid, "")
@@ -170,7 +154,6 @@ class Store:
         return True
 
     def exists(self, entity: Entity) -> bool:
-        """Return whether there is such an entity."""
         query = "SELECT 1 FROM entity WHERE path = ? AND kind = ?"
         return self._execute(query, (entity.path, entity.kind.value)).fetchone() is not None
 
@@ -183,7 +166,6 @@ class Store:
         return self._execute(query, (entity.path, entity.kind.value)).rowcount > 0
 
     def entities(self, prefix: str) -> list[Entity]:
-        """List entities by path."""
         query = "SELECT path, kind FROM entity WHERE substr(path, 1, length(?)) = ? ORDER BY path"
         return [Entity(path, EntityKind(kind)) for path, kind in self._execute(query, (prefix, prefix))]
 
@@ -209,7 +191,6 @@ class Store:
         self._database.check_room()
 
     def place(self, source: Source) -> Place:
-        """Find what a source reads."""
         found, settings = self._entity(source.entity)
         query = "SELECT id FROM shelf WHERE entity = ? AND subscription = ? ORDER BY dead_letter"
         shelves = self._execute(query, (found, source.subscription or "")).fetchall()
@@ -260,7 +241,6 @@ class Store:
         return self._execute(query, (number, lock, now_us())).rowcount == 1
 
     def abandon(self, number: int, lock: str) -> None:
-        """Release a message that a lock holds."""
         query = """
             UPDATE message SET free_at = 0, lock = NULL
             WHERE number = :number AND lock = :lock AND free_at > :now
@@ -326,7 +306,6 @@ class Store:
         return QueuePositions(oldest, newest[0] if newest else 0)
 
     def peek(self, place: Place, most: int) -> list[Row]:
-        """Show the first messages, the scheduled ones last."""
         self._sweep(place)
         query = """
             SELECT number, enqueued_at, max(deliveries, 1), reason, description, header, body FROM message
@@ -354,10 +333,8 @@ class Store:
         found = self._execute(query, (entity.path, entity.kind.value)).fetchone()
         if found is None:
             raise NoSuchEntity
-        number, lock_duration, max_delivery_count, default_time_to_live, keeps_expired, single_consumer, as_json = found
-        return number, Settings(
-            lock_duration, max_delivery_count, default_time_to_live, bool(keeps_expired), bool(single_consumer), as_json
-        )
+        number, *settings = found
+        return number, Settings(*settings)
 
     def _add_shelves(self, entity: int | None, subscription: str) -> None:
         for dead_letter in (False, True):

@@ -34,8 +34,6 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 
 
 class SQLiteSender(Sender):
-    """Sends to one queue or topic."""
-
     def __init__(self, context: Context, entity: Entity) -> None:
         self._context = context
         self._entity = entity
@@ -54,7 +52,6 @@ class SQLiteSender(Sender):
         return await send_chunks(_chunks(messages), self._store_chunk)
 
     async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
-        """Send in such chunks, and none behind one that failed."""
         chunks = list(_chunks(messages))
         if any(row.size > MAX_MESSAGE_BYTES for chunk in chunks for row in chunk):
             return await super().send_in_order(messages)

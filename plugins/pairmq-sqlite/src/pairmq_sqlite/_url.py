@@ -23,8 +23,6 @@ _MOST_MEGABYTES = 10**6
 
 @dataclass(frozen=True, slots=True)
 class SQLiteUrl:
-    """A broker URL, read and checked."""
-
     endpoint: Endpoint  # what PairMQ shows of it
     path: Path  # the database file, absolute and with links resolved
     busy_timeout: float = 5.0  # seconds that a call waits while another process holds the file locked

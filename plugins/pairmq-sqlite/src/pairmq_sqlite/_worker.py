@@ -108,7 +108,6 @@ class SQLiteWorker(Worker):
         self.settle((job, Failed(error)) for job in failed)
 
     def _do(self, database: Database, jobs: list[Job[Any]]) -> list[tuple[Job[Any], object]]:
-        """Do a group of jobs in the transaction that was begun, and commit it."""
         store = Store(database)
         try:
             outcomes = [(job, _attempt(database, store, job)) for job in jobs]

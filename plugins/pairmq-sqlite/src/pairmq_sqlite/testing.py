@@ -61,7 +61,6 @@ class SQLiteHarness(Harness):
         return f"sqlite://{quote(str(self.path))}?poll_interval=0.1"
 
     async def interrupt(self, how: Interruption) -> None:
-        """Unmount the disk, or keep the lock."""
         if how is Interruption.STOP:
             self._directory.rename(self._away)
             self._release()  # not before: a call that waits for the lock could succeed in between
@@ -89,7 +88,6 @@ class SQLiteHarness(Harness):
             self._run(f"DROP TRIGGER {name}" for name in self._named("trigger") if name.startswith(_REFUSAL))
 
     def close(self) -> None:
-        """Remove all files."""
         self._release()
         shutil.rmtree(self._root)
 
