@@ -117,63 +117,34 @@ options that can't work.""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    where = parser.add_argument_group("Where it listens")
-    where.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="address (%(default)s)")
-    where.add_argument(
-        "--port", metavar="PORT", type=int, default=5672, help="port of AMQP; 0 takes a free one (%(default)s)"
-    )
-    where.add_argument(
-        "--admin-port",
-        metavar="PORT",
-        type=int,
-        default=5300,
-        help="port of the administration, HTTP; 0 as above (%(default)s)",
-    )
-    where.add_argument("--tls-port", metavar="PORT", type=int, help="port of AMQP over TLS, if any")
-    where.add_argument(
-        "--admin-tls-port", metavar="PORT", type=int, help="port of the administration over HTTPS, if any"
-    )
-    where.add_argument("--cert", metavar="FILE", type=Path, help="certificate for TLS (PEM)")
-    where.add_argument("--key-file", metavar="FILE", type=Path, help="its private key (PEM)")
-    where.add_argument("--self-signed", action="store_true", help="make a certificate for TLS")
-    where.add_argument("--allow-remote", action="store_true", help="listen on an address that others can reach")
-    access = parser.add_argument_group("Access")
-    access.add_argument(
-        "--key-name", metavar="NAME", default=DEFAULT_KEY_NAME, help="name of the shared access key (%(default)s)"
-    )
-    access.add_argument(
-        "--key",
-        metavar="KEY",
-        help=f"the key; better in {key_variable}, as arguments can be seen; by default a random one",
-    )
-    access.add_argument("--any-token", action="store_true", help="accept bearer tokens without a check")
-    entities = parser.add_argument_group("Entities")
-    entities.add_argument(
-        "--data", metavar="DIR", type=Path, help="keep entities and messages here; by default in memory"
-    )
-    entities.add_argument(
-        "--queue", metavar="NAME", action="append", default=[], help="create a queue; can be repeated"
-    )
-    entities.add_argument(
-        "--topic",
-        metavar="NAME[:SUB,SUB]",
-        action="append",
-        default=[],
-        help="create a topic with these subscriptions; can be repeated",
-    )
-    entities.add_argument(
-        "--config", metavar="FILE", type=Path, help="create what a Config.json of Microsoft's emulator names"
-    )
-    entities.add_argument("--premium", action="store_true", help="accept messages of 100 MB instead of 256 KB")
-    programs = parser.add_argument_group("For programs")
-    programs.add_argument(
-        "--allow-control", action="store_true", help="let tests inject faults over HTTP, below /$control/"
-    )
-    programs.add_argument(
-        "--ready-file", metavar="FILE", type=Path, help="write what --json prints here when the server is ready"
-    )
-    programs.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-    programs.add_argument("--until-eof", action="store_true", help="end, too, when standard input is closed")
+    add = parser.add_argument_group("Where it listens").add_argument
+    add("--host", metavar="ADDRESS", default="127.0.0.1", help="address (%(default)s)")
+    add("--port", metavar="PORT", type=int, default=5672, help="port of AMQP; 0 takes a free one (%(default)s)")
+    administration = "port of the administration, HTTP; 0 as above (%(default)s)"
+    add("--admin-port", metavar="PORT", type=int, default=5300, help=administration)
+    add("--tls-port", metavar="PORT", type=int, help="port of AMQP over TLS, if any")
+    add("--admin-tls-port", metavar="PORT", type=int, help="port of the administration over HTTPS, if any")
+    add("--cert", metavar="FILE", type=Path, help="certificate for TLS (PEM)")
+    add("--key-file", metavar="FILE", type=Path, help="its private key (PEM)")
+    add("--self-signed", action="store_true", help="make a certificate for TLS")
+    add("--allow-remote", action="store_true", help="listen on an address that others can reach")
+    add = parser.add_argument_group("Access").add_argument
+    add("--key-name", metavar="NAME", default=DEFAULT_KEY_NAME, help="name of the shared access key (%(default)s)")
+    key = f"the key; better in {key_variable}, as arguments can be seen; by default a random one"
+    add("--key", metavar="KEY", help=key)
+    add("--any-token", action="store_true", help="accept bearer tokens without a check")
+    add = parser.add_argument_group("Entities").add_argument
+    add("--data", metavar="DIR", type=Path, help="keep entities and messages here; by default in memory")
+    add("--queue", metavar="NAME", action="append", default=[], help="create a queue; can be repeated")
+    topic = "create a topic with these subscriptions; can be repeated"
+    add("--topic", metavar="NAME[:SUB,SUB]", action="append", default=[], help=topic)
+    add("--config", metavar="FILE", type=Path, help="create what a Config.json of Microsoft's emulator names")
+    add("--premium", action="store_true", help="accept messages of 100 MB instead of 256 KB")
+    add = parser.add_argument_group("For programs").add_argument
+    add("--allow-control", action="store_true", help="let tests inject faults over HTTP, below /$control/")
+    add("--ready-file", metavar="FILE", type=Path, help="write what --json prints here when the server is ready")
+    add("--json", action="store_true", help="print one JSON object on stdout")
+    add("--until-eof", action="store_true", help="end, too, when standard input is closed")
     return parser
 
 
@@ -220,17 +191,8 @@ def _run(given: argparse.Namespace, key_variable: str, announcement: type[Announ
             raise BadUsage(str(error)) from None
 
         def announce(at: Addresses) -> None:
-            made = announcement(
-                given.host,
-                at.port,
-                at.admin_port,
-                at.tls_port,
-                at.admin_tls_port,
-                given.key_name,
-                key,
-                ca_file,
-                data,
-            )
+            ports = (at.port, at.admin_port, at.tls_port, at.admin_tls_port)
+            made = announcement(given.host, *ports, given.key_name, key, ca_file, data)
             if given.ready_file is not None:
                 _write_ready(given.ready_file, json.dumps(made.as_json()))
             _print([json.dumps(made.as_json())] if given.json else made.lines())
@@ -379,12 +341,10 @@ class Announcement:
 
     def as_json(self) -> dict[str, Any]:
         """All of it, for programs; a port that the server doesn't have is null."""
+        ports = ("port", "admin_port", "tls_port", "admin_tls_port")
         return {
             "host": self.host,
-            "port": self.port,
-            "admin_port": self.admin_port,
-            "tls_port": self.tls_port,
-            "admin_tls_port": self.admin_tls_port,
+            **{name: getattr(self, name) for name in ports},
             "connection_string": self.connection_string,
             "admin_connection_string": self.admin_connection_string,
             "ca_file": None if self.ca_file is None else str(self.ca_file),

@@ -241,9 +241,6 @@ def _named(text: str, what: str) -> str:
     return name
 
 
-# ------------------------------------------------------------------------------------------------- the settings file
-
-
 def _steps(content: object) -> list[Step]:
     steps: list[Step] = []
     config = _object(_object(content, "the file").get("UserConfig"), "UserConfig")

@@ -10,7 +10,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import lru_cache
+from typing import Any, get_args, get_type_hints
 
 
 class FaultPoint(enum.StrEnum):
@@ -80,7 +81,7 @@ class FaultRule:
                 values[name] = kind(str(values.get(name)))
             except ValueError:
                 raise ValueError(f"{name} is {values.get(name)!r}: one of {', '.join(kind)}") from None
-        for name, types in _TYPES.items():
+        for name, types in _types().items():
             value = values.get(name)
             if name in values and (not isinstance(value, types) or (type(value) is bool and bool not in types)):
                 kinds = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
@@ -94,18 +95,14 @@ class FaultRule:
         return cls(**values)
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "entity": (str,),
-    "operation": (str,),
-    "condition": (str,),
-    "description": (str,),
-    "info": (bool,),
-    "status": (int,),
-    "apply": (bool,),
-    "seconds": (int, float),
-    "times": (int, type(None)),
-    "skip": (int,),
-}
+@lru_cache
+def _types() -> dict[str, tuple[type, ...]]:
+    """What a field takes from outside, but for the two that are one of several words."""
+    kinds = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(FaultRule).items()}
+    plain = {name: types for name, types in kinds.items() if name not in ("at", "action")}
+    return {**plain, "seconds": (int, float)}
+
+
 _MOST = 2**31
 _RANGES = {"status": (0, 999), "seconds": (0, 86_400), "times": (0, _MOST), "skip": (0, _MOST)}
 _AT_CONNECTION = (FaultAction.SILENCE, FaultAction.DROP, FaultAction.CLOSE)

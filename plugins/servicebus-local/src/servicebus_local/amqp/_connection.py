@@ -95,8 +95,6 @@ class Connection:
         self._last_sent = 0.0
         self._close_deadline: float | None = None
 
-    # --------------------------------------------------------------------- in
-
     def receive_data(self, data: bytes, now: float) -> list[Event]:
         """Take bytes of the peer's.
 
@@ -257,10 +255,7 @@ class Connection:
         self.sessions[channel] = session = Session(self, channel, begin)
         events.append(SessionBegun(session))
 
-    # -------------------------------------------------------------------- out
-
     def data_to_send(self) -> bytes:
-        """Give what is to be written to the peer now, and empty the buffer."""
         if self._deferred:
             self._flush()
         if not self._out:
@@ -289,7 +284,6 @@ class Connection:
             self._out.append(frames.write_frame(write_performative(performative), channel=channel))
 
     def write_payload(self, channel: int, head: bytes, payload: bytes | memoryview) -> None:
-        """Write a frame with a payload."""
         if self._awaits == "frames":
             self._out.append(frames.frame_header(len(head) + len(payload), channel) + head)
             self._out.append(payload)
@@ -313,8 +307,6 @@ class Connection:
     def _write_close(self, error: AmqpError | None) -> None:
         self._flush()
         self._out.append(frames.write_frame(write_performative(Close(error))))
-
-    # ------------------------------------------------------------------- time
 
     @property
     def next_timer(self) -> float | None:
@@ -367,8 +359,6 @@ class Connection:
         if self._now is None:
             self._last_sent = now
         self._now = now
-
-    # -------------------------------------------------------------------- end
 
     def _fail(self, error: AmqpError, events: list[Event]) -> None:
         # A close has to follow an open, even when the peer never got as far as that.

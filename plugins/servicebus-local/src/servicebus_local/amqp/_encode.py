@@ -175,8 +175,6 @@ def _described(out: bytearray, value: Any) -> None:
     encode_into(out, value.value)
 
 
-# ------------------------------------------------------------------------ arrays
-
 _WIDE_CODES = {code: code for code in ITEM_CODES.values()} | {
     **dict.fromkeys((0x41, 0x42), 0x56),
     **dict.fromkeys((0x43, 0x52), 0x70),

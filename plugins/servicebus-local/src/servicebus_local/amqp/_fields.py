@@ -22,8 +22,6 @@ NULLABLE: Final = {"nullable": True}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
-    """The type of a field."""
-
     # From the decoded value to the field's; raises `AmqpDecodeError`; never called with None.
     read: Callable[[Any], Any]
     # From the field's value to one that encodes as the specification wants; never called with None.
@@ -62,7 +60,6 @@ class Composite:
         ]
 
     def read(self, items: Any) -> Any:
-        """Make the dataclass of a decoded list."""
         if type(items) is not list:
             raise AmqpDecodeError(f"The fields of {self.symbol} are not a list.")
         fields = self._fields
@@ -86,7 +83,6 @@ class Composite:
         return self.type(*values)
 
     def write_into(self, out: bytearray, value: Any) -> None:
-        """Append the described list of a dataclass."""
         items = bytearray()
         written = self._written(value)
         for item in written:
@@ -99,7 +95,6 @@ class Composite:
         return Described(ULong(self.code), self._written(value))
 
     def _written(self, value: Any) -> list[Any]:
-        """All fields as they are to be encoded."""
         items = [
             None if (item := getattr(value, field.name)) is None else field.kind.write(item) for field in self._fields
         ]

@@ -234,7 +234,6 @@ class Link:
         self.write_flow()
 
     def write_flow(self) -> None:
-        """Tell the peer our view of the link's flow state."""
         sending = self.peer_role is RECEIVER
         self.session.write_link_flow(
             self.handle, self.delivery_count, self.credit, 0 if sending else None, self.drain and sending

@@ -46,8 +46,6 @@ class SessionConnection(Protocol):
 
 @dataclass(slots=True)
 class _Outgoing:
-    """A delivery of which something has still to be written."""
-
     delivery: Delivery
     payload: bytes
     position: int = 0
@@ -56,8 +54,6 @@ class _Outgoing:
 
 @dataclass(slots=True)
 class _Range:
-    """Dispositions that go out as one."""
-
     first: int
     last: int
     settled: bool
@@ -105,7 +101,6 @@ class Session:
 
     @property
     def links(self) -> list[Link]:
-        """The links that are attached, or about to be."""
         return [link for link in self.peer_links.values() if link.state != "detached"]
 
     def end(self, error: AmqpError | None = None) -> None:
@@ -124,8 +119,6 @@ class Session:
         self._queue.clear()
         self._ranges.clear()
 
-    # ------------------------------------------------------------------ links
-
     def free_handle(self) -> int | None:
         """Take a number for a link of ours; None when the peer allows no more."""
         limit = min(self.peer_handle_max + 1, MAX_LINKS)
@@ -135,15 +128,12 @@ class Session:
         return handle
 
     def forget_link(self, link: Link) -> None:
-        """Drop what the session holds for a link that is gone."""
         self._handles.discard(link.handle)
         deliveries = self.incoming if link.peer_role is SENDER else self.outgoing
         for delivery_id in link.unsettled:
             deliveries.pop(delivery_id, None)
         if any(waiting.delivery.link is link for waiting in self._queue):
             self._queue = deque(waiting for waiting in self._queue if waiting.delivery.link is not link)
-
-    # -------------------------------------------------------------------- out
 
     def write(self, performative: Any) -> None:
         """Write a frame, after the dispositions that came before it."""
@@ -152,7 +142,6 @@ class Session:
             self.connection.write_performative(self.channel, performative)
 
     def write_flow(self) -> None:
-        """Tell the peer the session's flow state."""
         self._write_flow(None, None, None, None, False)
 
     def write_link_flow(
@@ -243,13 +232,11 @@ class Session:
         self.connection.defer(self)
 
     def settled(self, delivery: Delivery) -> None:
-        """Drop a delivery that one of the peers has settled."""
         deliveries = self.incoming if delivery.link.peer_role is SENDER else self.outgoing
         deliveries.pop(delivery.delivery_id, None)
         delivery.link.unsettled.pop(delivery.delivery_id, None)
 
     def flush(self) -> None:
-        """Write the dispositions that have been held back for neighbours."""
         for role, pending in self._ranges.items():
             self._write_range(role, pending)
         self._ranges.clear()
@@ -257,8 +244,6 @@ class Session:
     def _write_range(self, role: bool, pending: _Range) -> None:
         frame = DispositionFrame(role, pending.first, pending.last, pending.settled, pending.outcome)
         self.connection.write_performative(self.channel, frame)
-
-    # --------------------------------------------------------------------- in
 
     def count_incoming(self) -> None:
         """Count a transfer frame of the peer's against the window, and open the window again in time."""

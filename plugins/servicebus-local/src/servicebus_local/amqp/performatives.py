@@ -34,9 +34,6 @@ RECEIVER: Final = True
 MAX_UINT = 2**32 - 1
 
 
-# ------------------------------------------------------------------------ parts
-
-
 @dataclass(frozen=True, slots=True)
 class AmqpError:
     """Why something went wrong, for the peer (part 2, section 2.8.14); a value, not an exception.
@@ -126,9 +123,6 @@ class Coordinator:
     """The target of a link that controls transactions (part 4, section 4.5.1)."""
 
     capabilities: list[Symbol] | None = None
-
-
-# ----------------------------------------------------------------- performatives
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +267,6 @@ class SaslOutcome:
     code: int
     additional_data: bytes | None = None
 
-
-# ------------------------------------------------------------------------ codecs
 
 _ERROR = _fields.Composite(0x1D, "amqp:error:list", AmqpError, SYMBOL, TEXT, FIELDS, short=True)
 

@@ -75,7 +75,6 @@ class Path(NamedTuple):
 
     @property
     def is_list(self) -> bool:
-        """Whether it is about all of a kind."""
         return self.kind in ("entities", "subscriptions", "rules")
 
 

@@ -72,7 +72,6 @@ def local_name(element: Element) -> str:
 
 
 def child(parent: Element, name: str) -> Element | None:
-    """The first child of a name, in any namespace."""
     return next((found for found in parent if local_name(found) == name), None)
 
 
@@ -96,7 +95,6 @@ def text(value: object) -> str:
 
 
 def tag(name: str, value: object) -> str:
-    """Write an element that holds a value."""
     return f"<{name}>{text(value)}</{name}>"
 
 
@@ -138,8 +136,6 @@ _INT_32 = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing that the administration shows."""
-
     title: str
     path: str
     content: str
@@ -148,13 +144,11 @@ class Entry:
 
 
 def entity_entry(info: EntityInfo[Any]) -> Entry:
-    """Show a queue, a topic or a subscription."""
     path = f"{info.topic}/subscriptions/{info.name}" if info.topic else info.path
     return Entry(info.name, path, _description(info), info.created_at, info.updated_at)
 
 
 def rule_entry(topic: str, subscription: str, rule: Rule) -> Entry:
-    """Show a rule."""
     path = f"{topic}/subscriptions/{subscription}/rules/{rule.name}"
     return Entry(rule.name, path, write_rule(rule), rule.created_at, rule.created_at)
 
@@ -174,7 +168,6 @@ def namespace_entry(name: str, since: float) -> Entry:
 
 
 def entry_document(entry: Entry, base: str) -> bytes:
-    """Write one entry as a document."""
     return f"{_HEAD}{_entry(entry, base)}".encode()
 
 
@@ -192,7 +185,6 @@ def feed_document(
 
 
 def error_document(status: int, detail: str) -> bytes:
-    """Write an error as the service does."""
     return f"<Error>{tag('Code', status)}{tag('Detail', detail)}</Error>".encode()
 
 
@@ -299,9 +291,6 @@ def _write_filter(kept: Filter) -> str:
         return f'<Filter i:type="SqlFilter">{tag("SqlExpression", kept.expression)}{_LEVEL}{parameters}</Filter>'
     kind, expression = ("TrueFilter", "1=1") if isinstance(kept, TrueFilter) else ("FalseFilter", "1=0")
     return f'<Filter i:type="{kind}">{tag("SqlExpression", expression)}{_LEVEL}</Filter>'
-
-
-# ----------------------------------------------------------------------------------------------------- typed values
 
 
 def _values(parent: Element, name: str) -> dict[str, object]:

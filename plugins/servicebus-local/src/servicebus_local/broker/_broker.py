@@ -75,10 +75,7 @@ class Broker(Namespace):
 
     @property
     def operations(self) -> Counter[str]:
-        """What was done so far, as it is billed."""
         return self._hub.operations
-
-    # ------------------------------------------------------------------ paths
 
     def resolve_send(self, path: str) -> int:
         """The bytes of the largest message that may be sent to a path."""
@@ -107,8 +104,6 @@ class Broker(Namespace):
         if forwards_to is not None:
             raise BrokerError(NOT_ALLOWED, f"'{path}' forwards its messages, and can't be received from.")
         return holder.source
-
-    # ------------------------------------------------------------------ sending
 
     def send(self, path: str, messages: Sequence[Incoming]) -> list[int]:
         """Takes a batch in, all of it or nothing; gives sequence numbers, 0 for a ping."""
@@ -190,8 +185,6 @@ class Broker(Namespace):
                 return kilobytes * 1024
         return self.max_message_bytes
 
-    # ------------------------------------------------------------------ forwarding
-
     def forward(self, holder: Holder, target: str, message: Stored, now: float) -> bool:
         """Moves a message to another entity; see `Forwarder`."""
         if message.hops >= MAX_HOPS:
@@ -210,8 +203,6 @@ class Broker(Namespace):
         if entity.duplicates is None or not entity.duplicates.repeats(copy, now):
             entity.deliver(copy, now)
         return True
-
-    # ------------------------------------------------------------------ time and durability
 
     def flush(self) -> None:
         """Makes everything durable that was done so far; where that fails the next flush tries again."""

@@ -25,7 +25,6 @@ class EntityStatus(StrEnum):
 
     @property
     def sends(self) -> bool:
-        """Whether messages may be sent."""
         return self in (EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED)
 
     @property

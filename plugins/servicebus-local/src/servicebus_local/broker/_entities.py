@@ -36,7 +36,6 @@ class Duplicates:
         self._order: deque[tuple[float, MessageId]] = deque()
 
     def restore(self, entries: Iterable[tuple[MessageId, float]]) -> None:
-        """Takes up a history that was stored."""
         for message_id, at in sorted(entries, key=lambda entry: entry[1]):
             self._seen[message_id] = at
             self._order.append((at, message_id))
@@ -57,16 +56,13 @@ class Duplicates:
         return False
 
     def configure(self, window: float) -> None:
-        """Goes by another window from now on."""
         self.window = window
         self._arm()
 
     def next_deadline(self) -> float:
-        """When the oldest id leaves the window, unix seconds; infinity for never."""
         return self._order[0][0] + self.window if self._order else NEVER
 
     def run_due(self, now: float) -> None:
-        """Forgets what has left the window."""
         order = self._order
         dropped = False
         while order and order[0][0] + self.window <= now:  # Exactly as next_deadline adds it up.
@@ -180,7 +176,6 @@ class Holder(_Entity):
         )
 
     def deliver(self, message: Stored, now: float) -> int:
-        """Keeps a new message, or forwards it."""
         if message.state is MessageState.SCHEDULED:
             message.state = MessageState.ACTIVE
             message.enqueued_at = now
@@ -224,7 +219,6 @@ class Holder(_Entity):
             self.keep_dead(message)
 
     def configure(self, description: QueueDescription | SubscriptionDescription, now: float) -> None:
-        """Goes by another description from now on."""
         forwards = description.forward_to is not None and description.forward_to != self.description.forward_to
         self.description = description
         self.updated_at = now
@@ -236,13 +230,10 @@ class Holder(_Entity):
             self._forward_kept(now)
 
     def delete(self) -> None:
-        """Ends both sources."""
         self.source.delete()
         self.dead.delete()
         self._retry_at = NEVER
         super().delete()
-
-    # ------------------------------------------------------------------ time
 
     def next_deadline(self) -> float:
         """When the entity has been idle for too long, or forwarding is tried again; infinity for never."""
@@ -395,7 +386,6 @@ class Topic(_Entity):
         )
 
     def deliver(self, message: Stored, now: float) -> int:
-        """Offers a new message to every subscription."""
         if message.state is MessageState.SCHEDULED:
             message.state = MessageState.ACTIVE
             message.enqueued_at = now
@@ -411,7 +401,6 @@ class Topic(_Entity):
         return found
 
     def configure(self, description: TopicDescription, now: float) -> None:
-        """Goes by another description from now on."""
         self.description = description
         self.updated_at = self.accessed_at = now
         self._hub.arm(self, self.next_deadline())

@@ -72,15 +72,12 @@ _TRANSFER = "$transfer"
 
 
 class ReceivePath(NamedTuple):
-    """What a path to receive from names."""
-
     entity: str
     subscription: str | None
     dead_letter: bool
 
 
 def check_path(path: str) -> None:
-    """Refuses what cannot be the path of a queue or topic."""
     if len(path) > MAX_PATH:
         raise BrokerError(ARGUMENT, f"The entity path has {len(path)} characters, and {MAX_PATH} are allowed.")
     if not _PATH.fullmatch(path) or "//" in path:
@@ -90,7 +87,6 @@ def check_path(path: str) -> None:
 
 
 def check_name(name: str, what: str) -> None:
-    """Refuses what cannot be the name of a subscription or rule."""
     if len(name) > MAX_NAME:
         raise BrokerError(ARGUMENT, f"The name of the {what} has {len(name)} characters, and {MAX_NAME} are allowed.")
     if not _NAME.fullmatch(name):

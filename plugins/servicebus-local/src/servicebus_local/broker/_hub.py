@@ -16,8 +16,6 @@ RESERVE = 1000
 
 
 class Numbers:
-    """The sequence numbers of one source."""
-
     __slots__ = ("following", "reserved", "source")
 
     def __init__(self, source: int, following: int = 1) -> None:
@@ -49,7 +47,6 @@ class Journal:
         self._forgotten: dict[int, float] = {}
 
     def load(self) -> Loaded:
-        """Everything that the store holds, or nothing without a store."""
         if self._store is None:
             return Loaded()
         loaded = self._store.load()
@@ -80,7 +77,6 @@ class Journal:
             self._counted[numbers.source] = numbers
 
     def entity(self, identity: int, record: dict[str, object]) -> None:
-        """An entity that is new or changed."""
         if self.on:
             self._entities[identity] = encode(record)
 
@@ -89,22 +85,18 @@ class Journal:
         self._entities.pop(identity, None)
 
     def no_entity(self, identity: int) -> None:
-        """An entity that is gone; its sessions and duplicate history go with it."""
         if self.on:
             self._entities[identity] = None
 
     def session(self, source: int, session_id: str, at: float, state: bytes | None) -> None:
-        """The state of a session, `None` for none."""
         if self.on:
             self._sessions[source, session_id] = (at, state)
 
     def duplicate(self, entity: int, message_id: MessageId, at: float) -> None:
-        """A message id that the history now holds."""
         if self.on:
             self._duplicates[entity, encode(message_id)] = at
 
     def forget_duplicates(self, entity: int, before: float) -> None:
-        """The part of a history that is older than the window."""
         if self.on:
             self._forgotten[entity] = before
 
@@ -141,7 +133,6 @@ class Journal:
             gathered.clear()
 
     def close(self) -> None:
-        """Closes the store."""
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -158,14 +149,10 @@ class Timed(Protocol):
         """When work is next due; infinity for never."""
         ...
 
-    def run_due(self, now: float) -> None:
-        """Does what is due."""
-        ...
+    def run_due(self, now: float) -> None: ...
 
 
 class Hub:
-    """See the module."""
-
     __slots__ = ("_order", "_timers", "_notifying", "_woken", "clock", "journal", "operations")  # noqa: RUF023
 
     def __init__(self, clock: Callable[[], float], journal: Journal) -> None:
@@ -191,13 +178,11 @@ class Hub:
         return now
 
     def arm(self, timed: Timed, at: float) -> None:
-        """Sees to it that a thing is called at an instant or before."""
         if at < timed.armed_at:
             timed.armed_at = at
             heappush(self._timers, (at, next(self._order), timed))
 
     def wake(self, call_waiters: Callable[[], None]) -> None:
-        """Remembers that the waiters of a thing are to be called."""
         self._woken[call_waiters] = None
 
     def notify(self) -> None:

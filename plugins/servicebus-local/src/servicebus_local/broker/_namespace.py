@@ -50,7 +50,6 @@ _FILTER_NAMES = {kind: name for name, kind in _FILTERS.items()}
 
 
 def record_of(entity: Holder | Topic) -> dict[str, object]:
-    """What is stored of an entity: plain values only."""
     description = asdict(entity.description)
     description["status"] = entity.description.status.value
     record: dict[str, object] = {
@@ -71,7 +70,6 @@ def record_of(entity: Holder | Topic) -> dict[str, object]:
 
 
 def description_of(record: Mapping[str, Any]) -> Description:
-    """The description in a record."""
     kind = _DESCRIPTIONS[record["kind"]]
     known = {field.name for field in fields(kind)}
     values = {name: value for name, value in record["description"].items() if name in known}
@@ -80,7 +78,6 @@ def description_of(record: Mapping[str, Any]) -> Description:
 
 
 def rules_of(record: Mapping[str, Any]) -> list[Rule]:
-    """The rules in the record of a subscription."""
     return [
         Rule(each["name"], _FILTERS[each["filter"]](**each["values"]), each["action"], each["created_at"])
         for each in record["rules"]
@@ -108,8 +105,6 @@ class Namespace(Forwarder):
         self._next_identity = 1
         self._max_entities = max_entities
 
-    # ------------------------------------------------------------------ starting
-
     def load_store(self) -> Loaded:
         return self._hub.journal.load()
 
@@ -129,8 +124,6 @@ class Namespace(Forwarder):
         self._hub.journal.entity_is_stored(identity)
         return entity
 
-    # ------------------------------------------------------------------ queues
-
     def create_queue(self, path: str, description: QueueDescription | None = None) -> None:
         """Makes a queue, unless the path or the description is not allowed, or something has the path."""
         self._create(path, description or QueueDescription())
@@ -145,23 +138,17 @@ class Namespace(Forwarder):
         self._delete(self._queue(path))
 
     def get_queue(self, path: str) -> EntityInfo[QueueDescription]:
-        """A queue as it is now."""
         self._administer()
         return _info(self._queue(path))
 
     def queues(self) -> list[EntityInfo[QueueDescription]]:
-        """All queues, by path."""
         self._administer()
         return [_info(each) for _, each in sorted(self._entities.items()) if isinstance(each, Holder)]
 
-    # ------------------------------------------------------------------ topics
-
     def create_topic(self, path: str, description: TopicDescription | None = None) -> None:
-        """Makes a topic; see `create_queue`."""
         self._create(path, description or TopicDescription())
 
     def update_topic(self, path: str, description: TopicDescription) -> None:
-        """Changes how a topic is set up; see `update_queue`."""
         now = self._administer()
         self._update(self._topic(path), description, now)
 
@@ -171,16 +158,12 @@ class Namespace(Forwarder):
         self._delete(self._topic(path))
 
     def get_topic(self, path: str) -> EntityInfo[TopicDescription]:
-        """A topic as it is now; see `get_queue`."""
         self._administer()
         return _info(self._topic(path))
 
     def topics(self) -> list[EntityInfo[TopicDescription]]:
-        """All topics, by path."""
         self._administer()
         return [_info(each) for _, each in sorted(self._entities.items()) if isinstance(each, Topic)]
-
-    # ------------------------------------------------------------------ subscriptions
 
     def create_subscription(
         self, topic: str, name: str, description: SubscriptionDescription | None = None, rule: Rule | None = None
@@ -202,7 +185,6 @@ class Namespace(Forwarder):
         owner.touch(now)
 
     def update_subscription(self, topic: str, name: str, description: SubscriptionDescription) -> None:
-        """Changes how a subscription is set up; see `update_queue`."""
         now = self._administer()
         self._update(self._topic(topic).subscription(name), description, now)
 
@@ -211,15 +193,12 @@ class Namespace(Forwarder):
         self._delete(self._topic(topic).subscription(name))
 
     def get_subscription(self, topic: str, name: str) -> EntityInfo[SubscriptionDescription]:
-        """A subscription as it is now."""
         self._administer()
         return _info(self._topic(topic).subscription(name))
 
     def subscriptions(self, topic: str) -> list[EntityInfo[SubscriptionDescription]]:
         self._administer()
         return [_info(each) for _, each in sorted(self._topic(topic).subscriptions.items())]
-
-    # ------------------------------------------------------------------ rules
 
     def add_rule(self, topic: str, name: str, rule: Rule) -> Rule:
         return self._put_rule(topic, name, rule, is_new=True)
@@ -235,7 +214,6 @@ class Namespace(Forwarder):
         self._changed(subscription)
 
     def rules(self, topic: str, name: str) -> list[Rule]:
-        """The rules of a subscription, by name."""
         self._administer()
         return self._topic(topic).subscription(name).rules
 
@@ -251,8 +229,6 @@ class Namespace(Forwarder):
         kept = subscription.put_rule(rule, now, is_new=is_new)
         self._changed(subscription)
         return kept
-
-    # ------------------------------------------------------------------ shared
 
     def _administer(self) -> float:
         self._hub.operations["administration"] += 1

@@ -68,8 +68,6 @@ class FilterFailure(Exception):
 
 
 class CompiledRule:
-    """A rule, ready."""
-
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.matches = _matcher(rule.filter)

@@ -52,7 +52,6 @@ class Shelf:
         return number
 
     def lane_of(self, message: Stored) -> Lane:
-        """Where a message is taken from."""
         if not self.sessions or message.session_id is None:
             return self.main
         return self.lane(message.session_id)
@@ -65,7 +64,6 @@ class Shelf:
         return lane
 
     def forget_if_idle(self, lane: Lane) -> None:
-        """Drops a session that nothing is left of."""
         if lane.session_id is not None and lane.idle:
             self.lanes.pop(lane.session_id, None)
             self.free.pop(lane.session_id, None)
@@ -116,7 +114,6 @@ class Shelf:
             self.free[lane.session_id] = None
 
     def first_ready(self, lane: Lane) -> Stored | None:
-        """The message that would be taken next."""
         ready = lane.ready
         while ready:
             message = self.messages.get(ready[0])
@@ -126,13 +123,11 @@ class Shelf:
         return None
 
     def set_state(self, message: Stored, state: MessageState) -> None:
-        """Changes the state, and the counts with it."""
         self.counts[message.state] -= 1
         self.counts[state] += 1
         message.state = state
 
     def from_number(self, number: int) -> Iterator[Stored]:
-        """The messages from a number on, in order."""
         for at in range(bisect_left(self._order, number), len(self._order)):
             message = self.messages.get(self._order[at])
             if message is not None:

@@ -97,10 +97,7 @@ class Source:
         """Whether a client waits here, which keeps an entity from being idle."""
         return bool(self._waiters)
 
-    # ------------------------------------------------------------------ the entity's side
-
     def add(self, message: Stored) -> int:
-        """Keeps a message, which gets its sequence number."""
         message.sequence_number = self.shelf.number()
         self.restore(message)
         journal = self._hub.journal
@@ -148,15 +145,12 @@ class Source:
             self._hub.wake(self.call_waiters)
 
     def drain(self) -> list[Stored]:
-        """Removes and gives all messages that could be taken, as forwarding does."""
         drained = []
         for message in list(self.shelf.messages.values()):
             if message.state is MessageState.ACTIVE and message.lock_token is None:
                 self.shelf.remove(message)
                 drained.append(message)
         return drained
-
-    # ------------------------------------------------------------------ waiting
 
     def on_ready(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Has a waiting caller called when `take` or `accept_session` may give something again."""
@@ -173,8 +167,6 @@ class Source:
         for key, callback in list(self._waiters.items()):
             if key in self._waiters:
                 callback()
-
-    # ------------------------------------------------------------------ time
 
     def next_deadline(self) -> float:
         """When a lock, a schedule or a message runs out, unix seconds; infinity for never."""
@@ -232,8 +224,6 @@ class Source:
             self._hub.wake(self.call_waiters)
         self.shelf.forget_if_idle(lane)
 
-    # ------------------------------------------------------------------ shared
-
     def _unlock(self, message: Stored) -> None:
         token = message.lock_token
         if token is not None:
@@ -271,8 +261,6 @@ class Source:
         if self._touch is not None:
             self._touch(now)
         return now
-
-    # ------------------------------------------------------------------ taking
 
     def take(self, count: int, *, delete: bool = False, session: SessionLock | None = None) -> list[Stored]:
         """The next messages in order, locked or deleted."""
@@ -370,10 +358,7 @@ class Source:
         heappush(timers, (until, next(self._order), tokens))
         self._hub.arm(self, until)
 
-    # ------------------------------------------------------------------ settling
-
     def complete(self, lock_token: UUID) -> None:
-        """Removes a message that was worked off."""
         message = self._settle(lock_token)
         self._unlock(message)
         self.shelf.remove(message)
@@ -405,7 +390,6 @@ class Source:
         description: str | None = None,
         properties: Mapping[str, object] | None = None,
     ) -> None:
-        """Moves a message to the dead-letter queue."""
         if self.is_dead_letter:
             raise BrokerError(NOT_ALLOWED, f"'{self.path}' is a dead-letter queue: nothing is dead-lettered from it.")
         message = self._settle(lock_token)
@@ -415,7 +399,6 @@ class Source:
         self._hub.notify()
 
     def renew(self, lock_token: UUID) -> float:
-        """Makes a message's lock last longer."""
         now = self._begin()
         self._hub.operations["renew"] += 1
         message = self._locked(lock_token)
@@ -443,8 +426,6 @@ class Source:
     def count_empty_receive(self) -> None:
         """Note that a client asked for messages and got none: only its front knows when it stopped waiting."""
         self._hub.operations["empty-receive"] += 1
-
-    # ------------------------------------------------------------------ browsing and sessions
 
     def peek(self, from_sequence_number: int, count: int, session_id: str | None = None) -> list[Stored]:
         """Looks at messages without taking them, scheduled and deferred ones too, not those that have expired."""

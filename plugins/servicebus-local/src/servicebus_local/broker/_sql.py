@@ -22,7 +22,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import Enum, auto
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -173,7 +172,6 @@ def _arithmetic(sign: str, left: float, right: float) -> float:
 
 
 def is_like(text: str, pattern: str, escape: str | None) -> bool:
-    """Whether a text fits a pattern of LIKE."""
     glob: list[str] = []
     characters = iter(pattern)
     for each in characters:
@@ -221,22 +219,20 @@ class _Parser:
         self._depth = 0
         self._parameters = {name.removeprefix("@"): value for name, value in parameters.items()}
 
-    # ------------------------------------------------------------------ tokens
-
     @property
     def _token(self) -> Token:
         return self._tokens[self._at]
 
     @property
     def at_end(self) -> bool:
-        return self._token.kind is Kind.END
+        return self._token.kind == "end"
 
     def _fail(self, what: str) -> BrokerError:
         return BrokerError(ARGUMENT, f"An expression cannot be read at character {self._token.at + 1}: {what}.")
 
     def _next(self) -> Token:
         token = self._token
-        if token.kind is not Kind.END:
+        if token.kind != "end":
             self._at += 1
         return token
 
@@ -266,8 +262,6 @@ class _Parser:
         finally:
             self._depth -= 1
 
-    # ------------------------------------------------------------------ grammar
-
     def statement(self) -> Assignment:
         if self._word("SET"):
             name = self._user_property()
@@ -281,13 +275,13 @@ class _Parser:
         terms = [self._conjunction()]
         while self._word("OR"):
             terms.append(self._conjunction())
-        return terms[0] if len(terms) == 1 else _any_of(terms)
+        return terms[0] if len(terms) == 1 else _first(True, terms)
 
     def _conjunction(self) -> Expression:
         terms = [self._negation()]
         while self._word("AND"):
             terms.append(self._negation())
-        return terms[0] if len(terms) == 1 else _all_of(terms)
+        return terms[0] if len(terms) == 1 else _first(False, terms)
 
     def _negation(self) -> Expression:
         if self._word("NOT"):
@@ -322,7 +316,7 @@ class _Parser:
         while self.sign(","):
             members.append(self._sum())
         self._need(")")
-        return _any_of([_equals(left, member) for member in members])
+        return _first(True, [_equals(left, member) for member in members])
 
     def _like(self, left: Expression) -> Expression:
         pattern = self._sum()
@@ -389,28 +383,28 @@ class _Parser:
             name = self._nested(self._sum)
             self._need(")")
             return lambda scope: _by_name(scope, name(scope))
-        if token.kind in (Kind.WORD, Kind.QUOTED) and not token.is_word("TRUE", "FALSE", "NULL"):
+        if token.kind in ("word", "quoted") and not token.is_word("TRUE", "FALSE", "NULL"):
             scope_name, name_text = self._property()
             return _property(scope_name, name_text)
         return _constant(self._literal())
 
     def _literal(self) -> object:
         token = self._next()
-        if token.kind is Kind.STRING:
+        if token.kind == "string":
             return token.text
-        if token.kind is Kind.INTEGER:
+        if token.kind == "integer":
             return int(token.text, 16 if token.text[:2] in ("0x", "0X") else 10)
-        if token.kind is Kind.NUMBER:
+        if token.kind == "number":
             return float(token.text)
-        if token.kind is Kind.PARAMETER and token.text[1:] in self._parameters:
+        if token.kind == "parameter" and token.text[1:] in self._parameters:
             return self._parameters[token.text[1:]]
         if token.is_word("TRUE", "FALSE"):
             return token.is_word("TRUE")
         if token.is_word("NULL"):
             return None
-        self._at = max(0, self._at - (token.kind is not Kind.END))
+        self._at = max(0, self._at - (token.kind != "end"))
         raise self._fail(
-            f"the parameter {token.text} has no value" if token.kind is Kind.PARAMETER else "a value is missing"
+            f"the parameter {token.text} has no value" if token.kind == "parameter" else "a value is missing"
         )
 
     def _property(self) -> tuple[str, str]:
@@ -420,7 +414,7 @@ class _Parser:
             scope = self._next().text.upper()
             self._next()
         token = self._token
-        is_name = token.kind is Kind.QUOTED or (token.kind is Kind.WORD and token.text.upper() not in _RESERVED)
+        is_name = token.kind == "quoted" or (token.kind == "word" and token.text.upper() not in _RESERVED)
         if not is_name:
             raise self._fail("the name of a property is missing")
         if scope == "SYS" and token.text.lower() not in SYSTEM:
@@ -475,14 +469,6 @@ def _negated(term: Expression) -> Expression:
     return negated
 
 
-def _any_of(terms: list[Expression]) -> Expression:
-    return _first(True, terms)
-
-
-def _all_of(terms: list[Expression]) -> Expression:
-    return _first(False, terms)
-
-
 def _first(decides: bool, terms: list[Expression]) -> Expression:
     """What one of the terms decides, or else the opposite; unknown if a term is."""
 
@@ -499,33 +485,17 @@ def _first(decides: bool, terms: list[Expression]) -> Expression:
     return first
 
 
-class Kind(Enum):
-    """What a token is."""
-
-    WORD = auto()
-    QUOTED = auto()
-    STRING = auto()
-    INTEGER = auto()
-    NUMBER = auto()
-    PARAMETER = auto()
-    SIGN = auto()
-    END = auto()
-
-
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token."""
-
-    kind: Kind
+    kind: str  # the name of its group in `_TOKEN`
     text: str  # what it says, without quotes and with what was doubled in them once
     at: int
 
     def is_word(self, *words: str) -> bool:
-        """Whether it is one of these keywords, given in capitals."""
-        return self.kind is Kind.WORD and self.text.upper() in words
+        return self.kind == "word" and self.text.upper() in words
 
     def is_sign(self, *signs: str) -> bool:
-        return self.kind is Kind.SIGN and self.text in signs
+        return self.kind == "sign" and self.text in signs
 
 
 def tokens_of(text: str) -> list[Token]:
@@ -538,10 +508,10 @@ def tokens_of(text: str) -> list[Token]:
         match = _TOKEN.match(text, at)
         if match is None or match.lastgroup is None:
             raise BrokerError(ARGUMENT, f"An expression cannot be read at character {at + 1}.")
-        kind, word = Kind[match.lastgroup.upper()], match.group(match.lastgroup)
-        if kind in (Kind.STRING, Kind.QUOTED):
+        kind, word = match.lastgroup, match.group(match.lastgroup)
+        if kind in ("string", "quoted"):
             word = word[1:-1].replace(word[-1] * 2, word[-1])
         tokens.append(Token(kind, word, match.start(match.lastgroup)))
-        if kind is Kind.END:
+        if kind == "end":
             return tokens
         at = match.end()

@@ -110,8 +110,6 @@ class SqliteStore:
         """Closes the file; everything written stays. Closing twice is no error."""
         self._guard(self._db.close)
 
-    # ------------------------------------------------------------------ opening
-
     def _connect(self) -> sqlite3.Connection:
         # Transactions are begun and ended here, by hand. Only one thread at a time uses the store, whichever it is.
         return sqlite3.connect(self.path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False)
@@ -141,8 +139,6 @@ class SqliteStore:
 
     def _pragma(self, name: str) -> int:
         return int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
-
-    # ------------------------------------------------------------------ reading and writing
 
     def _load(self) -> Loaded:
         db = self._db
@@ -213,8 +209,6 @@ class SqliteStore:
                 db.execute("INSERT OR REPLACE INTO session VALUES (?, ?, ?, ?, ?)", row)
         db.executemany("DELETE FROM duplicate WHERE entity = ? AND at < ?", changes.forgotten)
         db.executemany("INSERT OR REPLACE INTO duplicate VALUES (?, ?, ?)", changes.duplicates)
-
-    # ------------------------------------------------------------------ errors
 
     def _guard(self, work: Callable[[], _T]) -> _T:
         try:

@@ -82,7 +82,6 @@ class Shared:
         self.changed()
 
     def wants_to_write(self, client: Client) -> None:
-        """Let a client write at the end of this turn."""
         self._writers[client] = None
         self.changed()
 
@@ -319,7 +318,6 @@ class Client(asyncio.Protocol):
         self._after()
 
     def forget(self, link: Link) -> None:
-        """Release what a link held."""
         endpoint = self.endpoints.pop(link, None)
         if endpoint is not None:
             endpoint.end()
@@ -394,12 +392,10 @@ def done(
 
 
 def wire_error(error: BrokerError) -> AmqpError:
-    """The error of a broker as AMQP has it."""
     return AmqpError(error.condition, error.description, {})
 
 
 def fault_error(rule: FaultRule) -> AmqpError:
-    """The error that a fault asks for."""
     return AmqpError(rule.condition, rule.description, {} if rule.info else None)
 
 

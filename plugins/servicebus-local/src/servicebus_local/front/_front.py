@@ -180,8 +180,6 @@ _TLS_SHUTDOWN = 2.0
 
 
 class AmqpFront:
-    """The front."""
-
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._servers: list[asyncio.Server] = []
@@ -202,7 +200,6 @@ class AmqpFront:
         return found
 
     async def close(self) -> None:
-        """Take leave of all clients and stop listening."""
         shared = self._shared
         for server in self._servers:
             server.close()

@@ -51,8 +51,6 @@ _TICKS_OF_1970 = 621_355_968_000_000_000
 
 
 class ReceivingLink(Endpoint):
-    """One of them."""
-
     def __init__(self, client: Client, link: Link, path: str, source: Source, session: SessionLock | None) -> None:
         super().__init__(link)
         self.path = path
@@ -155,7 +153,6 @@ class ReceivingLink(Endpoint):
         return True
 
     def on_disposition(self, delivery: Delivery, outcome: Outcome | None, settled: bool) -> None:
-        """Settle a message as the client wants, and say what came of it."""
         if isinstance(outcome, Received) or (outcome is None and not settled):
             # How far it has got settles nothing.
             return
@@ -240,7 +237,6 @@ class SendingLink(Endpoint):
         link.grant(_CREDIT)
 
     def on_transfer(self, delivery: Delivery, payload: bytes) -> None:
-        """Take a message, or a batch of them."""
         if self.link.credit <= _CREDIT // 2:
             self.link.grant(_CREDIT)
         done(

@@ -52,8 +52,6 @@ Answer = tuple[int, dict[str, Any] | None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request, taken apart."""
-
     sections: Sections
     value: Any
     link: Link
@@ -66,8 +64,6 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer."""
-
     arguments: dict[str, Any]
     body: Any
 
@@ -96,7 +92,6 @@ class ReplyLink(Endpoint):
         self.pump()
 
     def pump(self) -> None:
-        """Send what waits, as far as the credit goes."""
         while self._waiting and self.link.credit > 0 and self.link.state == "open":
             self._tags += 1
             tag = self._tags.to_bytes(8, "big")
@@ -107,8 +102,6 @@ class ReplyLink(Endpoint):
 
 
 class Management:
-    """One request."""
-
     def __init__(self, client: Client, path: str, request: Request) -> None:
         self._client = client
         self._broker = client.shared.broker
@@ -308,8 +301,6 @@ _AMQP_VALUE = 0x77  # AMQP 1.0 part 3, section 3.2.8
 
 
 class RequestLink(Endpoint):
-    """A link over which requests come."""
-
     def __init__(self, client: Client, link: Link, path: str, entity: str | None) -> None:
         super().__init__(link)
         self._client = client
@@ -318,7 +309,6 @@ class RequestLink(Endpoint):
         link.grant(_CREDIT)
 
     def on_transfer(self, delivery: Delivery, payload: bytes) -> None:
-        """Do what is asked, and answer over the link back."""
         if self.link.credit <= _CREDIT // 2:
             self.link.grant(_CREDIT)
         try:

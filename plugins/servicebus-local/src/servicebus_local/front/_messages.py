@@ -39,7 +39,6 @@ _LATEST_MS = 253_402_300_799_999
 
 
 def incoming(payload: bytes, message_format: int) -> list[Incoming]:
-    """Read what a transfer carries."""
     if message_format == BATCH_FORMAT:
         return [_incoming(inner) for inner in split_batch(payload)]
     if message_format:
@@ -61,14 +60,9 @@ def _incoming(payload: bytes) -> Incoming:
         properties=sections.application_properties or {},
     )
     if properties is not None:
-        found.message_id = properties.message_id
-        found.session_id = properties.group_id
-        found.reply_to = properties.reply_to
-        found.reply_to_session_id = properties.reply_to_group_id
-        found.to = properties.to
-        found.subject = properties.subject
-        found.correlation_id = properties.correlation_id
-        found.content_type = properties.content_type
+        found.session_id, found.reply_to_session_id = properties.group_id, properties.reply_to_group_id
+        for name in ("message_id", "reply_to", "to", "subject", "correlation_id", "content_type"):
+            setattr(found, name, getattr(properties, name))
     return found
 
 
@@ -89,7 +83,6 @@ def _text(value: object) -> str | None:
 
 
 def outgoing(message: Stored, *, locked: bool = True) -> bytes:
-    """Encode a message for a receiver."""
     sections = split_message(message.content)
     sent = sections.header
     header = Header(
@@ -137,5 +130,4 @@ def instant(seconds: float) -> Timestamp:
 
 
 def plain_properties(properties: Mapping[Any, Any] | None) -> dict[str, object]:
-    """Take what a settlement wants to change in a message's application properties."""
     return {str(name): value for name, value in (properties or {}).items()}

@@ -56,8 +56,6 @@ class Authorizer:
 
 
 class Grants:
-    """The tokens that one client has put."""
-
     def __init__(self, authorizer: Authorizer) -> None:
         self._authorizer = authorizer
         self._tokens: dict[str, str] = {}  # audience -> token
