@@ -20,8 +20,6 @@ _SAFE_COMMITS = ("on", "remote_apply")
 
 
 class PostgresAdmin(Admin):
-    """Manages the queues and topics in a database."""
-
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
@@ -145,7 +143,6 @@ def _named(entity: Entity) -> dict[str, Any]:
 
 
 def _created(entity: Entity, asked: QueueProperties, doing: str) -> dict[str, Any]:
-    """Work out what settings mean here."""
     kept = asked.checked(doing)
     if kept.requires_session and kept.single_consumer:
         text = f"{doing}: requires_session and single_consumer: a session has a single consumer anyway"

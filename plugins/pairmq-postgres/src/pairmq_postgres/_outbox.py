@@ -93,7 +93,6 @@ class PostgresInbox(Inbox):
 
 
 def _raise(error: Exception, doing: str) -> NoReturn:
-    """Raise what a caller is to see of what a driver has raised."""
     found = translated(error)
     if isinstance(found, psycopg.errors.ReadOnlySqlTransaction):
         raise unusable(_READS) from error

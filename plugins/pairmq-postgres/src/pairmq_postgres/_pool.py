@@ -170,7 +170,6 @@ class Pool:
 
     @property
     def listens(self) -> bool:
-        """Whether notifications are heard now."""
         return self._listening is not None and self._heard.is_set()
 
     async def listen(self) -> bool:
@@ -254,7 +253,6 @@ class Together(Generic[A]):
         self._latest: Shared[A] | None = None
 
     def join(self, size: int, *, alone: bool = False) -> Shared[A]:
-        """Find the call to wait for."""
         latest = self._latest
         self._size += size
         if latest is None or latest.begun or not latest.waiting or alone or self._size > self._most:

@@ -78,7 +78,6 @@ class LeftLocks:
         self.doubtful[lock] = time.monotonic() + _DOUBT
 
     def add(self, other: LeftLocks) -> None:
-        """Take over what another one has."""
         self.receivers |= other.receivers
         self.doubtful |= other.doubtful
 
@@ -95,7 +94,6 @@ class _Leases:
         return bool(self._held)
 
     def add(self, lock: str, numbers: set[int]) -> None:
-        """A receive has locked these."""
         self._held[lock] = numbers
 
     def lose(self, numbers: set[int]) -> None:
@@ -104,7 +102,6 @@ class _Leases:
             self._forget(lock, numbers)
 
     def has(self, token: _Token) -> bool:
-        """Whether a delivery is still to be settled."""
         number, lock = token
         return (lock in self._held and number in self._held[lock]) or own_lease(token) in self._held
 
@@ -157,7 +154,6 @@ class _Leases:
 
 
 def own_lease(token: _Token) -> str:
-    """The name of the lease that a renewal gives to a message."""
     return f"{token.lock}:{token.number}"
 
 
@@ -180,8 +176,6 @@ class _Completion:
 
 
 class _Seen(NamedTuple):
-    """What a look has seen, besides messages."""
-
     sessions_only: bool  # the source requires sessions
     in_vain: bool  # one that is done differently may find something
     is_lost: bool  # the lock of the session is
@@ -298,8 +292,6 @@ class _Common:
 
 
 class PostgresReceiver(Receiver):
-    """Reads a queue, a subscription or a dead-letter queue."""
-
     def __init__(
         self, calls: Calls, source: Source, left: dict[Source, LeftLocks], receivers: set[PostgresReceiver]
     ) -> None:
@@ -391,7 +383,6 @@ class PostgresReceiver(Receiver):
         return next((each._common for each in receivers if each._source == self._source), None)
 
     async def _look(self, most: int) -> tuple[list[Delivery], _Seen]:
-        """Lock and decode what is free."""
         while True:
             self._receives += 1
             look = _Look(self, f"{self._name}:{self._receives}", most)
@@ -607,7 +598,6 @@ class PostgresSessionReceiver(PostgresReceiver, SessionReceiver):
 
 
 def place_of(source: Source) -> dict[str, Any]:
-    """The parameters that name a source."""
     return {
         "path": source.entity.path,
         "kind": source.entity.kind.value,
@@ -619,7 +609,6 @@ def place_of(source: Source) -> dict[str, Any]:
 def delivery_of(
     row: tuple[Any, ...], message: Message, locked_until: datetime | None = None, token: object = None
 ) -> Delivery:
-    """Make a delivery of a row."""
     number, enqueued_at, deliveries, reason, description = row[:5]
     return Delivery.of_checked(message, token, deliveries, str(number), enqueued_at, locked_until, reason, description)
 

@@ -34,14 +34,11 @@ class Headers:
         return len(header) + len(message.body)
 
     def of(self, message: Message) -> str:
-        """The header of a message that is about to be stored."""
         measured, self._measured = self._measured, None
         return measured[1] if measured is not None and measured[0] is message else encode_header(message)
 
 
 class PostgresSender(Sender):
-    """Sends to one queue or topic."""
-
     def __init__(self, calls: Calls, headers: Headers, entity: Entity, with_sessions: set[Entity]) -> None:
         self._calls = calls
         self._headers = headers

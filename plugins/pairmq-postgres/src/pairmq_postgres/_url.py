@@ -52,8 +52,6 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class PostgresUrl:
-    """A broker URL, read and checked."""
-
     endpoint: Endpoint  # what PairMQ shows of it
     # Each with its port; asked in turn for one that takes writes. Or the directory of a server's Unix socket.
     hosts: tuple[tuple[str, int], ...]

@@ -79,11 +79,9 @@ class PostgresServer(ServerProcess):
 
     @property
     def data(self) -> Path:
-        """Where it keeps its data."""
         return self._home / "data"
 
     def url_of(self, role: str, password: str) -> str:
-        """The URL for a role."""
         return f"postgresql://{role}:{quote(password, safe='')}@127.0.0.1:{self.port}/{_DATABASE}"
 
     def parameters(self, database: str = _DATABASE) -> dict[str, Any]:
@@ -244,13 +242,11 @@ class PostgresHarness(ServerHarness):
     time_limit = 100.0
 
     def start(self) -> Server:
-        """Start the server."""
         self._postgres = PostgresServer(settings={"max_connections": "200", "autovacuum": "off"})
         self._postgres.start()
         return self._postgres
 
     def clear(self, server: Server) -> str:
-        """Delete all data."""
         self._postgres.query(EMPTY)
         return f"{self._postgres.url}?poll_interval=0.2&connect_timeout=30&sslmode=disable"
 

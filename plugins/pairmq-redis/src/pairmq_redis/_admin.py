@@ -19,8 +19,6 @@ _SCAN_STEP = b"1000"
 
 
 class RedisAdmin(Admin):
-    """Manages queues and topics in Redis."""
-
     def __init__(self, context: Context) -> None:
         self._context = context
         self._scope = Scope(context.scope)
@@ -202,13 +200,11 @@ class RedisAdmin(Admin):
 
 
 def _sections(info: Reply) -> dict[str, str]:
-    """The fields of an answer to INFO."""
     lines = info.decode("utf-8", "replace").splitlines() if isinstance(info, bytes) else ()
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 def _risks(info: dict[str, str], appendfsync: str, save: str, wait_replicas: int) -> Iterator[ConfirmRisk]:
-    """The server's settings that may lose what it has confirmed."""
     if info.get("aof_enabled") == "0":
         kept = f"all since the last snapshot (save {save})" if save else "everything, as it makes no snapshots either"
         text = f"appendonly is no: a server that ends loses {kept}"

@@ -68,7 +68,6 @@ class Cluster:
 
     @property
     def owners(self) -> frozenset[Address]:
-        """The nodes that own slots, as far as is known."""
         return frozenset(owner for owner in self._owners if owner is not None)
 
     def doubt(self) -> None:
@@ -112,7 +111,6 @@ class Cluster:
             self._unanswered.pop(call, None)
 
     async def close(self) -> None:
-        """Stop looking."""
         tasks = [task for task in (self._look, self._watching) if task is not None]
         for task in tasks:
             task.cancel()

@@ -60,7 +60,6 @@ class MalformedEntry(Exception):
 
 
 def encode(message: Message) -> list[bytes]:
-    """Write a message as stream fields."""
     fields: list[bytes] = []
     put = fields.append
     if message.time_to_live is not None:
@@ -85,7 +84,6 @@ def encode(message: Message) -> list[bytes]:
 
 
 def decode(fields: Sequence[bytes]) -> Message:
-    """Read a message from stream fields."""
     try:
         found = dict(zip(fields[::2], fields[1::2], strict=True))
         body = found.get(_BODY)
@@ -142,7 +140,6 @@ def decode_leniently(fields: Sequence[bytes]) -> Message:
 
 
 def size(message: Message) -> int:
-    """Bytes of a message's names and values."""
     return sum(map(len, encode(message)))
 
 

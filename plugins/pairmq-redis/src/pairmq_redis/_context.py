@@ -44,7 +44,6 @@ class Context:
         return link
 
     async def end_link(self, link: Line) -> None:
-        """Drop a connection for good."""
         self._links.discard(link)
         await link.close()
 

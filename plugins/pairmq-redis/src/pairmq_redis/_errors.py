@@ -168,13 +168,11 @@ def failure(error: BaseException, doing: str) -> TransportError:
 
 
 def closed(doing: str, *, maybe_applied: bool = False) -> TransportError:
-    """Make the error of a call on something that is closed, or was closed while the call waited."""
     text = f"{doing}: the connection was closed"
     return TransportError(text, _UNAVAILABLE, FailureReason.CLOSED, maybe_applied=maybe_applied)
 
 
 def lock_lost(doing: str) -> TransportError:
-    """Make the error of settling a delivery whose lock has ended."""
     text = f"{doing}: its lock has ended, and it will be delivered again"
     return TransportError(text, _REFUSED, FailureReason.LOCK_LOST)
 

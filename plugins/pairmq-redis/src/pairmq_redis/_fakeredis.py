@@ -81,8 +81,6 @@ class FakeRedisBroker:
         self._late: list[Command] = []
         self._connection: Any = None  # fakeredis, when first needed
 
-    # -------------------------------------------------------------------- faults
-
     async def stop(self) -> None:
         """Drop every connection and refuse new ones; what is stored stays."""
         self._change(_Fault(stopped=True), drop=True)
@@ -132,8 +130,6 @@ class FakeRedisBroker:
                 else:
                     wire.wake()
 
-    # --------------------------------------------------------------------- wires
-
     def execute(self, command: Command) -> Reply:
         """Do one command, and wake those that wait for what it may have stored."""
         with self._lock:
@@ -171,8 +167,6 @@ class FakeRedisBroker:
 
 
 class FakeRedisWire:
-    """A connection to a broker in this process."""
-
     def __init__(self, broker: FakeRedisBroker) -> None:
         self._broker = broker
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -223,13 +217,11 @@ class FakeRedisWire:
         self._broker.detach(self, undone)
 
     def break_off(self) -> None:
-        """Lose the connection, from the broker's side."""
         self._lost = True
         self._inbox.clear()
         self.wake()
 
     def wake(self) -> None:
-        """Let the reader look again, from whatever thread."""
         loop = self._loop
         if loop is None:
             return
@@ -244,7 +236,6 @@ class FakeRedisWire:
                 loop.call_soon_threadsafe(self._woken.set)
 
     async def _serve(self) -> None:
-        """Do the oldest batch."""
         batch = self._inbox[0]
         fault = self._broker.fault
         while batch:
@@ -302,8 +293,6 @@ class FakeRedisWire:
 
 
 class FakeRedisTransport(StreamsTransport):
-    """A transport to a broker in this process."""
-
     def __init__(self, url: str) -> None:
         parsed = parse_fakeredis_url(url)
         _fakeredis()

@@ -43,7 +43,6 @@ class EntityKeys:
         self.due = base + b"due"
 
     def dead_of(self, subscription: str) -> bytes:
-        """The dead-letter stream of a subscription."""
         return self.dead + b":" + subscription.encode()
 
 

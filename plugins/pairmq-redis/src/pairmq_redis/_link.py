@@ -31,8 +31,6 @@ _MOMENT = 0.5  # s for which a connection counts as just made
 
 
 class Waiter:
-    """A caller that waits for a connection."""
-
     __slots__ = ("future",)
 
     def __init__(self) -> None:
@@ -64,7 +62,6 @@ class _Call(asyncio.Future[None]):
         self.replies: list[Reply] | None = None
 
     def end(self, error: TransportError) -> None:
-        """Give up waiting for the replies."""
         if not self.done():
             self.set_exception(error)
 

@@ -79,7 +79,6 @@ async def connected(connection: Connection) -> AsyncIterator[Connection]:
 
 
 def as_text(reply: object) -> str:
-    """What a server wrote as text."""
     return reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)
 
 
@@ -135,7 +134,6 @@ class Sentinels:
             return max(earlier)  # they were set up anew
 
     async def close(self) -> None:
-        """Stop listening."""
         for listener in self._listeners:
             listener.cancel()
         await asyncio.gather(*self._listeners, return_exceptions=True)

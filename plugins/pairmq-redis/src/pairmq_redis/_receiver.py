@@ -73,8 +73,6 @@ class _Token:
 
 
 class RedisReceiver(Receiver):
-    """Reads a queue, a subscription or a dead-letter queue."""
-
     scope: Scope
 
     def __init__(self, context: Context, source: Source) -> None:
@@ -98,8 +96,6 @@ class RedisReceiver(Receiver):
         self._used = False
         self._nudging: asyncio.Task[None] | None = None
         context.receivers.add(self)
-
-    # ------------------------------------------------------------------ receive
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         if max_messages < 1:
@@ -271,8 +267,6 @@ class RedisReceiver(Receiver):
         """When a lock ends that begins now, on the loop's clock: the wall clock may be set meanwhile."""
         return asyncio.get_running_loop().time() + self._lock_ms / 1000
 
-    # ------------------------------------------------------------------- settle
-
     async def complete(self, delivery: Delivery) -> None:
         failed = (await self.complete_batch([delivery]))[0]
         if failed is not None:
@@ -346,8 +340,6 @@ class RedisReceiver(Receiver):
         return await self._context.script(
             link, self.scope, script, self._source.keys, arguments, doing, replicate=replicate
         )
-
-    # -------------------------------------------------------------------- close
 
     async def _release(self) -> None:
         await self._context.end_link(self._link)

@@ -19,14 +19,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One script and its name in Redis."""
-
     text: bytes
     sha: bytes
 
     @classmethod
     def of(cls, *parts: str) -> Script:
-        """Make one from its parts."""
         text = "\n".join(parts).encode()
         return cls(text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
 

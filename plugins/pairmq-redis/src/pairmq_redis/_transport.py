@@ -197,8 +197,6 @@ def _connection_factory(url: RedisUrl, tls: ssl.SSLContext | None) -> Callable[[
 
 
 class RedisSender(Sender):
-    """Sends to one queue or topic."""
-
     scope: Scope
 
     def __init__(self, context: Context, entity: Entity) -> None:
@@ -261,7 +259,6 @@ class RedisSender(Sender):
         return outcomes
 
     async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
-        """Send in chunks, each by a script that stores none of its messages behind one that fails."""
         if any(message.scheduled_enqueue_at is not None for message in messages):
             return await super().send_in_order(messages)
         if self.scope.closed:

@@ -34,8 +34,6 @@ _FAKEREDIS_OPTIONS = ("poll_interval", *ENDPOINT_OPTIONS)
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """A broker URL, read and checked."""
-
     endpoint: Endpoint
     host: str  # name or address; of a broker on fakeredis its name, behind sentinels that of the master for them
     port: int = DEFAULT_PORT
@@ -124,7 +122,6 @@ def parse_fakeredis_url(url: str) -> RedisUrl:
 
 
 def _service(read: BrokerUrl) -> tuple[str, int]:
-    """The name of a master, and the database."""
     _check_path(read)
     written, _, db = read.parts.path[1:].partition("/")
     name = read.decoded(written, "master's name")

@@ -93,7 +93,6 @@ class RedisServer(ServerProcess):
         return next((line.partition(":")[2] for line in text.splitlines() if line.startswith(f"{name}:")), "")
 
     def flush(self) -> None:
-        """Delete all data."""
         self.command("FLUSHALL")
 
     def _answers(self) -> bool:
@@ -174,7 +173,6 @@ class _Group:
             each.kill()
 
     def pause(self) -> None:
-        """Let all processes hang."""
         for each in self._processes:
             each.pause()
 
@@ -424,7 +422,6 @@ class RedisCluster(_Group):
             _ask(server, "CLUSTER", "SETSLOT", slot, "NODE", target)
 
     def flush(self) -> None:
-        """Delete all data."""
         for server in self.servers:
             server.flush()
 
@@ -559,7 +556,6 @@ class RedisHarness(ServerHarness):
         return True
 
     async def restore(self) -> None:
-        """Start it again, and give it memory."""
         await super().restore()
         await self._limit_memory("0")
 

@@ -90,8 +90,6 @@ class ServiceClock:
 
 
 class Namespace:
-    """The client of one transport."""
-
     def __init__(self, url: NamespaceUrl, given: ClientSettings = _PLAIN) -> None:
         self.url = url
         self.given = given

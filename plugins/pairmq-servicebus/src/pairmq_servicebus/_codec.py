@@ -139,8 +139,6 @@ _NO_PROPERTIES: Mapping[str, PropertyValue] = {}
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A message as it was read."""
-
     message: Message
     dead_letter_reason: str | None = None
     dead_letter_description: str | None = None

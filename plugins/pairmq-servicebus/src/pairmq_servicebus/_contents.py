@@ -46,8 +46,6 @@ _NO_SESSION = 1.0  # s without a free session after which none is left
 
 
 class Contents:
-    """Looks into the queues and subscriptions of one namespace."""
-
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
         self._senders: Lanes[Entity, ClientSendLink] = Lanes(

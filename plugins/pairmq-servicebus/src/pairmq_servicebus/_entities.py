@@ -32,8 +32,6 @@ METADATA: Final = "pairmq: single-consumer"
 
 
 class SingleConsumers:
-    """What one transport knows of its namespace's queues."""
-
     def __init__(self) -> None:
         self._known: dict[Entity, bool] = {}
         self.with_sessions: set[Entity] = set()

@@ -216,21 +216,18 @@ def again(error: TransportError) -> TransportError:
 
 
 def closed(doing: str, *, maybe_applied: bool = False) -> TransportError:
-    """Make the error of a call on something that is closed, or was closed while the call waited."""
     return TransportError(
         f"{doing}: the connection was closed", _UNAVAILABLE, FailureReason.CLOSED, maybe_applied=maybe_applied
     )
 
 
 def timed_out(doing: str, *, maybe_applied: bool = False) -> TransportError:
-    """Make the error of a call that the transport gave up by itself."""
     return TransportError(
         f"{doing}: the service did not answer in time", _UNAVAILABLE, FailureReason.TIMEOUT, maybe_applied=maybe_applied
     )
 
 
 def lock_lost(doing: str) -> TransportError:
-    """Make the error of settling a delivery whose lock has ended."""
     return TransportError(f"{doing}: {_GONE}", _REFUSED, FailureReason.LOCK_LOST)
 
 
@@ -240,7 +237,6 @@ def refused(doing: str, text: str, reason: FailureReason) -> TransportError:
 
 
 def scrubbed(text: str) -> str:
-    """Take keys and signatures out of a text."""
     return _SECRET.sub(r"\1***", text)
 
 

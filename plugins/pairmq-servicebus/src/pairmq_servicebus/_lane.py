@@ -148,7 +148,6 @@ class Lane(Generic[L]):
 
     @property
     def link(self) -> L | None:
-        """The link, while it is open."""
         return self._link
 
     @property

@@ -90,7 +90,6 @@ class ReceiveLink:
         _private.keep_arrivals(self.client)
 
     def answered_in(self, seconds: float) -> None:
-        """Note how long the answer to one settlement took."""
         self._answer_times.append(seconds)
 
     @property

@@ -277,7 +277,6 @@ class BusReceiver(Receiver):
             raise
 
     def _complete(self, asked: Sequence[Completion]) -> None:
-        """Complete what callers ask for in one job with what waits already."""
         job = self._completions
         if job is None or job.has_begun:
             doing = f"complete in {self._source}"

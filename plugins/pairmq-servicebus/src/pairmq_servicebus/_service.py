@@ -122,8 +122,6 @@ class Service:
 
 
 class AdminTransport(AioHttpTransport):  # type: ignore[misc]  # exported lazily, so that its type is unknown
-    """aiohttp for the administration's client."""
-
     def __init__(self, session: aiohttp.ClientSession, *, plain: bool, authorization: str | None) -> None:
         super().__init__(session=session, session_owner=False, use_env_settings=False)
         self._plain = plain

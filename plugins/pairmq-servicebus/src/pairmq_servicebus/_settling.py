@@ -81,7 +81,6 @@ class Shelf:
             self.forget(held)
 
     def forget(self, held: Held) -> None:
-        """It is settled, or lost."""
         held.settled = True
         self._held.pop(id(held), None)
 
@@ -91,7 +90,6 @@ class Shelf:
 
 
 def delivery_of(received: Received, decoded: _codec.Decoded, token: object, *, again: bool = False) -> Delivery:
-    """Make a delivery of a message that was received or looked at."""
     number = received.sequence_number
     return Delivery(
         decoded.message,
@@ -171,7 +169,6 @@ class Completions(Job[ReceiveLink]):
         self._awaited = 0
 
     def add(self, completions: Sequence[Completion]) -> None:
-        """Complete these, too."""
         for completion in completions:
             completion.job = self
         self._asked += completions
@@ -261,8 +258,6 @@ async def abandon_all(link: ReceiveLink, shelf: Shelf, unsettled: Sequence[Held]
 
 
 class GiveUp(Job[ReceiveLink]):
-    """Abandons all that a receiver holds, for its closing."""
-
     def __init__(self, shelf: Shelf, limit: float) -> None:
         super().__init__(limit)
         self._shelf = shelf

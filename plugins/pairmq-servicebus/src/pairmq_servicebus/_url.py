@@ -45,8 +45,6 @@ _KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class SharedKey:
-    """A key of a shared access policy."""
-
     name: str = field(repr=False)
     key: str = field(repr=False)
 
@@ -60,8 +58,6 @@ class SharedSignature:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """An identity of Microsoft Entra."""
-
     kind: str
     client_id: str | None = None
     tenant_id: str | None = None

@@ -55,8 +55,6 @@ def _number(delivery: PairDelivery) -> int | None:
 
 
 class Reading:
-    """One receiver's way to the pair, on the pair's event loop."""
-
     def __init__(self, pair: Pair, opening: Opening, queue: str, prefetch: int, *, deletes: bool) -> None:
         self._pair = pair
         self._opening = opening
@@ -141,7 +139,6 @@ class SharedReceiver(Handler[OwnHandler]):
         return f"Receiver client id: {self.client_identifier}, entity: {self.entity_path}"
 
     def _asked(self, count: int | None, wait: float | None) -> tuple[int, float]:
-        """How many messages are asked for, and for how long."""
         self._check_open()
         check_wait(wait)
         if count is not None and count <= 0:
@@ -193,7 +190,6 @@ def check_wait(seconds: float | None) -> None:
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Turns PairMQ's errors into the client's."""
     try:
         yield
     except PairClosed as error:

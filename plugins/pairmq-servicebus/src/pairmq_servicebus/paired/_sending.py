@@ -146,8 +146,6 @@ class Handler(Generic[OwnHandler]):
 
 
 class Sending:
-    """One sender's way to the pair."""
-
     def __init__(self, pair: Pair, opening: Opening, path: str, kind: str) -> None:
         self._pair = pair
         self._opening = opening
