@@ -11,7 +11,7 @@ import aio_pika
 from pairmq import PairOptions
 from pairmq_rabbitmq.paired import connect_robust  # instead of aio_pika's
 
-# One process for each pair brings the backlog home; here it is this one.
+# One process for each pair moves the backlog back; here it is this one.
 OPTIONS = PairOptions(failover_interval=1, ping_primary_interval=1, enable_syphon=True)
 
 
