@@ -469,10 +469,12 @@ def test_no_more_bytes_are_on_their_way_to_a_distant_broker_than_may_be_held(siz
     assert pump.machine.ahead * size <= 16 << 20
 
 
-def test_one_receive_from_a_distant_broker_takes_more_while_the_window_has_room():
+def test_one_receive_takes_more_while_messages_flow_and_the_window_has_room():
     pump = Pump(syphon_batch=2)
-    flowing(pump, 0.0, rounds=1)
+    pump.receive(envelope(1), first=1)
     assert pump.machine.receives == 2
+    flowing(pump, 0.0, rounds=1)
+    assert pump.machine.receives == 4
     flowing(pump, 0.03)
     assert pump.machine.receives == 64
     pump.receive(*map(envelope, range(200, 359)), first=200)

@@ -467,12 +467,12 @@ class PumpMachine:
 
     @property
     def receives(self) -> int:
-        """Messages of the next receive at most: a batch, and from a distant broker as many as an operation carries.
+        """Messages of the next receive at most: a batch, and while many flow as many as an operation carries.
 
-        One receive takes a round trip, and there is one at a time.
+        Each receive costs as much as some messages and takes a round trip, and there is one at a time.
         """
         batch = self.batch
-        if batch > self._batch:
+        if self._reads_ahead:
             batch = max(batch, min(batch * _BATCHES_AN_OPERATION, self.ahead + batch - len(self._locked)))
         return min(batch, self._fits, self._carries)
 
