@@ -127,6 +127,7 @@ class Turns(ABC):
     def _ours(self, send: Callable[[PairSender, int], Awaitable[None]], window: int) -> Contender:
         async def run() -> float:
             async with Pair.connect(*self._pair) as pair:
+                await pair.primary.admin.create(ORDERS)
                 sender = pair.sender(ORDERS.path)
                 await sender.send(Message(BODY))  # opens what it needs
                 return await self._sent(lambda: send(sender, window))
