@@ -143,9 +143,9 @@ SYPHON = (
     ),
     Mutant(
         "a message is sent under a lock that has run out",
-        "src/pairmq/runner/pump/_reader.py",
-        "        return [item for item in items if not item.lost]",
-        "        return list(items)",
+        "src/pairmq/core/pump.py",
+        "            if item.lost:\n                continue\n",
+        "",
     ),
     Mutant(
         "an outage spends delivery counts",

@@ -714,11 +714,13 @@ class PumpMachine:
         """Part the items of an operation into those that are sent, and those that are settled instead.
 
         They were delivered while they were held: their lock was lost unnoticed, and they were redelivered here. Or they
-        have run out of their time. Once order is lost with a lock, nothing of them goes on.
+        have run out of their time. What is lost is redelivered, and once order is lost with a lock, nothing goes on.
         """
         send: list[Item] = []
         settle: list[Item] = []
         for item in () if self.broken else items:
+            if item.lost:
+                continue
             if item.identity in self._delivered:
                 settle.append(self._settle(item, _KNOWN, _REDELIVERED))
             elif self._counts_time and (poison := self._overdue(item, instant)) is not None:

@@ -224,7 +224,10 @@ class Pump:
             return False
         if not line.gate.is_open and await self._context.gates.try_now(line.gate):
             return False  # it moves on by itself
-        items = await reader.fresh(machine.postpone(line, self._clock.now()))
+        items = machine.postpone(line, self._clock.now())
+        if stale := machine.stale(items, self._clock.now()):
+            await reader.refresh(stale)
+            items = [item for item in items if not item.lost]
         copies = machine.copies(items, self._clock.now(), self._clock.instant())
         results: Sequence[TransportError | None] = ()
         if copies:
@@ -279,8 +282,10 @@ class Pump:
         settle = items
         while settle:
             # Where order is kept a dead-letter has taken a while, and with it the others' time.
-            items, settle = machine.screened(await reader.fresh(items), self._clock.instant())
-            if not await self._settle(settle):
+            if stale := machine.stale(items, self._clock.now()):
+                await reader.refresh(stale)
+            items, settle = machine.screened(items, self._clock.instant())
+            if settle and not await self._settle(settle):
                 return
         if not items:
             return

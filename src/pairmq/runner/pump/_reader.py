@@ -146,20 +146,17 @@ class BacklogReader:
             return error
         return None
 
-    async def fresh(self, items: Sequence[Item]) -> list[Item]:
-        """Those whose locks outlast one more operation, renewed if need be; the others are redelivered (SPEC 7.6)."""
+    async def refresh(self, stale: Sequence[Item]) -> None:
+        """Renew locks that may not outlast one more operation; what has no good one then is redelivered (SPEC 7.6)."""
         machine = self._machine
-        stale: Sequence[Item] = machine.stale(items, self._clock.now())
-        if stale:
-            missed: list[Item] = []
-            while stale:
-                at_once = machine.renewals_at_once(len(stale))
-                missed += await self._renew(stale[:at_once])
-                stale = stale[at_once:]
-            for item in missed:
-                machine.miss(item)
-            self._changed()
-        return [item for item in items if not item.lost]
+        missed: list[Item] = []
+        while stale:
+            at_once = machine.renewals_at_once(len(stale))
+            missed += await self._renew(stale[:at_once])
+            stale = stale[at_once:]
+        for item in missed:
+            machine.miss(item)
+        self._changed()
 
     async def _renew_locks(self) -> None:
         # The first lock may be shorter than any wait that is chosen before the queue was asked.
