@@ -450,8 +450,7 @@ class Source:
         """Locks a session, or the next that has messages; `None` when none is free now."""
         now = self._begin()
         self._check_sessions()
-        if not self.settings.receivable:
-            raise BrokerError(DISABLED, f"'{self.path}' is disabled for receiving.")
+        self._check_receivable()
         self._hub.operations["session"] += 1
         lane = self._next_free() if session_id is None else self.shelf.lane(session_id)
         if lane is None or lane.session_id is None:
