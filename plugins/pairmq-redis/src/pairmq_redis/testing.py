@@ -31,12 +31,13 @@ class RedisServer(ServerProcess):
     """A redis-server process that keeps its data over `kill` and `restart`.
 
     Args:
-        appendfsync: when a write reaches the disk: ``always`` (before it is confirmed), ``everysec`` or
-        ``no``. password: the default user's; none when left out. port: TCP port; a free one when left out.
-        directory: where it keeps data and log; a temporary one, removed at the end, when left out. options:
-        more of its command line, such as ``("--maxmemory", "1mb")``. rewritten: lines of a configuration file that
-        begins so, and that the server and sentinels rewrite, so that a restart knows whom it followed; no file when
-        left out.
+        appendfsync: when a write reaches the disk: ``always`` (before it is confirmed), ``everysec`` or ``no``.
+        password: the default user's; none when left out.
+        port: TCP port; a free one when left out.
+        directory: where it keeps data and log; a temporary one, removed at the end, when left out.
+        options: more of its command line, such as ``("--maxmemory", "1mb")``.
+        rewritten: the beginning of a configuration file that the server and sentinels rewrite, so that a restart knows
+            whom it followed; no file when left out.
 
     Raises:
         FileNotFoundError: redis-server is not installed; the text says how to install it.
