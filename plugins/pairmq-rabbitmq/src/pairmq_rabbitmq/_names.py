@@ -1,4 +1,6 @@
-"""Which queues and exchanges of the broker represent an entity.
+"""What the transport supports, and which queues and exchanges of the broker represent an entity.
+
+Without an import of the client, so that it can be listed.
 
 A queue is the queue of its path; a topic is the exchange of its path, and a subscription a queue bound to it. Names
 that PairMQ creates contain a segment that begins with ``$``, or begin with ``pairmq.``.
@@ -7,6 +9,7 @@ that PairMQ creates contain a segment that begins with ``$``, or begin with ``pa
 from __future__ import annotations
 
 from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
+from pairmq.transport import Capabilities
 
 _DEAD_LETTER = "/$dead-letter"
 _SUBSCRIPTIONS = "/$subscriptions/"
@@ -14,6 +17,24 @@ _LONGEST = 255  # bytes, of any name in AMQP 0-9-1
 
 MAX_PATH_LENGTH = _LONGEST - len(_DEAD_LETTER)
 """Longest path in bytes: its dead-letter queue needs a name, too."""
+
+MAX_MESSAGE_BYTES = 128 * 1024 * 1024
+"""RabbitMQ's ``max_message_size`` from 3.8 on; 4.0 made it 16 MiB, and a server may be configured with another."""
+
+CAPABILITIES = Capabilities(
+    max_message_bytes=MAX_MESSAGE_BYTES,
+    max_path_length=MAX_PATH_LENGTH,
+    topics=True,
+    scheduling=True,
+    time_to_live=True,
+    dead_letter=True,
+    lock_renewal=True,
+    probes=True,
+    peek=True,
+    ordered_consumer=True,
+    durable=True,
+)
+"""What RabbitMQ supports through this transport; its README has the details."""
 
 _RECORD = "/x-pairmq-record"  # where a pair keeps what all its processes read
 

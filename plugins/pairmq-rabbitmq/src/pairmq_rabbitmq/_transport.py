@@ -18,11 +18,11 @@ from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message
 from pairmq.transport import Admin, Receiver, Scope, Sender, Transport, nothing_sent, raise_failure
 from pairmq_rabbitmq import _codec, _errors, _names, _plain
 from pairmq_rabbitmq._admin import RabbitAdmin
-from pairmq_rabbitmq._capabilities import CAPABILITIES, MAX_MESSAGE_BYTES
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._header import is_costly
 from pairmq_rabbitmq._inspection import why_nacked
+from pairmq_rabbitmq._names import CAPABILITIES, MAX_MESSAGE_BYTES
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._receiving import RabbitReceiver
 from pairmq_rabbitmq._schedule import Schedule, check_delay

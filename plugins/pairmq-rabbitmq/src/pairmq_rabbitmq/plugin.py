@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pairmq.plugins import LocalServer, TransportRecord, hookimpl
 from pairmq.transport import Transport
-from pairmq_rabbitmq._capabilities import CAPABILITIES
+from pairmq_rabbitmq._names import CAPABILITIES
 
 
 @hookimpl
