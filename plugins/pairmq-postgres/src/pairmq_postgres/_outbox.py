@@ -11,7 +11,7 @@ from weakref import ref
 import psycopg
 
 from pairmq.model import Entity, Message
-from pairmq.transport import Inbox, OtherDatabase, encode_header, raise_failure, unusable
+from pairmq.transport import Inbox, OtherDatabase, encode_header, in_chunks, raise_failure, unusable
 from pairmq_postgres import _errors, _sql
 from pairmq_postgres._drivers import Driver, Shelf, driver_of, translated
 from pairmq_postgres._errors import NoSuchEntity
@@ -40,7 +40,7 @@ class CallersTransactions:
                     raise OtherDatabase
                 with contextlib.suppress(TypeError):  # one that a pool of asyncpg lends: it is asked each time
                     self._known.add(ref(connection, self._known.discard))
-            for chunk in (messages,) if len(messages) == 1 else _chunks(messages):
+            for chunk in in_chunks(messages, lambda message: len(message.body), len(messages), _CHUNK_BYTES):
                 shelf = self._shelves.get((database, queue.path))
                 if shelf is None or not await self._stored(driver, connection, shelf, chunk):
                     # It is the first, or the queue was deleted, and may have been made anew.
@@ -99,15 +99,3 @@ def _raise(error: Exception, doing: str) -> NoReturn:
     if isinstance(found, psycopg.Error | NoSuchEntity):
         raise_failure(_errors.failure(found, doing))
     raise found
-
-
-def _chunks(messages: Sequence[Message]) -> list[list[Message]]:
-    chunks: list[list[Message]] = [[]]
-    size = 0
-    for message in messages:
-        if chunks[-1] and size + len(message.body) > _CHUNK_BYTES:
-            chunks.append([])
-            size = 0
-        chunks[-1].append(message)
-        size += len(message.body)
-    return chunks
