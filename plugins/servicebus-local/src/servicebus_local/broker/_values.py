@@ -10,7 +10,7 @@ import json
 import math
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
 from operator import attrgetter
@@ -83,9 +83,6 @@ class Incoming:
     properties: Mapping[str, object] = field(default_factory=dict)  # application properties, for filters only
 
 
-_incoming_of = attrgetter(*(entry.name for entry in fields(Incoming)))
-
-
 @dataclass(slots=True)
 class Stored(Incoming):
     """A message in a queue, a subscription or a dead-letter queue.
@@ -123,12 +120,27 @@ def stored_from(incoming: Incoming, now: float, default_time_to_live: float | No
     if default_time_to_live is not None and (time_to_live is None or default_time_to_live < time_to_live):
         time_to_live = default_time_to_live
     enqueued_at = scheduled_at if waits and scheduled_at is not None else now
-    stored = Stored(*_incoming_of(incoming))
-    stored.time_to_live = time_to_live
-    stored.enqueued_at = enqueued_at
-    stored.expires_at = NEVER if time_to_live is None else enqueued_at + time_to_live
-    stored.state = MessageState.SCHEDULED if waits else MessageState.ACTIVE
-    return stored
+    return Stored(
+        incoming.content,
+        incoming.size,
+        incoming.message_id,
+        incoming.session_id,
+        incoming.partition_key,
+        incoming.reply_to,
+        incoming.reply_to_session_id,
+        incoming.to,
+        incoming.subject,
+        incoming.correlation_id,
+        incoming.content_type,
+        time_to_live,
+        scheduled_at,
+        incoming.properties,
+        0,
+        enqueued_at,
+        NEVER if time_to_live is None else enqueued_at + time_to_live,
+        0,
+        MessageState.SCHEDULED if waits else MessageState.ACTIVE,
+    )
 
 
 def copy_of(message: Stored, now: float, default_time_to_live: float | None) -> Stored:
