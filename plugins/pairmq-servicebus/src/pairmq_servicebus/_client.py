@@ -159,6 +159,7 @@ class Namespace:
             self.discard(made)
             raise_failure(_errors.failure(error, doing))
         _private.fix_reads(made)
+        _private.stay_closed(made)
         self._leaving.discard(made)
 
     async def _enter(self, made: ServiceBusSender | ServiceBusReceiver) -> None:

@@ -118,6 +118,18 @@ def fix_reads(client: ServiceBusSender | ServiceBusReceiver) -> None:
     transport.receive_frame = receive_frame
 
 
+def stay_closed(client: Any) -> None:
+    """Keep the client from opening a link anew by itself: each of several calls under way does so, and closes the
+    others'. A link of the lane's takes its place.
+    """
+
+    async def reopen(timeout: float | None = None) -> None:
+        if not client._running:
+            raise ServiceBusError("its link was closed", shutdown_handler=False)
+
+    client._open = reopen
+
+
 def fix_answers(sender: ServiceBusSender) -> None:
     """Let the client understand each answer to a transfer: of some it says nothing, and its send waits forever.
 

@@ -12,6 +12,7 @@ from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from azure.servicebus.amqp import AmqpAnnotatedMessage
+from azure.servicebus.exceptions import ServiceBusError
 
 from pairmq.model import Entity, Message, Source, TransportError
 from pairmq.transport import Transport
@@ -116,6 +117,22 @@ async def test_an_open_link_shows_its_state_its_limit_and_its_socket(
         while _private.is_open(sender):
             await _private.look(sender)
     namespace.discard(sender)
+    await namespace.close()
+
+
+@pytest.mark.real_server
+async def test_a_link_that_was_closed_is_not_opened_anew_by_the_client(
+    server: ServiceBusServer, transport: Transport, queue: Entity
+) -> None:
+    """Of several calls under way each did, and closed the others': none of a syphon's completions came to an end."""
+    namespace = Namespace(parse_servicebus_url(f"{server.url}&connect-timeout=30"))
+    receiver = namespace.new_receiver(Source(queue))
+    await namespace.open(receiver, "open")
+    await receiver._close_handler()
+    for _ in range(2):
+        with pytest.raises(ServiceBusError, match="closed"):
+            await receiver.receive_messages(1, 1.0)
+    assert not _private.is_open(receiver)
     await namespace.close()
 
 
