@@ -148,8 +148,11 @@ class TimeLimits:
         half of the time since ``began_at``.
         """
         if not future.done():
-            with WaitLimit(self, future, until, exact=exact, began_at=began_at):
+            wait = WaitLimit(self, future, until, exact=exact, began_at=began_at).begin()
+            try:
                 return await future
+            finally:
+                wait.end()
         return future.result()
 
     @staticmethod
@@ -249,7 +252,7 @@ class TimeLimits:
 
 
 class _Bound:
-    """What has a limit, from the beginning of a ``with`` on: an operation or a wait. ``reached`` counts how often."""
+    """An operation or a wait that has a limit, once it has begun. ``reached`` counts how often."""
 
     __slots__ = ("_at", "_limits", "began_at", "reached", "running")
 
@@ -259,7 +262,8 @@ class _Bound:
     _limits: TimeLimits
     began_at: float
 
-    def __enter__(self) -> Self:
+    def begin(self) -> Self:
+        """Let the limit count from now on."""
         limits = self._limits
         at = min(self._at, limits._ends_at)
         self.running = True
@@ -302,6 +306,8 @@ class Limit(_Bound):
         self.cancelling = task.cancelling()
         self.failure: TransportError | None = None
 
+    __enter__ = _Bound.begin
+
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         self.running = False
         self._limits._ended += 1
@@ -340,9 +346,9 @@ class Limit(_Bound):
 
 
 class WaitLimit(_Bound, Generic[T]):
-    """The limit of a wait for a future, for a ``with`` around it; see `TimeLimits.wait`.
+    """The limit of a wait for a future; see `TimeLimits.wait`. Of `asyncio.wait` each has a timer and a task's turn.
 
-    Of `asyncio.wait` each has a timer and a task's turn.
+    What begins it calls `end` in any case: a ``with`` would keep one more object for each of thousands that wait.
     """
 
     __slots__ = ("_future", "exact")
@@ -358,12 +364,6 @@ class WaitLimit(_Bound, Generic[T]):
         self.exact = exact
         self.began_at = began_at
 
-    def __exit__(self, *_: object) -> None:
-        if self.running:
-            self.running = False
-            self._limits._ended += 1
-            self._limits._running[1] -= 1
-
     def reach(self) -> bool:
         """Let the one who waits go on."""
         self.running = False
@@ -371,6 +371,13 @@ class WaitLimit(_Bound, Generic[T]):
         if not self._future.done():
             self._future.set_result(None)
         return False
+
+    def end(self) -> None:
+        """It is waited for no longer."""
+        if self.running:
+            self.running = False
+            self._limits._ended += 1
+            self._limits._running[1] -= 1
 
 
 def _wake(waiter: Waiter) -> None:

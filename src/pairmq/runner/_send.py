@@ -224,15 +224,16 @@ class SendProcedure:
             turn = runner.stand_in_line()
             # Thousands may stand here: the coroutine of `TimeLimits.wait` would be a sixth of what each costs the
             # garbage collector.
+            limit = WaitLimit(self._limits, turn, deadline, exact=False, began_at=now).begin()
             try:
-                with WaitLimit(self._limits, turn, deadline, exact=False, began_at=now):
-                    come = await turn
+                if await turn is None:
+                    runner.leave_line(turn)
+                    return False
             except asyncio.CancelledError:
                 runner.leave_line(turn)
                 raise
-            if come is None:
-                runner.leave_line(turn)
-                return False
+            finally:
+                limit.end()
             now = self._loop.time()
             if self._rules.lets_in(runner.line, now):
                 return True
