@@ -347,11 +347,12 @@ def capabilities_of(test: object) -> frozenset[str]:
     return found
 
 
-def refused(call: Arm) -> Arm:
-    """Make the test that a call is refused as not supported, where it is made or when it is awaited."""
+def refused(*calls: Arm) -> Arm:
+    """Make the test that each call is refused as not supported, where it is made or when it is awaited."""
 
     async def arm(broker: Broker) -> None:
-        await must_fail(lambda: call(broker), *NOT_SUPPORTED)
+        for call in calls:
+            await must_fail(functools.partial(call, broker), *NOT_SUPPORTED)
 
     return arm
 
@@ -396,10 +397,13 @@ class Suite:
 
     pytestmark = pytest.mark.asyncio(loop_scope="function")
 
-    def __init_subclass__(cls, **arguments: Any) -> None:
+    def __init_subclass__(cls, *, needs: str = "", disclaimed: Arm | None = None, **arguments: Any) -> None:
+        """Complete the tests; ``needs`` is a capability that they all are about, as by `capability`."""
         super().__init_subclass__(**arguments)
         for name, test in list(vars(cls).items()):
             if name.startswith("test_") and inspect.iscoroutinefunction(test):
+                if disclaimed is not None:
+                    test = capability(needs, disclaimed=disclaimed)(test)
                 setattr(cls, name, _ending(test, " ".join(filter(None, (test.__doc__, cls.__doc__)))))
 
     @pytest_asyncio.fixture(loop_scope="function")

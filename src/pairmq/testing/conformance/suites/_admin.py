@@ -266,15 +266,13 @@ async def _nothing_is_dead_lettered(broker: Broker) -> None:
     assert (await broker.admin.counts(Source(queue))).dead_letter == 0
 
 
-class Probe(Suite):
+class Probe(Suite, needs="probes", disclaimed=refused(probe)):
     """`Admin.probe`."""
 
-    @capability("probes", disclaimed=refused(probe))
     async def test_it_passes_where_sends_pass(self, broker: Broker) -> None:
         queue = await broker.queue_with("hello")
         await broker.admin.probe(queue)
 
-    @capability("probes", disclaimed=refused(probe))
     async def test_no_consumer_ever_sees_it(self, broker: Broker) -> None:
         queue = await broker.queue()
         receiver = broker.connect().receiver(Source(queue))
@@ -288,7 +286,6 @@ class Probe(Suite):
             found = bodies(await polling)
         assert found == ["a message"], f"a waiting consumer got {found}"
 
-    @capability("probes", disclaimed=refused(probe))
     async def test_it_leaves_nothing_behind(self, broker: Broker) -> None:
         queue = await broker.queue_with("a message")
         before = await broker.admin.counts(Source(queue))
@@ -300,7 +297,6 @@ class Probe(Suite):
         after = await broker.admin.counts(Source(queue))
         assert (before.pending, after.pending, after.dead_letter) == (1, 0, 0)
 
-    @capability("probes", disclaimed=refused(probe))
     async def test_it_touches_no_message(self, broker: Broker) -> None:
         """One that it fetches counts as delivered once more, and a consumer gets the next one before it."""
         queue = await broker.queue_with("a message")
@@ -310,12 +306,10 @@ class Probe(Suite):
         assert delivery.delivery_count == 1, f"after three probes it is delivered for time {delivery.delivery_count}"
         await receiver.complete(delivery)
 
-    @capability("probes", disclaimed=refused(probe))
     async def test_a_missing_entity_fails_it(self, broker: Broker) -> None:
         await must_fail(lambda: broker.admin.probe(MISSING), *NOT_FOUND)
 
     @capability("topics", disclaimed=refused(lambda broker: broker.admin.create(Entity("news", EntityKind.TOPIC))))
-    @capability("probes", disclaimed=refused(probe))
     async def test_a_topic_is_probed_as_well(self, broker: Broker) -> None:
         topic = await broker.topic("alice")
         await broker.admin.probe(topic)
@@ -323,7 +317,6 @@ class Probe(Suite):
         missing = Entity("no-such-news", EntityKind.TOPIC)
         await must_fail(lambda: broker.admin.probe(missing), *NOT_FOUND)
 
-    @capability("probes", disclaimed=refused(probe))
     async def test_a_stopped_broker_fails_it_until_it_is_back(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.admin.probe(queue)
@@ -334,7 +327,6 @@ class Probe(Suite):
         await broker.admin.create(queue)  # where the broker keeps nothing
         await broker.admin.probe(queue)
 
-    @capability("probes", disclaimed=refused(probe))
     async def test_a_broker_that_stores_nothing_fails_it_until_it_does(self, broker: Broker) -> None:
         """A probe finds out whether the entity accepts *writes* (`Admin.probe`, SPEC 6.2)."""
         queue = await broker.queue()
@@ -347,7 +339,6 @@ class Probe(Suite):
         await broker.put(queue, "a message")
         assert bodies([await receive_one(broker.receiver(queue))]) == ["a message"]
 
-    @capability("probes", disclaimed=refused(probe))
     async def test_a_frozen_broker_fails_it_by_its_limit(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.admin.probe(queue)
@@ -358,7 +349,6 @@ class Probe(Suite):
         await broker.put(queue, "a message")
         assert bodies([await receive_one(broker.receiver(queue))]) == ["a message"]
 
-    @capability("probes", disclaimed=refused(probe))
     async def test_an_entity_that_was_probed_and_deleted_fails_it(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.admin.probe(queue)

@@ -379,10 +379,9 @@ async def _subscribe(broker: Broker) -> object:
     return await broker.admin.create_subscription(_TOPIC, "alice")
 
 
-class Topics(Suite):
+class Topics(Suite, needs="topics", disclaimed=refused(_make_topic, _send_to_topic, _receive_from_topic, _subscribe)):
     """`Admin.create_subscription`, and what is sent to a topic and received from its subscriptions."""
 
-    @capability("topics", disclaimed=refused(_make_topic))
     async def test_a_topic_exists_from_its_making_to_its_end(self, broker: Broker) -> None:
         assert not await broker.admin.exists(_TOPIC)
         assert await broker.admin.create(_TOPIC) is True
@@ -391,14 +390,12 @@ class Topics(Suite):
         assert await broker.admin.delete(_TOPIC) is True
         assert not await broker.admin.exists(_TOPIC)
 
-    @capability("topics", disclaimed=refused(_send_to_topic))
     async def test_every_subscription_gets_every_message_in_order(self, broker: Broker) -> None:
         topic = await broker.topic("alice", "bob")
         await broker.put(topic, *"abc")
         for name in ("alice", "bob"):
             assert bodies(await receive_all(broker.receiver(Source(topic, name)), 3)) == list("abc")
 
-    @capability("topics", disclaimed=refused(_send_to_topic))
     async def test_a_batch_reaches_every_subscription_in_order(self, broker: Broker) -> None:
         topic = await broker.topic("alice", "bob")
         batch = [message(str(number)) for number in range(20)]
@@ -406,7 +403,6 @@ class Topics(Suite):
         for name in ("alice", "bob"):
             assert bodies(await receive_all(broker.receiver(Source(topic, name)), 20)) == [str(n) for n in range(20)]
 
-    @capability("topics", disclaimed=refused(_receive_from_topic))
     async def test_what_one_subscription_completes_the_other_still_has(self, broker: Broker) -> None:
         topic = await broker.topic("alice", "bob")
         await broker.put(topic, "hello")
@@ -416,7 +412,6 @@ class Topics(Suite):
         await alice.close()
         assert await broker.connect().receiver(Source(topic, "alice")).receive(1, 0.3) == []
 
-    @capability("topics", disclaimed=refused(_subscribe))
     async def test_a_subscription_gets_messages_from_its_making_on(self, broker: Broker) -> None:
         topic = await broker.topic("alice")
         await broker.put(topic, "before")
@@ -425,7 +420,6 @@ class Topics(Suite):
         await broker.put(topic, "after")
         assert bodies(await receive_all(broker.receiver(Source(topic, "bob")), 1)) == ["after"]
 
-    @capability("topics", disclaimed=refused(_subscribe))
     async def test_counts_are_each_subscriptions_own(self, broker: Broker) -> None:
         topic = await broker.topic("alice", "bob")
         await broker.put(topic, *"ab")
@@ -434,7 +428,6 @@ class Topics(Suite):
         for name, waiting in (("alice", QueueCounts(active=1)), ("bob", QueueCounts(active=2))):
             assert await counted(broker.admin, Source(topic, name), waiting) == waiting
 
-    @capability("topics", disclaimed=refused(_send_to_topic))
     @capability("dead_letter", disclaimed=lambda broker: _no_dead_letters_of_topics(broker))
     async def test_a_subscription_has_a_dead_letter_queue_of_its_own(self, broker: Broker) -> None:
         topic = await broker.topic("alice", "bob")
@@ -446,21 +439,17 @@ class Topics(Suite):
         waiting = QueueCounts(active=1)
         assert await counted(broker.admin, Source(topic, "bob"), waiting) == waiting
 
-    @capability("topics", disclaimed=refused(_send_to_topic))
     async def test_a_missing_topic_is_reported(self, broker: Broker) -> None:
         await must_fail(lambda: _send_to_topic(broker), *NOT_FOUND)
 
-    @capability("topics", disclaimed=refused(_subscribe))
     async def test_a_subscription_of_a_missing_topic_is_not_found(self, broker: Broker) -> None:
         await must_fail(lambda: _subscribe(broker), *NOT_FOUND)
 
-    @capability("topics", disclaimed=refused(_receive_from_topic))
     async def test_a_missing_subscription_is_reported(self, broker: Broker) -> None:
         topic = await broker.topic("alice")
         receiver = broker.receiver(Source(topic, "nobody"))
         await must_fail(lambda: receiver.receive(1, 0.2), *NOT_FOUND)
 
-    @capability("topics", disclaimed=refused(_make_topic))
     async def test_a_queue_is_no_topic_and_a_topic_no_queue(self, broker: Broker) -> None:
         queue, topic = await broker.queue(), await broker.topic()
         assert not await broker.admin.exists(Entity(queue.path, EntityKind.TOPIC))
@@ -490,10 +479,9 @@ async def _make(broker: Broker) -> object:
     return await broker.admin.create(Entity("by-session"), QueueProperties(requires_session=True))
 
 
-class Sessions(Suite):
+class Sessions(Suite, needs="sessions", disclaimed=refused(_accept, _accept_by_name, _make)):
     """`Transport.accept_session` and `SessionReceiver`."""
 
-    @capability("sessions", disclaimed=refused(_accept_by_name))
     async def test_a_session_is_read_alone_and_in_order(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True)
         for body, session in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"), ("a3", "a")):
@@ -503,7 +491,6 @@ class Sessions(Suite):
         assert bodies(await receive_all(receiver, 3)) == ["a1", "a2", "a3"]
         assert await receiver.receive(1, 0.3) == []
 
-    @capability("sessions", disclaimed=refused(_accept))
     async def test_the_next_free_session_is_one_that_has_messages(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True)
         await broker.put(queue, "a1", session_id="a")
@@ -511,19 +498,16 @@ class Sessions(Suite):
         first, second = await _session(broker, queue), await _session(broker, queue)
         assert {first.session_id, second.session_id} == {"a", "b"}
 
-    @capability("sessions", disclaimed=refused(_accept))
     async def test_none_is_given_when_none_is_free_in_time(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True)
         assert await broker.transport.accept_session(Source(queue), wait=0.3) is None
 
-    @capability("sessions", disclaimed=refused(_accept_by_name))
     async def test_a_locked_session_is_not_delivered_to_others(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True)
         await broker.put(queue, "a1", session_id="a")
         await _session(broker, queue, "a")
         assert await broker.connect().accept_session(Source(queue), "a", wait=0.3) is None
 
-    @capability("sessions", disclaimed=refused(_accept_by_name))
     async def test_a_closed_session_is_the_next_ones_with_what_was_not_settled(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True)
         for body in ("a1", "a2"):
@@ -534,7 +518,6 @@ class Sessions(Suite):
         await first.close()
         assert bodies(await receive_all(await _session(broker, queue, "a"), 1)) == ["a2"]
 
-    @capability("sessions", disclaimed=refused(_accept))
     async def test_a_waiting_reader_gets_the_session_that_comes(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True)
         waiting = asyncio.ensure_future(broker.transport.accept_session(Source(queue), wait=limits().patience))
@@ -543,7 +526,6 @@ class Sessions(Suite):
         receiver = await waiting
         assert receiver is not None and receiver.session_id == "a"
 
-    @capability("sessions", disclaimed=refused(_accept_by_name))
     async def test_the_state_outlives_its_reader(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True)
         await broker.put(queue, "a1", session_id="a")
@@ -556,7 +538,6 @@ class Sessions(Suite):
         await second.set_state(None)
         assert await second.get_state() is None
 
-    @capability("sessions", disclaimed=refused(_accept_by_name))
     async def test_a_renewed_session_lock_lasts_longer(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True, short_locks=True)
         await broker.put(queue, "a1", session_id="a")
@@ -564,7 +545,6 @@ class Sessions(Suite):
         while not await _held_for_longer(broker, queue, clock):
             pass  # this machine stalled for as long as a lock: once more
 
-    @capability("sessions", disclaimed=refused(_accept_by_name))
     async def test_a_lost_session_lock_is_reported(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True, short_locks=True)
         await broker.put(queue, "a1", session_id="a")
@@ -577,11 +557,9 @@ class Sessions(Suite):
         await must_fail(receiver.renew_session_lock, *LOCK_LOST)
         assert (await receive_one(other)).message == delivery.message
 
-    @capability("sessions", disclaimed=refused(_accept))
     async def test_a_queue_without_sessions_has_none_to_accept(self, broker: Broker) -> None:
         await must_fail(lambda: _accept(broker), *NOT_SUPPORTED)
 
-    @capability("sessions", disclaimed=refused(_make))
     async def test_a_message_without_a_session_is_refused_where_one_is_required(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True)
         sender = broker.sender(queue)
