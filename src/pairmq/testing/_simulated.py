@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from pairmq.core import PairOptions
 from pairmq.memory import (
+    CAPABILITIES,
     Calls,
     Operation,
     Queue,
@@ -99,19 +100,8 @@ class SimulatedBroker(StateBroker):
     def __init__(self, name: str, *, latency: float = 0.001, capabilities: Capabilities | None = None) -> None:
         super().__init__(name, State(epoch=WALL_EPOCH))
         self.latency = latency
-        self.capabilities = capabilities or Capabilities(
-            max_message_bytes=1 << 20,
-            topics=True,
-            scheduling=True,
-            counts_scheduled=True,
-            time_to_live=True,
-            dead_letter=True,
-            lock_renewal=True,
-            probes=True,
-            peek=True,
-            ordered_consumer=True,
-            quiet_peek=True,
-            durable=True,
+        self.capabilities = capabilities or replace(
+            CAPABILITIES, max_message_bytes=1 << 20, sessions=False, ordered_batches=False, durable=True
         )
         self.operations: Counter[str] = Counter()
         self._strikes: list[Strike] = []

@@ -11,6 +11,7 @@ from dataclasses import replace
 from random import Random
 
 from pairmq.core import PairOptions
+from pairmq.memory import CAPABILITIES
 from pairmq.model import ConfigurationError, LockLost, PairClosed, PairFaulted, Receipt, SendError, TransportError
 from pairmq.model.events import Event, RotationChanged
 from pairmq.observe._log import describe
@@ -24,7 +25,6 @@ from pairmq.testing.simulator._loop import OWNER, SimulationLoop
 from pairmq.testing.simulator._network import Connection, Network
 from pairmq.testing.simulator._scenario import ProcessPlan, Scenario, SenderPlan, Shipment, made, number_of
 from pairmq.testing.simulator._transport import CONSUMING, SENDING, SimulatedLink
-from pairmq.transport import Capabilities
 
 
 class Surroundings:
@@ -48,17 +48,14 @@ class Surroundings:
     def link(self, name: str, life: Life) -> SimulatedLink:
         setup = self.scenario.setup
         primary = name == PRIMARY
-        capabilities = Capabilities(
+        capabilities = replace(
+            CAPABILITIES,
             max_message_bytes=setup.most_bytes[0 if primary else 1],
-            topics=True,
+            sessions=False,
             scheduling="scheduling" not in setup.primary_lacks if primary else setup.scheduling,
             counts_scheduled=primary or setup.counts_scheduled,
             time_to_live=not primary or "time_to_live" not in setup.primary_lacks,
-            dead_letter=True,
-            lock_renewal=True,
-            probes=True,
-            peek=True,
-            ordered_consumer=True,
+            quiet_peek=False,
             ordered_batches=primary and self.scenario.seed // 2 % 2 == 1,  # in both modes, which take turns
             durable=True,
         )
