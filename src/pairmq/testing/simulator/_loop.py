@@ -86,53 +86,14 @@ class SimulationFuture(asyncio.Future[Any]):
             return self.number
 
 
-class _Handle(asyncio.Handle):
-    """One for `call_soon`, without what asyncio asks of each for its debug mode."""
-
-    __slots__ = ()
-
-    def __init__(
-        self, callback: Callable[..., object], args: tuple[object, ...], loop: SimulationLoop, context: Context | None
-    ) -> None:
-        self._callback = callback
-        self._args = args
-        self._loop = loop
-        self._context = copy_context() if context is None else context
-        self._cancelled = False
-        self._repr = self._source_traceback = None
-
-
 class _Timer(asyncio.TimerHandle):
-    """One for `call_at`, likewise; of two for one instant none is before the other."""
+    """Of two for one instant none is before the other."""
 
     __slots__ = ()
 
-    def __init__(
-        self,
-        when: float,
-        callback: Callable[..., object],
-        args: tuple[object, ...],
-        loop: SimulationLoop,
-        context: Context | None,
-    ) -> None:
-        self._when = when
-        self._callback = callback
-        self._args = args
-        self._loop = loop
-        self._context = copy_context() if context is None else context
-        self._cancelled = False
-        self._scheduled = True
-        self._repr = self._source_traceback = None
-
+    _scheduled: bool
     __eq__ = object.__eq__
     __hash__ = object.__hash__
-
-    def cancel(self) -> None:
-        if not self._cancelled:
-            self._cancelled = True
-            self._callback = self._args = None  # type: ignore[assignment]  # as asyncio: what they hold can be let go
-            if self._scheduled:
-                self._loop._timer_cancelled_count += 1
 
 
 _futures = itertools.count(1)
@@ -190,6 +151,7 @@ class SimulationLoop(VirtualTimeLoop):
     ) -> asyncio.TimerHandle:
         self._check_closed()  # type: ignore[attr-defined]
         timer = _Timer(when, callback, args, self, context)
+        timer._scheduled = True
         heappush(self._scheduled, (when, timer))
         return timer
 
@@ -202,7 +164,7 @@ class SimulationLoop(VirtualTimeLoop):
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         self._check_closed()  # type: ignore[attr-defined]
-        handle = _Handle(callback, args, self, context)
+        handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -276,9 +238,7 @@ class SimulationLoop(VirtualTimeLoop):
     def later(self, seconds: float, callback: Callable[..., object], *arguments: object) -> asyncio.TimerHandle:
         """Call something of the world's, which outlives the process that asks for it."""
         when = self._jumping.now + seconds
-        timer = _Timer(when, callback, arguments, self, self.world)
-        heappush(self._scheduled, (when, timer))
-        return timer
+        return self.call_at(when, callback, *arguments, context=self.world)
 
     def kill(self, owner: object) -> None:
         """Let no code of ``owner`` run again."""
