@@ -74,12 +74,13 @@ async def pending(plan: Plan, secondary: str) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """What the queues held: ``backlog`` and ``dead`` are numbers of messages, with their queue."""
+class Found:
+    """What the brokers held when all was over: ``backlog`` and ``dead`` are numbers of messages, with their queue."""
 
-    primary: Mapping[str, Sequence[Delivery]]
-    backlog: dict[int, str]
-    dead: dict[int, str]
+    primary: dict[str, list[Message]] = field(default_factory=dict)
+    backlog: dict[int, str] = field(default_factory=dict)
+    dead: dict[int, str] = field(default_factory=dict)
+    undrained: tuple[str, ...] = ()
 
 
 async def read_out(
@@ -87,8 +88,8 @@ async def read_out(
     primary: str,
     secondary: str,
     journalled: Callable[[Receiver, Source], Receiver] = lambda receiver, _: receiver,
-) -> Contents:
-    """Take everything out of all queues, by the transports' receivers."""
+) -> tuple[dict[str, list[Delivery]], Found]:
+    """Take everything out of all queues, by the transports' receivers: of the primary, and of the secondary."""
     # A killed consumer's messages are not available before its locks expire.
     wait = _WAIT + (plan.lock_duration if plan.consumers else 0.0)
     async with registry.transport(primary) as broker:
@@ -103,7 +104,7 @@ async def read_out(
         for path in backlog_queues(plan):
             for found, source in ((left, Source(Entity(path))), (dead, Source(Entity(path), dead_letter=True))):
                 found |= _numbered(path, await _taken(backlog, source, backlog.receiver(source), _WAIT))
-    return Contents(contents, left, dead)
+    return contents, Found({}, left, dead)
 
 
 def _numbered(path: str, deliveries: Iterable[Delivery]) -> dict[int, str]:
@@ -205,16 +206,6 @@ RUN = "run"
 
 # Lines that say when something happened, and no more: to the run, or to a life.
 _INSTANTS = ("healed", "drained", "opened", "closing", "closed", "ended")
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What the brokers held when all was over: ``backlog`` and ``dead`` are numbers of messages, with their queue."""
-
-    primary: dict[str, list[Message]] = field(default_factory=dict)
-    backlog: dict[int, str] = field(default_factory=dict)
-    dead: dict[int, str] = field(default_factory=dict)
-    undrained: tuple[str, ...] = ()
 
 
 def history_of(plan: Plan, directory: Path, found: Found) -> History:

@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pairmq.model import Source, TransportError
+from pairmq.model import Delivery, Source, TransportError
 from pairmq.testing.chaos._books import (
     RUN,
-    Contents,
     Found,
     backlog_queues,
     history_of,
@@ -371,19 +370,19 @@ class _Run:
     def _read(self, undrained: Sequence[str]) -> Found:
         primary, secondary = (self._brokers[side] for side in SIDES)
         counts = {path: self._hands["primary"].submit(primary.count, path).result() for path in ENTITIES}
-        found = asyncio.run(self._read_out(primary.url, secondary.url))
+        taken, found = asyncio.run(self._read_out(primary.url, secondary.url))
         differing = tuple(
             f"{path} held {counts[path]} messages by the server's own count, and {len(deliveries)} could be read"
-            for path, deliveries in found.primary.items()
+            for path, deliveries in taken.items()
             if counts[path] != len(deliveries)
         )
-        arrived = with_consumed(self.directory, found.primary)
+        arrived = with_consumed(self.directory, taken)
         for path, messages in arrived.items():
             self._ledger.write("arrived", path=path, messages=[number_of(message) for message in messages])
         self._ledger.write("left", backlog=found.backlog, dead=found.dead)
-        return Found(arrived, found.backlog, found.dead, (*undrained, *differing))
+        return replace(found, primary=arrived, undrained=(*undrained, *differing))
 
-    async def _read_out(self, primary: str, secondary: str) -> Contents:
+    async def _read_out(self, primary: str, secondary: str) -> tuple[dict[str, list[Delivery]], Found]:
         if self.journal is None:
             return await read_out(self.plan, primary, secondary)
         from pairmq.observe.journal import journal_deliveries, recover
