@@ -42,11 +42,11 @@ def mark_no_receipt(patch: pytest.MonkeyPatch) -> None:
     """No receipt says that a second copy may exist."""
     accept = Results.accept
 
-    def forgetful(self: Any, state: Any, job: Any, *confirmed: Any) -> Any:
-        job.result = replace(accept(self, state, job, *confirmed), maybe_duplicate=False)
+    def forgetful(state: Any, job: Any, *confirmed: Any) -> Any:
+        job.result = replace(accept(state, job, *confirmed), maybe_duplicate=False)
         return job.result
 
-    patch.setattr(Results, "accept", forgetful)
+    patch.setattr(Results, "accept", staticmethod(forgetful))
 
 
 def report_no_second_copy(patch: pytest.MonkeyPatch) -> None:
