@@ -56,7 +56,7 @@ INSIDES: dict[str, dict[str, str]] = {
         "tests/dashboard": "test_drain test_history test_status",
         "tests/observe/journal": "test_rows",
         "tests/observe/otel": "test_names",
-        "tests/pipeline": "test_follow_ledger test_follow_settled test_memory test_storage",
+        "tests/pipeline": "test_follow_ledger test_follow_settled test_storage",
         "tests/runner": "test_sizes",
         "tests/transport": "test_naming",
     },

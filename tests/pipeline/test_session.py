@@ -10,14 +10,14 @@ import subprocess
 import pytest
 
 from pairmq.pipeline import PipelineUnavailable
-from pairmq.pipeline.session import OUR_WAY, check_java, check_packages, session
+from pairmq.pipeline.session import OUR_WAY, check_java, check_packages, heap, session
 
 
-def java(folder, version):
+def java(folder, version="17.0.1", settings=""):
     """A program that says what a Java of that version says."""
     program = folder / "bin" / "java"
     program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\necho '{settings}'\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return {"JAVA_HOME": str(folder)}
 
@@ -37,6 +37,16 @@ def test_a_missing_java_is_reported_with_what_to_install(tmp_path):
         check_java({"PATH": str(tmp_path)})
     with pytest.raises(PipelineUnavailable, match="which has no bin/java"):
         check_java({"JAVA_HOME": str(tmp_path)})
+
+
+@pytest.mark.parametrize(("half", "mebibytes"), [(32 << 30, 3072), (2 << 30, 2048), (1, 512)])
+def test_the_heap_is_half_of_the_memory_that_java_sees_within_bounds(tmp_path, half, mebibytes):
+    line = f"   size_t MaxHeapSize                              = {half}            {{product}} {{ergonomic}}"
+    assert heap(java(tmp_path, settings=line)) == mebibytes
+
+
+def test_the_heap_has_a_size_where_java_does_not_report_the_memory(tmp_path):
+    assert heap(java(tmp_path)) == heap({"PATH": str(tmp_path)}) == 3072
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from pairmq.model import ConfigurationError
-from pairmq.pipeline._memory import usable_memory
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
@@ -158,8 +158,7 @@ def session(
     In this order: the one given; one that is active in this process; the one that ``spark-submit`` or ``SPARK_REMOTE``
     describes; else a local one, which is stopped at the end. Sessions that others made are left running, and their
     settings are left alone but for `OUR_WAY`, which is restored. Of a local one, the settings come above
-    `local_settings`,
-    and what Java says on its own goes to the file of errors, if there is one.
+    `local_settings`, and what Java says on its own goes to the file of errors, if there is one.
     """
     check_packages()
     from pyspark.sql import SparkSession
@@ -195,7 +194,7 @@ def local_settings(cores: int) -> dict[str, str]:
         _OURS: "true",
         "spark.app.name": "pairmq pipeline",
         "spark.master": f"local[{cores}]",
-        "spark.driver.memory": f"{heap_of(usable_memory())}m",
+        "spark.driver.memory": f"{heap()}m",
         # Faster than G1 for batches on few cores; pauses don't matter here.
         "spark.driver.extraJavaOptions": _JAVA,
         "spark.driver.host": "127.0.0.1",
@@ -230,15 +229,13 @@ def local_settings(cores: int) -> dict[str, str]:
 def check_java(environment: Mapping[str, str] = os.environ) -> int:
     """Find the Java that Spark would start, by ``JAVA_HOME`` and then ``PATH``, and return its major version."""
     how = f"install a Java {OLDEST_JAVA} runtime (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
-    home = environment.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environment.get("PATH"))
-    if java is None or shutil.which(java) is None:
+    java = _java(environment)
+    if java is None:
+        home = environment.get("JAVA_HOME")
         where = f"JAVA_HOME is {home}, which has no bin/java" if home else "no java is on PATH"
         raise PipelineUnavailable(f"Spark needs Java: {where}; {how}")
     try:
-        answer = subprocess.run(  # noqa: S603  # the program that Spark itself would start
-            [java, "-version"], capture_output=True, text=True, timeout=_JAVA_PROBE_LIMIT, check=False
-        ).stderr
+        answer = _answer(java).stderr
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PipelineUnavailable(f"Spark needs Java: {java} does not start ({error}); {how}") from None
     version = re.search(r'version "(?:1\.)?([0-9]+)', answer)
@@ -246,6 +243,31 @@ def check_java(environment: Mapping[str, str] = os.environ) -> int:
         found = "does not report its version" if version is None else f"is version {version[1]}"
         raise PipelineUnavailable(f"Spark needs Java {OLDEST_JAVA} or later: {java} {found}; {how}")
     return int(version[1])
+
+
+def heap(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the size of Java's heap in MiB: half of the memory, as Java and Python need some beside it.
+
+    Java itself knows how much memory there is, less where a container or another control group limits it.
+    """
+    java = _java(environment)
+    try:
+        found = None if java is None else re.search(r"MaxHeapSize += ([0-9]+)", _answer(java).stdout)
+    except (OSError, subprocess.TimeoutExpired):
+        found = None
+    return _LARGEST_HEAP if found is None else max(_SMALLEST_HEAP, min(_LARGEST_HEAP, int(found[1]) // 2**20))
+
+
+def _java(environment: Mapping[str, str]) -> str | None:
+    home = environment.get("JAVA_HOME")
+    return shutil.which(str(Path(home, "bin", "java")) if home else "java", path=environment.get("PATH"))
+
+
+@cache
+def _answer(java: str) -> subprocess.CompletedProcess[str]:
+    """Have the Java that Spark would start report its version, and on the other stream its settings."""
+    command = [java, "-XX:MaxRAMPercentage=50", "-XX:+PrintFlagsFinal", "-version"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=_JAVA_PROBE_LIMIT, check=False)  # noqa: S603
 
 
 def check_packages() -> None:
@@ -273,7 +295,7 @@ def _is_described() -> bool:
 
 _ASKED = {
     "api.python.PythonUtils": ("toSeq",),
-    "sql.functions": ("coalesce", "col", "expr", "lit", "max", "min", "sum", "when"),
+    "sql.functions": ("col", "expr"),
 }
 
 
@@ -362,11 +384,6 @@ def _our_way(spark: SparkSession) -> Iterator[None]:
 def usable_cores() -> int:
     """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def heap_of(memory: int | None) -> int:
-    """Return the size of Java's heap in MiB: half of the memory in bytes, as Java and Python need some beside it."""
-    return _LARGEST_HEAP if memory is None else max(_SMALLEST_HEAP, min(_LARGEST_HEAP, memory // 2**21))
 
 
 _WHERE = ("callSite.short", "callSite.long")
