@@ -136,7 +136,7 @@ def _sentence(findings: Findings) -> str:
     sends = round(findings.availability.total.attempted)
     if sends > count and not findings.programs.sampled:
         text += f" They took {grouped(sends)} sends: each send of a message counts, also after one that was refused."
-    backlog = round(findings.availability.total.backlog)
+    backlog = round(findings.availability.total.accepted_backlog)
     if backlog:
         text += f" {grouped(backlog)} of them went to the backlog while the primary was out."
     return text
@@ -170,7 +170,7 @@ def _out(findings: Findings) -> Tile:
 
 
 def _diverted(findings: Findings) -> Tile:
-    many = findings.availability.total.backlog
+    many = findings.availability.total.accepted_backlog
     if not many:
         return Tile("Diverted", "none", "the backlog was not needed")
     waiting = findings.messages.verdicts.get("diverted", 0)
@@ -194,8 +194,8 @@ def _latency(findings: Findings) -> Tile:
 
 def _cost(findings: Findings) -> Tile:
     cost = findings.cost
-    total = sum(side.total for side in cost.sides.values())
-    second = cost.sides["secondary"].total if "secondary" in cost.sides else 0
+    total = sum(side.operations for side in cost.sides.values())
+    second = cost.sides["secondary"].operations if "secondary" in cost.sides else 0
     if cost.priced:
         price = sum(side.price for side in cost.sides.values())
         return Tile("Cost", f"{price:,.2f}", f"{grouped(total)} operations, {grouped(second)} at the secondary")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pairmq.pipeline.reporting._answers import FAULTS
 from pairmq.pipeline.reporting._tables import NEVER, Directory, micros, numbers
 from pairmq.pipeline.reporting._values import (
+    ROUND,
     Counts,
     Fault,
     Grid,
@@ -289,17 +290,13 @@ class Depth:
 SLOTS = 160
 """At most: as many as are distinguishable on a narrow screen, too."""
 
-_WIDTHS = (
-    *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30),
-    *(60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400),
-)
 _CLOSE_ENOUGH = 10  # slots of the overview that the longest outage covers: more show it well
 
 
 def grid_of(span: Span) -> Grid:
     """Cut a time into slots of a width that people count in, which begin at its multiples, and cover all of it."""
-    seconds = max(span.seconds, SLOTS * _WIDTHS[0] / 2)
-    width = next((each for each in _WIDTHS if seconds <= (SLOTS - 1) * each), None)
+    seconds = max(span.seconds, SLOTS * ROUND[0] / 2)
+    width = next((each for each in ROUND if seconds <= (SLOTS - 1) * each), None)
     if width is None:
         width = -(-seconds // ((SLOTS - 1) * 86_400)) * 86_400
     began = span.began // width * width

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from pairmq.model import ConfigurationError
 from pairmq.pipeline._storage import HadoopPath, Place
@@ -19,14 +21,12 @@ from pairmq.pipeline.reporting._page import page
 from pairmq.pipeline.reporting._values import (
     Findings,
     Key,
-    Latency,
-    Numbers,
-    Operations,
     Outage,
     Reads,
     Sends,
     Series,
     Span,
+    Spans,
 )
 from pairmq.pipeline.reporting._words import iso, visible
 
@@ -140,13 +140,8 @@ def summary(findings: Findings, found: Answers) -> dict[str, Any]:
             verdict: {
                 "count": findings.messages.verdicts[verdict],
                 "messages": [
-                    {
-                        **_named(fault.key),
-                        "message_id": _text(fault.message_id),
-                        "first_sent_at": iso(fault.first_sent_at),
-                        "backlog_queue": _text(fault.backlog_queue),
-                        "sent_by": _text(fault.sent_by),
-                    }
+                    _fields(fault.key, "pair", "entity")
+                    | _fields(fault, "message_id", "first_sent_at", "backlog_queue", "sent_by")
                     for fault in faults
                 ],
             }
@@ -157,7 +152,7 @@ def summary(findings: Findings, found: Answers) -> dict[str, Any]:
         "outages": {
             "count": findings.outages.count,
             "open": findings.outages.still_open,
-            "seconds": _rounded(sum(span.seconds for span in findings.outages.union)),
+            "seconds": round(sum(span.seconds for span in findings.outages.union), 6),
             "longest": [_outage(each) for each in findings.outages.worst],
         },
         "entities": [_entity(findings, key) for key in entities[:MOST_ENTITIES]],
@@ -165,48 +160,49 @@ def summary(findings: Findings, found: Answers) -> dict[str, Any]:
         "consumers": [
             _consumers(findings, key, reads) for key, reads in islice(findings.consumers.items(), MOST_ENTITIES)
         ],
-        "latency": {
-            phase: {"sends": each.sends, **_times(each)} for phase, each in findings.messages.latencies.items()
-        },
+        "latency": {phase: _fields(each, "sends", *_TIMES) for phase, each in findings.messages.latencies.items()},
         "cost": {
             "source": findings.cost.source,
             "priced": findings.cost.priced,
-            "sides": {name: _operations(side) for name, side in findings.cost.sides.items()},
+            "sides": {
+                name: {**_fields(side, "sends", "receives", "pings", "operations"), "price": str(side.price)}
+                for name, side in findings.cost.sides.items()
+            },
         },
-        "unknowns": [
-            {"kind": each.kind, "count": each.count, "text": each.text, "names": list(each.names)}
-            for each in found.caveats
-        ],
+        "unknowns": [{**_fields(each, "kind", "count", "text"), "names": list(each.names)} for each in found.caveats],
         "series": {"overview": _series(findings.messages.overview), "close_up": _series(findings.messages.close_up)},
     }
 
 
-def _named(key: Key) -> dict[str, str | None]:
-    return {"pair": _text(key.pair), "entity": _text(key.entity)}
+def _fields(of: object, *names: str) -> dict[str, Any]:
+    return {name: _plain(name, getattr(of, name)) for name in names}
 
 
-def _text(text: str | None) -> str | None:
-    """A text as it is; one that is longer than any sensible id is cut."""
-    return text if text is None or len(text) <= _LONGEST else visible(text, _LONGEST)
+def _plain(name: str, value: Any) -> Any:
+    """A value as JSON has it: instants as texts, seconds to the microsecond, and nothing that is not a number."""
+    if name.endswith("_at"):
+        return iso(value)
+    if isinstance(value, str) and len(value) > _LONGEST:
+        return visible(value, _LONGEST)
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    if isinstance(value, np.ndarray):
+        return [_plain(name, each) for each in value.tolist()]
+    return value
 
 
-def _sends(sends: Sends) -> dict[str, float | None]:
-    return {
-        "attempted": _rounded(sends.attempted),
-        "accepted_primary": _rounded(sends.primary),
-        "accepted_backlog": _rounded(sends.backlog),
-        "refused": _rounded(sends.refused),
-        "unknown": _rounded(sends.unknown),
-        "availability": sends.availability,
-        "primary_availability": sends.primary_availability,
-    }
+_TIMES = ("p50", "p95", "p99", "longest")
+
+
+def _sends(sends: Sends) -> dict[str, Any]:
+    counts = _fields(sends, "attempted", "accepted_primary", "accepted_backlog", "refused", "unknown")
+    return counts | {"availability": sends.availability, "primary_availability": sends.primary_availability}
 
 
 def _entity(findings: Findings, key: Key) -> dict[str, Any]:
-    spans = findings.outages.spans.get(key)
     return {
-        **_named(key),
-        "seconds_out": _rounded(spans.seconds_out) if spans else 0.0,
+        **_fields(key, "pair", "entity"),
+        **_fields(findings.outages.spans.get(key, Spans()), "seconds_out"),
         "messages": dict(findings.messages.by_entity.get(key, {})),
         **_sends(findings.availability.entities.get(key, Sends())),
     }
@@ -215,56 +211,28 @@ def _entity(findings: Findings, key: Key) -> dict[str, Any]:
 def _consumers(findings: Findings, key: Key, reads: Reads) -> dict[str, Any]:
     handled = zip(("handled", "handled_diverted"), findings.messages.handled.get(key, ()), strict=False)
     return {
-        **_named(key),
-        "from_primary": reads.from_primary,
-        "from_secondary": reads.from_secondary,
-        **{name: _rounded(getattr(reads, name)) for name in ("watched", "unread", "longest_unread")},
+        **_fields(key, "pair", "entity"),
+        **_fields(reads, "from_primary", "from_secondary", "watched", "unread", "longest_unread"),
         "availability": reads.availability,
-        **{name: None if each is None else {"messages": each.sends, **_times(each)} for name, each in handled},
+        **{name: each and {"messages": each.sends, **_fields(each, *_TIMES)} for name, each in handled},
     }
-
-
-def _times(latency: Latency) -> dict[str, float | None]:
-    return {name: _rounded(getattr(latency, name)) for name in ("p50", "p95", "p99", "longest")}
 
 
 def _outage(outage: Outage) -> dict[str, Any]:
-    times = ("started_at", "failed_over_at", "up_at", "ended_at")
-    durations = ("time_to_divert", "downtime", "time_to_recover", "drain_time")
-    texts = ("process", "open_because", "cause", "failure_kind")
     return {
-        **_named(outage.key),
-        **{name: iso(getattr(outage, name)) for name in times},
-        **{name: _rounded(getattr(outage, name)) for name in durations},
-        **{name: _text(getattr(outage, name)) for name in texts},
-        **{name: getattr(outage, name) for name in ("diverted", "refused", "unknown", "peak_backlog")},
+        **_fields(outage.key, "pair", "entity"),
+        **_fields(outage, "started_at", "failed_over_at", "up_at", "ended_at"),
+        **_fields(outage, "time_to_divert", "downtime", "time_to_recover", "drain_time"),
+        **_fields(outage, "process", "open_because", "cause", "failure_kind"),
+        **_fields(outage, "diverted", "refused", "unknown", "peak_backlog"),
     }
 
 
-def _operations(side: Operations) -> dict[str, Any]:
-    return {
-        **{name: getattr(side, name) for name in ("sends", "receives", "pings")},
-        "operations": side.total,
-        "price": str(side.price),
-    }
-
-
-def _series(series: Series | None) -> Mapping[str, Any] | None:
+def _series(series: Series | None) -> dict[str, Any] | None:
     if series is None:
         return None
-    counts = ("primary", "backlog", "refused", "unknown", "moved", "depth")
     return {
         "from": iso(series.grid.began),
         "slot_seconds": series.grid.width,
-        **{name: getattr(series, name).tolist() for name in counts},
-        **{name: _numbers(getattr(series, name)) for name in ("p50", "p99", "longest")},
+        **_fields(series, "primary", "backlog", "refused", "unknown", "moved", "depth", "p50", "p99", "longest"),
     }
-
-
-def _numbers(values: Numbers) -> Sequence[float | None]:
-    return [_rounded(each) for each in values.tolist()]
-
-
-def _rounded(value: float | None) -> float | None:
-    """To the microsecond; JSON knows nothing that is not a number."""
-    return None if value is None or not math.isfinite(value) else round(value, 6)

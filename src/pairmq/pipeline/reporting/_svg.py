@@ -17,7 +17,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from pairmq.pipeline.reporting._values import Grid, Latency, Numbers
+from pairmq.pipeline.reporting._values import ROUND, Grid, Latency, Numbers
 from pairmq.pipeline.reporting._words import clock
 
 WIDE = 1000
@@ -86,10 +86,6 @@ def _runs(chosen: NDArray[np.bool_]) -> Sequence[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-_STEPS = (
-    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0),
-    *(60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 10_800.0, 21_600.0, 43_200.0),
-)
 _DAY = 86_400.0
 _TICKS = 8
 _NARROW_TICKS = 4
@@ -106,7 +102,7 @@ class Tick(NamedTuple):
 def time_ticks(grid: Grid) -> Sequence[Tick]:
     """Choose round instants within a grid."""
     seconds = grid.ended - grid.began
-    step = next((each for each in _STEPS if seconds / each <= _TICKS), None)
+    step = next((each for each in ROUND if seconds / each <= _TICKS), None)
     if step is None:
         step = math.ceil(seconds / _TICKS / _DAY) * _DAY
     first = math.ceil(grid.began / step - 1e-9)
@@ -168,24 +164,16 @@ def bar(parts: Sequence[tuple[str, float]], whole: float) -> Markup:
     return element("svg", *drawn, class_="bar", width="100%", height=_HEIGHT, aria_hidden="true")
 
 
-def scale_of(latencies: Sequence[Latency]) -> tuple[float, float]:
-    """The powers of ten, as exponents, between which all of them are."""
-    least = min(each.p50 for each in latencies)
-    most = max(each.longest for each in latencies)
-    low = math.floor(math.log10(max(least, 1e-6)))
-    return low, max(low + 1, math.ceil(math.log10(max(most, 1e-6))))
-
-
-def reach(latency: Latency, scale: tuple[float, float], class_: str) -> Markup:
+def reach(latency: Latency, scale: Sequence[float], class_: str) -> Markup:
     """Draw from where to where durations reach, on a scale by powers of ten: half, 99 %, and the longest."""
+    low, high = math.log10(scale[0]), math.log10(scale[-1])
 
     def place(seconds: float) -> float:
-        return min(1.0, max(0.0, (math.log10(max(seconds, 1e-6)) - scale[0]) / (scale[1] - scale[0])))
+        return min(1.0, max(0.0, (math.log10(max(seconds, 1e-6)) - low) / (high - low)))
 
     half, most, longest = place(latency.p50), place(latency.p99), place(latency.longest)
     lines = [
-        element("line", x1=across(each), x2=across(each), y1=0, y2=_HEIGHT, class_="grid")
-        for each in (number / (scale[1] - scale[0]) for number in range(int(scale[1] - scale[0]) + 1))
+        element("line", x1=across(each), x2=across(each), y1=0, y2=_HEIGHT, class_="grid") for each in map(place, scale)
     ]
     return element(
         "svg",

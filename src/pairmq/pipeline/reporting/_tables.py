@@ -11,7 +11,6 @@ import heapq
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from decimal import Decimal
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -267,14 +266,18 @@ def _states(outage: Outage) -> tuple[Span | None, Span | None, Span | None]:
     )
 
 
+def _add(sums: object, row: Mapping[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        setattr(sums, name, getattr(sums, name) + (row[name] or 0))
+
+
 def availability(tables: Directory) -> Availability:
     """Read how sends ended."""
-    outcomes = ("accepted_primary", "accepted_backlog", "refused", "unknown")
+    names = ("attempted", "accepted_primary", "accepted_backlog", "refused", "unknown")
     total, entities = Sends(), defaultdict[Key, Sends](Sends)
-    for row in tables.rows("availability", ("pair", "entity", "attempted", *outcomes)):
-        sends = Sends(*(row[name] or 0.0 for name in ("attempted", *outcomes)))
+    for row in tables.rows("availability", ("pair", "entity", *names)):
         for sums in (total, entities[Key(row["pair"], row["entity"])]):
-            sums.add(sends)
+            _add(sums, row, names)
     return Availability(total, dict(entities))
 
 
@@ -284,8 +287,7 @@ def consumers(tables: Directory) -> dict[Key, Reads]:
     names = ("from_primary", "from_secondary", "watched", "unread", "longest_unread")
     for row in tables.rows("consumers", ("pair", "entity", *names)):
         reads = found[Key(row["pair"], row["entity"])]
-        for name in names[:-1]:
-            setattr(reads, name, getattr(reads, name) + row[name])
+        _add(reads, row, names[:-1])
         reads.longest_unread = max(reads.longest_unread, row["longest_unread"])
     return dict(sorted(found.items(), key=lambda each: (-each[1].unread, each[0])))
 
@@ -304,11 +306,7 @@ def cost(tables: Directory) -> Cost:
     sides: dict[str, Operations] = {}
     sources = set()
     for row in tables.rows("cost", ("side", "source", "sends", "receives", "pings", "price")):
-        side = sides.setdefault(row["side"], Operations())
-        side.sends += row["sends"] or 0
-        side.receives += row["receives"] or 0
-        side.pings += row["pings"] or 0
-        side.price += row["price"] or Decimal()
+        _add(sides.setdefault(row["side"], Operations()), row, ("sends", "receives", "pings", "price"))
         sources.add(row["source"])
     source = "mixed" if len(sources) > 1 else next(iter(sources), None)
     return Cost(sides, source, any(side.price for side in sides.values()))

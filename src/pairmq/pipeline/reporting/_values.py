@@ -14,6 +14,13 @@ Counts: TypeAlias = NDArray[np.int64]
 Numbers: TypeAlias = NDArray[np.float64]
 
 
+ROUND = (
+    *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30),
+    *(60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400),
+)
+"""Seconds that people count in."""
+
+
 class Key(NamedTuple):
     """An entity of a pair; the entity is None if it could not be read."""
 
@@ -91,24 +98,20 @@ class Sends:
     """Sends by how they ended, of an entity or of all; fractions where only a part was journalled."""
 
     attempted: float = 0.0
-    primary: float = 0.0
-    backlog: float = 0.0
+    accepted_primary: float = 0.0
+    accepted_backlog: float = 0.0
     refused: float = 0.0
     unknown: float = 0.0
-
-    def add(self, other: Sends) -> None:
-        for name in ("attempted", "primary", "backlog", "refused", "unknown"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @property
     def availability(self) -> float | None:
         """The part that was accepted; None without sends."""
-        return min(1.0, (self.primary + self.backlog) / self.attempted) if self.attempted else None
+        return min(1.0, (self.accepted_primary + self.accepted_backlog) / self.attempted) if self.attempted else None
 
     @property
     def primary_availability(self) -> float | None:
         """What it would have been without the backlog."""
-        return min(1.0, self.primary / self.attempted) if self.attempted else None
+        return min(1.0, self.accepted_primary / self.attempted) if self.attempted else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,7 @@ class Operations:
     price: Decimal = Decimal()
 
     @property
-    def total(self) -> int:
+    def operations(self) -> int:
         """What brokers charge for."""
         return self.sends + self.receives + self.pings
 
