@@ -8,14 +8,16 @@ reads again from its files has no past either.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from pairmq.pipeline.schema import arrow_schema
 from pairmq.pipeline.transforms import STEPS, Settings
-from pairmq.pipeline.transforms.facts import MESSAGES, SMALL, digest_of_parts, small_of
+from pairmq.pipeline.transforms.facts import MESSAGES, SMALL, digests_of_parts, small_of
 
 
 class Made(Mapping[str, Any]):
@@ -47,9 +49,18 @@ def tables_of(rows: Any, settings: Settings | None = None) -> Made:
 
 def facts_of(rows: Any) -> dict[str, Any]:
     """The facts of some rows."""
-    counted = digest_of_parts(small_of(rows).toArrow())
+    counted = counted_of(rows)
     small = {each.name: frame_of(rows.sparkSession, each, [counted[each.name]]) for each in SMALL}
     return {**small, MESSAGES.name: MESSAGES.of(rows).localCheckpoint(eager=False)}
+
+
+def counted_of(rows: Any) -> dict[str, pa.Table]:
+    """The small facts of some rows."""
+    parts = {small.name: [arrow_schema(small.schema).empty_table()] for small in SMALL}
+    digests = digests_of_parts(small_of(rows).toArrow())
+    for name, table in itertools.chain.from_iterable(digest.items() for digest in digests):
+        parts[name].append(table)
+    return {small.name: small.merged(pa.concat_tables(parts[small.name])) for small in SMALL}
 
 
 def frame_of(spark: Any, small: Any, parts: list[pa.Table]) -> Any:
@@ -64,7 +75,7 @@ def tables_of_parts(rows: Any, parts: int, settings: Settings | None = None) -> 
 
     part = F.pmod(F.xxhash64("process", "seq", F.lit("any")), F.lit(parts))
     cut = [rows.filter(part == number) for number in range(parts)]
-    counted = [digest_of_parts(small_of(each).toArrow()) for each in cut]
+    counted = [counted_of(each) for each in cut]
     facts = {}
     for small in SMALL:
         # The first two are merged before the others come, as one who follows a journal does.

@@ -29,8 +29,8 @@ from pairmq.pipeline.transforms.facts import (
     MESSAGES,
     SMALL,
     Digest,
-    digest_of_parts,
     digests_of_file,
+    digests_of_parts,
     small_of,
     write_small,
 )
@@ -100,7 +100,7 @@ def fact_pieces(
         for path in parquet_files(folder):
             with pq.ParquetFile(opened(path)) as file:
                 for group in range(file.num_row_groups):
-                    yield digest_of_parts(file.read_row_group(group))
+                    yield from digests_of_parts(file.read_row_group(group))
         delete_folder(folder)
 
     messages = Piece(MESSAGES.name, MESSAGES.schema, (), lambda _: MESSAGES.of(rows), "snappy", None, kept)

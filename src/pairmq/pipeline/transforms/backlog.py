@@ -6,7 +6,7 @@ what was moved back and how long it had waited, and ``rotation`` each time that 
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pairmq.model.events import MessageDeadLettered, MessageMoved, RotationChanged, SendOutcome
@@ -17,8 +17,9 @@ from pairmq.pipeline.transforms._rows import (
     MINUTE,
     bucket_of,
     ended_as,
+    extended,
     first_at,
-    how_many,
+    grouped,
     last_at,
     of_kind,
     percentiles,
@@ -60,34 +61,40 @@ def backlog(notes: DataFrame, minutes: DataFrame) -> DataFrame:
     The depth is that of messages, not of events: what was diverted before the journal began would make a running sum of
     events wrong forever when it is moved, as would a second copy.
     """
-    came, left = ended_as(SendOutcome.BACKLOG), of_kind(MessageMoved) & F.col("completed")
+    came, left = ended_as(SendOutcome.BACKLOG), f"{of_kind(MessageMoved)} AND completed"
     aside = of_kind(MessageDeadLettered)
-    flows = notes.filter(came | left | aside).select(
+    flows = notes.filter(f"({came}) OR ({left}) OR {aside}").selectExpr(
         "pair",
-        F.when(came, F.col("backlog_queue")).otherwise(F.col("queue")).alias("queue"),
+        f"CASE WHEN {came} THEN backlog_queue ELSE queue END AS queue",
         "message_key",
         # Foreign messages without an id can't be identified: each counts as one.
-        F.coalesce("message_id", F.concat_ws(":", "process", "seq")).alias("message_id"),
+        "coalesce(message_id, concat_ws(':', process, seq)) AS message_id",
         *("kind", "outcome", "completed", "at"),
     )
-    end = minutes.agg(F.floor(F.max("last_at") / MINUTE).alias("end"))
-    days = minutes.select(F.floor(F.col("minute") / DAY).alias("day")).distinct()
-    counts = flows.groupBy(*_QUEUE, start_of(MINUTE).alias("minute")).agg(
-        how_many(came).alias("diverted"), how_many(left).alias("moved"), how_many(aside).alias("dead_lettered")
+    end = grouped(minutes, (), f"floor(max(last_at) / {MINUTE}) AS final")
+    days = minutes.selectExpr(f"floor(minute / {DAY}) AS day").distinct()
+    counts = grouped(
+        flows,
+        (*_QUEUE, f"{start_of(MINUTE)} AS minute"),
+        f"count_if({came}) AS diverted",
+        f"count_if({left}) AS moved",
+        f"count_if({aside}) AS dead_lettered",
     )
-    stays = flows.groupBy(*_QUEUE, "message_key", "message_id").agg(
-        first_at(came).alias("came_at"), last_at(~came).alias("left_at")
+    stays = grouped(
+        flows,
+        (*_QUEUE, "message_key", "message_id"),
+        f"{first_at(came)} AS came_at",
+        f"{last_at(f'NOT ({came})')} AS left_at",
     )
     # A clock that is behind must not let a message leave before it came.
-    stays = stays.withColumn("left_at", F.when(F.col("left_at").isNotNull(), F.greatest("left_at", "came_at")))
+    stays = extended(stays, left_at="CASE WHEN left_at IS NOT NULL THEN greatest(left_at, came_at) END")
     depths = _filled(_depths(counts, stays), end, days)
-    oldest = _oldest(stays, end, days)
-    result = depths.join(oldest, [*_QUEUE, "minute"], "left")
-    age = F.when(F.col("depth") > 0, F.col("minute") + MINUTE - F.col("oldest"))
-    return BACKLOG.of(result.withColumn("oldest_age", age))
+    result = depths.join(_oldest(stays, end, days), [*_QUEUE, "minute"], "left")
+    return BACKLOG.of(extended(result, oldest_age=f"CASE WHEN depth > 0 THEN minute + {MINUTE} - oldest END"))
 
 
 _FLOWS = ("diverted", "moved", "dead_lettered", "unmatched")
+_OF_QUEUE = f"OVER (PARTITION BY {', '.join(_QUEUE)} ORDER BY"
 
 
 def _depths(counts: DataFrame, stays: DataFrame) -> DataFrame:
@@ -100,13 +107,11 @@ def _depths(counts: DataFrame, stays: DataFrame) -> DataFrame:
     ).filter("minute IS NOT NULL")
     # Zeros, not nulls: some engines have no sum of those without a type.
     counts = counts.selectExpr("*", "0 AS unmatched", "0 AS change")
-    summed = (
-        counts.unionByName(changes.selectExpr("*", *(f"0 AS {name}" for name in _FLOWS[:3])))
-        .groupBy(*_QUEUE, "minute")
-        .agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in (*_FLOWS, "change")))
+    both = counts.unionByName(changes.selectExpr("*", *(f"0 AS {name}" for name in _FLOWS[:3])))
+    sums = (f"coalesce(sum({name}), 0) AS {name}" for name in (*_FLOWS, "change"))
+    return extended(
+        grouped(both, (*_QUEUE, "minute"), *sums), depth=f"sum(change) {_OF_QUEUE} minute ROWS UNBOUNDED PRECEDING)"
     )
-    so_far = Window.partitionBy(*_QUEUE).orderBy("minute").rowsBetween(Window.unboundedPreceding, 0)
-    return summed.withColumn("depth", F.sum("change").over(so_far))
 
 
 def _each_minute(spans: DataFrame, days: DataFrame) -> DataFrame:
@@ -114,26 +119,20 @@ def _each_minute(spans: DataFrame, days: DataFrame) -> DataFrame:
 
     Only the days of the journal count: one row of a clock that is years off would fill all these years.
     """
-    day = F.explode(F.sequence(F.floor(F.col("first") / DAY), F.floor(F.col("last") / DAY)))
-    known = spans.withColumn("day", day).join(F.broadcast(days), "day", "left_semi")
-    begins = F.greatest(F.col("first"), F.col("day") * DAY)
-    ends = F.least(F.col("last"), (F.col("day") + 1) * DAY - MINUTE)
-    return known.withColumn("each", F.explode(F.sequence(begins, ends, F.lit(MINUTE))))
+    known = extended(spans, day=f"explode(sequence(floor(first / {DAY}), floor(last / {DAY})))")
+    known = known.join(F.broadcast(days), "day", "left_semi")
+    begins, ends = f"greatest(first, day * {DAY})", f"least(last, (day + 1) * {DAY} - {MINUTE})"
+    return extended(known, each=f"explode(sequence({begins}, {ends}, {MINUTE}))")
 
 
 def _filled(depths: DataFrame, end: DataFrame, days: DataFrame) -> DataFrame:
     """Add the minutes in which nothing happened while something was in the queue."""
-    following = F.lead("minute").over(Window.partitionBy(*_QUEUE).orderBy("minute"))
-    held = F.coalesce(following - MINUTE, F.greatest(F.col("end") * MINUTE, F.col("minute")))
-    spans = with_one(depths.withColumn("first", F.col("minute")), end)
-    spans = spans.withColumn("last", F.when(F.col("depth") > 0, held).otherwise(F.col("minute")))
-    filled = _each_minute(spans, days).withColumn("begins", F.col("each") == F.col("minute"))
-    return filled.select(
-        *_QUEUE,
-        F.col("each").alias("minute"),
-        *(F.when(F.col("begins"), F.col(name)).otherwise(0).alias(name) for name in _FLOWS),
-        "depth",
-    )
+    following = f"lead(minute) {_OF_QUEUE} minute)"
+    held = f"coalesce({following} - {MINUTE}, greatest(final * {MINUTE}, minute))"
+    spans = with_one(extended(depths, first="minute"), end)
+    spans = extended(spans, last=f"CASE WHEN depth > 0 THEN {held} ELSE minute END")
+    flows = (f"CASE WHEN each = minute THEN {name} ELSE 0 END AS {name}" for name in _FLOWS)
+    return _each_minute(spans, days).selectExpr(*_QUEUE, "each AS minute", *flows, "depth")
 
 
 def _oldest(stays: DataFrame, end: DataFrame, days: DataFrame) -> DataFrame:
@@ -142,20 +141,21 @@ def _oldest(stays: DataFrame, end: DataFrame, days: DataFrame) -> DataFrame:
     Messages are taken by the minute in which they came. One minute's messages are the oldest from the instant at which
     all older ones have left until they have left themselves: these spans don't overlap, so that each minute has one.
     """
-    cohorts = (
-        stays.filter(F.col("came_at").isNotNull())
-        .groupBy(*_QUEUE, (F.floor(F.col("came_at") / MINUTE) * MINUTE).alias("came"))
-        .agg(F.max("left_at").alias("gone"), F.max(F.col("left_at").isNull()).alias("stay"))
+    cohorts = grouped(
+        stays.filter("came_at IS NOT NULL"),
+        (*_QUEUE, f"floor(came_at / {MINUTE}) * {MINUTE} AS came"),
+        "max(left_at) AS gone",
+        "max(left_at IS NULL) AS stay",
     )
-    after_all = (F.col("end") + 1) * MINUTE + 1.0
-    cohorts = with_one(cohorts, end).withColumn("gone", F.when(F.col("stay"), after_all).otherwise(F.col("gone")))
-    older = Window.partitionBy(*_QUEUE).orderBy("came").rowsBetween(Window.unboundedPreceding, -1)
-    cohorts = cohorts.withColumn("older_gone", F.max("gone").over(older))
+    cohorts = extended(with_one(cohorts, end), gone=f"CASE WHEN stay THEN (final + 1) * {MINUTE} + 1D ELSE gone END")
+    older = f"{_OF_QUEUE} came ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
     # The first minute at whose end all older ones have left, and the last at whose end one of these is there.
-    first = F.greatest(F.col("came"), F.ceil(F.col("older_gone") / MINUTE) * MINUTE - MINUTE)
-    last = F.ceil(F.col("gone") / MINUTE) * MINUTE - 2 * MINUTE
-    spans = cohorts.withColumns({"first": first, "last": last}).filter(F.col("first") <= F.col("last"))
-    return _each_minute(spans, days).select(*_QUEUE, F.col("each").alias("minute"), F.col("came").alias("oldest"))
+    spans = extended(
+        extended(cohorts, older_gone=f"max(gone) {older}"),
+        first=f"greatest(came, ceil(older_gone / {MINUTE}) * {MINUTE} - {MINUTE})",
+        last=f"ceil(gone / {MINUTE}) * {MINUTE} - 2 * {MINUTE}",
+    ).filter("first <= last")
+    return _each_minute(spans, days).selectExpr(*_QUEUE, "each AS minute", "came AS oldest")
 
 
 SYPHON = Table(
@@ -184,16 +184,17 @@ _COUNTS = ("moved", "unfinished", "redelivered", "maybe_duplicate", "dead_letter
 def syphon(notes: DataFrame) -> DataFrame:
     """Count what syphons did by entity and hour."""
     moved = of_kind(MessageMoved)
-    work = notes.filter(of_kind(MessageMoved, MessageDeadLettered)).withColumn("hour", start_of(HOUR))
-    waited = F.when(moved, F.col("waited"))
-    histogram = work.groupBy(*_KEYS, bucket_of(waited).alias("bucket")).agg(
-        how_many(moved).cast("double").alias("weight"),
-        F.max(waited).alias("most"),
-        how_many(moved).alias("moved"),
-        how_many(moved & ~F.col("completed")).alias("unfinished"),
-        how_many(moved & F.col("redelivered")).alias("redelivered"),
-        how_many(moved & F.col("maybe_duplicate")).alias("maybe_duplicate"),
-        how_many(~moved).alias("dead_lettered"),
+    waited = f"CASE WHEN {moved} THEN waited END"
+    histogram = grouped(
+        notes.filter(of_kind(MessageMoved, MessageDeadLettered)),
+        ("pair", "entity", f"{start_of(HOUR)} AS hour", f"{bucket_of(waited)} AS bucket"),
+        f"CAST(count_if({moved}) AS double) AS weight",
+        f"max({waited}) AS most",
+        f"count_if({moved}) AS moved",
+        f"count_if({moved} AND NOT completed) AS unfinished",
+        f"count_if({moved} AND redelivered) AS redelivered",
+        f"count_if({moved} AND maybe_duplicate) AS maybe_duplicate",
+        f"count_if(NOT {moved}) AS dead_lettered",
     )
     return SYPHON.of(percentiles(histogram, _KEYS, "lag", _COUNTS))
 
@@ -216,17 +217,14 @@ ROTATION = Table(
 
 def rotation(notes: DataFrame, minutes: DataFrame) -> DataFrame:
     """Find every time that a backlog queue was out of use."""
-    changes = notes.filter(of_kind(RotationChanged)).select(
-        "process", "pair", "queue", "seq", "at", F.col("in_use").alias("used"), "left", "error"
+    of_queue = "OVER (PARTITION BY process, pair, queue ORDER BY seq"
+    changes = notes.filter(of_kind(RotationChanged)).selectExpr(
+        *("process", "pair", "queue", "at AS left_at", "error", "`left` AS in_use", "in_use AS used"),
+        f"min(CASE WHEN in_use THEN at END) {of_queue} DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) "
+        "AS returned_at",
+        f"lag(in_use) {of_queue}) AS before",
     )
-    by_seq = Window.partitionBy("process", "pair", "queue").orderBy("seq")
-    backwards = Window.partitionBy("process", "pair", "queue").orderBy(F.desc("seq"))
-    later = backwards.rowsBetween(Window.unboundedPreceding, -1)
-    returned = F.min(F.when(F.col("used"), F.col("at"))).over(later)
-    changes = changes.withColumns({"returned_at": returned, "before": F.lag("used").over(by_seq)})
     # A queue that is said twice to be out of use left once.
-    left = changes.filter(~F.col("used") & (F.col("before").isNull() | F.col("before")))
-    ends = minutes.groupBy("process").agg(F.max("last_at").alias("last_at"))
-    left = left.join(F.broadcast(ends), "process")
-    out_of_use = F.coalesce("returned_at", "last_at") - F.col("at")
-    return ROTATION.of(left.withColumns({"left_at": F.col("at"), "in_use": F.col("left"), "out_of_use": out_of_use}))
+    left = changes.filter("NOT used AND coalesce(before, true)")
+    left = left.join(F.broadcast(grouped(minutes, ("process",), "max(last_at) AS last_at")), "process")
+    return ROTATION.of(extended(left, out_of_use="coalesce(returned_at, last_at) - left_at"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pairmq.model import EntityState
@@ -17,7 +17,7 @@ from pairmq.model.events import (
     StateChanged,
 )
 from pairmq.pipeline.transforms._fact import Field, Table
-from pairmq.pipeline.transforms._rows import HOUR, ended_as, first_at, how_many, of_kind
+from pairmq.pipeline.transforms._rows import HOUR, ended_as, extended, first_at, grouped, of_kind
 
 EPISODES = Table(
     "episodes",
@@ -59,26 +59,21 @@ EPISODES = Table(
     ),
 )
 
-_UP = (EntityState.HEALTHY.value, EntityState.DRAINING.value)
+_UP = f"('{EntityState.HEALTHY}', '{EntityState.DRAINING}')"
 _KEY = ("process", "pair", "entity")
+_OF_PROCESS = f"OVER (PARTITION BY {', '.join(_KEY)} ORDER BY"
 
 
 def episodes(notes: DataFrame, processes: DataFrame) -> DataFrame:
     """Find every outage."""
-    found = _found(notes)
-    found = found.join(F.broadcast(_ends(notes, processes)), ["process", "pair"], "left")
-    killed = F.col("process_ended") == "killed"
-    why = (
-        F.when(F.col("ended_at").isNotNull(), F.lit(None))
-        .when(F.col("next_started_at").isNotNull(), "failed again")
-        .when(F.col("pair_ended_at") >= F.col("started_at"), "pair closed")
-        .when(killed, "process killed")
-        .otherwise("journal ends")
+    found = _found(notes).join(F.broadcast(_ends(notes, processes)), ["process", "pair"], "left")
+    found = extended(
+        found,
+        open_because="CASE WHEN ended_at IS NOT NULL THEN NULL WHEN next_started_at IS NOT NULL THEN 'failed again' "
+        "WHEN pair_ended_at >= started_at THEN 'pair closed' "
+        "WHEN process_ended = 'killed' THEN 'process killed' ELSE 'journal ends' END",
+        until="greatest(coalesce(ended_at, next_started_at, pair_ended_at, last_at), started_at)",
     )
-    found = found.withColumn("open_because", why)
-    until = F.coalesce("ended_at", "next_started_at", "pair_ended_at", "last_at")
-    found = found.withColumn("until", F.greatest(until, F.col("started_at")))
-    found = _with_peaks(found, notes)
     spans = {
         "detection": "failed_over_at - started_at",
         "time_to_divert": "diverted_at - started_at",
@@ -86,7 +81,7 @@ def episodes(notes: DataFrame, processes: DataFrame) -> DataFrame:
         "time_to_recover": "up_at - started_at",
         "drain_time": "ended_at - up_at",
     }
-    return EPISODES.of(found.withColumns({name: F.expr(span) for name, span in spans.items()}))
+    return EPISODES.of(extended(_with_peaks(found, notes), **spans))
 
 
 def _found(notes: DataFrame) -> DataFrame:
@@ -94,46 +89,42 @@ def _found(notes: DataFrame) -> DataFrame:
 
     Sends that the primary accepted, also marked ones, are not included, and need not be sorted.
     """
-    changed, sent = of_kind(StateChanged), of_kind(SendCompleted)
-    unusual = sent & (F.col("outcome") != SendOutcome.PRIMARY.value)
-    some = notes.filter(changed | unusual | of_kind(AttemptFailed, PingCompleted)).select(
+    changed, pinged, failed = (of_kind(kind) for kind in (StateChanged, PingCompleted, AttemptFailed))
+    unusual = f"{of_kind(SendCompleted)} AND outcome <> '{SendOutcome.PRIMARY}'"
+    starts = f"{changed} AND previous IN {_UP} AND current NOT IN {_UP}"
+    becomes = {state: f"{changed} AND current = '{state}'" for state in EntityState}
+    so_far = f"{_OF_PROCESS} seq ROWS UNBOUNDED PRECEDING)"
+    some = notes.filter(f"{changed} OR ({unusual}) OR {failed} OR {pinged}").selectExpr(
         *(*_KEY, "entity_kind", "kind", "seq", "at"),
         *("previous", "current", "cause", "outcome", "failure_kind", "queue", "ok"),
+        f"sum(CASE WHEN {starts} THEN 1 ELSE 0 END) {so_far} AS number",
+        f"last(CASE WHEN {changed} THEN current END, true) {so_far} AS state",
     )
-    starts = changed & F.col("previous").isin(*_UP) & ~F.col("current").isin(*_UP)
-    so_far = Window.partitionBy(*_KEY).orderBy("seq").rowsBetween(Window.unboundedPreceding, 0)
-    some = some.withColumns(
-        {
-            "number": F.sum(F.when(starts, 1).otherwise(0)).over(so_far),
-            "state": F.last(F.when(changed, F.col("current")), ignorenulls=True).over(so_far),
-        }
+    gathered = grouped(
+        some.filter(f"number > 0 AND ({changed} OR state <> '{EntityState.HEALTHY}')"),
+        (*_KEY, "number"),
+        "max(entity_kind) AS entity_kind",
+        f"{first_at(starts)} AS started_at",
+        f"max(CASE WHEN {starts} THEN cause END) AS cause",
+        f"min_by(failure_kind, CASE WHEN {failed} AND queue IS NULL THEN seq END) AS failure_kind",
+        f"{first_at(becomes[EntityState.FAILED_OVER])} AS failed_over_at",
+        f"{first_at(f'{changed} AND current IN {_UP}')} AS up_at",
+        f"{first_at(becomes[EntityState.HEALTHY])} AS ended_at",
+        f"{first_at(ended_as(SendOutcome.BACKLOG))} AS diverted_at",
+        f"count_if({ended_as(SendOutcome.BACKLOG)}) AS diverted",
+        f"count_if({ended_as(SendOutcome.REFUSED)}) AS refused",
+        f"count_if({ended_as(SendOutcome.UNKNOWN)}) AS unknown",
+        f"count_if({pinged}) AS pings",
+        f"count_if({pinged} AND ok) AS pings_good",
     )
-    within = some.filter((F.col("number") > 0) & (changed | (F.col("state") != EntityState.HEALTHY.value)))
-    at_primary = of_kind(AttemptFailed) & F.col("queue").isNull()
-    gathered = within.groupBy(*_KEY, "number").agg(
-        F.max("entity_kind").alias("entity_kind"),
-        first_at(starts).alias("started_at"),
-        F.max(F.when(starts, F.col("cause"))).alias("cause"),
-        F.min_by("failure_kind", F.when(at_primary, F.col("seq"))).alias("failure_kind"),
-        first_at(changed & (F.col("current") == EntityState.FAILED_OVER.value)).alias("failed_over_at"),
-        first_at(changed & F.col("current").isin(*_UP)).alias("up_at"),
-        first_at(changed & (F.col("current") == EntityState.HEALTHY.value)).alias("ended_at"),
-        first_at(ended_as(SendOutcome.BACKLOG)).alias("diverted_at"),
-        how_many(ended_as(SendOutcome.BACKLOG)).alias("diverted"),
-        how_many(ended_as(SendOutcome.REFUSED)).alias("refused"),
-        how_many(ended_as(SendOutcome.UNKNOWN)).alias("unknown"),
-        how_many(of_kind(PingCompleted)).alias("pings"),
-        how_many(of_kind(PingCompleted) & F.col("ok")).alias("pings_good"),
-    )
-    following = Window.partitionBy(*_KEY).orderBy("number")
-    return gathered.withColumn("next_started_at", F.lead("started_at").over(following))
+    return extended(gathered, next_started_at=f"lead(started_at) {_OF_PROCESS} number)")
 
 
 def _ends(notes: DataFrame, processes: DataFrame) -> DataFrame:
     """How each process ended, and when it closed each of its pairs."""
-    last = F.unix_micros("last_at") / 1_000_000
-    ends = processes.select("process", F.col("ended").alias("process_ended"), last.alias("last_at"))
-    closed = notes.filter(of_kind(PairEnded)).groupBy("process", "pair").agg(F.max("at").alias("pair_ended_at"))
+    last = "unix_micros(last_at) / 1000000 AS last_at"
+    ends = processes.selectExpr("process", "ended AS process_ended", last)
+    closed = grouped(notes.filter(of_kind(PairEnded)), ("process", "pair"), "max(at) AS pair_ended_at")
     pairs = notes.filter(of_kind(StateChanged)).select("process", "pair").distinct()
     return pairs.join(F.broadcast(ends), "process", "left").join(F.broadcast(closed), ["process", "pair"], "left")
 
@@ -144,34 +135,21 @@ def _with_peaks(found: DataFrame, notes: DataFrame) -> DataFrame:
     The depth is summed up by seconds, so that it is small, each with the highest that it was within it, and met with
     the outages hour by hour, so that a long journal with many outages does not meet each second with each of them.
     """
-    gone = of_kind(MessageMoved) & F.col("completed") | of_kind(MessageDeadLettered)
-    change = F.when(ended_as(SendOutcome.BACKLOG), 1).otherwise(-1)
-    flows = notes.filter(ended_as(SendOutcome.BACKLOG) | gone).select(
-        "pair", "entity", F.floor("at").alias("second"), "at", change.alias("change")
+    came = ended_as(SendOutcome.BACKLOG)
+    gone = f"({of_kind(MessageMoved)} AND completed) OR {of_kind(MessageDeadLettered)}"
+    flows = notes.filter(f"({came}) OR {gone}").selectExpr(
+        "pair", "entity", "floor(at) AS second", "at", f"CASE WHEN {came} THEN 1 ELSE -1 END AS change"
     )
-    within = Window.partitionBy("pair", "entity", "second").orderBy("at", "change")
-    within = within.rowsBetween(Window.unboundedPreceding, 0)
-    seconds = (
-        flows.withColumn("rise", F.sum("change").over(within))
-        .groupBy("pair", "entity", "second")
-        .agg(F.sum("change").alias("change"), F.max("rise").alias("rise"))
+    of_entity = "OVER (PARTITION BY pair, entity"
+    rising = extended(flows, rise=f"sum(change) {of_entity}, second ORDER BY at, change ROWS UNBOUNDED PRECEDING)")
+    seconds = grouped(rising, ("pair", "entity", "second"), "sum(change) AS change", "max(rise) AS rise")
+    depths = seconds.selectExpr(
+        *("pair", "entity", f"floor(second / {HOUR}) AS hour", "second"),
+        f"sum(change) {of_entity} ORDER BY second ROWS UNBOUNDED PRECEDING) - change + rise AS depth",
     )
-    so_far = Window.partitionBy("pair", "entity").orderBy("second").rowsBetween(Window.unboundedPreceding, 0)
-    depths = seconds.select(
-        "pair",
-        "entity",
-        F.floor(F.col("second") / HOUR).alias("hour"),
-        "second",
-        (F.sum("change").over(so_far) - F.col("change") + F.col("rise")).alias("depth"),
-    )
-    hours = F.sequence(F.floor(F.col("started_at") / HOUR), F.floor(F.col("until") / HOUR))
-    spans = found.select(*_KEY, "number", "started_at", "until", F.explode(hours).alias("hour"))
-    inside = (F.col("second") >= F.floor("started_at")) & (F.col("second") <= F.floor("until"))
-    peaks = (
-        spans.join(depths, ["pair", "entity", "hour"])
-        .filter(inside)
-        .groupBy(*_KEY, "number")
-        .agg(F.max("depth").alias("peak"))
-    )
+    hours = f"explode(sequence(floor(started_at / {HOUR}), floor(until / {HOUR}))) AS hour"
+    met = found.selectExpr(*_KEY, "number", "started_at", "until", hours).join(depths, ["pair", "entity", "hour"])
+    within = met.filter("second >= floor(started_at) AND second <= floor(until)")
+    peaks = grouped(within, (*_KEY, "number"), "max(depth) AS peak")
     with_peaks = found.join(peaks, [*_KEY, "number"], "left")
-    return with_peaks.withColumn("peak_backlog", F.greatest(F.coalesce("peak", F.lit(0)), F.lit(0)))
+    return extended(with_peaks, peak_backlog="greatest(coalesce(peak, 0), 0)")

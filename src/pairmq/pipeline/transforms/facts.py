@@ -16,7 +16,7 @@ import contextlib
 import errno
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import Column, DataFrame, types
+from pyspark.sql import DataFrame, types
 from pyspark.sql import functions as F
 
 from pairmq.model.events import (
@@ -52,7 +52,19 @@ from pairmq.model.events import (
 )
 from pairmq.pipeline.schema import arrow_schema, rows_schema
 from pairmq.pipeline.transforms._fact import COUNT, FLAG, NUMBER, TEXT, Fact, schema_of, typed
-from pairmq.pipeline.transforms._rows import DAY, EARLIEST, HOUR, LATEST, MINUTE, buckets_of, of_kind, place
+from pairmq.pipeline.transforms._rows import (
+    DAY,
+    EARLIEST,
+    HOUR,
+    LATEST,
+    MINUTE,
+    PLACE,
+    buckets_of,
+    extended,
+    grouped,
+    key_of,
+    of_kind,
+)
 
 MESSAGE = ("place", "message_key", "message_id")
 """What makes a message: one id may be sent to several entities, and is a message of its own in each."""
@@ -60,17 +72,23 @@ MESSAGE = ("place", "message_key", "message_id")
 _SENT, _DIRECT, _DIVERTED, _MOVED, _READ, _FIRST, _COMPLETED, _SUBSCRIBED, _PLACED = (1 << bit for bit in range(9))
 
 
-def about_messages() -> Column:
-    """Whether a row is about a message that has an id."""
-    known = of_kind(SendCompleted, AttemptFailed, MessageMoved, MessageDeadLettered, MessageDelivered)
-    return known & F.expr("message_id IS NOT NULL AND message_id != ''")
-
+ABOUT_MESSAGES = (
+    f"{of_kind(SendCompleted, AttemptFailed, MessageMoved, MessageDeadLettered, MessageDelivered)} "
+    "AND message_id IS NOT NULL AND message_id <> ''"
+)
+"""A row is about a message that has an id, in SQL."""
 
 READ_BY_CONSUMER = f"kind = '{MessageDelivered.__name__}' AND NOT dead_letter"
-"""A row is a delivery from the queue itself, in SQL."""
+"""It is a delivery from the queue itself."""
 
 COMPLETED = f"{READ_BY_CONSUMER} AND settlement = '{Settlement.COMPLETED.value}'"
 """It is one that its consumer completed."""
+
+ORDINARY = (
+    f"coalesce(CASE WHEN {of_kind(SendCompleted)} THEN outcome = '{SendOutcome.PRIMARY.value}' AND NOT maybe_duplicate "
+    f"ELSE {COMPLETED} AND delivery_count <= 1 AND error IS NULL END, false)"
+)
+"""It is an ordinary, healthy send or delivery."""
 
 
 _BITS = f"""
@@ -90,74 +108,78 @@ ELSE 0 END
 """
 
 
+_MAJOR, _MINOR = (f"split_part(sequence_number, '-', {part})" for part in (1, 2))
+_POSITION = (
+    "CASE WHEN contains(sequence_number, '-') "
+    f"THEN try_add(try_multiply(try_cast({_MAJOR} AS bigint), {1 << 20}L), try_cast({_MINOR} AS bigint)) "
+    "ELSE try_cast(sequence_number AS bigint) END"
+)
+"""The broker's own position of a delivery in its queue, written as ``17`` or as ``1700000000000-3``."""
+
+_RECEIVED = f"CASE WHEN received_at BETWEEN {EARLIEST}D AND {LATEST}D THEN received_at ELSE at END"
+
+
 def _slim(rows: DataFrame) -> DataFrame:
     """What of each row counts, in few numbers: these rows are all sent to where their message is put together.
 
     Its kind is looked at once, and what only some rows have for those alone. Rows of a wrong clock are left out: one
     would stretch the journal by years.
     """
-    known = rows.filter(about_messages() & F.col("at").between(EARLIEST, LATEST))
-    known = known.withColumn("broker_position", _broker_position())
-    known = known.withColumn("bits", F.expr(_BITS))
+    known = rows.filter(f"{ABOUT_MESSAGES} AND at BETWEEN {EARLIEST}D AND {LATEST}D")
+    known = extended(extended(known, broker_position=_POSITION), bits=_BITS)
     # If the broker reports none, the instant at which the consumer received it, in microseconds.
-    received = F.when(F.col("received_at").between(EARLIEST, LATEST), F.col("received_at")).otherwise(F.col("at"))
-    position = F.coalesce("broker_position", (received * 1_000_000).cast("long"))
-    called = F.when(F.abs("elapsed") <= LATEST, F.col("at") - F.col("elapsed"))
-    due = F.when(F.col("scheduled_enqueue_at").isNotNull(), F.least("scheduled_enqueue_at", F.lit(LATEST)))
-    return known.select(
-        place().alias("place"),
-        "message_key",
-        "message_id",
-        "bits",
-        "at",
-        F.when(_is(_DIRECT, _DIVERTED), called).alias("called_at"),
+    position = f"coalesce(broker_position, CAST(({_RECEIVED}) * 1000000 AS bigint))"
+    due = f"CASE WHEN scheduled_enqueue_at IS NOT NULL THEN least(scheduled_enqueue_at, {LATEST}D) END"
+    values = {
+        "called_at": ((_DIRECT, _DIVERTED), f"CASE WHEN abs(elapsed) <= {LATEST}D THEN at - elapsed END"),
         # If the broker reports no positions, only the first of all deliveries shows a message's place.
-        F.when(_is(_FIRST, _PLACED), position).alias("position"),
-        F.when(_is(_SENT), F.col("time_to_live")).alias("time_to_live"),
-        F.when(_is(_DIRECT, _DIVERTED), due).alias("due_at"),
-        F.when(_is(_SENT), key_of("sender")).alias("sender"),
-        F.when(_is(_SENT), key_of("session_id")).alias("session"),
-        key_of("process").alias("process"),
+        "position": ((_FIRST, _PLACED), position),
+        "time_to_live": ((_SENT,), "time_to_live"),
+        "due_at": ((_DIRECT, _DIVERTED), due),
+        "sender": ((_SENT,), key_of("sender")),
+        "session": ((_SENT,), key_of("session_id")),
         # With two receivers in one process, locked messages of one are overtaken by those of the other.
-        F.when(_is(_READ), F.coalesce(key_of("receiver"), key_of("process"))).alias("receiver"),
+        "receiver": ((_READ,), f"coalesce({key_of('receiver')}, {key_of('process')})"),
+    }
+    return known.selectExpr(
+        *(f"{PLACE} AS place", "message_key", "message_id", "bits", "at", f"{key_of('process')} AS process"),
+        *(f"{_where(flags, value)} AS {name}" for name, (flags, value) in values.items()),
     )
 
 
-def _is(*flags: int) -> Column:
-    return F.expr(f"bits & {sum(flags)} != 0")
+def _where(flags: Sequence[int], value: str) -> str:
+    return f"CASE WHEN bits & {sum(flags)} != 0 THEN {value} END"
 
 
-_Measure = tuple[types.DataType, Callable[[Column], Column], Callable[[], Column]]
-"""The type of a column, how rows and parts are put together, and the value of one row."""
+def _count(flag: int) -> tuple[types.DataType, str, str]:
+    return COUNT, "sum", f"CASE WHEN bits & {flag} != 0 THEN 1 ELSE 0 END"
 
 
-def _count(flag: int) -> _Measure:
-    return COUNT, F.sum, lambda: F.when(_is(flag), 1).otherwise(0)
-
-
-_OF_MESSAGES: dict[str, _Measure] = {
+_OF_MESSAGES: dict[str, tuple[types.DataType, str, str]] = {
     "accepted_primary": _count(_DIRECT),
     "deliveries": _count(_READ),
     "completed": _count(_COMPLETED),
     "by_subscription": _count(_SUBSCRIBED),
     "placed": _count(_PLACED),
-    "first_sent_at": (NUMBER, F.min, lambda: F.when(_is(_SENT), F.col("at"))),
-    "accepted_at": (NUMBER, F.min, lambda: F.when(_is(_DIRECT, _DIVERTED), F.col("at"))),
-    "called_at": (NUMBER, F.min, lambda: F.col("called_at")),
-    "arrived_at": (NUMBER, F.max, lambda: F.when(_is(_DIRECT, _MOVED), F.col("at"))),
-    "delivered_at": (NUMBER, F.min, lambda: F.when(_is(_READ), F.col("at"))),
-    "last_delivered_at": (NUMBER, F.max, lambda: F.when(_is(_READ), F.col("at"))),
-    "position": (COUNT, F.min, lambda: F.col("position")),
-    "time_to_live": (NUMBER, F.max, lambda: F.col("time_to_live")),
-    "due_at": (NUMBER, F.max, lambda: F.col("due_at")),
-    "sender": (COUNT, F.min, lambda: F.col("sender")),
-    "session": (COUNT, F.min, lambda: F.col("session")),
-    "sent_by": (COUNT, F.min, lambda: F.when(_is(_SENT), F.col("process"))),
-    "delivered_by": (COUNT, F.min, lambda: F.when(_is(_READ), F.col("process"))),
+    "first_sent_at": (NUMBER, "min", _where((_SENT,), "at")),
+    "accepted_at": (NUMBER, "min", _where((_DIRECT, _DIVERTED), "at")),
+    "called_at": (NUMBER, "min", "called_at"),
+    "arrived_at": (NUMBER, "max", _where((_DIRECT, _MOVED), "at")),
+    "delivered_at": (NUMBER, "min", _where((_READ,), "at")),
+    "last_delivered_at": (NUMBER, "max", _where((_READ,), "at")),
+    "position": (COUNT, "min", "position"),
+    "time_to_live": (NUMBER, "max", "time_to_live"),
+    "due_at": (NUMBER, "max", "due_at"),
+    "sender": (COUNT, "min", "sender"),
+    "session": (COUNT, "min", "session"),
+    "sent_by": (COUNT, "min", _where((_SENT,), "process")),
+    "delivered_by": (COUNT, "min", _where((_READ,), "process")),
     # Two different ones: it is unknown which instant belongs to the position.
-    "got_first_by": (COUNT, F.min, lambda: F.when(_is(_FIRST), F.col("receiver"))),
-    "got_first_by_other": (COUNT, F.max, lambda: F.when(_is(_FIRST), F.col("receiver"))),
+    "got_first_by": (COUNT, "min", _where((_FIRST,), "receiver")),
+    "got_first_by_other": (COUNT, "max", _where((_FIRST,), "receiver")),
 }
+"""The type of each column, how rows and parts are put together, and the value of one row."""
+
 _MESSAGES = schema_of(
     {
         "place": COUNT,
@@ -168,7 +190,7 @@ _MESSAGES = schema_of(
 )
 
 
-def _by_message(frame: DataFrame, values: Mapping[str, Column]) -> DataFrame:
+def _by_message(frame: DataFrame, values: Mapping[str, str]) -> DataFrame:
     """Aggregate by message.
 
     Nearly every row has a key of its own, or shares it with another one: rows are first sent to where their key is put
@@ -177,41 +199,26 @@ def _by_message(frame: DataFrame, values: Mapping[str, Column]) -> DataFrame:
     """
     if hasattr(frame.sparkSession, "_jsparkSession"):
         frame = frame.hint("repartition", F.col("message_key"))
-    measures = (_OF_MESSAGES[name][1](value).alias(name) for name, value in values.items())
-    return typed(frame.groupBy(*MESSAGE).agg(*measures), _MESSAGES)
+    measures = (f"{_OF_MESSAGES[name][1]}({value}) AS {name}" for name, value in values.items())
+    return typed(grouped(frame, MESSAGE, *measures), _MESSAGES)
 
 
 MESSAGES = Fact(
     "messages",
     _MESSAGES,
-    of=lambda rows: _by_message(_slim(rows), {name: value() for name, (*_, value) in _OF_MESSAGES.items()}),
-    merged=lambda facts: _by_message(facts, {name: F.col(name) for name in _OF_MESSAGES}),
+    of=lambda rows: _by_message(_slim(rows), {name: value for name, (*_, value) in _OF_MESSAGES.items()}),
+    merged=lambda facts: _by_message(facts, {name: name for name in _OF_MESSAGES}),
 )
 """One row for each message that has an id; texts that repeat are their keys, see `key_of`.
 
 A group's texts would have to be sorted, which takes several times as long as adding up numbers.
 """
 
+ARRIVED_AT = "CASE WHEN arrived_at IS NOT NULL THEN greatest(arrived_at, due_at) END"
+"""When a message of `MESSAGES` last arrived where consumers see it; null if it never did.
 
-def arrived_at() -> Column:
-    """When a message of `MESSAGES` last arrived where consumers see it; null if it never did.
-
-    A scheduled one is there before, but invisible.
-    """
-    return F.expr("CASE WHEN arrived_at IS NOT NULL THEN greatest(arrived_at, due_at) END")
-
-
-def key_of(column: str) -> Column:
-    """A number for a text that repeats; null for null."""
-    return F.expr(f"CASE WHEN {column} IS NOT NULL THEN xxhash64({column}) END")
-
-
-def _broker_position() -> Column:
-    """The broker's own position of a delivery in its queue, written as ``17`` or as ``1700000000000-3``."""
-    text = F.col("sequence_number")
-    major, minor = F.split_part(text, F.lit("-"), F.lit(1)), F.split_part(text, F.lit("-"), F.lit(2))
-    pair = F.try_add(F.try_multiply(major.try_cast("long"), F.lit(1 << 20)), minor.try_cast("long"))
-    return F.when(text.contains("-"), pair).otherwise(text.try_cast("long"))
+A scheduled one is there before, but invisible.
+"""
 
 
 DELIVERED, FROM_LANE = "delivered", "delivered from the secondary"
@@ -390,8 +397,8 @@ NAMES = Small("names", schema_of({"sender": TEXT, "session": TEXT}), {}, _names)
 
 def text_of(names: DataFrame, column: str) -> DataFrame:
     """The texts of senders, or sessions, as ``name``, by their ``key``."""
-    named = names.filter(F.col(column).isNotNull()).select(column).distinct()
-    return named.select(key_of(column).alias("key"), F.col(column).alias("name"))
+    named = names.filter(f"{column} IS NOT NULL").select(column).distinct()
+    return named.selectExpr(f"{key_of(column)} AS key", f"{column} AS name")
 
 
 OPERATION_COUNTS = ("sends", "receives", "pings", "settlements", "admin")
@@ -439,13 +446,6 @@ _NOTE_COLUMNS = (
     *("host", "pid", "version", "sample_healthy", "since", "count"),  # of journals
     *("side", "seconds"),
 )
-
-
-def ordinary() -> Column:
-    """Whether a send or a delivery is an ordinary, healthy one."""
-    sent = (F.col("outcome") == SendOutcome.PRIMARY.value) & ~F.col("maybe_duplicate")
-    read = F.expr(f"{COMPLETED} AND delivery_count <= 1 AND error IS NULL")
-    return F.coalesce(F.when(of_kind(SendCompleted), sent).otherwise(read), F.lit(False))
 
 
 def _out_of_the_ordinary(rows: _Rows) -> pa.Table:
@@ -496,9 +496,6 @@ SMALL = (NOTES, MINUTES, TRAFFIC, OPERATIONS, LATENCIES, NAMES)
 
 Digest = Mapping[str, pa.Table]
 """Small facts of some rows by their names."""
-
-OF = "of"
-"""The column that says of which fact a row of `small_of` is; the fact's own are in one of its name."""
 
 READ = tuple(
     dict.fromkeys(
@@ -595,24 +592,27 @@ def _possible(column: pa.Array) -> pa.Array:
 
 
 def small_of(rows: DataFrame) -> DataFrame:
-    """The small facts of each part of some rows, in one pass: each in a struct, and in `OF` which one it is."""
-    schema = types.StructType([types.StructField(OF, TEXT)])
-    for small in SMALL:
-        schema = schema.add(small.name, small.schema)
-    return rows.select(*READ).mapInArrow(_digests, schema)
+    """The small facts of each part of some rows, in one pass: the name of each, and its rows as a stream of Arrow's."""
+    return rows.select(*READ).mapInArrow(_digests, "name string, facts binary")
 
 
 def _digests(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    kinds = pa.struct([pa.field(small.name, pa.struct([*arrow_schema(small.schema)])) for small in SMALL])
     for rows in _gathered(batches):
-        for name, table in digest(rows).items():
-            for batch in table.to_batches():
-                columns = [
-                    pa.array(batch.to_struct_array()) if each.name == name else pa.nulls(batch.num_rows, each.type)
-                    for each in kinds
-                ]
-                of = pa.array([name] * batch.num_rows, pa.string())
-                yield pa.RecordBatch.from_arrays([of, *columns], [OF, *(each.name for each in kinds)])
+        found = digest(rows)
+        yield pa.RecordBatch.from_pydict({"name": [*found], "facts": [*map(_packed, found.values())]})
+
+
+def _packed(table: pa.Table) -> bytes:
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(stream.getvalue())
+
+
+def digests_of_parts(rows: pa.Table) -> Iterator[Digest]:
+    """What was written of `small_of`, as it was given."""
+    for row in rows.to_pylist():
+        yield {row["name"]: pa.ipc.open_stream(row["facts"]).read_all()}
 
 
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -633,17 +633,6 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         return found.dictionary_encode() if name in _REPEATED else found
 
     return pa.RecordBatch.from_arrays([column(name) for name in READ], [*READ])
-
-
-def digest_of_parts(rows: pa.Table) -> Digest:
-    """What was written of `small_of`, as it was given."""
-    found = {}
-    for small in SMALL:
-        own = rows.filter(pc.equal(rows.column(OF), small.name)).column(small.name)
-        schema = arrow_schema(small.schema)
-        batches = [pa.RecordBatch.from_struct_array(chunk).cast(schema) for chunk in own.chunks if len(chunk)]
-        found[small.name] = pa.Table.from_batches(batches, schema)
-    return found
 
 
 FACTS: tuple[Small | Fact, ...] = (*SMALL, MESSAGES)

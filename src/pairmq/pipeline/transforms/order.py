@@ -5,13 +5,13 @@ The table ``order`` counts them for each session, or sender.
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pairmq.model.events import DestinationChanged, SyphonFailed
 from pairmq.pipeline.transforms._fact import COUNT, NUMBER, TEXT, Field, Table, schema_of, typed
-from pairmq.pipeline.transforms._rows import SLACK, of_kind, place
-from pairmq.pipeline.transforms.facts import key_of, text_of
+from pairmq.pipeline.transforms._rows import PLACE, SLACK, extended, grouped, key_of, of_kind
+from pairmq.pipeline.transforms.facts import text_of
 
 DESIGNED, FAULT = "designed", "fault"
 """Allowed by the options, or against them."""
@@ -56,29 +56,28 @@ def late(messages: DataFrame, troubles: DataFrame, places: DataFrame, notes: Dat
         f"xxhash64({_ORDERED}) AS lane",
     )  # fmt: skip
     # A diverted one is looked at once more, among those of its backlog queue.
-    few = stood.withColumn("ahead", _latest_call_ahead("lane")).filter("ahead > accepted_at OR NOT direct")
+    few = extended(stood, ahead=_latest_call_ahead("lane")).filter("ahead > accepted_at OR NOT direct")
     ways = troubles.filter("backlog_queue IS NOT NULL").selectExpr(
         "place", "message_key", "backlog_queue", "diverted_at", "last_moved_at", "moves_again"
-    )  # fmt: skip
-    known = few.join(ways, ["place", "message_key"], "left").withColumn(
-        "route", F.expr("CASE WHEN NOT direct THEN backlog_queue END")
     )
-    behind = known.withColumn("ahead_in_queue", _latest_call_ahead("lane", "route")).filter("ahead > accepted_at")
+    known = few.join(ways, ["place", "message_key"], "left")
+    known = extended(known, route="CASE WHEN NOT direct THEN backlog_queue END")
+    behind = extended(known, ahead_in_queue=_latest_call_ahead("lane, route")).filter("ahead > accepted_at")
     # A pump that stops, for its destination or its queue, puts messages back behind others.
-    stops = notes.filter(of_kind(DestinationChanged, SyphonFailed)).groupBy("pair")
-    struck = stops.agg(F.collect_list(F.struct("entity", "queue", "at")).alias("struck"))
+    stops = notes.filter(of_kind(DestinationChanged, SyphonFailed))
+    struck = grouped(stops, ("pair",), "collect_list(struct(entity, queue, at)) AS struck")
     named = behind.join(F.broadcast(places.select("place", "pair", "entity", "strict")), "place", "left")
     judged = named.join(F.broadcast(struck), "pair", "left")
     undisturbed = f"moves_again = 0 AND last_moved_at IS NOT NULL AND NOT coalesce({_STRUCK}, false)"
     fault = f"direct OR strict OR (route IS NOT NULL AND ahead_in_queue > accepted_at AND {undisturbed})"
-    late = F.expr(f"CASE WHEN {fault} THEN '{FAULT}' ELSE '{DESIGNED}' END")
-    return typed(judged.withColumns({"late": late, "late_by": F.expr("ahead - accepted_at")}), LATE)
+    late = f"CASE WHEN {fault} THEN '{FAULT}' ELSE '{DESIGNED}' END"
+    return typed(extended(judged, late=late, late_by="ahead - accepted_at"), LATE)
 
 
-def _latest_call_ahead(*lane: str) -> Column:
+def _latest_call_ahead(lane: str) -> str:
     """Messages at one position, such as those that a consumer got at once, are not ahead of each other."""
-    ahead = Window.partitionBy(*lane).orderBy("position").rangeBetween(Window.unboundedPreceding, -1)
-    return F.max("called_at").over(ahead)
+    ahead = "RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING"
+    return f"max(called_at) OVER (PARTITION BY {lane} ORDER BY position {ahead})"
 
 
 ORDER = Table(
@@ -102,44 +101,37 @@ _LANE = ("place", "session", "sender")
 
 def order(reconciled: DataFrame, counted: DataFrame, places: DataFrame, names: DataFrame) -> DataFrame:
     """Count by session and sender what was late."""
-    fault = F.col("late") == FAULT
-    accepted = F.unix_micros("accepted_at") / 1_000_000
-    sender = F.when(F.col("session_key").isNull(), key_of("sender"))
     # Few are late: the rest of the table is not looked at.
-    late = reconciled.filter(F.col("late").isNotNull()).select(
-        place().alias("place"),
-        F.col("session_key").alias("session"),
-        sender.alias("sender"),
-        "message_id",
-        "late",
-        accepted.alias("accepted_at"),
+    late = reconciled.filter("late IS NOT NULL").selectExpr(
+        f"{PLACE} AS place",
+        "session_key AS session",
+        f"CASE WHEN session_key IS NULL THEN {key_of('sender')} END AS sender",
+        *("message_id", "late", "unix_micros(accepted_at) / 1000000 AS accepted_at"),
     )
-    late = late.groupBy(*_LANE).agg(
-        F.count_if(F.col("late") == DESIGNED).alias("overtaken"),
-        F.count_if(fault).alias("out_of_order"),
-        F.min_by("message_id", F.when(fault, F.col("accepted_at"))).alias("first_out_of_order"),
-        F.min(F.when(fault, F.col("accepted_at"))).alias("first_out_of_order_at"),
+    fault = f"CASE WHEN late = '{FAULT}' THEN accepted_at END"
+    late = grouped(
+        late,
+        _LANE,
+        f"count_if(late = '{DESIGNED}') AS overtaken",
+        f"count_if(late = '{FAULT}') AS out_of_order",
+        f"min_by(message_id, {fault}) AS first_out_of_order",
+        f"min({fault}) AS first_out_of_order_at",
     )
-    owned = counted.filter((F.col("delivered") > 0) & (F.col("session").isNotNull() | F.col("sender").isNotNull()))
-    known = owned.groupBy(*_LANE).agg(F.sum("delivered").alias("delivered"))
-    same = [F.col(f"k.{name}").eqNullSafe(F.col(f"l.{name}")) for name in _LANE]
+    owned = counted.filter("delivered > 0 AND (session IS NOT NULL OR sender IS NOT NULL)")
+    known = grouped(owned, _LANE, "sum(delivered) AS delivered")
+    same = F.expr(" AND ".join(f"k.{name} <=> l.{name}" for name in _LANE))
     joined = (
         known.alias("k")
         .join(late.alias("l"), same, "left")
-        .select(
+        .selectExpr(
             *(f"k.{name}" for name in (*_LANE, "delivered")),
-            *(F.coalesce(name, F.lit(0)).alias(name) for name in ("overtaken", "out_of_order")),
-            "first_out_of_order",
-            "first_out_of_order_at",
+            *(f"coalesce({name}, 0) AS {name}" for name in ("overtaken", "out_of_order")),
+            *("first_out_of_order", "first_out_of_order_at"),
         )
     )
-    owner = F.when(F.col("session").isNull(), F.concat(F.lit("sender:"), "sender_name"))
-    owner = owner.otherwise(F.concat(F.lit("session:"), "session_name"))
-    known = joined.join(_named(text_of(names, "sender"), "sender"), "sender", "left")
-    known = known.join(_named(text_of(names, "session"), "session"), "session", "left")
-    named = known.join(F.broadcast(places.select("place", "pair", "entity")), "place")
-    return ORDER.of(named.withColumn("order_key", owner))
-
-
-def _named(names: DataFrame, owner: str) -> DataFrame:
-    return names.select(F.col("key").alias(owner), F.col("name").alias(f"{owner}_name"))
+    for owner in ("sender", "session"):
+        texts = text_of(names, owner).selectExpr(f"key AS {owner}", f"name AS {owner}_name")
+        joined = joined.join(texts, owner, "left")
+    named = joined.join(F.broadcast(places.select("place", "pair", "entity")), "place")
+    owner = "CASE WHEN session IS NULL THEN concat('sender:', sender_name) ELSE concat('session:', session_name) END"
+    return ORDER.of(extended(named, order_key=owner))

@@ -5,14 +5,14 @@ A minute counts where messages that arrived in it may have left a row in a hole 
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Window, types
+from pyspark.sql import DataFrame, types
 from pyspark.sql import functions as F
 
 from pairmq.model import EntityKind
 from pairmq.model.events import Cause, JournalOpened, PairOpened, StateChanged
 from pairmq.pipeline.transforms._fact import COUNT, FLAG, NUMBER, TEXT, schema_of, typed
-from pairmq.pipeline.transforms._rows import MINUTE, SLACK, of_kind, place
-from pairmq.pipeline.transforms.facts import DELIVERED, FROM_LANE, about_messages, arrived_at
+from pairmq.pipeline.transforms._rows import MINUTE, PLACE, SLACK, extended, grouped, of_kind
+from pairmq.pipeline.transforms.facts import ABOUT_MESSAGES, ARRIVED_AT, DELIVERED, FROM_LANE
 from pairmq.pipeline.transforms.processes import with_hole_before
 
 ARRIVALS = schema_of(
@@ -29,7 +29,7 @@ ARRIVALS = schema_of(
 )
 """One row for the messages of one session, or of one sender without sessions, in one entity and one minute.
 
-The minute is that of their arrival, counted since 1970, see `minute_of`. ``delivered_at`` and ``last_delivered_at``
+The minute is that of their arrival, counted since 1970, see `MINUTE_OF`. ``delivered_at`` and ``last_delivered_at``
 are of those that arrived at the primary; from ``known_from`` to ``known_until`` the journal has any of them.
 """
 
@@ -65,35 +65,34 @@ where it has a delivery, be it from a lane.
 """
 
 
-def minute_of() -> Column:
-    """The minute, counted since 1970, in which a message of `MESSAGES` arrived at the primary.
+MINUTE_OF = f"floor(coalesce({ARRIVED_AT}, last_delivered_at, first_sent_at) / {MINUTE})"
+"""The minute, counted since 1970, in which a message of `MESSAGES` arrived at the primary, in SQL.
 
-    Of one that did not, according to the journal, it is the minute in which it was delivered, or else refused.
-    """
-    return F.floor(F.coalesce(arrived_at(), "last_delivered_at", "first_sent_at") / MINUTE)
+Of one that did not, according to the journal, it is the minute in which it was delivered, or else refused.
+"""
 
 
 def arrivals(messages: DataFrame) -> DataFrame:
     """Count the messages, and compute when they were delivered first and last, sent and seen."""
-    read, is_there = F.col("deliveries") > 0, F.col("arrived_at").isNotNull()
-    arrived = F.when(read, arrived_at())
-    # Whose order counts: the session's, else the sender's.
-    sender = F.when(F.col("session").isNull(), F.col("sender"))
-    counted = messages.groupBy("place", "session", sender.alias("sender"), minute_of().alias("minute")).agg(
-        F.count("*").alias("messages"),
-        F.count_if(read & F.col("accepted_at").isNotNull()).alias("delivered"),
-        F.min(arrived).alias("observed_from"),
+    arrived = f"CASE WHEN deliveries > 0 THEN {ARRIVED_AT} END"
+    counted = grouped(
+        messages,
+        # Whose order counts: the session's, else the sender's.
+        ("place", "session", "CASE WHEN session IS NULL THEN sender END AS sender", f"{MINUTE_OF} AS minute"),
+        "count(*) AS messages",
+        "count_if(deliveries > 0 AND accepted_at IS NOT NULL) AS delivered",
+        f"min({arrived}) AS observed_from",
         # It was there when it was delivered, regardless of its sender's clock.
-        F.max(F.least(arrived, "last_delivered_at")).alias("observed_until"),
-        F.min(F.when(is_there, F.col("delivered_at"))).alias("delivered_at"),
-        F.max(F.when(is_there, F.col("last_delivered_at"))).alias("last_delivered_at"),
-        F.min(F.least("called_at", "first_sent_at", "delivered_at", "arrived_at")).alias("known_from"),
-        F.max(F.greatest("first_sent_at", "last_delivered_at")).alias("known_until"),
+        f"max(least({arrived}, last_delivered_at)) AS observed_until",
+        "min(CASE WHEN arrived_at IS NOT NULL THEN delivered_at END) AS delivered_at",
+        "max(CASE WHEN arrived_at IS NOT NULL THEN last_delivered_at END) AS last_delivered_at",
+        "min(least(called_at, first_sent_at, delivered_at, arrived_at)) AS known_from",
+        "max(greatest(first_sent_at, last_delivered_at)) AS known_until",
     )
     return typed(counted, ARRIVALS)
 
 
-_NAMED = ("process", "pair", "entity", "entity_kind", "reads")
+_NAMED = ("process", "pair", "entity", "entity_kind")
 
 
 def places(
@@ -109,55 +108,49 @@ def places(
 
     For as long as the patience, in seconds, a syphon may hold a message that has left its queue.
     """
-    noted = notes.filter(about_messages() | F.col("entity").isNotNull()).withColumn("reads", F.lit(False))
-    seen = traffic.withColumn("reads", F.col("outcome").isin(DELIVERED, FROM_LANE)).select(*_NAMED).distinct()
-    named = seen.unionByName(noted.select(*_NAMED).distinct()).join(
-        F.broadcast(processes.select("process", "clock_error", "missing", "dropped")), "process", "left"
+    noted = notes.filter(f"({ABOUT_MESSAGES}) OR entity IS NOT NULL").selectExpr(*_NAMED, "false AS reads")
+    seen = traffic.selectExpr(*_NAMED, f"outcome IN ('{DELIVERED}', '{FROM_LANE}') AS reads")
+    named = (
+        seen.distinct()
+        .unionByName(noted.distinct())
+        .join(F.broadcast(processes.select("process", "clock_error", "missing", "dropped")), "process", "left")
     )
-    topic = F.coalesce(F.col("entity_kind") == EntityKind.TOPIC.value, F.lit(False))
-    known = named.groupBy("pair", "entity").agg(
-        F.max(topic).alias("of_topic"),
-        F.coalesce(F.max("clock_error"), F.lit(0.0)).alias("clock_error"),
-        F.max(F.col("reads") & (F.col("missing") + F.col("dropped") > 0)).alias("lacking"),
-        F.max("reads").alias("consumed"),
+    known = grouped(
+        named,
+        ("pair", "entity"),
+        f"max(coalesce(entity_kind = '{EntityKind.TOPIC}', false)) AS of_topic",
+        "coalesce(max(clock_error), 0D) AS clock_error",
+        "max(reads AND missing + dropped > 0) AS lacking",
+        "max(reads) AS consumed",
     )
-    known = known.withColumn("place", place())
-    sight = counted.groupBy("place").agg(
-        F.sum("messages").alias("messages"),
-        F.min("observed_from").alias("observed_from"),
-        F.max("observed_until").alias("observed_until"),
-    )
-    drained = of_kind(StateChanged) & (F.col("cause") == Cause.DRAINED.value)
-    drains = notes.filter(drained).select(
-        place().alias("place"), (F.col("at") - F.col("lasted")).alias("since"), F.col("at").alias("drained_at")
-    )
+    sums = ("sum(messages) AS messages", "min(observed_from) AS observed_from", "max(observed_until) AS observed_until")
     # All queues were seen empty while the entity was draining: nothing from before that was left in them.
-    emptied = (
-        with_hole_before(drains.distinct(), ("place", "since", "drained_at"), "drained_at", spans, patience=patience)
-        .groupBy("place")
-        .agg(
-            F.max("since").alias("drained_from"),
-            F.collect_list(F.struct("since", "drained_at", "hole")).alias("emptied"),
-        )
+    drains = notes.filter(f"{of_kind(StateChanged)} AND cause = '{Cause.DRAINED}'").selectExpr(
+        f"{PLACE} AS place", "at - lasted AS since", "at AS drained_at"
     )
-    strict = notes.filter(of_kind(PairOpened) & (F.col("ordering") == "session")).select("pair").distinct()
-    kept = notes.filter(of_kind(JournalOpened)).agg(F.min("sample_healthy").alias("least_kept"))
-    end = processes.agg(F.max(F.unix_micros("last_at") / 1_000_000 - F.col("clock_error")).alias("journal_end"))
-    watched = F.count("observed_from").over(Window.partitionBy("pair")) > 0
+    hidden = with_hole_before(drains.distinct(), ("place", "since", "drained_at"), "drained_at", spans, patience)
+    when = "collect_list(struct(since, drained_at, hole)) AS emptied"
+    emptied = grouped(hidden, ("place",), "max(since) AS drained_from", when)
+    strict = notes.filter(f"{of_kind(PairOpened)} AND ordering = 'session'").selectExpr("pair", "true AS strict")
+    kept = grouped(notes.filter(of_kind(JournalOpened)), (), "min(sample_healthy) AS least_kept")
+    end = grouped(processes, (), "max(unix_micros(last_at) / 1000000 - clock_error) AS journal_end")
     known_places = (
-        known.join(sight, "place")
+        extended(known, place=PLACE)
+        .join(grouped(counted, ("place",), *sums), "place")
         .join(F.broadcast(emptied), "place", "left")
-        .join(F.broadcast(strict.withColumn("strict", F.lit(True))), "pair", "left")
+        .join(F.broadcast(strict.distinct()), "pair", "left")
         .crossJoin(F.broadcast(end))
         .crossJoin(F.broadcast(kept))
-        .withColumns(
-            {
-                "strict": F.coalesce("strict", F.lit(False)),
-                "absent": watched & F.col("observed_from").isNull() & ~F.col("of_topic"),
-            }
-        )
     )
-    return typed(known_places, PLACES)
+    watched = "count(observed_from) OVER (PARTITION BY pair) > 0"
+    return typed(
+        extended(
+            known_places,
+            strict="coalesce(strict, false)",
+            absent=f"{watched} AND observed_from IS NULL AND NOT of_topic",
+        ),
+        PLACES,
+    )
 
 
 BLIND = schema_of({"place": COUNT, "minute": COUNT, "unseen": FLAG, "untold": FLAG})
@@ -173,37 +166,32 @@ def blind_minutes(arrived: DataFrame, spans: DataFrame, *, patience: float) -> D
     What explains existing rows, e.g. another send of the same id, happened no more than the patience before the first
     of them or after the last.
     """
-    arrived = (
-        arrived.filter(F.col("minute").isNotNull())
-        .groupBy("place", "minute")
-        .agg(
-            *(F.min(name).alias(name) for name in ("delivered_at", "known_from")),
-            *(F.max(name).alias(name) for name in ("last_delivered_at", "known_until")),
-        )
+    arrived = grouped(
+        arrived.filter("minute IS NOT NULL"),
+        ("place", "minute"),
+        *(f"min({name}) AS {name}" for name in ("delivered_at", "known_from")),
+        *(f"max({name}) AS {name}" for name in ("last_delivered_at", "known_until")),
     )
-    entity = Window.partitionBy("place")
     # Backwards: of frames without an end Spark computes each anew.
-    backwards = entity.orderBy(F.desc("minute"))
-    surely_later = backwards.rangeBetween(Window.unboundedPreceding, -int(patience // MINUTE) - 2)
-    by = F.coalesce(F.min("delivered_at").over(surely_later), F.max("last_delivered_at").over(entity))
-    settled = arrived.withColumns(
-        {
-            "by": F.floor((by + patience) / MINUTE),
-            "since": F.floor((F.col("known_from") - patience) / MINUTE),
-            "until": F.floor((F.col("known_until") + patience) / MINUTE),
-        }
+    surely_later = (
+        "OVER (PARTITION BY place ORDER BY minute DESC "
+        f"RANGE BETWEEN UNBOUNDED PRECEDING AND {int(patience // MINUTE) + 2} PRECEDING)"
+    )
+    by = f"coalesce(min(delivered_at) {surely_later}, max(last_delivered_at) OVER (PARTITION BY place))"
+    settled = extended(
+        arrived,
+        by=f"floor(({by} + {patience}D) / {MINUTE})",
+        since=f"floor((known_from - {patience}D) / {MINUTE})",
+        until=f"floor((known_until + {patience}D) / {MINUTE})",
     )
     # Of the holes that ended in a minute or after it, the earliest begin: no message needs to meet every hole.
-    ends = spans.select(
-        F.floor((F.col("ended") + SLACK) / MINUTE).alias("minute"), F.floor(F.col("began") / MINUTE).alias("began")
-    )
+    ends = spans.selectExpr(f"floor((ended + {SLACK}D) / {MINUTE}) AS minute", f"floor(began / {MINUTE}) AS began")
     asks = settled.selectExpr(
         "place", "minute", "stack(2, minute, by, true, since, until, false) AS (asked, until, near)"
     )
-    nothing = F.lit(None).cast("long").alias("began")
-    asked = asks.select(F.col("asked").alias("minute"), nothing).distinct()
-    onwards = Window.partitionBy(F.lit(0)).orderBy(F.desc("minute")).rangeBetween(Window.unboundedPreceding, 0)
-    earliest = asked.unionByName(ends).withColumn("began", F.min("began").over(onwards)).distinct()
-    met = asks.join(F.broadcast(earliest.withColumnRenamed("minute", "asked")), "asked").filter("began <= until")
-    blind = met.groupBy("place", "minute").agg(F.max("near").alias("unseen"), (~F.min("near")).alias("untold"))
+    asked = asks.selectExpr("asked AS minute", "CAST(NULL AS bigint) AS began").distinct()
+    onwards = "min(began) OVER (PARTITION BY 0 ORDER BY minute DESC RANGE UNBOUNDED PRECEDING)"
+    earliest = asked.unionByName(ends).selectExpr("minute AS asked", f"{onwards} AS began").distinct()
+    met = asks.join(F.broadcast(earliest), "asked").filter("began <= until")
+    blind = grouped(met, ("place", "minute"), "max(near) AS unseen", "NOT min(near) AS untold")
     return typed(blind, BLIND)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pairmq.model.events import (
@@ -17,7 +17,7 @@ from pairmq.model.events import (
     PairOpened,
 )
 from pairmq.pipeline.transforms._fact import NUMBER, TEXT, Field, Table, schema_of, typed
-from pairmq.pipeline.transforms._rows import MINUTE, SLACK, how_many, of_kind
+from pairmq.pipeline.transforms._rows import MINUTE, SLACK, extended, grouped, of_kind
 
 GONE = 86_400.0
 """Seconds for which a machine may be silent while the journal goes on, before its open processes count as killed.
@@ -67,61 +67,52 @@ def processes(minutes: DataFrame, notes: DataFrame, *, patience: float) -> DataF
 
 def described(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFrame:
     """The columns of the table ``processes``, instants as seconds, and ``journal_end``."""
-    counted = (
-        _with_setbacks(minutes)
-        .groupBy("process")
-        .agg(
-            F.sum("rows").alias("rows"),
-            F.sum("misdated").alias("misdated"),
-            (F.max("last_seq") + 1 - F.sum("rows")).alias("missing"),
-            F.min("first_seq").alias("first_seq"),
-            F.min("first_at").alias("first_at"),
-            F.max("last_at").alias("last_at"),
-            F.max("setback").alias("setback"),
-            (F.max("clock_high") - F.min("clock_low")).alias("set_by"),
-        )
+    counted = grouped(
+        _with_setbacks(minutes),
+        ("process",),
+        "sum(rows) AS rows",
+        "sum(misdated) AS misdated",
+        "max(last_seq) + 1 - sum(rows) AS missing",
+        "min(first_seq) AS first_seq",
+        "min(first_at) AS first_at",
+        "max(last_at) AS last_at",
+        "max(setback) AS setback",
+        "max(clock_high) - min(clock_low) AS set_by",
     )
-    opened, closed = of_kind(JournalOpened), of_kind(JournalClosed)
-    said = (
-        _with_lags(notes.filter(of_kind(JournalOpened, JournalClosed, EventsDropped, *_TIMED)))
-        .groupBy("process")
-        .agg(
-            *(F.max(F.when(opened, F.col(name))).alias(name) for name in ("host", "pid", "version")),
-            F.min(F.when(opened, F.col("sample_healthy"))).alias("sample_healthy"),
-            F.sum(F.when(of_kind(EventsDropped), F.col("count"))).alias("dropped"),
-            how_many(closed).alias("closed"),
-            F.max("lag").alias("lag"),
-        )
+    opened = of_kind(JournalOpened)
+    said = grouped(
+        _with_lags(notes.filter(of_kind(JournalOpened, JournalClosed, EventsDropped, *_TIMED))),
+        ("process",),
+        *(f"max(CASE WHEN {opened} THEN {name} END) AS {name}" for name in ("host", "pid", "version")),
+        f"min(CASE WHEN {opened} THEN sample_healthy END) AS sample_healthy",
+        f"sum(CASE WHEN {of_kind(EventsDropped)} THEN `count` END) AS dropped",
+        f"count_if({of_kind(JournalClosed)}) AS closed",
+        "max(lag) AS lag",
     )
-    known = counted.join(said, "process", "left").withColumn("dropped", F.coalesce("dropped", F.lit(0)))
-    read = F.when(F.col("set_by") >= NOISE, F.col("set_by")).when(F.col("set_by").isNotNull(), 0.0)
-    known = known.withColumn("clock_error", F.coalesce(read, _as_rows_show()))
-    # The clock that is ahead of all others may be the wrong one.
-    everything = Window.partitionBy(F.lit(0))
-    known = known.withColumns(
-        {
-            "journal_end": F.max(F.col("last_at") - F.col("clock_error")).over(everything),
-            "journal_began": F.min("first_at").over(everything),
-        }
+    known = extended(counted.join(said, "process", "left"), dropped="coalesce(dropped, 0)")
+    read = f"CASE WHEN set_by >= {NOISE}D THEN set_by WHEN set_by IS NOT NULL THEN 0D END"
+    known = extended(known, clock_error=f"coalesce({read}, {_AS_ROWS_SHOW})")
+    known = extended(
+        known,
+        # The clock that is ahead of all others may be the wrong one.
+        journal_end="max(last_at - clock_error) OVER (PARTITION BY 0)",
+        journal_began="min(first_at) OVER (PARTITION BY 0)",
+        goes_on=f"max(last_at) OVER (PARTITION BY {_MACHINE})",
     )
     # The silence of a whole machine says nothing at first: what was written there may not have come yet.
-    goes_on = F.max("last_at").over(Window.partitionBy(_machine()))
-    gone = (goes_on - F.col("last_at") > patience) | (F.col("journal_end") - goes_on > GONE)
-    ended = F.when(F.col("closed") > 0, "closed").when(gone, "killed").otherwise("open")
-    return known.withColumn("ended", ended)
+    gone = f"goes_on - last_at > {patience}D OR journal_end - goes_on > {GONE}D"
+    return extended(known, ended=f"CASE WHEN closed > 0 THEN 'closed' WHEN {gone} THEN 'killed' ELSE 'open' END")
 
 
 NOISE = 0.05
 """Seconds by which two readings of a clock may differ that was not set."""
 
-
-def _as_rows_show() -> Column:
-    """The error of a clock whose readings are not in the rows; where rows are missing, no gap of time is one."""
-    setback = F.when(F.col("dropped") == 0, F.col("setback"))  # their row has a later instant than those after it
-    lag = F.when((F.col("missing") == 0) & (F.col("dropped") == 0), F.col("lag"))
-    shown = F.greatest(setback, lag)
-    return F.when(shown > SLACK, shown).otherwise(0.0)
-
+_SHOWN = (
+    "greatest(CASE WHEN dropped = 0 THEN setback END, "  # their row has a later instant than those after it
+    "CASE WHEN missing = 0 AND dropped = 0 THEN lag END)"
+)
+_AS_ROWS_SHOW = f"CASE WHEN {_SHOWN} > {SLACK}D THEN {_SHOWN} ELSE 0D END"
+"""The error of a clock whose readings are not in the rows; where rows are missing, no gap of time is one."""
 
 _JITTER = 8
 """Rows of two minutes that threads may have written the other way round."""
@@ -132,25 +123,19 @@ def _with_setbacks(minutes: DataFrame) -> DataFrame:
 
     It did by no more seconds than that: those from where the minutes overlap to the end of the last one.
     """
-    process = Window.partitionBy("process").orderBy("minute")
-    earlier = process.rowsBetween(Window.unboundedPreceding, -1)
-    # Backwards: of frames without an end Spark computes each anew, so that time grows with the square of the minutes.
-    onwards = Window.partitionBy("process").orderBy(F.desc("minute")).rowsBetween(Window.unboundedPreceding, 0)
-    reached = minutes.withColumns(
-        {
-            "reach": F.max("last_seq").over(earlier),
-            "far_reach": F.max("last_seq").over(process.rangeBetween(Window.unboundedPreceding, -2 * MINUTE)),
-            "near_rows": F.col("rows") + F.lag("rows", 1, 0).over(process),
-            "next_seq": F.min("first_seq").over(onwards),
-        }
+    process = "OVER (PARTITION BY process ORDER BY minute"
+    reached = extended(
+        minutes,
+        reach=f"max(last_seq) {process} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)",
+        far_reach=f"max(last_seq) {process} RANGE BETWEEN UNBOUNDED PRECEDING AND {2 * MINUTE} PRECEDING)",
+        near_rows=f"rows + lag(rows, 1, 0L) {process})",
+        # Backwards: of frames without an end Spark computes each anew, in time that grows with the square of them.
+        next_seq=f"min(first_seq) {process} DESC ROWS UNBOUNDED PRECEDING)",
     )
-    ahead = F.col("reach") - F.col("first_seq") + 1
-    back = (F.col("far_reach") > F.col("first_seq")) | (
-        (ahead >= _JITTER) & (ahead * 2 * MINUTE > F.col("near_rows") * SLACK)
-    )
-    whole = F.coalesce(F.col("reach") < F.col("next_seq"), F.lit(True))
-    began = F.last(F.when(whole, F.col("first_at")), ignorenulls=True).over(process)
-    return reached.withColumn("setback", F.when(back, F.col("last_at") - began))
+    ahead = "reach - first_seq + 1"
+    back = f"far_reach > first_seq OR ({ahead} >= {_JITTER} AND ({ahead}) * {2 * MINUTE} > near_rows * {SLACK}D)"
+    began = f"last(CASE WHEN coalesce(reach < next_seq, true) THEN first_at END, true) {process})"
+    return extended(extended(reached, began=began), setback=f"CASE WHEN {back} THEN last_at - began END")
 
 
 _TIMED = (PairOpened, PairEnded, OperationsCounted)
@@ -161,23 +146,23 @@ def _with_lags(notes: DataFrame) -> DataFrame:
 
     Two pairs of one name that are open in one process at once can't be distinguished: their rows give none.
     """
-    pair = Window.partitionBy("process", "pair")
-    in_turn = pair.orderBy("seq")
-    opened = F.when(of_kind(PairOpened), 1).when(of_kind(PairEnded), -1).otherwise(0)
-    both = of_kind(OperationsCounted) & (F.lag("kind").over(in_turn) == OperationsCounted.__name__)
-    jump = F.when(both, F.col("at") - F.lag("at").over(in_turn) - F.col("seconds")).otherwise(0.0)
-    known = notes.withColumns({"jump": jump, "at_once": F.sum(opened).over(in_turn)})
-    known = known.withColumn("jumped", F.sum("jump").over(in_turn))
-    alone = F.max("at_once").over(pair) <= 1
-    spread = F.max("jumped").over(pair) - F.min("jumped").over(pair)
-    return known.withColumn("lag", F.when(alone, spread))
+    pair = "OVER (PARTITION BY process, pair"
+    in_turn = f"{pair} ORDER BY seq)"
+    both = f"{of_kind(OperationsCounted)} AND lag(kind) {in_turn} = '{OperationsCounted.__name__}'"
+    opened = f"CASE WHEN {of_kind(PairOpened)} THEN 1 WHEN {of_kind(PairEnded)} THEN -1 ELSE 0 END"
+    known = extended(
+        notes,
+        jump=f"CASE WHEN {both} THEN at - lag(at) {in_turn} - seconds ELSE 0D END",
+        at_once=f"sum({opened}) {in_turn}",
+    )
+    known = extended(known, jumped=f"sum(jump) {in_turn}")
+    spread = f"max(jumped) {pair}) - min(jumped) {pair})"
+    return extended(known, lag=f"CASE WHEN max(at_once) {pair}) <= 1 THEN {spread} END")
 
 
-def _machine() -> Column:
-    """Where a process ran, from its metadata or its name; one without either is assumed to be alone."""
-    named = F.regexp_extract("process", "^(.+)-[0-9]+-[0-9]{8}T[0-9]{6}Z-", 1)
-    return F.coalesce("host", F.when(named != "", named), "process")
-
+_NAMED = "regexp_extract(process, '^(.+)-[0-9]+-[0-9]{8}T[0-9]{6}Z-', 1)"
+_MACHINE = f"coalesce(host, CASE WHEN {_NAMED} <> '' THEN {_NAMED} END, process)"
+"""Where a process ran, from its metadata or its name; one without either is assumed to be alone."""
 
 DEATH = 120.0
 """Seconds after its last row within which a killed process may have done something unrecorded.
@@ -229,112 +214,102 @@ def holes(
     was set, all holes are wider.
     """
     # Each frame is named once: Spark would compute it anew wherever it is named.
-    known = described(minutes, notes, patience).filter(F.col("last_at").isNotNull())
-    end = F.when(F.col("ended") == "killed", F.col("last_at") + DEATH).otherwise(F.col("journal_end"))
-    ends = _span(F.when(F.col("ended") != "closed", F.col("last_at")), end)
+    known = described(minutes, notes, patience).filter("last_at IS NOT NULL")
+    end = f"CASE WHEN ended = 'killed' THEN last_at + {DEATH}D ELSE journal_end END"
     # Rows are numbered from 0: those before the first that is there are missing as well.
-    head = F.when(F.col("first_seq") > 0, F.least(_started_at("journal_began"), "first_at"))
-    wrong = F.col("clock_error") > 0
-    spans = known.select(
-        F.explode(F.array(ends, _span(head, F.col("first_at")))).alias("span"),
-        *(F.when(wrong, F.col(name)).alias(name) for name in _WRONG),
-    ).select("span.began", "span.ended", *_WRONG)
-    dropped = notes.filter(of_kind(EventsDropped)).select(F.col("since").alias("began"), F.col("at").alias("ended"))
+    head = f"CASE WHEN first_seq > 0 THEN least({_started_at('journal_began')}, first_at) END"
+    spans = known.selectExpr(
+        f"inline(array(struct(CASE WHEN ended <> 'closed' THEN last_at END AS began, {end} AS ended), "
+        f"struct({head} AS began, first_at AS ended)))",
+        *(f"CASE WHEN clock_error > 0 THEN {name} END AS {name}" for name in _WRONG),
+    )
+    dropped = notes.filter(of_kind(EventsDropped)).selectExpr("since AS began", "at AS ended")
     others = [_gaps(minutes), dropped]
     if unread:
         others.append(_not_read(minutes, notes, unread))
     if unfinished:
         others.append(_not_finished(minutes, notes, unfinished))
     for each in others:
-        spans = spans.unionByName(each.select("*", *(F.lit(None).cast("double").alias(name) for name in _WRONG)))
+        spans = spans.unionByName(each.selectExpr("*", *(f"CAST(NULL AS double) AS {name}" for name in _WRONG)))
     # Neither the hole's instants nor those that are compared with it are better than the worst clock, while it ran.
-    everything = Window.partitionBy(F.lit(0))
-    spans = spans.select(
+    spans = spans.selectExpr(
         "began",
-        F.greatest("began", "ended").alias("ended"),
-        F.coalesce(2 * F.max("clock_error").over(everything), F.lit(0.0)).alias("error"),
-        F.min("first_at").over(everything).alias("wrong_from"),
-        F.max("last_at").over(everything).alias("wrong_until"),
-    ).filter(F.col("began").isNotNull())
-    began, ended, error = (F.col(name) for name in ("began", "ended", "error"))
-    near = (began - error <= F.col("wrong_until")) & (ended + error >= F.col("wrong_from"))
-    wider = F.when(near, error).otherwise(0.0)
-    return typed(spans.select((began - wider).alias("began"), (ended + wider).alias("ended")), HOLES)
+        "greatest(began, ended) AS ended",
+        "coalesce(2 * max(clock_error) OVER (PARTITION BY 0), 0D) AS error",
+        "min(first_at) OVER (PARTITION BY 0) AS wrong_from",
+        "max(last_at) OVER (PARTITION BY 0) AS wrong_until",
+    ).filter("began IS NOT NULL")
+    near = "began - error <= wrong_until AND ended + error >= wrong_from"
+    wider = f"CASE WHEN {near} THEN error ELSE 0D END"
+    return typed(spans.selectExpr(f"began - {wider} AS began", f"ended + {wider} AS ended"), HOLES)
 
 
 _WRONG = ("clock_error", "first_at", "last_at")
 
 
-def _span(began: Column, ended: Column) -> Column:
-    return F.struct(began.alias("began"), ended.alias("ended"))
-
-
 def _gaps(minutes: DataFrame) -> DataFrame:
     """The times of missing rows, of processes that lack any."""
-    process = Window.partitionBy("process")
-    following = process.orderBy("first_seq")
-    known = minutes.withColumns(
-        {
-            "lacking": F.max("last_seq").over(process) + 1 > F.sum("rows").over(process),
-            "next_seq": F.lead("first_seq").over(following),
-            "next_at": F.lead("first_at").over(following),
-        }
+    following = "OVER (PARTITION BY process ORDER BY first_seq)"
+    lacking = "max(last_seq) OVER (PARTITION BY process) + 1 > sum(rows) OVER (PARTITION BY process)"
+    known = extended(
+        minutes,
+        lacking=lacking,
+        within="last_seq - first_seq + 1 > rows",
+        next_seq=f"lead(first_seq) {following}",
+        next_at=f"lead(first_at) {following}",
     )
-    within = F.col("last_seq") - F.col("first_seq") + 1 > F.col("rows")
-    after = F.col("next_seq") > F.col("last_seq") + 1
-    return known.filter(F.col("lacking") & (within | after)).select(
-        F.when(within, F.col("first_at")).otherwise(F.col("last_at")).alias("began"),
-        F.when(after, F.col("next_at")).otherwise(F.col("last_at")).alias("ended"),
+    after = "next_seq > last_seq + 1"
+    return known.filter(f"lacking AND (within OR {after})").selectExpr(
+        "CASE WHEN within THEN first_at ELSE last_at END AS began",
+        f"CASE WHEN {after} THEN next_at ELSE last_at END AS ended",
     )
 
 
-def _started_at(otherwise: str) -> Column:
+def _started_at(otherwise: str) -> str:
     """When a process began its journal, as its name says, or else as a column says."""
-    started = F.regexp_extract("process", "-([0-9]{8}T[0-9]{6}Z)-", 1)
-    return F.coalesce(F.try_to_timestamp(started, F.lit("yyyyMMdd'T'HHmmssX")).cast("double"), otherwise)
+    started = "regexp_extract(process, '-([0-9]{8}T[0-9]{6}Z)-', 1)"
+    return f"coalesce(CAST(try_to_timestamp({started}, 'yyyyMMdd\\'T\\'HHmmssX') AS double), {otherwise})"
 
 
 def _not_read(minutes: DataFrame, notes: DataFrame, unread: Sequence[Unread]) -> DataFrame:
     """The times of the files that are not read, but for those of processes that lack nothing: these were copies."""
     files = minutes.sparkSession.createDataFrame([(each.process, each.began, each.ended) for each in unread], _UNREAD)
     missed = files.join(_whole(minutes, notes), "process", "left_anti").crossJoin(_journal(minutes))
-    return missed.select(F.coalesce("began", "first_at").alias("began"), F.coalesce("ended", "last_at").alias("ended"))
+    return missed.selectExpr("coalesce(began, first_at) AS began", "coalesce(ended, last_at) AS ended")
 
 
 def _not_finished(minutes: DataFrame, notes: DataFrame, unfinished: Sequence[Unfinished]) -> DataFrame:
     """From a process's last row to the last change of its parts; these are left over where it lacks nothing."""
     parts = [(each.process, each.written_at) for each in unfinished]
-    written = minutes.sparkSession.createDataFrame(parts, _UNFINISHED).groupBy("process")
-    latest = written.agg(F.max("written_at").alias("written_at")).join(_whole(minutes, notes), "process", "left_anti")
-    rows = minutes.groupBy("process").agg(F.max("last_at").alias("row_at"))
-    missed = latest.join(rows, "process", "left").crossJoin(_journal(minutes))
-    return missed.select(
-        F.coalesce("row_at", _started_at("first_at")).alias("began"),
-        (F.col("written_at") + UNWRITTEN).alias("ended"),
+    written = minutes.sparkSession.createDataFrame(parts, _UNFINISHED)
+    latest = grouped(written, ("process",), "max(written_at) AS written_at")
+    rows = grouped(minutes, ("process",), "max(last_at) AS row_at")
+    missed = latest.join(_whole(minutes, notes), "process", "left_anti").join(rows, "process", "left")
+    return missed.crossJoin(_journal(minutes)).selectExpr(
+        f"coalesce(row_at, {_started_at('first_at')}) AS began", f"written_at + {UNWRITTEN}D AS ended"
     )
 
 
 def _whole(minutes: DataFrame, notes: DataFrame) -> DataFrame:
     """The processes that have closed their journals and lack nothing."""
     closed = notes.filter(of_kind(JournalClosed)).select("process").distinct()
-    counted = minutes.groupBy("process").agg(F.max("last_seq").alias("last_seq"), F.sum("rows").alias("rows"))
-    return counted.filter(F.col("last_seq") + 1 == F.col("rows")).join(closed, "process", "left_semi")
+    whole = grouped(minutes, ("process",), "max(last_seq) + 1 = sum(rows) AS whole").filter("whole")
+    return whole.join(closed, "process", "left_semi")
 
 
 def _journal(minutes: DataFrame) -> DataFrame:
     """Its first and its last instant; no row if it is empty."""
-    ends = minutes.agg(F.min("first_at").alias("first_at"), F.max("last_at").alias("last_at"))
-    return ends.filter(F.col("first_at").isNotNull())
+    ends = grouped(minutes, (), "min(first_at) AS first_at", "max(last_at) AS last_at")
+    return ends.filter("first_at IS NOT NULL")
 
 
 def with_hole_before(
-    found: DataFrame, columns: Sequence[str], instant: str, spans: DataFrame, *, patience: float
+    found: DataFrame, columns: Sequence[str], instant: str, spans: DataFrame, patience: float
 ) -> DataFrame:
     """Add ``hole``, the end of the last hole that began before the patience, in seconds, was over after an instant.
 
     The row about a message that had left the backlog by then, or was in a syphon's hands, may be in it. No two of the
     rows may be equal.
     """
-    until = F.col(instant) + patience + SLACK
-    earlier = found.join(F.broadcast(spans), F.col("began") <= until, "left")
-    return earlier.groupBy(*columns).agg(F.max("ended").alias("hole"))
+    earlier = found.join(F.broadcast(spans), F.expr(f"began <= {instant} + {patience + SLACK}D"), "left")
+    return grouped(earlier, columns, "max(ended) AS hole")

@@ -22,18 +22,27 @@ from pairmq.model.events import (
     Settlement,
 )
 from pairmq.pipeline.transforms._fact import COUNT, NUMBER, TEXT, Field, Table, schema_of, typed
-from pairmq.pipeline.transforms._rows import SLACK, ended_as, first_at, how_many, last_at, of_kind, place
+from pairmq.pipeline.transforms._rows import (
+    PLACE,
+    SLACK,
+    ended_as,
+    extended,
+    first_at,
+    grouped,
+    key_of,
+    last_at,
+    of_kind,
+)
 from pairmq.pipeline.transforms.facts import (
+    ABOUT_MESSAGES,
+    ARRIVED_AT,
     COMPLETED,
     MESSAGE,
+    ORDINARY,
     READ_BY_CONSUMER,
-    about_messages,
-    arrived_at,
-    key_of,
-    ordinary,
     text_of,
 )
-from pairmq.pipeline.transforms.places import minute_of
+from pairmq.pipeline.transforms.places import MINUTE_OF
 from pairmq.pipeline.transforms.processes import with_hole_before
 from pairmq.pipeline.transforms.verdicts import FLAGS, Verdict, verdict
 
@@ -135,18 +144,12 @@ OBSERVATION = Table(
 )
 
 
-def _ended(*outcomes: SendOutcome) -> str:
-    return f"kind = '{SendCompleted.__name__}' AND outcome IN ({', '.join(repr(each.value) for each in outcomes)})"
-
-
-_FAILED, _MOVED, _SET_ASIDE = (
-    f"kind = '{kind.__name__}'" for kind in (AttemptFailed, MessageMoved, MessageDeadLettered)
-)
+_FAILED, _MOVED, _SET_ASIDE = map(of_kind, (AttemptFailed, MessageMoved, MessageDeadLettered))
 _GIVEN_UP = f"{READ_BY_CONSUMER} AND settlement = '{Settlement.DEAD_LETTERED.value}'"
 _COUNTED = {
-    "accepted_backlog": _ended(SendOutcome.BACKLOG),
-    "refused": _ended(SendOutcome.REFUSED),
-    "unknown": _ended(SendOutcome.UNKNOWN, SendOutcome.OUTBOX),  # it may have been rolled back
+    "accepted_backlog": ended_as(SendOutcome.BACKLOG),
+    "refused": ended_as(SendOutcome.REFUSED),
+    "unknown": ended_as(SendOutcome.UNKNOWN, SendOutcome.OUTBOX),  # it may have been rolled back
     "failures": _FAILED,
     "doubts": f"{_FAILED} AND maybe_applied",
     "marked": f"kind = '{SendCompleted.__name__}' AND maybe_duplicate",
@@ -180,16 +183,16 @@ def _with(gathered: DataFrame, found: DataFrame, *identity: str) -> DataFrame:
 
 def _named(gathered: DataFrame, column: str, names: DataFrame, *others: str) -> DataFrame:
     """Put a text in the place of its key, given the ``name`` of each ``key``."""
-    theirs = names.select(F.col("key").alias(column), F.col("name").alias(f"{column}_name"), *others)
-    return gathered.join(theirs, column, "left").withColumn(column, F.col(f"{column}_name"))
+    theirs = names.selectExpr(f"key AS {column}", f"name AS {column}_name", *others)
+    return extended(gathered.join(theirs, column, "left"), **{column: f"{column}_name"})
 
 
 def _second(notes: DataFrame) -> DataFrame:
     """Completions of a topic's message in the same subscription, after the first."""
-    noted = notes.filter(about_messages() & F.expr(f"{COMPLETED} AND subscription IS NOT NULL"))
-    copies = noted.groupBy("pair", "entity", "message_key", "message_id", "subscription").agg(F.count("*").alias("n"))
-    second = copies.filter("n > 1").groupBy("pair", "entity", "message_key", "message_id")
-    return second.agg(F.expr("sum(n - 1)").alias("copies")).select(place().alias("place"), *MESSAGE[1:], "copies")
+    noted = notes.filter(f"{ABOUT_MESSAGES} AND {COMPLETED} AND subscription IS NOT NULL")
+    message = (f"{PLACE} AS place", *MESSAGE[1:])
+    copies = grouped(noted, (*message, "subscription"), "count(*) AS n").filter("n > 1")
+    return grouped(copies, MESSAGE, "sum(n - 1) AS copies")
 
 
 def _strays(notes: DataFrame) -> DataFrame:
@@ -198,16 +201,13 @@ def _strays(notes: DataFrame) -> DataFrame:
     A message that is missing would look lost. A backlog queue may be filled with broken messages by any client: there
     is a bound.
     """
-    noted = notes.filter(of_kind(MessageDeadLettered) & F.expr("entity IS NULL AND message_id <> ''"))
-    return (
-        noted.groupBy("pair", "message_key", "message_id")
-        .agg(
-            F.count("*").alias("strays"),
-            F.expr("min_by(reason, xxhash64(reason))").alias("stray_reason"),
-            F.min("at").alias("stray_at"),
-        )
-        .limit(_MOST_STRAYS)
-    )
+    return grouped(
+        notes.filter(f"{_SET_ASIDE} AND entity IS NULL AND message_id <> ''"),
+        ("pair", "message_key", "message_id"),
+        "count(*) AS strays",
+        "min_by(reason, xxhash64(reason)) AS stray_reason",
+        "min(at) AS stray_at",
+    ).limit(_MOST_STRAYS)
 
 
 _SENDS = "accepted_primary + accepted_backlog + refused + unknown"
@@ -254,11 +254,8 @@ def reconciliation(
     Not divided, the rules judge all of them, with the same result. Everything but the messages is small in a journal of
     ordinary days, so that Spark sends it to where these are.
     """
-    own = {"minute": minute_of(), "arrived_at": arrived_at(), "session_key": F.col("session")}
-    known = messages.withColumns(own)
-    programs = processes.select(
-        key_of("process").alias("key"), F.col("process").alias("name"), F.col("clock_error").alias("sender_error")
-    )
+    known = extended(messages, minute=MINUTE_OF, arrived_at=ARRIVED_AT, session_key="session")
+    programs = processes.selectExpr(f"{key_of('process')} AS key", "process AS name", "clock_error AS sender_error")
     senders = text_of(names, "sender")
 
     def named(gathered: DataFrame) -> DataFrame:
@@ -271,19 +268,16 @@ def reconciliation(
         # By the hash alone: one more that shares it is judged by the rules, too.
         apart = reduce(DataFrame.union, (each.select("message_key") for each in (troubles, second, late, strays)))
         marked = (
-            known.withColumn("usual", F.expr(f"coalesce({_USUAL}, false)"))
-            .join(apart.distinct().withColumn("apart", F.lit(True)), "message_key", "left")
-            .join(blind.select("place", "minute", F.lit(True).alias("unsure")), ["place", "minute"], "left")
+            extended(known, usual=f"coalesce({_USUAL}, false)")
+            .join(apart.distinct().selectExpr("*", "true AS apart"), "message_key", "left")
+            .join(blind.selectExpr("place", "minute", "true AS unsure"), ["place", "minute"], "left")
         )
-        plain = F.expr("usual AND apart IS NULL AND unsure IS NULL")
-        usual = (
-            marked.filter(plain)
-            .drop("usual", "apart", "unsure")
-            .join(F.broadcast(places.select("place", "pair", "entity")), "place", "left")
-        )
-        rest = marked.filter(~plain).drop("usual", "apart", "unsure")
+        plain = "usual AND apart IS NULL AND unsure IS NULL"
+        own = F.broadcast(places.select("place", "pair", "entity"))
+        usual = marked.filter(plain).drop("usual", "apart", "unsure").join(own, "place", "left")
+        rest = marked.filter(f"NOT ({plain})").drop("usual", "apart", "unsure")
     # Each has a place. After an inner join Spark does not see that all rows are together, and sends them around.
-    gathered = rest.withColumns({"patience": F.lit(patience), "slack": F.lit(SLACK)})
+    gathered = extended(rest, patience=f"{patience}D", slack=f"{SLACK}D")
     gathered = gathered.join(F.broadcast(places), "place", "left")
     for found in (troubles, second):
         gathered = _with(gathered, found, "place", "message_id")
@@ -291,11 +285,11 @@ def reconciliation(
     gathered = _with(gathered, F.broadcast(strays), "pair", "message_id")
     judged = named(gathered).join(blind, ["place", "minute"], "left")
     for flags in (_MET, _GATHERED, *FLAGS):
-        judged = judged.withColumns({name: F.expr(holds) for name, holds in flags.items()})
-    unusual = RECONCILIATION.of(judged.withColumn("verdict", F.expr(verdict())), "NOT plain")
+        judged = extended(judged, **flags)
+    unusual = RECONCILIATION.of(extended(judged, verdict=verdict()), "NOT plain")
     if usual is None:
         return unusual
-    delivered = named(usual).withColumns({"verdict": F.lit(Verdict.DELIVERED.value), "late": F.lit(None)})
+    delivered = extended(named(usual), verdict=f"'{Verdict.DELIVERED}'", late="NULL")
     return RECONCILIATION.of(delivered, usual=True).unionByName(unusual)
 
 
@@ -318,38 +312,34 @@ def troubles(notes: DataFrame, spans: DataFrame, *, patience: float) -> DataFram
     ``remade_at`` is when its backlog queue was last made anew, and ``remade_hole`` the end of the last hole of the
     journal before the patience was over after that.
     """
-    stored = F.expr(_ended(SendOutcome.BACKLOG, SendOutcome.OUTBOX))
-    unusual = notes.filter(~ordinary())
-    gathered = (
-        unusual.filter(about_messages())
-        .withColumn("place", place())
-        .groupBy(*MESSAGE, "pair")
-        .agg(
-            *(how_many(F.expr(condition)).alias(name) for name, condition in _COUNTED.items()),
-            first_at(ended_as(SendOutcome.BACKLOG)).alias("diverted_at"),
-            last_at(ended_as(SendOutcome.BACKLOG)).alias("last_diverted_at"),
-            first_at(of_kind(MessageMoved)).alias("moved_at"),
-            last_at(of_kind(MessageMoved)).alias("last_moved_at"),
-            first_at(of_kind(MessageDeadLettered)).alias("set_aside_at"),
-            # The texts themselves would have to be sorted: several times as dear as to compare numbers.
-            F.min(F.when(stored, key_of("backlog_queue"))).alias("backlog_queue"),
-            F.min(F.when(F.expr(f"{_SET_ASIDE} OR ({_GIVEN_UP})"), key_of("reason"))).alias("reason"),
-            F.min(F.when(of_kind(MessageMoved, MessageDeadLettered), key_of("process"))).alias("moved_by"),
-        )
+    stored, diverted = ended_as(SendOutcome.BACKLOG, SendOutcome.OUTBOX), ended_as(SendOutcome.BACKLOG)
+    unusual = notes.filter(f"NOT {ORDINARY}")
+    gathered = grouped(
+        unusual.filter(ABOUT_MESSAGES),
+        (f"{PLACE} AS place", *MESSAGE[1:], "pair"),
+        *(f"count_if({condition}) AS {name}" for name, condition in _COUNTED.items()),
+        f"{first_at(diverted)} AS diverted_at",
+        f"{last_at(diverted)} AS last_diverted_at",
+        f"{first_at(_MOVED)} AS moved_at",
+        f"{last_at(_MOVED)} AS last_moved_at",
+        f"{first_at(_SET_ASIDE)} AS set_aside_at",
+        # The texts themselves would have to be sorted: several times as dear as to compare numbers.
+        f"min(CASE WHEN {stored} THEN {key_of('backlog_queue')} END) AS backlog_queue",
+        f"min(CASE WHEN {_SET_ASIDE} OR ({_GIVEN_UP}) THEN {key_of('reason')} END) AS reason",
+        f"min(CASE WHEN {_MOVED} OR {_SET_ASIDE} THEN {key_of('process')} END) AS moved_by",
     )
     gathered = gathered.join(F.broadcast(_remade(notes, spans, patience)), ["pair", "backlog_queue"], "left")
     said = unusual.select("process", "backlog_queue", "reason").distinct()  # few: what follows is done for each word
-    words = said.select(F.explode(F.array("process", "backlog_queue", "reason")).alias("word")).distinct()
+    words = said.selectExpr("explode(array(process, backlog_queue, reason)) AS word").distinct()
     for name in _TEXTS:
-        texts = words.select(key_of("word").alias(name), F.col("word").alias(f"{name}_word"))
-        gathered = gathered.join(texts, name, "left").withColumn(name, F.col(f"{name}_word"))
+        texts = words.selectExpr(f"{key_of('word')} AS {name}", f"word AS {name}_word")
+        gathered = extended(gathered.join(texts, name, "left"), **{name: f"{name}_word"})
     return typed(gathered, TROUBLES)
 
 
 def _remade(notes: DataFrame, spans: DataFrame, patience: float) -> DataFrame:
     """When each backlog queue was last made; what was in it before is gone."""
-    made = notes.filter(of_kind(BacklogQueueChecked) & F.col("created"))
-    queues = made.groupBy("pair", key_of("queue").alias("backlog_queue")).agg(F.max("at").alias("remade_at"))
-    columns = ("pair", "backlog_queue", "remade_at")
-    hidden = with_hole_before(queues, columns, "remade_at", spans, patience=patience)
+    made = notes.filter(f"{of_kind(BacklogQueueChecked)} AND created")
+    queues = grouped(made, ("pair", f"{key_of('queue')} AS backlog_queue"), "max(at) AS remade_at")
+    hidden = with_hole_before(queues, ("pair", "backlog_queue", "remade_at"), "remade_at", spans, patience)
     return hidden.withColumnRenamed("hole", "remade_hole")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from decimal import Decimal
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pairmq.model import DAYS_A_MONTH, Price
@@ -26,16 +26,16 @@ from pairmq.model.events import (
     Side,
 )
 from pairmq.pipeline.transforms._fact import Field, Table
-from pairmq.pipeline.transforms._rows import DAY, HOUR, of_kind, percentiles
+from pairmq.pipeline.transforms._rows import DAY, HOUR, extended, grouped, of_kind, percentiles
 from pairmq.pipeline.transforms.facts import DELIVERED, FROM_LANE, OPERATION_COUNTS
 
 
 def _weighted(traffic: DataFrame, notes: DataFrame) -> DataFrame:
     """Add ``weight``, how many sends one row represents: a process may keep only a part of the healthy ones."""
-    opened = notes.filter(of_kind(JournalOpened) & (F.col("sample_healthy") < 1) & (F.col("sample_healthy") > 0))
-    rates = opened.groupBy("process").agg(F.min("sample_healthy").alias("rate"))
-    weight = F.when(F.col("sampled"), 1 / F.coalesce("rate", F.lit(1.0))).otherwise(1.0)
-    return traffic.join(F.broadcast(rates), "process", "left").withColumn("weight", weight)
+    opened = notes.filter(f"{of_kind(JournalOpened)} AND sample_healthy < 1 AND sample_healthy > 0")
+    rates = grouped(opened, ("process",), "min(sample_healthy) AS rate")
+    weight = "CASE WHEN sampled THEN 1 / coalesce(rate, 1D) ELSE 1D END"
+    return extended(traffic.join(F.broadcast(rates), "process", "left"), weight=weight)
 
 
 AVAILABILITY = Table(
@@ -75,14 +75,13 @@ _OUTCOMES = {
 
 def availability(latencies: DataFrame, notes: DataFrame) -> DataFrame:
     """Count sends by entity and hour."""
-    counted = _weighted(latencies, notes).withColumn("weight", F.col("rows") * F.col("weight"))
-    histogram = counted.groupBy(*_KEYS, "bucket").agg(
-        F.sum("weight").alias("weight"),
-        F.max("most").alias("most"),
-        *(
-            F.sum(F.when(F.col("outcome") == outcome.value, F.col("weight")).otherwise(0.0)).alias(name)
-            for name, outcome in _OUTCOMES.items()
-        ),
+    counted = extended(_weighted(latencies, notes), weight="rows * weight")
+    histogram = grouped(
+        counted,
+        (*_KEYS, "bucket"),
+        "sum(weight) AS weight",
+        "max(most) AS most",
+        *(f"sum(CASE WHEN outcome = '{each}' THEN weight ELSE 0D END) AS {name}" for name, each in _OUTCOMES.items()),
     )
     summed = percentiles(histogram, _KEYS, "latency", tuple(_OUTCOMES))
     shares = {
@@ -90,8 +89,7 @@ def availability(latencies: DataFrame, notes: DataFrame) -> DataFrame:
         "availability": "(accepted_primary + accepted_backlog) / attempted",
         "primary_availability": "accepted_primary / attempted",
     }
-    known = summed.withColumn("attempted", F.expr(" + ".join(_OUTCOMES)))
-    return AVAILABILITY.of(known.withColumns({name: F.expr(share) for name, share in shares.items()}))
+    return AVAILABILITY.of(extended(extended(summed, attempted=" + ".join(_OUTCOMES)), **shares))
 
 
 CONSUMERS = Table(
@@ -117,26 +115,22 @@ def consumers(traffic: DataFrame, notes: DataFrame, minutes: DataFrame) -> DataF
     A process reports a broker that its receivers can't read, and when one reads it again. It consumes from a queue if
     it has a delivery of it or such a report, from its first row to its last.
     """
-    read = traffic.filter(F.col("outcome").isin(DELIVERED, FROM_LANE))
+    from_lane = f"outcome = '{FROM_LANE}'"
+    read = traffic.filter(f"{from_lane} OR outcome = '{DELIVERED}'")
     changed = notes.filter(of_kind(ReceiverChanged))
-    seen = read.select(*_PROGRAM, (F.col("outcome") == FROM_LANE).alias("from_lane"))
-    seen = seen.unionByName(changed.select(*_PROGRAM, F.lit(True).alias("from_lane")))
-    queues = _with_continuity(seen.groupBy("pair", "entity").agg(F.max("from_lane").alias("from_lane")), notes)
+    seen = read.selectExpr(*_PROGRAM, f"{from_lane} AS from_lane")
+    seen = seen.unionByName(changed.selectExpr(*_PROGRAM, "true AS from_lane"))
+    queues = _with_continuity(grouped(seen, ("pair", "entity"), "max(from_lane) AS from_lane"), notes)
     programs = seen.select(*_PROGRAM).distinct().join(queues, ["pair", "entity"], "left_semi")
-    counted = (
-        read.join(queues, ["pair", "entity"], "left_semi")
-        .groupBy(*_KEYS)
-        .agg(
-            *(
-                F.sum(F.when(F.col("outcome") == outcome, F.col("rows")).otherwise(0)).alias(name)
-                for name, outcome in (("from_primary", DELIVERED), ("from_secondary", FROM_LANE))
-            )
-        )
+    counted = grouped(
+        read.join(queues, ["pair", "entity"], "left_semi"),
+        _KEYS,
+        f"sum(CASE WHEN {from_lane} THEN 0 ELSE rows END) AS from_primary",
+        f"sum(CASE WHEN {from_lane} THEN rows ELSE 0 END) AS from_secondary",
     )
     joined = counted.join(_unread(programs, changed, notes, minutes), [*_KEYS], "full")
     filled = joined.fillna(0, ["from_primary", "from_secondary", "watched", "unread", "longest_unread"])
-    available = F.when(F.col("watched") > 0, 1 - F.col("unread") / F.col("watched"))
-    return CONSUMERS.of(filled.withColumn("availability", available))
+    return CONSUMERS.of(extended(filled, availability="CASE WHEN watched > 0 THEN 1 - unread / watched END"))
 
 
 _PROGRAM = ("process", "pair", "entity")
@@ -145,61 +139,53 @@ _LAST = 1 << 62
 
 def _with_continuity(queues: DataFrame, notes: DataFrame) -> DataFrame:
     """Of some queues those that the option ``continuity`` names in any process, or of which the rows show it."""
-    named = notes.filter(of_kind(PairOpened)).select(
-        "pair", F.explode(F.from_json("continuity", "array<string>")).alias("pattern")
-    )
+    patterns = "explode(from_json(continuity, 'array<string>')) AS pattern"
+    named = notes.filter(of_kind(PairOpened)).selectExpr("pair AS of", patterns)
     # As the patterns of LIKE, in which % and _ are what * and ? are in the option.
     like = F.translate(F.regexp_replace("pattern", r"([%_\\])", r"\\$1"), "*?", "%_")
-    named = named.select(F.col("pair").alias("of"), like.alias("like")).distinct()
-    met = (F.col("pair") == F.col("of")) & F.like("entity", "like")
+    named = named.select("of", like.alias("pattern")).distinct()
+    met = F.expr("pair = of AND entity LIKE pattern")
     return queues.filter("from_lane").unionByName(queues.join(named, met, "left_semi")).distinct().drop("from_lane")
 
 
 def _unread(programs: DataFrame, changed: DataFrame, notes: DataFrame, minutes: DataFrame) -> DataFrame:
     """For how long programs ran that consume from a queue, by hour, and for how long none of them could read it."""
-    lives = minutes.groupBy("process").agg(F.min("first_at").alias("first_at"), F.max("last_at").alias("last_at"))
-    ran = programs.join(lives, "process")
+    ran = programs.join(
+        grouped(minutes, ("process",), "min(first_at) AS first_at", "max(last_at) AS last_at"), "process"
+    )
     # With its pair or its process a receiver ends: what it had lost does not count on.
     ended = notes.filter(of_kind(PairEnded)).select("process", "pair", "seq", "at").join(programs, ["process", "pair"])
-    ended = ended.unionByName(ran.select(*_PROGRAM, F.lit(_LAST).alias("seq"), F.col("last_at").alias("at")))
+    ended = ended.unionByName(ran.selectExpr(*_PROGRAM, f"{_LAST}L AS seq", "last_at AS at"))
+    sides = f"explode(array({', '.join(repr(side.value) for side in Side)})) AS side"
     known = changed.select(*_PROGRAM, "seq", "at", "side", "open").unionByName(
-        ended.select(
-            *_PROGRAM, "seq", "at", F.explode(F.array(*(F.lit(side.value) for side in Side))).alias("side")
-        ).withColumn("open", F.lit(True))
+        ended.selectExpr(*_PROGRAM, "seq", "at", sides, "true AS open")
     )
-    in_turn = Window.partitionBy(*_PROGRAM).orderBy("seq", "side")
-    lost = [
-        ~F.coalesce(
-            F.last(F.when(F.col("side") == side.value, F.col("open")), ignorenulls=True).over(in_turn), F.lit(True)
-        )
-        for side in Side
-    ]
-    known = known.withColumn("blind", (lost[0] & lost[1]).cast("long"))
-    known = known.withColumn("blind", F.col("blind") - F.lag("blind", 1, 0).over(in_turn))
-    starts, ends = (
-        ran.select("pair", "entity", F.col(name).alias("at"), F.lit(0).alias("blind"), F.lit(by).alias("running"))
-        for name, by in (("first_at", 1), ("last_at", -1))
+    in_turn = f"OVER (PARTITION BY {', '.join(_PROGRAM)} ORDER BY seq, side)"
+    reads = (f"coalesce(last(CASE WHEN side = '{side}' THEN open END, true) {in_turn}, true)" for side in Side)
+    known = extended(known, blind=f"CAST(NOT ({' OR '.join(reads)}) AS bigint)")
+    known = known.selectExpr("pair", "entity", "at", f"blind - lag(blind, 1, 0L) {in_turn} AS blind", "0 AS running")
+    for edge, by in (("first_at", 1), ("last_at", -1)):
+        known = known.unionByName(ran.selectExpr("pair", "entity", f"{edge} AS at", "0 AS blind", f"{by} AS running"))
+    of_queue = "OVER (PARTITION BY pair, entity"
+    at_once = f"{of_queue} ORDER BY at)"  # those of one instant together
+    times = extended(
+        known,
+        **{name: f"sum({name}) {at_once}" for name in ("blind", "running")},
+        ended=f"lead(at) {at_once}",
     )
-    edges = known.select("pair", "entity", "at", "blind", F.lit(0).alias("running")).unionByName(starts)
-    at_once = Window.partitionBy("pair", "entity").orderBy("at")  # those of one instant together
-    times = edges.unionByName(ends).withColumns(
-        {
-            **{name: F.sum(name).over(at_once) for name in ("blind", "running")},
-            "ended": F.lead("at").over(at_once),
-        }
-    )
-    times = times.withColumn("none", F.expr("running > 0 AND blind >= running"))
-    times = times.withColumn("before", F.sum(F.when(F.col("none"), 0).otherwise(1)).over(at_once))
-    without = F.when(F.col("none"), F.col("ended") - F.col("at"))
-    times = times.withColumn("whole", F.sum(without).over(Window.partitionBy("pair", "entity", "before")))
-    hours = F.sequence(F.floor(F.col("at") / HOUR), F.floor(F.col("ended") / HOUR))
-    each = times.filter("running > 0 AND ended > at").withColumn("hour", F.explode(hours))
-    each = each.withColumn("hour", F.col("hour") * HOUR).filter(F.col("hour") < F.col("ended"))
-    within = F.least("ended", F.col("hour") + HOUR) - F.greatest("at", "hour")
-    return each.groupBy(*_KEYS).agg(
-        F.sum(within).alias("watched"),
-        F.sum(F.when(F.col("none"), within)).alias("unread"),
-        F.max(F.when(F.col("none"), F.col("whole"))).alias("longest_unread"),
+    times = extended(times, unread="running > 0 AND blind >= running")
+    times = extended(times, before=f"sum(CASE WHEN unread THEN 0 ELSE 1 END) {at_once}")
+    times = extended(times, whole=f"sum(CASE WHEN unread THEN ended - at END) {of_queue}, before)")
+    hours = f"explode(sequence(floor(at / {HOUR}), floor(ended / {HOUR})))"
+    each = extended(times.filter("running > 0 AND ended > at"), hour=hours)
+    each = extended(each, hour=f"hour * {HOUR}").filter("hour < ended")
+    within = f"least(ended, hour + {HOUR}) - greatest(at, hour)"
+    return grouped(
+        each,
+        _KEYS,
+        f"sum({within}) AS watched",
+        f"sum(CASE WHEN unread THEN {within} END) AS unread",
+        "max(CASE WHEN unread THEN whole END) AS longest_unread",
     )
 
 
@@ -243,32 +229,36 @@ _MONEY = Decimal("0.000000000001")  # a millionth of the smallest realistic pric
 
 def cost(traffic: DataFrame, operations: DataFrame, notes: DataFrame, *, prices: Mapping[str, Price]) -> DataFrame:
     """Count operations, and price them; without a price they are free."""
-    known = {side: prices.get(side.value) or Price() for side in Side}
-    by_process = _by_process(traffic, operations, notes)
-    # A process either counts, in all of its life, or does not.
-    counts = F.max("reports").over(Window.partitionBy("process", "pair")) > 0
-    by_process = by_process.withColumn("counts", counts)
+    by_process = extended(
+        _by_process(traffic, operations, notes),
+        # A process either counts, in all of its life, or does not.
+        counts="max(reports) OVER (PARTITION BY process, pair) > 0",
+    )
     each = by_process.selectExpr("pair", "day", "counts", f"inline(array({', '.join(map(_side, Side))}))")
-    source = (
-        F.when(F.min("counts"), "counted").when(~F.max("counts"), "estimated").otherwise("mixed")  # of all processes
+    summed = grouped(
+        each,
+        ("pair", "side", "day"),
+        # Of all processes.
+        "CASE WHEN min(counts) THEN 'counted' WHEN NOT max(counts) THEN 'estimated' ELSE 'mixed' END AS source",
+        *(f"CAST(sum({name}) AS bigint) AS {name}" for name in OPERATION_COUNTS),
     )
-    summed = each.groupBy("pair", "side", "day").agg(
-        source.alias("source"), *(F.sum(name).cast("long").alias(name) for name in OPERATION_COUNTS)
-    )
-    summed = summed.withColumn("operations", F.col("sends") + F.col("receives") + F.col("pings"))
+    known = {side: prices.get(side.value) or Price() for side in Side}
     per_operation = {side: (price.per_million / 1_000_000).quantize(_MONEY) for side, price in known.items()}
     per_day = {side: (price.base / DAYS_A_MONTH).quantize(Decimal("0.0001")) for side, price in known.items()}
-    summed = summed.withColumn(
-        "operations_price",
-        (F.col("operations").cast("decimal(18,0)") * _by_side(per_operation, "decimal(19,12)")).cast("decimal(28,4)"),
-    ).withColumn("base_price", _by_side(per_day, "decimal(19,4)"))
-    return COST.of(summed.withColumn("price", F.col("operations_price") + F.col("base_price")))
+    summed = extended(summed, operations="sends + receives + pings")
+    priced = f"CAST(operations AS decimal(18,0)) * {_by_side(per_operation, 'decimal(19,12)')}"
+    summed = extended(
+        summed,
+        operations_price=f"CAST({priced} AS decimal(28,4))",
+        base_price=_by_side(per_day, "decimal(19,4)"),
+    )
+    return COST.of(extended(summed, price="operations_price + base_price"))
 
 
-def _by_side(values: Mapping[Side, Decimal], type_: str) -> Column:
+def _by_side(values: Mapping[Side, Decimal], type_: str) -> str:
     """A number that depends on the side."""
-    first, second = (F.lit(f"{values[side]:f}").cast(type_) for side in Side)
-    return F.when(F.col("side") == Side.PRIMARY.value, first).otherwise(second)
+    first, second = (f"CAST('{values[side]:f}' AS {type_})" for side in Side)
+    return f"CASE WHEN side = '{Side.PRIMARY}' THEN {first} ELSE {second} END"
 
 
 def _by_process(traffic: DataFrame, operations: DataFrame, notes: DataFrame) -> DataFrame:
@@ -276,63 +266,49 @@ def _by_process(traffic: DataFrame, operations: DataFrame, notes: DataFrame) -> 
     counted = operations.selectExpr(
         *_KEY,
         "reports",
-        *(
-            f"CASE WHEN side = '{side.value}' THEN {name} END AS {side.value}_{name}"
-            for side in Side
-            for name in OPERATION_COUNTS
-        ),
+        *(f"CASE WHEN side = '{side}' THEN {name} END AS {side}_{name}" for side in Side for name in OPERATION_COUNTS),
         *(f"CAST(NULL AS double) AS {_guess(name)}" for name in _COLUMNS),
     )
-    uncounted = [f"CAST(NULL AS bigint) AS {name}" for name in ("reports", *_COLUMNS)]
     # A moved message is received and settled at the secondary and sent to the primary.
-    direct, diverted = f"outcome = '{SendOutcome.PRIMARY.value}'", f"outcome = '{SendOutcome.BACKLOG.value}'"
+    direct, diverted = f"outcome = '{SendOutcome.PRIMARY}'", f"outcome = '{SendOutcome.BACKLOG}'"
     delivered, from_lane = f"outcome = '{DELIVERED}'", f"outcome = '{FROM_LANE}'"
-    seen = _weighted(traffic, notes).selectExpr(
-        *_KEY[:2],
-        f"floor(hour / {DAY}) * {DAY} AS day",
-        *uncounted,
-        *_guesses(
-            {
-                (Side.PRIMARY, "sends"): f"{direct} THEN rows * weight",
-                (Side.PRIMARY, "receives"): f"{delivered} THEN rows",
-                (Side.PRIMARY, "settlements"): f"{delivered} THEN rows",
-                (Side.SECONDARY, "sends"): f"{diverted} THEN rows",
-                (Side.SECONDARY, "receives"): f"{from_lane} THEN rows",
-                (Side.SECONDARY, "settlements"): f"{from_lane} THEN rows",
-            }
-        ),
+    seen = _guessed(
+        _weighted(traffic, notes),
+        "hour",
+        primary_sends=f"{direct} THEN rows * weight",
+        primary_receives=f"{delivered} THEN rows",
+        primary_settlements=f"{delivered} THEN rows",
+        secondary_sends=f"{diverted} THEN rows",
+        secondary_receives=f"{from_lane} THEN rows",
+        secondary_settlements=f"{from_lane} THEN rows",
     )
     kinds = (AttemptFailed, PingCompleted, MessageMoved, MessageDeadLettered)
-    failed, pinged, moved, aside = (f"kind = '{kind.__name__}'" for kind in kinds)
-    noted = notes.filter(of_kind(*kinds)).selectExpr(
-        *_KEY[:2],
-        f"floor(at / {DAY}) * {DAY} AS day",
-        *uncounted,
-        *_guesses(
-            {
-                (Side.PRIMARY, "sends"): f"{moved} OR ({failed} AND queue IS NULL) THEN 1",
-                (Side.PRIMARY, "pings"): f"{pinged} THEN 1",
-                (Side.SECONDARY, "sends"): f"{failed} AND queue IS NOT NULL THEN 1",
-                (Side.SECONDARY, "receives"): f"{moved} OR {aside} THEN 1",
-                (Side.SECONDARY, "settlements"): f"{moved} OR {aside} THEN 1",
-            }
-        ),
+    failed, pinged, moved, aside = map(of_kind, kinds)
+    noted = _guessed(
+        notes.filter(of_kind(*kinds)),
+        "at",
+        primary_sends=f"{moved} OR ({failed} AND queue IS NULL) THEN 1",
+        primary_pings=f"{pinged} THEN 1",
+        secondary_sends=f"{failed} AND queue IS NOT NULL THEN 1",
+        secondary_receives=f"{moved} OR {aside} THEN 1",
+        secondary_settlements=f"{moved} OR {aside} THEN 1",
     )
-    return (
-        seen.unionByName(noted)
-        .unionByName(counted)
-        .groupBy(*_KEY)
-        .agg(
-            *(F.expr(f"coalesce(sum({name}), 0L) AS {name}") for name in ("reports", *_COLUMNS)),
-            *(F.expr(f"round(coalesce(sum({name}), 0D)) AS {name}") for name in map(_guess, _COLUMNS)),
-        )
+    return grouped(
+        seen.unionByName(noted).unionByName(counted),
+        _KEY,
+        *(f"coalesce(sum({name}), 0L) AS {name}" for name in ("reports", *_COLUMNS)),
+        *(f"round(coalesce(sum({name}), 0D)) AS {name}" for name in map(_guess, _COLUMNS)),
     )
 
 
-def _guesses(values: Mapping[tuple[Side, str], str]) -> list[str]:
-    known = {f"{side.value}_{name}": value for (side, name), value in values.items()}
-    cases = (f"CASE WHEN {known[name]} END" if name in known else "NULL" for name in _COLUMNS)
-    return [f"CAST({case} AS double) AS {_guess(name)}" for name, case in zip(_COLUMNS, cases, strict=True)]
+def _guessed(rows: DataFrame, instant: str, **counts: str) -> DataFrame:
+    """What rows let one guess of some counts, and nothing that was counted."""
+    cases = {name: f"CASE WHEN {counts[name]} END" if name in counts else "NULL" for name in _COLUMNS}
+    return rows.selectExpr(
+        *("process", "pair", f"floor({instant} / {DAY}) * {DAY} AS day"),
+        *(f"CAST(NULL AS bigint) AS {name}" for name in ("reports", *_COLUMNS)),
+        *(f"CAST({case} AS double) AS {_guess(name)}" for name, case in cases.items()),
+    )
 
 
 def _guess(column: str) -> str:
