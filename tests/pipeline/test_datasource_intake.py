@@ -119,7 +119,7 @@ async def main(queue, step):
     if step == "written":
         Path.rename = die
     if step == "named":
-        _spool._sync = die
+        _spool.sync = die
     if step == "synced":
         intake._acknowledge = die
     if step == "partly acknowledged":

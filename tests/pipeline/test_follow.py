@@ -28,7 +28,7 @@ from pairmq.pipeline._making import fact_pieces
 from pairmq.pipeline.follow import Stop, _intake, _settled, follow
 from pairmq.pipeline.follow._follow import STATE, STATE_VERSION, state_of
 from pairmq.pipeline.follow._intake import Intake
-from pairmq.pipeline.follow._ledger import Files, Found, Ledger, Waiting
+from pairmq.pipeline.follow._ledger import Entry, File, Ledger, Waiting
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.transforms import TABLES
 from pairmq.pipeline.transforms.facts import SMALL
@@ -302,10 +302,10 @@ def news(journal, tmp_path):
     """Looks for files as after a restart, and notes them."""
 
     def look():
-        files = Files(tmp_path / "files.jsonl")
-        found = files.news(journal)
-        files.add(found, 1)
-        return [each.path.relative_to(journal).as_posix() for each in found]
+        ledger = Ledger(tmp_path / "state")
+        found = ledger.news(journal)
+        ledger.commit(Entry(ledger.next_number, ledger.next_number, None, files=tuple(found)))
+        return [Path(each.path).relative_to(journal).as_posix() for each in found]
 
     return look
 
@@ -335,16 +335,6 @@ def test_a_file_that_was_changed_is_new_again(news, journal):
     assert news() == []
 
 
-def test_a_line_that_was_being_written_is_of_a_file_that_is_looked_at_again(news, journal, tmp_path):
-    for name in "ab":
-        (journal / f"{name}.parquet").touch()
-    news()
-    path = tmp_path / "files.jsonl"
-    path.write_text(path.read_text()[:-5])
-    assert news() == ["b.parquet"]
-    assert news() == []
-
-
 # What is taken of files, without tables
 
 
@@ -356,7 +346,7 @@ def intake(spark, tmp_path, monkeypatch):
 
 
 def opened(spark, tmp_path):
-    return Intake(spark, Ledger(tmp_path / "state"), Files(tmp_path / "state" / "files.jsonl"))
+    return Intake(spark, Ledger(tmp_path / "state"))
 
 
 def look(intake, journal, **options):
@@ -372,11 +362,11 @@ def table(process="p", rows=6):
 
 
 def found(*paths):
-    return [Found(path, 0, 0) for path in paths]
+    return [File(str(path), 0, 0) for path in paths]
 
 
 def segments(tmp_path):
-    return Files(tmp_path / "state" / "files.jsonl").segments
+    return Ledger(tmp_path / "state").segments
 
 
 def test_a_file_that_is_looked_at_again_changes_nothing(intake, journal, tmp_path):
@@ -515,13 +505,6 @@ def test_a_state_is_made_anew_when_that_is_asked_for(tmp_path, journal):
     (folder / "ledger").mkdir()
     (folder / "follow.json").write_text("{}")
     assert [path.name for path in state_of(tmp_path, journal, restart=True).iterdir()] == ["follow.json"]
-
-
-def test_a_ledger_that_lacks_what_was_read_is_refused(spark, tmp_path, journal):
-    files = Files(state_of(tmp_path, journal, restart=False) / "files.jsonl")
-    files.add(found(journal / "a.parquet"), 1)
-    with pytest.raises(ConfigurationError, match="lacks commit 0"):
-        follow(journal, tmp_path, spark=spark, once=True)
 
 
 # One at a time

@@ -23,6 +23,7 @@ COLUMNS = {
     9: "5bd162f9e3f7f817",
     10: "3bb8fbb51a025f58",
     11: "3bb8fbb51a025f58",
+    12: "3bb8fbb51a025f58",
 }
 """What the columns of all facts hash to in each version of the state. A new line goes with a new `STATE_VERSION`."""
 
@@ -38,6 +39,7 @@ VALUES = {
     9: "3d8f86b4bfa50291",
     10: "b1c1a2f6a7fde890",
     11: "b1c1a2f6a7fde890",
+    12: "b1c1a2f6a7fde890",
 }
 """Likewise, what the facts of `a_journal` hash to, by which a changed rule is noticed. It has to stay as it is."""
 

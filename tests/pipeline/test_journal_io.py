@@ -16,8 +16,12 @@ from pairmq.model.records import COLUMNS, SCHEMA_VERSION
 from pairmq.observe.journal import Journal as JournalWriter
 from pairmq.observe.journal import metadata, segments
 from pairmq.observe.journal import read_rows as journal_rows
-from pairmq.pipeline.journal_io import Lives, damaged, look_at, look_over, read_rows
+from pairmq.pipeline.journal_io import Lives, damaged, look_at, look_over, new_rows, sift
 from pairmq.pipeline.transforms.facts import digests_of_file
+
+
+def read_rows(spark, contents):
+    return new_rows(spark, sift(contents.segments, {}))
 
 
 def journal(process: str = "p", rows: int = 3) -> Journal:

@@ -440,6 +440,26 @@ def _exchanged(one: Path, other: Path) -> bool:
     return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE) == 0)
 
 
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with writing(path):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def put_text(path: Path, text: str) -> None:
+    """Put a small file in its place at one stroke, and on the disk."""
+    part = path.with_name(f".{path.name}.part")
+    with writing(part):
+        part.write_text(text, "utf-8")
+    sync(part)
+    part.replace(path)
+    sync(path.parent)
+
+
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     """Name the file around what writes it: only what opens or renames one names it by itself, a full disk never."""

@@ -52,9 +52,10 @@ from pairmq.pipeline.journal_io import (
     Lives,
     OpenPart,
     damaged,
+    local_files,
     look_over,
-    read_rows,
-    single_files,
+    new_rows,
+    sift,
     spark_target,
 )
 from pairmq.pipeline.report import Report
@@ -251,8 +252,9 @@ def _made(
 def _pieces(spark: SparkSession, contents: Contents, settings: Settings, work: Place) -> tuple[Piece, ...]:
     level = spark.conf.get(KEPT, None)
     kept = None if level is None else getattr(StorageLevel, level)
-    rows = read_rows(spark, contents, work / "_rows")
-    return (*fact_pieces(rows, kept, single_files(contents, work / "_rows")), *table_pieces(settings))
+    sifted, aside = sift(contents.segments, {}), work / "_rows"
+    rows = new_rows(spark, sifted, aside)
+    return (*fact_pieces(rows, kept, local_files(sifted, aside)), *table_pieces(settings))
 
 
 def name_of(piece: str) -> str:

@@ -6,6 +6,7 @@ what its columns are, and which rows it has.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -17,8 +18,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from pairmq.model import ConfigurationError
 from pairmq.model.records import COLUMNS, SCHEMA_VERSION, end_of
@@ -27,7 +32,7 @@ from pairmq.pipeline.schema import rows_schema, schema_problem
 from pairmq.pipeline.transforms._rows import EARLIEST, LATEST
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _VERSION, _OTHERS = b"pairmq.schema_version", b"pairmq.others"
 _NUMBER = re.compile(rb"[0-9]{1,9}")
@@ -168,43 +173,11 @@ def look_at(paths: Iterable[Place]) -> Contents:
     return Contents(tuple(segments), tuple(bad))
 
 
-def read_rows(spark: SparkSession, contents: Contents, compared: Place | None = None) -> DataFrame:
-    """Give the rows of all good segments, each once: a segment that was copied, or recovered again, doubles nothing.
-
-    What overlaps is compared by process and number. The result of that is small, and written to the folder `compared`;
-    without one, every reader of these rows compares again.
-    """
-    apart, overlapping = _by_overlap(contents.segments)
-    parts = [segment_rows(spark, apart)] if apart else []
-    if overlapping:
-        single = segment_rows(spark, overlapping).dropDuplicates(["process", "seq"])
-        if compared is not None:
-            single.write.mode("overwrite").parquet(spark_target(compared))
-            single = segment_rows(spark, [compared])
-        parts.append(single)
-    if not parts:
-        return spark.createDataFrame([], rows_schema())
-    return together(parts, sum(segment.rows for segment in contents.segments))
-
-
 def segment_rows(spark: SparkSession, paths: Iterable[Place]) -> DataFrame:
     """Give the rows of files, with all columns of the journal, and none for a folder's name."""
     names = [column.name for column in COLUMNS]
     checked = spark.read.option("parquet.page.verify-checksum.enabled", "true")
     return checked.schema(rows_schema()).parquet(*map(spark_path, paths)).select(*names)
-
-
-def together(parts: Sequence[DataFrame], count: int) -> DataFrame:
-    """Give the rows of all parts; as one partition, if they are so few that one task handles them sooner."""
-    rows = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
-    return rows.coalesce(1) if count <= FEW else rows
-
-
-def single_files(contents: Contents, compared: Place) -> list[Path] | None:
-    """Give local files with the same rows as `read_rows` gave, or None if some are elsewhere."""
-    apart, overlapping = _by_overlap(contents.segments)
-    found = [*apart, *(parquet_files(compared) if overlapping else ())]
-    return [path for path in found if isinstance(path, Path)] if all(isinstance(path, Path) for path in found) else None
 
 
 def spark_path(path: Place) -> str:
@@ -329,38 +302,156 @@ def _range(footer: pq.FileMetaData, name: str) -> tuple[Any, Any] | None:
     return min(each.min for each in statistics), max(each.max for each in statistics)
 
 
-def _by_overlap(segments: Sequence[Segment]) -> tuple[list[Place], list[Place]]:
-    """The segments whose rows no other one can have, and the others: only these need to be compared row by row."""
-    by_process: dict[str | None, list[Segment]] = {}
-    for segment in segments:
-        by_process.setdefault(segment.process, []).append(segment)
-    apart: list[Place] = []
-    overlapping: list[Place] = []
-    unsure = None in by_process
-    for process, owned in by_process.items():
-        if unsure or process is None or any(each.first_seq is None for each in owned):
-            # Whose rows a file has is not known: it may be any process's.
-            overlapping += [each.path for each in owned]
-            continue
-        for group in _chains(owned):
-            first, last = group[0].first_seq or 0, group[0].last_seq or 0
-            alone = len(group) == 1 and group[0].rows <= last - first + 1
-            (apart if alone else overlapping).extend(each.path for each in group)
-    return sorted(apart, key=str), sorted(overlapping, key=str)
-
-
-def _chains(segments: Iterable[Segment]) -> list[list[Segment]]:
-    """Put together what overlaps, one process's segments given."""
-    groups: list[list[Segment]] = []
-    reach = -1
-    for segment in sorted(segments, key=lambda each: (each.first_seq or 0, each.last_seq or 0)):
-        if groups and (segment.first_seq or 0) <= reach:
-            groups[-1].append(segment)
-        else:
-            groups.append([segment])
-        reach = max(reach, segment.last_seq or 0)
-    return groups
-
-
 def _line(problem: object) -> str:
     return (str(problem).splitlines() or [type(problem).__name__])[0][:200]
+
+
+Ranges = tuple[tuple[int, int], ...]
+"""First and last number of each range, both in it: sorted, apart from each other, none beside the next."""
+
+Seen = Mapping[str, Ranges]
+"""Numbers of rows by process."""
+
+
+def joined(*sets: Iterable[tuple[int, int]]) -> Ranges:
+    """Put sets together; the ranges of each may be in any order, and may overlap."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(each for ranges in sets for each in ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def without(ranges: Ranges, taken: Ranges) -> Ranges:
+    """What is left of a set when another is taken from it."""
+    left: list[tuple[int, int]] = []
+    others = iter(taken)
+    other = next(others, None)
+    for first, last in ranges:
+        while other is not None and other[1] < first:
+            other = next(others, None)
+        while other is not None and other[0] <= last:
+            if first < other[0]:
+                left.append((first, other[0] - 1))
+            first = other[1] + 1
+            if first > last:
+                break
+            other = next(others, None)
+        if first <= last:
+            left.append((first, last))
+    return tuple(left)
+
+
+def size(ranges: Ranges) -> int:
+    """How many numbers are in a set."""
+    return sum(last - first + 1 for first, last in ranges)
+
+
+def all_joined(*parts: Seen) -> dict[str, Ranges]:
+    """Put together what was seen of each process."""
+    names = {name for part in parts for name in part}
+    return {name: joined(*(part.get(name, ()) for part in parts)) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """What is to be read of some files."""
+
+    whole: tuple[Place, ...]  # files of which every row is new, and in no other file
+    partly: tuple[Place, ...]  # files that also have rows which were taken before, or which another of them has as well
+    wanted: Seen  # the rows that are to be taken from the latter, each once
+    new: Seen  # all rows that are to be taken, of the former too
+
+    @property
+    def count(self) -> int:
+        """How many rows are to be taken."""
+        return sum(size(ranges) for ranges in self.new.values())
+
+
+def sift(segments: Sequence[Segment], seen: Seen) -> Sifted:
+    """Find the rows that were not taken yet, each once: a segment that is there twice, or in part, doubles nothing."""
+    whole: list[Place] = []
+    partly: list[Place] = []
+    wanted: dict[str, Ranges] = {}
+    new: dict[str, Ranges] = {}
+    for segment in segments:
+        held = _held(segment)
+        fresh = {
+            process: without(ranges, joined(seen.get(process, ()), new.get(process, ())))
+            for process, ranges in held.items()
+        }
+        fresh = {process: ranges for process, ranges in fresh.items() if ranges}
+        if not fresh:
+            continue
+        if fresh == held and sum(map(size, held.values())) == segment.rows:
+            whole.append(segment.path)
+        else:
+            partly.append(segment.path)
+            wanted = all_joined(wanted, fresh)
+        new.update(all_joined({process: new.get(process, ()) for process in fresh}, fresh))
+    return Sifted(tuple(whole), tuple(partly), wanted, new)
+
+
+def new_rows(spark: SparkSession, sifted: Sifted, aside: Place | None = None) -> DataFrame:
+    """Give the rows that are to be taken, each once, with all columns of the journal.
+
+    Those of files that have others as well are written to the folder `aside`; without one, every reader of these rows
+    looks for them again.
+    """
+    parts = [segment_rows(spark, sifted.whole)] if sifted.whole else []
+    if sifted.partly:
+        spans = [(process, *span) for process, ranges in sifted.wanted.items() for span in ranges]
+        wanted = F.broadcast(spark.createDataFrame(spans, "of string, first bigint, last bigint"))
+        inside = F.expr("process = of AND seq BETWEEN first AND last")
+        found = segment_rows(spark, sifted.partly).join(wanted, inside, "left_semi")
+        found = found.dropDuplicates(["process", "seq"])
+        if aside is not None:
+            found.write.mode("overwrite").parquet(spark_target(aside))
+            found = segment_rows(spark, [aside])
+        parts.append(found)
+    if not parts:
+        return spark.createDataFrame([], rows_schema())
+    rows = functools.reduce(DataFrame.unionByName, parts)
+    # One task handles few of them sooner.
+    return rows.coalesce(1) if sifted.count <= FEW else rows
+
+
+def local_files(sifted: Sifted, aside: Place) -> list[Path] | None:
+    """Give local files with the same rows as `new_rows` gave, or None if some are elsewhere."""
+    found = [*sifted.whole, *(parquet_files(aside) if sifted.partly else ())]
+    local = [path for path in found if isinstance(path, Path)]
+    return local if len(local) == len(found) else None
+
+
+def _held(segment: Segment) -> dict[str, Ranges]:
+    """Exactly the rows that a file has."""
+    if segment.process is not None and segment.first_seq is not None and segment.last_seq is not None:
+        span = (segment.first_seq, segment.last_seq)
+        # As many rows as numbers: the writer uses each once, so that none is missing.
+        if segment.rows == span[1] - span[0] + 1:
+            return {segment.process: (span,)}
+    found: dict[str, list[Ranges]] = {}
+    with pq.ParquetFile(opened(segment.path), page_checksum_verification=True) as file:
+        for batch in file.iter_batches(columns=["process", "seq"]):
+            for process, numbers in _by_process(batch):
+                found.setdefault(process, []).append(_ranges(numbers))
+    return {process: joined(*parts) for process, parts in found.items()}
+
+
+def _by_process(batch: pa.RecordBatch) -> list[tuple[str, pa.Array]]:
+    column = batch.column("process")
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    found = [
+        (name, batch.column("seq").filter(pc.equal(column, name))) for name in pc.unique(column).drop_null().to_pylist()
+    ]
+    return [(process, numbers.drop_null()) for process, numbers in found if numbers.null_count < len(numbers)]
+
+
+def _ranges(numbers: pa.Array) -> Ranges:
+    each = np.unique(numbers.to_numpy(zero_copy_only=False))
+    ends = np.flatnonzero(np.diff(each) > 1)
+    firsts, lasts = each[np.concatenate(([0], ends + 1))], each[np.concatenate((ends, [each.size - 1]))]
+    return tuple(zip(firsts.tolist(), lasts.tolist(), strict=True))

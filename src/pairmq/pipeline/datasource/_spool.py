@@ -27,6 +27,7 @@ from typing import Final
 import pyarrow as pa
 
 from pairmq.model import ConfigurationError, PairMQError
+from pairmq.pipeline._storage import put_text, sync
 from pairmq.pipeline.datasource._rows import ARROW_SCHEMA
 
 _FORMAT: Final = 1
@@ -103,13 +104,13 @@ class Spool:
         except OSError:
             part.unlink(missing_ok=True)
             raise
-        _sync(self._directory)
+        sync(self._directory)
         return segment
 
     def discard(self, end: int) -> None:
         """Delete the segments before a number, which Spark has committed."""
         if end > self._floor:
-            _replace(self._directory, "floor", f"{end}\n")
+            put_text(self._directory / "floor", f"{end}\n")
             self._floor = end
         for segment in self.segments():
             if segment.number < end:
@@ -132,7 +133,7 @@ class Spool:
                     f"spool {self._directory} has segments and no spool.json: it is damaged"
                 ) from None
             id_ = secrets.token_hex(8)
-            _replace(self._directory, "spool.json", json.dumps({"format": _FORMAT, "id": id_, "source": source}) + "\n")
+            put_text(path, json.dumps({"format": _FORMAT, "id": id_, "source": source}) + "\n")
             return id_
         except (ValueError, LookupError, TypeError):
             raise ConfigurationError(f"spool {self._directory}: spool.json is damaged") from None
@@ -203,23 +204,5 @@ def _created(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _replace(directory: Path, name: str, text: str) -> None:
-    """Replace a small file atomically, synced to the disk."""
-    part = directory / f".{name}.part"
-    with _created(part) as descriptor:
-        os.write(descriptor, text.encode())
-        os.fsync(descriptor)
-    part.rename(directory / name)
-    _sync(directory)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -3,7 +3,7 @@
 All happens one thing after another, so that it can die between any two of them:
 
 1. The rows of files that are new or were changed, of those that were not taken before, become facts, and are committed
-   to the ledger; then the files are noted.
+   to the ledger, and the files with them.
 2. What is in the ledger is merged into one part, the tables are made of it, what is settled now is put aside, and all
    of that is committed. Then the tables are put in place.
 
@@ -32,9 +32,9 @@ import pyarrow.parquet as pq
 
 from pairmq.model import ConfigurationError
 from pairmq.pipeline import batch
-from pairmq.pipeline._storage import is_url, local, local_work_folder, writing
+from pairmq.pipeline._storage import is_url, local, local_work_folder, put_text
 from pairmq.pipeline.follow._intake import Intake, Taken
-from pairmq.pipeline.follow._ledger import Files, Found, Ledger
+from pairmq.pipeline.follow._ledger import File, Ledger
 from pairmq.pipeline.follow._refresh import Tables
 from pairmq.pipeline.follow._values import Refreshed, Stop
 from pairmq.pipeline.journal_io import BadSegment, OpenPart, open_parts
@@ -102,14 +102,11 @@ class _Follower:
         self._wishes = wishes
         self._stop = wishes.stop
         try:
-            self._files = Files(state / "files.jsonl")
             self._ledger = Ledger(state)
             self._tables = Tables(spark, self._ledger)
         except ValueError as error:
             raise unusable(state, f"is damaged: {error}") from None
-        if self._files.commits > self._ledger.next_number:
-            raise unusable(state, f"lacks commit {self._ledger.next_number}, whose files were read")
-        self._intake = Intake(spark, self._ledger, self._files)
+        self._intake = Intake(spark, self._ledger)
         self._report: Report | None = None
         self._refreshed_at = time.monotonic()
         self._commit = -1  # the last one in the tables
@@ -154,7 +151,7 @@ class _Follower:
         end = math.inf if last is None else last + self._wishes.settings.patience
         return frozenset((part.process, min(part.changed_at, end)) for part in self._parts)
 
-    def _refreshed(self, coming: Sequence[Found] = ()) -> Report:
+    def _refreshed(self, coming: Sequence[File] = ()) -> Report:
         """Make the tables of all that was taken, and put them in place.
 
         Files that are coming were found and not read yet: their rows are a hole until then.
@@ -166,7 +163,7 @@ class _Follower:
         bad = tuple(
             BadSegment(Path(each.path), each.problem, each.foreign) for each in waiting if each.problem is not None
         )
-        unread = (*bad, *(BadSegment(each.path, "it is taken next") for each in coming))
+        unread = (*bad, *(BadSegment(Path(each.path), "it is taken next") for each in coming))
         work = Path(tempfile.mkdtemp(prefix="tables-", dir=self._work))
         missing = batch.missing_of(ledger.lives, unread, self._parts)
         unfinished = batch.unfinished_of(self._parts, missing)
@@ -182,7 +179,7 @@ class _Follower:
             version=importlib.metadata.version("pairmq"),
             spark=self._spark.version,
             patience=patience,
-            segments=self._files.segments,
+            segments=ledger.segments,
             bad=bad,
             unfinished=self._parts,
             seconds=time.monotonic() - began,
@@ -209,7 +206,7 @@ class _Follower:
 STATE = "_follow"
 """The folder of the output directory that holds the state."""
 
-STATE_VERSION = 11
+STATE_VERSION = 12
 """Raised with every change of what is kept: the facts' columns, how they are made of rows, the files of the ledger.
 
 Only this decides whether a state can be gone on with, so that an upgrade which changes none of these goes on. The tests
@@ -235,10 +232,7 @@ def state_of(out: Path, journal: Path, *, restart: bool) -> Path:
     if not path.exists():
         if any(not each.name.startswith(".") for each in folder.iterdir()):
             raise unusable(folder, "does not name its journal")
-        written = path.with_name(f".{_NAME}")
-        with writing(written):
-            written.write_text(json.dumps(mine, indent=1) + "\n", "utf-8")
-        written.replace(path)
+        put_text(path, json.dumps(mine, indent=1) + "\n")
         return folder
     try:
         theirs = json.loads(path.read_text("utf-8"))
