@@ -359,9 +359,34 @@ def work_folder(out: Place, holder: str) -> Iterator[Place]:
             delete_folder(work)
 
 
+def locked(path: Path, holder: str, patience: float = 0.0) -> int:
+    """Take a lock within so many seconds; the kernel releases it when the process ends in any way.
+
+    Gives a descriptor, to be closed, or raises `BlockingIOError` with what its holder says of itself.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline = time.monotonic() + patience
+    with contextlib.ExitStack() as failed:
+        failed.callback(os.close, descriptor)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    said = os.pread(descriptor, _LONGEST_NAME, 0).decode("utf-8", "replace").strip()
+                    raise BlockingIOError(error.errno, said, os.fspath(path)) from None
+                time.sleep(_POLL)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{holder}\n".encode()[:_LONGEST_NAME], 0)
+        failed.pop_all()
+    return descriptor
+
+
 _WORK = "_work-"  # readers leave out names that begin with an underscore
 _LOCK = "_lock"
 _LONGEST_NAME = 200  # bytes of what a lock says of its holder
+_POLL = 0.05  # s between two attempts at a lock
 
 
 @contextlib.contextmanager
@@ -369,19 +394,13 @@ def local_work_folder(out: Path, holder: str) -> Iterator[Path]:
     """Delete those of killed runs, too."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = os.open(out / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = locked(out / _LOCK, f"{holder}, process {os.getpid()}")
+    except BlockingIOError as held:
+        said = f": {held.strerror}" if held.strerror else ""
+        raise ConfigurationError(f"another run is writing tables to {out}{said}") from None
     except OSError as error:
         raise ConfigurationError(f"can't write tables to {out}: {error.strerror or error}") from None
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            said = os.pread(lock, _LONGEST_NAME, 0).decode("utf-8", "replace").strip()
-            raise ConfigurationError(
-                f"another run is writing tables to {out}" + (f": {said}" if said else "")
-            ) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{holder}, process {os.getpid()}\n".encode()[:_LONGEST_NAME], 0)
         for left in out.glob(f"{_WORK}*"):
             shutil.rmtree(left, ignore_errors=True)
         work = out / f"{_WORK}{secrets.token_hex(4)}"

@@ -12,13 +12,10 @@ Files: ``spool.json`` (id and source), ``lock``, ``floor`` (the lowest number th
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import re
 import secrets
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +24,11 @@ from typing import Final
 import pyarrow as pa
 
 from pairmq.model import ConfigurationError, PairMQError
-from pairmq.pipeline._storage import put_text, sync
+from pairmq.pipeline._storage import locked, put_text, sync
 from pairmq.pipeline.datasource._rows import ARROW_SCHEMA
 
 _FORMAT: Final = 1
 _NAME: Final = re.compile(r"([0-9]{12,18})-([0-9]{1,9})\.arrow")
-_POLL: Final = 0.05  # s between two attempts at a lock
 
 
 class SpoolError(PairMQError):
@@ -65,7 +61,13 @@ class Spool:
         self._directory = directory
         # Message bodies may be confidential.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = _locked(directory, patience)
+        try:
+            self._lock = locked(directory / "lock", str(os.getpid()), patience)
+        except BlockingIOError as held:
+            raise SpoolInUse(
+                f"spool {directory} is in use by process {held.strerror or 'unknown'}: stop that query, or give each "
+                "query its own spool"
+            ) from None
         try:
             self.id = self._identity(source)
             for path in directory.glob(".*.part"):
@@ -172,30 +174,6 @@ def read_segment(directory: Path, segment: Segment) -> Iterator[pa.RecordBatch]:
         raise SpoolError(f"segment {path} is damaged: it does not hold {segment.rows} rows")
     # What an earlier Spark wrote may differ in how Arrow puts the same values.
     yield from (batch if batch.schema.equals(ARROW_SCHEMA) else batch.cast(ARROW_SCHEMA) for batch in batches)
-
-
-def _locked(directory: Path, patience: float) -> int:
-    """Take the lock, which the kernel releases when the process ends in any way."""
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES) or time.monotonic() > deadline:
-                holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
-                os.close(descriptor)
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise
-                raise SpoolInUse(
-                    f"spool {directory} is in use by process {holder or 'unknown'}: stop that query, or give each "
-                    "query its own spool"
-                ) from None
-            time.sleep(_POLL)
-        else:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
-            return descriptor
 
 
 @contextlib.contextmanager
