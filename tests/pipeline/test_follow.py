@@ -28,7 +28,7 @@ from pairmq.pipeline._making import fact_pieces
 from pairmq.pipeline.follow import Stop, _intake, _settled, follow
 from pairmq.pipeline.follow._follow import STATE, STATE_VERSION, state_of
 from pairmq.pipeline.follow._intake import Intake
-from pairmq.pipeline.follow._ledger import Entry, File, Ledger, Waiting
+from pairmq.pipeline.follow._ledger import Entry, File, Ledger
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.transforms import TABLES
 from pairmq.pipeline.transforms.facts import SMALL
@@ -380,11 +380,11 @@ def test_a_file_that_is_looked_at_again_changes_nothing(intake, journal, tmp_pat
 def test_a_file_that_is_gone_before_it_is_read_is_taken_when_it_is_back(intake, journal, tmp_path):
     intake.take(found(journal / "gone.parquet"))
     ledger = Ledger(tmp_path / "state")
-    assert (ledger.waiting, ledger.facts()) == ((Waiting(str(journal / "gone.parquet"), None),), [])
+    assert (ledger.waiting, ledger.facts()) == ([File(str(journal / "gone.parquet"), gone=True)], [])
     pq.write_table(table(), journal / "gone.parquet")
     look(intake, journal)
     ledger = Ledger(tmp_path / "state")
-    assert (ledger.waiting, ledger.seen, segments(tmp_path)) == ((), {"p": ((0, 5),)}, 1)
+    assert (ledger.waiting, ledger.seen, segments(tmp_path)) == ([], {"p": ((0, 5),)}, 1)
 
 
 def test_a_bad_file_that_is_deleted_is_bad_no_more(intake, journal, tmp_path):
@@ -395,7 +395,7 @@ def test_a_bad_file_that_is_deleted_is_bad_no_more(intake, journal, tmp_path):
     (journal / "bad.parquet").unlink()
     look(intake, journal)
     (waiting,) = Ledger(tmp_path / "state").waiting
-    assert waiting.problem is None
+    assert waiting == File(str(journal / "bad.parquet"), gone=True)
 
 
 def test_nothing_is_committed_while_nothing_changes(intake, journal, tmp_path):
@@ -414,7 +414,7 @@ def test_a_bad_file_that_was_fixed_counts_and_one_that_was_read_before_does_not_
     pq.write_table(table("q", 2), journal / "bad.parquet")
     look(intake, journal)
     ledger = Ledger(tmp_path / "state")
-    assert (segments(tmp_path), ledger.waiting) == (2, ())
+    assert (segments(tmp_path), ledger.waiting) == (2, [])
     assert ledger.seen == {"p": ((0, 8),), "q": ((0, 1),)}
 
 
@@ -442,7 +442,7 @@ def test_files_are_taken_in_lots_and_what_is_left_at_the_next_start(spark, intak
     look(again, journal)
     ledger = Ledger(tmp_path / "state")
     assert [len(entry.seen) for entry in ledger.chain] == [2, 1]
-    assert ledger.waiting == ()
+    assert ledger.waiting == []
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from journal_by_hand import Journal, segment_table
 from pairmq.pipeline._storage import sync
 from pairmq.pipeline.follow._follow import STATE, state_of
-from pairmq.pipeline.follow._ledger import Entry, File, Ledger, Waiting
+from pairmq.pipeline.follow._ledger import Entry, File, Ledger
 from pairmq.pipeline.journal_io import Lives, joined, look_at, new_rows, sift, size, without
 
 NUMBERS = st.frozensets(st.integers(0, 40), max_size=30)
@@ -136,14 +136,14 @@ def names(ledger):
 
 
 def test_a_ledger_that_is_opened_again_is_the_same(tmp_path):
-    waiting = Waiting("/x/[odd] ü.parquet", "it is cut short")
+    waiting = File("/x/[odd] ü.parquet", problem="it is cut short")
     ledger = committed(tmp_path, entry(0))
     lives = Lives({"q": 3.5}, {"p": 4.5})
     read = File("/x/ü.parquet", 4, 5, is_segment=True)
-    ledger.commit(Entry(1, 1, None, {"q": ((0, 4), (6, 6))}, waiting=(waiting,), lives=lives, files=(read,)))
+    ledger.commit(Entry(1, 1, None, {"q": ((0, 4), (6, 6))}, lives=lives, files=(read, waiting)))
     again = Ledger(tmp_path)
     assert (again.chain, again.seen, again.lives) == (ledger.chain, ledger.seen, lives)
-    assert (again.files, again.segments) == ({read.path: read}, 1)
+    assert (again.files, again.waiting, again.segments) == (ledger.files, [waiting], 1)
     assert again.seen == {"p": ((0, 9),), "q": ((0, 4), (6, 6))}
 
 

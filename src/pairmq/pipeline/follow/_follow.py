@@ -191,7 +191,7 @@ class _Follower:
             commit=ledger.next_number - 1,
             new_files=taken.files,
             new_rows=taken.rows,
-            vanished=sum(each.problem is None for each in waiting),
+            vanished=sum(each.gone for each in waiting),
             complete_until=complete_until(work, patience),
             taking=taken.seconds,
         )

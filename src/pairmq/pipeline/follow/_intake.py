@@ -19,12 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from pairmq.pipeline._making import Piece, fact_pieces, merged_pieces, read_written, write_pieces
-from pairmq.pipeline.follow._ledger import (
-    Entry,
-    File,
-    Ledger,
-    Waiting,
-)
+from pairmq.pipeline.follow._ledger import Entry, File, Ledger
 from pairmq.pipeline.journal_io import Contents, Lives, Sifted, damaged, look_at, new_rows, sift, spark_path
 from pairmq.pipeline.transforms.facts import MESSAGES
 
@@ -61,8 +56,8 @@ class Intake:
         news = {each.path: each for each in self._ledger.news(journal)}
         for each in self._ledger.waiting:
             there = Path(each.path).exists()
-            if there != (each.problem is not None) or (at_all and there):
-                news.setdefault(each.path, self._ledger.files.get(each.path, File(each.path, 0, 0)))
+            if there == each.gone or (at_all and there):
+                news.setdefault(each.path, each)
         lots: list[list[File]] = []
         room = 0
         for found in news.values():
@@ -76,21 +71,18 @@ class Intake:
     def take(self, files: Sequence[File]) -> None:
         """Take the rows of files; where Spark or the disk fails, nothing was taken."""
         began, ledger = time.monotonic(), self._ledger
-        there = {each.path: each for each in files if Path(each.path).exists()}
+        there = {each.path: File(*each[:3]) for each in files if Path(each.path).exists()}
         contents, sifted, folder = self._written(look_at(map(Path, there)))
-        read = {str(each.path) for each in contents.segments}
-        waiting = {each.path: each for each in ledger.waiting}
-        for found in files:
-            waiting.pop(found.path, None)
-        waiting |= {str(each.path): Waiting(str(each.path), each.problem, each.foreign) for each in contents.bad}
-        waiting |= {each.path: Waiting(each.path, None) for each in files if each.path not in there}
-        still = tuple(each for _, each in sorted(waiting.items()))
-        noted = [each._replace(is_segment=path in read) for path, each in there.items()]
-        changed = tuple(each for each in noted if ledger.files.get(each.path) != each)
-        if folder is not None or changed or still != ledger.waiting:
+        seen = {each.path: File(each.path, gone=True) for each in files} | there
+        for good in contents.segments:
+            seen[str(good.path)] = there[str(good.path)]._replace(is_segment=True)
+        for bad in contents.bad:
+            seen[str(bad.path)] = there[str(bad.path)]._replace(problem=bad.problem, foreign=bad.foreign)
+        changed = tuple(each for path, each in seen.items() if ledger.files.get(path) != each)
+        if folder is not None or changed:
             number, name = ledger.next_number, None if folder is None else folder.name
             lives = Lives.of(contents.segments)
-            ledger.commit(Entry(number, number, name, sifted.new, still, lives=lives, files=changed))
+            ledger.commit(Entry(number, number, name, sifted.new, lives=lives, files=changed))
         self.since.files += len(files)
         self.since.rows += sifted.count
         self.since.seconds += time.monotonic() - began

@@ -37,17 +37,12 @@ class File(NamedTuple):
     """A file of the journal, as it was when it was looked at."""
 
     path: str
-    size: int  # bytes
-    changed: int  # its content, its name or the rights to it, nanoseconds since 1970
+    size: int = 0  # bytes
+    changed: int = 0  # its content, its name or the rights to it, nanoseconds since 1970
     is_segment: bool = False  # whether rows could be read from it
-
-
-class Waiting(NamedTuple):
-    """A file that could not be read, and is looked at again when it has changed."""
-
-    path: str
-    problem: str | None  # why not, in a sentence; None if it is gone
+    problem: str | None = None  # why it could not be read, in a sentence; it is looked at again when it has changed
     foreign: bool = False  # as `pairmq.pipeline.journal_io.BadSegment` has it
+    gone: bool = False  # before it could be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,6 @@ class Entry:
     last: int
     facts: str | None  # the name of the folder of its facts; None where no new row came
     seen: Seen = field(default_factory=dict)  # the rows whose facts these are, of these commits alone
-    waiting: tuple[Waiting, ...] = ()  # the files that could not be read as of the last commit
     # The names of the pieces that hold the messages of these commits which are not among the facts.
     settled: tuple[str, ...] = ()
     lives: Lives = field(default_factory=Lives)  # as the files of these commits say
@@ -69,9 +63,7 @@ class Entry:
         return f"{self.first:06d}-{self.last:06d}.json"
 
     def to_json(self) -> str:
-        known = {
-            name: getattr(self, name) for name in ("first", "last", "facts", "seen", "waiting", "settled", "files")
-        }
+        known = {name: getattr(self, name) for name in ("first", "last", "facts", "seen", "settled", "files")}
         known["lives"] = [self.lives.ends, self.lives.seen]
         return json.dumps({"entry": known, "sha256": _digest(known)})
 
@@ -89,7 +81,6 @@ class Entry:
             found["last"],
             found["facts"],
             {name: tuple(map(tuple, ranges)) for name, ranges in found["seen"].items()},
-            tuple(Waiting(*each) for each in found["waiting"]),
             tuple(found["settled"]),
             Lives(*found["lives"]),
             tuple(File(*each) for each in found["files"]),
@@ -123,9 +114,9 @@ class Ledger:
         self._sweep()
 
     @property
-    def waiting(self) -> tuple[Waiting, ...]:
-        """The files that could not be read so far."""
-        return self.chain[-1].waiting if self.chain else ()
+    def waiting(self) -> list[File]:
+        """The files that could not be read so far, by name."""
+        return sorted(each for each in self.files.values() if each.problem is not None or each.gone)
 
     @property
     def lives(self) -> Lives:
@@ -188,19 +179,10 @@ class Ledger:
 
         The folder has all facts, but for those of settled messages, which are in pieces.
         """
-        newest = self.chain[-1]
         pieces = tuple(piece.name for piece in settled)
         facts = None if folder is None else folder.name
-        entry = Entry(
-            self.chain[0].first,
-            newest.last,
-            facts,
-            dict(self.seen),
-            newest.waiting,
-            pieces,
-            self.lives,
-            tuple(self.files.values()),
-        )
+        first, last, files = self.chain[0].first, self.chain[-1].last, tuple(self.files.values())
+        entry = Entry(first, last, facts, dict(self.seen), pieces, self.lives, files)
         for name in set(pieces).difference(*(each.settled for each in self.chain)):
             _sync_below(self._settled / name)
         sync(self._settled)
