@@ -267,8 +267,8 @@ def _gaps(minutes: DataFrame) -> DataFrame:
 
 def _started_at(otherwise: str) -> str:
     """When a process began its journal, as its name says, or else as a column says."""
-    started = "regexp_extract(process, '-([0-9]{8}T[0-9]{6}Z)-', 1)"
-    return f"coalesce(CAST(try_to_timestamp({started}, 'yyyyMMdd\\'T\\'HHmmssX') AS double), {otherwise})"
+    started = "replace(regexp_extract(process, '-([0-9]{8}T[0-9]{6}Z)-', 1), 'T', '')"
+    return f"coalesce(CAST(try_to_timestamp({started}, 'yyyyMMddHHmmssX') AS double), {otherwise})"
 
 
 def _not_read(minutes: DataFrame, notes: DataFrame, unread: Sequence[Unread]) -> DataFrame:
