@@ -362,7 +362,7 @@ def work_folder(out: Place, holder: str) -> Iterator[Place]:
 def locked(path: Path, holder: str, patience: float = 0.0) -> int:
     """Take a lock within so many seconds; the kernel releases it when the process ends in any way.
 
-    Gives a descriptor, to be closed, or raises `BlockingIOError` with what its holder says of itself.
+    Gives a descriptor, to be closed, or raises `BlockingIOError` with the name of its holder.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     deadline = time.monotonic() + patience
