@@ -434,12 +434,18 @@ async def test_a_cancelled_receive_loses_nothing(transport: Transport, queue: En
         await receiver.complete(deliveries[0])
 
 
-async def test_what_a_cut_off_receive_had_fetched_comes_back_at_once(transport: Transport, message: Make) -> None:
+@pytest.mark.parametrize(
+    ("url", "held"),
+    [("fakeredis", 1), *(pytest.param("redis", held, marks=pytest.mark.real_server) for held in (1, 1000, 10_000))],
+    indirect=["url"],
+)
+async def test_what_a_cut_off_receive_had_fetched_comes_back_at_once(transport: Transport, held: int) -> None:
+    """However many its receiver holds: the script that releases it looks at a thousand of them at a time."""
     entity = Entity("long-locks")
-    await transport.admin.create(entity, QueueProperties(lock_duration=60))
-    await transport.sender(entity).send_batch([message("given"), message("fetched")])
+    await transport.admin.create(entity, QueueProperties(lock_duration=HELD))
+    await fill(transport, entity, *["given"] * held, "fetched")
     receiver = transport.receiver(Source(entity))
-    [given] = await receiver.receive(1, WAIT)
+    given = await take(receiver, held)
 
     # A reply that never arrives: the server has handed out the message, and the call is cancelled.
     context = receiver._context  # type: ignore[attr-defined]
@@ -453,7 +459,7 @@ async def test_what_a_cut_off_receive_had_fetched_comes_back_at_once(transport: 
 
     [fetched] = await receiver.receive(5, WAIT)
     assert (fetched.message.body, fetched.delivery_count) == (b"fetched", 1)  # an outage uses up no delivery
-    assert not any(await receiver.complete_batch([given, fetched]))
+    assert not any(await receiver.complete_batch([*given, fetched]))
 
 
 async def test_a_receive_cut_off_while_it_dead_letters_keeps_no_locks(

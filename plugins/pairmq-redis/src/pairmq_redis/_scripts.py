@@ -222,9 +222,14 @@ end
 if ARGV[8] == '1' then
   local given = {}
   for i = 9, #ARGV do given[ARGV[i]] = true end
-  for _, pending in ipairs(redis.call('XPENDING', stream, group, '-', '+', 10000, me)) do
-    if not given[pending[1]] then give_back(pending[1], math.max(pending[4] - 1, 0)) end
-  end
+  local from, page = '-'
+  repeat
+    page = redis.call('XPENDING', stream, group, from, '+', 1000, me)
+    for _, pending in ipairs(page) do
+      if not given[pending[1]] then give_back(pending[1], math.max(pending[4] - 1, 0)) end
+      from = '(' .. pending[1]
+    end
+  until #page < 1000
 end
 
 -- A queue with one consumer at a time returns nothing to any other while one holds a lock.
