@@ -212,3 +212,19 @@ async def test_chunks_of_a_large_batch_do_not_wait_for_each_other(
     monkeypatch.setattr(publisher, "_publish", publish)
     async with asyncio.timeout(60):
         assert await publisher.publish([PARCEL] * 4000, Scope()) == [None] * 4000
+
+
+async def test_chunks_of_one_call_are_not_parted_by_those_of_another(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[object] = []
+
+    async def publish(parcels: list[Parcel], scope: Scope) -> list[None]:
+        begun.append(scope)
+        await asyncio.sleep(0)
+        return [None] * len(parcels)
+
+    monkeypatch.setattr(publisher, "_publish", publish)
+    first, second = Scope(), Scope()
+    await asyncio.gather(*(publisher.publish([PARCEL] * 3, scope) for scope in (first, second)))  # of one id: 3 chunks
+    assert begun == [first] * 3 + [second] * 3

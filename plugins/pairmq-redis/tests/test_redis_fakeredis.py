@@ -45,6 +45,21 @@ def test_waiting_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     run_virtual(main())
 
 
+def test_batches_side_by_side_are_stored_one_behind_the_other() -> None:
+    async def main() -> None:
+        async with memory_broker(scheme="fakeredis") as broker, broker.transport() as transport:
+            await transport.admin.create(QUEUE)
+            sender = transport.sender(QUEUE)
+            await sender.send(Message(b"first"))
+            batches = [[Message(b"%d" % (600 * n + m)) for m in range(600)] for n in range(3)]
+            await asyncio.gather(*map(sender.send_batch, batches))
+            receiver = transport.receiver(Source(QUEUE))
+            received = [each.message.body for each in await receiver.receive(2000, 1)]
+            assert received == [b"first", *(b"%d" % n for n in range(1800))]
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("single", [False, True])
 def test_a_long_poll_ends_soon_when_its_first_look_has_no_answer(single: bool) -> None:
     """Also the looks of one consumer at a time, which never wait in the server."""

@@ -115,7 +115,7 @@ MOST_BYTES: Final = 4 * CHUNK_BYTES
 """That a batch or a stream may have in flight: its operations share one link."""
 
 _FAR = 0.02  # s of an answer, from which on a batch would be as slow as its round trips
-_SHARE = 4  # an operation is to take no more than this part of its limit longer than a small one
+_NARROW, _WIDE = 1 / 4, 1 / 16  # of its limit that an operation takes longer than a small one: less in flight, or more
 _FORGETS, _A_LITTLE = 1.02, 1e-6  # so much longer is what the quickest answer counts for with each later one; s more
 
 
@@ -507,8 +507,11 @@ class SendRules:
     def took(self, trip: RoundTrip, seconds: float) -> None:
         """An operation of a batch or a stream was answered, maybe late, as those in flight share a narrow link."""
         trip.took(seconds)
-        narrow = seconds - trip.quickest > self.attempt_timeout / _SHARE
-        self.room = max(self.room // 2, CHUNK_BYTES) if narrow else min(self.room * 2, MOST_BYTES)
+        longer = (seconds - trip.quickest) / self.attempt_timeout
+        if longer > _NARROW:
+            self.room = max(self.room // 2, CHUNK_BYTES)
+        elif longer < _WIDE:
+            self.room = min(self.room * 2, MOST_BYTES)
 
     def until(self, now: float, deadline: float, trip: RoundTrip) -> float:
         """When an attempt must end: half of the time left is for the other broker, if the rest is enough here."""

@@ -56,6 +56,7 @@ _CLOSE_TIMEOUT = 1.8
 
 CHUNK_MESSAGES = 250
 CHUNK_BYTES = 1 << 20
+_IN_A_TURN = 4  # chunks: those of one operation of a pair, so that no other operation's come between
 _BYTES_IN_FLIGHT = 8 << 20  # of one call: with less a distant server is idle most of the time
 
 
@@ -243,7 +244,8 @@ class RedisSender(Sender):
                     under_way.popleft()
                     sizes.popleft()
                 under_way.append(start_task(self._send_chunk(chunk)))
-                await asyncio.sleep(0)  # it writes; one connection keeps the chunks in order
+                if len(under_way) % _IN_A_TURN == 0:
+                    await asyncio.sleep(0)  # they write; one connection keeps the chunks in order
             while under_way:
                 outcomes += await under_way[0]
                 under_way.popleft()
