@@ -34,7 +34,7 @@ async def test_a_queue_is_made_with_the_service_s_defaults(client: ServiceBusAdm
     assert got.default_message_time_to_live > timedelta(days=10_000_000)
     assert got.status == "Active"
     assert not got.requires_session
-    assert front.broker.describe("orders").description.default_message_time_to_live is None
+    assert front.broker.get_queue("orders").description.default_message_time_to_live is None
     assert front.changes == 1
 
 

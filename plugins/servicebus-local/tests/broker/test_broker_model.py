@@ -226,7 +226,7 @@ class QueueMachine(RuleBasedStateMachine):
     def nothing_is_lost_and_nothing_is_there_twice(self) -> None:
         if not hasattr(self, "broker"):
             return
-        counts = self.broker.describe("q").counts
+        counts = self.broker.get_queue("q").counts
         # A deferred message that is locked is still a deferred one.
         places = ["deferred" if each.token and each.deferred else each.place for each in self.known.values()]
         assert counts.active == places.count("ready") + places.count("locked")
@@ -237,7 +237,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert sorted(m.content for m in dead) == sorted(
             each.body for each in self.known.values() if each.place == "dead"
         )
-        assert self.broker.describe("q").size_in_bytes == 10 * counts.total
+        assert self.broker.get_queue("q").size_in_bytes == 10 * counts.total
 
 
 QueueMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=50, deadline=None)

@@ -36,7 +36,7 @@ def test_messages_are_taken_in_the_order_of_their_numbers(broker, queue):
 
 def test_the_path_is_found_whatever_its_case_and_kept_as_written(broker, queue):
     assert broker.resolve_receive("ORDERS") is queue
-    assert broker.describe("Orders").path == "orders"
+    assert broker.get_queue("Orders").path == "orders"
 
 
 def test_a_completed_message_is_gone(broker, queue, clock):
@@ -44,8 +44,8 @@ def test_a_completed_message_is_gone(broker, queue, clock):
     queue.complete(queue.take(1)[0].lock_token)
     clock.now += 1000
     assert queue.take(1) == []
-    assert broker.describe("orders").counts.total == 0
-    assert broker.describe("orders").size_in_bytes == 0
+    assert broker.get_queue("orders").counts.total == 0
+    assert broker.get_queue("orders").size_in_bytes == 0
 
 
 def test_an_abandoned_message_comes_back_first_and_counts(broker, queue):
@@ -116,7 +116,7 @@ def test_what_expires_is_dead_lettered_only_if_asked_for(broker, clock, kept):
     broker.send("q", [text("a", time_to_live=5)])
     clock.now += 5
     broker.advance()
-    counts = broker.describe("q").counts
+    counts = broker.get_queue("q").counts
     assert (counts.active, counts.dead_letter) == (0, int(kept))
     if kept:
         assert broker.resolve_receive("q/$DeadLetterQueue").take(1)[0].dead_letter_reason == "TTLExpiredException"
@@ -129,7 +129,7 @@ def test_a_locked_message_outlives_its_time_until_it_is_released(broker, queue, 
     queue.complete(first.lock_token)
     queue.abandon(second.lock_token)
     assert queue.take(2) == []
-    assert broker.describe("orders").counts.total == 0
+    assert broker.get_queue("orders").counts.total == 0
 
 
 def test_the_shorter_time_to_live_counts(broker, clock):
@@ -152,7 +152,7 @@ def test_a_deferred_message_is_received_by_its_number_only(broker, queue, clock)
     queue.abandon(message.lock_token)
     assert queue.take(1) == []
     assert queue.receive_deferred([1], delete=True)[0].delivery_count == 1
-    assert broker.describe("orders").counts.total == 0
+    assert broker.get_queue("orders").counts.total == 0
 
 
 def test_an_expired_deferred_message_goes_when_it_is_asked_for(broker, clock):
@@ -162,9 +162,9 @@ def test_an_expired_deferred_message_goes_when_it_is_asked_for(broker, clock):
     source.defer(source.take(1)[0].lock_token)
     clock.now += 60
     broker.advance()
-    assert broker.describe("q").counts.deferred == 1
+    assert broker.get_queue("q").counts.deferred == 1
     assert source.receive_deferred([1]) == []
-    assert broker.describe("q").counts.dead_letter == 1
+    assert broker.get_queue("q").counts.dead_letter == 1
 
 
 def test_a_scheduled_message_comes_in_its_time_under_a_new_number(broker, queue, clock):
@@ -200,7 +200,7 @@ def test_receive_and_delete_takes_a_message_for_good(broker, queue, clock):
 def test_a_batch_is_taken_in_whole_or_not_at_all(broker, queue):
     with refused("message-size-exceeded"):
         broker.send("orders", [text("a"), Incoming(b"", 262145)])
-    assert broker.describe("orders").counts.total == 0
+    assert broker.get_queue("orders").counts.total == 0
     assert broker.send("orders", [text("b")]) == [1]
 
 
@@ -236,14 +236,14 @@ def test_an_id_is_taken_once_within_the_window(broker, clock):
 def test_a_status_closes_one_way_or_both(broker, queue):
     broker.send("orders", [text("a"), text("b")])
     token = queue.take(1)[0].lock_token
-    description = broker.describe("orders").description
+    description = broker.get_queue("orders").description
     called = []
     queue.on_ready(lambda: called.append(1))
     for status, sends, receives in (("SendDisabled", 0, 1), ("ReceiveDisabled", 1, 0), ("Disabled", 0, 0)):
         changed = QueueDescription(
             lock_duration=description.lock_duration, max_delivery_count=3, status=EntityStatus(status)
         )
-        broker.update("orders", changed)
+        broker.update_queue("orders", changed)
         if not sends:
             with refused("entity-disabled"):
                 broker.send("orders", [text("c")])
@@ -252,7 +252,7 @@ def test_a_status_closes_one_way_or_both(broker, queue):
                 queue.take(1)
     queue.complete(token)
     called.clear()
-    broker.update("orders", description)
+    broker.update_queue("orders", description)
     assert called == [1]
     assert bodies(queue.take(5)) == ["b"]
 
@@ -305,7 +305,7 @@ def test_peek_pages_by_number_and_shows_no_expired_ones(broker, queue, clock):
 def test_a_deleted_queue_wakes_waiters_and_refuses_the_rest(broker, queue):
     called = []
     queue.on_ready(lambda: called.append(1))
-    broker.delete("ORDERS")
+    broker.delete_queue("ORDERS")
     assert called == [1]
     with refused("not-found"):
         queue.take(1)
@@ -329,7 +329,7 @@ def test_an_idle_entity_is_deleted_unless_a_client_waits(broker, clock):
     clock.now = broker.next_deadline()
     broker.advance()
     with refused("not-found"):
-        broker.describe("q")
+        broker.get_queue("q")
     assert broker.next_deadline() is None
 
 

@@ -32,7 +32,7 @@ def test_without_a_session_nothing_comes_in_or_out(broker, source):
         source.take(1)
     with refused("not-allowed"):
         broker.send("q", [text("s", "a", partition_key="other")])
-    assert broker.describe("q").counts.total == 0
+    assert broker.get_queue("q").counts.total == 0
 
 
 def test_each_session_has_one_receiver_and_its_own_order(broker, source):

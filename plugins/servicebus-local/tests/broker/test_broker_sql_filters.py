@@ -23,7 +23,7 @@ def send(broker: Broker, rule: Rule, properties: dict[str, object] = PROPERTIES)
     broker.create_subscription("t", "s", rule=rule)
     sent = Incoming(b"", 120, message_id="m-1", subject="it's", to="there", correlation_id=7, properties=properties)
     broker.send("t", [sent])
-    counts = broker.describe("t", "s").counts
+    counts = broker.get_subscription("t", "s").counts
     return counts.active, counts.dead_letter
 
 

@@ -104,12 +104,12 @@ def test_everything_is_there_again_but_locks(clock, tmp_path):
     broker.schedule("t", [text("e", subject="x", properties={"b": b"\x00", "k": True}, scheduled_at=clock.now + 9)])
     number = broker.send("Q", [text("f", message_id="once")])[0]
     token = first.lock_token
-    infos = [broker.describe("q"), broker.describe("t"), broker.rules("t", "sub")]
+    infos = [broker.get_queue("q"), broker.get_topic("t"), broker.rules("t", "sub")]
 
     broker = reopened(broker, clock, tmp_path)
-    assert [broker.describe("q").description, broker.rules("t", "sub")] == [infos[0].description, infos[2]]
-    assert broker.describe("t").description == infos[1].description
-    assert broker.describe("t").counts == infos[1].counts
+    assert [broker.get_queue("q").description, broker.rules("t", "sub")] == [infos[0].description, infos[2]]
+    assert broker.get_topic("t").description == infos[1].description
+    assert broker.get_topic("t").counts == infos[1].counts
     source = broker.resolve_receive("S")
     with pytest.raises(BrokerError, match="lock-lost"):
         source.complete(token)
@@ -122,7 +122,7 @@ def test_everything_is_there_again_but_locks(clock, tmp_path):
     clock.now += 9
     assert [m.content for m in broker.resolve_receive("t/Subscriptions/sub").take(9)] == [b"e"]
     broker.send("q", [text("g", message_id="once")])
-    assert broker.describe("q").counts.active == 1
+    assert broker.get_queue("q").counts.active == 1
     assert broker.send("q", [text("h", message_id="twice")])[0] > number
     broker.close()
 
@@ -135,7 +135,7 @@ def test_what_was_deleted_or_not_flushed_is_not_there(clock, tmp_path):
     broker.send("r", [text("a")])
     broker.resolve_receive("q").set_session_state("s", b"x")
     broker.flush()
-    broker.delete("q")
+    broker.delete_queue("q")
     broker.flush()
     broker.send("r", [text("b")])
     broker._hub.journal.close()
@@ -177,7 +177,7 @@ def test_a_message_that_moved_is_there_once(clock, tmp_path):
     broker = reopened(broker, clock, tmp_path)
     dead = broker.resolve_receive("q/$DeadLetterQueue").take(9)
     assert [m.content for m in dead] == [b"a", b"b", b"c"]
-    assert broker.describe("q").counts.total == 3
+    assert broker.get_queue("q").counts.total == 3
     broker.close()
 
 
@@ -256,7 +256,7 @@ def test_loading_and_flushing_are_fast_enough(clock, tmp_path):
     started = time.process_time()
     broker = Broker(clock, SqliteStore(tmp_path))
     loading = time.process_time() - started
-    assert broker.describe("q").counts.active == 5_000
+    assert broker.get_queue("q").counts.active == 5_000
     broker.close()
     print(f"flush {best * 1000:.2f} ms, load {loading:.2f} s")
     # The targets are 10 ms, and 2 s for 20,000 messages, on an idle machine with an SSD.

@@ -88,7 +88,7 @@ def test_a_filter_that_fails_dead_letters_if_asked_for(broker, kept):
     description = SubscriptionDescription(dead_lettering_on_filter_evaluation_exceptions=kept)
     broker.create_subscription("news", "s", description, Rule("r", SqlFilter("1 / n = 1")))
     broker.send("news", [text("a", properties={"n": 0}), text("b", properties={"n": 1})])
-    counts = broker.describe("news", "s").counts
+    counts = broker.get_subscription("news", "s").counts
     assert (counts.active, counts.dead_letter) == (1, int(kept))
 
 
@@ -103,7 +103,7 @@ def test_a_rule_that_cannot_be_read_makes_no_subscription(topic):
 def test_a_topic_keeps_scheduled_messages_until_their_time(topic, clock):
     first, _ = topic.schedule("news", [text(each, scheduled_at=clock.now + 60) for each in "ab"])
     topic.cancel("news", [first])
-    assert topic.describe("news").counts.scheduled == 1
+    assert topic.get_topic("news").counts.scheduled == 1
     called = []
     topic.resolve_receive("news/Subscriptions/all").on_ready(lambda: called.append(1))
     clock.now += 60
@@ -166,14 +166,14 @@ def test_what_the_target_does_not_take_waits_at_the_source(broker, clock):
     broker.create_queue("end", QueueDescription(status=EntityStatus.DISABLED))
     broker.create_queue("q", QueueDescription(forward_to="end"))
     broker.send("q", [text("a"), text("b")])
-    assert broker.describe("q").counts.active == 2
-    broker.update("end", QueueDescription())
+    assert broker.get_queue("q").counts.active == 2
+    broker.update_queue("end", QueueDescription())
     clock.now += 10
     broker.advance()
     assert bodies(broker.resolve_receive("end").take(9)) == ["a", "b"]
-    broker.delete("end")
+    broker.delete_queue("end")
     broker.send("q", [text("c")])
-    assert broker.describe("q").counts.dead_letter == 1
+    assert broker.get_queue("q").counts.dead_letter == 1
 
 
 def test_administration_refuses_what_the_service_refuses(broker):
@@ -187,9 +187,9 @@ def test_administration_refuses_what_the_service_refuses(broker):
         with refused("argument-out-of-range"):
             broker.create_queue("q", QueueDescription(**wrong))
     with refused("not-allowed"):
-        broker.update("a/b", QueueDescription(requires_session=True))
+        broker.update_queue("a/b", QueueDescription(requires_session=True))
     with refused("not-found"):
-        broker.update("a/b", TopicDescription())
+        broker.get_topic("a/b")
     with refused("not-found"):
         broker.create_subscription("a/b", "s")
     assert [each.path for each in broker.queues()] == ["a/b"]

@@ -56,7 +56,6 @@ _SUBSCRIPTIONS = re.compile(
 )
 
 
-_UPDATED = {"entity": ("QueueDescription", "TopicDescription"), "subscription": ("SubscriptionDescription",)}
 _log = logging.getLogger(__name__)
 _LARGEST_PAGE = 100
 _MOST_SKIPPED = 10**9
@@ -120,15 +119,16 @@ class Namespace:
             case "namespace", _:
                 return self._about
             case "entity", (name,):
-                entity = _found(lambda: broker.describe(name))
+                entity = _found(lambda: broker.get_queue(name)) or _found(lambda: broker.get_topic(name))
                 return entity_entry(entity) if entity else None
             case "subscription", (topic, name):
-                known = broker.subscriptions(topic)
-                return next((entity_entry(each) for each in known if each.name.lower() == name.lower()), None)
-            case "rule", (topic, subscription, name):
-                broker.describe(topic, subscription)
-                rule = _found(lambda: broker.get_rule(topic, subscription, name))
-                return rule_entry(topic, subscription, rule) if rule else None
+                broker.get_topic(topic)
+                subscription = _found(lambda: broker.get_subscription(topic, name))
+                return entity_entry(subscription) if subscription else None
+            case "rule", (topic, subscription_name, name):
+                broker.get_subscription(topic, subscription_name)
+                rule = _found(lambda: broker.get_rule(topic, subscription_name, name))
+                return rule_entry(topic, subscription_name, rule) if rule else None
         raise _nothing(path)
 
     def list(self, path: Path) -> tuple[str, list[Entry]]:
@@ -152,19 +152,14 @@ class Namespace:
         description, broker = _described(body), self._broker
         kind = local_name(description)
         match path.kind, path.names, kind:
-            case "entity", (name,), "QueueDescription" if not update:
-                broker.create_queue(name, _changed(QueueDescription(), description))
-            case "entity", (name,), "TopicDescription" if not update:
-                broker.create_topic(name, _changed(TopicDescription(), description))
-            case "subscription", (topic, name), "SubscriptionDescription" if not update:
-                first = child(description, "DefaultRuleDescription")
-                rule = None if first is None else read_rule(first, "$Default")
-                broker.create_subscription(topic, name, _changed(SubscriptionDescription(), description), rule)
-            case "entity" | "subscription", names, _ if update and kind in _UPDATED[path.kind]:
-                base = broker.describe(*names).description
-                if type(base).__name__ != kind:
-                    raise BrokerError(NOT_FOUND, f"'{names[0]}' is no {kind}.")
-                broker.update(names[0], _changed(base, description), *names[1:])
+            case "entity", (name,), "QueueDescription":
+                queue = broker.get_queue(name).description if update else QueueDescription()
+                (broker.update_queue if update else broker.create_queue)(name, _changed(queue, description))
+            case "entity", (name,), "TopicDescription":
+                made = broker.get_topic(name).description if update else TopicDescription()
+                (broker.update_topic if update else broker.create_topic)(name, _changed(made, description))
+            case "subscription", (topic, name), "SubscriptionDescription":
+                self._put_subscription(topic, name, description, update)
             case "rule", (topic, subscription, name), "RuleDescription":
                 rule = read_rule(description, name)
                 if rule.name.lower() != name.lower():
@@ -180,12 +175,24 @@ class Namespace:
     def delete(self, path: Path) -> None:
         broker = self._broker
         match path:
-            case "entity" | "subscription", names:
-                broker.delete(*names)
+            case "entity", (name,):
+                is_queue = _found(lambda: broker.get_queue(name)) is not None
+                (broker.delete_queue if is_queue else broker.delete_topic)(name)
+            case "subscription", (topic, name):
+                broker.delete_subscription(topic, name)
             case "rule", (topic, subscription, name):
                 broker.remove_rule(topic, subscription, name)
             case _:
                 raise _nothing(path)
+
+    def _put_subscription(self, topic: str, name: str, given: Element, update: bool) -> None:
+        if update:
+            base = self._broker.get_subscription(topic, name).description
+            self._broker.update_subscription(topic, name, _changed(base, given))
+            return
+        first = child(given, "DefaultRuleDescription")
+        rule = None if first is None else read_rule(first, "$Default")
+        self._broker.create_subscription(topic, name, _changed(SubscriptionDescription(), given), rule)
 
 
 def _found(get: Callable[[], T]) -> T | None:
@@ -327,14 +334,15 @@ class Administration:
                 answer = {queue.path: asdict(queue.counts) for queue in broker.queues()}
             case ("PUT" | "DELETE") as method, ["queues", _]:
                 try:
-                    (broker.create_queue if method == "PUT" else broker.delete)(path.partition("/")[2])
+                    (broker.create_queue if method == "PUT" else broker.delete_queue)(path.partition("/")[2])
                 except BrokerError as error:
                     raise ControlError(409, str(error)) from None
                 self._changed()
             case "DELETE", ["entities"]:
-                queues, topics = broker.queues(), broker.topics()
-                for entity_path in [*(queue.path for queue in queues), *(topic.path for topic in topics)]:
-                    broker.delete(entity_path)
+                for queue in broker.queues():
+                    broker.delete_queue(queue.path)
+                for topic in broker.topics():
+                    broker.delete_topic(topic.path)
                 self._changed()
             case _:
                 raise ControlError(404, f"The control endpoint has no {request.method} {what}.")

@@ -128,8 +128,42 @@ class Namespace(Forwarder):
         """Makes a queue, unless the path or the description is not allowed, or something has the path."""
         self._create(path, description or QueueDescription())
 
+    def update_queue(self, path: str, description: QueueDescription) -> None:
+        """Changes how a queue is set up; what is fixed at creation has to stay."""
+        now = self._administer()
+        self._update(self._queue(path), description, now)
+
+    def delete_queue(self, path: str) -> None:
+        self._administer()
+        self._delete(self._queue(path))
+
+    def get_queue(self, path: str) -> EntityInfo[QueueDescription]:
+        self._administer()
+        return _info(self._queue(path))
+
+    def queues(self) -> list[EntityInfo[QueueDescription]]:
+        self._administer()
+        return [_info(each) for _, each in sorted(self._entities.items()) if isinstance(each, Holder)]
+
     def create_topic(self, path: str, description: TopicDescription | None = None) -> None:
         self._create(path, description or TopicDescription())
+
+    def update_topic(self, path: str, description: TopicDescription) -> None:
+        now = self._administer()
+        self._update(self._topic(path), description, now)
+
+    def delete_topic(self, path: str) -> None:
+        """Removes a topic with its subscriptions; see `delete_queue`."""
+        self._administer()
+        self._delete(self._topic(path))
+
+    def get_topic(self, path: str) -> EntityInfo[TopicDescription]:
+        self._administer()
+        return _info(self._topic(path))
+
+    def topics(self) -> list[EntityInfo[TopicDescription]]:
+        self._administer()
+        return [_info(each) for _, each in sorted(self._entities.items()) if isinstance(each, Topic)]
 
     def create_subscription(
         self, topic: str, name: str, description: SubscriptionDescription | None = None, rule: Rule | None = None
@@ -150,36 +184,17 @@ class Namespace(Forwarder):
         self._add_subscription(self._identity(), owner, name, description, rules, now)
         owner.touch(now)
 
-    def describe(self, path: str, subscription: str | None = None) -> EntityInfo[Any]:
-        """A queue or topic, or a topic's subscription, as it is now."""
-        self._administer()
-        return _info(self._found(path, subscription))
-
-    def update(self, path: str, description: Description, subscription: str | None = None) -> None:
-        """Changes how a queue, topic or subscription is set up; what is fixed at creation has to stay."""
+    def update_subscription(self, topic: str, name: str, description: SubscriptionDescription) -> None:
         now = self._administer()
-        entity: Any = self._found(path, subscription)
-        if type(entity.description) is not type(description):
-            raise BrokerError(NOT_FOUND, f"'{entity.path}' is of another kind.")
-        check_update(entity.path, entity.description, description)
-        self._check_description(entity.path, description)
-        entity.configure(description, now)
-        self._changed(entity)
-        self._hub.notify()
+        self._update(self._topic(topic).subscription(name), description, now)
 
-    def delete(self, path: str, subscription: str | None = None) -> None:
-        """Removes a queue, a topic with its subscriptions, or a subscription."""
+    def delete_subscription(self, topic: str, name: str) -> None:
         self._administer()
-        self._remove(self._found(path, subscription))
-        self._hub.notify()
+        self._delete(self._topic(topic).subscription(name))
 
-    def queues(self) -> list[EntityInfo[QueueDescription]]:
+    def get_subscription(self, topic: str, name: str) -> EntityInfo[SubscriptionDescription]:
         self._administer()
-        return [_info(each) for _, each in sorted(self._entities.items()) if isinstance(each, Holder)]
-
-    def topics(self) -> list[EntityInfo[TopicDescription]]:
-        self._administer()
-        return [_info(each) for _, each in sorted(self._entities.items()) if isinstance(each, Topic)]
+        return _info(self._topic(topic).subscription(name))
 
     def subscriptions(self, topic: str) -> list[EntityInfo[SubscriptionDescription]]:
         self._administer()
@@ -283,6 +298,17 @@ class Namespace(Forwarder):
         self._hub.arm(entity, entity.next_deadline())
         self._changed(entity)
 
+    def _update(self, entity: Any, description: Description, now: float) -> None:
+        check_update(entity.path, entity.description, description)
+        self._check_description(entity.path, description)
+        entity.configure(description, now)
+        self._changed(entity)
+        self._hub.notify()
+
+    def _delete(self, entity: Holder | Topic) -> None:
+        self._remove(entity)
+        self._hub.notify()
+
     def _remove(self, entity: Holder | Topic) -> None:
         if isinstance(entity, Subscription):
             del self._topic(entity.topic).subscriptions[entity.name.lower()]
@@ -300,8 +326,11 @@ class Namespace(Forwarder):
             raise BrokerError(NOT_FOUND, f"'{path}' does not exist.")
         return found
 
-    def _found(self, path: str, subscription: str | None) -> Holder | Topic:
-        return self._entity(path) if subscription is None else self._topic(path).subscription(subscription)
+    def _queue(self, path: str) -> Holder:
+        found = self._entity(path)
+        if not isinstance(found, Holder):
+            raise BrokerError(NOT_FOUND, f"'{path}' is not a queue.")
+        return found
 
     def _topic(self, path: str) -> Topic:
         found = self._entity(path)
