@@ -21,7 +21,7 @@ from pairmq.transport import Scope
 from pairmq_rabbitmq import _driver
 from pairmq_rabbitmq._driver import Underlay, close_channel
 from pairmq_rabbitmq._errors import Unsent, failure
-from pairmq_rabbitmq._link import Link, Nodes
+from pairmq_rabbitmq._link import _SPARE_CHANNELS, Link, Nodes
 from pairmq_rabbitmq._publish import Answer, Nacked, Parcel, publish_method
 from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq._url import parse_rabbitmq_url
@@ -142,6 +142,21 @@ async def test_closing_a_link_leaves_no_task_when_the_broker(broker: Broker, end
         connecting.add_done_callback(asyncio.Task.exception)
     await link.close(0.1)
     assert asyncio.all_tasks() - before - broker.tasks == set()
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 30])
+async def test_channels_opened_at_once_stay_within_the_brokers_limit(broker: Broker, beyond: int) -> None:
+    """At one more the broker ends the connection, with everything that is locked or under way on it."""
+    broker.answers["Connection.StartOk"] = commands.Connection.Tune(30, 131_072, 60)
+    link = Link(parse_rabbitmq_url(broker.url), None, "test")
+    session = await link.session()
+    room = 30 - _SPARE_CHANNELS - len(session._driver.channels)
+    calls = [session.open_channel(confirms=False) for _ in range(room + beyond)]
+    opened = await asyncio.gather(*calls, return_exceptions=True)
+    await link.close(1)
+    refused = [failure(error, "open") for error in opened if isinstance(error, BaseException)]
+    assert [(error.kind, error.reason) for error in refused] == [(FailureKind.TRANSIENT, QUOTA)] * beyond
+    assert broker.frames.count("Channel.Open") == room
 
 
 async def test_a_channel_is_not_closed_across_the_answer_to_its_question(

@@ -47,7 +47,7 @@ _CLEARED = 0.2  # s for the driver to put away what it has of a connection that 
 _FRAME_MAX = 131_072  # of RabbitMQ unless configured otherwise
 _FRAME_OVERHEAD = 8
 _REFILL = 0.1  # s after which a channel that was taken from the reserve is made up for
-_SPARE_CHANNELS = 8  # of the broker's limit, so that a burst of openings does not reach it
+_SPARE_CHANNELS = 8  # of the broker's limit: it counts a channel for a moment longer than the driver does
 
 
 class Nodes:
@@ -317,14 +317,19 @@ class Session:
 
     async def open_channel(self, *, confirms: bool) -> Channel:
         """Open a channel. Raises `Unsent`."""
+        try:
+            return await self.run(self._open_channel(confirms))
+        except Exception as error:
+            raise Unsent(self.cause or (error.cause if isinstance(error, Unsent) else error)) from error
+
+    async def _open_channel(self, confirms: bool) -> Channel:
+        """Count the channels where the driver begins one: of many calls at once, each would find the same number."""
         tune = self._driver.connection_tune
         if tune.channel_max and len(self._driver.channels) >= tune.channel_max - _SPARE_CHANNELS:
             text = f"the connection has all {tune.channel_max} channels that the broker allows: use fewer entities"
-            raise Unsent(TransportError(text, FailureKind.TRANSIENT, FailureReason.QUOTA))
-        try:
-            return await self.run(self._driver.channel(publisher_confirms=confirms, on_return_raises=True))
-        except Exception as error:
-            raise Unsent(self.cause or (error.cause if isinstance(error, Unsent) else error)) from error
+            raise TransportError(text, FailureKind.TRANSIENT, FailureReason.QUOTA)
+        channel: Channel = await self._driver.channel(publisher_confirms=confirms, on_return_raises=True)
+        return channel
 
     def reserve_publisher(self) -> None:
         """Open a channel for publishing ahead of the next caller, and another one when that is taken.
