@@ -631,17 +631,20 @@ async def test_a_cancelled_send_leaves_the_sender_usable(rabbit: RabbitServer, s
     assert sum(body == b"kept" for _, body in drained(rabbit)) >= sent
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 async def test_more_entities_than_channels_share_them(
-    rabbit: RabbitServer, transport: Transport, monkeypatch: pytest.MonkeyPatch
+    rabbit: RabbitServer, transport: Transport, monkeypatch: pytest.MonkeyPatch, at_once: bool
 ) -> None:
+    """Also after all were in use at one time: with all that the broker allows, a ping would never find one."""
     monkeypatch.setattr(_context, "_MAX_PUBLISHERS", 5)
     names = [f"q{n}" for n in range(20)]
     for name in names:
         declare(rabbit, name)
     senders = [transport.sender(Entity(name)) for name in names]
-    for _ in range(2):
-        for sender in senders:
-            await sender.send(message())
+    if at_once:
+        await asyncio.gather(*(sender.send(message()) for sender in senders))
+    for sender in senders * (1 if at_once else 2):
+        await sender.send(message())
     # Those in use, those on their way out, the control connection's.
     await until(lambda: int(rabbit.erl("length(rabbit_channel:list())")) <= 5 + 2 + 3)
     assert {rabbit.queues()[name][0] for name in names} == {2}

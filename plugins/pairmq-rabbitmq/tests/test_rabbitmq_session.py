@@ -15,10 +15,11 @@ from aiormq.abc import AbstractConnection
 from pamqp import commands
 
 from cut_calls import turns_until_done
-from pairmq.model import FailureKind, FailureReason
+from pairmq.model import Entity, FailureKind, FailureReason
+from pairmq.plugins import registry
 from pairmq.testing.servers import free_port
 from pairmq.transport import Scope
-from pairmq_rabbitmq import _driver
+from pairmq_rabbitmq import _context, _driver
 from pairmq_rabbitmq._driver import Underlay, close_channel
 from pairmq_rabbitmq._errors import Unsent, failure
 from pairmq_rabbitmq._link import _SPARE_CHANNELS, Link, Nodes
@@ -157,6 +158,25 @@ async def test_channels_opened_at_once_stay_within_the_brokers_limit(broker: Bro
     refused = [failure(error, "open") for error in opened if isinstance(error, BaseException)]
     assert [(error.kind, error.reason) for error in refused] == [(FailureKind.TRANSIENT, QUOTA)] * beyond
     assert broker.frames.count("Channel.Open") == room
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 30])
+async def test_of_channels_for_questions_asked_at_once_not_all_are_kept(
+    broker: Broker, beyond: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all that the broker allows kept for questions, a probe would find none for its own, ever again."""
+    monkeypatch.setattr(_context, "_MOST_IDLE", 10)
+    broker.answers["Queue.Declare"] = commands.Queue.DeclareOk("orders", 0, 0)
+    broker.answers["Channel.Close"] = commands.Channel.CloseOk()
+    async with registry.transport(broker.url) as transport:
+        for asked in (10 + beyond, 10):
+            questions = [transport.admin.exists(Entity("orders")) for _ in range(asked)]
+            assert all(await asyncio.gather(*questions))
+            async with asyncio.timeout(60):
+                while broker.frames.count("Channel.Close") < beyond:
+                    await asyncio.sleep(0.001)
+    assert broker.frames.count("Channel.Open") == 10 + beyond
+    assert broker.frames.count("Channel.Close") == beyond
 
 
 async def test_a_channel_is_not_closed_across_the_answer_to_its_question(

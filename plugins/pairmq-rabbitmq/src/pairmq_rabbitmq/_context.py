@@ -16,6 +16,7 @@ import asyncio
 import ssl
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from itertools import islice
 from typing import Any, TypeVar, cast
 
 from aiormq.channel import Channel
@@ -37,6 +38,7 @@ T = TypeVar("T")
 _SAFE_NAME = 60  # bytes, with those of the virtual host's: the broker's longest sentences have 190 beside them
 _EXPLAINED_WITHIN = 30.0  # seconds
 _MAX_PUBLISHERS = 1500  # with a channel each; RabbitMQ's default limit is 2047 a connection
+_MOST_IDLE = 1000  # channels kept for the next questions; with all of them a probe would find none for its own
 
 
 class Context:
@@ -85,8 +87,8 @@ class Context:
                 self.publishing, doing, (lambda: self.find_exchange(entity.path, doing)) if topic else None
             )
             self._publishers[entity] = publisher
-            self._limit_publishers()
         self._publishers.move_to_end(entity)
+        self._limit_publishers()
         return publisher
 
     def consuming_of(self, queue: str) -> Link:
@@ -207,7 +209,9 @@ class Context:
             return await question(channel)
         finally:
             # Here, as the caller may have given up: it would be lost until the connection ends.
-            if not channel.is_closed:
+            if len(self._idle) >= _MOST_IDLE:
+                session.give_back(channel)
+            elif not channel.is_closed:
                 self._idle.append((session, channel))
 
     async def _channel(self, session: Session) -> Channel:
@@ -219,7 +223,8 @@ class Context:
         return await session.open_channel(confirms=False)
 
     def _limit_publishers(self) -> None:
-        for entity in list(self._publishers)[: max(0, len(self._publishers) - _MAX_PUBLISHERS)]:
+        """Also for one that is known: those that were all in use when the last one was made are idle later."""
+        for entity in list(islice(self._publishers, max(0, len(self._publishers) - _MAX_PUBLISHERS))):
             publisher = self._publishers[entity]
             if publisher.idle:
                 publisher.release()

@@ -27,7 +27,7 @@ from aiormq.connection import exception_by_code
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.transport import bracketed, start_task
 from pairmq_rabbitmq import _errors
-from pairmq_rabbitmq._driver import Connection, DriverLoop, connection_context
+from pairmq_rabbitmq._driver import Connection, DriverLoop, close_channel, connection_context
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._url import Node, RabbitUrl
 from pairmq_rabbitmq._wire import Wire
@@ -330,6 +330,11 @@ class Session:
             raise TransportError(text, FailureKind.TRANSIENT, FailureReason.QUOTA)
         channel: Channel = await self._driver.channel(publisher_confirms=confirms, on_return_raises=True)
         return channel
+
+    def give_back(self, channel: Channel) -> None:
+        """Close a channel in the background; no caller waits."""
+        if self.usable and not channel.is_closed:
+            self._background(close_channel(channel))
 
     def reserve_publisher(self) -> None:
         """Open a channel for publishing ahead of the next caller, and another one when that is taken.

@@ -17,7 +17,6 @@ then it is used up, and nothing more is sent by the time it is closed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
 from collections import deque
@@ -43,8 +42,6 @@ from pairmq_rabbitmq._receiving._settling import (
 )
 from pairmq_rabbitmq._wire import Taker
 
-_closings: set[asyncio.Task[None]] = set()  # they end with their sessions
-
 LONGEST_HOLD: Final = 25 * 60.0
 """Seconds after which no lock is renewed: the broker closes a channel with a delivery that is unsettled for 30 min."""
 
@@ -63,23 +60,12 @@ _LOOK_AGAIN = 0.02
 _numbers = itertools.count(1)
 
 
-def give_back(session: Session, raw: Channel) -> None:
-    """Close a channel in the background; no caller waits."""
-
-    async def close() -> None:
-        with contextlib.suppress(Exception):  # closed already
-            await session.run(close_channel(raw))
-
-    if session.usable and not raw.is_closed:
-        start_task(close(), keep=_closings)
-
-
 def give_back_once_open(opening: Opening[Channel]) -> None:
     """Close a channel that is still being opened, and that no caller waits for any more."""
 
     def give(task: asyncio.Task[Channel]) -> None:
         if not task.cancelled() and task.exception() is None and opening.session is not None:
-            give_back(opening.session, task.result())
+            opening.session.give_back(task.result())
 
     opening.task.add_done_callback(give)
 
@@ -247,7 +233,7 @@ class DeliveryChannel(Taker):
     def discard(self) -> None:
         """Close the channel in the background, which releases everything that is locked on it."""
         self.lose(ConnectionAbortedError("the channel was given up"))
-        give_back(self.session, self._raw)
+        self.session.give_back(self._raw)
 
     def _give_rest_back(self) -> None:
         rest = [one for one in self._settling.unsettled.values() if one.state is not SETTLING]
@@ -324,7 +310,7 @@ class DeliveryChannel(Taker):
             silent = False
         finally:
             self.lose(ConnectionAbortedError("the receiver was closed"))
-            give_back(self.session, self._raw)
+            self.session.give_back(self._raw)
         return not silent
 
     async def _fetch(self, count: int, deadline: float) -> None:
