@@ -90,7 +90,8 @@ class PairOptions:
         failover_on_busy: let throttling count toward failover.
         close_grace: seconds that closing waits for sends in flight, 0 to 10 min.
         syphon_receive_wait: seconds of one long poll at a backlog queue, 1 s to 60 min.
-        syphon_batch: messages per receive, 1 to 10 000; fewer where they have more than 16 MiB together.
+        syphon_batch: messages per receive, 1 to 10 000; fewer where they have more than 16 MiB together, twice
+            as many while small ones flow.
         syphon_max_rate: most messages per second that the syphon moves; None for no limit.
         ping_timeout: seconds that one ping may take, 10 ms to 2 min.
         flap_window: seconds after a recovery within which another failover is a flap (SPEC 4.8), 0 to 24 h.

@@ -161,7 +161,7 @@ async def open_client(
 
 
 async def open_consumer_link(namespace: Namespace, source: Source, doing: str) -> ReceiveLink:
-    """Become the only consumer of a queue. Raises `TransportError`; `is_somebody_elses` shows whether because another
+    """Become the only consumer of a queue. Raises `TransportError`; `is_of_another` shows whether because another
     one is its consumer."""
     wait = namespace.url.connect_timeout
     opened = await open_client(namespace, source, doing, session_id=SESSION, max_wait_time=wait)
@@ -178,7 +178,7 @@ async def open_consumer_link(namespace: Namespace, source: Source, doing: str) -
     return link
 
 
-def is_somebody_elses(error: TransportError) -> bool:
+def is_of_another(error: TransportError) -> bool:
     """Whether a link was refused since another receiver holds the session, by the service's own words."""
     return isinstance(error.__cause__, SessionCannotBeLockedError)
 

@@ -26,7 +26,7 @@ from pairmq_servicebus import _entities, _errors, _private
 from pairmq_servicebus._client import Namespace
 from pairmq_servicebus._codec import decode_leniently
 from pairmq_servicebus._lane import Job, Lane
-from pairmq_servicebus._receive_link import ReceiveLink, is_somebody_elses, open_client, open_link
+from pairmq_servicebus._receive_link import ReceiveLink, is_of_another, open_client, open_link
 from pairmq_servicebus._settling import (
     MOST_REASON,
     Completion,
@@ -226,7 +226,7 @@ class BusReceiver(Receiver):
                 deliveries = await self._receive(max_messages, max(0.0, ends_at - loop.time()))
             except TransportError as error:
                 # A lost lock can be acquired again: what was held under it is redelivered, to this consumer or another.
-                if not self._takes_turns or not (is_somebody_elses(error) or error.reason is FailureReason.LOCK_LOST):
+                if not self._takes_turns or not (is_of_another(error) or error.reason is FailureReason.LOCK_LOST):
                     raise
                 left = ends_at - loop.time()
                 if left <= 0:

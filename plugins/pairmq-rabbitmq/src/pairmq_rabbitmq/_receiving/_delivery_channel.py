@@ -3,9 +3,9 @@
 The broker keeps a message locked as long as the channel lives. The end of a lock is tracked here: a message whose time
 is over is released.
 
-RabbitMQ delivers to a consumer as much as its window allows, whether a caller asks or not. So there is a consumer only
-while a call of ``receive`` lasts, with a window no larger than the call asked for: what was not asked for stays in the
-queue, for the next caller.
+RabbitMQ delivers to a consumer as much as its window allows, whether a caller asks or not. So a consumer's window is no
+larger than a call of ``receive`` asked for: what was not asked for stays in the queue, for the next caller. It ends
+with the call, or, with its window used up, before the first settlement.
 
 For a reader that continues without a pause (`read_ahead`) the consumer stays, with the window that it was given.
 
