@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NoReturn, Self
@@ -35,7 +35,7 @@ class PairSender:
         self._timeout = timeout
         self._carry_out: Send = partial(engine.sends.send, state)
         if tracing is not None:
-            self._carry_out = partial(tracing.run, entity, self._carry_out)
+            self._carry_out = partial(_traced, engine, tracing, entity, self._carry_out)
         self._closed = False
         self._in_flight = 0
 
@@ -313,6 +313,14 @@ async def _given_up(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
+
+
+def _traced(
+    engine: Engine, tracing: SendTracing, entity: Entity, send: Send, messages: Sequence[Message], limit: float
+) -> Coroutine[Any, Any, list[Receipt | SendError]]:
+    """Begin no trace of a send that the pair refuses because it has ended."""
+    engine.check_here()
+    return tracing.run(entity, send, messages, limit)
 
 
 def _ended(entity: Entity, chunk: Sequence[Message], error: Exception) -> list[Receipt | SendError]:

@@ -8,7 +8,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
-from pairmq import Message, Receipt, Route, SendError
+from pairmq import Message, PairClosed, Receipt, Route, SendError
 from pairmq.observe.otel import processing
 from pairmq.plugins import TracingObserver
 from pairmq.testing import Fault, Operation, in_virtual_time
@@ -202,6 +202,15 @@ async def test_a_refused_send_is_an_error(telemetry, world):
     (span,) = telemetry.spans("send unknown")
     assert span.status.status_code is StatusCode.ERROR
     assert span.attributes["error.type"] == "EntityNotFound"
+
+
+@in_virtual_time
+async def test_a_send_of_a_closed_pair_has_no_span(telemetry, world):
+    async with world(telemetry.observer()) as w:
+        sender = w.pair.sender("orders")
+    with pytest.raises(PairClosed):
+        await sender.send(Message(b"1"))
+    assert telemetry.spans("send orders") == []
 
 
 @in_virtual_time
