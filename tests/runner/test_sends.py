@@ -416,6 +416,24 @@ async def test_a_batch_takes_few_round_trips_to_a_broker_that_is_far(world, monk
 
 
 @in_virtual_time
+async def test_a_batch_that_is_cancelled_as_it_ends_has_its_results(world):
+    """An event said that its messages were refused, and its caller knew only that it had been cancelled."""
+    async with world() as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=0.3)
+        await sender.send(Message(b""))  # shows the distance
+        results = []
+
+        async def send():
+            results.extend(await sender.send_batch([Message(b"1"), Message(b"2")]))
+
+        sending = asyncio.create_task(send())
+        w.pair.subscribe(lambda event: sending.cancel() if isinstance(event, SendCompleted) else None)
+        await asyncio.wait([sending])
+        assert [result.route for result in results] == [Route.PRIMARY] * 2
+
+
+@in_virtual_time
 async def test_a_batch_that_is_cancelled_leaves_nothing_in_flight(world):
     async with world() as w:
         sender = w.pair.sender("orders")

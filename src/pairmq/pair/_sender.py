@@ -117,13 +117,15 @@ class PairSender:
         in_flight: deque[tuple[asyncio.Task[list[Receipt | SendError]], int]] = deque()
         self._in_flight += 1  # from the first chunk to the last: it is one send, and needs its link between them too
         try:
-            for chunk in in_chunks(whole, _size, CHUNK, CHUNK_BYTES):
+            chunks = list(in_chunks(whole, _size, CHUNK, CHUNK_BYTES))
+            for chunk in chunks:
                 size = sum(map(_size, chunk))
                 while in_flight and not self._has_room(size, [others for _, others in in_flight]):
                     results += await in_flight[0][0]
                     in_flight.popleft()
                 sending = self._send_chunk(chunk, timeout, raising=not results and not in_flight)
-                if self._engine.sends.far:
+                # One alone gets no task: a cancellation between its end and ours would take its results with it.
+                if self._engine.sends.far and len(chunks) > 1:
                     in_flight.append((start_task(sending), size))
                 else:
                     results += await sending
