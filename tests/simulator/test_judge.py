@@ -155,6 +155,19 @@ def handled_from_both_sides_after_a_doubt(book: Book) -> None:
     book.handle(home)
 
 
+def chosen_before_another_send_let_go_of_it(book: Book) -> None:
+    """The link of the second one takes so long to open that the third, which chose another queue, writes first."""
+    sends = [book.send(number) for number in (1, 2, 3)]
+    book.write(sends[0], CUT._replace(doubtful=False), to=OTHER)
+    for sent, queue in ((sends[2], QUEUE), (sends[1], OTHER)):
+        copy = book.write(sent, to=queue)
+        assert copy is not None
+        book.hand(copy)
+        book.end(sent, Result.BACKLOG, queue=queue)
+    book.write(sends[0], to=QUEUE)
+    book.end(sends[0], Result.BACKLOG, queue=QUEUE)
+
+
 @pytest.mark.parametrize(
     "story",
     [
@@ -171,6 +184,7 @@ def handled_from_both_sides_after_a_doubt(book: Book) -> None:
         handled_again_after_a_lock_was_lost,
         released_to_a_consumer_while_the_primary_is_unavailable,
         handled_from_both_sides_after_a_doubt,
+        chosen_before_another_send_let_go_of_it,
     ],
     ids=lambda story: story.__name__,
 )

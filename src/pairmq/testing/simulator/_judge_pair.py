@@ -385,6 +385,14 @@ def _kept_queues(facts: Facts) -> Iterator[Violation]:
                 each.entity.path == path and not _all_confirmed(each) for each in attempts if each.tick < after.tick
             ):
                 continue
+            # Or of the one that this send had chosen before, and began to write to late, as its link had to open.
+            first = after.messages[0]
+            began = 0 if first is None else facts.history.sent[first].tick
+            if any(
+                each.entity == after.entity and not _all_confirmed(each) and began < (each.end_tick or 0) < after.tick
+                for each in attempts
+            ):
+                continue
             text = f"{sender} of {life} changed from backlog queue {path} to {after.entity.path} while it was in use"
             yield Violation(Verdict.ORDER, after.at, text)
 
