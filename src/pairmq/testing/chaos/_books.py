@@ -122,7 +122,7 @@ async def _taken(transport: Transport, source: Source, receiver: Receiver, wait:
         while len(found) < there and (deliveries := await receiver.receive(_BATCH, wait)):
             found += deliveries
             for error in await receiver.complete_batch(deliveries):
-                if error is not None and not error.maybe_applied:  # of a slow replica; what comes again is counted
+                if error is not None and not error.maybe_applied:  # of a slow replica; what is redelivered is counted
                     raise error
     finally:
         await receiver.close()
