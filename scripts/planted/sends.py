@@ -149,7 +149,7 @@ SENDS = (
     Mutant(
         "a look at a backlog queue takes its time from the attempt after it",
         "src/pairmq/runner/_send.py",
-        "                until = min(deadline, until + clock.now() - looked_at)\n",
+        "                until = min(deadline, until + now() - looked_at)\n",
         "",
     ),
     Mutant(

@@ -88,7 +88,7 @@ def divert(message: Message, diversion: Diversion) -> Message:
     if message.priority is not None:
         added[PRIORITY] = str(message.priority)
     if len(added) == plain:  # of most nothing acts in the backlog
-        return message.with_properties({**own, **added})
+        return message.with_id(message.message_id, {**own, **added})
     return replace(
         message,
         session_id=None,

@@ -612,9 +612,7 @@ class SendMachine:
         """Begin; never early."""
         attempt = self._rules.at_once(self._entity, self.pending, now, self._deadline, self._key)
         self._deadline = min(self._deadline, self._rules.ends_at)
-        if attempt is None:
-            return self._round(now, 0.0) if self.pending else DONE
-        return attempt
+        return self.resume(now) if attempt is None else attempt
 
     def resume(self, now: float, lead: float = 0.0, *, changed: bool = False) -> Step:
         """Go on after an attempt, of which the outcome was reported, or after a wait.
@@ -629,17 +627,34 @@ class SendMachine:
             if not changed:
                 return self._out_of_time()
             self._last, lead = False, 0.0
+        if self._worst is not None and (step := self._after_failure(now, lead)) is not None:
+            return step
+        diverting = self._entity.seen is _FAILED_OVER
+        if now >= self._deadline - _TICK:
+            return self._out_of_time()
+        if lead and now >= self._ends(lead) - _TICK:
+            self._last = True
+            return Wait(self._deadline, queue=diverting, last=True)
+        if not diverting and self._key is not None:
+            way = self._key.way(now, self._deadline)
+            if type(way) is LookAt:
+                return way
+            diverting = way is Way.DIVERT
+        if diverting:
+            return self._divert(now, lead)
+        return self._attempt(_PRIMARY, self._entity.route().epoch, now)
+
+    def _after_failure(self, now: float, lead: float) -> Step | None:
+        """What comes before the next attempt; None when that is due at once."""
         worst, self._worst = self._worst, None
-        if worst is None:
-            return self._round(now, lead)
         diverting = self._route is Route.BACKLOG
         passing = worst is FailureKind.TRANSIENT or (diverting and worst is FailureKind.BUSY)
         self._transient = self._transient + 1 if passing else 0
         if diverting:
             if worst is FailureKind.UNAVAILABLE and self._key is None:
-                return self._round(now, lead)  # another queue takes it at once; a key has but one (SPEC 8.2)
+                return None  # another queue takes it at once; a key has but one (SPEC 8.2)
         elif self._entity.seen is _FAILED_OVER:
-            return self._round(now, lead)  # the backlog takes it at once
+            return None  # the backlog takes it at once
         elif worst is FailureKind.UNAVAILABLE and self._rules.raises:
             return self.give_up("the primary failed and while_failing is 'raise'")
         return self._pause(now, lead, queue=diverting)
@@ -659,7 +674,7 @@ class SendMachine:
         way = key.looked(look, now)
         if way is Way.DIVERT:  # unless the look came late
             return self._divert(now, lead) if now < self._deadline else self.give_up("the deadline passed")
-        return Wait(min(way, self._deadline)) if isinstance(way, float) else self._round(now, lead)
+        return Wait(min(way, self._deadline)) if isinstance(way, float) else self.resume(now, lead)
 
     def primary_ended(self, results: Sequence[TransportError | None]) -> PrimaryOutcome:
         """Judge an attempt at the primary, by a result for each message.
@@ -771,23 +786,7 @@ class SendMachine:
             refusal = BacklogUnavailable if diverting else PrimaryUnavailable
         return Done(refusal, why, diverting, nowhere)
 
-    # One round: the deadline, the route, the queue.
-
-    def _round(self, now: float, lead: float) -> Step:
-        diverting = self._entity.seen is _FAILED_OVER
-        if now >= self._deadline - _TICK:
-            return self._out_of_time()
-        if lead and now >= self._ends(lead) - _TICK:
-            self._last = True
-            return Wait(self._deadline, queue=diverting, last=True)
-        if not diverting and self._key is not None:
-            way = self._key.way(now, self._deadline)
-            if type(way) is LookAt:
-                return way
-            diverting = way is Way.DIVERT
-        if diverting:
-            return self._divert(now, lead)
-        return self._attempt(_PRIMARY, self._entity.route().epoch, now)
+    # The steps of a round: an attempt, a wait, or the end.
 
     def _out_of_time(self) -> Done:
         no_queue = self._waited and self._entity.seen is _FAILED_OVER

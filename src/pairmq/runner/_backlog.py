@@ -194,20 +194,20 @@ class BacklogQueues:
         if index not in self._checked:
             await self.look(index)
 
-    def is_doubtful(self, index: int) -> bool:
-        """Whether a send is to wait for a look at a queue, which may be another one than at the last look.
+    def trusted(self, index: int, now: float) -> Sender | None:
+        """The sender to a queue; None if a send is to wait for a look first, as the queue may be another one than at
+        the last look, or was unfit.
 
         Where sends follow one another, none waits: the look is taken beside them.
         """
         if index in self._unfit:
-            return True
-        now = self._clock.now()
+            return None
         if now - self._looked_at.get(index, -math.inf) >= _TRUSTED:
             if now - self._used_at.get(index, -math.inf) >= _TRUSTED:
-                return True
+                return None
             self._look_soon(index)
         self._used_at[index] = now
-        return False
+        return self._senders.get(index) or self.sender(index)
 
     def unfit(self, index: int) -> TransportError | None:
         """Why a queue can't be used, as the last look has found; None when it can."""

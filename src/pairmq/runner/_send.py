@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from pairmq.core import Diversion, divert
@@ -68,14 +69,14 @@ class SendProcedure:
         options = context.options
         self._backlog = backlog
         self._loop = asyncio.get_running_loop()
-        self._clock = context.clock
+        self._wall = context.clock.wall
         self._limits = context.limits
         self._admission: Admission[Waiter] = Admission(options.max_pending_sends)
         self._lets_in = False
         self._emptied = asyncio.Event()
-        self._results = Results(self._clock, context.emit)
+        self._results = Results(context.clock, context.emit)
         self._sizes = sizes
-        self._rules = SendRules(options, backlog.rotation, self._clock.chance)
+        self._rules = SendRules(options, backlog.rotation, context.clock.chance)
         self._orders = None if options.ordering == "none" else Orders(context, backlog)
         self._fault: BaseException | None = None
         self.given_back = 0
@@ -285,7 +286,7 @@ class SendProcedure:
         if first is not None:
             self._judge(state, send, first, results, started)
             lead = self._limits.lead
-        if unfit := self._refuse_unfit(state, send.pending, Side.PRIMARY):
+        if unfit := self._forms(state, send.pending, None)[1]:
             send.drop(unfit)
         step = send.resume(self._loop.time(), lead)
         del first, results, unfit
@@ -307,7 +308,7 @@ class SendProcedure:
                     changed = await state.runner.wait_for_change(step.until, self._limits, also, last=step.last)
                 step = send.resume(self._loop.time(), self._limits.lead, changed=changed)
             elif isinstance(step, Check):
-                unfit = self._refuse_unfit(state, step.jobs, Side.SECONDARY)
+                unfit = self._forms(state, step.jobs, self._backlog.entities[0])[1]
                 step = send.checked(unfit, self._loop.time(), self._limits.lead)
             else:
                 look = None if self._orders is None else await self._orders.look(step)
@@ -318,18 +319,28 @@ class SendProcedure:
         if step.refusal is not None:
             self._give_up(state, send, step)
 
-    def _refuse_unfit(self, state: SenderState, jobs: Sequence[Job], side: Side) -> list[Job]:
-        """Refuse what the primary can never hold, or would wait for the backlog in vain (SPEC 3.8)."""
-        unfit = []
+    def _forms(
+        self, state: SenderState, jobs: Sequence[Job], queue: Entity | None
+    ) -> tuple[list[Message], Sequence[Job]]:
+        """Messages as a backlog queue gets them, or the primary without one; and those that it can never hold, which
+        are refused (SPEC 3.8)."""
+        forms: list[Message] = []
+        unfit: list[Job] = []
         for job in jobs:
-            if side is Side.PRIMARY:
-                problem = self._sizes.problem(side, state.runner.entity, job.message)
+            entity, form = state.runner.entity, job.message
+            if queue is None:
+                problem = self._sizes.problem(Side.PRIMARY, entity, form)
             else:
-                problem = self._sizes.problem(side, self._backlog.entities[0], self._envelope(state, job))
-            if problem is not None:
+                state.sequence += 1
+                at = datetime.fromtimestamp(self._wall(), UTC)
+                form = divert(form, Diversion(entity, at, state.sender_id, state.sequence, job.unknown))
+                problem = self._sizes.problem(Side.SECONDARY, queue, form)
+            if problem is None:
+                forms.append(form)
+            else:
                 self._results.reject(state, job, problem)
                 unfit.append(job)
-        return unfit
+        return forms, unfit
 
     def _give_up(self, state: SenderState, send: SendMachine, done: Done) -> None:
         """End what is left, with every failure that led here."""
@@ -401,40 +412,44 @@ class SendProcedure:
         self, state: SenderState, send: SendMachine, attempt: Attempt, started: float, deadline: float
     ) -> None:
         """One attempt at a backlog queue; messages that were accepted or refused get their result."""
-        backlog, clock, choice, until = self._backlog, self._clock, attempt.choice, attempt.until
+        backlog, now, choice, until = self._backlog, self._loop.time, attempt.choice, attempt.until
         assert choice is not None  # noqa: S101  # every attempt at the backlog has one
         index, queue = choice.queue, backlog.queues[choice.queue]
         results: Sequence[TransportError | None] = ()
         outcome: BacklogOutcome | None = None
         began_at: float | None = None
         try:
-            jobs, envelopes = self._fitting(state, send, queue)
+            envelopes, too_large = self._forms(state, send.pending, queue)
+            if too_large:
+                send.drop(too_large)
+            jobs = send.pending
             unfit = left = None
             if jobs and choice.rests:
                 unfit = await self._problem(backlog.check(index), until)
-            if jobs and unfit is None and backlog.is_doubtful(index):
+            sender = backlog.trusted(index, now()) if jobs and unfit is None else None
+            if jobs and unfit is None and sender is None:
                 # It does not wait long for what it can't find out: the send itself shows whether the queue works, and
                 # has as much time for that as without the look.
-                looked_at = clock.now()
+                looked_at = now()
                 await self._problem(backlog.look(index), looked_at + min(_LOOK, deadline - until))
-                until = min(deadline, until + clock.now() - looked_at)
+                until = min(deadline, until + now() - looked_at)
                 left = None if choice.trial else backlog.left(index)
                 unfit = backlog.unfit(index) or left
+                sender = backlog.sender(index)
             if unfit is not None:
                 results = [unfit] * len(jobs)
-            elif jobs:
-                began_at = clock.now()
-                sender = backlog.sender(index)
+            elif sender is not None:
+                began_at = now()
                 results = await self._attempt(self._rules.to_backlog, sender, jobs, envelopes, until)
                 if results is not TAKEN and not_found(results):
                     results = await self._at_queue_made_again(index, jobs, envelopes, results, began_at, until)
-            outcome = send.backlog_ended(results, clock.now())
+            outcome = send.backlog_ended(results, now())
             if outcome.answered:
                 state.runner.answered()
         finally:
             if outcome is None:
-                send.backlog_cut_off(clock.now(), began=began_at is not None)
-            state.runner.machine.divert_ended(clock.now())
+                send.backlog_cut_off(now(), began=began_at is not None)
+            state.runner.machine.divert_ended(now())
             if choice.trial:
                 backlog.end_trial(index, None if outcome is None else outcome.works)
         for job, failure, fate in zip(jobs, results, outcome.fates, strict=True):
@@ -444,26 +459,6 @@ class SendProcedure:
             self._results.fail_attempt(state, job, failure, queue=queue.path, late=False, final=fate is Fate.REFUSED)
             if fate is Fate.LEAVE and failure is not left:
                 backlog.take_out(index, failure)
-
-    def _fitting(self, state: SenderState, send: SendMachine, queue: Entity) -> tuple[list[Job], list[Message]]:
-        """The messages that a backlog queue can hold, and their envelopes; the others are refused."""
-        unfit, envelopes = [], []
-        for job in send.pending:
-            state.sequence += 1
-            envelope = self._envelope(state, job)
-            problem = self._sizes.problem(Side.SECONDARY, queue, envelope)
-            if problem is None:
-                envelopes.append(envelope)
-            else:
-                self._results.reject(state, job, problem)
-                unfit.append(job)
-        if unfit:
-            send.drop(unfit)
-        return send.pending, envelopes
-
-    def _envelope(self, state: SenderState, job: Job) -> Message:
-        at = self._clock.instant()
-        return divert(job.message, Diversion(state.runner.entity, at, state.sender_id, state.sequence, job.unknown))
 
     async def _at_queue_made_again(
         self,
