@@ -16,19 +16,21 @@ from typing import Any
 
 import pytest
 
+from pairmq.memory import MemoryTransport
 from pairmq.model import ConfigurationError
 from pairmq.plugins import Observer, ObserverRecord, PluginInfo, Registry, TransportRecord, hookimpl
 from pairmq.plugins import registry as process_registry
-from pairmq.transport import Capabilities
+from pairmq.transport import Capabilities, Transport
 
 Install = Callable[..., tuple[EntryPoint, str]]
 
 HEAD = """
+from pairmq.memory import MemoryTransport
 from pairmq.plugins import ObserverRecord, TransportRecord, hookimpl
-from pairmq.transport import Capabilities
+from pairmq.transport import Capabilities, Transport
 
 def record(name="sound", schemes=("sound",)):
-    return TransportRecord(name=name, schemes=schemes, factory=lambda url: url, capabilities=Capabilities())
+    return TransportRecord(name, schemes, lambda url: MemoryTransport("memory://" + name), Capabilities())
 """
 SOUND = """
 @hookimpl
@@ -42,15 +44,15 @@ class Plugin:
 
     def __init__(self, *schemes: str, name: str = "made") -> None:
         self.schemes, self.name = schemes, name
+        self.urls: list[str] = []
 
     @hookimpl
     def pairmq_transports(self) -> Iterable[TransportRecord]:
-        yield TransportRecord(
-            name=self.name,
-            schemes=self.schemes,
-            factory=lambda url: (self.name, url),  # type: ignore[arg-type, return-value]
-            capabilities=Capabilities(),
-        )
+        yield TransportRecord(name=self.name, schemes=self.schemes, factory=self._make, capabilities=Capabilities())
+
+    def _make(self, url: str) -> Transport:
+        self.urls.append(url)
+        return MemoryTransport(f"memory://{self.name}")
 
 
 @pytest.fixture
@@ -117,9 +119,10 @@ def test_a_url_that_begins_with_a_space_is_refused_for_that(url: str):
 
 
 def test_a_transport_is_made_of_the_url_as_it_was_given():
-    registry = empty()
-    registry.register(Plugin("made"))
-    assert registry.transport("made://u:p@host/x") == ("made", "made://u:p@host/x")
+    registry, plugin = empty(), Plugin("made")
+    registry.register(plugin)
+    assert registry.transport("made://u:p@host/x").endpoint.name == "made"
+    assert plugin.urls == ["made://u:p@host/x"]
 
 
 def test_one_transport_may_serve_several_schemes():
@@ -167,6 +170,14 @@ def test_an_unregistered_plugin_is_gone():
     registry.register(plugin)
     registry.unregister(plugin)
     assert registry.plugins == ()
+
+
+def test_a_plugin_registered_twice_is_one():
+    registry, plugin = empty(), Plugin("made")
+    registry.register(plugin)
+    registry.register(plugin, name="again")
+    assert [found.name for found in registry.plugins] == ["Plugin"]
+    assert registry.transport_record("made://x").name == "made"
 
 
 def test_unregistering_leaves_the_others():
@@ -283,7 +294,7 @@ BROKEN: dict[str, tuple[str, str]] = {
         def pairmq_transports():
             return record()
         """,
-        "TypeError: 'TransportRecord' object is not iterable",
+        "TypeError: a hook returns a TransportRecord: yield each TransportRecord, or return a list",
     ),
     "a hook that returns nothing": (
         """
@@ -299,7 +310,15 @@ BROKEN: dict[str, tuple[str, str]] = {
         async def pairmq_transports():
             yield record()
         """,
-        "TypeError: 'async_generator' object is not iterable",
+        "TypeError: a hook is asynchronous: write it with def",
+    ),
+    "a hook that is a coroutine": (
+        """
+        @hookimpl
+        async def pairmq_transports():
+            return [record()]
+        """,
+        "TypeError: a hook is asynchronous: write it with def",
     ),
     "a hook with arguments unknown to the specification": (
         """
@@ -369,6 +388,71 @@ BROKEN: dict[str, tuple[str, str]] = {
         """,
         "TypeError: transport 'sound': schemes is a string: write ('redis',)",
     ),
+    "schemes that are an iterator": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            yield record(schemes=iter(("redis",)))
+        """,
+        "TypeError: transport 'sound': schemes is a tuple_iterator: write a tuple of strings",
+    ),
+    "a scheme that is a number": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            yield record(schemes=(5,))
+        """,
+        "ValueError: transport 'sound': 5 is not a lower-case URL scheme",
+    ),
+    "a scheme of two transports": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            yield record("one", ("a", "b"))
+            yield record("two", ("b",))
+        """,
+        "ValueError: transport 'two' serves b://, and so does 'one': leave it to one of them",
+    ),
+    "a factory that is a name": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            yield TransportRecord("sound", ("sound",), "module:Sound", Capabilities())
+        """,
+        "TypeError: 'sound': factory is a str: give what can be called",
+    ),
+    "an observer without a factory": (
+        """
+        @hookimpl
+        def pairmq_observers():
+            yield ObserverRecord("audit", None, automatic=True)
+        """,
+        "TypeError: 'audit': factory is a NoneType: give what can be called",
+    ),
+    "capabilities that are their class": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            yield TransportRecord("sound", ("sound",), print, Capabilities)
+        """,
+        "TypeError: transport 'sound': capabilities is <class 'pairmq.transport._values.Capabilities'>: give",
+    ),
+    "a description that is none": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            yield TransportRecord("sound", ("sound",), print, Capabilities(), None)
+        """,
+        "TypeError: 'sound': description is a NoneType: give a text",
+    ),
+    "a name that is a number": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            yield record(name=7)
+        """,
+        "ValueError: the name 7",
+    ),
     "a name that is none": (
         """
         @hookimpl
@@ -430,7 +514,7 @@ def test_a_transport_whose_library_is_missing_is_refused_by_the_name_of_its_dist
     assert str(caught.value).startswith(
         "no transport for late://: pairmq-late 1.0 is installed but can't be used: ModuleNotFoundError: No module named"
     )
-    assert registry.transport("sound://host") == "sound://host"
+    assert registry.transport("sound://host").endpoint.name == "sound"
 
 
 def test_a_check_reports_transports_that_lack_a_library_and_no_others(install: Install):
@@ -442,6 +526,69 @@ def test_a_check_reports_transports_that_lack_a_library_and_no_others(install: I
     assert (checked["late"].distribution, checked["late"].transports) == ("pairmq-late 1.0", ())
     assert [plugin.error for plugin in (checked["picky"], checked["sound"])] == [None, None]
     assert str(checked["broken"].error).startswith("SyntaxError")
+
+
+FACTORIES = {
+    "exits": ("raise SystemExit(3)", "SystemExit: 3"),
+    "returns nothing": ("pass", "MadeNoTransport: the factory returns a value of type NoneType: it must return a"),
+}
+
+
+@pytest.mark.parametrize(("body", "error"), FACTORIES.values(), ids=FACTORIES)
+@pytest.mark.parametrize("define", ["def", "async def"])
+def test_a_check_reports_a_factory_that_makes_no_transport(install: Install, define: str, body: str, error: str):
+    make = f"{define} make(url):\n    {body}\n"
+    hook = "@hookimpl\ndef pairmq_transports():\n    yield TransportRecord('odd', ('odd',), make, Capabilities())\n"
+    odd, sound = registry_of(install(make + hook, "odd"), install(SOUND, "sound")).check()
+    awaited = "MadeNoTransport: the factory returns a value of type coroutine: it must return a Transport"
+    assert str(odd.error).startswith(awaited if define == "async def" else error)
+    assert sound.error is None
+
+
+def test_what_is_no_transport_is_refused_by_the_name_of_its_distribution(install: Install):
+    hook = (
+        "@hookimpl\ndef pairmq_transports():\n    yield TransportRecord('odd', ('odd',), str.upper, Capabilities())\n"
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        registry_of(install(hook, "odd")).transport("odd://u:secret@host")
+    assert str(caught.value) == (
+        "no transport for odd://: pairmq-odd 1.0 is installed but can't be used: "
+        "MadeNoTransport: the factory returns a value of type str: it must return a Transport"
+    )
+
+
+DAMAGED = {
+    "in another encoding": "[pairmq]\nödd = m\n[pairmq.commands]\nx = m\n".encode("latin-1"),
+    "a line without a value": b"[pairmq]\nodd\n[pairmq.commands]\nodd\n",
+}
+
+
+@pytest.mark.parametrize("metadata", ["Name: pairmq-odd\nVersion: 1.0\n", None], ids=["named", "without metadata"])
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+def test_a_distribution_whose_entry_points_are_damaged_harms_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, metadata: str | None
+):
+    folder = tmp_path / "pairmq_odd-1.0.dist-info"
+    folder.mkdir()
+    (folder / "entry_points.txt").write_bytes(text)
+    if metadata is not None:
+        (folder / "METADATA").write_text(metadata)
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = Registry()
+    assert registry.transport_record("memory://x").name == "memory"
+    (odd,) = (plugin for plugin in registry.plugins if plugin.error)
+    assert odd.name == ("pairmq-odd" if metadata else "unknown")
+    assert str(odd.error).startswith("ImportError: its entry_points.txt can't be read (")
+
+
+def test_a_damaged_file_of_a_distribution_that_is_no_plugin_is_not_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "other-1.0.dist-info"
+    folder.mkdir()
+    (folder / "entry_points.txt").write_bytes("[öther]\nx = m\n".encode("latin-1"))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [plugin.name for plugin in Registry().plugins if plugin.error] == []
 
 
 def test_a_transport_imports_no_client_of_another_and_pairmq_nothing_that_is_not_used():

@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as command_of
 from typer.main import get_group
 
+from pairmq._version import installed as installed_with
 from pairmq.cli._values import CommandFailed
 
 if TYPE_CHECKING:
@@ -60,15 +61,10 @@ class Extension:
 
 def installed(taken: Iterable[str] = ()) -> tuple[Extension, ...]:
     """Find those that are installed, by name; of two of one name the distribution first in the alphabet has it."""
-    from importlib.metadata import distributions  # slow to import; PairMQ's own commands don't need it
-
     found: dict[str, Extension] = {}
-    for distribution in distributions():
-        # To parse all of some hundred files takes longer than to read them.
-        if GROUP not in (distribution.read_text("entry_points.txt") or ""):
-            continue
+    for distribution in installed_with(GROUP):
         for entry_point in distribution.entry_points:
-            if entry_point.group != GROUP or entry_point.name in taken:
+            if entry_point.name in taken:
                 continue
             extension = Extension(entry_point, distribution.name)
             other = found.setdefault(extension.name, extension)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pluggy
 
-from pairmq._version import version
+from pairmq._version import installed, version
 from pairmq.model import ConfigurationError
 from pairmq.plugins import hookspecs
 from pairmq.plugins._records import ObserverRecord, TransportRecord
-from pairmq.transport import Transport
+from pairmq.transport import Capabilities, Transport
 
 if TYPE_CHECKING:
-    from importlib.metadata import Distribution, EntryPoint
+    from importlib.metadata import EntryPoint
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
@@ -85,15 +86,16 @@ class Registry:
         self._plugins: tuple[PluginInfo, ...] | None = None
 
     def register(self, plugin: object, name: str | None = None) -> None:
-        """Add a plugin that is not installed, such as a module of your own application.
+        """Add a plugin that is not installed, such as a module of your own application; idempotent.
 
         Args:
             plugin: an object with hook implementations.
             name: its name for people.
         """
         own_name: str = getattr(plugin, "__name__", type(plugin).__name__)
-        self._by_hand.append((name or own_name, plugin))
-        self._plugins = None
+        if all(entry[1] is not plugin for entry in self._by_hand):
+            self._by_hand.append((name or own_name, plugin))
+            self._plugins = None
 
     def unregister(self, plugin: object) -> None:
         """Remove one that was added with `register`."""
@@ -167,9 +169,8 @@ class Registry:
         """
         record = self.transport_record(url)
         try:
-            with _importing():
-                return record.factory(url)
-        except ImportError as error:
+            return _made(record, url)
+        except (ImportError, MadeNoTransport) as error:
             owner = next((plugin for plugin in self.plugins if record in plugin.transports), None)
             raise ConfigurationError(
                 f"no transport for {url.partition('://')[0].lower()}://: "
@@ -238,29 +239,38 @@ if hasattr(os, "register_at_fork"):
 
 
 def _installed_entry_points() -> Iterable[tuple[EntryPoint, str | None]]:
-    from importlib.metadata import EntryPoint, distributions  # slow to import, and nothing is installed until asked
+    from importlib.metadata import EntryPoint  # slow to import, and nothing is installed until asked
 
     yield EntryPoint("memory", "pairmq.plugins._builtin", hookspecs.PROJECT), f"pairmq {version()}"
     seen = set()
-    for distribution in distributions():
-        # To parse all of some hundred files takes longer than to read them.
-        if hookspecs.PROJECT not in (distribution.read_text("entry_points.txt") or ""):
-            continue
+    for distribution in installed(hookspecs.PROJECT):
+        label = f"{distribution.name} {distribution.version}"
+        if distribution.error is not None:
+            yield cast("EntryPoint", _Unreadable(distribution.name, distribution.error)), label
         for entry_point in distribution.entry_points:
             # The same distribution can stand twice on sys.path (an editable install beside a built one).
-            if entry_point.group == hookspecs.PROJECT and (entry_point.name, entry_point.value) not in seen:
+            if (entry_point.name, entry_point.value) not in seen:
                 seen.add((entry_point.name, entry_point.value))
-                yield entry_point, _label(distribution)
+                yield entry_point, label
+
+
+@dataclass(frozen=True)
+class _Unreadable:
+    """Stands for the entry points of a distribution whose file is damaged."""
+
+    name: str
+    error: Exception
+
+    def load(self) -> object:
+        raise ImportError(
+            f"its entry_points.txt can't be read ({described(self.error)}): install the distribution again"
+        )
 
 
 def _is_of(plugin: PluginInfo, requirement: str) -> bool:
     """Whether a plugin was brought by what ``pip install`` calls so."""
     name = (plugin.distribution or "").partition(" ")[0]
     return re.sub(r"[-_.]+", "-", name).lower() == requirement.partition("[")[0]
-
-
-def _label(distribution: Distribution) -> str:
-    return f"{distribution.name} {distribution.version}"
 
 
 def _inspect(name: str, distribution: str | None, load: Callable[[], object]) -> PluginInfo:
@@ -274,8 +284,7 @@ def _inspect(name: str, distribution: str | None, load: Callable[[], object]) ->
         observers = _records(manager.hook.pairmq_observers(), ObserverRecord)
         if not transports and not observers:
             raise ValueError("it provides neither transports nor observers: does a hook lack its @hookimpl?")
-        for record in transports:
-            _check_schemes(record)
+        _check_transports(transports)
     except BaseException as error:  # a plugin may fail in any way at all, SystemExit at import included
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -287,13 +296,27 @@ def _with_imports(plugin: PluginInfo) -> PluginInfo:
     """Make a transport of a URL that names no host: most refuse it, after their imports."""
     for record in plugin.transports:
         try:
-            with _importing():
-                record.factory(f"{record.schemes[0]}://")
-        except ImportError as error:
-            return PluginInfo(plugin.name, plugin.distribution, error=described(error))
-        except Exception:  # noqa: S112  # such as what it says of that URL
-            continue
+            _made(record, f"{record.schemes[0]}://")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # most are about that URL; SystemExit and its like never are
+            if isinstance(error, ImportError | MadeNoTransport) or not isinstance(error, Exception):
+                return PluginInfo(plugin.name, plugin.distribution, error=described(error))
     return plugin
+
+
+class MadeNoTransport(TypeError):
+    """A plugin's factory returned something else."""
+
+
+def _made(record: TransportRecord, url: str) -> Transport:
+    with _importing():
+        made: object = record.factory(url)
+    if isinstance(made, Transport):
+        return made
+    if inspect.iscoroutine(made):
+        made.close()  # or Python warns that it was never awaited
+    raise MadeNoTransport(f"the factory returns a value of type {type(made).__name__}: it must return a Transport")
 
 
 def described(error: BaseException) -> str:
@@ -308,24 +331,44 @@ def described(error: BaseException) -> str:
 def _records(answers: Iterable[Any], kind: type[Record]) -> tuple[Record, ...]:
     found: list[Record] = []
     for answer in answers:
+        if inspect.iscoroutine(answer) or inspect.isasyncgen(answer):
+            if inspect.iscoroutine(answer):
+                answer.close()  # or Python warns that it was never awaited
+            raise TypeError("a hook is asynchronous: write it with def")
+        if isinstance(answer, kind) or not isinstance(answer, Iterable):
+            raise TypeError(f"a hook returns a {type(answer).__name__}: yield each {kind.__name__}, or return a list")
         for record in answer:
             if not isinstance(record, kind):
                 raise TypeError(f"a hook yields a {type(record).__name__}: it must yield {kind.__name__}")
-            if not _NAME.fullmatch(record.name):
-                raise ValueError(f"the name {record.name!r}: use lower-case letters, digits, - and _")
+            name: object = record.name
+            if not (isinstance(name, str) and _NAME.fullmatch(name)):
+                raise ValueError(f"the name {name!r}: use lower-case letters, digits, - and _")
+            if not callable(record.factory):
+                kind_of_factory = type(record.factory).__name__
+                raise TypeError(f"{record.name!r}: factory is a {kind_of_factory}: give what can be called")
+            if not isinstance(record.description, str):
+                raise TypeError(f"{record.name!r}: description is a {type(record.description).__name__}: give a text")
             found.append(record)
     return tuple(found)
 
 
-def _check_schemes(record: TransportRecord) -> None:
-    schemes: object = record.schemes
-    if isinstance(schemes, str):  # each letter of it would pass for a scheme
-        raise TypeError(f"transport {record.name!r}: schemes is a string: write ({schemes!r},)")
-    if not record.schemes:
-        raise ValueError(f"transport {record.name!r} serves no URL scheme")
-    for scheme in record.schemes:
-        if not _SCHEME.fullmatch(scheme):
-            raise ValueError(f"transport {record.name!r}: {scheme!r} is not a lower-case URL scheme")
+def _check_transports(records: Sequence[TransportRecord]) -> None:
+    taken: dict[str, str] = {}
+    for record in records:
+        what, schemes = f"transport {record.name!r}", cast(object, record.schemes)
+        if not isinstance(record.capabilities, Capabilities):
+            raise TypeError(f"{what}: capabilities is {record.capabilities!r}: give a Capabilities(…)")
+        if isinstance(schemes, str):  # each letter of it would pass for a scheme
+            raise TypeError(f"{what}: schemes is a string: write ({schemes!r},)")
+        if not isinstance(schemes, Collection):  # an iterator is used up by the first look
+            raise TypeError(f"{what}: schemes is a {type(schemes).__name__}: write a tuple of strings")
+        if not schemes:
+            raise ValueError(f"{what} serves no URL scheme")
+        for scheme in schemes:
+            if not (isinstance(scheme, str) and _SCHEME.fullmatch(scheme)):
+                raise ValueError(f"{what}: {scheme!r} is not a lower-case URL scheme")
+            if taken.setdefault(scheme, record.name) != record.name:
+                raise ValueError(f"{what} serves {scheme}://, and so does {taken[scheme]!r}: leave it to one of them")
 
 
 registry = Registry()
