@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections.abc import Callable
+from types import UnionType
 from typing import Any, Final, TypeVar
 
 from servicebus_local.amqp._encode import encode_into, wrap_compound
@@ -107,13 +108,21 @@ def _same(value: T) -> T:
     return value
 
 
-def _of(wanted: type, what: str, make: Callable[[Any], Any] = _same) -> Kind:
-    def read(value: Any) -> Any:
-        if not isinstance(value, wanted):
-            raise AmqpDecodeError(f"{type(value).__name__} is not {what}.")
-        return value
+def _of(
+    wanted: type | UnionType,
+    what: str,
+    write: Callable[[Any], Any] = _same,
+    *,
+    read: Callable[[Any], Any] = _same,
+) -> Kind:
+    """Give the kind of the values of a type; a boolean is no number, although it is one in Python."""
 
-    return Kind(read, make)
+    def checked(value: Any) -> Any:
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+            raise AmqpDecodeError(f"{type(value).__name__} is not {what}.")
+        return read(value)
+
+    return Kind(checked, write)
 
 
 def whole(bits: int, make: Callable[[Any], Any]) -> Kind:
@@ -121,23 +130,11 @@ def whole(bits: int, make: Callable[[Any], Any]) -> Kind:
     limit = 1 << bits
 
     def read(value: Any) -> int:
-        if not isinstance(value, int) or value is True or value is False or not 0 <= value < limit:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < limit:
             raise AmqpDecodeError(f"It is not an unsigned integer of {bits} bits.")
         return int(value)
 
     return Kind(read, make)
-
-
-def _read_boolean(value: Any) -> bool:
-    if value is True or value is False:
-        return bool(value)
-    raise AmqpDecodeError(f"{type(value).__name__} is not a boolean.")
-
-
-def _read_text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise AmqpDecodeError(f"{type(value).__name__} is not a text.")
-    return str(value)
 
 
 def _read_symbols(value: Any) -> list[Symbol]:
@@ -152,20 +149,8 @@ def _write_symbols(value: Any) -> Array:
     return Array(map(Symbol, value), 0xA3)
 
 
-def _read_message_id(value: Any) -> Any:
-    if value is True or value is False or not isinstance(value, int | str | bytes | uuid.UUID):
-        raise AmqpDecodeError(f"{type(value).__name__} is not a message's id.")
-    return value
-
-
 def _write_message_id(value: Any) -> Any:
     return ULong(value) if isinstance(value, int) else value
-
-
-def _read_timestamp(value: Any) -> Timestamp:
-    if not isinstance(value, int) or value is True or value is False:
-        raise AmqpDecodeError(f"{type(value).__name__} is not a time.")
-    return Timestamp(value)
 
 
 def _symbol_keys(value: dict[Any, Any]) -> dict[Any, Any]:
@@ -173,14 +158,14 @@ def _symbol_keys(value: dict[Any, Any]) -> dict[Any, Any]:
 
 
 ANY = Kind(_same, _same)
-BOOLEAN = Kind(_read_boolean, bool)
-TEXT = Kind(_read_text, str)
-SYMBOL = Kind(lambda value: Symbol(_read_text(value)), Symbol)
+BOOLEAN = _of(bool, "a boolean", bool)
+TEXT = _of(str, "a text", str, read=str)
+SYMBOL = _of(str, "a text", Symbol, read=Symbol)
 SYMBOLS = Kind(_read_symbols, _write_symbols)
 BINARY = _of(bytes, "a binary", bytes)
 MAP = _of(dict, "a map")
 FIELDS = _of(dict, "a map", _symbol_keys)
-MESSAGE_ID = Kind(_read_message_id, _write_message_id)
-TIMESTAMP = Kind(_read_timestamp, Timestamp)
+MESSAGE_ID = _of(int | str | bytes | uuid.UUID, "a message's id", _write_message_id)
+TIMESTAMP = _of(int, "a time", Timestamp, read=Timestamp)
 UINT = whole(32, UInt)
 ULONG = whole(64, ULong)

@@ -11,8 +11,8 @@ from typing import Any, Final
 from servicebus_local.amqp import _fields
 from servicebus_local.amqp._decode import decode_value, skip_value
 from servicebus_local.amqp._encode import encode_into
-from servicebus_local.amqp._fields import BINARY, BOOLEAN, MESSAGE_ID, SYMBOL, TEXT, TIMESTAMP, UINT
-from servicebus_local.amqp._types import AmqpDecodeError, Symbol, Timestamp, UByte, ULong
+from servicebus_local.amqp._fields import BINARY, BOOLEAN, FIELDS, MESSAGE_ID, SYMBOL, TEXT, TIMESTAMP, UINT
+from servicebus_local.amqp._types import AmqpDecodeError, Timestamp, UByte, ULong
 
 BATCH_FORMAT: Final = 0x80013700
 """The message format of a batch: a message whose data sections are messages (Azure Service Bus protocol guide)."""
@@ -193,9 +193,7 @@ def encode_properties(properties: Properties) -> bytes:
 
 def encode_annotations(annotations: dict[Any, Any]) -> bytes:
     """Give the bytes of a message annotations section; texts as keys are written as symbols."""
-    return _section(
-        _ANNOTATIONS, {Symbol(key) if isinstance(key, str) else key: value for key, value in annotations.items()}
-    )
+    return _section(_ANNOTATIONS, FIELDS.write(annotations))
 
 
 def encode_application_properties(properties: dict[str, Any]) -> bytes:

@@ -272,16 +272,16 @@ class _Parser:
         raise self._fail("SET or REMOVE is missing")
 
     def condition(self) -> Expression:
-        terms = [self._conjunction()]
-        while self._word("OR"):
-            terms.append(self._conjunction())
-        return terms[0] if len(terms) == 1 else _first(True, terms)
+        return self._joined("OR", self._conjunction, decides=True)
 
     def _conjunction(self) -> Expression:
-        terms = [self._negation()]
-        while self._word("AND"):
-            terms.append(self._negation())
-        return terms[0] if len(terms) == 1 else _first(False, terms)
+        return self._joined("AND", self._negation, decides=False)
+
+    def _joined(self, word: str, read: Callable[[], Expression], *, decides: bool) -> Expression:
+        terms = [read()]
+        while self._word(word):
+            terms.append(read())
+        return terms[0] if len(terms) == 1 else _first(decides, terms)
 
     def _negation(self) -> Expression:
         if self._word("NOT"):
@@ -342,10 +342,7 @@ class _Parser:
     def _chain(self, signs: tuple[str, ...], read: Callable[[], Expression]) -> Expression:
         first = read()
         rest: list[tuple[str, Expression]] = []
-        while True:
-            sign = self.sign(*signs)
-            if sign is None:
-                break
+        while (sign := self.sign(*signs)) is not None:
             rest.append((sign.text, read()))
         if not rest:
             return first
@@ -371,8 +368,7 @@ class _Parser:
             self._need(")")
             return inner
         token = self._token
-        if token.is_word("EXISTS"):
-            self._next()
+        if self._word("EXISTS"):
             self._need("(")
             exists = self._existence()
             self._need(")")
@@ -384,9 +380,9 @@ class _Parser:
             self._need(")")
             return lambda scope: _by_name(scope, name(scope))
         if token.kind in ("word", "quoted") and not token.is_word("TRUE", "FALSE", "NULL"):
-            scope_name, name_text = self._property()
-            return _property(scope_name, name_text)
-        return _constant(self._literal())
+            return _property(*self._property())
+        value = self._literal()
+        return lambda _: value
 
     def _literal(self) -> object:
         token = self._next()
@@ -434,10 +430,6 @@ class _Parser:
             read = SYSTEM[name.lower()]
             return lambda scope: read(scope.message) is not None
         return lambda scope: name in scope.properties
-
-
-def _constant(value: object) -> Expression:
-    return lambda _: value
 
 
 def _property(scope_name: str, name: str) -> Expression:
