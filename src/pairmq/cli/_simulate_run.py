@@ -145,13 +145,11 @@ def _again(what: Settings) -> str:
 def _report(book: _Book, seconds: float) -> None:
     counts = book.counts
     speed = f" ({book.fresh_hours / seconds:.2f} h a second)" if seconds > 1 and book.fresh_hours else ""
-    say(
-        f"{plural(book.done, 'seed')}, {grouped(book.hours)} h of virtual time in {short_duration(seconds)}{speed}: "
-        f"{plural(counts.messages, 'message')}, {plural(counts.faults, 'fault')}, "
-        f"{grouped(counts.duplicates)} second copies, each explained"
-        if not book.failed
-        else f"{plural(book.done, 'seed')}, {grouped(book.hours)} h of virtual time in {short_duration(seconds)}{speed}"
-    )
+    done = f"{plural(book.done, 'seed')}, {grouped(book.hours)} h of virtual time in {short_duration(seconds)}{speed}"
+    if not book.failed:
+        done += f": {plural(counts.messages, 'message')}, {plural(counts.faults, 'fault')}, "
+        done += f"{grouped(counts.duplicates)} second copies, each explained"
+    say(done)
     for line in handled_text(counts, book.waits):
         say(line)
     if book.failed:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Any, TypeVar
 
-from pairmq.testing.judge import waits_of
+from pairmq.testing.judge import Verdict, waits_of
 from pairmq.testing.simulator._generate import scenario_of
 from pairmq.testing.simulator._judge import judged
 from pairmq.testing.simulator._loop import check
@@ -73,8 +73,10 @@ class _Shrinker:
         self._left = most_runs
         self._runs = 0
         self._progress = progress
+        self._wanted: Verdict | None = None
         first = self._first(scenario)
-        self._wanted = None if first is None else first[0]
+        if first is not None:
+            self._wanted = first[0]
 
     def run(self) -> Scenario:
         if self._wanted is None:
@@ -91,13 +93,12 @@ class _Shrinker:
     def _size(self) -> tuple[int, int]:
         return len(self._best.faults), len(self._best.traffic)
 
-    def _first(self, scenario: Scenario) -> tuple[Any, float] | None:
+    def _first(self, scenario: Scenario) -> tuple[Verdict, float] | None:
         """The first violation's verdict and instant; of the wanted verdict, once that is known."""
         self._runs += 1
         self._left -= 1
-        wanted = getattr(self, "_wanted", None)
         for violation in judged(World(scenario).run()):
-            if wanted is None or violation.verdict is wanted:
+            if self._wanted in (None, violation.verdict):
                 return violation.verdict, violation.at
         return None
 
