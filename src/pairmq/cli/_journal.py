@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
@@ -33,8 +34,6 @@ from pairmq.model.records import KINDS, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from pairmq.observe.journal import Recovered, Shipped
-
-T = TypeVar("T")
 
 _EPILOG = examples(
     "pairmq journal show journal/ --kind StateChanged --kind PingCompleted",
@@ -69,8 +68,7 @@ def show(
     unknown = sorted(set(kind or ()) - set(KINDS))
     if unknown:
         raise BadUsage(f"no kind of event is named {', '.join(unknown)}: known are {', '.join(KINDS)}")
-    rows = journal_package().read_rows(_existing(directory), kinds=kind or (), entities=entity or ())
-    for row in iter(_reading(lambda: next(rows, None)), None):
+    for row in _rows(_existing(directory), kind or (), entity or ()):
         if json:
             put_json(row)
         else:
@@ -85,7 +83,9 @@ def stat(directory: Directory, json: Json = False) -> int:
 
     Exit status: 0, 1 when rows are missing or duplicated, events could not be written, or a segment can't be read.
     """
-    found = _reading(lambda: journal_package().statistics(_existing(directory)))()
+    folder = _existing(directory)
+    with _reading():
+        found = journal_package().statistics(folder)
     gaps = any(span.missing or span.dropped for span in found.processes)
     whole = not (found.repeated or found.unwritten or gaps)
     if json:
@@ -137,7 +137,8 @@ def recover(
     Exit status: 0, 1 when something could not be recovered, and was left unchanged.
     """
     folder = _existing(directory)
-    found = _reading(lambda: journal_package().recover(folder, all_hosts=all_hosts))()
+    with _reading():
+        found = journal_package().recover(folder, all_hosts=all_hosts)
     if json:
         put_json(_record(found), indent=2)
     else:
@@ -184,15 +185,13 @@ def _ship(folder: Path, store: str, delete: bool, json: bool, *, forever: bool) 
     journal = journal_package()
     problem = None
     with Progress("checked", "segments") as progress:
+
+        def show_progress(count: int, total: int) -> None:
+            progress.update(count, text=f"of {total}")
+
         try:
-            done = _reading(
-                lambda: journal.ship(
-                    folder,
-                    store,
-                    delete=delete,
-                    progress=lambda count, total: progress.update(count, text=f"of {total}"),
-                )
-            )()
+            with _reading():
+                done = journal.ship(folder, store, delete=delete, progress=show_progress)
         except journal.ShipmentError as error:
             done, problem = error.done, f"{without_secrets(printable(str(error)))}; the next shipment continues"
     if json:
@@ -224,20 +223,22 @@ def _existing(directory: str) -> Path:
     return path
 
 
-def _reading(step: Callable[[], T]) -> Callable[[], T]:
-    """What reads files, with its errors as the command's."""
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Make errors of files those of the command."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandFailed(f"can't read {file_problem(str(error.filename or 'the journal'), error)}") from error
+    except ConfigurationError:  # a ValueError too: what is wrong is not the file
+        raise
+    except ValueError as error:  # what Arrow's errors are
+        raise CommandFailed(f"a file of the journal is not a segment: {error}") from error
 
-    def read() -> T:
-        try:
-            return step()
-        except OSError as error:
-            raise CommandFailed(f"can't read {file_problem(str(error.filename or 'the journal'), error)}") from error
-        except ConfigurationError:  # a ValueError too: what is wrong is not the file
-            raise
-        except ValueError as error:  # what Arrow's errors are
-            raise CommandFailed(f"a file of the journal is not a segment: {error}") from error
 
-    return read
+def _rows(folder: Path, kinds: Sequence[str], entities: Sequence[str]) -> Iterator[dict[str, Any]]:
+    with _reading():
+        yield from journal_package().read_rows(folder, kinds=kinds, entities=entities)
 
 
 def _line(row: dict[str, Any]) -> str:
