@@ -215,7 +215,7 @@ class Dashboard:
             Route("/api/session", self._sign_out, methods=["DELETE"]),
             Route("/api/operate", self._operate, methods=["POST"]),
         ]
-        self._app = Starlette(routes=routes)
+        self._app = Starlette(routes=routes, exception_handlers={_Refused: _refusal})
 
     @property
     def token(self) -> str:
@@ -268,10 +268,8 @@ class Dashboard:
 
     async def _status(self, request: Request) -> Response:
         if not self._guard.may_read(request):
-            return _refusal(401, "a token is required")
+            raise _Refused(401, "a token is required")
         query = _query_of(request.query_params)
-        if query is None:
-            return _refusal(400, "state must be a state, limit a number")
         if self._history.ended is None:
             self._looks.wanted()
             await self._looks.first(_FIRST_LOOK)
@@ -297,53 +295,54 @@ class Dashboard:
 
     async def _sign_in(self, request: Request) -> Response:
         body = await _json_body(request)
-        if not self._guard.is_ours(request):
-            return _refusal(403, "this request did not come from the dashboard's own page")
+        self._check_ours(request)
         if not self._guard.is_token(body.get("token")):
-            return _refusal(403, "wrong token")
+            raise _Refused(403, "wrong token")
         response = Response(status_code=204, headers=_HEADERS)
         self._guard.let_in(request, response)
         return response
 
     async def _sign_out(self, request: Request) -> Response:
-        if not self._guard.is_ours(request):
-            return _refusal(403, "this request did not come from the dashboard's own page")
+        self._check_ours(request)
         response = Response(status_code=204, headers=_HEADERS)
         self._guard.let_out(request, response)
         return response
 
+    def _check_ours(self, request: Request) -> None:
+        if not self._guard.is_ours(request):
+            raise _Refused(403, "this request did not come from the dashboard's own page")
+
     async def _operate(self, request: Request) -> Response:
         body = await _json_body(request)
         if not self._guard.knows_token(request):
-            return _refusal(401, "a token is required")
-        if not self._guard.is_ours(request):
-            return _refusal(403, "this request did not come from the dashboard's own page")
+            raise _Refused(401, "a token is required")
+        self._check_ours(request)
         pair = self._watched.pair
         if pair is None or not self._operable:
-            return _refusal(403, "this dashboard is read-only")
+            raise _Refused(403, "this dashboard is read-only")
         word, path, kind = (body.get(name) for name in ("word", "entity", "kind"))
         action = _WORDS.get(word) if isinstance(word, str) else None
         if action is None or not isinstance(path, str) or kind not in tuple(EntityKind):
-            return _refusal(400, f"word must be one of {', '.join(_WORDS)}, entity a path, kind queue or topic")
+            raise _Refused(400, f"word must be one of {', '.join(_WORDS)}, entity a path, kind queue or topic")
         syphon = body.get("syphon", False)
         if not isinstance(syphon, bool) or (syphon and word != "hold"):
-            return _refusal(400, "syphon must be true or false, and is only for the word hold")
-        unknown = None if body.get("unknown") is True else await self._doubt(pair, path, EntityKind(kind))
-        if unknown is not None:
-            return unknown
+            raise _Refused(400, "syphon must be true or false, and is only for the word hold")
+        if body.get("unknown") is not True:
+            await self._check_name(pair, path, EntityKind(kind))
         try:
             async with asyncio.timeout(_LONGEST_QUESTION):
                 report = await pair.switch(action, path, kind=kind, syphon=syphon, timeout=0, unknown=True)
             state = pair.state(path, kind=kind)
         except ConfigurationError as error:
-            return _refusal(400, str(error))
+            raise _Refused(400, str(error)) from None
         except TimeoutError:
-            return _refusal(409, "the secondary, which keeps the decision, does not respond: the outcome is unknown")
+            text = "the secondary, which keeps the decision, does not respond: the outcome is unknown"
+            raise _Refused(409, text) from None
         except TransportError as error:
             unsure = "the outcome is unknown" if error.maybe_applied else "nothing has changed"
-            return _refusal(409, f"the secondary, which keeps the decision: {error}; {unsure}")
+            raise _Refused(409, f"the secondary, which keeps the decision: {error}; {unsure}") from None
         except PairMQError as error:
-            return _refusal(409, str(error))
+            raise _Refused(409, str(error)) from None
         asked_by = "an unknown client" if request.client is None else request.client.host
         done = f"{word}, syphon included," if syphon else word
         _log.info("dashboard: %s of %s %s, requested from %s", done, kind, shown(path), asked_by)
@@ -352,29 +351,28 @@ class Dashboard:
         outcome = {"entity": path, "kind": kind, "state": state.value, "processes": processes}
         return JSONResponse(outcome, headers=_HEADERS)
 
-    async def _doubt(self, pair: Pair, path: str, kind: EntityKind) -> Response | None:
+    async def _check_name(self, pair: Pair, path: str, kind: EntityKind) -> None:
         """Refuse a name that is probably misspelt: it would be a row of an entity that is never sent to."""
         try:
             entity = Entity(path, kind)
             known = (*pair.states(), *self._looks.entities)
             if entity in known:
-                return None
+                return
         except (ValueError, PairMQError):
-            return None  # what acts on it says what is wrong
+            return  # what acts on it says what is wrong
         text = f"this process has not used {kind.value} {path}"
         try:
             async with asyncio.timeout(min(_LONGEST_QUESTION, pair.options.attempt_timeout)):
                 if await pair.primary.admin.exists(entity):
-                    return None
+                    return
         except (TransportError, TimeoutError) as error:
             if isinstance(error, TransportError) and error.reason is FailureReason.CLOSED:
-                return None
-            return _refusal(
-                409, f"{text}, and the primary can't be queried for it: to confirm it anyway, add unknown=true"
-            )
+                return
+            text += ", and the primary can't be queried for it: to confirm it anyway, add unknown=true"
+            raise _Refused(409, text) from None
         meant = "".join(f", but {each.kind} {each.path}" for each in alike(entity, known)[:1])
         why = f"{text}, and the primary has no such entity{meant}: is the name misspelt?"
-        return _refusal(404, f"{why} To confirm it, add unknown=true")
+        raise _Refused(404, f"{why} To confirm it, add unknown=true")
 
 
 def _page_files() -> dict[str, tuple[bytes, str]]:
@@ -389,10 +387,10 @@ def _file(content: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]
     return give
 
 
-def _query_of(parameters: Mapping[str, str]) -> Query | None:
+def _query_of(parameters: Mapping[str, str]) -> Query:
     state, limit = parameters.get("state"), parameters.get("limit", "200")
     if (state and state not in tuple(EntityState)) or not (limit.isdecimal() and limit.isascii() and len(limit) < 9):
-        return None
+        raise _Refused(400, "state must be a state, limit a number")
     return Query(parameters.get("search", "")[:300], EntityState(state) if state else None, min(int(limit), MOST_ROWS))
 
 
@@ -410,5 +408,14 @@ async def _json_body(request: Request) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _refusal(status: int, text: str) -> Response:
-    return JSONResponse({"error": shown(text)}, status, _HEADERS)
+class _Refused(Exception):
+    """A request is answered with a status and an error."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+async def _refusal(_: Request, refused: Exception) -> Response:
+    status = refused.status if isinstance(refused, _Refused) else 500
+    return JSONResponse({"error": shown(str(refused))}, status, _HEADERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
@@ -33,21 +33,19 @@ class Change(NamedTuple):
     held: bool
 
 
+@dataclass(slots=True, eq=False)
 class Past:
-    __slots__ = ("changes", "error", "last", "lost", "open", "ping", "unread_since", "unread_time")
+    """What is known of one entity."""
 
-    def __init__(self) -> None:
-        self.changes: deque[Change] = deque(maxlen=MOST_CHANGES)
-        self.last: events.StateChanged | None = None
-        self.ping: events.PingCompleted | None = None
-        self.open = True
-        """Whether the syphon delivers to it."""
-        self.error: str | None = None
-        """Why the syphon does not."""
-        self.lost: dict[events.Side, float] = {}
-        """The brokers that a consumer of this pair can't read, with continuity, and since when."""
-        self.unread_since: float | None = None
-        self.unread_time = 0.0
+    changes: deque[Change] = field(default_factory=lambda: deque(maxlen=MOST_CHANGES))
+    last: events.StateChanged | None = None
+    ping: events.PingCompleted | None = None
+    open: bool = True  # the syphon delivers to it
+    error: str | None = None  # why the syphon does not
+    # The brokers that a consumer of this pair can't read, with continuity, and since when.
+    lost: dict[events.Side, float] = field(default_factory=dict)
+    unread_since: float | None = None
+    unread_time: float = 0.0
 
     def read_by_consumers(self, event: events.ReceiverChanged) -> None:
         """A consumer of the queue lost a broker, or reads it again."""
@@ -86,7 +84,7 @@ class History:
         self.dead_lettered = 0
         """Messages that this process's syphon dead-lettered."""
         self.ended: events.PairEnded | None = None
-        self._pasts: OrderedDict[Entity, Past] = OrderedDict()  # what changed last stands last
+        self._pasts: OrderedDict[Entity, Past] = OrderedDict()  # what changed last is last
         self._lines: deque[HistoryLine] = deque(maxlen=MOST_LINES)  # newest first
         self._out: dict[str, events.RotationChanged] = {}
 

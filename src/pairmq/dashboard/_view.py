@@ -26,7 +26,7 @@ _ROWS = 200
 _QUEUES = 100
 _LINES = 100
 
-# What wants to be looked at first stands first.
+# The most urgent first.
 _RANKS = {EntityState.FAILED_OVER: 0, EntityState.FAILING: 1, EntityState.DRAINING: 3, EntityState.HEALTHY: 4, None: 5}
 _SHUT = 2
 _PATH = attrgetter("path", "kind")
