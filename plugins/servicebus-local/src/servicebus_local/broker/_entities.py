@@ -280,10 +280,7 @@ def _dead_settings(description: QueueDescription | SubscriptionDescription) -> S
 
 
 class Subscription(Holder):
-    """A subscription: holds copies of the messages of its topic that a rule lets through.
-
-    The others are those of `Holder`.
-    """
+    """A subscription: holds copies of the messages of its topic that a rule lets through."""
 
     description: SubscriptionDescription
 

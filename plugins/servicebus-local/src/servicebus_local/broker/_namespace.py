@@ -111,7 +111,7 @@ class Namespace(Forwarder):
     def restore_entity(
         self, identity: int, record: Mapping[str, Any], description: Description, rules: list[Rule] | None
     ) -> Holder | Topic:
-        """Makes an entity from its record; see `record_of`. Its messages come after it."""
+        """Makes an entity from its record, and its description from that; its messages come after it."""
         now = self._hub.clock()
         self._next_identity = max(self._next_identity, identity + 1)
         entity: Holder | Topic
@@ -153,7 +153,7 @@ class Namespace(Forwarder):
         self._update(self._topic(path), description, now)
 
     def delete_topic(self, path: str) -> None:
-        """Removes a topic with its subscriptions; see `delete_queue`."""
+        """Removes a topic with its subscriptions and their messages."""
         self._administer()
         self._delete(self._topic(path))
 
@@ -204,7 +204,7 @@ class Namespace(Forwarder):
         return self._put_rule(topic, name, rule, is_new=True)
 
     def update_rule(self, topic: str, name: str, rule: Rule) -> Rule:
-        """Replaces the rule of the same name; see `add_rule`."""
+        """Replaces the rule of the same name."""
         return self._put_rule(topic, name, rule, is_new=False)
 
     def remove_rule(self, topic: str, name: str, rule_name: str) -> None:

@@ -182,12 +182,12 @@ class Source:
         return due
 
     def run_due(self, now: float) -> None:
-        """Does what is due: lets go of locks, then activates, then expires."""
+        """Does what is due: ends locks, then activates, then expires."""
         while self._lock_timers and self._lock_timers[0][0] <= now:
             for token in heappop(self._lock_timers)[2]:
                 message = self._locks.get(token)
                 if message is not None and message.locked_until <= now:
-                    self._give_back(message, now, counted=True)
+                    self._release(message, now, counted=True)
         while self._session_timers and self._session_timers[0][0] <= now:
             lock = heappop(self._session_timers)[2]
             if not lock.lost and lock.locked_until <= now:
@@ -218,7 +218,7 @@ class Source:
         lane = self.shelf.lanes[lock.session_id]
         lane.lock = None
         for message in sorted((self._locks[token] for token in lane.tokens), key=lambda each: each.sequence_number):
-            self._give_back(message, now, counted=counted)
+            self._release(message, now, counted=counted)
         if self.shelf.first_ready(lane) is not None:
             self.shelf.free[lock.session_id] = None
             self._hub.wake(self.call_waiters)
@@ -232,7 +232,7 @@ class Source:
             if self.requires_session:
                 self.shelf.lane_of(message).tokens.discard(token)
 
-    def _give_back(self, message: Stored, now: float, *, counted: bool) -> None:
+    def _release(self, message: Stored, now: float, *, counted: bool) -> None:
         self._unlock(message)
         if counted:
             message.delivery_count += 1
@@ -364,19 +364,19 @@ class Source:
         self.shelf.remove(message)
 
     def abandon(self, lock_token: UUID, properties: Mapping[str, object] | None = None) -> None:
-        """Gives a message back, which counts as a delivery."""
+        """Releases a message; that counts as a delivery."""
         message = self._settle(lock_token)
         self._modify(message, properties)
-        self._give_back(message, self._hub.clock(), counted=True)
+        self._release(message, self._hub.clock(), counted=True)
         self._hub.notify()
 
     def release(self, lock_token: UUID) -> None:
-        """Gives a message back as if it had not been taken."""
-        self._give_back(self._settle(lock_token), self._hub.clock(), counted=False)
+        """Releases a message as if it had not been taken."""
+        self._release(self._settle(lock_token), self._hub.clock(), counted=False)
         self._hub.notify()
 
     def defer(self, lock_token: UUID, properties: Mapping[str, object] | None = None) -> None:
-        """Puts a message aside; from now on it is had by its number only."""
+        """Defers a message: from now on it is received by its number only."""
         message = self._settle(lock_token)
         self._modify(message, properties)
         self._unlock(message)
@@ -491,7 +491,7 @@ class Source:
         return lock.locked_until
 
     def release_session(self, lock: SessionLock) -> None:
-        """Gives a session back; its messages can be had at once and this counts as no delivery."""
+        """Releases a session: its messages are available at once, and no delivery is counted."""
         if lock.lost or self.deleted:
             return
         now = self._begin()
