@@ -394,8 +394,8 @@ def test_what_is_rightly_dead_lettered_is_not_lost(options: dict[str, Any], mess
         machine.sends(entity="orders", message=message)
     machine.time_passes(seconds=120)
     assert machine.primary.messages("orders") == []
-    (set_aside,) = machine._world.ledger.set_aside.values()
-    assert len(set_aside) == 1
+    (dead_lettered,) = machine._world.ledger.dead_lettered.values()
+    assert len(dead_lettered) == 1
     machine.teardown()
 
 

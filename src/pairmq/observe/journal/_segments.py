@@ -53,7 +53,7 @@ def make_segments(
     made = []
     for date, rows in _by_date(table):
         target = _layout.segment_path(directory, date, head.process, head.number)
-        if not _stands(target, rows.num_rows):
+        if not _is_written(target, rows.num_rows):
             _write(target, _layout.aside_path(part.path, date), rows, head, compression, others)
         made.append(target)
     part.remove()
@@ -70,7 +70,7 @@ def make_loss_segment(directory: Path, mark: Part, loss: _layout.Loss, compressi
     head = Head(loss.process, "", loss.number, SCHEMA_VERSION, version(), 1.0)
     date = _layout.date_of(loss.until // 86_400_000)
     target = _layout.segment_path(directory, date, loss.process, loss.number)
-    if not _stands(target, table.num_rows):
+    if not _is_written(target, table.num_rows):
         _write(target, mark.path.with_name(f"{mark.path.name}.tmp"), table, head, compression)
     mark.remove()
     return target
@@ -119,7 +119,7 @@ def _by_date(table: pa.Table) -> list[tuple[str, pa.Table]]:
     return [(date, pa.concat_tables(tables)) for date, tables in parts.items()]
 
 
-def _stands(target: Path, rows: int) -> bool:
+def _is_written(target: Path, rows: int) -> bool:
     try:
         with target.open("rb") as file:
             return bool(pq.read_metadata(pa.BufferReader(end_of(file))).num_rows == rows)

@@ -251,8 +251,8 @@ class _Books:
         history.undrained = self._found.undrained
         for place in self._struck.values():
             self._end_stroke(place)
-        self._number_backlog()
-        self._match_home()
+        self._add_backlog()
+        self._add_primary()
         return history
 
     # The run's own lines.
@@ -374,7 +374,7 @@ class _Books:
             copy.gone = "completed" if line["how"] == "complete" else "dead-lettered"
             copy.gone_at, copy.gone_tick, copy.reason = self._at, self._tick, line["reason"]
 
-    def _number_backlog(self) -> None:
+    def _add_backlog(self) -> None:
         """Give the copies of the backlog their places, and the attempts that wrote them where only one can have."""
         writes = self._writes(SECONDARY)
         copies: dict[tuple[str, int], list[Copy]] = defaultdict(list)
@@ -411,7 +411,7 @@ class _Books:
         tick = copy.tick if copy.attempt is None else self._history.attempts[copy.attempt].tick
         return tick, copy.message_number or 0
 
-    def _match_home(self) -> None:
+    def _add_primary(self) -> None:
         writes = self._writes(PRIMARY)
         start = len(self._history.copies)
         for path, messages in self._found.primary.items():

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from pairmq.testing.chaos._journal import NotedJournal
 
 _BEAT = 0.01  # s between two looks at how late the event loop is
-_WORTH_TELLING = 0.01  # s of lag
+_WORTH_NOTING = 0.01  # s of lag
 _BATCH = (2, 3, 5, 10)
 _RETRY_OPEN = 0.5  # s, while the secondary refuses to let the backlog queues be made
 _MOST = 10  # messages of one receive
 _WAIT = 1.0  # s
 _PAUSE = 0.2  # s, while the primary is unavailable
-_GIVEN_BACK = 0.1  # of the messages
+_RELEASED = 0.1  # of the messages
 
 
 class Client:
@@ -168,7 +168,7 @@ class Client:
             due = woken + _BEAT  # not of the time after the write: a process may have to wait in it, too
             await asyncio.sleep(due - loop.time())
             woken = loop.time()
-            if woken - due > _WORTH_TELLING:
+            if woken - due > _WORTH_NOTING:
                 self._ledger.write("lag", due=due, woken=woken)
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -226,7 +226,7 @@ class Client:
                     await asyncio.sleep(_PAUSE)
 
     async def _handle(self, path: str, delivery: PairDelivery) -> None:
-        if self._chance.random() < _GIVEN_BACK:
+        if self._chance.random() < _RELEASED:
             await delivery.abandon()
             return
         number, turn = number_of(delivery.message), next(self._handled)

@@ -96,7 +96,7 @@ class Ledger:
         self.doubts: Counter[Key] = Counter()
         """Attempts at the primary that may have been applied although nothing confirmed them."""
         self.moved: dict[Key, list[MessageMoved]] = defaultdict(list)
-        self.set_aside: dict[Key, list[MessageDeadLettered]] = defaultdict(list)
+        self.dead_lettered: dict[Key, list[MessageDeadLettered]] = defaultdict(list)
         self.originals: dict[Key, Message] = {}
         """What the machine itself has sent."""
         self.answers: dict[Key, list[Answer]] = defaultdict(list)
@@ -128,7 +128,7 @@ class Ledger:
                 self.moved[key].append(event)
             case MessageDeadLettered():
                 key = (event.entity or "", event.message_id or "")
-                self.set_aside[key].append(event)
+                self.dead_lettered[key].append(event)
             case StateChanged() | RotationChanged():
                 pass
             case _:
@@ -188,7 +188,7 @@ class Judge:
         confirmed = results.count(Result.PRIMARY)
         doubts = max(ledger.doubts[key], sum(not copy.confirmed for copy in arrived))
         brought = sum(copy.deliveries() for copy in parked)
-        excused = self._rightly_set_aside(key)
+        excused = self._rightly_dead_lettered(key)
         # A process that was killed with sends in flight reports none of them.
         announced = (
             ledger.cut_off
@@ -206,8 +206,8 @@ class Judge:
             reasons=None if ledger.cut_off else (confirmed, doubts, brought),
         )
 
-    def _rightly_set_aside(self, key: Key) -> bool:
-        reasons = {event.reason for event in self._ledger.set_aside[key]}
+    def _rightly_dead_lettered(self, key: Key) -> bool:
+        reasons = {event.reason for event in self._ledger.dead_lettered[key]}
         expired = self._options.ttl_policy == "elapse" and "TTLExpiredException" in reasons
         forbidden = not self._options.allows(key[0]) and "destination-not-allowed" in reasons
         return expired or forbidden

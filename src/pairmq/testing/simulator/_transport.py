@@ -94,13 +94,16 @@ class _Sender(Sender):
     async def _write(self, messages: tuple[Message, ...], *, in_order: bool = False) -> list[TransportError | None]:
         link, connection = self._link, self._link.connection
         history, loop, life = connection.network.history, connection.network.loop, connection.life.name
-        index, broker, syphon, numbers = (
-            len(history.attempts),
-            link.broker.name,
-            not SENDING.get(),
-            map(number_of, messages),
+        attempt = Attempt(
+            number=len(history.attempts),
+            life=life,
+            broker=link.broker.name,
+            entity=self._entity,
+            syphon=not SENDING.get(),
+            messages=tuple(map(number_of, messages)),
+            at=loop.time(),
+            tick=history.tick(),
         )
-        attempt = Attempt(index, life, broker, self._entity, syphon, tuple(numbers), loop.time(), history.tick())
         history.attempts.append(attempt)
         if history.trace is not None:
             ids = " ".join(str(message.message_id) for message in messages)
