@@ -10,6 +10,7 @@ import secrets
 import shutil
 import tempfile
 import threading
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -172,18 +173,14 @@ def demo(
                 journal=kept,
             )
 
-        async def on_own_servers(stop: Stop) -> int:
-            async with OwnServers(products or ()) as servers:
-                if not await servers.boot(stop):
-                    note("stopped while the servers were starting: nothing was sent")
-                    return stop.exit_status
-                urls = (servers.primary.url, servers.secondary.url)
-                restart = servers.primary.boot_time
-                return await made(urls, servers.primary, restart=restart, products=servers.products).run(stop)
+        async def on(servers: OwnServers, stop: Stop) -> int:
+            urls = (servers.primary.url, servers.secondary.url)
+            restart = servers.primary.boot_time
+            return await made(urls, servers.primary, restart=restart, products=servers.products).run(stop)
 
         try:
             if products is not None:
-                status = run_async(on_own_servers, graceful=True)
+                status = _on_own_servers(products, on)
             else:
                 for url in urls:
                     transport_of(url)  # a bad one fails here, before anything is drawn
@@ -201,20 +198,30 @@ def _with_outbox(
 ) -> int:
     """Run the demo of the outbox on servers of its own, or in this process and a file."""
 
-    async def on_own_servers(stop: Stop) -> int:
-        async with OwnServers(products or ()) as servers:
-            if not await servers.boot(stop):
-                return stop.exit_status
-            one, two = servers.primary, servers.secondary
-            plan = OutboxPlan(one.url, two.url, messages, rate, options.backlog_queue_count)
-            return await OutboxRun(plan, options, one, two, products=servers.products, json=json).run(stop)
+    async def on(servers: OwnServers, stop: Stop) -> int:
+        one, two = servers.primary, servers.secondary
+        plan = OutboxPlan(one.url, two.url, messages, rate, options.backlog_queue_count)
+        return await OutboxRun(plan, options, one, two, products=servers.products, json=json).run(stop)
 
     if products is not None:
-        return run_async(on_own_servers, graceful=True)
+        return _on_own_servers(products, on)
     with tempfile.TemporaryDirectory(prefix="pairmq-demo-") as folder:
         plan = OutboxPlan(_MEMORY[0], f"sqlite://{folder}/shop.db", messages, rate, options.backlog_queue_count)
         control = cast(BrokerControl, _control(plan.primary))
         return run_async(OutboxRun(plan, options, control, None, products=None, json=json).run, graceful=True)
+
+
+def _on_own_servers(products: tuple[str, ...], run: Callable[[OwnServers, Stop], Awaitable[int]]) -> int:
+    """Run a demo on servers that are started for it; a signal before they have started ends it."""
+
+    async def on_them(stop: Stop) -> int:
+        async with OwnServers(products) as servers:
+            if await servers.boot(stop):
+                return await run(servers, stop)
+            note("stopped while the servers were starting: nothing was sent")
+            return stop.exit_status
+
+    return run_async(on_them, graceful=True)
 
 
 def _named(url: str, name: str) -> str:

@@ -169,7 +169,7 @@ _EVERY = 0.1  # s between two drawings
 
 
 @asynccontextmanager
-async def told_when_slow(text: str) -> AsyncIterator[None]:
+async def noted_when_slow(text: str) -> AsyncIterator[None]:
     """Print what is waited for once it takes longer than people wait without a word."""
     timer = asyncio.get_running_loop().call_later(SLOW, mention, f"{text} …")
     try:

@@ -31,7 +31,7 @@ from pairmq.cli._common import (
     with_pair,
     within,
 )
-from pairmq.cli._output import Progress, delivery_record, is_closed, note, told_when_slow, warn
+from pairmq.cli._output import Progress, delivery_record, is_closed, note, noted_when_slow, warn
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import BadUsage, CommandFailed, Duration, file_problem, grouped, plural, rate, short_duration
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
@@ -234,7 +234,7 @@ class ReceiveJob:
     async def _check(self, stop: Stop) -> None:
         """Fail at once, and clearly, where waiting would not help or nothing is there yet."""
         try:
-            async with told_when_slow(f"waiting for {self.transport.endpoint}"):
+            async with noted_when_slow(f"waiting for {self.transport.endpoint}"):
                 await stop.or_result(within(self.time_limit, self.transport.admin.check()))
             exists = await stop.or_result(within(self.time_limit, self.transport.admin.exists(self.source.entity)))
         except TransportError as error:

@@ -29,7 +29,7 @@ from pairmq.cli._common import (
     within,
 )
 from pairmq.cli._lines import LineSource, file_identity
-from pairmq.cli._output import SLOW, Progress, complain, mention, note, stdout_written, told_when_slow, warn
+from pairmq.cli._output import SLOW, Progress, complain, mention, note, noted_when_slow, stdout_written, warn
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import (
     BadUsage,
@@ -242,9 +242,13 @@ class Outputs:
             raise
 
     @property
+    def _files(self) -> list[_File]:
+        return [file for file in (self._receipts, self._failed) if file is not None]
+
+    @property
     def in_files(self) -> bool:
         """Whether results are kept in files if stdout is closed."""
-        return self._receipts is not None or self._failed is not None
+        return bool(self._files)
 
     @property
     def kept(self) -> str | None:
@@ -253,14 +257,13 @@ class Outputs:
 
     @property
     def problems(self) -> list[str]:
-        files = (file.problem for file in (self._receipts, self._failed) if file is not None)
-        return [problem for problem in (self._stdout_problem, *files) if problem is not None]
+        problems = (self._stdout_problem, *(file.problem for file in self._files))
+        return [problem for problem in problems if problem is not None]
 
     def begin(self) -> None:
         """Empty the files: from here on they are this run's."""
-        for file in (self._receipts, self._failed):
-            if file is not None:
-                file.empty()
+        for file in self._files:
+            file.empty()
 
     def keep(self, number: int, line: bytes, result: Receipt | SendError) -> None:
         """Put one line's result into the files, and the line itself if it was not accepted."""
@@ -296,9 +299,8 @@ class Outputs:
                 raise
 
     def _close(self) -> None:
-        for file in (self._receipts, self._failed):
-            if file is not None:
-                file.close()
+        for file in self._files:
+            file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -373,7 +375,7 @@ class SendJob:
         summarized = complete = False
         try:
             async with AsyncExitStack() as stack:
-                async with told_when_slow(
+                async with noted_when_slow(
                     f"opening the pair of {self.pair.primary.endpoint} and {self.pair.secondary.endpoint}"
                 ):
                     pair = await stack.enter_async_context(self.pair)
@@ -406,7 +408,7 @@ class SendJob:
     async def _make_entity(self, stop: Stop) -> None:
         try:
             limit = self.pair.options.attempt_timeout
-            async with told_when_slow(f"making {self.entity} at {self.pair.primary.endpoint}"):
+            async with noted_when_slow(f"making {self.entity} at {self.pair.primary.endpoint}"):
                 await stop.or_result(within(limit, self.pair.primary.admin.create(self.entity)))
         except TransportError as error:
             # The primary may be unavailable: that is what the pair is for.

@@ -31,7 +31,7 @@ from pairmq.model import Entity, PairMQError, TransportError
 from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, PairEnded, SyphonFailed, Warned
 
 if TYPE_CHECKING:
-    from pairmq.pair import Agreement, Pair, Settings, Stray
+    from pairmq.pair import Agreement, Pair, Settings
     from pairmq.transport import Transport
 
 _OLD = 5.0  # s after which a count is shown with its age
@@ -255,16 +255,11 @@ class SyphonProcesses:
         if len(queues) == settings.options.backlog_queue_count:
             # A share keeps no record of the pair, and knows no queues of other processes (SPEC 13.2): one drains all.
             self._shares[0] = None
-        self._settings = self._limited(settings, count)
-        self._processes: list[_Process] = []
-
-    @staticmethod
-    def _limited(settings: Settings, count: int) -> Settings:
-        """A limit of the rate is one for all together."""
         rate = settings.options.syphon_max_rate
-        if rate is None:
-            return settings
-        return replace(settings, options=replace(settings.options, syphon_max_rate=rate / count))
+        if rate is not None:  # the limit is one for all together
+            settings = replace(settings, options=replace(settings.options, syphon_max_rate=rate / count))
+        self._settings = settings
+        self._processes: list[_Process] = []
 
     async def run(self, stop: Stop) -> int:
         """Move messages to the end; returns the exit status. Raises `CommandFailed` when a process could not go on."""
@@ -683,30 +678,28 @@ class SyphonJob:
     def progress(self) -> SyphonProgress:
         from pairmq.runner import backlog_properties
 
-        depths = self._depths
-        pending = None if depths is None or depths.error is not None else depths.by_queue
-        failing = self._failures.since is not None
+        depths, agreement, now = self._depths, self._agreement, time.monotonic()
+        failing = None if self._failures.since is None else now - self._failures.since
+        strays = () if agreement is None else agreement.strays
+        problems = () if agreement is None else agreement.record.problems
+        unread = () if agreement is None or agreement.unread is None else (agreement.unread,)
         return SyphonProgress(
             moved=self.pair.moved,
             outbox_moved=self.pair.outbox_moved,
             per_second=self._per_second,
             dead_lettered=self._dead_lettered,
-            pending=pending,
+            pending=None if depths is None or depths.error is not None else depths.by_queue,
             unknown=None if depths is None else depths.error,
-            counted=0.0 if depths is None else time.monotonic() - self._depths_at,
+            counted=0.0 if depths is None else now - self._depths_at,
             locked=0 if depths is None else depths.locked,
             lock_duration=(backlog_properties(self.pair.options).lock_duration or 0.0) if self._waits() else None,
-            failures=self._failures.count if failing else 0,
-            failing=time.monotonic() - self._failures.since if self._failures.since is not None else None,
+            failures=0 if failing is None else self._failures.count,
+            failing=failing,
             shut=tuple(sorted(self._shut)),
-            stranded={stray.queue.path: stray.pending for stray in self._stranded},
-            unread=bool(self._unreadable),
-            elsewhere=self._elsewhere(),
+            stranded={stray.queue.path: stray.pending for stray in strays},
+            unread=bool(problems),
+            elsewhere=(*map(str, strays), *problems, *unread),
         )
-
-    def _elsewhere(self) -> tuple[str, ...]:
-        unread = None if self._agreement is None else self._agreement.unread
-        return (*map(str, self._stranded), *self._unreadable, *(() if unread is None else (unread,)))
 
     def _waits(self) -> bool:
         """Whether nothing moves although nothing of this syphon's own keeps it from moving: others hold it."""
@@ -721,14 +714,6 @@ class SyphonJob:
             return end.report(stop, self.until_empty, json=self.json)
         self.put(end)
         return 0
-
-    @property
-    def _unreadable(self) -> tuple[str, ...]:
-        return () if self._agreement is None else self._agreement.record.problems
-
-    @property
-    def _stranded(self) -> tuple[Stray, ...]:
-        return () if self._agreement is None else self._agreement.strays
 
 
 def _clock() -> str:
