@@ -85,8 +85,8 @@ SYPHON = (
     Mutant(
         "the backlog is called empty without asking for queues of another name",
         "src/pairmq/cli/_syphon.py",
-        "        return () if self._agreement is None else self._agreement.strays\n",
-        "        return ()\n",
+        "        strays = () if agreement is None else agreement.strays\n",
+        "        strays = ()\n",
         tests=("tests/cli/test_agreement.py",),
     ),
     Mutant(
