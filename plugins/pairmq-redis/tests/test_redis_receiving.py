@@ -314,6 +314,76 @@ async def test_small_messages_before_large_ones_do_not_make_a_reply_huge(
     assert sum(len(d.message.body) for d in found) < 16_000_000
 
 
+async def test_a_reader_that_continues_reads_past_the_script_and_in_order(
+    transport: Transport, queue: Entity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = [str(number) for number in range(30)]
+    await fill(transport, queue, *sent)
+    receiver, bare = transport.receiver(Source(queue)), list[int]()
+    receiver.read_ahead(20)
+    run = receiver._context.run  # type: ignore[attr-defined]
+
+    async def run_and_note(link: object, scope: object, commands: list[list[bytes]], doing: str) -> object:
+        bare.extend(int(command[5]) for command in commands if command[0] == b"XREADGROUP")
+        return await run(link, scope, commands, doing)
+
+    monkeypatch.setattr(receiver._context, "run", run_and_note)  # type: ignore[attr-defined]
+    assert bodies(await receiver.receive(10, 0)) == sent[:10]
+    found = await receiver.receive(10, 0)
+    assert (bodies(found), bare) == (sent[10:20], [9])
+    assert await receiver.complete_batch(found) == [None] * 10
+
+    receiver.read_ahead(0)
+    assert bodies(await receiver.receive(10, 0)) == sent[20:]
+    assert bare == [9]
+
+
+async def test_a_reader_that_continues_is_given_the_abandoned_first(transport: Transport, queue: Entity) -> None:
+    await fill(transport, queue, *map(str, range(20)))
+    receiver = transport.receiver(Source(queue))
+    receiver.read_ahead(20)
+    await receiver.receive(5, 0)
+    for delivery in (await receiver.receive(5, 0))[:2]:
+        await receiver.abandon(delivery)
+    assert bodies(await receiver.receive(5, 0)) == ["5", "10", "11", "12", "13"]
+    assert bodies(await receiver.receive(5, 0)) == ["6", "14", "15", "16", "17"]
+
+
+async def test_a_reader_that_continues_is_given_nothing_that_has_expired(transport: Transport, queue: Entity) -> None:
+    receiver = transport.receiver(Source(queue))
+    receiver.read_ahead(20)
+    # Ids in 1970 make them old from the start.
+    ttls = [b"1" if n % 2 else b"4e9" for n in range(1, 9)]
+    olds = [(b"XADD", key(queue, "queue"), b"1-%d" % n, b"t", ttl, b"b", b"%d" % n) for n, ttl in enumerate(ttls, 1)]
+    await transport._context.control.call(olds, Scope())  # type: ignore[attr-defined]
+    assert bodies(await receiver.receive(2, 0)) == ["2", "4"]
+    assert bodies(await receiver.receive(4, 0)) == ["6", "8"]
+    await dead_letters(transport, queue, 4)
+
+
+async def test_a_reader_that_continues_gets_a_queue_with_a_time_to_live_from_the_script(transport: Transport) -> None:
+    entity = Entity("short-lived")
+    await transport.admin.create(entity, QueueProperties(lock_duration=HELD, default_time_to_live=3600))
+    receiver = transport.receiver(Source(entity))
+    receiver.read_ahead(20)
+    await fill(transport, entity, "a", "b")
+    assert bodies(await receiver.receive(2, 0)) == ["a", "b"]
+    old = [(b"XADD", key(entity, "queue"), b"*", b"b", b"c")]
+    await transport._context.control.call(old, Scope())  # type: ignore[attr-defined]
+    assert receiver._plain(10) == 0  # type: ignore[attr-defined]
+    assert bodies(await receiver.receive(10, 0)) == ["c"]
+
+
+async def test_a_bare_read_asks_for_no_more_than_fit_if_all_are_as_large_as_the_largest(
+    transport: Transport, queue: Entity, message: Make
+) -> None:
+    receiver = transport.receiver(Source(queue))
+    receiver.read_ahead(1000)
+    await transport.sender(queue).send_batch([message(b"x" * size) for size in (1, 100_000, 1)])
+    assert len(await receiver.receive(3, 0)) == 3
+    assert (receiver._plain(80), receiver._plain(100)) == (79, 0)  # type: ignore[attr-defined]
+
+
 @pytest.fixture
 async def patient(url: str, transport: Transport) -> AsyncIterator[Transport]:
     """To the same broker; it looks after a minute, unless something else makes it."""

@@ -6,6 +6,9 @@ returns a receiver's next messages: first those to be redelivered (in the stream
 it finds none does the receiver wait, in ``XREADGROUP BLOCK``, which costs the server nothing and is woken
 by the next message.
 
+A reader that continues without a pause (`read_ahead`), of small messages that are not to be redelivered, is given all
+but the first by a bare ``XREADGROUP`` behind the script: what passes through Lua costs the server three times as much.
+
 New messages end that wait; messages that become available again do not: scheduled messages, ended locks,
 abandoned deliveries. So it is cut into slices that end at the next such instant that the script knew of,
 and after ``poll_interval`` for the others. A queue with one consumer at a time is read by the script
@@ -39,7 +42,7 @@ from pairmq_redis._errors import NotSent
 from pairmq_redis._keys import SourceKeys
 from pairmq_redis._link import Line
 from pairmq_redis._scripts import Script
-from pairmq_redis._wire import Reply
+from pairmq_redis._wire import Command, Reply
 
 MAX_TAKE = 1000
 """Most messages of one script, so that none runs long."""
@@ -49,6 +52,12 @@ _MOST = 10 * MAX_TAKE
 
 MAX_BLOCKED = 8
 """Most messages that a wait ends with: they arrive in one reply of unknown size, and more can be read at once."""
+
+_MOST_PLAIN = 1000
+"""Most messages of a bare read, whose reply nothing cuts short: some may be larger than those before them."""
+
+_PLAIN_BYTES = 8 << 20
+"""Of the bodies of a bare read, if all are as large as the largest of the last call; as in the script."""
 
 MAX_DESCRIPTION = 1024
 MIN_SLICE = 0.005
@@ -89,6 +98,9 @@ class RedisReceiver(Receiver):
         self._next_at_ms = 0.0
         self._more = False  # the last take only dead-lettered or dropped expired messages, and there are more
         self._single = False  # one consumer at a time: only the script knows whose turn it is
+        self._all_new = False  # the last take found nothing but what a bare read may return as well
+        self._ahead = 0  # messages that the reader wants to be locked ahead; 0 from one that may pause
+        self._largest = 0  # bytes of a body, of the last call; 0 when it returned none
         self._lock_ms = 60_000.0
         self._clock_offset_ms = 0.0  # our wall clock minus the server's, never too large
         self._clean_at = -math.inf
@@ -126,6 +138,16 @@ class RedisReceiver(Receiver):
             self._sweep_at = b"0"
             raise
 
+    def read_ahead(self, messages: int) -> None:
+        self._ahead = messages
+
+    def _plain(self, want: int) -> int:
+        """How many messages to read past the script, which takes one at least: it finds what is to be redelivered."""
+        if not (self._ahead and self._all_new and self._largest):
+            return 0
+        most = min(_MOST_PLAIN, _PLAIN_BYTES // self._largest)
+        return want - 1 if want - 1 <= most else 0
+
     async def _take(self, want: int) -> tuple[list[Delivery], float]:
         """Ask the script for messages; also returns the server's clock in ms."""
         left = self._context.take_left_locks(self._source)
@@ -139,32 +161,43 @@ class RedisReceiver(Receiver):
         clean = loop.time() >= self._clean_at
         suspect = loop.time() < self._suspect_until
         poll = b"%d" % max(round(self._context.url.poll_interval * 1000), 1)
-        arguments = [b"%d" % min(want, MAX_TAKE), self._sweep_at, poll, b"1" if clean else b"0"]
+        plain = 0 if suspect else self._plain(want)
+        arguments = [b"%d" % min(want - plain, MAX_TAKE), self._sweep_at, poll, b"1" if clean else b"0"]
         arguments += [b"1", *self._given] if suspect else [b"0"]
         takes = [self._script(self._link, _scripts.TAKE, arguments, self._doing)]
-        for start in range(MAX_TAKE, want, MAX_TAKE):  # one behind the other, and all in one round trip
+        for start in range(MAX_TAKE, want - plain, MAX_TAKE):  # one behind the other, and all in one round trip
             more_of_them = [b"%d" % min(want - start, MAX_TAKE), self._sweep_at, poll, b"0", b"0"]
             takes.append(self._script(self._link, _scripts.TAKE, more_of_them, self._doing))
+        reads = [self._context.run(self._link, self.scope, [self._read(plain)], self._doing)] if plain else []
         asked_at_ms = time.time() * 1000
-        answers = await self._answer(asyncio.gather(*takes), self._context.url.connect_timeout)
-        now, self._sweep_at, next_at, lock, more, _, single = answers[-1]
+        answers = await self._answer(asyncio.gather(*takes, *reads), self._context.url.connect_timeout)
+        read = _entries_of(answers.pop()[0]) if plain else []
+        now, self._sweep_at, next_at, lock, more, _, single, all_new = answers[-1]
         entries = [entry for answer in answers for entry in answer[5]]
         if clean:
             self._clean_at = loop.time() + CLEAN_INTERVAL
         now_ms = float(now)
         self._next_at_ms, self._lock_ms, self._more = float(next_at), float(lock), more == 1
-        self._single = single == 1
+        self._single, self._all_new = single == 1, all_new == 1
         self._clock_offset_ms = asked_at_ms - now_ms
         self._prune()
-        return await self._deliver(entries, now_ms), now_ms
+        entries += await self._unexpired(read, now_ms)
+        deliveries = await self._deliver(entries, now_ms)
+        if self._ahead:
+            self._largest = max([len(delivery.message.body) or 1 for delivery in deliveries], default=0)
+        return deliveries, now_ms
+
+    def _read(self, count: int, *options: bytes) -> Command:
+        """The command that reads new messages."""
+        group = (b"GROUP", self._source.group, self._name, b"COUNT", b"%d" % count)
+        return (b"XREADGROUP", *group, *options, b"STREAMS", self._source.stream, b">")
 
     async def _block(self, want: int, seconds: float) -> list[Delivery]:
         """Wait for new messages in the server, until the poll interval or ``seconds`` are over."""
         loop = asyncio.get_running_loop()
         poll = self._context.url.poll_interval
         block_ms = max(math.ceil(min(seconds, poll) * 1000), 1)  # 0 would block forever
-        read = (b"XREADGROUP", b"GROUP", self._source.group, self._name, b"COUNT", b"%d" % min(want, MAX_BLOCKED))
-        waiting = (*read, b"BLOCK", b"%d" % block_ms, b"STREAMS", self._source.stream, b">")
+        waiting = self._read(min(want, MAX_BLOCKED), b"BLOCK", b"%d" % block_ms)
         # Redis notices that a wait is over when it handles any event, but otherwise up to 100 ms late: where the
         # instant matters, we cause an event.
         nudge = loop.call_later(block_ms / 1000 + 0.001, self._nudge) if seconds < poll else None
@@ -178,13 +211,17 @@ class RedisReceiver(Receiver):
             if nudge is not None:
                 nudge.cancel()
         now_ms = int(clock[0]) * 1000 + int(clock[1]) // 1000
-        entries = [(id_, 1, fields) for id_, fields in _entries_of(found)]
+        return await self._deliver(await self._unexpired(_entries_of(found), now_ms), now_ms)
+
+    async def _unexpired(self, read: Iterable[tuple[bytes, list[bytes]]], now_ms: float) -> list[Any]:
+        """Remove what has expired of entries that were read past the script; the others as `_deliver` takes them."""
+        entries = [(id_, 1, fields) for id_, fields in read]
         late = [id_ for id_, _, fields in entries if self._may_be_expired(id_, fields, now_ms)]
         if late:
             if not await self._put_away(_scripts.EXPIRE, late):
                 self._given.update(dict.fromkeys(late, self._lock_ends()))
             entries = [entry for entry in entries if entry[0] not in late]
-        return await self._deliver(entries, now_ms)
+        return entries
 
     async def _answer(self, call: Awaitable[Any], patience: float) -> Any:
         """Await an answer no longer than that and a grace: the caller's limit is that of the whole long poll."""

@@ -239,7 +239,7 @@ if single then
     if other[1] ~= me and other[1] ~= 'returned' then
       for _, pending in ipairs(redis.call('XPENDING', stream, group, '-', '+', other[2], other[1])) do
         -- A lock that ends now is held: fakeredis' IDLE, below, leaves it out, and newer ones would pass it.
-        if pending[3] <= lock then return {num(now), '0', num(now + lock - pending[3] + 1), num(lock), 0, {}, 1} end
+        if pending[3] <= lock then return {num(now), '0', num(now + lock - pending[3] + 1), num(lock), 0, {}, 1, 0} end
       end
     end
   end
@@ -319,11 +319,15 @@ if mode ~= 'dead' then
   local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
   if first[2] and not stuck then next_at = math.min(next_at, tonumber(first[2])) end
 end
-return {num(now), num(sweep_at), num(next_at), num(lock), more and 1 or 0, out, single and 1 or 0}
+local all_new = #again == 0 and not single and not default_ttl and mode ~= 'dead'
+return {
+  num(now), num(sweep_at), num(next_at), num(lock), more and 1 or 0, out, single and 1 or 0, all_new and 1 or 0
+}
 """,
 )
 """Return a receiver's next messages: now, next sweep, next event, lock duration (ms), 1 when more expired ones
-are to be removed first, entries (id, count, fields), 1 for a queue with one consumer at a time."""
+are to be removed first, entries (id, count, fields), 1 for a queue with one consumer at a time, 1 when nothing was to
+be redelivered and a message's own time-to-live is all that may end it."""
 
 COMPLETE = _script(
     _SOURCE,
