@@ -77,6 +77,36 @@ async def test_release_of_one_message_releases_all_in_order(transport: Transport
     assert bodies(await receive(reader, 4)) == "abcd"
 
 
+@pytest.mark.parametrize("by", ["abandon", "close", "cut", "peek"])
+async def test_a_whole_window_is_released_in_order(
+    transport: Transport, connect: Connect, rabbit: RabbitServer, by: str
+) -> None:
+    """A quorum queue puts more than 32 messages back in another order where one `basic.nack` releases them."""
+    messages = [Message(b"", message_id=f"m{number}") for number in range(WINDOW + 10)]
+    assert not any(await transport.sender(QUEUE).send_batch(messages))
+    if by == "peek":
+        assert len(await transport.admin.peek(SOURCE, WINDOW + 10)) == WINDOW
+    else:
+        reader = connect().receiver(SOURCE)
+        held = await receive(reader, WINDOW)
+        assert not any(await reader.complete_batch(held[1:10]))
+        if by == "abandon":
+            await reader.abandon(held[100])
+        elif by == "close":
+            await reader.close()
+        else:
+            await asyncio.to_thread(rabbit.drop_clients)
+        del messages[1:10]
+    wanted = [each.message_id for each in messages]
+    reader = connect().receiver(SOURCE)
+    found: list[Delivery] = []
+    while len(found) < len(wanted):
+        some = await reader.receive(WINDOW, PATIENCE)
+        assert not any(await reader.complete_batch(some))
+        found += some
+    assert [each.message.message_id for each in found] == wanted
+
+
 async def test_release_loses_no_settlement_begun_before(transport: Transport) -> None:
     await put(transport, "abcd")
     reader = transport.receiver(SOURCE)

@@ -201,8 +201,9 @@ class RabbitAdmin(Admin):
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
         """Show the oldest messages by fetching and releasing them: see `_contents.peek`.
 
-        A queue for one consumer at a time can't be peeked while a consumer reads it. A few messages of a pair's record
-        are shown in one round trip, as far as no other process looks at them in that moment.
+        A queue for one consumer at a time can't be peeked while a consumer reads it, and shows 250 messages at most. A
+        few messages of a pair's record are shown in one round trip, as far as no other process looks at them in that
+        moment.
         """
         doing = f"peek into {source}"
         queue = _names.queue_of(source)
