@@ -229,6 +229,11 @@ class Traffic:
         """When attempts failed with these words."""
         return [at for at, e in self.events if isinstance(e, AttemptFailed) and saying in e.error]
 
+    def heard(self, saying: str) -> list[float]:
+        """When attempts, or pings, failed with these words: on a busy machine the failover may come before them."""
+        pings = [at for at, e in self.events if isinstance(e, PingCompleted) and saying in (e.error or "")]
+        return sorted([*self.failures(saying), *pings])
+
     def changes(self, current: EntityState, since: float = 0.0) -> list[float]:
         """When the state became this one."""
         return [at for at, e in self.events if isinstance(e, StateChanged) and e.current is current and at >= since]
@@ -343,8 +348,11 @@ class Traffic:
             else:
                 assert isinstance(s.result, SendUnknown) == (s.message_id in doubtful), s
 
-    def check_certain(self, since: float) -> None:
-        """Of nothing that was sent from this instant on can the primary have a copy (see also `check_doubts`)."""
+    def check_certain(self, since: float, saying: str = "") -> None:
+        """Of nothing that was sent from this instant on can the primary have a copy (see also `check_doubts`).
+
+        Where it met the failure itself, some of it says so.
+        """
         recovered_at = self.recovered_at
         sends = {s.message_id: s for s in self.sends if since <= s.began and s.ended < recovered_at}
         # Not those of 0.4 s that ended while the client was still about to find out: their time says nothing.
@@ -353,6 +361,7 @@ class Traffic:
         # Some of them met the failure themselves, before the failover, unless that had come or the loop let none begin.
         assert failures or self.failed_over_at <= since or self.heart.lag(since, self.failed_over_at) > 0.1
         assert [e for e in failures if e.maybe_applied] == []
+        assert not failures or any(saying in e.error for e in failures), {e.error for e in failures}
 
     async def check_all_accepted(self, what: str) -> None:
         """Stop after some more sends: all were accepted, by the primary, which holds them."""
