@@ -34,7 +34,7 @@ PARAMETERS: dict[str, Any] = {
     "number": 5,
     "numbers": [5],
     "starts": [1],
-    "worn": [5],
+    "worn": 5,
     "most": 100,
     "most_bytes": 1_000_000,
     "session": b"session-5",

@@ -279,6 +279,22 @@ async def test_message_behind_one_that_was_delivered_too_often_is_received_with_
     assert (dead.message.body, dead.dead_letter_reason) == (b"worn", "max-delivery-count")
 
 
+async def test_all_that_were_delivered_too_often_are_dead_lettered_by_one_sweep(
+    transport, server, message, monkeypatch
+):
+    await transport.admin.create(ORDERS, QueueProperties(max_delivery_count=1))
+    await transport.sender(ORDERS).send_batch([message(str(number)) for number in range(8)])
+    receiver = transport.receiver(Source(ORDERS))
+    locked, *others = await receiver.receive(7, 0)
+    for each in others:
+        await receiver.abandon(each)
+    sweeps = statements(monkeypatch, _sql.SWEEP)
+    assert [each.message.body for each in await receiver.receive(1, 0)] == [b"7"]
+    assert len(sweeps) == 1
+    assert (await transport.admin.counts(Source(ORDERS))).dead_letter == 6
+    await receiver.complete(locked)
+
+
 async def test_renewed_message_gets_a_lease_of_its_own(server, queue, transport, message):
     await transport.sender(queue).send_batch([message(str(number)) for number in range(3)])
     receiver = transport.receiver(Source(queue))

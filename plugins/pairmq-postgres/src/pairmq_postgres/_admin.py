@@ -9,7 +9,7 @@ from typing import Any
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties
 from pairmq_postgres import _errors, _sql
-from pairmq_postgres._connection import Numbers, Rows, Statement
+from pairmq_postgres._connection import Rows, Statement
 from pairmq_postgres._errors import NoSuchEntity, OtherKind, SchemaVersion
 from pairmq_postgres._pool import Calls
 from pairmq_postgres._receiver import delivery_of, place_of, shown
@@ -76,7 +76,7 @@ class PostgresAdmin(Admin):
 
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
         """Show the oldest messages, locked ones too, then the scheduled ones; of a malformed one what can be read."""
-        place = {**place_of(source), "most": max(max_messages, 1), "worn": Numbers([])}
+        place = {**place_of(source), "most": max(max_messages, 1), "worn": None}
         rows = await self._found(f"peek into {source}", (_sql.SWEEP, place), (_sql.PEEK, place))
         return [delivery_of(row, shown(*row[5:7])) for row in rows if row[0] is not None]
 

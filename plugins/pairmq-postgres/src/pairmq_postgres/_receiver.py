@@ -199,7 +199,7 @@ class _Common:
         self.looks = Together(self._look, _MOST_MESSAGES)
         self.completions = Together(self._complete, _MOST_MESSAGES)
         self._sweep_at = 0.0
-        self._worn: list[int] = []  # numbers that the next sweep is to dead-letter
+        self._worn: int | None = None  # the first number that the next sweep is to dead-letter
         self._pool = pool
         self._left = left
 
@@ -209,7 +209,7 @@ class _Common:
         over: list[str] = []
         left = LeftLocks()
         worn = self._worn
-        sweeps = bool(worn) or time.monotonic() >= self._sweep_at
+        sweeps = worn is not None or time.monotonic() >= self._sweep_at
         alone = False
         asked_at = datetime.now(UTC)
 
@@ -227,7 +227,7 @@ class _Common:
                 found.insert(0, (_sql.TAKE_BACK, {**self.place, "locks": doubtful}))
             if over:
                 found.insert(0, (_sql.OVER, {"shelf": self.shelf, "over": over}))
-            turn = (_sql.SWEEP, {**self.place, "worn": Numbers(worn)}) if sweeps else (_sql.TURN, self.place)
+            turn = (_sql.SWEEP, {**self.place, "worn": worn}) if sweeps else (_sql.TURN, self.place)
             return [*found, turn, looks[0].receiver.take_for(looks, alone=alone)]
 
         try:
@@ -241,8 +241,7 @@ class _Common:
         if not turns:
             return None
         ((*_, expects, sessions_only, self.for_one, self.shelf),) = turns
-        *_, is_lost, found_worn, free_in, _ = rows[0]
-        self._worn = found_worn or []
+        *_, is_lost, self._worn, free_in, _ = rows[0]
         locked_for = next((row[7] for row in rows if row[7] is not None), None)  # of all, in the first row alone
         until = None if locked_for is None else asked_at + timedelta(seconds=locked_for)
         emptied = True
@@ -255,9 +254,9 @@ class _Common:
             self._sweep_at = 0.0
         elif sweeps:
             self._sweep_at = time.monotonic() + _SWEPT
-        in_vain = bool(self._worn) or self.for_one != alone or (until is None and not sweeps)
+        in_vain = self._worn is not None or self.for_one != alone or (until is None and not sweeps)
         free_in = float("inf") if free_in is None else free_in
-        return _Seen(sessions_only, in_vain, is_lost, bool(worn), expects, until, emptied and sweeps, free_in)
+        return _Seen(sessions_only, in_vain, is_lost, worn is not None, expects, until, emptied and sweeps, free_in)
 
     async def _complete(self, begin: Callable[[], list[_Completion]]) -> set[int] | None:
         """Remove what is under locks that last, and return its numbers; None if that is all."""

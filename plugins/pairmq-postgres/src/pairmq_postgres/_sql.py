@@ -184,10 +184,13 @@ WITH {_PLACE}, gone AS (
     UPDATE pairmq.message SET shelf = -shelf, {_BURIED}, reason = 'max-delivery-count',
         description = format('it was delivered %%s times and never completed', deliveries)
     WHERE ctid = ANY (ARRAY(
-        SELECT here.at FROM unnest(%(worn)b::bigint[]) AS n (number)
-        {_AT.format(shelf="(SELECT live FROM place)")}
-        WHERE n.number NOT IN {_LOCKED}
-    )) AND deliveries >= (SELECT max_delivery_count FROM place)
+        SELECT at FROM (
+            SELECT ctid AS at, number, deliveries FROM pairmq.message
+            WHERE shelf = (SELECT live FROM place) AND NOT later AND number >= %(worn)s::bigint
+            ORDER BY number LIMIT 1000
+        ) AS m
+        WHERE deliveries >= (SELECT max_delivery_count FROM place) AND number NOT IN {_LISTED.format(shelf="live")}
+    ))
 ), dropped AS (
     DELETE FROM pairmq.message
     WHERE ctid = ANY (ARRAY(SELECT at FROM expired, place WHERE NOT dead_letter_on_expiration))
@@ -196,8 +199,8 @@ WITH {_PLACE}, gone AS (
         reason = 'expired', description = 'its time-to-live ended before it was completed'
     WHERE ctid = ANY (ARRAY(SELECT at FROM expired, place WHERE dead_letter_on_expiration))
 ){_TAKE_TURN}"""
-"""Do the same, put away leases that have ended and messages that have expired or that a `TAKE` found worn, and make due
-what is."""
+"""Do the same, put away leases that have ended, messages that have expired, and those that are worn from the number on
+that a `TAKE` found, and make due what is."""
 
 _TAKE: Final[LiteralString] = f"""
 WITH {_PLACE}, found AS MATERIALIZED (
@@ -213,9 +216,9 @@ WITH {_PLACE}, found AS MATERIALIZED (
         LIMIT %(most)s::bigint
     ) AS f WINDOW w AS (ROWS UNBOUNDED PRECEDING)
 ), worn AS (
-    SELECT array_agg(number) AS numbers FROM found WHERE is_worn
+    SELECT min(number) AS number FROM found WHERE is_worn
 ), taken AS NOT MATERIALIZED (
-    SELECT * FROM found WHERE preceding < %(most_bytes)s::bigint AND (SELECT numbers IS NULL FROM worn)
+    SELECT * FROM found WHERE preceding < %(most_bytes)s::bigint AND (SELECT number IS NULL FROM worn)
 ), lease AS (
     INSERT INTO pairmq.lease (shelf, name, until, numbers)
     SELECT p.shelf, (%(locks)b::text[])[t.look], {{until}}, t.numbers
@@ -224,7 +227,7 @@ WITH {_PLACE}, found AS MATERIALIZED (
 )
 SELECT t.number, t.enqueued_at, t.deliveries + 1, t.reason, t.description, t.header, t.body,
     CASE WHEN t.preceding = 0 THEN (SELECT seconds FROM lease LIMIT 1) END, {{lost}},
-    (SELECT numbers FROM worn),
+    (SELECT number FROM worn),
     CASE WHEN t.number IS NULL THEN extract(epoch FROM least(
         (SELECT min(due_at) FROM pairmq.message WHERE shelf = p.shelf AND due_at IS NOT NULL),
         (SELECT min(until) FROM pairmq.lease WHERE shelf = p.shelf)
@@ -241,8 +244,8 @@ TAKE: Final[LiteralString] = _TAKE.format(
     which="NOT (SELECT requires_session AND NOT reads_dead OR one_at_a_time FROM place) ORDER BY m.number", **_LOCKS
 )
 """Lock the first messages that are free for several looks, in turn, by a lease for each; one row without a number where
-none is, and none without the source. Nothing is locked where some were delivered as often as is allowed: the numbers
-of these are in each row, for the next `SWEEP`."""
+none is, and none without the source. Nothing is locked where some were delivered as often as is allowed: the number of
+the first of these is in each row, for the next `SWEEP`."""
 
 TAKE_ALONE: Final[LiteralString] = _TAKE.format(
     which=f"""(SELECT one_at_a_time AND NOT EXISTS (
