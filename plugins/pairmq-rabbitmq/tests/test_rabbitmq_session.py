@@ -160,6 +160,23 @@ async def test_channels_opened_at_once_stay_within_the_brokers_limit(broker: Bro
     assert broker.frames.count("Channel.Open") == room
 
 
+@pytest.mark.parametrize("beyond", [0, 1])
+async def test_channels_that_are_being_closed_make_room_for_others(broker: Broker, beyond: int) -> None:
+    """Of a burst to other entities than before, those were refused that came before the broker had closed any."""
+    broker.answers["Connection.StartOk"] = commands.Connection.Tune(30, 131_072, 60)
+    broker.answers["Channel.Close"] = commands.Channel.CloseOk()
+    link = Link(parse_rabbitmq_url(broker.url), None, "test")
+    session = await link.session()
+    room = 30 - _SPARE_CHANNELS - len(session._driver.channels)
+    first = await asyncio.gather(*(session.open_channel(confirms=False) for _ in range(room)))
+    for channel in first[:5]:
+        session.give_back(channel)
+    calls = [session.open_channel(confirms=False) for _ in range(5 + beyond)]
+    opened = await asyncio.gather(*calls, return_exceptions=True)
+    await link.close(1)
+    assert sum(isinstance(error, BaseException) for error in opened) == beyond
+
+
 @pytest.mark.parametrize("beyond", [0, 1, 30])
 async def test_of_channels_for_questions_asked_at_once_not_all_are_kept(
     broker: Broker, beyond: int, monkeypatch: pytest.MonkeyPatch

@@ -171,6 +171,12 @@ async def close_channel(channel: Channel) -> None:
             await channel.closing
 
 
+def next_closed(driver: Any) -> asyncio.Future[Any] | None:
+    """The end of a channel that the broker was asked to close, and for which it has not replied; None without one."""
+    sent = (channel for channel in driver.channels.values() if getattr(channel, "close_sent", False))
+    return next((channel.closing for channel in sent if not channel.is_closed), None)
+
+
 class DriverLoop:
     """The running loop, for the driver: it remembers the tasks that the driver starts and never waits for."""
 

@@ -27,7 +27,7 @@ from aiormq.connection import exception_by_code
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.transport import bracketed, start_task
 from pairmq_rabbitmq import _errors
-from pairmq_rabbitmq._driver import Connection, DriverLoop, close_channel, connection_context
+from pairmq_rabbitmq._driver import Connection, DriverLoop, close_channel, connection_context, next_closed
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._url import Node, RabbitUrl
 from pairmq_rabbitmq._wire import Wire
@@ -283,6 +283,7 @@ class Session:
         self._loop = DriverLoop()
         self._lost_at_login: BaseException | None = None
         self._reserve: asyncio.Task[Channel] | None = None
+        self._room = asyncio.Lock()
 
     @property
     def usable(self) -> bool:
@@ -324,12 +325,22 @@ class Session:
 
     async def _open_channel(self, confirms: bool) -> Channel:
         """Count the channels where the driver begins one: of many calls at once, each would find the same number."""
-        tune = self._driver.connection_tune
-        if tune.channel_max and len(self._driver.channels) >= tune.channel_max - _SPARE_CHANNELS:
-            text = f"the connection has all {tune.channel_max} channels that the broker allows: use fewer entities"
-            raise TransportError(text, FailureKind.TRANSIENT, FailureReason.QUOTA)
+        if self._is_full:
+            async with self._room:  # one call at a time: a channel that is closed makes room for one
+                while self._is_full:
+                    closing = next_closed(self._driver)
+                    if closing is None:
+                        most = self._driver.connection_tune.channel_max
+                        text = f"the connection has all {most} channels that the broker allows: use fewer entities"
+                        raise TransportError(text, FailureKind.TRANSIENT, FailureReason.QUOTA)
+                    await asyncio.wait((closing,))
         channel: Channel = await self._driver.channel(publisher_confirms=confirms, on_return_raises=True)
         return channel
+
+    @property
+    def _is_full(self) -> bool:
+        most = self._driver.connection_tune.channel_max
+        return bool(most) and len(self._driver.channels) >= most - _SPARE_CHANNELS
 
     def give_back(self, channel: Channel) -> None:
         """Close a channel in the background; no caller waits."""
