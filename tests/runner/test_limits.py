@@ -322,6 +322,26 @@ def test_short_operations_do_not_hold_up_those_that_are_cut_off_early():
     slow.run(work())
 
 
+def test_limits_are_reached_when_the_end_of_one_takes_longer_than_a_turn_should():
+    """As on a machine with ten times the work that it can do: then none was ended, ever."""
+    slow = _Slow(0.02)
+
+    async def work() -> None:
+        limits = TimeLimits()
+        ending = asyncio.gather(*(slow.until(limits, 10.0) for _ in range(500)))
+        await asyncio.sleep(9)
+        slow.pass_by(1)
+        for _ in range(5000):
+            await asyncio.sleep(0)
+            if ending.done():
+                break
+        else:
+            ending.cancel()
+        await ending
+
+    slow.run(work())
+
+
 def test_what_operations_cost_a_while_ago_does_not_end_later_ones_early():
     slow = _Slow(0.0005)
 

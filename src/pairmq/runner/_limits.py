@@ -206,7 +206,7 @@ class TimeLimits:
             self._measure(now, *self._last_turn)
         self._timeouts = {}
         pauses, reached, looked_at, ended = False, 0, 0, [0, 0]
-        most = min(AT_ONCE, int(_TURN / max(self._costs))) if self._measured else AT_ONCE
+        most = max(1, min(AT_ONCE, int(_TURN / max(self._costs)))) if self._measured else AT_ONCE
         limits, exact = self._limits, self._exact
         while reached < most and looked_at < _LOOKED_AT:
             looked_at += 1
