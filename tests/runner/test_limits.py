@@ -425,13 +425,14 @@ async def test_a_time_out_keeps_nothing_of_the_operation_alive():
 
 
 @pytest.mark.parametrize(
-    ("apart", "earliest"),
+    ("apart", "at_once", "earliest"),
     [
-        pytest.param(0.0, -0.5, id="of one instant, which takes 0.3 s"),
-        pytest.param(0.0005, -0.02, id="further apart than the end of each takes"),
+        pytest.param(0.0, 10_000, -0.5, id="of one instant, which takes 0.3 s"),
+        pytest.param(0.0, 500, -0.5, id="of one instant, two thirds of which never had a turn"),
+        pytest.param(0.0005, 10_000, -0.02, id="further apart than the end of each takes"),
     ],
 )
-def test_thousands_of_sends_end_at_their_deadlines_when_both_brokers_hang(world, apart, earliest):
+def test_thousands_of_sends_end_at_their_deadlines_when_both_brokers_hang(world, apart, at_once, earliest):
     selector, count, timeout = JumpingSelector(), 1500, 6.0
     ends: list[float] = []
 
@@ -440,7 +441,8 @@ def test_thousands_of_sends_end_at_their_deadlines_when_both_brokers_hang(world,
             selector.now += 0.0002
 
     async def send_all() -> None:
-        async with world(failover_interval=0.5, attempt_timeout=1, send_timeout=timeout) as w:
+        options = {"failover_interval": 0.5, "attempt_timeout": 1, "max_pending_sends": at_once}
+        async with world(**options, send_timeout=timeout) as w:
             w.pair.subscribe(take_a_while)
             sender = w.pair.sender("orders")
             await sender.send(Message(b"first"))

@@ -185,10 +185,11 @@ class SendProcedure:
 
     async def _enter(self, messages: int, deadline: float) -> bool:
         """Wait for a turn until ``deadline``, an instant of the loop's clock; returns whether it came."""
-        turn: Waiter = asyncio.get_running_loop().create_future()
+        turn: Waiter = self._loop.create_future()
+        began_at = self._loop.time()
         self._admission.stand(turn, messages, deadline)
         try:
-            await self._limits.wait(turn, deadline)
+            await self._limits.wait(turn, deadline, exact=False, began_at=began_at)
         except asyncio.CancelledError:
             if self._has_come(turn) and self._admission.leave(messages):
                 self._let_in()
