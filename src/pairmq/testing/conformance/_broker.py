@@ -532,9 +532,10 @@ class LockClock:
 
 
 async def cut_off(
-    call: Awaitable[object], limit: float = 0.3, *, why: str = "no broker can have answered"
+    call: Awaitable[object], limit: float = 0.3, *, why: str | None = "no broker can have answered"
 ) -> TimeoutError | None:
-    """Limit a call to a silent broker, which must end in time; None if it failed before. ``why`` it can't end well."""
+    """Limit a call to a silent broker, which must end in time; None if it failed before. ``why`` it can't end well,
+    None if it can."""
     timed_out: TimeoutError | None = None
     with Stopwatch() as watch:
         try:
@@ -546,7 +547,7 @@ async def cut_off(
             # A lock may be bound to a connection that an earlier call was cut off from.
             assert error.kind is FailureKind.UNAVAILABLE or error.reason is FailureReason.LOCK_LOST, f"{error!r}"
         else:
-            raise AssertionError(f"it returned {answer!r}, and {why}")
+            assert why is None, f"it returned {answer!r}, and {why}"
     assert watch.elapsed < limit + limits().slack, (
         f"the call returned {watch.elapsed:.2f} s after the call, whose time limit was {limit} s"
     )

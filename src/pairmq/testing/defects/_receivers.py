@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from pairmq.model import Delivery, FailureReason, Source, TransportError
+from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing.conformance._broker import limits
 from pairmq.testing.defects._defect import DefectiveReceiver, DefectiveTransport, planted
+from pairmq.transport import Receiver
 
 
 @planted(
@@ -122,7 +123,7 @@ class DeadLettersWithoutReason(DefectiveReceiver):
     "Settlement.test_a_description_of_any_length_is_taken",
     "Settlement.test_a_dead_letter_can_be_completed_there",
     "Admin.test_counts_report_what_was_dead_lettered",
-    "Admin.test_purging_a_dead_letter_queue_leaves_the_queue",
+    "Admin.test_purging_a_queue_or_its_dead_letter_queue_leaves_the_other",
     "Topics.test_a_subscription_has_a_dead_letter_queue_of_its_own",
     needs=("dead_letter",),
 )
@@ -376,4 +377,181 @@ class EndsItsPollsSlowly(DefectiveReceiver):
             return await super().receive(max_messages, wait)
         except asyncio.CancelledError:
             await asyncio.sleep(limits().slack + 1.0)
+            raise
+
+
+@planted("Receiver.receive: it waits at most `wait` seconds", "Receive.test_a_wait_ends_when_its_time_is_over")
+class OverstaysItsWait(DefectiveReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        return await super().receive(max_messages, wait and wait + limits().patience)
+
+
+@planted(
+    "Receiver.abandon: a message is redelivered however often it was delivered",
+    "Settlement.test_a_message_that_is_abandoned_often_stays_as_it_was",
+)
+class DropsWhatComesOften(DefectiveReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        found = await super().receive(max_messages, wait)
+        often = [delivery for delivery in found if delivery.delivery_count > 3]
+        await self.inner.complete_batch(often)
+        return [delivery for delivery in found if delivery not in often]
+
+
+@planted(
+    "Receiver.abandon: a redelivered message has all its fields",
+    "Settlement.test_a_message_that_is_abandoned_often_stays_as_it_was",
+)
+class RedeliversWithoutProperties(DefectiveReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        return [
+            replace(delivery, message=replace(delivery.message, application_properties={}))
+            if delivery.delivery_count > 1
+            else delivery
+            for delivery in await super().receive(max_messages, wait)
+        ]
+
+
+@planted(
+    "Receiver.close: it closes this receiver, and no other of its transport",
+    "Lifecycle.test_closing_one_object_leaves_the_others_open",
+)
+class ClosesOthersToo(DefectiveReceiver):
+    def __init__(self, transport: DefectiveTransport, source: Source) -> None:
+        super().__init__(transport, source)
+        self._all: list[Receiver] = vars(transport).setdefault("receivers", [])
+        self._all.append(self.inner)
+
+    async def close(self) -> None:
+        for receiver in self._all:
+            await receiver.close()
+
+
+@planted(
+    "Receiver.dead_letter: a cancelled call returns control within milliseconds",
+    "Cancellation.test_dead_lettering_is_cut_off",
+    needs=("dead_letter",),
+)
+class DeadLettersOnWhenCancelled(DefectiveReceiver):
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        try:
+            await super().dead_letter(delivery, reason, description)
+        except asyncio.CancelledError:
+            await asyncio.sleep(limits().slack + 1.0)
+            raise
+
+
+@planted(
+    "Receiver.dead_letter: what the broker did not confirm is raised",
+    "Faults.test_dead_lettering_at_a_stopped_broker_fails",
+    needs=("dead_letter",),
+)
+class SwallowsFailedDeadLetters(DefectiveReceiver):
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        try:
+            await super().dead_letter(delivery, reason, description)
+        except TransportError as error:
+            if error.kind is not FailureKind.UNAVAILABLE:
+                raise
+
+
+@planted(
+    "Receiver.read_ahead: what was fetched and not returned is released when the receiver closes",
+    "Receive.test_reading_ahead_takes_no_more_than_it_may_and_loses_nothing",
+)
+class LosesWhatItReadAhead(DefectiveReceiver):
+    _ahead = 0
+
+    def read_ahead(self, messages: int) -> None:
+        self._ahead = messages
+
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        found = await super().receive(max(max_messages, self._ahead), wait)
+        await self.inner.complete_batch(found[max_messages:])
+        return found[:max_messages]
+
+
+@planted(
+    "Receiver.read_ahead: at most so many are locked, those that were returned included",
+    "Receive.test_reading_ahead_takes_no_more_than_it_may_and_loses_nothing",
+)
+class ReadsAheadTooFar(DefectiveReceiver):
+    _ahead = 0
+    _fetched: Sequence[Delivery] = ()
+
+    def read_ahead(self, messages: int) -> None:
+        self._ahead = messages
+
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        if not self._fetched:
+            self._fetched = await super().receive(max_messages + 2 * self._ahead, wait)
+        found, self._fetched = self._fetched[:max_messages], self._fetched[max_messages:]
+        return list(found)
+
+
+@planted(
+    "Receiver.renew_lock: a cancelled call returns control within milliseconds",
+    "Cancellation.test_renewing_is_cut_off",
+    needs=("lock_renewal",),
+)
+class RenewsOnWhenCancelled(DefectiveReceiver):
+    async def renew_lock(self, delivery: Delivery) -> Delivery:
+        try:
+            return await super().renew_lock(delivery)
+        except asyncio.CancelledError:
+            await asyncio.sleep(limits().slack + 1.0)
+            raise
+
+
+class _ReleasesAll(DefectiveReceiver):
+    """Remembers what it has returned, to release it at the wrong moment."""
+
+    def __init__(self, transport: DefectiveTransport, source: Source) -> None:
+        super().__init__(transport, source)
+        self._given: list[Delivery] = []
+
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        found = await super().receive(max_messages, wait)
+        self._given += found
+        return found
+
+    async def release(self) -> None:
+        for delivery in self._given:
+            with contextlib.suppress(TransportError):
+                await self.inner.abandon(delivery)
+
+
+@planted(
+    "Receiver.abandon: one delivery is released, and no other",
+    "Settlement.test_settling_one_leaves_the_others_locked",
+)
+class AbandonsAll(_ReleasesAll):
+    async def abandon(self, delivery: Delivery) -> None:
+        await super().abandon(delivery)
+        await self.release()
+
+
+@planted(
+    "Receiver.complete: one that fails leaves the other deliveries locked",
+    "Settlement.test_settling_one_leaves_the_others_locked",
+)
+class LosesAllLocksByAFailure(_ReleasesAll):
+    async def complete(self, delivery: Delivery) -> None:
+        try:
+            await super().complete(delivery)
+        except TransportError:
+            await self.release()
+            raise
+
+
+@planted(
+    "Receiver.receive: a cancelled call leaves the receiver usable, and earlier deliveries locked",
+    "Receive.test_a_cancelled_receive_leaves_what_was_received_locked",
+)
+class LosesAllLocksWhenCancelled(_ReleasesAll):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        try:
+            return await super().receive(max_messages, wait)
+        except asyncio.CancelledError:
+            await self.release()
             raise

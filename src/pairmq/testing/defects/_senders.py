@@ -410,3 +410,81 @@ class CancelsOtherSends(DefectiveSender):
             for other in sends:
                 other.cancel()
             raise
+
+
+@planted("Sender.send_batch: every field is carried unchanged", "Send.test_a_batch_carries_every_field_once")
+class LosesPropertiesOfBatches(DefectiveSender):
+    async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        return await super().send_batch([replace(message, application_properties={}) for message in messages])
+
+
+@planted("Sender.send_in_order: every field is carried unchanged", "Send.test_a_batch_carries_every_field_once")
+class LosesCorrelationsInOrder(DefectiveSender):
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        return await super().send_in_order([replace(message, correlation_id=None) for message in messages])
+
+
+@planted("Sender.send_in_order: each message is stored once", "Send.test_a_batch_carries_every_field_once")
+class SendsTheLastTwice(DefectiveSender):
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        outcomes = await super().send_in_order(messages)
+        if messages and outcomes[-1] is None:
+            await self.inner.send(messages[-1])
+        return outcomes
+
+
+@planted(
+    "Sender.send: no hidden retries: a lost confirmation is reported, and the message not sent again",
+    "Faults.test_a_confirm_that_is_lost_leaves_a_doubt",
+)
+class RetriesOnce(DefectiveSender):
+    async def send(self, message: Message) -> None:
+        try:
+            await super().send(message)
+        except TransportError as error:
+            if error.kind is not FailureKind.UNAVAILABLE or error.reason is FailureReason.CLOSED:
+                raise
+            await super().send(message)
+
+
+@planted(
+    "Sender.send: what the broker did not confirm is raised, of an entity that was deleted as well",
+    "Send.test_a_deleted_entity_is_reported_by_a_sender_that_has_used_it",
+)
+class TrustsWhatItHasSeen(DefectiveSender):
+    _seen = False
+
+    async def send(self, message: Message) -> None:
+        try:
+            await super().send(message)
+        except TransportError as error:
+            if error.reason is not FailureReason.NOT_FOUND or not self._seen:
+                raise
+        self._seen = True
+
+
+@planted(
+    "Sender.send_in_order: a cancelled call returns control within milliseconds",
+    "Cancellation.test_a_batch_is_cut_off_and_the_sender_goes_on",
+)
+class SendsInOrderOnWhenCancelled(DefectiveSender):
+    async def send_in_order(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        try:
+            return await super().send_in_order(messages)
+        except asyncio.CancelledError:
+            await asyncio.sleep(limits().slack + 1.0)
+            raise
+
+
+@planted(
+    "Sender.make_ready: a cancelled call returns control within milliseconds",
+    "Cancellation.test_making_ready_is_cut_off_and_the_sender_goes_on",
+)
+class MakesReadyOnWhenCancelled(DefectiveSender):
+    async def make_ready(self) -> None:
+        try:
+            await super().make_ready()
+            await asyncio.sleep(limits().slack + 1.0)
+        except asyncio.CancelledError:
+            await asyncio.sleep(limits().slack + 1.0)
+            raise

@@ -174,6 +174,18 @@ class PurgesNothing(DefectiveAdmin):
         return (await self.counts(source)).active
 
 
+@planted(
+    "Admin.purge: the messages of a queue are deleted, and not those of its dead-letter queue",
+    "Admin.test_purging_a_queue_or_its_dead_letter_queue_leaves_the_other",
+    needs=("dead_letter",),
+)
+class PurgesDeadLettersToo(DefectiveAdmin):
+    async def purge(self, source: Source) -> int:
+        if not source.dead_letter:
+            await super().purge(replace(source, dead_letter=True))
+        return await super().purge(source)
+
+
 @planted("Admin.peek: nothing is locked or changed", "Admin.test_peeking_locks_and_takes_nothing", needs=("peek",))
 class PeeksByReceiving(DefectiveAdmin):
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
@@ -261,6 +273,15 @@ class AdministersOnWhenCancelled(DefectiveAdmin):
 
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
         return await _slowly(super().peek(source, max_messages))
+
+
+@planted(
+    "Admin.purge: a cancelled call returns control within milliseconds",
+    "Cancellation.test_administration_is_cut_off_and_goes_on",
+)
+class PurgesOnWhenCancelled(DefectiveAdmin):
+    async def purge(self, source: Source) -> int:
+        return await _slowly(super().purge(source))
 
 
 async def _slowly(call: Awaitable[T]) -> T:

@@ -157,10 +157,13 @@ class Admin(Suite):
         assert await broker.connect().receiver(Source(queue)).receive(1, 0.3) == []
 
     @capability("dead_letter", disclaimed=lambda broker: _nothing_is_dead_lettered(broker))
-    async def test_purging_a_dead_letter_queue_leaves_the_queue(self, broker: Broker) -> None:
-        queue = await broker.queue_with(*"ab")
+    async def test_purging_a_queue_or_its_dead_letter_queue_leaves_the_other(self, broker: Broker) -> None:
+        queue = await broker.queue_with(*"abc")
         receiver = broker.receiver(queue)
         await receiver.dead_letter(await receive_one(receiver), "a reason", "a description")
+        await receiver.close()
+        assert await broker.admin.purge(Source(queue)) == 2
+        await broker.put(queue, "d")
         assert await broker.admin.purge(Source(queue, dead_letter=True)) == 1
         assert await broker.admin.counts(Source(queue)) == QueueCounts(active=1)
 

@@ -27,7 +27,7 @@ from pairmq.testing.conformance._broker import (
     testable_limit,
     up_to,
 )
-from pairmq.transport import Sender, is_nothing_sent
+from pairmq.transport import Receiver, Sender, is_nothing_sent
 
 _SENDERS = 16
 """That send while a broker is stopped: what some of them have sent is stored by then, and not yet confirmed."""
@@ -128,6 +128,7 @@ class Faults(Suite):
         outcomes = zip(("single", "first", "second"), (single, *batch), strict=True)
         certain = {body for body, error in outcomes if error and not error.maybe_applied}
         assert not certain & set(found), "said to be certainly not sent, and there all the same"
+        assert len(set(found)) == len(found), "sent again behind the caller's back, which knows of one copy at most"
         if broker.harness.in_process:
             assert certain == {"single", "first", "second"}, "said to be in doubt, which is impossible in one process"
 
@@ -209,6 +210,13 @@ class Faults(Suite):
                 _unreachable(await _failure(lambda settle=settle: settle(deliveries[0])))  # type: ignore[misc]
             for error in await receiver.complete_batch(deliveries[1:]):
                 _unreachable(error)
+
+    @capability("dead_letter", disclaimed=refused(lambda broker: _dead_letter(broker)))
+    async def test_dead_lettering_at_a_stopped_broker_fails(self, broker: Broker) -> None:
+        receiver, delivery = await _held(broker)
+        await broker.stop()
+        async with asyncio.timeout(limits().patience):
+            _unreachable(await _failure(lambda: receiver.dead_letter(delivery, "a reason", "a description")))
 
     async def test_administration_of_a_stopped_broker_fails_and_guesses_nothing(self, broker: Broker) -> None:
         queue = await broker.queue()
@@ -314,6 +322,22 @@ class Faults(Suite):
         assert sorted(bodies(again)) == list("abc")
 
 
+async def _held(broker: Broker) -> tuple[Receiver, Delivery]:
+    """Receive a message, which stays locked."""
+    receiver = broker.receiver(await broker.queue_with("hello"))
+    return receiver, await receive_one(receiver)
+
+
+async def _dead_letter(broker: Broker) -> None:
+    receiver, delivery = await _held(broker)
+    await receiver.dead_letter(delivery, "a reason", "a description")
+
+
+async def _renew(broker: Broker) -> object:
+    receiver, delivery = await _held(broker)
+    return await receiver.renew_lock(delivery)
+
+
 async def _recovered(broker: Broker, queue: Entity, sender: Sender) -> None:
     """Bring the broker back, and its queue if it keeps none, and send *after*."""
     await broker.restore()
@@ -369,6 +393,7 @@ class Cancellation(Suite):
         queue, sender = await broker.connected()
         await broker.freeze()
         await cut_off(_all_fail(sender.send_batch([message("in doubt") for _ in range(3)])))
+        await cut_off(_all_fail(sender.send_in_order([message("in doubt") for _ in range(3)])))
         await broker.restore()
         assert list(await sender.send_batch([message("after")])) == [None]
         assert {"before", "after"} <= set(await up_to(broker, queue, "after"))
@@ -381,6 +406,18 @@ class Cancellation(Suite):
         await broker.restore()
         await sender.send(message("after"))
         assert "after" in await up_to(broker, queue, "after")
+
+    async def test_making_ready_is_cut_off_and_the_sender_goes_on(self, broker: Broker) -> None:
+        """`Sender.make_ready` and `Transport.make_ready` are hints, which a transport may ignore."""
+        queue, transport = await broker.queue(), broker.connect()
+        sender = transport.sender(queue)
+        await broker.freeze()
+        await cut_off(sender.make_ready(), why=None)
+        await cut_off(transport.make_ready(sends=True, receives=True), why=None)
+        await broker.restore()
+        await sender.make_ready()
+        await sender.send(message("after"))
+        assert await up_to(broker, queue, "after") == ["after"]
 
     async def test_a_long_poll_is_cut_off_and_the_receiver_goes_on(self, broker: Broker) -> None:
         queue = await broker.queue()
@@ -422,6 +459,18 @@ class Cancellation(Suite):
         await broker.freeze()
         await cut_off(receiver.abandon(delivery))
 
+    @capability("dead_letter", disclaimed=refused(lambda broker: _dead_letter(broker)))
+    async def test_dead_lettering_is_cut_off(self, broker: Broker) -> None:
+        receiver, delivery = await _held(broker)
+        await broker.freeze()
+        await cut_off(receiver.dead_letter(delivery, "a reason", "a description"))
+
+    @capability("lock_renewal", disclaimed=refused(lambda broker: _renew(broker)))
+    async def test_renewing_is_cut_off(self, broker: Broker) -> None:
+        receiver, delivery = await _held(broker)
+        await broker.freeze()
+        await cut_off(receiver.renew_lock(delivery), why=None)  # a lock may last as long as its connection
+
     async def test_administration_is_cut_off_and_goes_on(self, broker: Broker) -> None:
         queue = await broker.queue()
         admin = broker.admin
@@ -430,6 +479,9 @@ class Cancellation(Suite):
         await cut_off(admin.exists(queue))
         await cut_off(admin.create(Entity("made-in-doubt")))
         await cut_off(admin.counts(Source(queue)))
+        await cut_off(admin.properties(queue))
+        await cut_off(admin.purge(Source(queue)))
+        await cut_off(admin.delete(Entity("made-in-doubt")))
         await broker.restore()
         await admin.check()
         assert await admin.exists(queue)

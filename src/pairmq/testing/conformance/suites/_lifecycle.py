@@ -36,6 +36,7 @@ from pairmq.testing.conformance._broker import (
     message,
     must_fail,
     probe,
+    receive_all,
     receive_one,
     refused,
     up_to,
@@ -112,6 +113,21 @@ class Lifecycle(Suite):
         outcomes = await sender.send_batch([message("after")])
         assert [error and error.reason for error in outcomes] == [FailureReason.CLOSED]
         await broker.put(queue, "next")
+
+    async def test_closing_one_object_leaves_the_others_open(self, broker: Broker) -> None:
+        """`Sender.close` and `Receiver.close` end their own calls and locks, and no others."""
+        queue = await broker.queue_with(*"ab")
+        first, second = broker.receiver(queue), broker.receiver(queue)
+        held = await receive_one(first)
+        await receive_one(second)
+        await second.close()
+        await first.complete_batch([held, await receive_one(first)])
+        sender, other = broker.sender(queue), broker.sender(queue)
+        await sender.send(message("c"))
+        await other.send(message("d"))
+        await other.close()
+        await sender.send(message("e"))
+        assert bodies(await receive_all(first, 3)) == ["c", "d", "e"]
 
     async def test_a_closed_receiver_receives_nothing(self, broker: Broker) -> None:
         queue = await broker.queue_with("hello")

@@ -65,6 +65,17 @@ class Receive(Suite):
                 assert await receiver.receive(10, 0) == []
         assert watch.elapsed < limits().asking_once, f"it waited for {watch.elapsed:.1f} s, and was asked to wait for 0"
 
+    async def test_a_wait_ends_when_its_time_is_over(self, broker: Broker) -> None:
+        """`Receiver.receive` waits for the first message at most ``wait`` seconds."""
+        queue = await broker.queue()
+        receiver = broker.receiver(queue)
+        async with asyncio.timeout(limits().patience):
+            assert await receiver.receive(10, 0) == []
+            with Stopwatch() as watch:
+                assert await receiver.receive(10, 0.5) == []
+        most = 0.5 + limits().asking_once
+        assert watch.elapsed < most, f"it waited for {watch.elapsed:.1f} s, and was asked to wait for 0.5"
+
     async def test_asking_once_finds_what_is_there(self, broker: Broker) -> None:
         queue = await broker.queue()
         receiver = broker.receiver(queue)
@@ -244,6 +255,17 @@ class Receive(Suite):
                 return
         raise AssertionError("the receive was cancelled, but a message sent afterwards is locked")
 
+    async def test_a_cancelled_receive_leaves_what_was_received_locked(self, broker: Broker) -> None:
+        """A cancelled call leaves the object usable: what an earlier call has returned can be settled."""
+        queue = await broker.queue_with("hello")
+        receiver = broker.receiver(queue)
+        held = await receive_one(receiver)
+        polling = asyncio.ensure_future(receiver.receive(1, _LONG_POLL))
+        await asyncio.sleep(0.2)
+        polling.cancel()
+        await asyncio.wait((polling,), timeout=limits().patience)
+        await receiver.complete(held)
+
     async def test_a_closed_receiver_releases_what_it_held(self, broker: Broker) -> None:
         queue = await broker.queue_with(*"abc")
         receiver = broker.receiver(queue)
@@ -260,6 +282,20 @@ class Receive(Suite):
         await transport.close()
         again = await receive_all(broker.receiver(queue), 3)
         assert sorted(bodies(again)) == list("abc"), "what they held has to be there, long before its lock ends"
+
+    async def test_reading_ahead_takes_no_more_than_it_may_and_loses_nothing(self, broker: Broker) -> None:
+        """`Receiver.read_ahead`: at most so many are locked, they come in order, and a close releases what is left."""
+        queue = await broker.queue_with(*"abcdefgh")
+        receiver, other = broker.receiver(queue), broker.connect().receiver(Source(queue))
+        receiver.read_ahead(4)
+        held = await receive_all(receiver, 3)
+        assert bodies(held) == list("abc")
+        found = await receive_all(other, 4)
+        assert len(found) == 4, "it was to lock 4 of 8 messages at most"
+        await receiver.complete(held[0])
+        await receiver.close()
+        found += await receive_all(other, 3)
+        assert sorted(bodies(found)) == list("bcdefgh"), "what it had fetched and not settled has to be there"
 
     async def test_a_missing_source_is_reported(self, broker: Broker) -> None:
         receiver = broker.receiver(MISSING)
@@ -322,6 +358,18 @@ class Settlement(Suite):
         assert again.message == delivery.message
         assert again.delivery_count == 2, "one delivery has to be counted, and no more"
 
+    async def test_a_message_that_is_abandoned_often_stays_as_it_was(self, broker: Broker) -> None:
+        """`Receiver.abandon`: without a ``max_delivery_count`` no redelivery loses a message, or a part of it."""
+        queue = await broker.queue()
+        (sent,) = await broker.put(queue, "hello", correlation_id="c", subject="s", application_properties={"key": 7})
+        receiver, counted = broker.receiver(queue), 0
+        for _ in range(5):
+            delivery = await receive_one(receiver)
+            assert delivery.message == sent
+            assert delivery.delivery_count > counted
+            counted = delivery.delivery_count
+            await receiver.abandon(delivery)
+
     async def test_an_abandoned_message_is_another_receivers_too(self, broker: Broker) -> None:
         queue = await broker.queue()
         receiver, delivery = await _one(broker, queue)
@@ -365,6 +413,18 @@ class Settlement(Suite):
         outcomes = await receiver.complete_batch([foreign, mine])
         assert [error and error.reason for error in outcomes] == [FailureReason.LOCK_LOST, None]
         await other.complete(foreign)  # it is still the other one's
+
+    async def test_settling_one_leaves_the_others_locked(self, broker: Broker) -> None:
+        """`Receiver.abandon` and a settlement that fails are about one delivery; the others stay locked."""
+        queue = await broker.queue_with(*"abc")
+        receiver, other = broker.receiver(queue), broker.connect().receiver(Source(queue))
+        held = await receive_all(receiver, 3)
+        await receiver.abandon(held[0])
+        await must_fail(lambda: receiver.complete(held[0]), *LOCK_LOST)
+        again = await receive_one(other)
+        assert again.message == held[0].message
+        assert await other.receive(1, 0.3) == [], "a message that was not abandoned is released"
+        assert list(await receiver.complete_batch(held[1:])) == [None, None]
 
     async def test_many_may_settle_at_once(self, broker: Broker) -> None:
         queue = await broker.queue_with(*"abcdefgh")

@@ -151,6 +151,18 @@ class Send(Suite):
             message("nothing beside texts", application_properties={"text": "a text", "nothing": None}),
         )
 
+    async def test_a_batch_carries_every_field_once(self, broker: Broker) -> None:
+        """`Sender.send_batch` and `Sender.send_in_order` carry every field unchanged, and send no message twice."""
+        whole = {**_TEXTS, "priority": 7, "session_id": "s", "partition_key": "s", "application_properties": _VALUES}
+        if broker.capabilities.time_to_live:
+            whole["time_to_live"] = _LIVES
+        for way in ("send_batch", "send_in_order"):
+            queue = await broker.queue()
+            sent = [message(f"{way} {number}", **whole) for number in range(3)]
+            assert list(await getattr(broker.sender(queue), way)(sent)) == [None] * 3
+            await _arrive(broker, queue, *sent)
+            assert await broker.receiver(queue).receive(1, 0) == [], f"{way}: more came than were sent"
+
     @capability("time_to_live", disclaimed=refused(lambda broker: _send(broker, time_to_live=_LIVES)))
     async def test_a_time_to_live_comes_back_to_the_microsecond(self, broker: Broker) -> None:
         await _come_back(broker, message("hello", time_to_live=_LIVES))
@@ -223,6 +235,15 @@ class Send(Suite):
         outcomes = await sender.send_batch([message("lost"), message("too")])
         found = [None if error is None else (error.kind, error.reason, error.maybe_applied) for error in outcomes]
         assert found == [(FailureKind.REFUSED, FailureReason.NOT_FOUND, False)] * 2
+
+    async def test_a_deleted_entity_is_reported_by_a_sender_that_has_used_it(self, broker: Broker) -> None:
+        """`Sender.send`: confirmed by the broker, whatever the sender has learned before."""
+        queue, sender = await broker.connected()
+        await broker.admin.delete(queue)
+        error = await must_fail(lambda: sender.send(message("lost")))
+        if error.kind is FailureKind.UNAVAILABLE:  # its link ended with the entity: the next call opens another one
+            error = await must_fail(lambda: sender.send(message("lost")))
+        assert (error.kind, error.reason) == NOT_FOUND, f"{error!r}"
 
     async def test_a_refused_send_leaves_the_sender_usable(self, broker: Broker) -> None:
         sender = broker.sender(MISSING)
@@ -314,6 +335,11 @@ async def _come_back(broker: Broker, *messages: Message) -> None:
     sender = broker.sender(queue)
     for each in messages:
         await sender.send(each)
+    await _arrive(broker, queue, *messages)
+
+
+async def _arrive(broker: Broker, queue: Entity, *messages: Message) -> None:
+    """Receive these messages, and name each that is lost and each field that has changed."""
     deliveries = await receive_all(broker.receiver(queue), len(messages))
     received = {delivery.message.message_id: delivery.message for delivery in deliveries}
     problems = [
