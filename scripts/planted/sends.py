@@ -310,8 +310,8 @@ SENDS = (
     Mutant(
         "a place among the sends in flight is not released",
         "src/pairmq/runner/_send.py",
-        "self._admission.leave(len(pending)):",
-        "self._admission.leave(sum(isinstance(job.result, Receipt) for job in pending)):",
+        "self._admission.leave(len(pending), line):",
+        "self._admission.leave(sum(isinstance(job.result, Receipt) for job in pending), line):",
     ),
     Mutant(
         "a failure in the middle of a batch is taken for success",

@@ -642,7 +642,8 @@ TESTED = (
     Mutant(
         "an answer of the secondary is kept from the line",
         "src/pairmq/runner/_send.py",
-        "            if outcome.answered:\n                state.runner.answered()\n",
+        "            if outcome.answered and (turns := state.runner.line.answered()):\n"
+        "                self._limits.wake(turns)\n",
         "",
         tests=_LINE_TESTS,
     ),
@@ -656,8 +657,8 @@ TESTED = (
     Mutant(
         "a send in line keeps the others behind it when it ends",
         "src/pairmq/core/send.py",
-        "            self.elsewhere -= 1\n        return bool(self.turns)\n",
-        "            self.elsewhere -= 1\n        return False\n",
+        "        return bool(self._turns or line.turns)\n",
+        "        return bool(self._turns)\n",
         tests=_LINE_TESTS,
     ),
     Mutant(

@@ -358,13 +358,6 @@ class EntityLine(Generic[T]):
         self.silent_since: float | None = None
         self.turns: OrderedDict[T, None] | None = None  # most entities never have one
 
-    def ended(self) -> bool:
-        """A send has ended that did not wait, or no longer; returns whether the next in line goes on."""
-        self.sends -= 1
-        if self.elsewhere:
-            self.elsewhere -= 1
-        return bool(self.turns)
-
     def failed_over(self) -> int:
         """Sends go to the secondary from now on; returns how many in line go on, whatever hangs at the primary."""
         self.elsewhere = self.sends
@@ -436,10 +429,16 @@ class Admission(Generic[T]):
         """Wait no longer; returns whether the turn had not come until now: then a smaller one behind it may fit."""
         return self._turns.pop(turn, None) is not None
 
-    def leave(self, messages: int) -> bool:
-        """Make room again; returns whether someone waits for it."""
+    def leave(self, messages: int, line: EntityLine[T] | None = None) -> bool:
+        """Make room again, also behind those that `SendRules.lets_in` has counted in a line; returns whether someone
+        waits for either."""
         self._free += min(messages, self.limit)
-        return bool(self._turns)
+        if line is None:
+            return bool(self._turns)
+        line.sends -= 1
+        if line.elsewhere:
+            line.elsewhere -= 1
+        return bool(self._turns or line.turns)
 
     def let_in(self, now: float, lead: float, most: int, waits: Callable[[T], bool]) -> list[tuple[T, bool]]:
         """Take those from the line's head whose turn has come, ``most`` of them at once, and whether each is let in.

@@ -14,9 +14,9 @@ from pairmq.core import PairOptions, lane_name
 from pairmq.core.rotation import DROPS, Missing, Rotation, unfit
 from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, FailureReason, TransportError
 from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
-from pairmq.runner._counted import EngineContext
+from pairmq.runner._counted import CountedSender, EngineContext
 from pairmq.runner._limits import TimeLimits, Waiter, end, remembered
-from pairmq.transport import QueueProperties, Sender, Transport, start_task
+from pairmq.transport import QueueProperties, Transport, start_task
 
 _PROPERTIES = QueueProperties(
     max_size_megabytes=5120,
@@ -84,7 +84,7 @@ class BacklogQueues:
         self._prepared = False
         for path in options.literal_lanes:
             self.lane(Entity(path))
-        self._senders: dict[int, Sender] = {}
+        self._senders: dict[int, CountedSender] = {}
         self._checked: set[int] = set()
         self._looked_at: dict[int, float] = {}
         self._used_at: dict[int, float] = {}
@@ -178,7 +178,7 @@ class BacklogQueues:
 
         await asyncio.gather(*(one(index) for index in (*self.rotation.in_use, *self.rotation.lanes_in_use)))
 
-    def sender(self, index: int) -> Sender:
+    def sender(self, index: int) -> CountedSender:
         """The sender to a queue, made when first needed."""
         sender = self._senders.get(index)
         if sender is None:
@@ -194,7 +194,7 @@ class BacklogQueues:
         if index not in self._checked:
             await self.look(index)
 
-    def trusted(self, index: int, now: float) -> Sender | None:
+    def trusted(self, index: int, now: float) -> CountedSender | None:
         """The sender to a queue; None if a send is to wait for a look first, as the queue may be another one than at
         the last look, or was unfit.
 

@@ -1,7 +1,7 @@
 """Counts what a pair asks of its two brokers, so that the cost can be counted instead of guessed.
 
-The methods of a counted transport hand on the coroutines of the real one instead of awaiting them, so that counting a
-send costs one call of a function, and no further coroutine is between a send and its broker.
+The methods of a counted transport hand on the coroutines of the real one instead of awaiting them, so that no further
+coroutine is between an operation and its broker.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Operations:
 class EngineContext:
     """What the parts of an engine share; ``limits`` bound their operations."""
 
-    primary: Transport  # counted, as the other one
-    secondary: Transport
+    primary: CountedTransport
+    secondary: CountedTransport
     options: PairOptions
     clock: Clock
     emit: Emitter
@@ -92,21 +92,23 @@ class OperationsReport:
         self._since = now
 
 
-class _Sender(SenderWrapper):
+class CountedSender(SenderWrapper):
+    """Counts what is sent with it; a send of one message may count in ``operations`` itself, and use ``inner``."""
+
     def __init__(self, inner: Sender, operations: Operations) -> None:
         super().__init__(inner)
-        self._operations = operations
+        self.operations = operations
 
     def send(self, message: Message) -> Call[None]:
-        self._operations.sends += 1
+        self.operations.sends += 1
         return self.inner.send(message)
 
     def send_batch(self, messages: Sequence[Message]) -> Call[Sequence[TransportError | None]]:
-        self._operations.sends += 1
+        self.operations.sends += 1
         return self.inner.send_batch(messages)
 
     def send_in_order(self, messages: Sequence[Message]) -> Call[Sequence[TransportError | None]]:
-        self._operations.sends += 1
+        self.operations.sends += 1
         return self.inner.send_in_order(messages)
 
 
@@ -210,8 +212,8 @@ class CountedTransport(TransportWrapper):
     def admin(self) -> Admin:
         return self._admin
 
-    def sender(self, entity: Entity) -> Sender:
-        return _Sender(self.inner.sender(entity), self._operations)
+    def sender(self, entity: Entity) -> CountedSender:
+        return CountedSender(self.inner.sender(entity), self._operations)
 
     def receiver(self, source: Source) -> Receiver:
         return _Receiver(self.inner.receiver(source), self._operations)

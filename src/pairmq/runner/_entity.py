@@ -12,9 +12,10 @@ from pairmq.core.send import SCOUTED, EntityLine
 from pairmq.model import Entity, EntityState, FailureKind, TransportError
 from pairmq.model.events import Cause, PingCompleted, StateChanged, Warned
 from pairmq.runner._clock import Clock
+from pairmq.runner._counted import CountedSender
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._limits import TimeLimits, Waiter, remembered
-from pairmq.transport import Sender, start_task
+from pairmq.transport import start_task
 
 _UP = frozenset((EntityState.HEALTHY, EntityState.DRAINING))
 _FAILURES = frozenset((Cause.SEND_FAILED, Cause.INTERVAL_OVER, Cause.FIRST_SEND_FAILED))
@@ -76,7 +77,7 @@ class EntityRunner:
         self.line: EntityLine[Waiter] = EntityLine()
         """The sends in flight, and those that wait in line."""
         self.kept = self.recent = False
-        self.spare: list[Sender] = []
+        self.spare: list[CountedSender] = []
         """Of the primary, that no sender object has: these three are for `KnownEntities`."""
         self._clock = clock
         self._emit = emit
@@ -157,9 +158,8 @@ class EntityRunner:
 
     def answered(self) -> None:
         """A broker has answered a send, or is known to work: all in line go on."""
-        self.line.silent_since = None
-        if self.line.turns:
-            TimeLimits.wake(self.line.answered())
+        if turns := self.line.answered():
+            TimeLimits.wake(turns)
 
     # Inputs of others.
 

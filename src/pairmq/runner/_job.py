@@ -29,9 +29,10 @@ from pairmq.model import (
 from pairmq.model.drafts import draft_of
 from pairmq.model.events import AttemptFailed, SendCompleted, SendOutcome, Side, Warned
 from pairmq.runner._clock import Clock
+from pairmq.runner._counted import CountedSender
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import EntityRunner
-from pairmq.transport import Sender, Transport
+from pairmq.transport import Transport
 
 _REFUSALS: dict[FailureReason, type[SendRefused]] = {
     FailureReason.NOT_FOUND: EntityNotFound,
@@ -64,7 +65,7 @@ class SenderState:
 
     __slots__ = ("called", "lane", "line", "primary", "queue", "runner", "sender_id", "sequence")
 
-    def __init__(self, runner: EntityRunner, primary: Sender, sender_id: str, lane: int | None = None) -> None:
+    def __init__(self, runner: EntityRunner, primary: CountedSender, sender_id: str, lane: int | None = None) -> None:
         self.runner = runner
         self.primary = primary
         self.sender_id = sender_id

@@ -18,9 +18,10 @@ from weakref import WeakValueDictionary
 
 from pairmq.model import Entity, TransportError
 from pairmq.runner._clock import Clock
+from pairmq.runner._counted import CountedSender, CountedTransport
 from pairmq.runner._entity import EntityRunner
 from pairmq.runner._limits import TimeLimits
-from pairmq.transport import Sender, Transport, start_task
+from pairmq.transport import start_task
 
 _KEPT: Final = 1000
 """Entities that are kept though they could be forgotten: their next senders find links, and people their states."""
@@ -39,7 +40,7 @@ class KnownEntities:
     """
 
     def __init__(
-        self, transport: Transport, make: Callable[[Entity], EntityRunner], clock: Clock, time_limit: float
+        self, transport: CountedTransport, make: Callable[[Entity], EntityRunner], clock: Clock, time_limit: float
     ) -> None:
         self.forgot = False
         """Whether any entity was forgotten: one without a runner may then be one that had been found in order."""
@@ -48,7 +49,7 @@ class KnownEntities:
         self._clock = clock
         self._runners: WeakValueDictionary[Entity, EntityRunner] = WeakValueDictionary()
         self._line: deque[EntityRunner] = deque()
-        self._unwanted: deque[Sender] = deque()
+        self._unwanted: deque[CountedSender] = deque()
         self._closers: set[asyncio.Task[None]] = set()
         self._limits = TimeLimits(time_limit)
         self._loop = asyncio.get_running_loop()
@@ -76,13 +77,13 @@ class KnownEntities:
             runner.kept = True
             self._line.append(runner)
 
-    def take(self, runner: EntityRunner) -> Sender:
+    def take(self, runner: EntityRunner) -> CountedSender:
         """A sender to the entity that is unused, a new one if need be; no IO. On the pair's loop alone."""
         sender = runner.spare.pop() if runner.spare else self._transport.sender(runner.entity)
         self._forget_some()
         return sender
 
-    def give(self, runner: EntityRunner, sender: Sender) -> None:
+    def give(self, runner: EntityRunner, sender: CountedSender) -> None:
         """Keep a sender for the next one who takes one.
 
         From any thread, and at any point of what that thread does: it may be garbage that is collected. So there is no

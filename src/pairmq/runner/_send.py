@@ -23,6 +23,7 @@ from pairmq.core.send import (
     BacklogOutcome,
     Check,
     Done,
+    EntityLine,
     Fate,
     Job,
     RoundTrip,
@@ -46,11 +47,11 @@ from pairmq.model import (
 )
 from pairmq.model.events import Side
 from pairmq.runner._backlog import BacklogQueues
-from pairmq.runner._counted import EngineContext
+from pairmq.runner._counted import CountedSender, EngineContext
 from pairmq.runner._job import MessageLimits, Results, SenderState
 from pairmq.runner._limits import Limit, Waiter, WaitLimit
 from pairmq.runner._ordered import Orders, Place
-from pairmq.transport import AT_ONCE, Sender, start_task
+from pairmq.transport import AT_ONCE, start_task
 
 _LOOK = 1.0  # s that a look at a backlog queue may delay a send
 _TO_PRIMARY, _TO_BACKLOG = Route.PRIMARY, Route.BACKLOG  # to look one up takes a call
@@ -142,6 +143,7 @@ class SendProcedure:
         if len(jobs) != 1 or jobs[0].result is not None:
             pending = [job for job in jobs if job.result is None]
         places: Sequence[Place] = () if self._orders is None else self._orders.line_up(state, pending)
+        line: EntityLine[Waiter] | None = None
         entered = not pending or self._admission.try_enter(len(pending))
         try:
             if not entered:
@@ -154,11 +156,8 @@ class SendProcedure:
                 await self._go_in_order(state, places, started, deadline)
             elif entered:
                 if self._rules.lets_in(state.runner.line, started) or await self._in_line(state, deadline):
-                    try:
-                        await self._go_round(state, pending, started, deadline)
-                    finally:
-                        if state.runner.line.ended():
-                            state.runner.next_turn()
+                    line = state.runner.line
+                    await self._go_round(state, pending, started, deadline)
                 else:
                     send = SendMachine(self._rules, state.runner, state, pending, started, deadline)
                     why = "no broker had answered the sends before it by the deadline"
@@ -170,7 +169,9 @@ class SendProcedure:
         finally:
             for place in places:
                 place.leave()
-            if entered and self._admission.leave(len(pending)):
+            if entered and self._admission.leave(len(pending), line):
+                if line is not None:
+                    state.runner.next_turn()
                 self._let_in()
             if self._rules.closed is not None and not self.in_flight:
                 self._emptied.set()
@@ -366,7 +367,8 @@ class SendProcedure:
             if len(jobs) == 1:  # as in `_attempt`, but without a coroutine of its own: every healthy send pays for it
                 jobs[0].attempts += 1
                 with Limit(self._limits, attempt.until) as limited:
-                    await state.primary.send(jobs[0].message)
+                    state.primary.operations.sends += 1
+                    await state.primary.inner.send(jobs[0].message)
                     self._rules.to_primary.answered(self._loop.time() - limited.began_at)
                 results = TAKEN if limited.failure is None else (self._failed(self._rules.to_primary, limited),)
             else:
@@ -445,8 +447,8 @@ class SendProcedure:
                 if results is not TAKEN and not_found(results):
                     results = await self._at_queue_made_again(index, jobs, envelopes, results, began_at, until)
             outcome = send.backlog_ended(results, now())
-            if outcome.answered:
-                state.runner.answered()
+            if outcome.answered and (turns := state.runner.line.answered()):
+                self._limits.wake(turns)
         finally:
             if outcome is None:
                 send.backlog_cut_off(now(), began=began_at is not None)
@@ -494,14 +496,15 @@ class SendProcedure:
     # One operation at either broker.
 
     async def _attempt(
-        self, trip: RoundTrip, sender: Sender, jobs: Sequence[Job], messages: list[Message], limit: float
+        self, trip: RoundTrip, sender: CountedSender, jobs: Sequence[Job], messages: list[Message], limit: float
     ) -> Sequence[TransportError | None]:
         """One operation at a broker, until ``limit`` at most."""
         for job in jobs:
             job.attempts += 1
         with Limit(self._limits, limit) as limited:
             if len(messages) == 1:
-                await sender.send(messages[0])
+                sender.operations.sends += 1
+                await sender.inner.send(messages[0])
                 trip.answered(self._loop.time() - limited.began_at)
                 return TAKEN
             results = await sender.send_batch(messages)
