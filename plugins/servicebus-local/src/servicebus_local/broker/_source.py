@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import Any
 from uuid import UUID
 
 from servicebus_local.broker._errors import (
@@ -170,16 +171,9 @@ class Source:
 
     def next_deadline(self) -> float:
         """When a lock, a schedule or a message runs out, unix seconds; infinity for never."""
-        due = NEVER
-        if self._lock_timers:
-            due = self._lock_timers[0][0]
-        if self._session_timers:
-            due = min(due, self._session_timers[0][0])
-        if self.shelf.scheduled:
-            due = min(due, self.shelf.scheduled[0][0])
-        if self.shelf.expiring:
-            due = min(due, self.shelf.expiring[0][0])
-        return due
+        shelf = self.shelf
+        heaps: tuple[list[Any], ...] = (self._lock_timers, self._session_timers, shelf.scheduled, shelf.expiring)
+        return min((heap[0][0] for heap in heaps if heap), default=NEVER)
 
     def run_due(self, now: float) -> None:
         """Does what is due: ends locks, then activates, then expires."""

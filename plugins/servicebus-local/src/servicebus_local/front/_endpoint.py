@@ -342,17 +342,11 @@ class Client(asyncio.Protocol):
 
     def _handle_one(self, event: Event) -> None:
         if isinstance(event, Transfer):
-            endpoint = self.endpoints.get(event.link)
-            if endpoint is not None:
-                endpoint.on_transfer(event.delivery, event.payload)
+            self._at(event.link).on_transfer(event.delivery, event.payload)
         elif isinstance(event, Disposition):
-            endpoint = self.endpoints.get(event.delivery.link)
-            if endpoint is not None:
-                endpoint.on_disposition(event.delivery, event.outcome, event.settled)
+            self._at(event.delivery.link).on_disposition(event.delivery, event.outcome, event.settled)
         elif isinstance(event, LinkFlow):
-            endpoint = self.endpoints.get(event.link)
-            if endpoint is not None:
-                endpoint.on_flow(event.credit)
+            self._at(event.link).on_flow(event.credit)
         elif isinstance(event, LinkAttached):
             self._attach(self, event.link)
         elif isinstance(event, LinkDetached):
@@ -362,6 +356,10 @@ class Client(asyncio.Protocol):
                 self.forget(link)
         elif isinstance(event, ConnectionEnded):
             self._forget_all()
+
+    def _at(self, link: Link) -> Endpoint:
+        """What is behind a link; behind one that was not answered is what does nothing."""
+        return self.endpoints.get(link) or Endpoint(link)
 
     def _forget_all(self) -> None:
         for link in list(self.endpoints):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from servicebus_local.amqp import (
+    BATCH_FORMAT,
     AmqpDecodeError,
     Header,
     Int,
@@ -27,9 +28,6 @@ from servicebus_local.amqp import (
     split_message,
 )
 from servicebus_local.broker import Incoming, Stored
-
-BATCH_FORMAT = 0x80013700
-"""The message format of a batch: its data sections are messages (as the service's own clients send them)."""
 
 _SCHEDULED = Symbol("x-opt-scheduled-enqueue-time")
 _PARTITION_KEY = Symbol("x-opt-partition-key")
