@@ -228,45 +228,43 @@ def recover(
     """
     folder = Path(directory)
     done = Recovered()
-    here = socket.gethostname()
     found = sorted((folder / _layout.OPEN).iterdir()) if (folder / _layout.OPEN).is_dir() else []
     for path in found:
-        loss = _layout.parse_loss(path)
-        if loss is None and _layout.parse_part(path) is None:
-            continue
-        part = None
         try:
-            part = Part.adopt(path)
-            if part is None:
-                done.kept += path.exists()
-            elif loss is not None:
-                if not all_hosts and not _layout.is_of_host(loss.process, here):
-                    done.kept += 1
-                else:
-                    done.segments.append(make_loss_segment(folder, part, loss, compression))
-                    done.lost += loss.count
-            elif _is_empty(part):
-                part.remove()  # killed while it was made
-            elif not all_hosts and part.head().host != here:
-                done.kept += 1
-            else:
-                segments, rows, contents = make_segments(folder, part, compression)
-                done.parts += 1
-                done.rows += rows
-                done.segments += segments
-                done.torn += contents.torn
+            _recover_one(path, folder, done, None if all_hosts else socket.gethostname(), compression)
         except (OSError, pa.ArrowException, DamagedPart) as error:
             done.failed[path] = str(error) or type(error).__name__
             _log.warning("journal: %s is left unchanged: %s", path, error)
-        finally:
-            if part is not None:
-                part.close()
     _sweep(found)
     return done
 
 
-def _is_empty(part: Part) -> bool:
-    return part.path.stat().st_size == 0
+def _recover_one(path: Path, folder: Path, done: Recovered, host: str | None, compression: Compression) -> None:
+    """Make segments of a part, or of the mark of a loss, if it is of the host, where one is given, and not in use."""
+    loss = _layout.parse_loss(path)
+    if loss is None and _layout.parse_part(path) is None:
+        return
+    part = Part.adopt(path)
+    if part is None:
+        done.kept += path.exists()
+        return
+    with contextlib.closing(part):
+        if loss is not None:
+            if host is not None and not _layout.is_of_host(loss.process, host):
+                done.kept += 1
+                return
+            done.segments.append(make_loss_segment(folder, part, loss, compression))
+            done.lost += loss.count
+        elif not path.stat().st_size:
+            part.remove()  # killed while it was made
+        elif host is not None and part.head().host != host:
+            done.kept += 1
+        else:
+            segments, rows, contents = make_segments(folder, part, compression)
+            done.parts += 1
+            done.rows += rows
+            done.segments += segments
+            done.torn += contents.torn
 
 
 def _sweep(found: list[Path]) -> None:
