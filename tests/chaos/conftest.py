@@ -14,7 +14,7 @@ from pairmq.model.events import Event, MessageMoved
 from pairmq.model.records import row_of
 from pairmq.testing.chaos import Settings, planned
 from pairmq.testing.chaos._books import Found, history_of
-from pairmq.testing.chaos._ledger import CANARIES_OF_A_SENDER, first_canary, made
+from pairmq.testing.chaos._ledger import CANARIES_OF_A_SENDER, first_canary, message_of
 from pairmq.testing.chaos.report import judged
 from pairmq.testing.history import CONFIRMED, WriteResult
 from pairmq.testing.simulator import Violation
@@ -77,7 +77,7 @@ class Pen:
 
     def stored(self, number: int, copies: int = 1) -> None:
         """So many copies are found at the primary."""
-        self.primary += [made(number)] * copies
+        self.primary += [message_of(number)] * copies
 
     @staticmethod
     def canaries(client: int) -> range:

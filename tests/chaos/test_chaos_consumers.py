@@ -15,7 +15,7 @@ from pairmq.observe.journal import statistics
 from pairmq.testing.chaos import KILL, Settings, planned
 from pairmq.testing.chaos.__main__ import main
 from pairmq.testing.chaos._books import with_consumed
-from pairmq.testing.chaos._ledger import made, number_of
+from pairmq.testing.chaos._ledger import message_of, number_of
 from pairmq.testing.chaos.client import Client
 
 
@@ -41,7 +41,7 @@ class Pen:
 
     def held(self, *left: tuple[int, str], count: int = 1) -> list[int | None]:
         """The numbers of all that the queue has ever held, some of it being left in it."""
-        deliveries = [Delivery(made(number), None, count, place) for number, place in left]
+        deliveries = [Delivery(message_of(number), None, count, place) for number, place in left]
         return [number_of(message) for message in with_consumed(self.directory, {"orders": deliveries})["orders"]]
 
 
@@ -131,7 +131,7 @@ class FarDelivery:
     origin = Side.SECONDARY
 
     def __init__(self, number: int, together: asyncio.Barrier) -> None:
-        self.message = made(number)
+        self.message = message_of(number)
         self.delivery = Delivery(self.message, None, 1, str(number))
         self._together = together
 

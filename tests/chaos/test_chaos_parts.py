@@ -21,7 +21,7 @@ from pairmq.testing.chaos._ledger import (
     first_canary,
     first_number,
     lines,
-    made,
+    message_of,
     number_of,
 )
 from pairmq.testing.chaos._run import ClientProcess
@@ -205,7 +205,7 @@ def test_a_fault_outlasts_a_blip_that_came_over_it(ways) -> None:
 
 
 def test_no_two_clients_share_a_session() -> None:
-    sessions = [{made(first_number(place, 1) + n).session_id for n in range(100)} - {None} for place in range(3)]
+    sessions = [{message_of(first_number(place, 1) + n).session_id for n in range(100)} - {None} for place in range(3)]
     assert all(sessions)
     assert len(set.union(*sessions)) == sum(map(len, sessions))
 
@@ -259,14 +259,14 @@ def test_a_line_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
 
 def test_a_message_has_its_number() -> None:
     for number in range(50):
-        assert number_of(made(number)) == number
+        assert number_of(message_of(number)) == number
 
 
 def test_each_session_of_a_client_has_a_canary() -> None:
     for client, life in ((0, 1), (3, 42)):
         start, canary = first_number(client, life), first_canary(client, life)
-        sessions = {made(number).session_id for number in range(start, start + 100)}
-        assert {made(canary + turn).session_id for turn in range(CANARIES_OF_A_SENDER)} == sessions
+        sessions = {message_of(number).session_id for number in range(start, start + 100)}
+        assert {message_of(canary + turn).session_id for turn in range(CANARIES_OF_A_SENDER)} == sessions
 
 
 def test_no_two_lives_send_the_same_numbers() -> None:

@@ -16,7 +16,7 @@ from pairmq.model.records import event_of, row_of
 from pairmq.observe.journal import read_rows
 from pairmq.testing.chaos import Plan
 from pairmq.testing.chaos._books import Found, history_of
-from pairmq.testing.chaos._ledger import lines, made
+from pairmq.testing.chaos._ledger import lines, message_of
 from pairmq.testing.simulator._history import History
 
 OPENED, CLOSED = "JournalOpened", "JournalClosed"
@@ -97,7 +97,7 @@ def history_in(ledgers: Path, plan: Plan) -> History:
     home, backlog, dead = {}, {}, {}
     for _, line in lines(ledgers):
         if line["k"] == "home":
-            home[line["path"]] = [made(number) for number in line["messages"] if number is not None]
+            home[line["path"]] = [message_of(number) for number in line["messages"] if number is not None]
         elif line["k"] == "left":
             backlog, dead = ({int(number): path for number, path in line[name].items()} for name in ("backlog", "dead"))
     return history_of(plan, ledgers, Found(home, backlog, dead))

@@ -61,7 +61,7 @@ class Result(enum.StrEnum):
         return cls.REFUSED if isinstance(outcome, SendRefused) else cls.UNKNOWN
 
 
-async def given(
+async def send_and_report(
     sender: PairSender,
     messages: Sequence[Message],
     timeout: float | None,
@@ -71,10 +71,10 @@ async def given(
     together: bool,
     cancel_after: float | None = None,
 ) -> bool:
-    """Give a batch or one message to a pair, and note what their caller gets; returns whether the pair goes on."""
+    """Send a batch or one message through a pair, and report what the caller gets; returns whether the pair goes on."""
     if cancel_after is not None:
-        giving = given(sender, messages, timeout, report, crashed, together=together)
-        task = asyncio.create_task(giving, name="pairmq cancelled send")
+        sending = send_and_report(sender, messages, timeout, report, crashed, together=together)
+        task = asyncio.create_task(sending, name="pairmq cancelled send")
         await asyncio.wait((task,), timeout=cancel_after)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -16,7 +16,7 @@ from pairmq.model import Delivery, Entity, Message, Source
 from pairmq.model.events import MessageDelivered, Settlement
 from pairmq.model.records import event_of
 from pairmq.plugins import registry
-from pairmq.testing.chaos._ledger import lines, made, number_of
+from pairmq.testing.chaos._ledger import lines, message_of, number_of
 from pairmq.testing.chaos.network import BOTH, DELAY, JITTER
 from pairmq.testing.chaos.plan import ENTITIES, SIDES, Plan
 from pairmq.testing.history import (
@@ -183,7 +183,7 @@ class _Taken:
                 seen = max(1, self._first[path, number]) - again[number]
                 confirmed = self._confirmed[path, f"id-{number}"]
                 copies = max(0, min(confirmed, seen)) if confirmed else int(bool(asked) and not numbers[number])
-            before += [(place, made(number))] * copies
+            before += [(place, message_of(number))] * copies
         whole = [*before, *found]
         if all(place for place, _ in whole):
             whole.sort(key=lambda each: _position(each[0]))
@@ -307,8 +307,9 @@ class _Books:
 
     def _line_send(self, who: str, line: dict[str, Any]) -> None:
         for number in line["messages"]:
+            entity, message = Entity(line["entity"]), message_of(number)
             self._history.sent[number] = Sent(
-                number, who, line["sender"], Entity(line["entity"]), made(number), self._at, self._tick, line["timeout"]
+                number, who, line["sender"], entity, message, self._at, self._tick, line["timeout"]
             )
 
     def _line_reported(self, who: str, line: dict[str, Any]) -> None:
@@ -336,7 +337,7 @@ class _Books:
 
     def _line_handle(self, who: str, line: dict[str, Any]) -> None:
         number, entity = line["number"], Entity(line["path"])
-        message = Message(b"") if number is None else made(number)
+        message = Message(b"") if number is None else message_of(number)
         handling = Handling(number, entity, who, line["side"], line["place"], message, self._at, self._tick)
         self._history.handlings.append(handling)
         self._handled[who, line["turn"]] = handling
@@ -357,7 +358,7 @@ class _Books:
             copy = self._deliveries.get(key)
             if copy is None:
                 copy = self._deliveries[key] = Copy(
-                    0, number, SECONDARY, Entity(line["path"]), made(number), None, self._at, self._tick
+                    0, number, SECONDARY, Entity(line["path"]), message_of(number), None, self._at, self._tick
                 )
             # The broker also counts deliveries that were never received.
             unseen = max(0, count - 1 - len(copy.handovers))
@@ -438,7 +439,7 @@ class _Books:
 
 
 def _unseen(path: str, number: int) -> Copy:
-    return Copy(0, number, SECONDARY, Entity(path), made(number), None, 0.0, 0)
+    return Copy(0, number, SECONDARY, Entity(path), message_of(number), None, 0.0, 0)
 
 
 def _scenario(plan: Plan) -> Scenario:

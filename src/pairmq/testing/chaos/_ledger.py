@@ -53,7 +53,7 @@ def first_canary(client: int, life: int) -> int:
     return CANARIES + first_number(client, life) // 100
 
 
-def made(number: int) -> Message:
+def message_of(number: int) -> Message:
     some = number % 3 == 0
     return Message(
         (b"m%08d" % number).ljust(_LENGTHS[number % len(_LENGTHS)], b"."),
@@ -216,7 +216,7 @@ class _Receiver(ReceiverWrapper):
         """Record a message at the primary that differs from the one of its number; such a line is a violation."""
         for each in found:
             number = number_of(each.message)
-            if number is None or each.message != made(number):
+            if number is None or each.message != message_of(number):
                 self._link.ledger.write("altered", number=number, path=self._path, message=repr(each.message)[:500])
 
     async def _settled(self, how: str, deliveries: Sequence[Delivery], call: Awaitable[T], reason: str = "") -> T:

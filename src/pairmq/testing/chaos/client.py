@@ -34,10 +34,10 @@ from pairmq.testing.chaos._ledger import (
     RecordingTransport,
     first_canary,
     first_number,
-    made,
+    message_of,
     number_of,
 )
-from pairmq.testing.history import Result, given
+from pairmq.testing.history import Result, send_and_report
 
 if TYPE_CHECKING:
     from pairmq.testing.chaos._journal import NotedJournal
@@ -203,8 +203,8 @@ class Client:
         def crashed(text: str) -> None:
             self._ledger.write("crash", text=text)
 
-        messages, together = [made(number) for number in numbers], len(numbers) > 1
-        await given(sender, messages, timeout, report, crashed, together=together, cancel_after=cancel_after)
+        messages, together = [message_of(number) for number in numbers], len(numbers) > 1
+        await send_and_report(sender, messages, timeout, report, crashed, together=together, cancel_after=cancel_after)
 
     # Consuming.
 
@@ -232,7 +232,7 @@ class Client:
         number, turn = number_of(delivery.message), next(self._handled)
         side, place = delivery.origin.value, delivery.delivery.sequence_number
         self._ledger.write("handle", turn=turn, number=number, path=path, side=side, place=place)
-        if number is None or delivery.message != made(number):
+        if number is None or delivery.message != message_of(number):
             self._ledger.write("altered", number=number, path=path, message=repr(delivery.message)[:500])
         settled = False
         try:

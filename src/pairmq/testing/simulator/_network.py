@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
 
@@ -29,25 +30,20 @@ WAITING = object()
 """What `Request.apply` returns when the broker will answer later."""
 
 
+@dataclass(slots=True, eq=False)
 class Request:
-    __slots__ = ("answered", "applied", "apply", "connection", "future", "operation", "parts", "path", "spoilt", "stop")
+    """One operation of a client at its broker."""
 
-    def __init__(
-        self, connection: Connection, operation: str, path: str, apply: Callable[[Request], Any], parts: int
-    ) -> None:
-        self.connection = connection
-        self.operation = operation
-        self.path = path
-        self.apply = apply
-        self.parts = parts
-        """Messages in it."""
-        self.spoilt = 0
-        """A bit for each message that the broker will not take."""
-        self.future: asyncio.Future[Any] = connection.network.loop.create_future()
-        self.applied = False
-        self.answered = False
-        self.stop: Callable[[], None] | None = None
-        """Takes back what waits at the broker."""
+    connection: Connection
+    operation: str
+    path: str
+    apply: Callable[[Request], Any]
+    parts: int  # messages in it
+    future: asyncio.Future[Any]  # the client waits for it
+    spoilt: int = 0  # a bit for each message that the broker will not take
+    applied: bool = False
+    answered: bool = False
+    stop: Callable[[], None] | None = None  # takes back what waits at the broker
 
     @property
     def abandoned(self) -> bool:
@@ -74,7 +70,7 @@ class Connection(Link):
         try:
             if self.ended:
                 raise closed()
-            request = Request(self, operation, path, apply, parts)
+            request = Request(self, operation, path, apply, parts, self.network.loop.create_future())
             self.network.submit(request)
             try:
                 return await request.future

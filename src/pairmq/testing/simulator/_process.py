@@ -18,12 +18,12 @@ from pairmq.observe._log import describe
 from pairmq.pair import Pair, PairDelivery, PairSender, _active
 from pairmq.runner import Clock
 from pairmq.testing._loop import WALL_EPOCH
-from pairmq.testing.history import PRIMARY, SECONDARY, Handling, Life, Note, Reading, Result, Sent, given
+from pairmq.testing.history import PRIMARY, SECONDARY, Handling, Life, Note, Reading, Result, Sent, send_and_report
 from pairmq.testing.simulator._broker import Broker
 from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._loop import OWNER, SimulationLoop
 from pairmq.testing.simulator._network import Connection, Network
-from pairmq.testing.simulator._scenario import ProcessPlan, Scenario, SenderPlan, Shipment, made, number_of
+from pairmq.testing.simulator._scenario import ProcessPlan, Scenario, SenderPlan, Shipment, message_of, number_of
 from pairmq.testing.simulator._transport import CONSUMING, SENDING, SimulatedLink
 
 
@@ -264,7 +264,7 @@ class Process:
     def _record(self, life: Life, plan: SenderPlan, shipment: Shipment, number: int) -> Sent:
         history, loop = self._world.history, self._world.loop
         options = self._world.options(self.plan)
-        message = made(shipment, number, self.plan.name if options.ordering == "session" else None)
+        message = message_of(shipment, number, self.plan.name if options.ordering == "session" else None)
         timeout = shipment.timeout or options.send_timeout
         record = Sent(number, life.name, plan.name, plan.target, message, loop.time(), history.tick(), timeout)
         history.sent[number] = record
@@ -273,7 +273,7 @@ class Process:
         return record
 
     async def _send(self, life: Life, sender: PairSender, records: list[Sent], shipment: Shipment) -> bool:
-        return await given(
+        return await send_and_report(
             sender,
             [record.message for record in records],
             shipment.timeout,

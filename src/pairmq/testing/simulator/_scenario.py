@@ -376,7 +376,7 @@ def size_of(message: Message) -> int:
     return len(message.body) + sum(len(key) + len(str(value)) for key, value in properties.items())
 
 
-def made(shipment: Shipment, number: int, owner: str | None = None) -> Message:
+def message_of(shipment: Shipment, number: int, owner: str | None = None) -> Message:
     """The message of a number."""
     body = b"m%08d" % number
     fields = shipment.fields
