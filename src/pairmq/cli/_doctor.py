@@ -87,7 +87,7 @@ _SLOW = 0.5  # s: a broker that answers slower than this makes every send slow
 _UNMOVED = 60.0  # s: a syphon that works moves what is in the outbox in milliseconds
 _ROOM = 0.95  # share of the primary's largest message that the backlog should take
 _TRIAL_LASTS = 600.0  # s until the broker itself deletes a queue of a doctor that was killed, where it can
-_TAKES, _TAKES_NONE = "secondary takes messages", "see what keeps it from that: sends can't be diverted meanwhile"
+_TAKES, _TAKES_HINT = "secondary takes messages", "see what keeps it from that: sends can't be diverted meanwhile"
 _TRIALS = range(1000, 10_000)  # numbers of such queues, which no pair has
 _WANTED = ("probes", "dead_letter", "lock_renewal", "time_to_live", "scheduling", "durable")
 
@@ -419,7 +419,7 @@ async def _rights(primary: Transport, secondary: Transport, options: PairOptions
         made = await within(limit, admin.create(queue, wanted))
     except TransportError as error:
         if error.kind is not FailureKind.REFUSED:
-            return [_fail(_TAKES, at_broker(secondary, error), _TAKES_NONE)]
+            return [_fail(_TAKES, at_broker(secondary, error), _TAKES_HINT)]
         made, text = False, f"this user can't create queues: {at_broker(secondary, error)}"
         try:
             queues = backlog_queues(primary, options)
@@ -445,7 +445,7 @@ async def _rights(primary: Transport, secondary: Transport, options: PairOptions
     if failed is not None:
         text, right = failed
         found.append(
-            _fail(_TAKES, text, _TAKES_NONE) if right is None else _fail(subject, text, f"let this user {right} {like}")
+            _fail(_TAKES, text, _TAKES_HINT) if right is None else _fail(subject, text, f"let this user {right} {like}")
         )
     return found or [_ok(subject, "this user may create backlog queues, send to them, and move what they hold")]
 
