@@ -42,7 +42,7 @@ from pairmq.model import (
     PropertyValue,
 )
 from pairmq.testing.history import PRIMARY, SECONDARY
-from pairmq.testing.simulator import FAULT_KINDS, Fault, Setup
+from pairmq.testing.simulator import FAULT_KINDS, Fault, Setup, _scenario
 
 __all__ = [
     "entities",
@@ -440,13 +440,7 @@ def entities(
     return st.builds(Entity, entity_paths() if paths is None else paths, st.sampled_from(tuple(kinds)))
 
 
-_OF_A_PROCESS = frozenset(("kill", "restart", "operator"))
-_OF_THE_SECONDARY = frozenset(("lock-lost", "forge", "emptied"))
-_OF_A_QUEUE = frozenset(("lock-lost", "forge", "delete", "queue-out", "operator"))
-_OF_A_BROKER = frozenset(("refuse", "reset", "broker-kill", "kill", "restart", "blip", "stall", "demote", "emptied"))
-_OF_BOTH_BROKERS = frozenset(("blip", "stall"))
 _LONGEST_BLIP = 0.7  # s
-_DELAYING = frozenset(("slow", "late"))
 
 _SEEDS = st.integers(0, 2**31 - 1)
 _BY_INSTANT = attrgetter("at")
@@ -479,24 +473,24 @@ def _faults(draw: st.DrawFn, kind: str, setup: Setup, seconds: float) -> Fault:
     """One fault, struck where the world can strike it."""
     processes = [process.name for process in setup.processes]
     broker = process = entity = ""
-    if kind in _OF_A_PROCESS:
+    if kind in _scenario.OF_A_PROCESS:
         process = draw(st.sampled_from(processes))
     else:
-        brokers = (PRIMARY, SECONDARY, "") if kind in _OF_BOTH_BROKERS else (PRIMARY, SECONDARY)
-        broker = SECONDARY if kind in _OF_THE_SECONDARY else draw(st.sampled_from(brokers))
-        if kind not in ("broker-kill", "forge", "emptied"):
+        brokers = (PRIMARY, SECONDARY, "") if kind in _scenario.BLIPS else (PRIMARY, SECONDARY)
+        broker = SECONDARY if kind in _scenario.OF_THE_SECONDARY else draw(st.sampled_from(brokers))
+        if kind not in _scenario.OF_ALL_PROCESSES:
             process = draw(st.sampled_from(("", *processes)))
-    if kind in _OF_A_QUEUE or (kind not in _OF_A_BROKER and draw(st.booleans())):
+    if kind in _scenario.OF_A_QUEUE or (kind not in _scenario.OF_A_WHOLE_BROKER and draw(st.booleans())):
         entity = draw(st.sampled_from(_paths(setup, broker)))
     return Fault(
         at=draw(_thousandths(0.0, seconds)),
         kind=kind,
-        duration=draw(_thousandths(0.1, _LONGEST_BLIP) if kind in _OF_BOTH_BROKERS else _thousandths(0.3, 60.0)),
+        duration=draw(_thousandths(0.1, _LONGEST_BLIP) if kind in _scenario.BLIPS else _thousandths(0.3, 60.0)),
         broker=broker,
         process=process,
         entity=entity,
         share=draw(st.integers(0, 8).map(lambda tenths: 1.0 - tenths / 10)),
-        delay=draw(_thousandths(0.05, 20.0)) if kind in _DELAYING else 0.0,
+        delay=draw(_thousandths(0.05, 20.0)) if kind in _scenario.DELAYING else 0.0,
         seed=draw(_SEEDS),
     )
 

@@ -12,7 +12,13 @@ from pairmq.core import lane_name
 from pairmq.testing.history import PRIMARY, SECONDARY
 from pairmq.testing.simulator._scenario import (
     BLIPS,
+    DELAYING,
     LACKS,
+    OF_A_PROCESS,
+    OF_A_QUEUE,
+    OF_A_WHOLE_BROKER,
+    OF_ALL_PROCESSES,
+    OF_THE_SECONDARY,
     WEIGHTS,
     Fault,
     ProcessPlan,
@@ -25,8 +31,6 @@ from pairmq.testing.simulator._scenario import (
 
 QUEUES = ("orders", "prices", "stock")
 TOPICS = ("topic:news",)
-
-_OF_A_WHOLE_BROKER = ("refuse", "broker-kill", "reset", "kill", "restart", *BLIPS, "demote", "emptied")
 
 _SENDS_AROUND_A_FAULT = 7
 _CONSUMERS_ENDED = 0.15  # for each fault: how often a consumer is killed or restarted around it
@@ -248,21 +252,19 @@ def _fault(rng: Random, setup: Setup, at: float, kind: str) -> Fault:
     process = entity = ""
     if kind in BLIPS:
         broker, duration = rng.choice(("", "", PRIMARY, SECONDARY)), round(rng.uniform(0.1, 0.7), 3)
-    if kind in ("kill", "restart", "operator"):
+    if kind in OF_A_PROCESS:
         broker, process = "", rng.choice(setup.processes).name
         duration = min(duration, 60.0)
     elif kind != "broker-kill" and rng.random() < 0.25:
         process = rng.choice(setup.processes).name
-    if kind in ("forge", "emptied"):
+    if kind in OF_ALL_PROCESSES:
         process = ""
-    if kind in ("lock-lost", "forge", "emptied"):
+    if kind in OF_THE_SECONDARY:
         broker = SECONDARY
-    if kind in ("lock-lost", "forge", "delete", "queue-out", "operator") or (
-        kind not in _OF_A_WHOLE_BROKER and rng.random() < 0.25
-    ):
+    if kind in OF_A_QUEUE or (kind not in OF_A_WHOLE_BROKER and rng.random() < 0.25):
         entity = _entity(rng, setup, broker)
     share = 1.0 if rng.random() < 0.5 else round(rng.uniform(0.2, 0.9), 2)
-    delay = round(math.exp(rng.uniform(math.log(0.05), math.log(20))), 3) if kind in ("slow", "late") else 0.0
+    delay = round(math.exp(rng.uniform(math.log(0.05), math.log(20))), 3) if kind in DELAYING else 0.0
     return Fault(at, kind, duration, broker, process, entity, share, delay, rng.randrange(2**31))
 
 

@@ -14,7 +14,7 @@ from pairmq.testing.history import PRIMARY, SECONDARY, Handling, Handover, Readi
 from pairmq.testing.judge import Verdict, Violation, messages_judged
 from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._judge_pair import Facts, pair_judged
-from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS, merged, size_of
+from pairmq.testing.simulator._scenario import BLIPS, lasts, merged, size_of
 
 _SEEN = 30.0  # s after which a message that was not handled is late, whatever happens later
 _RECONNECTED = 15.0  # s within which receivers read again what was lost for a while
@@ -97,8 +97,7 @@ def _troubles(history: History) -> list[tuple[float, float]]:
     spans = []
     for at, _, fault in history.strokes:
         if fault.broker != PRIMARY or fault.kind in BLIPS:
-            lasts = fault.duration if fault.kind in (*CONDITIONS, *BLIPS, "broker-kill") else 0.0
-            spans.append((at, at + lasts + after))
+            spans.append((at, at + lasts(fault) + after))
     spans += [(first, last + after) for first, last in history.disturbed]
     spans += [
         (gap.at, (history.ended_at if gap.until is None else gap.until) + after)

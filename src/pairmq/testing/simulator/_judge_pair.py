@@ -16,7 +16,7 @@ from pairmq.testing import judge
 from pairmq.testing.history import CANARIES, PRIMARY, SECONDARY, Attempt, Copy, Handover, Life, Note, Result, Sent
 from pairmq.testing.judge import Verdict, Violation
 from pairmq.testing.simulator._history import History, Trouble
-from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS, PROBE, merged
+from pairmq.testing.simulator._scenario import PROBE, lasts, merged
 
 
 class Facts(judge.Facts):
@@ -59,10 +59,7 @@ class Facts(judge.Facts):
             each.at for each in history.troubles if each.broker == SECONDARY and each.path.endswith(RECORD_QUEUE)
         )
         self._trouble_ticks = {life: [each.tick for each in found] for life, found in self._troubles.items()}
-        spans = [
-            (at, at + (fault.duration if fault.kind in (*CONDITIONS, *BLIPS, "broker-kill") else 0.0))
-            for at, _, fault in history.strokes
-        ]
+        spans = [(at, at + lasts(fault)) for at, _, fault in history.strokes]
         self._faulty = merged([*spans, *history.disturbed])
         self._fault_starts = [start for start, _ in self._faulty]
 

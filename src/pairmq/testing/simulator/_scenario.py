@@ -76,6 +76,14 @@ CONDITIONS: Final = {kind: struck for kind, (_, struck) in _KINDS.items() if str
 BLIPS: Final = {"blip": "refuse", "stall": "hang"}
 """Faults of a way, shorter than any timer of a pair, and the condition that each of them is."""
 
+# What they strike, where it is not any broker, or any way to it, and one entity or all.
+OF_A_PROCESS: Final = ("kill", "restart", "operator")
+OF_THE_SECONDARY: Final = ("lock-lost", "forge", "emptied")
+OF_ALL_PROCESSES: Final = ("broker-kill", "forge", "emptied")
+OF_A_QUEUE: Final = ("lock-lost", "forge", "delete", "queue-out", "operator")
+OF_A_WHOLE_BROKER: Final = ("refuse", "reset", "broker-kill", "kill", "restart", *BLIPS, "demote", "emptied")
+DELAYING: Final = ("slow", "late")
+
 LACKS: Final = ("time_to_live", "scheduling")
 """What a primary may disclaim, of `Capabilities`."""
 
@@ -318,6 +326,11 @@ def entity_of(text: str) -> Entity:
     """Read ``orders`` as a queue and ``topic:news`` as a topic."""
     kind, _, path = text.rpartition(":")
     return Entity(path, EntityKind(kind) if kind else EntityKind.QUEUE)
+
+
+def lasts(fault: Fault) -> float:
+    """Seconds for which a fault is on; 0 for one that strikes once."""
+    return fault.duration if fault.kind in (*CONDITIONS, *BLIPS, "broker-kill") else 0.0
 
 
 def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
