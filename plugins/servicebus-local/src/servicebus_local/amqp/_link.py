@@ -29,7 +29,9 @@ class LinkSession(Protocol):
     """What a link needs of its session."""
 
     def write(self, performative: Any) -> None: ...
-    def write_flow(self, handle: int, delivery_count: int, credit: int, available: int | None, drain: bool) -> None: ...
+    def write_link_flow(
+        self, handle: int, delivery_count: int, credit: int, available: int | None, drain: bool
+    ) -> None: ...
     def transmit(self, delivery: Delivery, payload: bytes) -> None: ...
     def dispose(self, delivery: Delivery, settled: bool, outcome: Outcome | None) -> None: ...
     def forget_link(self, link: Link) -> None: ...
@@ -233,7 +235,7 @@ class Link:
 
     def write_flow(self) -> None:
         sending = self.peer_role is RECEIVER
-        self.session.write_flow(
+        self.session.write_link_flow(
             self.handle, self.delivery_count, self.credit, 0 if sending else None, self.drain and sending
         )
 

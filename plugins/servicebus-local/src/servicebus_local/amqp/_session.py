@@ -141,15 +141,18 @@ class Session:
             self.flush()
             self.connection.write_performative(self.channel, performative)
 
-    def write_flow(
-        self,
-        handle: int | None = None,
-        delivery_count: int | None = None,
-        credit: int | None = None,
-        available: int | None = None,
-        drain: bool = False,
+    def write_flow(self) -> None:
+        self._write_flow(None, None, None, None, False)
+
+    def write_link_flow(
+        self, handle: int, delivery_count: int, credit: int, available: int | None, drain: bool
     ) -> None:
-        """Tell the peer the session's flow state, and that of the link with a handle."""
+        """Tell the peer a link's flow state and the session's."""
+        self._write_flow(handle, delivery_count, credit, available, drain)
+
+    def _write_flow(
+        self, handle: int | None, delivery_count: int | None, credit: int | None, available: int | None, drain: bool
+    ) -> None:
         if self.state != "open":
             return
         self._incoming_window = INCOMING_WINDOW
