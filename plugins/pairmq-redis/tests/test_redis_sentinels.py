@@ -109,7 +109,7 @@ async def test_no_master_is_one_error_without_secrets(three: list[Sentinel]) -> 
     three[0].master = None
     down = ("127.0.0.1", free_port())
     async with asking([down, three[0].address]) as (sentinels, _):
-        with pytest.raises(RedisConnectionError, match="no sentinel knows a master 'orders'") as caught:
+        with pytest.raises(RedisConnectionError, match="no sentinel names the master 'orders'") as caught:
             await sentinels.master()
     assert str(down[1]) in str(caught.value)
     assert "it does not know this master" in str(caught.value)

@@ -126,7 +126,7 @@ class Sentinels:
 
         try:
             return await first_answer(
-                self._order, ask, lambda answers: f"no sentinel knows a master {self._service!r} ({answers})"
+                self._order, ask, lambda answers: f"no sentinel names the master {self._service!r} ({answers})"
             )
         except ConnectionError:
             if not earlier:
