@@ -117,6 +117,12 @@ async def test_an_outage_an_operator_and_the_way_back(scene):
     await page.until(f"{state('orders')} === 'healthy'")
     await page.until(f"{SAID} === 'All is well.'")
     assert pair.moved == 6
+
+    # What is left on the page when the pair has ended is dated.
+    await pair.close()
+    await page.until(f"{SAID} === 'The pair is closed.'")
+    more = await page.evaluate("document.querySelector('.verdict .more').textContent")
+    assert "brokers and backlog are as it saw them before" in more.lower()
     assert page.complaints == []
 
 

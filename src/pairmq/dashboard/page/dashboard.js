@@ -110,6 +110,7 @@ function verdict(view) {
   let tone = "good", sign = "✓", said;
   if (view.ended) {
     [tone, sign, said] = view.ended.fault ? ["bad", "✗", `The pair has faulted: ${view.ended.fault}`] : ["warn", "!", "The pair is closed."];
+    more.push(`brokers and backlog are as it saw them before ${clock(view.ended.at)}`);
   } else if (over) {
     [tone, sign] = ["bad", "✗"];
     const [those, whose] = over === 1 ? ["1 entity is failed over", "its"] : [`${grouped(over)} entities are failed over`, "their"];
