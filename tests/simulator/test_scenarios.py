@@ -46,7 +46,7 @@ def test_a_scenario_goes_through_json_unchanged(seed, hours, mode, faults):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1}', '{"format": 1, "setup": 3}', "7"])
 def test_what_is_no_scenario_is_said_to_be_none(text):
-    with pytest.raises(ValueError, match=r"scenario|Expecting"):
+    with pytest.raises(ValueError, match="scenario"):
         Scenario.from_json(text)
 
 

@@ -294,7 +294,7 @@ class Scenario:
             if data.pop("format") != FORMAT:
                 raise ValueError(f"a scenario of another format than {FORMAT}")
             scenario: Scenario = read(data, cls, "scenario")
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"no scenario of a simulation: {type(error).__name__}: {error}") from error
         _check(scenario)
         return scenario
