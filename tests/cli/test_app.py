@@ -353,6 +353,14 @@ def test_a_table_in_a_file_is_as_wide_as_columns_says(cli, monkeypatch: pytest.M
     assert max(map(len, cli("plugins").out.splitlines())) > 80
 
 
+def test_a_narrow_table_cuts_no_number(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its titles were cut to fit, and so would numbers be that are as wide."""
+    monkeypatch.setenv("COLUMNS", "40")
+    listed = cli("backlog", "list", "--primary", "memory://a", "--secondary", "memory://b", "--backlog-queues", "1").out
+    assert "scheduled letter\n" in listed
+    assert max(map(len, listed.splitlines()[-3:])) <= 40
+
+
 def test_a_terminal_of_no_columns_gets_errors_and_tables(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """They were discarded, with exit status 2 and nothing on stderr."""
     monkeypatch.setenv("COLUMNS", "0")

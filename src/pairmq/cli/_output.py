@@ -149,12 +149,21 @@ def put_json(value: Any, *, indent: int | None = None) -> None:
         sys.stdout.flush()
 
 
+_NARROW = 60  # columns
+
+
 def table(*columns: str | tuple[str, str]) -> Table:
-    """An airy table; a column given as ``(title, "right")`` holds numbers."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    """An airy table; a column given as ``(title, "right")`` holds numbers, of which none is cut unnoticed."""
+    narrow = stdout_console().width < _NARROW
+    made = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False, padding=(0, 0 if narrow else 1)
+    )
     for column in columns:
-        title, side = (column, "left") if isinstance(column, str) else column
-        made.add_column(title, justify="right" if side == "right" else "left", no_wrap=side == "right", overflow="fold")
+        if isinstance(column, str):
+            made.add_column(column, overflow="fold")
+        else:
+            title = column[0].replace("-", "-\n") if narrow else column[0]
+            made.add_column(title, justify="right", no_wrap=True, overflow="ellipsis")
     return made
 
 
