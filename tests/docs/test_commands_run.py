@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -58,16 +57,6 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[
         for name in ("orders.txt", "in.txt", "left.txt"):
             (folder / name).write_text("1\n2\n3\n")
         yield folder, {"PAIRMQ_PRIMARY": east.url, "PAIRMQ_SECONDARY": west.url}
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    """Takes back what a command does to the log."""
-    logger = logging.getLogger("pairmq")
-    before = logger.level, list(logger.handlers)
-    yield
-    logger.setLevel(before[0])
-    logger.handlers[:] = before[1]
 
 
 @pytest.mark.real_server
