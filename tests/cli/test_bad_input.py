@@ -49,10 +49,27 @@ def test_a_url_that_can_not_work(cli, command: str, url: str) -> None:
     assert ended.out == ""
 
 
+@pytest.mark.parametrize("side", ["primary", "secondary"])
+@pytest.mark.parametrize("command", [*sorted(set(_BOTH) - {"doctor"}), "send"])
+def test_the_error_of_a_url_names_its_side(cli, command: str, side: str) -> None:
+    urls = {"primary": "memory://one", "secondary": "memory://other", side: f"redis://:{SECRET}@127.0.0.1/zero"}
+    ended = cli(*_ALL[command], "--primary", urls["primary"], "--secondary", urls["secondary"])
+    _one_line(ended, 2)
+    assert f"error: {side}: the path of the redis:// URL is not a database number" in ended.err
+
+
+@pytest.mark.parametrize("says", ["names no host", "does not name one database"])
+def test_the_advice_of_an_error_is_not_taken_for_a_password(cli, says: str) -> None:
+    url = "postgresql://" if says == "names no host" else f"postgresql://user:{SECRET}@host/"
+    ended = cli("entity", "list", "--primary", url)
+    _one_line(ended, 2)
+    assert f"the postgresql:// URL {says}: write it as postgresql://…@host:5432/database" in ended.err
+
+
 def test_a_url_that_can_not_work_is_a_finding_of_the_doctor(cli) -> None:
     ended = cli("doctor", "--primary", f"zz://u:{SECRET}@h", "--secondary", "memory://other")
     assert ended.status == 1
-    assert "FAIL  settings: no transport for zz://" in ended.out
+    assert "FAIL  settings: primary: no transport for zz://" in ended.out
     assert SECRET not in ended.out + ended.err
 
 
@@ -114,7 +131,7 @@ def test_an_entity_that_can_not_be(cli, brokers: list[str], arguments: list[str]
         (["send", "-e", "q", "--ttl", "0"], "time_to_live"),
         (["send", "-e", "q", "--session-id", "s" * 200], "session_id"),
         (["send", "-e", "q", "--id-prefix", "p" * 101], "--id-prefix"),
-        (["send", "-e", "q", "--kind", "exchange"], "--kind"),
+        (["send", "-e", "q", "--kind", "exchange"], "'--kind': 'exchange' is not one of"),
         (["send", "-e", "q", "--window", "0"], "--window"),
         (["send", "-e", "q", "--input", "/nowhere/at/all"], "No such file"),
         (["send", "-e", "q", "--input", "/"], "Is a directory"),
@@ -124,6 +141,9 @@ def test_an_entity_that_can_not_be(cli, brokers: list[str], arguments: list[str]
         (["send"], "--entity"),
         *((["syphon", f"--max-rate={each}"], "above 0") for each in ("0", "-1", "nan", "inf", "x")),
         (["syphon", "--ttl-policy", "guess"], "'restore' or 'elapse'"),
+        (["syphon", "--dashboard-token-file", "/nowhere/at/all"], "for the page of --dashboard"),
+        (["switch", "upgrade", "q", "--until", "never"], "--until: invalid duration 'never'"),
+        (["switch", "upgrade", "q", "--until", "never"], "or 2d, or enter, or restart"),
         (["backlog", "peek", "--index", "10"], "0 to 9"),
         (["backlog", "purge"], "add --yes"),
         (["demo", "--messages", "0"], "--messages"),

@@ -308,8 +308,9 @@ def test_demo_of_the_outbox_finds_a_message_for_each_row_and_for_nothing_else(cl
         "the program",
         "the broker",
     ]
-    refused = cli("demo", "--outbox", "--entity", "orders")
-    assert (refused.status, "--outbox takes --real" in refused.err) == (2, True)
+    for other in (("--entity", "orders"), ("--continuity",), ("--seed", "0")):
+        refused = cli("demo", "--outbox", *other)
+        assert (refused.status, "--outbox takes --real" in refused.err) == (2, True)
 
 
 def test_spark_rehearses_the_report_until_the_demo_is_over(monkeypatch, tmp_path) -> None:

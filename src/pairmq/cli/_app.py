@@ -171,7 +171,7 @@ def _run(arguments: list[str] | None, application: typer.Typer, name: str) -> in
                 complain(f"can't write {file_problem(full, error)}")
                 return 1
         if isinstance(error, _UsageFault):
-            message = error.format_message()
+            message = error.format_message().replace(": Value error, ", ": ")  # the parser's parser says so
             if message:  # none where the help was printed instead
                 complain(without_secrets(f"{message.rstrip('.')} (see '{_usage_of(error, name)}')"))
             return error.exit_code

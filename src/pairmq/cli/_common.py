@@ -180,7 +180,9 @@ def pair_name(settings: Settings) -> str:
     """The pair's name in the journal; empty without a secondary. Raises `ConfigurationError`."""
     if settings.secondary == _UNUSED:
         return ""
-    return ">".join(transport_of(url).endpoint.name for url in (settings.primary, settings.secondary))
+    from pairmq.pair import transports_at
+
+    return ">".join(transport.endpoint.name for transport in transports_at(settings.primary, settings.secondary))
 
 
 def with_pair(shared: Mapping[str, Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -254,11 +256,11 @@ def pair_of(settings: Settings, syphon_queues: Collection[int] | None = None) ->
 
 def transports_of(settings: Settings) -> tuple[Transport, Transport]:
     """The transports of a pair's two brokers; no IO. Raises `ConfigurationError`, also when they are one broker."""
-    from pairmq.pair import check_distinct
+    from pairmq.pair import check_distinct, transports_at
 
-    primary, secondary = transport_of(settings.primary), transport_of(settings.secondary)
-    check_distinct(primary, secondary)
-    return primary, secondary
+    transports = transports_at(settings.primary, settings.secondary)
+    check_distinct(*transports)
+    return transports
 
 
 def backlog_queues(primary: Transport, options: PairOptions) -> tuple[Entity, ...]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Option
 
-from pairmq.cli._common import entity_of, examples, kept_journal, transport_of
+from pairmq.cli._common import entity_of, examples, kept_journal
 from pairmq.cli._demo_outbox import OutboxPlan, OutboxRun
 from pairmq.cli._demo_run import DemoRun
 from pairmq.cli._demo_servers import OwnServer, OwnServers, products_of
@@ -28,6 +28,7 @@ from pairmq.cli._pipeline import STYLES, show
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import BadUsage, CommandFailed, Duration, positive, printable
 from pairmq.core import PairOptions
+from pairmq.pair import transports_at
 from pairmq.plugins import BrokerControl, registry
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def demo(
         raise BadUsage("--open is for the report of --pipeline")
     products = None if real is None else products_of(real)
     if outbox:
-        if any((primary, secondary, input, entity, journal, pipeline)):
+        if any((primary, secondary, input, entity, journal, pipeline, continuity, seed is not None)):
             raise BadUsage(
                 "--outbox takes --real, --messages, --rate, --ping-interval, --backlog-queues and --json only"
             )
@@ -182,8 +183,7 @@ def demo(
             if products is not None:
                 status = _on_own_servers(products, on)
             else:
-                for url in urls:
-                    transport_of(url)  # a bad one fails here, before anything is drawn
+                transports_at(*urls)  # a bad one fails here, before anything is drawn
                 status = run_async(made(urls, _control(urls[0])).run, graceful=True)
         except BaseException:
             if report is not None:

@@ -29,7 +29,6 @@ from pairmq.cli._common import (
     entity_of,
     examples,
     outbox_of,
-    transport_of,
     with_pair,
     within,
 )
@@ -40,7 +39,7 @@ from pairmq.cli._values import grouped, plural, printable, without_secrets
 from pairmq.core import Diversion, PairOptions, backlog_queue_name, divert
 from pairmq.core.rotation import unfit
 from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.pair import Settings, check_available, misspelt_variables
+from pairmq.pair import Settings, check_available, misspelt_variables, transports_at
 from pairmq.pipeline import PipelineUnavailable
 from pairmq.pipeline.session import check_java, check_packages
 from pairmq.plugins import registry
@@ -133,7 +132,7 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
         yield finding
     try:
         settings = pair.settings()
-        transports = (transport_of(settings.primary), transport_of(settings.secondary))
+        transports = transports_at(settings.primary, settings.secondary)
     except ConfigurationError as error:
         yield _fail("settings", without_secrets(str(error)), "fix it, and run this again")
         return

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
 from pairmq.cli._backlog import count_queues
 from pairmq.cli._common import (
@@ -188,7 +188,10 @@ def upgrade(
         if not sys.stdin.isatty():
             raise BadUsage("stdin is not a terminal: add --until restart, --until DURATION, or --until enter")
         until = "enter"
-    wait = None if until in ("enter", "restart") else duration(until)
+    try:
+        wait = None if until in ("enter", "restart") else duration(until)
+    except BadParameter as error:
+        raise BadUsage(f"--until: {error}, or enter, or restart") from None
     settings = pair.settings(enable_syphon=True)
     job = _Upgrade(settings, named, until, wait, anyway=anyway, unknown=unknown, timeout=timeout, json=json)
     return run_async(job.run, graceful=True)

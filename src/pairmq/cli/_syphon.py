@@ -26,7 +26,7 @@ from pairmq.cli._common import SYPHON, PairArguments, examples, failed_at, pair_
 from pairmq.cli._dashboard import Serving, address_of, check_dashboard
 from pairmq.cli._output import LiveLine, Speed, note, put_json, warn
 from pairmq.cli._signals import ENDING, Stop, run_async
-from pairmq.cli._values import CommandFailed, Duration, grouped, plural, printable, rate, short_duration
+from pairmq.cli._values import BadUsage, CommandFailed, Duration, grouped, plural, printable, rate, short_duration
 from pairmq.model import Entity, PairMQError, TransportError
 from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, PairEnded, SyphonFailed, Warned
 
@@ -383,6 +383,8 @@ def syphon(
     """
     settings = pair.settings(enable_syphon=True)
     share = _indexes(queues, settings.options.backlog_queue_count)
+    if dashboard_token_file is not None and dashboard is None:
+        raise BadUsage("--dashboard-token-file is for the page of --dashboard")
     if processes > 1:
         if dashboard is not None:
             raise BadParameter("a dashboard shows one process: leave out --dashboard or --processes")

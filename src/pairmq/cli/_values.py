@@ -14,7 +14,8 @@ from typer import Option
 
 from pairmq.model import ConfigurationError, PairMQError, Price
 
-_LOGIN = re.compile(r"://.*@", re.DOTALL)
+# Not from "the redis:// URL", as errors begin, to the "user:password@host" of their advice.
+_LOGIN = re.compile(r"://(?! URL).*@", re.DOTALL)
 _KEY = re.compile(r"(?i)(SharedAccess(?:Key|Signature)\s*=)\s*[^;\s]+")
 
 

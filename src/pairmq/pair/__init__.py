@@ -16,6 +16,7 @@ from pairmq.pair._settings import (
     load_settings,
     misspelt_variables,
     parse_duration,
+    transports_at,
 )
 from pairmq.runner import Agreement, Stray
 
@@ -43,4 +44,5 @@ __all__ = [
     "load_settings",
     "misspelt_variables",
     "parse_duration",
+    "transports_at",
 ]

@@ -29,6 +29,7 @@ from pairmq.pair._settings import (
     chosen_queues,
     load_settings,
     named_in_environment,
+    transports_at,
 )
 from pairmq.plugins import Observer, Registry, registry
 from pairmq.runner import Agreement, Clock, Engine
@@ -140,7 +141,7 @@ class Pair:
             secondary = secondary or settings.secondary
             journal = journal or settings.journal
             named = settings.observers
-        transports = [side if isinstance(side, Transport) else plugins.transport(side) for side in (primary, secondary)]
+        transports = transports_at(primary, secondary, plugins)
         check_available(options, transports[1])  # before observers are made, which may open files
         pumped = chosen_queues(syphon_queues, options)
         watching = observers_of(observers, named, journal, plugins)

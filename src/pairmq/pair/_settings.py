@@ -12,6 +12,7 @@ from typing import Any
 
 from pairmq.core import OPTION_NAMES, PairOptions
 from pairmq.model import ConfigurationError, Entity, EntityKind
+from pairmq.plugins import Registry, registry
 from pairmq.transport import Transport
 
 PREFIX = "PAIRMQ_"
@@ -157,6 +158,20 @@ def check_directory(journal: object) -> None:
         raise ConfigurationError(
             f"journal is a value of type {type(journal).__name__}: it must be the path of a directory"
         )
+
+
+def transports_at(
+    primary: str | Transport, secondary: str | Transport, plugins: Registry = registry
+) -> tuple[Transport, Transport]:
+    """Make the transports of two URLs; an error names the side, as both may be of one product."""
+
+    def made(side: str, url: str | Transport) -> Transport:
+        try:
+            return url if isinstance(url, Transport) else plugins.transport(url)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{side}: {error}") from error
+
+    return made("primary", primary), made("secondary", secondary)
 
 
 def check_distinct(primary: Transport, secondary: Transport) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pairmq.core import OPTION_RANGES, backlog_queue_name
 from pairmq.model import ConfigurationError, Entity
-from pairmq.pair import Settings, check_distinct, load_settings
+from pairmq.pair import Settings, check_distinct, load_settings, transports_at
 from pairmq.plugins import registry
 from pairmq.transport import Transport
 
@@ -102,7 +102,7 @@ def make_plan(
             f"continuity is {', '.join(settings.options.continuity)}: a drain by Spark does not read the lanes of "
             "these queues, and would call a backlog empty over them; use `pairmq syphon --until-empty`"
         )
-    transports = registry.transport(settings.primary), registry.transport(settings.secondary)
+    transports = transports_at(settings.primary, settings.secondary)
     check_distinct(*transports)
     first, second = (transport.endpoint for transport in transports)
     file = config or os.environ.get("PAIRMQ_CONFIG") or None
