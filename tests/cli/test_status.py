@@ -173,6 +173,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch, broker: str, what: str, kind: Failur
     """Have a broker in memory refuse one operation to its users."""
     transport = MemoryTransport(broker)
     made = {
+        "check": transport.admin,
         "create": transport.admin,
         "probe": transport.admin,
         "positions": transport.admin,
@@ -243,6 +244,22 @@ def test_the_doctor_tries_an_existing_queue_where_a_user_may_not_create_one(
     monkeypatch.undo()
     counts = asyncio.run(MemoryTransport(brokers[3]).admin.counts(Source(queue)))
     assert (counts.active, counts.locked) == (1, 0)
+
+
+def test_the_doctor_does_not_start_a_broker_that_refuses_its_user(cli, monkeypatch, brokers) -> None:
+    forbid(monkeypatch, brokers[3], "check")
+    ended = cli("doctor", *brokers)
+    assert ended.status == 1
+    assert "not for this user\n      → correct user and password in its URL, or what this user may do" in ended.out
+
+
+@pytest.mark.parametrize("command", [["send", "-e", "q"], ["syphon"]], ids=" ".join)
+def test_a_secondary_that_refuses_the_backlog_queues_is_named(cli, monkeypatch, brokers, command) -> None:
+    forbid(monkeypatch, brokers[3], "create")
+    ended = cli(*command, *brokers)
+    error = ended.err.splitlines()[-1]
+    assert (ended.status, error.startswith(f"error: {brokers[3]}: ")) == (1, True), ended.err
+    assert error.endswith("not for this user")
 
 
 @pytest.mark.real_server

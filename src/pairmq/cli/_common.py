@@ -330,6 +330,17 @@ async def used(transport: Transport) -> AsyncIterator[None]:
             raise failed_at(transport, error) from error
 
 
+@asynccontextmanager
+async def opened(pair: Pair) -> AsyncIterator[Pair]:
+    """Have a pair open; where its secondary refuses that, the error says which broker it was."""
+    try:
+        await pair.open()
+    except TransportError as error:
+        raise failed_at(pair.secondary, error) from error
+    async with pair:
+        yield pair
+
+
 _LONGEST = 10.0  # s that the end of a command waits for its journal
 
 

@@ -254,7 +254,10 @@ def _changed(options: PairOptions) -> str:
 
 def _broker(side: str, transport: Transport, seen: BrokerLook) -> Finding:
     if seen.error is not None:
-        return _fail(side, at_broker(transport, Exception(seen.error)), connection_advice(seen.error))
+        advice = connection_advice(seen.error)
+        if seen.reason is FailureReason.UNAUTHORIZED:
+            advice = "correct user and password in its URL, or what this user may do there"
+        return _fail(side, at_broker(transport, Exception(seen.error)), advice)
     text = f"{transport.endpoint} answers {seen.answer}"
     if seen.seconds > _SLOW:
         return _warn(side, text, "every send takes at least that long: use a nearer broker")

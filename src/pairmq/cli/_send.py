@@ -24,6 +24,7 @@ from pairmq.cli._common import (
     at_broker,
     entity_of,
     examples,
+    opened,
     pair_of,
     with_pair,
     within,
@@ -378,7 +379,7 @@ class SendJob:
                 async with noted_when_slow(
                     f"opening the pair of {self.pair.primary.endpoint} and {self.pair.secondary.endpoint}"
                 ):
-                    pair = await stack.enter_async_context(self.pair)
+                    pair = await stack.enter_async_context(opened(self.pair))
                 if self.create:
                     await self._make_entity(stop)
                 self.outputs.begin()

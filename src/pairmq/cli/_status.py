@@ -42,7 +42,7 @@ from pairmq.cli._common import (
 from pairmq.cli._output import FAIL, OK, WARN, cells, put_json, stdout_console, table
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import Duration, grouped, plural, printable, short_duration
-from pairmq.model import Entity, EntityKind, Source, TransportError
+from pairmq.model import Entity, EntityKind, FailureReason, Source, TransportError
 
 if TYPE_CHECKING:
     from pairmq.runner import Agreement
@@ -195,6 +195,7 @@ class BrokerLook:
     seconds: float
     error: str | None
     node: str | None = None  # of a cluster, which answered
+    reason: FailureReason | None = None  # of the error
 
     @property
     def answer(self) -> str:
@@ -272,7 +273,9 @@ async def look(
 
 async def see_broker(transport: Transport, time_limit: float) -> BrokerLook:
     seconds, error = await timed(time_limit, transport.admin.check())
-    return BrokerLook(transport.endpoint.url, seconds, None if error is None else str(error), transport.node)
+    if error is None:
+        return BrokerLook(transport.endpoint.url, seconds, None, transport.node)
+    return BrokerLook(transport.endpoint.url, seconds, str(error), transport.node, error.reason)
 
 
 async def _see_entity(primary: Transport, entity: Entity, time_limit: float) -> EntityLook:

@@ -22,7 +22,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from typer import BadParameter, Option
 
 from pairmq.cli._backlog import Depths, count_queues
-from pairmq.cli._common import SYPHON, PairArguments, examples, failed_at, pair_of, transport_of, with_pair, within
+from pairmq.cli._common import (
+    SYPHON,
+    PairArguments,
+    examples,
+    failed_at,
+    opened,
+    pair_of,
+    transport_of,
+    with_pair,
+    within,
+)
 from pairmq.cli._dashboard import Serving, address_of, check_dashboard
 from pairmq.cli._output import LiveLine, Speed, note, put_json, warn
 from pairmq.cli._signals import ENDING, Stop, run_async
@@ -567,7 +577,7 @@ class SyphonJob:
         gc.freeze()
         patience = asyncio.get_running_loop().call_later(_PATIENCE, self._say_it_waits)
         try:
-            async with self.pair:
+            async with opened(self.pair):
                 patience.cancel()
                 queues = self._queues()
                 with self._lines:
