@@ -29,6 +29,7 @@ from pairmq.testing.chaos.client import Client
 from pairmq.testing.chaos.network import BLIP_FAULTS, BOTH, NETWORK_FAULTS, Network
 from pairmq.testing.chaos.plan import CLIENT_FAULTS, DISTANCES, drawn_settings
 from pairmq.testing.history import CANARIES
+from pairmq.transport import Capabilities
 
 FAULTS = ((KILL, PAUSE), (KILL, FaultKind("of-a-secondary", primary=False), FaultKind("of-a-primary", secondary=False)))
 PAIR = ("redis", "rabbitmq")
@@ -267,6 +268,16 @@ def test_each_session_of_a_client_has_a_canary() -> None:
         start, canary = first_number(client, life), first_canary(client, life)
         sessions = {message_of(number).session_id for number in range(start, start + 100)}
         assert {message_of(canary + turn).session_id for turn in range(CANARIES_OF_A_SENDER)} == sessions
+
+
+@pytest.mark.parametrize(("primary", "secondary"), [(True, False), (False, True), (False, False)])
+def test_products_without_a_time_to_live_are_sent_none(tmp_path: Path, primary: bool, secondary: bool) -> None:
+    spec = {"ledger": tmp_path / "client-a-1.jsonl", "seed": 7, "name": "client-a", "place": 0, "life": 1}
+    client = Client({**spec, "options": {}, "syphon": False, "journal": ""})
+    with client._ledger:
+        client._leave_out_what_is_disclaimed(*(Capabilities(time_to_live=claimed) for claimed in (primary, secondary)))
+    numbers = [*itertools.islice(client._numbers, 40), *range(first_canary(0, 1), first_canary(0, 1) + 10)]
+    assert [number for number in numbers if message_of(number).time_to_live is not None] == []
 
 
 def test_no_two_lives_send_the_same_numbers() -> None:

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ from pairmq.testing.chaos._ledger import (
     number_of,
 )
 from pairmq.testing.history import Result, send_and_report
+from pairmq.transport import Capabilities
 
 if TYPE_CHECKING:
     from pairmq.testing.chaos._journal import NotedJournal
@@ -59,7 +60,7 @@ class Client:
         self._spec = spec
         self._ledger = Ledger(Path(spec["ledger"]))
         self._chance = Random(f"{spec['seed']} {spec['name']} {spec['life']}")
-        self._numbers = itertools.count(first_number(spec["place"], spec["life"]))
+        self._numbers: Iterator[int] = itertools.count(first_number(spec["place"], spec["life"]))
         self._canaries = itertools.count(first_canary(spec["place"], spec["life"]))
         self._options = PairOptions(**spec["options"], enable_syphon=spec["syphon"])
         self._handled = itertools.count()
@@ -90,6 +91,7 @@ class Client:
         if pair is None:
             await self._end()
             return
+        self._leave_out_what_is_disclaimed(pair.primary.capabilities, pair.secondary.capabilities)
         self._ledger.write("opened")
         _answer(OPENED)
         traffic: list[asyncio.Task[None]] = []
@@ -116,6 +118,11 @@ class Client:
             await asyncio.wait(tuple(self._flying))
         await asyncio.gather(*traffic, beat, return_exceptions=True)
         await self._end()
+
+    def _leave_out_what_is_disclaimed(self, *both: Capabilities) -> None:
+        """Send no message that a product refuses in every state: its refusals would show nothing."""
+        if not all(capabilities.time_to_live for capabilities in both):
+            self._numbers = (number for number in self._numbers if message_of(number).time_to_live is None)
 
     async def _end(self) -> None:
         if self._journal is not None:
