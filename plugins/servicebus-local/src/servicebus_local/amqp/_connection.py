@@ -48,7 +48,7 @@ class Connection:
         max_frame_size: bytes of the largest frame that we take, and that we send.
         channel_max: the highest channel number.
         idle_timeout: seconds of silence that we announce as too long; twice as long is really too long. None: never.
-        sasl_mechanisms: what we offer; all of them are taken at their word, the server above checks who it is.
+        sasl_mechanisms: what we offer; none is checked here: the server above authenticates the peer.
         properties: of the connection, for the peer.
 
     Attributes:

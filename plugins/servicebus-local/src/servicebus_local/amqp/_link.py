@@ -243,7 +243,7 @@ class Link:
         """Take over what the peer says about the link's flow state.
 
         Returns:
-            Whether there is something new for the one who sends on this link; to ask again is new, too.
+            Whether something changed for the sender on this link; a repeated request is a change, too.
         """
         if self.peer_role is SENDER:
             if flow.delivery_count is not None:

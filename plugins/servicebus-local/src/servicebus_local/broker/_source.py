@@ -164,7 +164,7 @@ class Source:
         return cancel
 
     def call_waiters(self) -> None:
-        """Calls everyone who waits; the hub does this."""
+        """Calls all waiters; the hub does this."""
         for key, callback in list(self._waiters.items()):
             if key in self._waiters:
                 callback()

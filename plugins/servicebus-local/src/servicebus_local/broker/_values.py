@@ -87,7 +87,7 @@ class Incoming:
 class Stored(Incoming):
     """A message in a queue, a subscription or a dead-letter queue.
 
-    It is the broker's own object and goes on changing: who was given it reads it at once.
+    It is the broker's own object and goes on changing: read it at once.
     """
 
     sequence_number: int = 0  # its place in this entity, never given to another message

@@ -215,7 +215,7 @@ class Client(asyncio.Protocol):
         self.shared.changed()
 
     def pause_writing(self) -> None:
-        # Who does not read is sent nothing more, and can't ask for more either.
+        # A client that does not read is sent nothing more, and can't ask for more either.
         self.congested = True
         if self._transport is not None:
             self._transport.pause_reading()

@@ -153,7 +153,7 @@ class WaitingLink(Endpoint):
         if lock is None:
             return
         client.forget(link)
-        assert link.source is not None  # noqa: S101  # the wish stood in it
+        assert link.source is not None  # noqa: S101  # the wish was in it
         link.accept(
             source=answered(link.source, lock.session_id),
             properties={**(link.properties or {}), **locked_until_property(lock.locked_until)},
@@ -206,7 +206,7 @@ class AmqpFront:
         if shared.end():
             for client in list(shared.clients):
                 client.close()
-        # One turn, so that the good-byes leave.
+        # One turn, so that the closes are written.
         await asyncio.sleep(0)
         self.drop_connections()
         shared.cancel()

@@ -133,11 +133,10 @@ class Management:
         for entry in self._list("messages"):
             payload = entry.get("message") if isinstance(entry, dict) else None
             if not isinstance(payload, bytes):
-                raise BrokerError("com.microsoft:argument-error", "messages: each needs its encoded message")
+                raise _invalid("messages: each needs its encoded message")
             messages.extend(_messages.incoming(payload, 0))
         if any(message.scheduled_at is None for message in messages):
-            text = "messages: each needs the annotation x-opt-scheduled-enqueue-time"
-            raise BrokerError("com.microsoft:argument-error", text)
+            raise _invalid("messages: each needs the annotation x-opt-scheduled-enqueue-time")
         numbers = self._broker.schedule(self._path, messages)
         return _OK, {"sequence-numbers": Array([Long(number) for number in numbers], Long)}
 
@@ -187,7 +186,7 @@ class Management:
                 reason, text = self._body.get("deadletter-reason"), self._body.get("deadletter-description")
                 source.dead_letter(token, reason or None, text or None, changed)
             else:
-                raise BrokerError("com.microsoft:argument-error", f"disposition-status is {str(status)[:40]!r}")
+                raise _invalid(f"disposition-status is {str(status)[:40]!r}")
         return _OK, None
 
     # Sessions.
@@ -202,7 +201,7 @@ class Management:
     def _set_state(self) -> Answer:
         state = self._body.get("session-state")
         if state is not None and not isinstance(state, bytes):
-            raise BrokerError("com.microsoft:argument-error", "session-state must be binary, or null")
+            raise _invalid("session-state must be binary, or null")
         self._source.set_session_state(self._held_session(), state)
         return _OK, None
 
@@ -239,7 +238,7 @@ class Management:
         """The lock of the session in question, which one of this client's links has to hold."""
         session_id = self._body.get("session-id")
         if not isinstance(session_id, str):
-            raise BrokerError("com.microsoft:argument-error", "session-id is missing")
+            raise _invalid("session-id is missing")
         for endpoint in self._client.endpoints.values():
             if not isinstance(endpoint, ReceivingLink) or endpoint.source is not self._source:
                 continue
@@ -251,7 +250,7 @@ class Management:
     def _list(self, name: str) -> list[Any]:
         value = self._body.get(name)
         if not isinstance(value, list):
-            raise BrokerError("com.microsoft:argument-error", f"{name} must be a list")
+            raise _invalid(f"{name} must be a list")
         return value
 
     def _number(self, name: str) -> int:
@@ -263,14 +262,18 @@ class Management:
     def _numbers(self) -> list[int]:
         numbers = self._list("sequence-numbers")
         if not all(isinstance(number, int) for number in numbers):
-            raise BrokerError("com.microsoft:argument-error", "sequence-numbers must be numbers")
+            raise _invalid("sequence-numbers must be numbers")
         return numbers
 
     def _tokens(self) -> list[UUID]:
         tokens = [_uuid(token) for token in self._list("lock-tokens")]
         if not tokens:
-            raise BrokerError("com.microsoft:argument-error", "lock-tokens is empty")
+            raise _invalid("lock-tokens is empty")
         return tokens
+
+
+def _invalid(description: str) -> BrokerError:
+    return BrokerError("com.microsoft:argument-error", description)
 
 
 def _refusal(condition: str, description: str, status: int | None = None) -> Response:
@@ -293,7 +296,7 @@ def _uuid(token: object) -> UUID:
     try:
         return UUID(str(token))
     except ValueError:
-        raise BrokerError("com.microsoft:argument-error", "lock-tokens holds something that is not a token") from None
+        raise _invalid("lock-tokens holds something that is not a token") from None
 
 
 _CREDIT = 100
@@ -360,7 +363,7 @@ class RequestLink(Endpoint):
         return _token_answer(202, "Accepted")
 
     def _reply_link(self, request: Request) -> ReplyLink | None:
-        """The link back to who asks: the one that the request names, else one of the same node and session."""
+        """The link for the answer: the one that the request names, else one of the same node and session."""
         asked = request.sections.properties
         reply_to = None if asked is None else asked.reply_to
         found: ReplyLink | None = None
