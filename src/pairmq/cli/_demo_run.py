@@ -266,7 +266,7 @@ class DemoRun:
             if self.control is not None and quiet > 30:
                 return
 
-    # Who watches.
+    # The backlog.
 
     async def _count(self) -> None:
         while True:

@@ -182,7 +182,7 @@ def _plugins() -> Iterator[Finding]:
 
 
 def _pipeline() -> Finding:
-    """Whether Spark could make tables of a journal here; who keeps none, or makes them elsewhere, needs no Spark."""
+    """Whether Spark can make tables of a journal here; nothing else needs Spark."""
     if importlib.util.find_spec("pyspark") is None:
         return _ok("pipeline", "PySpark is not installed: tables of a journal can't be built here")
     try:

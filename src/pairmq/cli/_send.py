@@ -204,7 +204,7 @@ class _File:
             self._attempt(os.ftruncate, self._descriptor, 0)
 
     def write(self, data: bytes) -> None:
-        """Hand data to the operating system: who looks into the file meanwhile sees it."""
+        """Hand data to the operating system, so that other programs see it at once."""
         view = memoryview(data)
         while view and self._descriptor is not None and self.problem is None:
             view = view[self._attempt(os.write, self._descriptor, view) or 0 :]

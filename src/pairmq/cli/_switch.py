@@ -256,7 +256,7 @@ class _Turn:
     async def run(
         self, stop: Stop, action: SwitchAction, entities: Sequence[Entity], *, syphon: bool
     ) -> SwitchReport | None:
-        """Return who follows, as far as it is known when a signal comes; None if nothing was written by then."""
+        """Return which processes follow, as far as known when a signal comes; None if nothing was written by then."""
         try:
             decision = await stop.or_result(self.writer.write(action, entities, syphon=syphon))
         except TransportError as error:

@@ -78,8 +78,8 @@ class SyphonProgress:
     @property
     def seconds_to_go(self) -> float | None:
         """Until nothing is left, if it goes on as at present; None where it can't be said, as when a broker fails."""
-        stands = self.failing is not None or self.shut
-        return None if stands or not self.left or not self.per_second else self.left / self.per_second
+        stopped = self.failing is not None or self.shut
+        return None if stopped or not self.left or not self.per_second else self.left / self.per_second
 
     @classmethod
     def of_all(cls, parts: Sequence[SyphonProgress]) -> SyphonProgress:

@@ -26,7 +26,7 @@ _LOOK_BACK = 16  # lines among which an event looks for one that says the same
 
 
 class Change(NamedTuple):
-    """An entity entered a state; ``held`` if it failed over by an operator's word, without pings."""
+    """An entity entered a state; ``held`` if an operator failed it over, without pings."""
 
     at: float
     state: EntityState

@@ -104,7 +104,7 @@ def parse_loss(path: Path) -> Loss | None:
 
 
 def others_writing(directory: Path, process: str) -> dict[str, float]:
-    """Who else is writing, and when they last did: readers find later what is missing, even all of a process."""
+    """The other processes that write, and when they last did: shows readers what is missing, even a whole process."""
     found: dict[str, float] = {}
     with contextlib.suppress(OSError):  # to be seen later will do
         for path in (directory / OPEN).iterdir():

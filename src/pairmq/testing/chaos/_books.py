@@ -199,7 +199,7 @@ GRACE = 0.3
 """Seconds by which a send may outlive its deadline, beside what its event loop was late by."""
 
 NOBODY = "nobody"
-"""Who got a delivery that the broker counts and no client has seen."""
+"""The receiver of a delivery that the broker counts and no client has seen."""
 
 RUN = "run"
 """The name of the run's own ledger."""

@@ -381,7 +381,7 @@ class World:
             self.start_syphon()
 
     def _begin_anew(self) -> None:
-        self.held.clear()  # a new pair knows nothing of an operator's word
+        self.held.clear()  # a new pair knows no operator's decision
         self.process = self._start("process", replace(self.options, enable_syphon=not self._beside))
 
     def kill(self, process: Process) -> None:

@@ -56,7 +56,7 @@ def prompt(history: History) -> Iterator[Prompt]:
             continue
         if not any(begin + _RECONNECTED <= accepted_at and end >= until for begin, end in readings[sent.entity]):
             continue
-        # Who is busy with another message takes this one later.
+        # A consumer that is busy with another message takes this one later.
         busy = sum(
             max(0.0, min(until, end) - max(accepted_at, each.at))
             for each, end in handlings[sent.entity]

@@ -58,7 +58,7 @@ class World(Surroundings):
         self._deleted: dict[tuple[str, Entity], QueueProperties] = {}
         self._forged = 0
         self._lost_with_all: dict[Entity, None] = {}
-        """What the secondary held when it was emptied last, and who uses it has to make again (SPEC 13.2)."""
+        """The queues of the secondary when it was emptied last: processes that use them make them again (SPEC 13.2)."""
         self._queues_of_syphons = [
             Entity(name) for plan in setup.processes if plan.syphon for name in setup.backlog_queues(plan)
         ]
