@@ -329,11 +329,13 @@ def test_some_are_let_in_at_once_and_then_more():
     assert [let_in(admission, most=2), let_in(admission, most=2)] == [[(0, True), (1, True)], [(2, True)]]
 
 
-def test_one_with_less_time_left_than_all_ends_take_is_sent_away_and_one_at_a_time():
+def test_those_with_less_time_left_than_all_ends_take_wait_for_their_deadlines():
     admission = waiting(2, 1, 1, 1, deadline=101.0)
+    admission.stand(3, 2, 200.0)
     admission.leave(2)
-    assert [let_in(admission, lead=2.0), let_in(admission, lead=2.0)] == [[(0, False)], [(1, False)]]
-    assert (let_in(admission, lead=0.5), admission.in_flight) == ([(2, True)], 1)
+    assert let_in(admission, lead=2.0) == [(0, False), (1, False), (2, False), (3, True)]
+    assert [admission.give_up(turn) for turn in (0, 0, 3)] == [True, False, False]
+    assert (let_in(admission, lead=0.5), admission.in_flight) == ([], 2)
 
 
 def test_one_that_gave_up_this_moment_is_let_in_to_learn_it():

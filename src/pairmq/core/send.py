@@ -401,12 +401,13 @@ class Admission(Generic[T]):
     A batch larger than that enters alone. A turn is what a send waits by until there is room.
     """
 
-    __slots__ = ("_free", "_turns", "limit")
+    __slots__ = ("_free", "_late", "_turns", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._free = limit
         self._turns: OrderedDict[T, tuple[int, float]] = OrderedDict()
+        self._late: set[T] = set()  # they wait for nothing but their deadlines
 
     @property
     def in_flight(self) -> int:
@@ -427,6 +428,9 @@ class Admission(Generic[T]):
 
     def give_up(self, turn: T) -> bool:
         """Wait no longer; returns whether the turn had not come until now: then a smaller one behind it may fit."""
+        if turn in self._late:
+            self._late.remove(turn)
+            return True
         return self._turns.pop(turn, None) is not None
 
     def leave(self, messages: int, line: EntityLine[T] | None = None) -> bool:
@@ -444,21 +448,20 @@ class Admission(Generic[T]):
         """Take those from the line's head whose turn has come, ``most`` of them at once, and whether each is let in.
 
         While thousands end by their deadlines, which takes ``lead`` seconds, one with hardly any time left would only
-        begin to end as well: it is sent away. One at a time, as each has work to do at its end: the next one when
-        another send leaves. One that no longer ``waits`` is let in, and leaves when it learns that.
+        begin to end as well. It is not let in, and waits for its deadline: to end it now would take time from those
+        that are due before it. One that no longer ``waits`` is let in, and leaves when it learns that.
         """
         come: list[tuple[T, bool]] = []
-        sent_away = False
         while self._turns and len(come) < most:
             turn, (messages, deadline) = next(iter(self._turns.items()))
-            enters = deadline - now >= lead or not waits(turn)
-            if messages > self._free if enters else sent_away:
+            if messages > self._free:
                 break
             del self._turns[turn]
+            enters = deadline - now >= lead or not waits(turn)
             if enters:
                 self._free -= messages
             else:
-                sent_away = True
+                self._late.add(turn)
             come.append((turn, enters))
         return come
 

@@ -202,7 +202,7 @@ class SendProcedure:
         if self._admission.give_up(turn):
             self._let_in()
             return False
-        return turn.cancelled() or turn.result() is not False
+        return True
 
     def _let_in(self) -> None:
         """Let in those that there is room for, of thousands a few in each turn of the loop: each begins an attempt."""
@@ -210,8 +210,8 @@ class SendProcedure:
             return
         turns = self._admission.let_in(self._loop.time(), self._limits.lead, AT_ONCE, _waits)
         for turn, enters in turns:
-            if _waits(turn):
-                turn.set_result(enters)
+            if enters and _waits(turn):
+                turn.set_result(True)
         if len(turns) == AT_ONCE:
             self._lets_in = True
             turns[0][0].get_loop().call_soon(self._let_more_in)
