@@ -1,5 +1,7 @@
 """Whatever a user gets wrong is one line on stderr that says what to do: no traceback, and no secret."""
 
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,22 @@ def test_what_a_broker_that_is_down_ends_says_what_to_do(cli, command: str) -> N
     ended = cli(*_ALL[command], "--primary", down[0], *both, "--attempt-timeout", "2s")
     _one_line(ended, 1)
     assert ended.err.endswith(": start the broker, or correct its URL\n")
+
+
+def test_a_broker_without_tls_is_not_said_to_be_down(cli) -> None:
+    def answer(server: socket.socket) -> None:
+        with server.accept()[0] as connection:
+            connection.sendall(b"-ERR this is no TLS\r\n")
+            connection.recv(4096)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answering = threading.Thread(target=answer, args=(server,))
+        answering.start()
+        port = server.getsockname()[1]
+        ended = cli("entity", "list", "--primary", f"rediss://127.0.0.1:{port}/0", "--attempt-timeout", "5s")
+        answering.join()
+    _one_line(ended, 1)
+    assert ended.err.endswith(": this port takes no TLS: correct the port or the scheme in the URL\n")
 
 
 @pytest.mark.parametrize("name", ["", "x" * 300, "a\x07b", "a//b", "what?", "../up"], ids=range(6))

@@ -245,7 +245,7 @@ async def test_a_primary_that_does_not_answer_is_reported_after_a_second_and_why
         await asyncio.sleep(2)
         early = capsys.readouterr().err
         assert await running == 0
-    assert early.startswith("no result for 1 s: 5 lines wait for a broker; an attempt may take 10 s")
+    assert early.startswith("no result for 1 s: 5 lines in flight; an attempt may take 10 s")
     late = capsys.readouterr().err
     assert "orders: the primary fails: " in late
     assert "no result for" not in late

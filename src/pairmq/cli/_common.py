@@ -309,7 +309,7 @@ def failed_at(transport: Transport, error: TransportError) -> CommandFailed:
     """A broker's failure as a command's error: the text of `at_broker`, with advice if the connection was refused."""
     text = at_broker(transport, error)
     if error.reason is FailureReason.CONNECTION:
-        text = f"{text.rstrip('.')}: {connection_advice(text)}"
+        text = f"{text.rstrip('.?')}: {connection_advice(text)}"
     return CommandFailed(text)
 
 
@@ -317,6 +317,8 @@ def connection_advice(failure: str) -> str:
     """What to do about a broker that can't be connected to, by what is said of it."""
     if "certificate" in failure.lower():
         return "renew the certificate, or correct the host or the TLS files in the URL"
+    if "WRONG_VERSION_NUMBER" in failure:  # OpenSSL's name for a peer that speaks no TLS
+        return "this port takes no TLS: correct the port or the scheme in the URL"
     return "start the broker, or correct its URL"
 
 

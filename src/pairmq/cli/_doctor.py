@@ -254,8 +254,10 @@ def _changed(options: PairOptions) -> str:
 
 def _broker(side: str, transport: Transport, seen: BrokerLook) -> Finding:
     if seen.error is not None:
-        advice = connection_advice(seen.error)
-        if seen.reason is FailureReason.UNAUTHORIZED:
+        advice = "fix that at the broker, or correct its URL"
+        if seen.reason in (FailureReason.CONNECTION, FailureReason.TIMEOUT):
+            advice = connection_advice(seen.error)
+        elif seen.reason is FailureReason.UNAUTHORIZED:
             advice = "correct user and password in its URL, or what this user may do there"
         return _fail(side, at_broker(transport, Exception(seen.error)), advice)
     text = f"{transport.endpoint} answers {seen.answer}"

@@ -244,13 +244,13 @@ def _rows(folder: Path, kinds: Sequence[str], entities: Sequence[str]) -> Iterat
 def _line(row: dict[str, Any]) -> str:
     parts = [f"{_instant(row['at'])} {row['kind']}"]
     parts += [str(row[name]) for name in _FIRST[2:] if row.get(name)]
-    parts += [f"{name}={_value(value)}" for name, value in row.items() if name not in _LEFT_OUT]
+    parts += [f"{name}={_value(name, value)}" for name, value in row.items() if name not in _LEFT_OUT]
     return printable(" ".join(parts))
 
 
-def _value(value: Any) -> str:
+def _value(name: str, value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return _instant(value) if name == "since" or name.endswith("_at") else f"{value:.6g}"
     text = str(value)
     return repr(text) if " " in text or not text else text
 

@@ -488,9 +488,10 @@ class SendJob:
             now = asyncio.get_running_loop().time()
             if self._waiting and now - self._last_result >= SLOW and mentioned != self._last_result:
                 mentioned = self._last_result
+                waiting = plural(len(self._waiting), "line")
                 mention(
-                    f"no result for {SLOW:g} s: {plural(len(self._waiting), 'line')} wait for a broker; an attempt may "
-                    f"take {limits.attempt_timeout:g} s, a send {limits.send_timeout:g} s"
+                    f"no result for {SLOW:g} s: {waiting} in flight; an attempt may take {limits.attempt_timeout:g} s, "
+                    f"a send {limits.send_timeout:g} s"
                 )
 
     def _on_event(self, event: Event) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from command_line import run
-from journal_events import sent, warned
+from journal_events import EPOCH, sent, warned
 from pairmq.model import ConfigurationError
 from pairmq.observe.journal import Journal, JournalObserver, JournalOptions, segments
 
@@ -39,6 +39,15 @@ def test_show_prints_a_row_a_line(directory, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     assert any(line.startswith("2023-11-14T22:13:21.000Z SendCompleted orders 0000") for line in lines)
+
+
+def test_show_writes_instants_as_instants(tmp_path, capsys):
+    """They were numbers of six digits, right to a quarter of an hour."""
+    one = Journal(tmp_path)
+    one.on_event(sent(scheduled_enqueue_at=EPOCH + 61.5))
+    assert one.close(30)
+    run(["journal", "show", str(tmp_path), "--kind", "SendCompleted"])
+    assert " scheduled_enqueue_at=2023-11-14T22:14:21.500Z" in capsys.readouterr().out
 
 
 def test_show_lets_no_control_character_through(directory, capsys):
