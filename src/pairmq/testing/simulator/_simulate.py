@@ -110,6 +110,10 @@ class _Shrinker:
             self._progress(self._runs, scenario)
         return True
 
+    def _fails_with(self, **changes: Any) -> bool:
+        """Whether it fails with changes of its setup."""
+        return self._fails(replace(self._best, setup=replace(self._best.setup, **changes)))
+
     def _cut_the_end(self) -> None:
         first = self._first(self._best)
         if first is None or first[1] >= self._best.seconds:
@@ -143,27 +147,22 @@ class _Shrinker:
         plain: dict[str, Any] = {each.name: each.default for each in fields(Setup)}
         for name in ("latency", "jitter", "most_bytes", "primary_lacks"):
             if getattr(self._best.setup, name) != plain[name]:
-                self._fails(replace(self._best, setup=replace(self._best.setup, **{name: plain[name]})))
+                self._fails_with(**{name: plain[name]})
         for index in range(len(self._best.setup.processes)):
             differences: dict[str, Any] = dict.fromkeys(self._best.setup.processes[index].own_options)
             if self._best.setup.processes[index].skew:
                 differences["skew"] = 0.0
             for name, usual in differences.items():
-                plans = list(self._best.setup.processes)
-                plans[index] = replace(plans[index], **{name: usual})
-                self._fails(replace(self._best, setup=replace(self._best.setup, processes=tuple(plans))))
+                self._fails_with(processes=_changed(self._best.setup.processes, index, **{name: usual}))
         for index in range(len(self._best.traffic)):
-            smaller = True
-            while smaller and (count := self._best.traffic[index].count) > 1:
-                shipments = list(self._best.traffic)
-                shipments[index] = replace(shipments[index], count=count // 2)
-                smaller = self._fails(replace(self._best, traffic=tuple(shipments)))
+            while (count := self._best.traffic[index].count) > 1:
+                traffic = _changed(self._best.traffic, index, count=count // 2)
+                if not self._fails(replace(self._best, traffic=traffic)):
+                    break
 
     def _cut_people(self) -> None:
-        setup = self._best.setup
         active = {shipment.sender for shipment in self._best.traffic}
-        quiet = replace(setup, senders=tuple(each for each in setup.senders if each.name in active))
-        self._fails(replace(self._best, setup=quiet))
+        self._fails_with(senders=tuple(each for each in self._best.setup.senders if each.name in active))
         for process in self._best.setup.processes:
             fewer = tuple(each for each in self._best.setup.processes if each is not process)
             faults = tuple(fault for fault in self._best.faults if fault.process != process.name)
@@ -173,6 +172,10 @@ class _Shrinker:
                 names = {each.name for each in senders}
                 traffic = tuple(shipment for shipment in self._best.traffic if shipment.sender in names)
                 self._fails(replace(self._best, setup=setup, faults=faults, traffic=traffic))
+
+
+def _changed(parts: tuple[Any, ...], index: int, **changes: Any) -> tuple[Any, ...]:
+    return (*parts[:index], replace(parts[index], **changes), *parts[index + 1 :])
 
 
 _EVERY = 0.1  # s between two looks at whether Ctrl-C was pressed
