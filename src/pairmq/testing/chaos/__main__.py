@@ -122,40 +122,29 @@ def _distance(text: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="chaos", description="random faults on real servers, judged")
-    parser.add_argument(
-        "--pair",
-        action="append",
-        metavar="PRIMARY,SECONDARY",
-        help=f"transports' names, or module:function; may be repeated ({' '.join(DEFAULT_PAIRS)})",
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=_DEFAULT_MINUTES, help="duration of the faults, for each pair (2)"
-    )
-    parser.add_argument("--seed", type=int, help="of the plan (random)")
-    parser.add_argument("--faults", help="only these, by name, separated by commas (all)")
-    parser.add_argument("--every", type=float, default=4.0, help="seconds between two faults of a broker (4)")
-    parser.add_argument("--longest", type=float, default=10.0, help="the longest fault in seconds (10)")
-    parser.add_argument("--clients", type=int, default=3, help="processes (3)")
-    parser.add_argument("--rate", type=float, default=20.0, help="sends per second of each process (20)")
-    parser.add_argument("--consumers", type=int, default=0, help="processes that read the primary meanwhile (0)")
-    parser.add_argument(
-        "--continuity", action="store_true", help="queues with lanes, which the consumers read as well (2 consumers)"
-    )
-    parser.add_argument("--ordering", default="none", choices=("none", "session"), help="of the pairs, judged (none)")
-    parser.add_argument(
-        "--distance", type=_distance, help="the side with high latency: none, primary, secondary or both (drawn)"
-    )
+    add = parser.add_argument
+    pairs = f"transports' names, or module:function; may be repeated ({' '.join(DEFAULT_PAIRS)})"
+    add("--pair", action="append", metavar="PRIMARY,SECONDARY", help=pairs)
+    add("--minutes", type=float, default=_DEFAULT_MINUTES, help="duration of the faults, for each pair (2)")
+    add("--seed", type=int, help="of the plan (random)")
+    add("--faults", help="only these, by name, separated by commas (all)")
+    add("--every", type=float, default=4.0, help="seconds between two faults of a broker (4)")
+    add("--longest", type=float, default=10.0, help="the longest fault in seconds (10)")
+    add("--clients", type=int, default=3, help="processes (3)")
+    add("--rate", type=float, default=20.0, help="sends per second of each process (20)")
+    add("--consumers", type=int, default=0, help="processes that read the primary meanwhile (0)")
+    add("--continuity", action="store_true", help="queues with lanes, which the consumers read as well (2 consumers)")
+    add("--ordering", default="none", choices=("none", "session"), help="of the pairs, judged (none)")
+    add("--distance", type=_distance, help="the side with high latency: none, primary, secondary or both (drawn)")
     yes_no = argparse.BooleanOptionalAction
-    parser.add_argument("--differing", action=yes_no, help="clients with different numbers of backlog queues (drawn)")
-    parser.add_argument("--eager", action=yes_no, help="eager tasks (drawn)")
-    parser.add_argument("--plan", metavar="FILE", help="run this plan instead")
-    parser.add_argument("--keep", metavar="DIRECTORY", help="keep plan, ledgers and report there")
-    parser.add_argument("--journal", metavar="DIRECTORY", help="keep a journal of all processes in a folder there")
-    parser.add_argument(
-        "--timeline", action="store_true", help="show all faults with their times, also without violations"
-    )
-    parser.add_argument("--json", action="store_true", help="print the reports as JSON")
-    parser.add_argument("--quiet", action="store_true", help="don't report events as they happen")
+    add("--differing", action=yes_no, help="clients with different numbers of backlog queues (drawn)")
+    add("--eager", action=yes_no, help="eager tasks (drawn)")
+    add("--plan", metavar="FILE", help="run this plan instead")
+    add("--keep", metavar="DIRECTORY", help="keep plan, ledgers and report there")
+    add("--journal", metavar="DIRECTORY", help="keep a journal of all processes in a folder there")
+    add("--timeline", action="store_true", help="show all faults with their times, also without violations")
+    add("--json", action="store_true", help="print the reports as JSON")
+    add("--quiet", action="store_true", help="don't report events as they happen")
     return parser
 
 
