@@ -300,6 +300,8 @@ class RedisSender(Sender):
             return [_errors.failure(error, self._doing) for _ in chunk]
         except TransportError as error:  # closed in the meantime
             return [_errors.closed(self._doing, maybe_applied=error.maybe_applied) for _ in chunk]
+        if self._wait is None and len(fitting) == len(chunk) and set(map(type, replies)) == {bytes}:
+            return [None] * len(chunk)  # as nearly all are
         waited = replies.pop() if self._wait is not None and replies else None
         answers = iter(replies)
         outcomes: list[TransportError | None] = []
