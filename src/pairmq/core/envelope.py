@@ -33,7 +33,7 @@ ALIASES: Final = frozenset(
 
 # [0-9]: \d would let the digits of every script through.
 _SECONDS = re.compile(r"[0-9]{1,15}(\.[0-9]{1,6})?")
-_NUMBER = re.compile(r"[0-9]{1,19}")
+_DIGITS = 19  # of a sender's number at most
 _ZERO = timedelta(0)
 _QUEUE = EntityKind.QUEUE  # to look one up takes a call
 _SET_ASIDE = frozenset((SESSION_ID, TIME_TO_LIVE, SCHEDULED_ENQUEUE, PRIORITY))
@@ -128,7 +128,8 @@ def restore(message: Message) -> tuple[Message, Diversion]:
         raise EnvelopeError(f"{PATH} is missing: PairMQ did not send this message")
     diverted_at = _instant(DIVERTED_AT, get(DIVERTED_AT))
     sender, sequence = get(SENDER), get(SEQUENCE)
-    if diverted_at is None or not sender or sequence is None or not _NUMBER.fullmatch(sequence):
+    numbered = sequence is not None and sequence.isascii() and sequence.isdigit() and len(sequence) <= _DIGITS
+    if diverted_at is None or not sender or sequence is None or not numbered:
         missing = DIVERTED_AT if diverted_at is None else SENDER if not sender else SEQUENCE
         raise EnvelopeError(f"{missing} is missing or malformed")
     duplicate = get(MAYBE_DUPLICATE)
@@ -148,7 +149,7 @@ def restore(message: Message) -> tuple[Message, Diversion]:
         and message.scheduled_enqueue_at is None
         and message.priority is None
     ):
-        return message.with_properties(own), envelope
+        return message.with_id(message.message_id, own), envelope
     try:
         # Every field by name: `replace` would look all of them up, and every moved message passes here.
         original = Message(

@@ -551,22 +551,28 @@ class PumpMachine:
         admitted, group, size = False, settle, 0
         for delivery in deliveries:
             size += len(delivery.message.body)
+            diversion: Diversion | None = None
+            malformed = ""
             try:
                 message, diversion = restore(delivery.message)
             except EnvelopeError as error:
-                item = Item(delivery, delivery.message, None, locked_until, renew_at)
-                self._lock(item)
-                settle.append(self._dead(item, Poison("malformed-envelope", str(error))))
-                continue
-            here = self._places.get(delivery.sequence_number)
+                message, malformed = delivery.message, str(error)
+            place = delivery.sequence_number
+            here = self._places.get(place)
             # The position alone is not enough: a queue that was made anew counts from the start.
-            if here is not None and (here.message, here.diversion) == (message, diversion):
+            if here is not None and diversion and (here.message, here.diversion) == (message, diversion):
                 # The broker redelivers a message when its lock was lost, which was not noticed here: it goes on under
                 # the new lock. To treat it as another one would make a second copy.
                 here.delivery, here.locked_until, here.renew_at = delivery, locked_until, renew_at
                 continue
             item = Item(delivery, message, diversion, locked_until, renew_at)
-            self._lock(item)
+            self._locked[item] = None
+            self._bytes += len(message.body)
+            if place:
+                self._places[place] = item
+            if diversion is None:
+                settle.append(self._dead(item, Poison("malformed-envelope", malformed)))
+                continue
             if self._clock.is_used:
                 self._clock.seen(delivery, item.identity, now, instant)
             if diversion.entity is not entity:  # of most it is that of the one before
@@ -610,12 +616,6 @@ class PumpMachine:
         """
         self._reads_ahead = self._fills and self._flows and self._gates.all_deliver and not self._limited
         self._set_window()
-
-    def _lock(self, item: Item) -> None:
-        self._locked[item] = None
-        self._bytes += len(item.message.body)
-        if item.delivery.sequence_number:
-            self._places[item.delivery.sequence_number] = item
 
     def _admits(self, entity: Entity) -> bool:
         """Whether the syphon may deliver there at all (SPEC 5.8)."""
