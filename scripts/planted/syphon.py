@@ -261,7 +261,7 @@ SYPHON = (
     Mutant(
         "a held message is taken for another one when it is redelivered",
         "src/pairmq/core/pump.py",
-        "            if here is not None and (here.message, here.diversion) == (message, diversion):\n",
+        "            if here is not None and diversion and (here.message, here.diversion) == (message, diversion):\n",
         "            if False:\n",
     ),
 )
