@@ -115,6 +115,17 @@ class RenamesTheUnknown(Shop):
         return False
 
 
+class NamesAllAlike(Shop):
+    """Has one id for all orders."""
+
+    async def order(self, number: int) -> bool:
+        try:
+            await self.sender.send(Message(b"%d" % number, message_id="order"))
+        except SendError:
+            return False
+        return True
+
+
 class KeepsInMemory(Shop):
     """Says yes first, and sends later."""
 
@@ -165,6 +176,7 @@ def test_careful_code_stands_the_machine():
     ("shop", "told"),
     [
         (DropsTheUnknown, "it never came"),
+        (NamesAllAlike, "under one message id"),
         pytest.param(RenamesTheUnknown, "under 2 message ids", marks=pytest.mark.search),
         pytest.param(KeepsInMemory, "it never came", marks=pytest.mark.search),
     ],

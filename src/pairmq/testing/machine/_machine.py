@@ -137,7 +137,7 @@ class FailoverMachine(RuleBasedStateMachine):
         """Record that the code under test has promised a delivery.
 
         At the end at least one message of that `identity` must have come to the primary's entity, and all of them under
-        one message id.
+        one message id, which no message of another promise has.
         """
         self._world.ledger.promises.append(Promise(self.now, entity_named(entity), identity))
 

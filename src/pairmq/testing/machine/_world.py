@@ -176,6 +176,7 @@ class Judge:
                     yield f"{_named(key)} {problem}", (key,)
         for promise in self._ledger.promises:
             yield from self._broken(promise)
+        yield from self._mixed_up()
 
     # What PairMQ promises.
 
@@ -254,6 +255,24 @@ class Judge:
                 "second copies by their id keeps them all. Give a message its id once and for all."
             )
             yield text, keys
+
+    def _mixed_up(self) -> Iterator[tuple[str, tuple[Key, ...]]]:
+        """What was promised as several messages and has come under one id."""
+        promised: defaultdict[Entity, set[Hashable]] = defaultdict(set)
+        for promise in self._ledger.promises:
+            promised[promise.entity].add(promise.identity)
+        came: defaultdict[Key, dict[Hashable, None]] = defaultdict(dict)
+        for copy in self._copies:
+            # A machine's own `identity` need not know what other entities hold.
+            if copy.entity in promised and (identity := self._identity(copy.message)) in promised[copy.entity]:
+                came[key_of(copy.entity, copy.message)][identity] = None
+        for key, (first, *others) in came.items():
+            if others:
+                text = (
+                    f"{first!r} and {others[0]!r} came to {key[0]} under one message id ({key[1]!r}): who drops second "
+                    "copies by their id keeps one of them. Give each message an id of its own."
+                )
+                yield text, (key,)
 
 
 def _named(key: Key) -> str:

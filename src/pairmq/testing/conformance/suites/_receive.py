@@ -53,6 +53,7 @@ class Receive(Suite):
     """`Receiver.receive` and `Receiver.close`."""
 
     async def test_an_empty_queue_gives_nothing(self, broker: Broker) -> None:
+        """`Receiver.receive` returns an empty list if nothing arrives in time."""
         queue = await broker.queue()
         assert await broker.receiver(queue).receive(10, 0.2) == []
 
@@ -77,6 +78,7 @@ class Receive(Suite):
         assert watch.elapsed < most, f"it waited for {watch.elapsed:.1f} s, and was asked to wait for 0.5"
 
     async def test_asking_once_finds_what_is_there(self, broker: Broker) -> None:
+        """`Receiver.receive` with ``wait`` 0 polls once: what is there is returned."""
         queue = await broker.queue()
         receiver = broker.receiver(queue)
         assert await receiver.receive(1, 0) == []
@@ -84,6 +86,7 @@ class Receive(Suite):
         assert bodies(await receiver.receive(1, 0)) == ["there"]
 
     async def test_a_long_poll_ends_with_the_first_message(self, broker: Broker) -> None:
+        """`Receiver.receive` returns as soon as there is at least one message."""
         queue = await broker.queue()
         polling = asyncio.ensure_future(broker.receiver(queue).receive(10, _LONG_POLL))
         await asyncio.sleep(0.3)
@@ -93,17 +96,20 @@ class Receive(Suite):
             assert bodies(await polling) == ["first"]
 
     async def test_no_more_come_than_were_asked_for(self, broker: Broker) -> None:
+        """`Receiver.receive` returns up to ``max_messages``."""
         queue = await broker.queue_with(*"abcde")
         receiver = broker.receiver(queue)
         assert len(await receiver.receive(2, limits().patience)) in (1, 2)
 
     async def test_what_was_not_asked_for_stays_for_others(self, broker: Broker) -> None:
+        """`Receiver.receive` locks what it returns, and nothing else unless `read_ahead` allows it."""
         queue = await broker.queue_with(*"abcde")
         mine = await receive_one(broker.receiver(queue))
         others = await receive_all(broker.connect().receiver(Source(queue)), 4)
         assert sorted(bodies([mine, *others])) == list("abcde")
 
     async def test_messages_come_in_the_brokers_order_over_several_receives(self, broker: Broker) -> None:
+        """`Receiver.receive` returns deliveries in the broker's order."""
         queue = await broker.queue_with(*"abcdefghij")
         receiver = broker.receiver(queue)
         found = []
@@ -128,6 +134,7 @@ class Receive(Suite):
         assert len(set(numbers)) == len(numbers)
 
     async def test_two_receivers_never_hold_the_same_message(self, broker: Broker) -> None:
+        """`Receiver`: peek-lock, so that one receiver at a time has a message."""
         queue = await broker.queue()
         await broker.sender(queue).send_batch([message(str(number)) for number in range(40)])
         first, second = broker.receiver(queue), broker.connect().receiver(Source(queue))
@@ -187,6 +194,7 @@ class Receive(Suite):
         assert found == list("abcd"), "nothing may pass what another one had locked"
 
     async def test_a_lock_that_ends_gives_the_message_to_another(self, broker: Broker) -> None:
+        """A lock lasts for ``lock_duration`` unless renewed: then the message is redelivered, and counted."""
         queue = await broker.queue(short_locks=True)
         await broker.put(queue, "hello")
         first = await receive_one(broker.receiver(queue))
@@ -198,6 +206,7 @@ class Receive(Suite):
         assert again.delivery_count >= 2, "the first delivery was not counted"
 
     async def test_a_locked_message_is_not_delivered_to_others(self, broker: Broker) -> None:
+        """`Receiver`: peek-lock, so that no other receiver gets a message before its lock ends."""
         queue = await broker.queue(short_locks=False)
         await broker.put(queue, "hello")
         held = await receive_one(broker.receiver(queue))
@@ -267,6 +276,7 @@ class Receive(Suite):
         await receiver.complete(held)
 
     async def test_a_closed_receiver_releases_what_it_held(self, broker: Broker) -> None:
+        """`Receiver.close` releases unsettled messages for redelivery."""
         queue = await broker.queue_with(*"abc")
         receiver = broker.receiver(queue)
         held = await receive_all(receiver, 3)
@@ -298,6 +308,7 @@ class Receive(Suite):
         assert sorted(bodies(found)) == list("bcdefgh"), "what it had fetched and not settled has to be there"
 
     async def test_a_missing_source_is_reported(self, broker: Broker) -> None:
+        """`Receiver.receive` raises where the source can't be read: reason *not-found*."""
         receiver = broker.receiver(MISSING)
         await must_fail(lambda: receiver.receive(1, 0.2), *NOT_FOUND)
 
@@ -338,6 +349,7 @@ class Settlement(Suite):
     """`Receiver.complete`, `abandon`, `dead_letter`, `renew_lock` and their batches."""
 
     async def test_a_completed_message_is_gone(self, broker: Broker) -> None:
+        """`Receiver.complete` removes a message from the broker, confirmed."""
         queue = await broker.queue()
         receiver, delivery = await _one(broker, queue)
         await receiver.complete(delivery)
@@ -345,12 +357,14 @@ class Settlement(Suite):
         assert await broker.connect().receiver(Source(queue)).receive(1, 0.3) == []
 
     async def test_settling_twice_is_a_lost_lock(self, broker: Broker) -> None:
+        """`Receiver.complete` raises reason *lock-lost* for a delivery that is settled."""
         queue = await broker.queue()
         receiver, delivery = await _one(broker, queue)
         await receiver.complete(delivery)
         await must_fail(lambda: receiver.complete(delivery), *LOCK_LOST)
 
     async def test_an_abandoned_message_is_redelivered_and_counts(self, broker: Broker) -> None:
+        """`Receiver.abandon` releases a message for immediate redelivery, with its delivery count incremented."""
         queue = await broker.queue()
         receiver, delivery = await _one(broker, queue)
         await receiver.abandon(delivery)
@@ -399,6 +413,7 @@ class Settlement(Suite):
         assert [error and error.reason for error in outcomes] == [None, FailureReason.LOCK_LOST, None]
 
     async def test_another_receivers_delivery_is_not_settled(self, broker: Broker) -> None:
+        """A delivery is settled through the receiver that returned it; any other one raises *lock-lost*."""
         queue = await broker.queue_with("a")
         other = broker.receiver(queue)
         foreign = await receive_one(other)
@@ -459,6 +474,7 @@ class Settlement(Suite):
             assert bodies(await polling) == ["next"]
 
     async def test_a_lock_that_ended_settles_nothing(self, broker: Broker) -> None:
+        """`Receiver.complete` and `abandon` raise reason *lock-lost* if the lock has expired."""
         queue = await broker.queue(short_locks=True)
         receiver, delivery = await _one(broker, queue)
         # It has certainly expired once another receiver has the message.
