@@ -379,6 +379,22 @@ def test_a_file_in_the_place_of_a_table_is_refused(tmp_path):
         check_place(tmp_path / "order")
 
 
+@pytest.mark.parametrize("place", ["journal", "journal/tables", "link/tables"])
+@pytest.mark.parametrize("options", [(), ("--follow", "--once")])
+def test_tables_are_not_written_into_the_journal(tmp_path, place, options, capsys):
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "journal")
+    arguments = ["--journal", str(tmp_path / "journal"), "--out", str(tmp_path / place)]
+    assert main(["pipeline", "run", *arguments, *options]) == 2
+    assert "is in the journal" in capsys.readouterr().err
+    assert not any((tmp_path / "journal").iterdir())
+
+
+def test_a_patience_without_an_end_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="patience is inf"):
+        run(tmp_path, tmp_path.parent / "tables", patience=float("inf"))
+
+
 @pytest.mark.long
 def test_an_output_directory_that_is_a_link_is_written_through(tmp_path, spark):
     (tmp_path / "journal").mkdir()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections import Counter
 
 import pyarrow as pa
@@ -151,6 +153,44 @@ def test_a_segment_of_an_earlier_version_lacks_columns_and_is_read(folder):
     pq.write_table(table, folder / "early.parquet")
     contents = look_over(folder.parent)
     assert (len(contents.segments), contents.bad) == (2, ())
+
+
+def test_small_facts_of_an_earlier_version_are_those_of_a_segment_with_nulls(folder):
+    """Columns that repeat, too: Arrow refuses to read a dictionary of one that is not there."""
+    optional = [column.name for column in COLUMNS if column.nullable]
+    table = segment_table(Journal("q").opened())
+    empty = [name for name in optional if table[name].null_count == table.num_rows]
+    pq.write_table(table, folder / "now.parquet")
+    pq.write_table(table.drop_columns(empty), folder / "early.parquet")
+    (now,), (early,) = (list(digests_of_file(folder / name)) for name in ("now.parquet", "early.parquet"))
+    assert early == now
+
+
+def test_a_linked_folder_is_read_once(folder, tmp_path):
+    """Also where a link leads back to a folder above."""
+    elsewhere = tmp_path.parent / f"{tmp_path.name}-elsewhere"
+    (elsewhere / "_open").mkdir(parents=True)
+    (elsewhere / "_open" / "r-000001.part").touch()
+    pq.write_table(segment_table(journal("q")), elsewhere / "segment-q-000000.parquet")
+    for place in ("host", "host-again"):
+        (tmp_path / place).symlink_to(elsewhere)
+    (folder / "above").symlink_to(tmp_path)
+    contents = look_over(tmp_path)
+    assert [segment.process for segment in contents.segments] == ["p", "q"]
+    assert [part.process for part in contents.parts] == ["r"]
+
+
+def test_a_folder_that_can_not_be_listed_is_an_error_that_names_it(folder, monkeypatch):
+    listed = os.scandir
+
+    def refused(path):
+        if str(path) == str(folder):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(ConfigurationError, match=r"can't read .*date=2026-02-02: Permission denied; give"):
+        look_over(folder.parent)
 
 
 @pytest.mark.parametrize("name", ["_open/part.parquet", ".hidden.parquet", "_tmp.parquet", "notes.txt"])

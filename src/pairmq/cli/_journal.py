@@ -258,4 +258,8 @@ def _value(name: str, value: Any) -> str:
 def _instant(seconds: float | None) -> str:
     if seconds is None:
         return "unknown"
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    try:
+        found = datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError):  # a clock, or a program, that wrote what no calendar has
+        return str(seconds)
+    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import io
 import json
+import math
 import os
 import sys
 import time
@@ -145,8 +146,21 @@ def complain(text: str) -> None:
 def put_json(value: Any, *, indent: int | None = None) -> None:
     """Print one JSON document on stdout, a line unless indented."""
     with stdout_written():
-        sys.stdout.write(json.dumps(value, indent=indent) + "\n")
+        try:
+            text = json.dumps(value, indent=indent, allow_nan=False)
+        except ValueError:  # a journal's row that another program wrote
+            text = json.dumps(_finite(value), indent=indent)
+        sys.stdout.write(text + "\n")
         sys.stdout.flush()
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 _NARROW = 60  # columns

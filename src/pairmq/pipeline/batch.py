@@ -105,7 +105,7 @@ def run(
             source, target = reached(journal, mine), reached(out, mine)
         else:
             source, target = local(journal), local(out)
-        check_places(target)
+        check_places(source, target)
         contents = look_over(source)
         work = stack.enter_context(work_folder(target, "pairmq pipeline run"))
         fit = sized(contents, cores or usable_cores())
@@ -199,9 +199,13 @@ def missing_of(lives: Lives, bad: Iterable[BadSegment], parts: Iterable[OpenPart
     return lives.missing({*(each.process for each in bad), *(each.process for each in parts)})
 
 
-def check_places(out: Place) -> None:
-    """See that nothing else is where a table is to be."""
+def check_places(journal: Place, out: Place) -> None:
+    """See that nothing else is where a table is to be, and that no table is where segments are looked for."""
     if isinstance(out, Path):
+        if isinstance(journal, Path) and out.resolve().is_relative_to(journal.resolve()):
+            raise ConfigurationError(
+                f"{out} is in the journal {journal}, where tables would be taken for segments: give another directory"
+            )
         for table in transforms.TABLES:
             check_place(out / table.name)
 

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -154,10 +154,15 @@ def look_over(journal: str | os.PathLike[str] | HadoopPath) -> Contents:
     ``_`` or ``.`` are work in progress.
     """
     root = journal if isinstance(journal, HadoopPath) else Path(journal)
-    if not root.is_dir():
-        raise ConfigurationError(f"{root} is not a directory: give the journal's directory")
+    check_journal(root)
     parts = open_parts(root)  # first: one that becomes a segment meanwhile is found as the one or the other
     return replace(look_at(segment_files(root)), parts=parts)
+
+
+def check_journal(root: Place) -> None:
+    """See that a journal can be there."""
+    if not root.is_dir():
+        raise ConfigurationError(f"{root} is not a directory: give the journal's directory")
 
 
 def look_at(paths: Iterable[Place]) -> Contents:
@@ -212,13 +217,38 @@ def segment_files(root: Place) -> list[Path] | list[HadoopPath]:
     """Find the files below a directory that are segments by their names, and not work in progress."""
     if isinstance(root, HadoopPath):
         return [path for below, path in root.files() if below.endswith(_SUFFIX) and not _HIDDEN.search(f"/{below}")]
-    found = []
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith(("_", ".")))
-        found += [
-            Path(folder, name) for name in sorted(files) if name.endswith(_SUFFIX) and not name.startswith(("_", "."))
-        ]
-    return found
+    return [
+        Path(folder, name)
+        for folder, files in _folders(root)
+        if folder.name != _OPEN
+        for name in files
+        if name.endswith(_SUFFIX) and not name.startswith(("_", "."))
+    ]
+
+
+def _folders(root: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Give each folder of a journal with the names in it that are files; a linked one, too, and none twice.
+
+    What can't be listed would be missing from the tables without a word.
+    """
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # deleted meanwhile
+            raise ConfigurationError(
+                f"can't read {error.filename}: {error.strerror}; give this user the right to, or move it out of the "
+                "journal"
+            ) from None
+
+    seen = set()
+    for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+        if (place := os.path.realpath(folder)) in seen:
+            folders.clear()
+            continue
+        seen.add(place)
+        folders[:] = sorted(name for name in folders if name == _OPEN or not name.startswith(("_", ".")))
+        if os.path.basename(folder) == _OPEN:
+            folders.clear()
+        yield Path(folder), sorted(files)
 
 
 def open_parts(root: Place) -> tuple[OpenPart, ...]:
@@ -228,10 +258,7 @@ def open_parts(root: Place) -> tuple[OpenPart, ...]:
         # Only processes of a machine that mounts the store have them there.
         found += [path for below, path in root.files() if _IN_OPEN.fullmatch(below)]
     else:
-        for folder, folders, files in os.walk(root):
-            if Path(folder).name == _OPEN:
-                found += [Path(folder, name) for name in sorted(files)]
-            folders[:] = sorted(name for name in folders if name == _OPEN or not name.startswith(("_", ".")))
+        found += [Path(folder, name) for folder, files in _folders(root) if folder.name == _OPEN for name in files]
     return tuple(part for path in found if (part := _open_part(path)) is not None)
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import re
 import sys
 from collections.abc import Iterator
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from command_line import run
@@ -66,6 +70,31 @@ def test_show_picks_kinds_and_entities(directory, capsys):
 def test_show_names_an_unknown_kind(directory, capsys):
     assert run(["journal", "show", str(directory), "--kind", "Sent"]) == 2
     assert "no kind of event is named Sent: known are SendCompleted," in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, 1e300])
+def test_numbers_that_can_not_be_are_shown(directory, capsys, number):
+    """Another program may have written them; JSON has none of them but the last."""
+    path = segments(directory)[0]
+    table = pq.read_table(path, partitioning=None)
+    for column in ("at", "elapsed"):
+        index = table.schema.get_field_index(column)
+        table = table.set_column(index, table.schema.field(column), pa.repeat(number, len(table)))
+    pq.write_table(table.replace_schema_metadata(), path)
+    assert run(["journal", "show", str(directory)]) == 0
+    assert any(line.startswith(f"{number} ") for line in capsys.readouterr().out.splitlines())
+    for command in ("show", "stat"):
+        assert run(["journal", command, str(directory)]) in (0, 1)
+        capsys.readouterr()
+        assert run(["journal", command, str(directory), "--json"]) in (0, 1)
+        assert not {"NaN", "Infinity"} & set(re.findall(r"\w+", capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("name", ["._segment-p-000000.parquet", "_segment-p-000000.parquet"])
+def test_what_other_programs_put_beside_segments_is_not_read(directory, capsys, name):
+    (segments(directory)[0].parent / name).write_bytes(b"no Parquet")
+    for command in ("show", "stat"):
+        assert run(["journal", command, str(directory)]) == 0
 
 
 def test_stat_counts(directory, capsys):

@@ -76,7 +76,9 @@ def segments(directory: str | os.PathLike[str]) -> list[Path]:
     """
     folder = Path(directory)
     days = [path for path in sorted(folder.iterdir()) if path.name.startswith("date=") and path.is_dir()]
-    return [path for day in days for path in sorted(day.iterdir()) if path.name.endswith(".parquet")]
+    found = (path for day in days for path in sorted(day.iterdir()))
+    # Other programs' files in the making, and what some systems put beside each file.
+    return [path for path in found if path.name.endswith(".parquet") and not path.name.startswith(("_", "."))]
 
 
 def read_rows(

@@ -37,7 +37,7 @@ from pairmq.pipeline.follow._intake import Intake, Taken
 from pairmq.pipeline.follow._ledger import File, Ledger
 from pairmq.pipeline.follow._refresh import Tables
 from pairmq.pipeline.follow._values import Refreshed, Stop
-from pairmq.pipeline.journal_io import BadSegment, OpenPart, open_parts
+from pairmq.pipeline.journal_io import BadSegment, OpenPart, check_journal, open_parts
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.session import session
 from pairmq.pipeline.transforms import PROCESSES, Settings
@@ -61,8 +61,8 @@ class Wishes:
     progress: Callable[[int, str], None]
 
     def __post_init__(self) -> None:
-        if not self.every > 0:
-            raise ConfigurationError(f"every is {self.every!r}: it must be more than 0 seconds")
+        if not 0 < self.every < math.inf:
+            raise ConfigurationError(f"every is {self.every!r}: it must be more than 0 seconds, and finite")
         if self.until_idle is not None and not self.until_idle >= 0:
             raise ConfigurationError(f"until_idle is {self.until_idle!r}: it must be 0 seconds or more")
 
@@ -81,9 +81,8 @@ def follow(
         if is_url(place):
             raise ConfigurationError(f"{place} can't be followed: give a local directory, or run without --follow")
     source, target = local(journal), local(out)
-    if not source.is_dir():
-        raise ConfigurationError(f"{source} is not a directory: give the journal's directory")
-    batch.check_places(target)
+    check_journal(source)
+    batch.check_places(source, target)
     with local_work_folder(target, HOLDER) as work, session(spark, cores=cores) as mine, wishes.stop:
         if not hasattr(mine, "_jsparkSession"):
             raise ConfigurationError(

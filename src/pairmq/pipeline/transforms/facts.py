@@ -512,7 +512,10 @@ _AT_ONCE = 1 << 17  # rows
 
 def digests_of_file(file: Any) -> Iterator[Digest]:
     """The small facts of a segment, part by part."""
-    with pq.ParquetFile(file, read_dictionary=_REPEATED, page_checksum_verification=True) as opened:
+    footer = pq.read_metadata(file)
+    there = footer.schema.names  # one of an earlier version lacks some, and Arrow refuses what is not there
+    repeated = [name for name in _REPEATED if name in there]
+    with pq.ParquetFile(file, metadata=footer, read_dictionary=repeated, page_checksum_verification=True) as opened:
         for number in range(opened.num_row_groups):
             group = opened.metadata.row_group(number)
             # Most columns have values only in rows of few kinds: these are not looked at where there are none.

@@ -6,6 +6,7 @@ reads it: Spark would otherwise compute it again for each reader, and could not 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,8 +50,8 @@ class Settings:
     unfinished: tuple[Unfinished, ...] = ()  # the parts of the journal that are not yet segments
 
     def __post_init__(self) -> None:
-        if not self.patience >= 0:
-            raise ConfigurationError(f"patience is {self.patience!r}: it must be 0 seconds or more")
+        if not 0 <= self.patience < math.inf:
+            raise ConfigurationError(f"patience is {self.patience!r}: it must be 0 seconds or more, and finite")
 
 
 @dataclass(frozen=True, slots=True)
