@@ -91,6 +91,17 @@ def test_what_was_uploaded_reads_like_the_journal(directory: Path, tmp_path: Pat
     assert uploaded(tmp_path / "store") == uploaded(directory)
 
 
+@pytest.mark.parametrize("place", ["journal", "link", "journal/../journal"])
+def test_a_journal_is_not_shipped_to_itself(directory: Path, tmp_path: Path, place: str) -> None:
+    """Each segment would count as uploaded, and be deleted."""
+    (tmp_path / "link").symlink_to(directory)
+    there = segments(directory)
+    url = f"file://{tmp_path}/{place.replace('journal', directory.name)}"
+    with pytest.raises(ConfigurationError, match="the journal's own directory"):
+        ship(directory, url, delete=True)
+    assert segments(directory) == there
+
+
 def test_an_interrupted_upload_is_invisible_and_the_next_shipment_continues(directory: Path, tmp_path: Path) -> None:
     store = f"torn://{tmp_path}/store"
     Torn.uploads_left = 1

@@ -237,13 +237,16 @@ def ship(
         What was done. A segment that can't be read here is named there, and does not stop the others.
 
     Raises:
-        ConfigurationError: fsspec or the protocol's package is missing, the protocol is unknown, or ``url`` has none.
+        ConfigurationError: fsspec or the protocol's package is missing, the protocol is unknown, ``url`` has none, or
+            it is the journal's own directory.
         OSError: the directory can't be read.
         ShipmentError: the store refused something, or could not be reached.
     """
     done = Shipped()
     found = segments(directory)
     store = _Store(url, done)
+    if store.is_at(Path(directory)):
+        raise ConfigurationError("the store is the journal's own directory, whose segments it would delete: give another")
     held: dict[str, int] = {}
     day = None
     for number, path in enumerate(found, 1):
@@ -298,6 +301,12 @@ class _Store:
         except Exception as error:
             raise self._problem("open the store", error) from error
         self._root = str(root).rstrip("/")
+
+    def is_at(self, folder: Path) -> bool:
+        """Whether it is a local directory, by whatever path."""
+        with contextlib.suppress(OSError):
+            return "file" in self._files.protocol and os.path.samefile(self._root, folder)
+        return False
 
     def sizes(self, day: str) -> dict[str, int]:
         """The size of each segment that the store has of a day."""
