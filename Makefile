@@ -61,7 +61,7 @@ build/sail:
 
 test-sail: build/sail ## the pipeline on Sail, which takes 500 MB of packages from PyPI
 	@$(READY) system
-	@PAIRMQ_SAIL_PYTHON=build/sail/bin/python $(BIN)/pytest --tier spark tests/pipeline/test_sail.py $(PYTEST_ARGS)
+	@PAIRMQ_SAIL_PYTHON=build/sail/bin/python $(BIN)/pytest --tier long tests/pipeline/test_sail.py $(PYTEST_ARGS)
 
 test-all: ## checks, all tiers, and 300 simulated hours
 	@$(READY) system
@@ -71,9 +71,9 @@ test-rest: ## what .ci/run runs after test: the other tiers, 300 simulated hours
 	@$(READY) system
 	@$(TIERS) servers spark search eager uvloop simulated model
 
-test-long: ## what takes minutes: more outages of real servers, more examples; Spark's kills, drains, judged chaos journals, a cluster, Connect
+test-long: build/sail ## what takes minutes: more outages of real servers, more examples; Spark's kills, drains, judged chaos journals, a cluster, Connect, Sail
 	@$(READY) system
-	@PAIRMQ_TEST_SPARK_KILLS=5 $(TIERS) long examples -- $(PYTEST_ARGS)
+	@PAIRMQ_TEST_SPARK_KILLS=5 PAIRMQ_SAIL_PYTHON=build/sail/bin/python $(TIERS) long examples -- $(PYTEST_ARGS)
 
 # The row goes to docs/reference/versions.md; no container is needed, and nothing is installed.
 matrix: setup ## run a tier with the Python and the servers of another Debian (SUITE=trixie TIER=servers WORKERS=2)

@@ -30,6 +30,7 @@ def sail_python() -> str | None:
     return python if subprocess.run([python, "-c", asked], capture_output=True, check=False).returncode == 0 else None
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3 * LIMIT)
 def test_sail_makes_the_same_tables(spark, tmp_path):
     python = sail_python()
