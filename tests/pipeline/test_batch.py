@@ -390,6 +390,24 @@ def test_tables_are_not_written_into_the_journal(tmp_path, place, options, capsy
     assert not any((tmp_path / "journal").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("journal", "out", "problem"),
+    [
+        ("", "tables", "invalid path ''"),
+        ("journal", "", "invalid path ''"),
+        ("journal", "a\0b", "invalid path"),
+        ("journal", "x" * 300, "File name too long"),
+    ],
+)
+def test_a_path_that_can_not_be_is_bad_usage(tmp_path, monkeypatch, journal, out, problem, capsys):
+    (tmp_path / "journal").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for options in ((), ("--follow", "--once")):
+        assert main(["pipeline", "run", "--journal", journal, "--out", out, *options]) == 2
+        assert problem in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["journal"]
+
+
 def test_a_patience_without_an_end_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="patience is inf"):
         run(tmp_path, tmp_path.parent / "tables", patience=float("inf"))

@@ -234,8 +234,11 @@ def is_url(place: str | os.PathLike[str]) -> bool:
 
 
 def local(place: str | os.PathLike[str]) -> Path:
-    """Return the path of a place that is no URL, or a local one."""
-    return Path(_LOCAL.sub("", os.fspath(place)))
+    """Return the path of a place that is no URL, or a local one; an empty text is often a variable that is not set."""
+    text = _LOCAL.sub("", os.fspath(place))
+    if not text or "\0" in text:
+        raise ConfigurationError(f"invalid path {text!r}; give another one")
+    return Path(text)
 
 
 def reached(place: str | os.PathLike[str], spark: SparkSession) -> Place:

@@ -201,13 +201,17 @@ def missing_of(lives: Lives, bad: Iterable[BadSegment], parts: Iterable[OpenPart
 
 def check_places(journal: Place, out: Place) -> None:
     """See that nothing else is where a table is to be, and that no table is where segments are looked for."""
-    if isinstance(out, Path):
-        if isinstance(journal, Path) and out.resolve().is_relative_to(journal.resolve()):
-            raise ConfigurationError(
-                f"{out} is in the journal {journal}, where tables would be taken for segments: give another directory"
-            )
+    if not isinstance(out, Path):
+        return
+    if isinstance(journal, Path) and out.resolve().is_relative_to(journal.resolve()):
+        raise ConfigurationError(
+            f"{out} is in the journal {journal}, where tables would be taken for segments: give another directory"
+        )
+    try:
         for table in transforms.TABLES:
             check_place(out / table.name)
+    except OSError as error:
+        raise ConfigurationError(f"can't write tables to {out}: {error.strerror}") from None
 
 
 def put_tables_in_place(work: Place, out: Place, document: Mapping[str, Any]) -> None:

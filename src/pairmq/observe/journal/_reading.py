@@ -246,7 +246,7 @@ def ship(
     found = segments(directory)
     store = _Store(url, done)
     if store.is_at(Path(directory)):
-        raise ConfigurationError("the store is the journal's own directory, whose segments it would delete: give another")
+        raise ConfigurationError("the store is the journal's own directory: give another one")
     held: dict[str, int] = {}
     day = None
     for number, path in enumerate(found, 1):
