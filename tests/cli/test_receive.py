@@ -23,6 +23,19 @@ def test_bodies_come_a_line_each_and_are_gone_from_the_queue(cli, primary) -> No
     assert cli("receive", "-e", "orders", "--idle", "50ms", *primary).out == ""
 
 
+def test_no_body_steers_a_terminal(cli, brokers, primary) -> None:
+    body = "ä\tred\x1b[31m\x07\r\u202e".encode() + b"\xff"
+    assert cli("send", "-e", "q", "--create", *brokers, stdin=body).status == 0
+    screen, terminal = os.openpty()
+    try:
+        assert cli("receive", "-e", "q", "--max", "1", "--output", os.ttyname(terminal), *primary).status == 0
+        shown = os.read(screen, 4096).decode()
+    finally:
+        os.close(screen)
+        os.close(terminal)
+    assert shown.replace("\t", " ").split() == ["ä", r"red\x1b[31m\x07\r\u202e\xff"]
+
+
 @pytest.mark.usefixtures("orders")
 def test_max_takes_no_more_than_that(cli, primary) -> None:
     assert cli("receive", "-e", "orders", "--max", "2", *primary).out == "1\n2\n"

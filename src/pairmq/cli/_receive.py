@@ -9,6 +9,7 @@ import asyncio
 import errno
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Sequence
@@ -33,12 +34,24 @@ from pairmq.cli._common import (
 )
 from pairmq.cli._output import Progress, delivery_record, is_closed, note, noted_when_slow, warn
 from pairmq.cli._signals import Stop, run_async
-from pairmq.cli._values import BadUsage, CommandFailed, Duration, file_problem, grouped, plural, rate, short_duration
+from pairmq.cli._values import (
+    BadUsage,
+    CommandFailed,
+    Duration,
+    file_problem,
+    grouped,
+    plural,
+    printable,
+    rate,
+    short_duration,
+)
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
 
 if TYPE_CHECKING:
     from pairmq.observe.journal import Journal
     from pairmq.transport import Receiver, Transport
+
+_OF_A_LINE = re.compile(r"[^\n\t]+")
 
 EPILOG = examples(
     "pairmq receive --entity orders --output orders.txt --idle 5",
@@ -105,6 +118,11 @@ _REMEMBERED = 1_000_000  # message ids that --unique keeps; the oldest are forgo
 _PEEKED = 100
 
 
+def _harmless(body: bytes) -> bytes:
+    """Escape what would steer a terminal; a file gets each body as it is."""
+    return _OF_A_LINE.sub(lambda part: printable(part[0]), body.decode("utf-8", "backslashreplace")).encode()
+
+
 class Output:
     def __init__(self, path: str, *, json: bool, separator: bytes) -> None:
         self.name = "standard output" if path == "-" else path
@@ -123,6 +141,7 @@ class Output:
             raise BadUsage(f"can't write {file_problem(self.name, error)}") from None
         regular = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
         self._torn = path != "-" and regular and _ends_amid(path, separator)
+        self._on_terminal = os.isatty(self._descriptor)
 
     async def write(self, deliveries: Sequence[Delivery]) -> None:
         """Hand over all messages, and have a file on its disk before it returns: they are completed next."""
@@ -135,7 +154,8 @@ class Output:
     def _encode(self, delivery: Delivery) -> bytes:
         if self._json:
             return json.dumps(delivery_record(delivery)).encode() + b"\n"
-        return delivery.message.body + self._separator
+        body = delivery.message.body
+        return (_harmless(body) if self._on_terminal else body) + self._separator
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
