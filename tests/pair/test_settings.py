@@ -84,10 +84,12 @@ def test_every_kind_of_option_can_be_a_variable(name, text, value):
     [
         ("failover_interval", "soon", "PAIRMQ_FAILOVER_INTERVAL: invalid duration 'soon'"),
         ("failover_interval", "-1", "PAIRMQ_FAILOVER_INTERVAL: invalid duration '-1'"),
-        ("failover_interval", "2h", "failover_interval is 7200.0: it must be 0 s to 60 min"),
+        ("failover_interval", "2h", "PAIRMQ_FAILOVER_INTERVAL is 7200.0: it must be 0 s to 60 min"),
         ("enable_syphon", "maybe", "PAIRMQ_ENABLE_SYPHON is 'maybe': it must be true or false"),
         ("syphon_batch", "many", "PAIRMQ_SYPHON_BATCH is 'many': it must be a number"),
-        ("backlog_queue_count", "0", "backlog_queue_count is 0: it must be a whole number from 1 to 1000"),
+        ("while_failing", "Wait", "PAIRMQ_WHILE_FAILING is 'Wait': it must be 'wait' or 'raise'"),
+        ("journal", "s3://bucket", "PAIRMQ_JOURNAL is a URL: it must be the path of a directory"),
+        ("backlog_queue_count", "0", "PAIRMQ_BACKLOG_QUEUE_COUNT is 0: it must be a whole number from 1 to 1000"),
     ],
 )
 def test_a_wrong_variable_is_named(name, text, error):

@@ -79,29 +79,28 @@ def load_settings(
     environ = os.environ if environ is None else environ
     path = config or environ.get(f"{PREFIX}CONFIG") or None
     table = _read(path)
-    of_file = set(table)  # what neither the environment nor an argument overrides
-    values: dict[str, Any] = {
-        name: _own_type(name, value, f"settings file {_shown(path or '')}: [pair] {name}")
-        for name, value in table.items()
-    }
+    # Where settings come from, for errors.
+    origins = {name: f"settings file {_shown(path or '')}: [pair] {name}" for name in table}
+    values: dict[str, Any] = {name: _own_type(name, value, origins[name]) for name, value in table.items()}
     for name in (*_TEXTS, *OPTION_NAMES):
         text = environ.get(PREFIX + name.upper())
         if text:
-            values[name] = text if name in _TEXTS else _parse(name, text, PREFIX + name.upper())
-            of_file.discard(name)
+            origins[name] = PREFIX + name.upper()
+            values[name] = text if name in _TEXTS else _parse(name, text, origins[name])
     for name in _LISTS:
         values[name] = named_in_environment(environ) or _checked_names(
             name, values.get(name, ()), f"settings file {_shown(path or '')}: [pair] {name}"
         )
-    given = {"primary": primary, "secondary": secondary, "journal": journal, **(overrides or {})}
-    values.update({name: value for name, value in given.items() if value is not None})
-    of_file.difference_update(name for name, value in given.items() if value is not None)
+    arguments = {"primary": primary, "secondary": secondary, "journal": journal, **(overrides or {})}
+    given = {name: value for name, value in arguments.items() if value is not None}
+    values.update(given)
     try:
         return _checked(values)
     except ConfigurationError as error:
-        if str(error).partition(" ")[0] not in of_file:
+        name, _, problem = str(error).partition(" ")
+        if name in given or name not in origins:
             raise
-        raise ConfigurationError(f"settings file {_shown(path or '')}: [pair] {error}") from None
+        raise ConfigurationError(f"{origins[name]} {problem}") from None
 
 
 def _checked(values: dict[str, Any]) -> Settings:
